@@ -1,0 +1,41 @@
+# make test and make demo are the two commands of the README; each works from a fresh clone.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: help demo test lint bench clean lock .venv
+
+help:  ## list the targets
+	@grep -hE '^[a-zA-Z_.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+
+.venv: $(STAMP)  ## make the environment that the other targets use
+
+$(STAMP): requirements/cpu.txt setup.py
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "Python 3.10 or newer is needed, found " + sys.version.split()[0] + "; try make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements/cpu.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(STAMP)  ## train the tiny model by CoCA and show what it learned (about two minutes)
+	$(BIN)/coca-mindspeed demo --seed 0 --output runs/demo
+
+lint: $(STAMP)  ## ruff and mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint  ## lint and every test
+	$(BIN)/python -m pytest
+
+bench: $(STAMP)  ## benchmarks: a table, and JSON in runs/bench
+	$(BIN)/python -m benchmarks --output runs/bench
+
+lock: $(STAMP)  ## resolve requirements/cpu.in anew for every supported Python
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --universal --python-version 3.10 --no-annotate --no-header \
+	  $(foreach p,$(shell cat requirements/cuda_packages.txt),--no-emit-package $(p)) requirements/cpu.in -o requirements/cpu.txt
+
+clean:  ## remove the environment, caches and runs
+	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -1,0 +1,82 @@
+"""The response format (paper, equation 5): prompts, strict parsing, and where the confidence segment ends.
+
+``<confidence> s </confidence> answer``.  The confidence segment is everything up to and including the closing
+tag; the answer segment is the rest.  A response whose confidence does not parse is *invalid*: it is never clamped
+and never guessed.  What the paper leaves open is settled in docs/method.md.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+OPEN_TAG = "<confidence>"
+CLOSE_TAG = "</confidence>"
+
+# The paper's appendix, "Prompt Format", verbatim.
+CONFIDENCE_FIRST_PROMPT = (
+    "You need to provide the answer as well as its confidence level to follow-up questions. "
+    "The confidence level is a number between 0 and 1 (inclusive) enclosed within "
+    "<confidence> </confidence> tags. "
+    "The final format that must be followed is:\n"
+    "<confidence> confidence level here </confidence> answer here"
+)
+# The answer-first baseline (RLCR) is not given a prompt by the paper: the same words, in the other order.
+ANSWER_FIRST_PROMPT = (
+    "You need to provide the answer as well as its confidence level to follow-up questions. "
+    "The confidence level is a number between 0 and 1 (inclusive) enclosed within "
+    "<confidence> </confidence> tags. "
+    "The final format that must be followed is:\n"
+    "answer here <confidence> confidence level here </confidence>"
+)
+MATH_INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
+
+ConfidencePosition = Literal["first", "last"]
+
+_WHITESPACE = r"[ \t\n\r\f\v]*"
+# A plain ASCII decimal in [0, 1]: the grammar itself excludes signs, exponents, percent and anything above 1.
+_NUMBER = r"[01]|0?\.[0-9]+|1\.0+"
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedResponse:
+    """A response taken apart.
+
+    Attributes:
+        confidence: s in [0, 1], or None if the response is invalid.
+        answer: the answer segment; of an invalid response, the whole text.
+    """
+
+    confidence: float | None
+    answer: str
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseParser:
+    """Strict parser of responses.
+
+    Attributes:
+        position: ``first`` for confidence-first responses: only whitespace may precede the opening tag and the
+            first tag pair counts.  ``last`` for answer-first ones (RLCR): only whitespace may follow the closing
+            tag and the last pair counts.
+        decimals: exactly so many digits after the point, or None for any plain decimal.  A fixed width keeps a
+            small model from shortening the confidence, which would shift every position of its answer.
+    """
+
+    position: ConfidencePosition = "first"
+    decimals: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.position not in ("first", "last"):
+            raise ValueError(f"position should be 'first' or 'last', found {self.position!r}")
+        if self.decimals is not None and self.decimals < 1:
+            raise ValueError(f"decimals should be at least 1 or None, found {self.decimals}")
+
+    def __call__(self, text: str) -> ParsedResponse:
+        number = _NUMBER if self.decimals is None else rf"0\.[0-9]{{{self.decimals}}}|1\.0{{{self.decimals}}}"
+        pair = rf"{OPEN_TAG}{_WHITESPACE}({number}){_WHITESPACE}{CLOSE_TAG}"
+        if self.position == "first":
+            match = re.match(_WHITESPACE + pair, text)
+            return ParsedResponse(None, text) if match is None else ParsedResponse(float(match[1]), text[match.end() :])
+        start = text.rfind(OPEN_TAG)
+        match = re.fullmatch(pair + _WHITESPACE, text[start:]) if start >= 0 else None
+        return ParsedResponse(None, text) if match is None else ParsedResponse(float(match[1]), text[:start])

@@ -1,0 +1,43 @@
+"""``coca-mindspeed``: one command, with a module of :mod:`coca_mindspeed.commands` for each subcommand.
+
+A command module has ``add_arguments(parser)`` and ``run(arguments) -> exit code``.  Only the chosen one is imported,
+so ``--help`` is quick and an optional dependency is asked for only by the command that needs it.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from coca_mindspeed import __version__
+from coca_mindspeed.errors import CocaError
+
+COMMANDS: dict[str, str] = {}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; errors that are meant for the user are printed without a traceback."""
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    parser = argparse.ArgumentParser(
+        prog="coca-mindspeed",
+        description="Confidence before answering (CoCA): train, evaluate and inspect language models that say how "
+        "sure they are before they answer.",
+    )
+    parser.add_argument("--version", action="version", version=f"coca-mindspeed {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
+        if arguments[:1] == [name]:
+            module = importlib.import_module(f"coca_mindspeed.commands.{name}")
+            module.add_arguments(subparser)
+            subparser.set_defaults(run=module.run)
+    try:
+        parsed = parser.parse_args(arguments)
+        return int(parsed.run(parsed))
+    except CocaError as error:
+        print(f"coca-mindspeed: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The subcommands of ``coca-mindspeed``, one module each."""

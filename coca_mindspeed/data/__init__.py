@@ -1,0 +1,1 @@
+"""Questions in: every data set becomes the one record type of :mod:`coca_mindspeed.data.records`."""

@@ -1,0 +1,84 @@
+"""The one record type of all data sets, and its JSON Lines form."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.files import read_json_lines, write_json_lines
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A question and what is needed to grade an answer to it.
+
+    Attributes:
+        id: unique within its data set; predictions refer to it.
+        dataset: the data set's name (``arithmetic``, ``gsm8k``, ...).
+        category: ``math``, ``code`` or ``factual`` in the paper's tables.
+        question: the bare question, without system prompt or answer instruction.
+        answer: the gold answer as text; empty where correctness is decided by tests in ``metadata`` (code).
+        system: a system prompt that replaces the method's own, or None.
+        metadata: anything else that JSON can hold: ``difficulty``, ``tests``, ``aliases``, and ``instruction``,
+            which replaces the category's default instruction after the question (see :mod:`.prompts`).
+    """
+
+    id: str
+    dataset: str
+    category: str
+    question: str
+    answer: str
+    system: str | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+_FIELDS = tuple(f.name for f in fields(Record))
+_REQUIRED = ("question", "answer")
+
+
+def record_from_json(row: Mapping[str, Any], where: str, dataset: str, number: int) -> Record:
+    """Build a record from a JSON object; ``id``, ``dataset`` and ``category`` have defaults for users' own files.
+
+    Args:
+        row: the object.
+        where: ``file:line``, for messages.
+        dataset: used where the row names none.
+        number: the row's number, which makes the default id.
+
+    Raises:
+        DataError: a field is missing, unknown or has the wrong type.
+    """
+    if unknown := sorted(set(row) - set(_FIELDS)):
+        raise DataError(f"{where}: unknown field {unknown[0]!r}; a record has {', '.join(_FIELDS)}")
+    if missing := [name for name in _REQUIRED if name not in row]:
+        raise DataError(f"{where}: field {missing[0]!r} is missing")
+    values = {"id": f"{dataset}-{number}", "dataset": dataset, "category": "math", **row}
+    for name, value in values.items():
+        expected = (dict,) if name == "metadata" else (str, type(None)) if name == "system" else (str,)
+        if not isinstance(value, expected):
+            wanted = " or ".join("null" if t is type(None) else t.__name__ for t in expected)
+            raise DataError(f"{where}: field {name!r} should be {wanted}, found {type(value).__name__} {value!r:.80}")
+    if not values["question"].strip():
+        raise DataError(f"{where}: field 'question' is empty")
+    return Record(**values)
+
+
+def read_records(path: Path) -> Iterator[Record]:
+    """Stream the records of a JSON Lines file; ids must be unique within the file.
+
+    Raises:
+        DataError: with file and line, for anything that is not a record.
+    """
+    seen: dict[str, int] = {}
+    for number, row in read_json_lines(path):
+        record = record_from_json(row, f"{path}:{number}", dataset=path.stem, number=number)
+        if record.id in seen:
+            raise DataError(f"{path}:{number}: id {record.id!r} was already used on line {seen[record.id]}")
+        seen[record.id] = number
+        yield record
+
+
+def write_records(path: Path, records: Iterable[Record]) -> None:
+    """Write records atomically as JSON Lines that :func:`read_records` reads back unchanged."""
+    write_json_lines(path, (asdict(record) for record in records))

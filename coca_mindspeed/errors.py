@@ -1,0 +1,29 @@
+"""Errors that are meant for the user.
+
+The command line prints them without a traceback.  Every message says where (file, line or key), what was found,
+what was expected and, where it is known, what to do.
+"""
+
+
+class CocaError(Exception):
+    """Base of every error that this project raises on purpose for the user to read."""
+
+
+class ConfigError(CocaError):
+    """A configuration file or an override cannot be used."""
+
+
+class DataError(CocaError):
+    """A data file does not hold what it should; the message names the file and the line."""
+
+
+class GradingError(CocaError):
+    """Answers cannot be graded as asked (an unknown grader, no sandbox, no endpoint)."""
+
+
+class TrainingError(CocaError):
+    """Training cannot go on; the message names the step and the last good checkpoint."""
+
+
+class MissingDependencyError(CocaError):
+    """An optional package is not installed; the message says which and how to get it."""

@@ -1,0 +1,77 @@
+"""Files that are whole or absent: atomic writes, and JSON Lines with errors that name the line."""
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from coca_mindspeed.errors import DataError
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make renames inside ``directory`` durable (POSIX only guarantees them after this)."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace ``path`` by ``content``; a crash or a full disk leaves the old file as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        # mkstemp makes files private; an artefact has the mode that the user's umask gives.
+        umask = os.umask(0)
+        os.umask(umask)
+        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).replace(path)
+        fsync_directory(path.parent)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` atomically as indented strict JSON; NaN and infinity raise ``ValueError``."""
+    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def to_json_line(row: Mapping[str, Any]) -> str:
+    """One JSON object on one line, with its newline; NaN and infinity raise ``ValueError``."""
+    return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows atomically, one JSON object a line."""
+    write_atomically(path, "".join(map(to_json_line, rows)))
+
+
+def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield ``(line number from 1, object)`` for each line that is not blank.
+
+    Raises:
+        DataError: the file cannot be read, or a line is not UTF-8 or not a JSON object.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, raw in enumerate(file, start=1):
+                if not raw.strip():
+                    continue
+                try:
+                    row = json.loads(raw.decode("utf-8"))
+                except (UnicodeDecodeError, json.JSONDecodeError) as error:
+                    raise DataError(f"{path}:{number}: expected one JSON object a line; {error}") from error
+                if not isinstance(row, dict):
+                    raise DataError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
+                yield number, row
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error

@@ -1,0 +1,69 @@
+"""Package metadata.  Tools (ruff, mypy, pytest) are configured in pyproject.toml.
+
+``configs/`` and ``patches/`` stay at the top level, where users edit them, and are installed inside the package
+as ``coca_mindspeed._configs`` and ``coca_mindspeed._patches``, so that a wheel carries them too.
+"""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+VERSION = next(
+    line.split('"')[1]
+    for line in (ROOT / "coca_mindspeed" / "__init__.py").read_text(encoding="utf-8").splitlines()
+    if line.startswith("__version__")
+)
+
+setup(
+    name="coca-mindspeed",
+    version=VERSION,
+    description="CoCA (confidence before answering): GRPO that trains a language model to state calibrated "
+    "confidence before it answers, on MindSpeed-RL for Ascend NPUs and on any CPU or CUDA machine",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.10",
+    packages=find_packages(include=["coca_mindspeed", "coca_mindspeed.*"])
+    + ["coca_mindspeed._configs", "coca_mindspeed._patches"],
+    package_dir={"coca_mindspeed._configs": "configs", "coca_mindspeed._patches": "patches"},
+    package_data={
+        "coca_mindspeed": ["py.typed", "**/*.j2"],
+        "coca_mindspeed._configs": ["**/*.yaml"],
+        "coca_mindspeed._patches": ["*.yaml"],
+    },
+    install_requires=[
+        "torch>=2.5",
+        "transformers>=4.57.1",
+        "tokenizers",
+        "safetensors",
+        "numpy",
+        "hydra-core>=1.3.2,<1.4",
+        "omegaconf>=2.3,<2.4",
+        "pydantic>=2.7",
+        "pyyaml",
+        "scikit-learn",
+        "scipy",
+        "matplotlib",
+        "rich",
+        "tensorboard",
+        "pebble",
+        "math-verify[antlr4_9_3]",
+        "pyarrow",
+        "openai",
+        "diskcache",
+        "jinja2",
+    ],
+    extras_require={
+        "wandb": ["wandb"],
+        "swanlab": ["swanlab"],
+        "datasets": ["datasets<5.2"],
+    },
+    entry_points={"console_scripts": ["coca-mindspeed = coca_mindspeed.cli:main"]},
+    classifiers=[
+        "License :: OSI Approved :: Apache Software License",
+        "Programming Language :: Python :: 3 :: Only",
+        "Programming Language :: Python :: 3.10",
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    ],
+)

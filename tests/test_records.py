@@ -1,0 +1,46 @@
+"""Records: round trip, defaults, and errors that name file and line."""
+
+import pytest
+
+from coca_mindspeed.data.records import Record, read_records, write_records
+from coca_mindspeed.errors import DataError
+
+
+def test_round_trip(tmp_path):
+    records = [
+        Record("a", "gsm8k", "math", "1+1?", "2"),
+        Record("b", "humaneval", "code", "写代码\n", "", system="be brief", metadata={"tests": ["assert f() == 1"]}),
+    ]
+    write_records(tmp_path / "x.jsonl", records)
+    assert list(read_records(tmp_path / "x.jsonl")) == records
+
+
+def test_users_file_needs_only_question_and_answer(tmp_path):
+    (tmp_path / "mine.jsonl").write_text('\n{"question": "q", "answer": "a"}\n')
+    assert list(read_records(tmp_path / "mine.jsonl")) == [Record("mine-2", "mine", "math", "q", "a")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"question": "q"}', r"bad\.jsonl:1: field 'answer' is missing"),
+        ('{"question": "q", "answer": 3}', r"bad\.jsonl:1: field 'answer' should be str, found int 3"),
+        ('{"question": " ", "answer": "3"}', r"bad\.jsonl:1: field 'question' is empty"),
+        ('{"question": "q", "answer": "a", "anwser": "b"}', r"bad\.jsonl:1: unknown field 'anwser'"),
+        ('{"question": "q", "answer": "a"}\n{"question"', r"bad\.jsonl:2: expected one JSON object a line"),
+        ("[1]", r"bad\.jsonl:1: expected a JSON object, found list"),
+        (
+            '{"id": "x", "question": "q", "answer": "a"}\n{"id": "x", "question": "r", "answer": "a"}',
+            r"bad\.jsonl:2: id 'x' was already used on line 1",
+        ),
+    ],
+)
+def test_bad_rows_name_file_and_line(tmp_path, text, message):
+    (tmp_path / "bad.jsonl").write_text(text)
+    with pytest.raises(DataError, match=message):
+        list(read_records(tmp_path / "bad.jsonl"))
+
+
+def test_missing_file_is_a_data_error(tmp_path):
+    with pytest.raises(DataError, match="cannot be read: No such file"):
+        list(read_records(tmp_path / "none.jsonl"))
