@@ -24,8 +24,11 @@ setup(
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.10",
-    packages=find_packages(include=["coca_mindspeed", "coca_mindspeed.*"])
-    + ["coca_mindspeed._configs", "coca_mindspeed._patches"],
+    packages=[
+        *find_packages(include=["coca_mindspeed", "coca_mindspeed.*"]),
+        "coca_mindspeed._configs",
+        "coca_mindspeed._patches",
+    ],
     package_dir={"coca_mindspeed._configs": "configs", "coca_mindspeed._patches": "patches"},
     package_data={
         "coca_mindspeed": ["py.typed", "**/*.j2"],
