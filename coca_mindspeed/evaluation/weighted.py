@@ -47,6 +47,11 @@ class MetricOptions:
             raise ValueError(f"log_epsilon should lie in (0, 0.5), found {self.log_epsilon}")
 
 
+def harmonic_numbers(up_to: int) -> Floats:
+    """H_0 = 0, H_1 = 1, ..., H_k = 1 + 1/2 + ... + 1/k; shape (up_to + 1,)."""
+    return np.concatenate([[0.0], np.cumsum(1 / np.arange(1, up_to + 1))])
+
+
 def coverage_name(coverage: float) -> str:
     """The metric name of selective accuracy at a coverage: ``accuracy_at_0.5``."""
     return f"accuracy_at_{coverage:g}"
@@ -78,16 +83,14 @@ class WeightedSample:
         if len(set(shapes.values())) > 1:
             raise ValueError(f"arrays should have one length, found {shapes}")
         self.options = options
-        # NaN sorts last, so the valid predictions are the first n_valid.
-        self.order = np.argsort(confidence, kind="stable")
+        # From the most confident down; NaN sorts last, so the valid predictions are the first n_valid.
+        self.order = np.argsort(-confidence, kind="stable")
         self.n, self.n_valid = len(confidence), int(np.count_nonzero(~np.isnan(confidence)))
-        ordered = confidence[self.order[: self.n_valid]]
         self.correct = correct[self.order].astype(np.float64)
-        self.tokens = (
-            np.full(self.n, np.nan)
-            if tokens_to_confidence is None
-            else tokens_to_confidence[self.order].astype(np.float64)
-        )
+        tokens = np.full(self.n, np.nan) if tokens_to_confidence is None else tokens_to_confidence[self.order]
+        self.tokens_known = (~np.isnan(tokens)).astype(np.float64)
+        self.tokens = np.nan_to_num(tokens.astype(np.float64))
+        ordered = confidence[self.order[: self.n_valid]]
         is_first = np.ones(self.n_valid, dtype=np.bool_)
         is_first[1:] = ordered[1:] != ordered[:-1]
         self.group_starts = np.flatnonzero(is_first)
@@ -97,46 +100,62 @@ class WeightedSample:
         self.values = values.astype(np.float64)
         kept = np.clip(self.values, options.log_epsilon, 1 - options.log_epsilon)
         self.loss_if_right, self.loss_if_wrong = -np.log(kept), -np.log1p(-kept)
-        self.harmonic = np.concatenate([[0.0], np.cumsum(1 / np.arange(1, self.n_valid + 1))])
+        self.harmonic = harmonic_numbers(self.n)
 
     def metrics(self, weights: Floats) -> dict[str, Floats]:
         """Every metric (r,) under each weighting; NaN where undefined.
 
         Args:
-            weights: whole numbers (r, n) in the order of the predictions as given; each row sums to n.
+            weights: whole numbers (r, n), column j for prediction ``order[j]``.
         """
-        weights = weights[:, self.order]
-        known = ~np.isnan(self.tokens)
+        # Whole questions are resampled with all their samples, so a replicate may be larger than the sample.
+        if (largest := int(weights.sum(axis=1).max(initial=0))) >= len(self.harmonic):
+            self.harmonic = harmonic_numbers(largest)
         with np.errstate(invalid="ignore", divide="ignore"):
             total = weights.sum(axis=1)
             result = {
                 "accuracy": weights @ self.correct / total,
                 "success_rate": weights[:, : self.n_valid].sum(axis=1) / total,
-                "tokens_to_confidence": weights[:, known] @ self.tokens[known] / weights[:, known].sum(axis=1),
+                "tokens_to_confidence": weights @ self.tokens / (weights @ self.tokens_known),
             }
             return result | self._calibration(weights[:, : self.n_valid])
 
     def _calibration(self, weights: Floats) -> dict[str, Floats]:
-        """Metrics of the valid predictions; weights (r, n_valid) sorted by confidence."""
+        """Metrics of the valid predictions; weights (r, n_valid) from the most confident down."""
         if self.n_valid == 0:
             return {name: np.full(len(weights), np.nan) for name in calibration_names(self.options)}
         right = weights * self.correct[: self.n_valid]
         if len(self.group_starts) < self.n_valid:
             right = np.add.reduceat(right, self.group_starts, axis=1)  # (r, G)
             weights = np.add.reduceat(weights, self.group_starts, axis=1)  # (r, G)
+        accepted, accepted_right = np.cumsum(weights, axis=1), np.cumsum(right, axis=1)  # (r, G)
+        n, n_right = accepted[:, -1], accepted_right[:, -1]  # (r,)
+        # Pairs in which the wrong answer ranks above the right one; within a group half of the pairs do.
         wrong = weights - right
-        n, n_right = weights.sum(axis=1), right.sum(axis=1)  # (r,)
-        wrong_below = np.cumsum(wrong, axis=1) - wrong / 2
-        result = {"auroc": np.einsum("rg,rg->r", right, wrong_below) / (n_right * (n - n_right))}
+        misranked = np.einsum("rg,rg->r", right, accepted - accepted_right - wrong / 2)
+        result = {"auroc": 1 - misranked / (n_right * (n - n_right))}
         result |= self._binned(weights, right, n)
-        result["brier"] = (right @ (1 - self.values) ** 2 + wrong @ self.values**2) / n
         frequency = right / np.where(weights > 0, weights, 1)  # (r, G), 0 where a group has no weight
+        squares = weights @ self.values**2 - 2 * (right @ self.values)  # (r,), sum of s^2 - 2 s y
+        grouped = np.einsum("rg,rg->r", right, frequency)  # (r,), sum of each group's frequency^2
         base_rate = n_right / n
-        result["reliability"] = np.einsum("rg,rg->r", weights, (self.values - frequency) ** 2) / n
-        result["resolution"] = np.einsum("rg,rg->r", weights, (frequency - base_rate[:, None]) ** 2) / n
+        result["brier"] = (squares + n_right) / n
+        result["reliability"] = (squares + grouped) / n
+        result["resolution"] = grouped / n - base_rate**2
         result["uncertainty"] = base_rate * (1 - base_rate)
         result["log_score"] = (right @ self.loss_if_right + wrong @ self.loss_if_wrong) / n
-        return result | self._selective(weights, right, frequency, n)
+        # Answers are accepted from the most confident down, ties in random order, of which this is the
+        # expectation.  In a group that fills places a+1 to b, the risk at place k is (E_a + (k - a) e) / k, with
+        # E_a errors before it and error rate e; the sum over k is (E_a - a e) (H_b - H_a) + e (b - a).
+        before = accepted - weights
+        error_rate = 1 - frequency
+        places = accepted.astype(np.intp)
+        harmonic = self.harmonic[places]
+        harmonic[:, 1:] -= self.harmonic[places[:, :-1]]
+        right_before = accepted_right - right
+        aurc = np.einsum("rg,rg->r", before * frequency - right_before, harmonic)
+        result["aurc"] = (aurc + np.einsum("rg,rg->r", error_rate, weights)) / n
+        return result | self._selective(accepted, accepted_right)
 
     def _binned(self, weights: Floats, right: Floats, n: Floats) -> dict[str, Floats]:
         count = np.add.reduceat(weights, self.bin_starts, axis=1)  # (r, bins that are not empty)
@@ -150,29 +169,20 @@ class WeightedSample:
             expected = deviation * 2 * norm.pdf(z) + gap * (1 - 2 * norm.cdf(-z))
             error = np.where(deviation > 0, 2 * gap - expected, gap)
         ece = np.einsum("rb,rb->r", count, error) / n
-        empty = n == 0
         return {
             "ece": np.maximum(ece, 0.0) if self.options.debias else ece,
-            "mce": np.where(empty, np.nan, gap.max(axis=1)),
+            "mce": np.where(n > 0, gap.max(axis=1), np.nan),
         }
 
-    def _selective(self, weights: Floats, right: Floats, frequency: Floats, n: Floats) -> dict[str, Floats]:
-        """Answers are accepted from the most confident down; ties in random order, and this is its expectation."""
-        accepted = np.cumsum(weights[:, ::-1], axis=1)  # (r, G), from the top
-        kept_right = np.cumsum(right[:, ::-1], axis=1)
-        before = accepted - weights[:, ::-1]
-        error_rate = 1 - frequency[:, ::-1]
-        errors_before = before - (kept_right - right[:, ::-1])
-        # Within a group that fills places a+1 to b, the risk at place k is (E_a + (k - a) e) / k: sum it over k.
-        harmonic = self.harmonic[accepted.astype(np.intp)] - self.harmonic[before.astype(np.intp)]
-        risk = (errors_before - before * error_rate) * harmonic + error_rate * weights[:, ::-1]
-        result = {"aurc": risk.sum(axis=1) / n}
-        zeros = np.zeros((len(n), 1))
-        accepted, kept_right = np.hstack([zeros, accepted]), np.hstack([zeros, kept_right])
+    def _selective(self, accepted: Floats, accepted_right: Floats) -> dict[str, Floats]:
+        """Accuracy of the most confident; counts accepted so far and right among them, (r, G)."""
+        zeros = np.zeros((len(accepted), 1))
+        accepted, accepted_right = np.hstack([zeros, accepted]), np.hstack([zeros, accepted_right])
+        result = {}
         for coverage in self.options.coverages:
             # Rounded, so that 0.29 * 100 is 29 and not 29.000000000000004.
-            places = np.ceil(np.round(coverage * n, 9))
-            expected = [np.interp(*row) for row in zip(places, accepted, kept_right, strict=True)]
+            places = np.ceil(np.round(coverage * accepted[:, -1], 9))
+            expected = [np.interp(*row) for row in zip(places, accepted, accepted_right, strict=True)]
             result[coverage_name(coverage)] = np.array(expected) / places
         return result
 
