@@ -71,6 +71,10 @@ class _SllParser(_Latex2Sympy):
         parser._interp.predictionMode = PredictionMode.SLL
         return parser
 
+    def parse_number(self, text: str) -> Any:
+        # sympy.Number reads a string by running "from sympy import *", once for each number.
+        return sympy.Integer(int(text)) if text.isascii() and text.isdigit() else super().parse_number(text)
+
 
 def parse_quickly(text: str) -> Any | None:
     """What :func:`parse_fully` would say, or None if the quick way does not get there.
