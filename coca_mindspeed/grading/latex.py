@@ -28,15 +28,24 @@ _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
 # One of each kind: the parser keeps tables of what it has seen, and the first look at a kind is slow.
 _WARM_UP = (
     r"\frac{a+1}{\sqrt{2}}",
+    r"3\sqrt{5}",
+    r"\frac{2\pi}{3}\cdot 5",
+    r"-\frac{3}{2}x+7",
     "x^2+3x-10",
+    "(x+2)(x-5)",
+    "2^{10}-1",
     "(1, 2)",
+    r"(\frac{1}{2}, -\sqrt{3})",
     r"[1, \infty)",
+    r"(-\infty, 1) \cup (2, 3]",
     "1, 2, 3",
     r"\{1, 2\}",
     "x=2y",
+    "y=3x+4",
     r"1 \le x < 2",
     r"\sin(2x)",
     r"\log_{2} 8",
+    r"e^{-x}+3+4i",
     r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
 )
 
