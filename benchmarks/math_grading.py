@@ -135,6 +135,30 @@ def endure(count: int, seed: int, seconds: float) -> dict[str, Any]:
     }
 
 
+def compare(items: Sequence[Item]) -> tuple[list[dict[str, Any]], str]:
+    """One row for each grader, and why MindSpeed-RL's are missing or ``""``."""
+    grader = MathGrader()
+    rows = [measure("coca_mindspeed", lambda part: ours(part, grader), items)]
+    grader.close()
+    others = mindspeed_rl_graders()
+    if isinstance(others, str):
+        return rows, others
+    return rows + [measure(name, grade, items) for name, grade in others.items()], ""
+
+
+def run(rounds: int) -> dict[str, float]:
+    """For ``make bench``: milliseconds an answer, and the share of right verdicts, of each grader."""
+    rows, _ = compare(make_items(76 * rounds, seed=0))
+    return {
+        f"{row['grader']}: {what}": value
+        for row in rows
+        for what, value in (
+            ("ms an answer", row["milliseconds_per_answer"]),
+            ("right verdicts", row["right_verdicts"] / row["answers"]),
+        )
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--answers", type=int, default=768)
@@ -144,15 +168,9 @@ def main() -> int:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
 
-    items = make_items(options.answers, options.seed)
-    grader = MathGrader()
-    rows = [measure("coca_mindspeed", lambda part: ours(part, grader), items)]
-    grader.close()
-    others = mindspeed_rl_graders()
-    if isinstance(others, str):
-        print(f"not measured: MindSpeed-RL's own graders ({others})")
-    else:
-        rows += [measure(name, grade, items) for name, grade in others.items()]
+    rows, missing = compare(make_items(options.answers, options.seed))
+    if missing:
+        print(f"not measured: MindSpeed-RL's own graders ({missing})")
     for row in rows:
         print(
             f"{row['grader']:34} {row['milliseconds_per_answer']:8.3f} ms an answer, {row['right_verdicts']} of "
