@@ -14,7 +14,7 @@ from coca_mindspeed.grading.code import CodeGrader
 
 
 def grade_programs(count: int) -> dict[str, float]:
-    """Seconds for ``count`` programs, half of them wrong, half of them of each kind; and the number of right verdicts."""
+    """Seconds for ``count`` programs, half of them wrong, and the number of right verdicts."""
     records, answers, expected = [], [], []
     for number in range(count):
         right = number % 2 == 0
