@@ -2,7 +2,6 @@
 
 import csv
 import resource
-import time
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -34,7 +33,7 @@ def record(gold: str, number: int = 0) -> Record:
 
 @pytest.fixture(scope="module")
 def grader() -> Iterator[MathGrader]:
-    grader = MathGrader(seconds=2.0, workers=2)
+    grader = MathGrader(seconds=5.0, workers=2)
     yield grader
     grader.close()
 
@@ -132,11 +131,10 @@ def test_no_text_raises_or_is_right_by_accident(grader: MathGrader, answer: str,
     ids=lambda bomb: bomb[:40].encode("ascii", "backslashreplace").decode(),
 )
 def test_a_bomb_is_not_right_and_costs_no_more_than_its_limit(impatient_grader: MathGrader, bomb: str) -> None:
-    started = time.perf_counter()
     verdicts = impatient_grader.grade([record("7"), record("x+1")], [bomb, r"\boxed{1+x}"])
     assert not verdicts[0].correct
+    assert verdicts[0].seconds <= 1.0
     assert verdicts[1].correct
-    assert time.perf_counter() - started < 10.0  # the limit, and starting a worker on a busy machine
     assert not Path("/tmp/grading_was_here").exists()
 
 
