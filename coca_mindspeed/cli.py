@@ -12,7 +12,9 @@ from collections.abc import Sequence
 from coca_mindspeed import __version__
 from coca_mindspeed.errors import CocaError
 
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "data": "prepare, inspect and export data sets",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
