@@ -9,6 +9,7 @@ from coca_mindspeed.errors import DataError
 
 _CHUNK = 1 << 20  # characters
 _LARGEST_ELEMENT = 1 << 28
+_TAIL = 4  # a number cut by the end of a chunk parses without its last ".", "e" or "e-"
 _WHITESPACE = " \t\r\n"
 # TriviaQA's own files are one object whose first key holds the rows.
 _WRAPPED = re.compile(r'\s*(?:\{\s*"(?:Data|data|rows|examples)"\s*:\s*)?\[')
@@ -43,8 +44,8 @@ def _elements(file: TextIO, name: str, buffer: str) -> Iterator[Any]:
             while start < len(buffer) and buffer[start] in _WHITESPACE:
                 start += 1
             value, end = decode(buffer, start)
-            if end == len(buffer) and not ended:
-                raise json.JSONDecodeError("may go on", buffer, end)  # a number cut by the chunk
+            if len(buffer) - end < _TAIL and not ended:
+                raise json.JSONDecodeError("may go on", buffer, end)
         except json.JSONDecodeError as error:
             if ended or len(buffer) - position > _LARGEST_ELEMENT:
                 raise DataError(f"{name}: element {number + 1} of the array is not JSON: {error.msg}") from error
