@@ -17,7 +17,7 @@ from coca_mindspeed.data.duplicates import ExactDuplicates, NearDuplicates
 from coca_mindspeed.data.fields import RowError, Ungradable
 from coca_mindspeed.data.filters import Filter
 from coca_mindspeed.data.formats import Row, data_files, read_rows
-from coca_mindspeed.data.gold import GoldChecker, check_gold
+from coca_mindspeed.data.gold import GoldChecker, gold_checker
 from coca_mindspeed.data.hub import hub_rows
 from coca_mindspeed.data.output_directory import output_directory
 from coca_mindspeed.data.preparation_report import Finding, FindingLog, PreparationReport
@@ -26,6 +26,7 @@ from coca_mindspeed.data.spool import RecordSpool, record_line
 from coca_mindspeed.errors import DataError
 
 GoldMode = Literal["drop", "report", "off"]
+_GOLD_BATCH = 512  # records
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +40,7 @@ class Preparation:
         filters: applied in this order.
         evaluation: the questions to keep clear of, or None.
         gold: what to do with records whose gold answer cannot be graded against.
-        check_gold: says why it cannot, or None.
+        check_gold: says why they cannot; it is given records in batches.
         drop_duplicates: drop questions that were asked before.
         near_duplicates: also those whose similarity to an earlier one is at least this, or None.
         validation: share of the records, in [0, 1), that goes to ``validation.jsonl``.
@@ -54,7 +55,7 @@ class Preparation:
     filters: Sequence[Filter] = ()
     evaluation: EvaluationIndex | None = None
     gold: GoldMode = "drop"
-    check_gold: GoldChecker = check_gold
+    check_gold: GoldChecker = field(default_factory=gold_checker)
     drop_duplicates: bool = True
     near_duplicates: float | None = 0.8
     validation: float = 0.0
@@ -135,6 +136,7 @@ class _Cleaning:
         self._exact = ExactDuplicates()
         threshold = preparation.near_duplicates
         self._near = None if threshold is None else NearDuplicates(threshold)
+        self._unchecked: list[tuple[Record, Row]] = []
         self._bad = 0
         self.rows_in = 0
 
@@ -179,13 +181,23 @@ class _Cleaning:
         if preparation.evaluation is not None and (overlap := preparation.evaluation.overlap(record)) is not None:
             self._drop(row, "contamination", overlap.dataset, f"{overlap.record}: {overlap.passage}")
             return
-        if preparation.gold != "off" and (reason := preparation.check_gold(record)) is not None:
-            self._log.add(
-                Finding(row.file, row.number, "gold", reason, record.answer[:200], preparation.gold == "drop")
-            )
-            if preparation.gold == "drop":
-                return
-        self._keep(record, row)
+        if preparation.gold == "off":
+            self._keep(record, row)
+            return
+        self._unchecked.append((record, row))
+        if len(self._unchecked) == _GOLD_BATCH:
+            self._check_gold()
+
+    def _check_gold(self) -> None:
+        """Check the gold answers of a batch; what is left of it is kept, in order."""
+        drop = self._preparation.gold == "drop"
+        problems = self._preparation.check_gold([record for record, _ in self._unchecked])
+        for (record, row), problem in zip(self._unchecked, problems, strict=True):
+            if problem:
+                self._log.add(Finding(row.file, row.number, "gold", problem, record.answer[:200], drop))
+            if not (problem and drop):
+                self._keep(record, row)
+        self._unchecked.clear()
 
     def _keep(self, record: Record, row: Row) -> None:
         try:
@@ -198,12 +210,14 @@ class _Cleaning:
             reason = "same gold answer" if same_answer else "another gold answer"
             self._drop(row, "duplicate", reason, f"of {self._name(*self._spool.place(earlier))}")
             return
-        self._spool.append(line, len(self._files) - 1, row.number)
+        self._spool.append(line, list(self._files).index(row.file), row.number)
         if self._near is not None:
             self._near.add(record)
 
     def kept(self) -> list[int]:
         """Indices in the spool of the records that remain once near duplicates are dropped."""
+        if self._unchecked:
+            self._check_gold()
         repeats = {} if self._near is None else self._near.repeats(lambda index: self._spool.values(index)["question"])
         for index, (earlier, similarity) in repeats.items():
             file, row = self._spool.place(index)
