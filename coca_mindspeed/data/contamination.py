@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.data.shingles import Hashes, ngram_hashes, normalise, words
+from coca_mindspeed.errors import DataError
 
 SHORTEST = 6  # words
 
@@ -33,11 +34,14 @@ class EvaluationIndex:
     Args:
         records: the evaluation questions.
         n: length of a run, in words.
+
+    Raises:
+        DataError: ``n`` is below :data:`SHORTEST`.
     """
 
     def __init__(self, records: Iterable[Record], n: int) -> None:
         if n < SHORTEST:
-            raise ValueError(f"n should be at least {SHORTEST} words, found {n}")
+            raise DataError(f"a shared passage (--ngram) should be at least {SHORTEST} words long, found {n}")
         self._owners: list[tuple[str, str]] = []
         self._whole: dict[int, int] = {}
         runs: dict[int, list[tuple[Hashes, int]]] = {}

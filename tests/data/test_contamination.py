@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from coca_mindspeed.data.contamination import SHORTEST, EvaluationIndex, Overlap
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import DataError
 
 
 def records(texts, dataset="eval"):
@@ -76,5 +77,5 @@ def test_edges():
     assert empty.overlap(records([TRAIN])[0]) is None
     assert EvaluationIndex(records(["???"]), 13).overlap(records(["!!!"])[0]) is None
     assert EvaluationIndex(records([TRAIN, "x"]), 13).questions == {"eval": 2}
-    with pytest.raises(ValueError, match="n should be at least 6 words"):
+    with pytest.raises(DataError, match="should be at least 6 words long, found 5"):
         EvaluationIndex([], 5)
