@@ -1,12 +1,12 @@
 """Prepared records in the form from which MindSpeed-RL's own ``cli/preprocess_data.py`` makes its packed data.
 
-Four files: the questions (``questions.jsonl``), the prompt template (``templates.json``) with the method's system
-prompt and, where all records share it, the instruction after the question, the data set's configuration
-(``dataset.yaml``) and the records themselves (``records.jsonl``), to which the column ``coca_record`` points.
+Three files: the questions (``questions.jsonl``), the prompt template (``templates.json``) with the method's system
+prompt and, where all records share it, the instruction after the question, and the data set's configuration
+(``dataset.yaml``).
 
-MindSpeed-RL packs every column as the tokens of its text: ``labels`` are the tokens of the gold answer, and
-``coca_record`` those of the record's line number (from 0) in ``records.jsonl``, where a reward finds the tests and
-aliases that no label can hold.
+MindSpeed-RL packs a prompt and a label, the tokens of the gold answer, so this is for mathematics: the tests of code
+and the aliases of factual questions have no place in a label.  This project's own trainer reads records of every
+category as they are.
 """
 
 import json
@@ -22,11 +22,9 @@ from coca_mindspeed.data.filters import load_tokenizer
 from coca_mindspeed.data.output_directory import output_directory
 from coca_mindspeed.data.prompts import instruction_suffix, prompt_messages
 from coca_mindspeed.data.records import Record, read_records
-from coca_mindspeed.data.spool import record_line
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.files import to_json_line, write_atomically, write_json
 
-RECORD_COLUMN = "coca_record"
 HANDLER = "R1AlpacaStyleInstructionHandler"  # packs the prompt alone: the response is sampled
 
 
@@ -66,10 +64,9 @@ def export(what: MindSpeedExport, output: Path, overwrite: bool = False) -> dict
     with output_directory(output, overwrite) as directory:
         with (directory / "questions.jsonl").open("w", encoding="utf-8") as questions:
             number = 0
-            for number, record in enumerate(read_records(what.records), start=1):
-                questions.write(to_json_line(_row(record, number - 1, suffix, what)))
-        with (directory / "records.jsonl").open("wb") as copies:
-            copies.writelines(map(record_line, read_records(what.records)))
+            for record in read_records(what.records):
+                questions.write(to_json_line(_row(record, suffix, what)))
+                number += 1
         checked = _check(what, template, directory / "questions.jsonl") if what.tokenizer.is_dir() else 0
         final = output.resolve()
         write_json(directory / "templates.json", [template])
@@ -86,7 +83,6 @@ def export(what: MindSpeedExport, output: Path, overwrite: bool = False) -> dict
                 "prompt_type": template["name"],
                 "prompt_type_path": settings["prompt_type_path"],
                 "dataset_additional_keys": settings["dataset_additional_keys"],
-                "records": str(final / "records.jsonl"),
             },
         }
         write_json(directory / "report.json", report)
@@ -102,7 +98,12 @@ def _shared_suffix(records: Iterable[Record]) -> str:
     return "" if "{{" in shared else shared
 
 
-def _row(record: Record, index: int, suffix: str, what: MindSpeedExport) -> dict[str, str]:
+def _row(record: Record, suffix: str, what: MindSpeedExport) -> dict[str, str]:
+    if record.category != "math":
+        raise DataError(
+            f"{what.records}: record {record.id!r}: MindSpeed-RL's labels hold a gold answer of mathematics, and this "
+            f"is {record.category}; train on the records themselves (megatron_training.data_path: {what.records})"
+        )
     *system, user = prompt_messages(record, what.system_prompt)
     content = what.layout.message(user["content"])
     if "{{idx}}" in content:
@@ -118,10 +119,16 @@ def _row(record: Record, index: int, suffix: str, what: MindSpeedExport) -> dict
     own_system = "" if record.system is None else what.layout.message(system[0]["content"])
     return {
         "question": content.removesuffix(suffix) if suffix else content,
-        "label": record.answer.strip() or record.id,
+        "label": _label(record, what),
         "system": own_system,
-        RECORD_COLUMN: str(index),
     }
+
+
+def _label(record: Record, what: MindSpeedExport) -> str:
+    """The gold answer; packing would keep an empty label as a row of no tokens."""
+    if not record.answer.strip():
+        raise DataError(f"{what.records}: record {record.id!r}: the gold answer is empty")
+    return record.answer.strip()
 
 
 def _dataset_yaml(what: MindSpeedExport, template: str, final: Path) -> dict[str, Any]:
@@ -137,7 +144,7 @@ def _dataset_yaml(what: MindSpeedExport, template: str, final: Path) -> dict[str
         "prompt_type": template,
         "prompt_type_path": str(final / "templates.json"),
         "map_keys": {"prompt": "question", "query": "", "response": "label", "system": "system"},
-        "dataset_additional_keys": ["labels", RECORD_COLUMN],
+        "dataset_additional_keys": ["labels"],
         "cache_dir": str(final / "packed" / "cache"),
         "overwrite_cache": True,
     }

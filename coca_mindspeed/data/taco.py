@@ -93,8 +93,8 @@ def _tests(value: Any) -> dict[str, Any]:
         return {"kind": "stdio", "cases": cases}
     if not isinstance(entry_point, str):
         raise RowError(f"column 'input_output': 'fn_name' should be a string, found {describe(entry_point)}")
-    if _has_integer_keys([inputs, outputs]):
-        raise Ungradable("tests hold a dictionary with integer keys, which JSON turned into strings")
+    if _has_integer_keys(inputs):
+        raise Ungradable("an argument is a dictionary with integer keys, which JSON turned into strings")
     calls = [
         {"arguments": i if isinstance(i, list) else [i], "expected": o}
         for i, o in zip(inputs, _unwrapped(outputs), strict=True)
@@ -122,6 +122,7 @@ def _unwrapped(outputs: list[Any]) -> list[Any]:
 
 
 def _has_integer_keys(value: Any) -> bool:
+    """Whether an argument cannot be told from the tests; of results, graders compare the keys' spelling."""
     if isinstance(value, dict):
         integers = bool(value) and all(re.fullmatch(r"-?[0-9]+", key) for key in value)
         return integers or any(_has_integer_keys(item) for item in value.values())

@@ -7,11 +7,11 @@ import yaml
 
 from coca_mindspeed.algorithm.response import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, MATH_INSTRUCTION
 from coca_mindspeed.cli import main
-from coca_mindspeed.data.records import Record, read_records, write_records
+from coca_mindspeed.data.records import Record, write_records
 from tests.data.tokenizers import save_tokenizer
 
 MATH = [Record("a", "big_math", "math", "What is 1 + 1?", "2"), Record("b", "big_math", "math", "数学 3^2?\n", "9")]
-CODE = Record("c", "taco", "code", "Add.", "", None, {"instruction": "\n\nGive code.", "tests": {"kind": "stdio"}})
+OTHER = Record("c", "own", "math", "Add.", "3", None, {"instruction": "\n\nBox it."})
 
 
 def export(tmp_path, records, *options, family="qwen", tokenizer=None):
@@ -37,20 +37,19 @@ def test_a_math_set_has_the_papers_prompts_in_its_template(tmp_path, capsys):
         f"<|im_start|>user\n{{{{content}}}} {MATH_INSTRUCTION}<|im_end|>\n<|im_start|>assistant\n"
     ]
     assert rows(tmp_path) == [
-        {"question": "What is 1 + 1?", "label": "2", "system": "", "coca_record": "0"},
-        {"question": "数学 3^2?\n", "label": "9", "system": "", "coca_record": "1"},
+        {"question": "What is 1 + 1?", "label": "2", "system": ""},
+        {"question": "数学 3^2?\n", "label": "9", "system": ""},
     ]
-    assert list(read_records(tmp_path / "out" / "records.jsonl")) == MATH
     printed = capsys.readouterr().out
     assert "all 2 prompts equal the tokenizer's chat template, token for token" in printed
     assert f"python cli/preprocess_data.py dataset --config-dir {tmp_path / 'out'}" in printed
 
 
 def test_a_mixed_set_carries_its_instructions_in_its_rows(tmp_path):
-    assert export(tmp_path, [*MATH, CODE]) == 0
+    assert export(tmp_path, [*MATH, OTHER]) == 0
     assert "{{content}}<|im_end|>" in template(tmp_path)["format_user"]["slots"][0]
     assert rows(tmp_path)[0]["question"] == f"What is 1 + 1? {MATH_INSTRUCTION}"
-    assert rows(tmp_path)[2] == {"question": "Add.\n\nGive code.", "label": "c", "system": "", "coca_record": "2"}
+    assert rows(tmp_path)[2] == {"question": "Add.\n\nBox it.", "label": "3", "system": ""}
 
 
 def test_answer_first_prompt_and_a_records_own_system_prompt(tmp_path):
@@ -95,6 +94,8 @@ def test_the_wrong_family_is_noticed(tmp_path, capsys):
     [
         (Record("x", "d", "math", "What is x_{{idx}}?", "1"), "record 'x': MindSpeed-RL replaces '{{idx}}'"),
         (Record("x", "d", "math", "q", "1", system=" "), "record 'x': an empty system prompt cannot be exported"),
+        (Record("x", "d", "math", "q", " "), "record 'x': the gold answer is empty"),
+        (Record("x", "taco", "code", "q", ""), "record 'x': MindSpeed-RL's labels hold a gold answer of mathematics"),
     ],
 )
 def test_what_mindspeed_rl_would_change_is_refused(tmp_path, capsys, record, message):

@@ -42,8 +42,8 @@ MATH = [
 ]
 MIXED = [
     *MATH,
-    Record("d", "taco", "code", "Read n.\nPrint n.", "", None, {"instruction": "\n\nGive code:\n```python\n```"}),
-    Record("e", "triviaqa", "factual", "Who?", "Ab Cd", None, {"instruction": "", "aliases": ["Ab"]}),
+    Record("d", "own", "math", "Read n.\nHalve n.", "n/2", None, {"instruction": "\n\nGive it as:\n```\nm/n\n```"}),
+    Record("e", "own", "math", "Who?", "(1, 2)", None, {"instruction": ""}),
     Record("f", "own", "math", "One?", "1", "You are terse.\nVery."),
 ]
 
@@ -73,5 +73,4 @@ def test_packed_prompts_equal_the_chat_template(tmp_path, family, records):
     assert packed(prefix, "input_ids") == expected
     assert packed(prefix, "attention_mask") == [[1] * len(ids) for ids in expected]
     labels = [tokenizer.decode(ids) for ids in packed(prefix, "labels")]
-    assert labels == [record.answer or record.id for record in records]
-    assert [tokenizer.decode(ids) for ids in packed(prefix, "coca_record")] == [str(i) for i in range(len(records))]
+    assert labels == [record.answer for record in records]
