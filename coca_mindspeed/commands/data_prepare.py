@@ -19,6 +19,13 @@ from coca_mindspeed.errors import DataError
 
 SYSTEM_PROMPTS = {"confidence-first": CONFIDENCE_FIRST_PROMPT, "answer-first": ANSWER_FIRST_PROMPT}
 
+_DESCRIPTION = """\
+Turn a publisher's files into records, in bounded memory.
+
+The output directory appears whole or not at all: train.jsonl (test.jsonl for a benchmark), validation.jsonl,
+findings.jsonl (one line for every dropped row), report.json and report.md.  Benchmarks are kept whole and in order;
+the defaults that clean and shuffle are for training sets.
+"""
 _EXAMPLES = """\
 examples:
   # the paper's training set: keep what Llama-3.1-8B solves sometimes, away from the evaluation sets
@@ -34,13 +41,7 @@ examples:
 
 def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``prepare``."""
-    parser.description = (
-        "Turn a publisher's files into records, in bounded memory. The output directory appears whole or not at all: "
-        "train.jsonl (test.jsonl for a benchmark), validation.jsonl, findings.jsonl (one line for every dropped row), "
-        "report.json and report.md. Benchmarks are kept whole and in order; the defaults that clean and shuffle are "
-        "for training sets."
-    )
-    parser.epilog = _EXAMPLES
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
     parser.add_argument("dataset", choices=sorted(SOURCES), metavar="DATASET", help=", ".join(SOURCES))
     origin = parser.add_mutually_exclusive_group(required=True)
     origin.add_argument(
