@@ -69,8 +69,10 @@ def ngram_hashes(units: list[str], n: int) -> Hashes:
     if n < 1:
         raise ValueError(f"n should be positive, found {n}")
     hashes = np.fromiter(map(_word_hash, units), dtype=np.uint64, count=len(units))
-    n = max(1, min(n, len(units)))
-    grams: Hashes = np.full(max(0, len(units) - n + 1), n, dtype=np.uint64)
-    for offset in range(n):
-        grams = mix(grams * _MULTIPLIER + hashes[offset : offset + len(grams)])
-    return grams
+    if not units:
+        return hashes
+    n = min(n, len(units))
+    # A polynomial in an odd base, modulo 2^64: order counts, and every word reaches every bit through the last mix.
+    base = np.full(n, _MULTIPLIER, dtype=np.uint64)
+    base[0] = 1
+    return mix(np.lib.stride_tricks.sliding_window_view(hashes, n) @ np.multiply.accumulate(base))
