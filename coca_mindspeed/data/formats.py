@@ -202,7 +202,8 @@ def _csv_rows(path: Path, header: Sequence[str] | None) -> Iterator[Row]:
     number = 0
     try:
         with _open_text(path, newline="") as file:
-            reader = csv.reader(file, delimiter=delimiter, strict=True)
+            # OpenCompass writes, and reads, its headerless files without care for quotes.
+            reader = csv.reader(file, delimiter=delimiter, strict=header is None)
             names = list(header) if header is not None else next(reader, None)
             if names is None:
                 raise DataError(f"{path}: empty; expected a header line")

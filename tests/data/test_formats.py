@@ -73,11 +73,11 @@ def test_columnar_files_are_read_only_where_asked(tmp_path, name):
 
 
 def test_headerless_files_take_the_names_they_are_given(tmp_path):
-    (tmp_path / "trivia-dev.qa.csv").write_text("who?\t['a']\nwhere?\t['b', 'c']\n")
+    (tmp_path / "trivia-dev.qa.csv").write_text("who?\t['a']\n\"Hey\" is where?\t['b', 'c']\n")
     rows = read_rows(tmp_path / "trivia-dev.qa.csv", header=["question", "answer"])
     assert [dict(row.values) for row in rows] == [
         {"question": "who?", "answer": "['a']"},
-        {"question": "where?", "answer": "['b', 'c']"},
+        {"question": "Hey is where?", "answer": "['b', 'c']"},
     ]
 
 
