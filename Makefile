@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test lint bench clean lock .venv
+.PHONY: help demo test lint bench clean lock docs .venv
 
 help:  ## list the targets
 	@grep -hE '^[a-zA-Z_.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -39,3 +39,8 @@ lock: $(STAMP)  ## resolve requirements/cpu.in anew for every supported Python
 
 clean:  ## remove the environment, caches and runs
 	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+docs: $(STAMP)  ## renew the reference of keys in docs/configuration.md
+	sed -i '/<!-- keys -->/q' docs/configuration.md
+	printf '\n' >> docs/configuration.md
+	$(BIN)/coca-mindspeed config keys >> docs/configuration.md
