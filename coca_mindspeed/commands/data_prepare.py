@@ -12,6 +12,7 @@ from coca_mindspeed.data.catalogue import SOURCES, DataSource, Publication, sour
 from coca_mindspeed.data.contamination import EvaluationIndex
 from coca_mindspeed.data.filters import DifficultyFilter, Filter, LengthFilter, SourceFilter
 from coca_mindspeed.data.formats import SUFFIXES, count_rows, data_files
+from coca_mindspeed.data.gold import GoldChecker, gold_checker
 from coca_mindspeed.data.preparation_report import PreparationReport
 from coca_mindspeed.data.prepare import Preparation, prepare
 from coca_mindspeed.data.reading import read_evaluation_sets
@@ -121,7 +122,7 @@ def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_prepare(arguments: argparse.Namespace) -> int:
     """Prepare, with a progress bar on a terminal, and print the report's counts."""
-    preparation = preparation_from(arguments)
+    preparation = preparation_from(arguments, gold_checker())
     console = Console(stderr=True)
     with Progress(
         SpinnerColumn(),
@@ -139,8 +140,12 @@ def run_prepare(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def preparation_from(arguments: argparse.Namespace) -> Preparation:
+def preparation_from(arguments: argparse.Namespace, check_gold: GoldChecker) -> Preparation:
     """What the options ask for.
+
+    Args:
+        arguments: the parsed command line.
+        check_gold: says which gold answers cannot be graded against.
 
     Raises:
         DataError: they contradict each other, or a file they name cannot be used.
@@ -161,6 +166,7 @@ def preparation_from(arguments: argparse.Namespace) -> Preparation:
         filters=_filters(arguments),
         evaluation=_evaluation(arguments),
         gold=arguments.gold or ("drop" if training else "report"),
+        check_gold=check_gold,
         drop_duplicates=default(arguments.duplicates),
         near_duplicates=near or None,
         validation=arguments.validation,
