@@ -30,7 +30,7 @@ def math500(row: Mapping[str, Any], number: int) -> Record:
             raise RowError(f"column 'level' should be an integer from 1 to 5, found {describe(level)}")
         metadata |= {"level": int(level), "difficulty": (int(level) - 1) / 4}
     return Record(
-        _id(row, "math500", number, "unique_id"),
+        str(row.get("unique_id") or f"math500-{number}"),
         "math500",
         "math",
         text(row, "problem"),
@@ -150,12 +150,8 @@ def triviaqa(row: Mapping[str, Any], number: int) -> Record:
         "aliases": [alias for alias in dict.fromkeys(aliases) if alias.strip()],
         "instruction": _SHORT_ANSWER,
         "grader": "factual",
-        **optional(row, source="question_source"),
+        **optional(row, source="question_source", question_id="question_id"),
+        **optional(row, source="QuestionSource", question_id="QuestionId"),
     }
-    identity = _id(row, "triviaqa", number, "question_id", "QuestionId")
-    return Record(identity, "triviaqa", "factual", text(row, "question", "Question"), gold, None, metadata)
-
-
-def _id(row: Mapping[str, Any], dataset: str, number: int, *names: str) -> str:
-    given = next((row[name] for name in names if row.get(name) not in (None, "")), None)
-    return f"{dataset}-{number}" if given is None else str(given)
+    # Not the publisher's id: the reading-comprehension files hold a question once for each kind of evidence.
+    return Record(f"triviaqa-{number}", "triviaqa", "factual", text(row, "question", "Question"), gold, None, metadata)

@@ -84,7 +84,7 @@ SOURCES = {
             "triviaqa",
             "benchmark",
             benchmarks.triviaqa,
-            Publication("mandarjoshi/trivia_qa", "rc.nocontext", "validation"),
+            Publication("mandarjoshi/trivia_qa", "unfiltered.nocontext", "validation"),
             _TRIVIAQA_COLUMNS,
         ),
         DataSource("records", "training", _own_record),

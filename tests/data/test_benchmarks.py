@@ -118,8 +118,9 @@ def test_simpleqa():
 def test_triviaqa_from_the_hub_and_from_its_authors():
     hub = benchmarks.triviaqa(publishers.TRIVIAQA_HUB, 0)
     authors = benchmarks.triviaqa(publishers.TRIVIAQA_AUTHORS, 0)
-    assert (hub.id, hub.question, hub.answer) == ("tc_1", "Which planet is the red one?", "Mars")
+    assert (hub.id, hub.question, hub.answer) == ("triviaqa-0", "Which planet is the red one?", "Mars")
     assert (authors.id, authors.question, authors.answer) == (hub.id, hub.question, hub.answer)
+    assert hub.metadata["question_id"] == authors.metadata["question_id"] == "tc_1"
     assert hub.metadata["aliases"] == ["Mars", "Mars (planet)", "Planet Mars"]
     assert authors.metadata["aliases"] == [*hub.metadata["aliases"], "The planet Mars"]
 

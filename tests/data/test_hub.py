@@ -41,9 +41,9 @@ def hub(monkeypatch):
 def test_rows_are_streamed_from_the_publishers_place(hub):
     source = SOURCES["triviaqa"]
     (row,) = hub_rows(source.hub, source.columns)
-    assert hub == [(("mandarjoshi/trivia_qa", "rc.nocontext"), {"split": "validation", "streaming": True})]
+    assert hub == [(("mandarjoshi/trivia_qa", "unfiltered.nocontext"), {"split": "validation", "streaming": True})]
     assert set(row.values) == {"question", "question_id", "question_source", "answer"}
-    assert row.where == "mandarjoshi/trivia_qa/rc.nocontext/validation:1"
+    assert row.where == "mandarjoshi/trivia_qa/unfiltered.nocontext/validation:1"
 
 
 def test_prepare_by_name(hub, tmp_path, capsys):
