@@ -16,6 +16,7 @@ COMMANDS: dict[str, str] = {
     "demo": "train the tiny model by CoCA in about two minutes and show what it learned",
     "train": "train a causal language model on this machine's CPU or GPU",
     "config": "list the ready-made runs and keys, or print a run's resolved YAML",
+    "data": "prepare, inspect and export data sets",
 }
 
 
