@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from contextlib import closing
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +18,7 @@ from coca_mindspeed.data.preparation_report import PreparationReport
 from coca_mindspeed.data.prepare import Preparation, prepare
 from coca_mindspeed.data.reading import read_evaluation_sets
 from coca_mindspeed.errors import DataError
+from coca_mindspeed.grading.math import MathGrader
 
 SYSTEM_PROMPTS = {"confidence-first": CONFIDENCE_FIRST_PROMPT, "answer-first": ANSWER_FIRST_PROMPT}
 
@@ -122,18 +124,21 @@ def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_prepare(arguments: argparse.Namespace) -> int:
     """Prepare, with a progress bar on a terminal, and print the report's counts."""
-    preparation = preparation_from(arguments, gold_checker())
     console = Console(stderr=True)
-    with Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("rows"),
-        TimeElapsedColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    ) as progress:
+    with (
+        closing(MathGrader()) as grader,
+        Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rows"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        ) as progress,
+    ):
+        preparation = preparation_from(arguments, gold_checker(grader.gold_problems))
         task = progress.add_task(f"preparing {arguments.dataset}", total=_total(preparation))
         report = prepare(preparation, arguments.output, arguments.overwrite, lambda: progress.advance(task))
     _print(report, arguments.output)
