@@ -248,6 +248,9 @@ def test_the_quick_parser_agrees_with_the_full_one() -> None:
         ("e^{-50}", "0"),
         ("x^2", r"x^2 \text{ or } x^3"),
         ("1", r"\frac{x}{x+10^{-9}}"),
+        ("0.5x", "0.5x+0.0000001"),
+        ("1000x", "1000x+0.0005"),
+        (r"0.5\pi", r"0.5000001\pi"),
     ],
 )
 def test_near_misses(grader: MathGrader, gold: str, answer: str) -> None:
