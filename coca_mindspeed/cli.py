@@ -12,7 +12,11 @@ from collections.abc import Sequence
 from coca_mindspeed import __version__
 from coca_mindspeed.errors import CocaError
 
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "evaluate": "metrics with intervals of prediction files",
+    "report": "compare runs on one HTML page, and with the paper",
+    "watch": "follow a running training in the terminal",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
