@@ -65,9 +65,11 @@ def grid_figure(
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Colour, dashes and marker of the i-th line; the first 32 lines all differ."""
+    """Colour, dashes and marker of the i-th line; the first 16 markers all differ, filled ones and open ones."""
+    colour = COLOURS[index % len(COLOURS)]
     return {
-        "color": COLOURS[index % len(COLOURS)],
+        "color": colour,
+        "markerfacecolor": "white" if index // len(COLOURS) % 2 else colour,
         "linestyle": LINE_STYLES[(index + index // len(COLOURS)) % len(LINE_STYLES)],
         "marker": MARKERS[index % len(MARKERS)],
     }

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 
 from coca_mindspeed.evaluation.binning import bin_table
 from coca_mindspeed.evaluation.curves import risk_coverage, roc
@@ -97,6 +98,9 @@ def cost_scatter(board: Scoreboard, columns: Sequence[Column]) -> Figure | None:
             if point.column == column:
                 point.draw(axes)
         axes.set_xscale("log")
+        axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.set_title(column.name, fontsize=10)
         tidy(axes, xlabel="tokens to confidence (log)", ylabel="accuracy, percent")
     _legend(figure, row)
@@ -118,10 +122,8 @@ class _CostPoint:
             [self.tokens.estimate],
             [accuracy.estimate * 100],
             np.maximum(spread, 0),
-            color=style["color"],
-            marker=style["marker"],
+            **style | {"linestyle": "none"},
             capsize=3,
-            linestyle="none",
             label=self.label,
         )
 

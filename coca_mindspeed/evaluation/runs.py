@@ -1,7 +1,7 @@
 """Runs: what a report compares.  A run is a label, its predictions, and its training metrics where it has any."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -74,18 +74,23 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     for path in paths:
         if not path.exists():
             raise DataError(f"{path}: does not exist; expected a predictions file or a run directory")
-        files = sorted(path.glob("predictions*.jsonl")) if path.is_dir() else [path]
+        files = sorted(path.glob("predictions*.jsonl"), key=_before_first) if path.is_dir() else [path]
         metrics = path / "metrics.jsonl"
         training = read_training(metrics) if path.is_dir() and metrics.exists() else []
         if not files and not training:
             raise DataError(f"{path}: holds neither predictions*.jsonl nor metrics.jsonl")
         found = [run for file in files for run in _split(read_predictions(file), _name(file, path))]
-        if training:
-            # Drawn once, under the name of the last predictions, which are those of the trained model.
-            last = found.pop() if found else Run(path.resolve().name, ())
-            found.append(Run(last.label, last.predictions, training, last.method))
+        if training and len(found) == 1:
+            found = [replace(found[0], training=training)]
+        elif training:
+            # Predictions before and after a training: its curves belong to neither.
+            found.append(Run(path.resolve().name, (), training))
         runs += found
     return [_unique(run, index, runs) for index, run in enumerate(runs)]
+
+
+def _before_first(file: Path) -> tuple[bool, str]:
+    return not file.stem.endswith("before"), file.name
 
 
 def _name(file: Path, path: Path) -> str:
@@ -99,4 +104,4 @@ def _unique(run: Run, index: int, runs: Sequence[Run]) -> Run:
     same = [i for i, other in enumerate(runs) if other.label == run.label]
     if len(same) == 1:
         return run
-    return Run(f"{run.label} #{same.index(index) + 1}", run.predictions, run.training, run.method)
+    return replace(run, label=f"{run.label} #{same.index(index) + 1}")
