@@ -22,7 +22,7 @@ from coca_mindspeed.files import write_atomically, write_json
 from coca_mindspeed.grading.verdict import Grader
 
 _PRINTED = ("accuracy", "auroc", "ece", "brier", "success_rate", "tokens_to_confidence")
-_GRADERS = {"exact": "exact.ExactGrader", "math": "math.MathGrader"}
+_GRADERS = {"exact": "exact.ExactGrader", "math": "math.MathGrader", "code": "code.CodeGrader"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

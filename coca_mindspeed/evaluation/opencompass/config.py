@@ -6,7 +6,6 @@ A Python configuration could not call these functions: OpenCompass parses such f
 
 import argparse
 import importlib
-import json
 import sys
 from collections.abc import Mapping
 from copy import deepcopy
@@ -15,6 +14,7 @@ from typing import Any
 
 from coca_mindspeed.algorithm.response import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, ConfidencePosition
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError
+from coca_mindspeed.files import write_json
 
 _EVALUATORS = "coca_mindspeed.evaluation.opencompass.evaluator"
 _SANDBOX = "coca_mindspeed.evaluation.opencompass.sandbox"
@@ -288,7 +288,7 @@ def main(argv: list[str] | None = None) -> int:
     except CocaError as error:
         print(f"{parser.prog}: {error}", file=sys.stderr)
         return 1
-    arguments.output.write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(arguments.output, config)
     return 0
 
 
