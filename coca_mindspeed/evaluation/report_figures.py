@@ -49,7 +49,7 @@ def reliability_grid(groups: Groups) -> Figure:
 
 def histogram_grid(groups: Groups) -> Figure:
     """Histograms of confidence, right answers upwards and wrong ones downwards."""
-    figure, panels = grid_figure(len(groups), "stated confidence", "answers: right above, wrong below the line")
+    figure, panels = grid_figure(len(groups), "stated confidence", "right (up) and wrong (down)")
     for axes, (label, data) in zip(panels, groups.items(), strict=False):
         right = bin_table(data.confidence[data.correct], data.correct[data.correct]).count
         wrong = bin_table(data.confidence[~data.correct], data.correct[~data.correct]).count
