@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # OpenCompass 0.5.4 needs numpy < 2 and so an environment of its own.
 OPENCOMPASS_VENV ?= .venv-opencompass
 
-.PHONY: help demo test test-opencompass lint bench clean lock lock-opencompass .venv
+.PHONY: help demo test test-opencompass lint bench clean lock lock-opencompass docs .venv
 
 help:  ## list the targets
 	@grep -hE '^[a-zA-Z_.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -55,3 +55,8 @@ lock-opencompass: $(STAMP)  ## resolve requirements/opencompass.in anew
 
 clean:  ## remove the environment, caches and runs
 	rm -rf $(VENV) $(OPENCOMPASS_VENV) runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+docs: $(STAMP)  ## renew the reference of keys in docs/configuration.md
+	sed -i '/<!-- keys -->/q' docs/configuration.md
+	printf '\n' >> docs/configuration.md
+	$(BIN)/coca-mindspeed config keys >> docs/configuration.md

@@ -1,4 +1,4 @@
-"""The response format (paper, equation 5): prompts, strict parsing, and where the confidence segment ends.
+"""The response format (paper, equation 5): prompts and strict parsing.
 
 ``<confidence> s </confidence> answer``.  The confidence segment is everything up to and including the closing
 tag; the answer segment is the rest.  A response whose confidence does not parse is *invalid*: it is never clamped

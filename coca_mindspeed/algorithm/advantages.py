@@ -1,0 +1,109 @@
+"""Group-relative advantages (paper, equation 9), one for each segment, and their way onto tokens."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class SegmentMasks(NamedTuple):
+    """Which tokens belong to which segment, bool ``[batch, tokens]`` both; disjoint, and False on padding."""
+
+    confidence: Tensor
+    answer: Tensor
+
+
+def group_advantages(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-6) -> Tensor:
+    """``(r - mean) / (std + eps)`` within each group.
+
+    A group whose rewards are all equal has nothing to teach and gets exactly zero, whatever rounding does to its
+    mean.
+
+    Args:
+        rewards: float ``[prompts, group]``.
+        ddof: 1 for the sample deviation, as MindSpeed-RL's group_norm; 0 for the population's.
+        eps: added to the deviation.  It also damps nearly unanimous groups: see docs/method.md.
+
+    Returns:
+        float32 ``[prompts, group]``.
+
+    Raises:
+        ValueError: wrong shape or dtype, or a reward that is not finite.
+    """
+    if not rewards.is_floating_point() or rewards.dim() != 2:
+        raise ValueError(f"rewards should be float [prompts, group], found {rewards.dtype} {tuple(rewards.shape)}")
+    if not bool(rewards.isfinite().all()):
+        raise ValueError("rewards should be finite, found NaN or infinity")
+    rewards = rewards.to(torch.float32)
+    varied = (rewards != rewards[:, :1]).any(dim=1, keepdim=True)
+    # A single sample has no sample deviation (0/0); it is a group without variance and never uses it.
+    deviation = rewards.std(dim=1, keepdim=True, correction=min(ddof, rewards.shape[1] - 1))
+    advantages = (rewards - rewards.mean(dim=1, keepdim=True)) / (deviation + eps)
+    return torch.where(varied, advantages, 0.0)
+
+
+def segment_masks(confidence_lengths: Tensor, response_lengths: Tensor, width: int) -> SegmentMasks:
+    """Masks over ``width`` response tokens from the number of tokens in each segment.
+
+    Args:
+        confidence_lengths: int ``[batch]``, tokens of the confidence segment.
+        response_lengths: int ``[batch]``, tokens of the whole response.
+        width: tokens of the padded responses.
+    """
+    _check_lengths(confidence_lengths, response_lengths, width)
+    position = torch.arange(width, device=response_lengths.device)
+    confidence = position < confidence_lengths[:, None]
+    return SegmentMasks(confidence, (position < response_lengths[:, None]) & ~confidence)
+
+
+def token_advantages(
+    confidence: Tensor, answer: Tensor, confidence_lengths: Tensor, response_lengths: Tensor, width: int
+) -> Tensor:
+    """Put each segment's advantage on its own tokens (paper, equation 10), and 0 on padding.
+
+    Args:
+        confidence: float ``[batch]``, advantage of each confidence segment.
+        answer: float ``[batch]``, advantage of each answer segment.
+        confidence_lengths: int ``[batch]``.
+        response_lengths: int ``[batch]``.
+        width: tokens of the padded responses.
+
+    Returns:
+        float32 ``[batch, width]``.
+    """
+    _check_lengths(confidence_lengths, response_lengths, width)
+    for name, advantage in (("confidence", confidence), ("answer", answer)):
+        if not advantage.is_floating_point() or advantage.shape != response_lengths.shape:
+            raise ValueError(
+                f"{name} should be float {tuple(response_lengths.shape)}, "
+                f"found {advantage.dtype} {tuple(advantage.shape)}"
+            )
+        if advantage.device != response_lengths.device:
+            raise ValueError(f"{name} is on {advantage.device}, the lengths are on {response_lengths.device}")
+    # int32 positions halve the traffic of the one comparison that runs over the whole matrix.
+    position = torch.arange(width, device=response_lengths.device, dtype=torch.int32)
+    inside = position < response_lengths[:, None].to(torch.int32)
+    result = torch.where(inside, answer[:, None].to(torch.float32), 0.0)
+    # Confidence segments are short, so only the columns that any of them reaches are written twice.
+    reach = int(confidence_lengths.max()) if len(confidence_lengths) else 0
+    in_confidence = position[:reach] < confidence_lengths[:, None]
+    result[:, :reach] = torch.where(in_confidence, confidence[:, None].to(torch.float32), result[:, :reach])
+    return result
+
+
+def _check_lengths(confidence_lengths: Tensor, response_lengths: Tensor, width: int) -> None:
+    for name, lengths in (("confidence_lengths", confidence_lengths), ("response_lengths", response_lengths)):
+        if lengths.dtype not in (torch.int64, torch.int32) or lengths.dim() != 1:
+            raise ValueError(f"{name} should be int [batch], found {lengths.dtype} {tuple(lengths.shape)}")
+    if confidence_lengths.shape != response_lengths.shape or confidence_lengths.device != response_lengths.device:
+        raise ValueError(
+            f"confidence_lengths is {tuple(confidence_lengths.shape)} on {confidence_lengths.device}, "
+            f"response_lengths {tuple(response_lengths.shape)} on {response_lengths.device}"
+        )
+    wrong = (confidence_lengths < 0) | (confidence_lengths > response_lengths) | (response_lengths > width)
+    if bool(wrong.any()):
+        row = int(wrong.nonzero()[0])
+        raise ValueError(
+            f"response {row}: expected 0 <= confidence tokens <= response tokens <= {width}, "
+            f"found {int(confidence_lengths[row])} and {int(response_lengths[row])}"
+        )

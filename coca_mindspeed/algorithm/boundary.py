@@ -1,0 +1,179 @@
+"""Where the confidence segment ends, on the sampled token ids themselves.
+
+A byte-level tokenizer may merge the last ``>`` of the closing tag with what follows, or split the tag anywhere, so
+the boundary is looked for in the bytes behind the ids; re-tokenising decoded text would move it.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from coca_mindspeed.algorithm.response import CLOSE_TAG, ConfidencePosition
+
+_FIRST_WINDOW = 32  # tokens searched at first; a confidence takes about ten
+_TOKENS_AT_ONCE = 2**18  # bounds the memory of one search to a few megabytes, whatever the batch
+
+
+class TokenText:
+    """The bytes that each token id stands for, as tensors, so that text and boundary come from the same table.
+
+    Build it with :func:`coca_mindspeed.tokenization.token_text`.  A control token (end of text, padding) has no
+    bytes; a token may hold part of a multi-byte character.
+    """
+
+    def __init__(self, tokens: Sequence[bytes]) -> None:
+        """Make the table.
+
+        Args:
+            tokens: the bytes of token 0, 1, ...; as long as the model's vocabulary.
+        """
+        self.vocabulary_size = len(tokens)
+        # Two ids of our own follow the vocabulary: padding (no bytes) and a separator that no tag contains.
+        self._padding, self._separator = self.vocabulary_size, self.vocabulary_size + 1
+        sizes = torch.tensor([*map(len, tokens), 0, 1], dtype=torch.int64)
+        self._sizes = sizes
+        self._starts = sizes.cumsum(0) - sizes
+        self._bytes = torch.frombuffer(bytearray(b"".join(tokens) + b"\0"), dtype=torch.uint8)
+
+    def to(self, device: torch.device) -> "TokenText":
+        """Move the table; a no-op where it is already there."""
+        self._sizes, self._starts = self._sizes.to(device), self._starts.to(device)
+        self._bytes = self._bytes.to(device)
+        return self
+
+    def decode(self, token_ids: Tensor, lengths: Tensor) -> list[str]:
+        """The text of each response; bytes that are not UTF-8 become U+FFFD.
+
+        Args:
+            token_ids: int ``[batch, tokens]``.
+            lengths: int ``[batch]``, tokens of each response.
+        """
+        _check_responses(token_ids, lengths, self)
+        stream, token_of_byte = self._byte_stream(_window(token_ids, lengths, token_ids.shape[1], "first", self))
+        raw = stream.cpu().numpy().tobytes()
+        row_of_byte = token_of_byte // (token_ids.shape[1] + 1)
+        ends = torch.bincount(row_of_byte, minlength=len(lengths)).cumsum(0).tolist()
+        starts = [0, *ends][: len(ends)]
+        return [raw[start : end - 1].decode("utf-8", "replace") for start, end in zip(starts, ends, strict=True)]
+
+    def _byte_stream(self, window: Tensor) -> tuple[Tensor, Tensor]:
+        """The bytes of ``window`` ``[rows, columns]`` in a row, uint8 ``[n]``, and the token of each, int64 ``[n]``."""
+        flat = window.flatten()
+        sizes = self._sizes[flat]
+        token_of_byte = torch.repeat_interleave(torch.arange(len(flat), device=flat.device), sizes)
+        # Position in the table = start of the token there + offset of the byte within its token.
+        shift = self._starts[flat] - (sizes.cumsum(0) - sizes)
+        position = torch.arange(len(token_of_byte), device=flat.device) + shift[token_of_byte]
+        return self._bytes[position], token_of_byte
+
+
+def confidence_segment_lengths(
+    token_ids: Tensor,
+    response_lengths: Tensor,
+    token_text: TokenText,
+    valid: Tensor,
+    *,
+    max_confidence_tokens: int = 16,
+    position: ConfidencePosition = "first",
+) -> Tensor:
+    """How many tokens of each response belong to its confidence segment.
+
+    A token belongs to it if any of its characters stand before the end of the closing tag, so a token that straddles
+    the boundary does.  Found on the sampled ids themselves: the bytes behind the ids are searched, nothing is ever
+    re-tokenised.  An invalid response has no closing tag to find; its first ``max_confidence_tokens`` tokens stand
+    in, so that the penalty lands where the confidence should have stood.
+
+    Args:
+        token_ids: int ``[batch, tokens]``, the sampled ids, right-padded with anything.
+        response_lengths: int ``[batch]``.
+        token_text: bytes of each id.
+        valid: bool ``[batch]``, whether :class:`ResponseParser` found a confidence in the response's text.
+        max_confidence_tokens: segment length of invalid responses.
+        position: ``first``: up to the end of the first closing tag.  ``last`` (RLCR): up to the end of the last one,
+            counted from the start of the response, which is the number of tokens until the confidence is known.
+
+    Returns:
+        int64 ``[batch]`` on the device of ``token_ids``.
+
+    Raises:
+        TypeError, ValueError: on mismatching shapes, dtypes, devices or ids.
+        ValueError: a response is said to be valid, but its tokens hold no closing tag.
+    """
+    _check_responses(token_ids, response_lengths, token_text)
+    if valid.dtype != torch.bool or valid.shape != response_lengths.shape or valid.device != token_ids.device:
+        raise ValueError(
+            f"valid should be bool {tuple(response_lengths.shape)} on {token_ids.device}, "
+            f"found {valid.dtype} {tuple(valid.shape)} on {valid.device}"
+        )
+    if max_confidence_tokens < 1:
+        raise ValueError(f"max_confidence_tokens should be at least 1, found {max_confidence_tokens}")
+    token_text.to(token_ids.device)
+    lengths = response_lengths.to(torch.int64)
+    result = lengths.clamp(max=max_confidence_tokens)
+    rows = valid.nonzero().flatten()
+    width = _FIRST_WINDOW
+    while len(rows):
+        found = torch.cat(
+            [
+                _closing_tag_in_window(token_ids[chunk], lengths[chunk], token_text, width, position)
+                for chunk in rows.split(max(1, _TOKENS_AT_ONCE // width))
+            ]
+        )
+        result[rows] = torch.where(found > 0, found, result[rows])
+        rows = rows[found == 0]
+        if len(rows) and width >= token_ids.shape[1]:
+            raise ValueError(f"response {int(rows[0])} is marked valid, but its tokens hold no {CLOSE_TAG}")
+        width *= 4
+    return result
+
+
+def _window(token_ids: Tensor, lengths: Tensor, width: int, side: ConfidencePosition, token_text: TokenText) -> Tensor:
+    """The first (or last) ``width`` tokens of each row, our padding behind them, our separator in a last column."""
+    width = min(width, token_ids.shape[1])
+    start = torch.zeros_like(lengths) if side == "first" else (lengths - width).clamp(min=0)
+    index = start[:, None] + torch.arange(width, device=token_ids.device)
+    inside = index < lengths[:, None]
+    ids = token_ids.gather(1, index.clamp(max=max(0, token_ids.shape[1] - 1))).to(torch.int64)
+    separator = torch.full((len(ids), 1), token_text._separator, device=ids.device)
+    return torch.cat([torch.where(inside, ids, token_text._padding), separator], dim=1)
+
+
+def _closing_tag_in_window(
+    token_ids: Tensor, lengths: Tensor, token_text: TokenText, width: int, position: ConfidencePosition
+) -> Tensor:
+    """Tokens up to and including the closing tag's last, per row; 0 where the window does not hold a whole tag."""
+    window = _window(token_ids, lengths, width, position, token_text)
+    stream, token_of_byte = token_text._byte_stream(window)
+    tag = CLOSE_TAG.encode()
+    candidates = max(0, len(stream) - len(tag) + 1)
+    hit = torch.ones(candidates, dtype=torch.bool, device=stream.device)
+    for offset, byte in enumerate(tag):
+        hit &= stream[offset : offset + candidates] == byte
+    last_token = token_of_byte[hit.nonzero().flatten() + len(tag) - 1]
+    columns = window.shape[1]
+    row, count = last_token // columns, last_token % columns + 1
+    reduce = "amin" if position == "first" else "amax"
+    found = torch.zeros_like(lengths).scatter_reduce(0, row, count, reduce, include_self=False)
+    if position == "last":
+        found = torch.where(found > 0, found + (lengths - (columns - 1)).clamp(min=0), found)
+    return found
+
+
+def _check_responses(token_ids: Tensor, lengths: Tensor, token_text: TokenText) -> None:
+    for name, tensor, dimensions in (("token_ids", token_ids, 2), ("response_lengths", lengths, 1)):
+        if tensor.dtype not in (torch.int64, torch.int32):
+            raise TypeError(f"{name} should be int64 or int32, found {tensor.dtype}")
+        if tensor.dim() != dimensions:
+            raise ValueError(f"{name} should have {dimensions} dimension(s), found shape {tuple(tensor.shape)}")
+    if len(token_ids) != len(lengths):
+        raise ValueError(f"token_ids has {len(token_ids)} rows, response_lengths has {len(lengths)}")
+    if token_ids.device != lengths.device:
+        raise ValueError(f"token_ids is on {token_ids.device}, response_lengths on {lengths.device}")
+    if len(lengths) and (int(lengths.min()) < 0 or int(lengths.max()) > token_ids.shape[1]):
+        raise ValueError(f"response_lengths should be in [0, {token_ids.shape[1]}], found {lengths.tolist()[:8]} ...")
+    if token_ids.numel() and (int(token_ids.min()) < 0 or int(token_ids.max()) >= token_text.vocabulary_size):
+        raise ValueError(
+            f"token ids should be in [0, {token_text.vocabulary_size}), "
+            f"found [{int(token_ids.min())}, {int(token_ids.max())}]"
+        )

@@ -1,0 +1,121 @@
+"""The clipped objective (paper, equations 10 and 11), its aggregation over tokens, and its metrics by segment."""
+
+from typing import Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor
+
+from coca_mindspeed.algorithm.advantages import SegmentMasks
+
+LossAggregation = Literal["sum", "token_mean", "segment_mean"]
+
+
+class SegmentStatistics(NamedTuple):
+    """Sums over one segment's tokens, scalar tensors.  Those of microbatches add up to those of the batch."""
+
+    tokens: Tensor
+    clipped: Tensor
+    kl: Tensor
+    advantage: Tensor
+
+    def __add__(self, other: "SegmentStatistics") -> "SegmentStatistics":  # type: ignore[override]
+        """Sum of two parts of a batch (a tuple's own ``+`` would concatenate)."""
+        return SegmentStatistics(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def means(self) -> dict[str, float]:
+        """``clip_fraction``, ``kl`` and ``advantage``, each a mean over the segment's tokens; 0 if it has none."""
+        tokens, *sums = (float(value) for value in self)
+        return {
+            name: value / tokens if tokens else 0.0
+            for name, value in zip(("clip_fraction", "kl", "advantage"), sums, strict=True)
+        }
+
+
+class Objective(NamedTuple):
+    """Result of :func:`segment_objective`: a scalar loss to minimise, and detached statistics."""
+
+    loss: Tensor
+    confidence: SegmentStatistics
+    answer: SegmentStatistics
+
+
+def segment_objective(
+    log_probs: Tensor,
+    old_log_probs: Tensor,
+    advantages: Tensor,
+    masks: SegmentMasks,
+    *,
+    clip: float = 0.2,
+    aggregation: LossAggregation = "sum",
+    responses: int | None = None,
+    tokens: int | None = None,
+) -> Objective:
+    """Minus the mean over responses of ``min(rho A, clip(rho, 1 - clip, 1 + clip) A)`` summed over tokens.
+
+    Aggregations: ``sum`` adds a response's token terms and averages over responses (the paper); ``token_mean``
+    averages over all response tokens of the batch (MindSpeed-RL's own); ``segment_mean`` averages each segment over
+    its own tokens, adds the two, and averages over responses.
+
+    Args:
+        log_probs: float ``[batch, tokens]`` under the policy being trained, with gradient.
+        old_log_probs: float ``[batch, tokens]`` under the policy that sampled; anything on padding.
+        advantages: float ``[batch, tokens]``.
+        masks: bool ``[batch, tokens]`` each.
+        clip: epsilon of the ratio's trust region.
+        aggregation: see above.
+        responses: responses of the whole batch, if this is a microbatch of it; default: the rows given.
+        tokens: response tokens of the whole batch, likewise, for ``token_mean``.
+
+    Returns:
+        The loss (microbatches' losses sum to the batch's) and each segment's statistics: tokens, tokens whose
+        gradient the clip cut off, the k3 estimate of KL(old || new) (Schulman, 2020), and the advantage.
+
+    Raises:
+        ValueError: mismatching shapes, dtypes or devices, or an unknown aggregation.
+    """
+    _check(log_probs, old_log_probs, advantages, masks)
+    inside = masks.confidence | masks.answer
+    # Padding may hold anything, infinities included: select before the exponential, or its gradient is NaN.
+    log_ratio = torch.where(inside, log_probs - old_log_probs, 0.0)
+    ratio = log_ratio.exp()
+    clipped_ratio = ratio.clamp(1 - clip, 1 + clip)
+    advantages = torch.where(inside, advantages, 0.0)
+    terms = torch.minimum(ratio * advantages, clipped_ratio * advantages)
+    responses = len(log_probs) if responses is None else responses
+
+    if aggregation == "sum":
+        gain = terms.sum() / responses
+    elif aggregation == "token_mean":
+        gain = terms.sum() / (inside.sum() if tokens is None else tokens)
+    elif aggregation == "segment_mean":
+        means = [(terms * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1) for mask in masks]
+        gain = torch.stack(means).sum() / responses
+    else:
+        raise ValueError(f"unknown loss aggregation {aggregation!r}; known: {', '.join(get_args(LossAggregation))}")
+
+    with torch.no_grad():
+        cut = clipped_ratio * advantages < ratio * advantages
+        kl = ratio - 1 - log_ratio
+        confidence, answer = (
+            SegmentStatistics(mask.sum(), (cut & mask).sum(), (kl * mask).sum(), (advantages * mask).sum())
+            for mask in masks
+        )
+    return Objective(-gain, confidence, answer)
+
+
+def _check(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, masks: SegmentMasks) -> None:
+    named = {
+        "log_probs": log_probs,
+        "old_log_probs": old_log_probs,
+        "advantages": advantages,
+        "masks.confidence": masks.confidence,
+        "masks.answer": masks.answer,
+    }
+    for name, tensor in named.items():
+        if tensor.dim() != 2 or tensor.shape != log_probs.shape:
+            raise ValueError(f"{name} should be [batch, tokens] {tuple(log_probs.shape)}, found {tuple(tensor.shape)}")
+        if tensor.device != log_probs.device:
+            raise ValueError(f"{name} is on {tensor.device}, log_probs on {log_probs.device}")
+        is_mask = name.startswith("masks.")
+        if tensor.dtype != torch.bool if is_mask else not tensor.is_floating_point():
+            raise ValueError(f"{name} should be {'bool' if is_mask else 'float'}, found {tensor.dtype}")

@@ -1,0 +1,114 @@
+"""Advantages: by hand, against a plain loop, and where variance vanishes."""
+
+import math
+import statistics
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coca_mindspeed.algorithm.advantages import group_advantages, segment_masks, token_advantages
+
+
+def test_by_hand():
+    # mean 0.75, sample deviation 0.5, population deviation sqrt(3)/4
+    rewards = torch.tensor([[1.0, 1.0, 1.0, 0.0]])
+    torch.testing.assert_close(group_advantages(rewards, eps=0.0), torch.tensor([[0.5, 0.5, 0.5, -1.5]]))
+    torch.testing.assert_close(
+        group_advantages(rewards, ddof=0, eps=0.0), torch.tensor([[1.0, 1.0, 1.0, -3.0]]) / math.sqrt(3)
+    )
+    torch.testing.assert_close(group_advantages(rewards, eps=0.5), torch.tensor([[0.25, 0.25, 0.25, -0.75]]))
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -1 / 3, 1e30])
+@pytest.mark.parametrize("group", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+def test_equal_rewards_teach_exactly_nothing(value, group, eps):
+    """Three times 0.1 has a mean that is not 0.1: a tiny deviation over a tiny eps must not become an advantage."""
+    assert group_advantages(torch.full((2, group), value), eps=eps).tolist() == [[0.0] * group] * 2
+
+
+@given(
+    st.integers(2, 9).flatmap(
+        lambda group: st.lists(
+            st.lists(st.floats(-2, 2, width=32), min_size=group, max_size=group), min_size=1, max_size=5
+        )
+    ),
+    st.sampled_from([0, 1]),
+    st.sampled_from([1e-6, 0.05]),
+)
+def test_against_a_plain_loop(rewards, ddof, eps):
+    result = group_advantages(torch.tensor(rewards, dtype=torch.float32), ddof=ddof, eps=eps).tolist()
+    for row, advantages in zip(rewards, result, strict=True):
+        deviation = (statistics.stdev if ddof else statistics.pstdev)(row)
+        for reward, advantage in zip(row, advantages, strict=True):
+            expected = 0.0 if len(set(row)) == 1 else (reward - statistics.fmean(row)) / (deviation + eps)
+            # float32 against exact arithmetic, amplified where the deviation is tiny
+            assert advantage == pytest.approx(expected, rel=1e-3, abs=1e-3 + 1e-6 / (deviation + eps))
+
+
+def test_groups_do_not_mix():
+    rewards = torch.randn(6, 4)
+    whole = group_advantages(rewards)
+    assert torch.equal(whole, torch.cat([group_advantages(row[None]) for row in rewards]))
+
+
+def test_tokens_get_their_own_segments_advantage():
+    result = token_advantages(
+        confidence=torch.tensor([1.0, 2.0, 3.0, 4.0]),
+        answer=torch.tensor([-1.0, -2.0, -3.0, -4.0]),
+        confidence_lengths=torch.tensor([2, 0, 3, 0]),
+        response_lengths=torch.tensor([4, 5, 3, 0]),
+        width=5,
+    )
+    assert result.tolist() == [[1, 1, -1, -1, 0], [-2, -2, -2, -2, -2], [3, 3, 3, 0, 0], [0, 0, 0, 0, 0]]
+    masks = segment_masks(torch.tensor([2, 0]), torch.tensor([4, 5]), 5)
+    assert masks.confidence.int().tolist() == [[1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]
+    assert masks.answer.int().tolist() == [[0, 0, 1, 1, 0], [1, 1, 1, 1, 1]]
+
+
+@given(st.data())
+def test_token_advantages_are_the_masks_times_the_advantages(data):
+    width = data.draw(st.integers(1, 9))
+    lengths = data.draw(st.lists(st.integers(0, width), min_size=1, max_size=6))
+    confidence = [data.draw(st.integers(0, length)) for length in lengths]
+    a, b = torch.randn(len(lengths)), torch.randn(len(lengths))
+    masks = segment_masks(torch.tensor(confidence), torch.tensor(lengths), width)
+    assert not bool((masks.confidence & masks.answer).any())
+    expected = masks.confidence * a[:, None] + masks.answer * b[:, None]
+    assert torch.equal(token_advantages(a, b, torch.tensor(confidence), torch.tensor(lengths), width), expected)
+
+
+@pytest.mark.parametrize(
+    "rewards",
+    [torch.zeros(3), torch.zeros(2, 2, dtype=torch.int64), torch.tensor([[torch.nan, 0.0]])],
+)
+def test_bad_rewards_are_refused(rewards):
+    with pytest.raises(ValueError, match="rewards should be"):
+        group_advantages(rewards)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"confidence_lengths": torch.tensor([2, 3])}, "response 1: expected 0 <= confidence tokens"),
+        ({"confidence_lengths": torch.tensor([-1, 1])}, "response 0"),
+        ({"width": 2}, "<= 2, found 1 and 3"),
+        ({"confidence_lengths": torch.tensor([1])}, r"confidence_lengths is \(1,\)"),
+        ({"response_lengths": torch.tensor([3.0, 2.0])}, "response_lengths should be int"),
+        ({"answer": torch.zeros(3)}, "answer should be float"),
+        ({"confidence": torch.zeros(2, dtype=torch.int64)}, "confidence should be float"),
+        ({"confidence": torch.zeros(2, device="meta")}, "confidence is on meta"),
+    ],
+)
+def test_mismatches_raise(change, message):
+    arguments = {
+        "confidence": torch.zeros(2),
+        "answer": torch.zeros(2),
+        "confidence_lengths": torch.tensor([1, 1]),
+        "response_lengths": torch.tensor([3, 2]),
+        "width": 3,
+    }
+    with pytest.raises(ValueError, match=message):
+        token_advantages(**{**arguments, **change})

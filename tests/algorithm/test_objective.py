@@ -1,0 +1,163 @@
+"""The objective: by hand, its gradient, its aggregations, and microbatches that add up to the batch."""
+
+import math
+
+import pytest
+import torch
+
+from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks, token_advantages
+from coca_mindspeed.algorithm.objective import segment_objective
+
+AGGREGATIONS = ["sum", "token_mean", "segment_mean"]
+
+
+def batch(size: int = 6, width: int = 9, seed: int = 0):
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, width + 1, (size,), generator=generator)
+    confidence = torch.minimum(lengths, torch.randint(0, 5, (size,), generator=generator))
+    log_probs = -torch.rand(size, width, generator=generator, dtype=torch.float64)
+    old = log_probs + 0.4 * torch.randn(size, width, generator=generator, dtype=torch.float64)
+    a, b = torch.randn(2, size, generator=generator)
+    advantages = token_advantages(a, b, confidence, lengths, width).double()
+    return log_probs, old, advantages, segment_masks(confidence, lengths, width)
+
+
+def test_by_hand():
+    """One response: two confidence tokens with A = 1, one answer token with A = -2; one token of padding."""
+    ratio = torch.tensor([[1.5, 0.5, 0.5, 1.0]])
+    masks = SegmentMasks(torch.tensor([[True, True, False, False]]), torch.tensor([[False, False, True, False]]))
+    advantages = torch.tensor([[1.0, 1.0, -2.0, 0.0]])
+    result = {
+        name: segment_objective(ratio.log(), torch.zeros(1, 4), advantages, masks, aggregation=name)
+        for name in AGGREGATIONS
+    }
+    # min(1.5, 1.2) = 1.2;  min(0.5, 0.8) = 0.5;  min(-1.0, -1.6) = -1.6
+    assert result["sum"].loss.item() == pytest.approx(-(1.2 + 0.5 - 1.6))
+    assert result["token_mean"].loss.item() == pytest.approx(-(1.2 + 0.5 - 1.6) / 3)
+    assert result["segment_mean"].loss.item() == pytest.approx(-((1.2 + 0.5) / 2 - 1.6))
+    confidence, answer = result["sum"].confidence.means(), result["sum"].answer.means()
+    assert confidence["clip_fraction"] == 0.5  # 1.5 is cut off, 0.5 with a positive advantage is not
+    assert answer["clip_fraction"] == 1.0
+    assert confidence["advantage"] == 1.0
+    assert answer["advantage"] == -2.0
+    assert confidence["kl"] == pytest.approx(((1.5 - 1 - math.log(1.5)) + (0.5 - 1 - math.log(0.5))) / 2)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_against_a_plain_loop(aggregation):
+    log_probs, old, advantages, masks = batch()
+    expected = 0.0
+    all_tokens = int((masks.confidence | masks.answer).sum())
+    for i in range(len(log_probs)):
+        for mask in masks:
+            tokens = mask[i].nonzero().flatten().tolist()
+            for t in tokens:
+                rho, a = math.exp(log_probs[i, t] - old[i, t]), advantages[i, t].item()
+                term = min(rho * a, min(max(rho, 0.8), 1.2) * a)
+                scale = {"sum": 1 / 6, "token_mean": 1 / all_tokens, "segment_mean": 1 / len(tokens) / 6}
+                expected += term * scale[aggregation]
+    loss = segment_objective(log_probs, old, advantages, masks, aggregation=aggregation).loss
+    assert loss.item() == pytest.approx(-expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_gradient_against_finite_differences(aggregation):
+    log_probs, old, advantages, masks = batch(seed=1)
+    log_probs.requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda x: segment_objective(x, old, advantages, masks, aggregation=aggregation).loss, log_probs
+    )
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("size", [1, 2, 4, 6])
+def test_microbatches_add_up_to_the_batch(aggregation, size):
+    log_probs, old, advantages, masks = batch()
+    log_probs.requires_grad_()
+    whole = segment_objective(log_probs, old, advantages, masks, aggregation=aggregation)
+    (gradient,) = torch.autograd.grad(whole.loss, log_probs)
+    tokens = int((masks.confidence | masks.answer).sum())
+    parts = [
+        segment_objective(
+            log_probs[rows],
+            old[rows],
+            advantages[rows],
+            SegmentMasks(*(m[rows] for m in masks)),
+            aggregation=aggregation,
+            responses=6,
+            tokens=tokens,
+        )
+        for rows in torch.arange(6).split(size)
+    ]
+    (sum_of_gradients,) = torch.autograd.grad(sum(p.loss for p in parts), log_probs)
+    torch.testing.assert_close(sum_of_gradients, gradient)
+    total = parts[0].confidence
+    for part in parts[1:]:
+        total = total + part.confidence
+    assert total.means() == pytest.approx(whole.confidence.means())
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_each_advantage_moves_only_its_own_tokens(aggregation):
+    log_probs, old, advantages, masks = batch()
+    log_probs.requires_grad_()
+    only_confidence = torch.where(masks.confidence, advantages, 0.0)
+    loss = segment_objective(log_probs, old, only_confidence, masks, aggregation=aggregation).loss
+    (gradient,) = torch.autograd.grad(loss, log_probs)
+    assert bool((gradient[~masks.confidence] == 0).all())
+    assert bool((gradient[masks.confidence] != 0).any())
+
+
+@pytest.mark.parametrize("garbage", [torch.inf, -torch.inf, torch.nan, 1e30])
+def test_padding_may_hold_anything(garbage):
+    log_probs, old, advantages, masks = batch()
+    inside = masks.confidence | masks.answer
+    clean = segment_objective(log_probs, old, advantages, masks)
+    dirty = torch.where(inside, log_probs, garbage).requires_grad_()
+    result = segment_objective(dirty, old, torch.where(inside, advantages, garbage), masks)
+    assert result.loss.item() == clean.loss.item()
+    (gradient,) = torch.autograd.grad(result.loss, dirty)
+    assert bool((gradient[~inside] == 0).all())
+    assert bool(gradient.isfinite().all())
+
+
+def test_on_policy_gradient_is_the_policy_gradient():
+    """At rho = 1 nothing is clipped and the gradient of the loss is minus the advantage."""
+    log_probs, _, advantages, masks = batch()
+    leaf = log_probs.clone().requires_grad_()
+    result = segment_objective(leaf, log_probs, advantages, masks)
+    (gradient,) = torch.autograd.grad(result.loss, leaf)
+    torch.testing.assert_close(gradient, -advantages / 6)
+    assert result.confidence.means()["clip_fraction"] == result.answer.means()["clip_fraction"] == 0
+    assert result.answer.means()["kl"] == 0
+
+
+def test_an_empty_segment_counts_nothing():
+    masks = SegmentMasks(torch.zeros(1, 2, dtype=torch.bool), torch.ones(1, 2, dtype=torch.bool))
+    result = segment_objective(
+        torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2), masks, aggregation="segment_mean"
+    )
+    assert result.loss.item() == -1.0
+    assert result.confidence.means() == {"clip_fraction": 0.0, "kl": 0.0, "advantage": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("position", "value", "message"),
+    [
+        (1, torch.zeros(6, 8), r"old_log_probs should be \[batch, tokens\] \(6, 9\), found \(6, 8\)"),
+        (2, torch.zeros(6), "advantages should be"),
+        (2, torch.zeros(6, 9, device="meta"), "advantages is on meta"),
+        (2, torch.zeros(6, 9, dtype=torch.int64), "advantages should be float"),
+        (3, SegmentMasks(torch.zeros(6, 9), torch.zeros(6, 9)), "masks.confidence should be bool"),
+    ],
+)
+def test_mismatches_raise(position, value, message):
+    arguments = list(batch())
+    arguments[position] = value
+    with pytest.raises(ValueError, match=message):
+        segment_objective(*arguments)
+
+
+def test_an_unknown_aggregation_is_refused():
+    with pytest.raises(ValueError, match="'mean'; known: sum, token_mean, segment_mean"):
+        segment_objective(*batch(), aggregation="mean")

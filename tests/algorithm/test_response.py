@@ -1,0 +1,109 @@
+"""The strict parser, case by case and against properties."""
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coca_mindspeed.algorithm.response import CLOSE_TAG, OPEN_TAG, ResponseParser
+
+
+@pytest.mark.parametrize(
+    ("number", "value"),
+    [("0", 0.0), ("1", 1.0), ("1.0", 1.0), ("1.000", 1.0), (".5", 0.5), ("0.85", 0.85), ("0.3333333333333333", 1 / 3)],
+)
+@pytest.mark.parametrize("space", ["", " ", "\n\t "])
+def test_plain_decimals_in_the_unit_interval_are_valid(number, value, space):
+    parsed = ResponseParser()(f" \n<confidence>{space}{number}{space}</confidence> the answer")
+    assert parsed.confidence == value
+    assert parsed.answer == " the answer"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "42",
+        "<confidence></confidence> a",
+        "<confidence> </confidence> a",
+        "<confidence> 85% </confidence> a",
+        "<confidence> 1.01 </confidence> a",
+        "<confidence> 2 </confidence> a",
+        "<confidence> -0.5 </confidence> a",
+        "<confidence> +0.5 </confidence> a",
+        "<confidence> 1e-1 </confidence> a",
+        "<confidence> nan </confidence> a",
+        "<confidence> inf </confidence> a",
+        "<confidence> 0.5 0.6 </confidence> a",
+        "<confidence> 0.5.1 </confidence> a",
+        "<confidence> 0,5 </confidence> a",
+        "<confidence> . </confidence> a",
+        "<confidence> 1. </confidence> a",
+        "<confidence> 00.5 </confidence> a",
+        "<confidence> 0_5 </confidence> a",
+        "<confidence> ０.５ </confidence> a",  # full-width digits
+        "<confidence> ٠.٥ </confidence> a",  # Arabic-Indic digits, which float() would read
+        "<confidence>\u00a00.5</confidence> a",  # a no-break space is not ASCII white space
+        "<confidence> 0.5 a",
+        "0.5 </confidence> a",
+        "<Confidence> 0.5 </Confidence> a",
+        "<confidence> 0.5 </ confidence> a",
+        "sure: <confidence> 0.5 </confidence> a",
+        "a <confidence> 0.5 </confidence>",
+        "<confidence><confidence> 0.5 </confidence> a",
+        "<confidence> x </confidence><confidence> 0.5 </confidence> a",
+    ],
+)
+def test_anything_else_is_invalid_and_the_answer_is_the_whole_text(text):
+    parsed = ResponseParser()(text)
+    assert parsed.confidence is None
+    assert parsed.answer == text
+
+
+def test_only_the_first_pair_counts():
+    parsed = ResponseParser()("<confidence>0.2</confidence>x<confidence>0.9</confidence>")
+    assert parsed.confidence == 0.2
+    assert parsed.answer == "x<confidence>0.9</confidence>"
+
+
+def test_fixed_width():
+    parse = ResponseParser(decimals=2)
+    assert parse("<confidence> 0.50 </confidence> a").confidence == 0.5
+    assert parse("<confidence>1.00</confidence> a").confidence == 1.0
+    for other in ("0.5", "0.500", "1", ".50", "1.01", "0.0"):
+        assert parse(f"<confidence>{other}</confidence> a").confidence is None, other
+
+
+@pytest.mark.parametrize(
+    ("text", "confidence", "answer"),
+    [
+        ("so 42 <confidence> 0.7 </confidence>\n", 0.7, "so 42 "),
+        ("<confidence>0.1</confidence> 42 <confidence>0.7</confidence>", 0.7, "<confidence>0.1</confidence> 42 "),
+        ("<confidence>0.7</confidence>", 0.7, ""),
+        ("42 <confidence>0.7</confidence> and more", None, None),
+        ("42 <confidence>0.7", None, None),
+        ("42 <confidence>0.7</confidence><confidence>7</confidence>", None, None),
+    ],
+)
+def test_answer_first(text, confidence, answer):
+    parsed = ResponseParser(position="last")(text)
+    assert parsed.confidence == confidence
+    assert parsed.answer == (text if answer is None else answer)
+
+
+@given(st.text(alphabet="<confide/c> 01.5\nx", max_size=60))
+def test_valid_means_that_the_grammar_matches_and_nothing_is_lost(text):
+    parsed = ResponseParser()(text)
+    assert text.endswith(parsed.answer)
+    if parsed.confidence is not None:
+        head = text[: len(text) - len(parsed.answer)]
+        inside = re.fullmatch(rf"\s*{OPEN_TAG}\s*(\S+)\s*{CLOSE_TAG}", head)
+        assert inside is not None
+        assert 0.0 <= float(inside[1]) == parsed.confidence <= 1.0
+
+
+@pytest.mark.parametrize("arguments", [{"position": "middle"}, {"decimals": 0}])
+def test_bad_settings_are_refused(arguments):
+    with pytest.raises(ValueError, match="should be"):
+        ResponseParser(**arguments)
