@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from coca_mindspeed.algorithm.response import ResponseParser
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError
@@ -40,10 +42,17 @@ def _correct(row: Mapping[str, Any], where: str) -> bool:
     raise DataError(f"{where}: expected 'correct' true or false, or 'grade' 0 or 1; found {correct!r} and {grade!r}")
 
 
+def _stated(value: Any) -> Any:
+    """A confidence as it was written: 0.3 that went through a float32 tensor has become 0.30000001192092896."""
+    if isinstance(value, float) and float(np.float32(value)) == value:
+        return float(str(np.float32(value)))
+    return value
+
+
 def read_rollouts(path: Path, *, dataset: str | None = None, parser: ResponseParser | None = None) -> list[Prediction]:
     """Predictions of a rollout dump: a line a sample with ``prompt``, ``response`` and ``correct`` or ``grade``.
 
-    Both engines' dumps are read; the local one calls the prompt ``question`` and TTC ``confidence_tokens``.
+    Both engines' dumps are read: the local one calls the prompt ``question``, both call TTC ``confidence_tokens``.
     ``confidence`` is taken as it stands and off the response where there is no such key; ``id``, ``dataset``,
     ``tokens`` and ``tokens_to_confidence`` are taken where they are.  Samples of one prompt are numbered.
 
@@ -70,7 +79,7 @@ def read_rollouts(path: Path, *, dataset: str | None = None, parser: ResponsePar
             raise DataError(f"{where}: field 'response' should be text, found {type(response).__name__}")
         id_ = str(row.get("id", hashlib.sha256(question.encode()).hexdigest()[:16]))
         name = row.get("dataset", dataset or path.stem)
-        stated = row["confidence"] if "confidence" in row else parser(response).confidence
+        stated = _stated(row["confidence"]) if "confidence" in row else parser(response).confidence
         values: dict[str, Any] = {
             "id": id_,
             "dataset": name,
@@ -82,7 +91,8 @@ def read_rollouts(path: Path, *, dataset: str | None = None, parser: ResponsePar
             if stated is None
             else row.get("tokens_to_confidence", row.get("confidence_tokens")),
             "sample": seen[name, id_],
-            **{key: row[key] for key in ("tokens", "method", "model", "category") if key in row},
+            "tokens": row.get("tokens", row.get("response_tokens")),
+            **{key: row[key] for key in ("method", "model", "category") if key in row},
         }
         seen[name, id_] += 1
         predictions.append(prediction_from_json(values, where))

@@ -7,7 +7,7 @@ from typing import Any
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
-from coca_mindspeed.files import read_json_lines
+from coca_mindspeed.evaluation.training_metrics import read_training
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,20 +32,6 @@ class Run:
         for prediction in self.predictions:
             groups.setdefault(prediction.dataset, []).append(prediction)
         return groups
-
-
-def read_training(path: Path) -> list[dict[str, Any]]:
-    """The rows of a metrics.jsonl.
-
-    Raises:
-        DataError: a row has no whole-number ``step``.
-    """
-    rows = []
-    for number, row in read_json_lines(path):
-        if not isinstance(row.get("step"), int):
-            raise DataError(f"{path}:{number}: expected a whole-number 'step', found {row.get('step')!r}")
-        rows.append(row)
-    return rows
 
 
 def _split(predictions: Sequence[Prediction], name: str) -> list[Run]:

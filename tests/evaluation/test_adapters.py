@@ -37,6 +37,15 @@ def test_rollouts_of_mindspeed_rl(tmp_path):
     assert first.dataset == "step_7"
 
 
+def test_confidence_from_a_float32_tensor_is_what_was_written(tmp_path):
+    row = {"prompt": "p", "response": "r", "correct": True, "response_tokens": 30}
+    values = [0.30000001192092896, 0.5, 0.123456789, 1.0]
+    path = write(tmp_path / "x.jsonl", [row | {"confidence": value} for value in values])
+    rows = read_rollouts(path)
+    assert [p.confidence for p in rows] == [0.3, 0.5, 0.123456789, 1.0]
+    assert rows[0].tokens == 30
+
+
 def test_rollouts_of_the_local_engine(tmp_path):
     row = {"id": "a", "question": "1+1", "gold": "2", "response": "r", "correct": True, "gesr": 0.25, "tokens": 20}
     path = write(
