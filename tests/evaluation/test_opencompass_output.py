@@ -26,6 +26,20 @@ def test_shapes(result):
     assert correctness(result, 2, "x") == [True, False]
 
 
+def test_a_judge_that_gives_no_verdict_is_refused_unless_it_is_rare():
+    def said(undecided):
+        words = ["A"] * (200 - undecided) + ["I cannot tell"] * undecided
+        return {"details": {str(i): {"prediction": text} for i, text in enumerate(words)}}
+
+    assert correctness(said(2), 200, "x") == [True] * 198 + [False] * 2
+    with pytest.raises(DataError, match="no verdict on 3 of 200 samples; on sample 197 it said 'I cannot tell'"):
+        correctness(said(3), 200, "x")
+
+
+def test_the_final_verdict_of_a_cascade_counts():
+    assert correctness({"details": [{"correct": False, "cascade_correct": True}]}, 1, "x") == [True]
+
+
 def test_grouped_samples_come_replica_by_replica():
     details = [{"example_abbr": "x_0", "correct": [True, False]}, {"example_abbr": "x_1", "correct": [True, True]}]
     assert correctness({"details": details}, 4, "x") == [True, True, False, True]
@@ -36,7 +50,7 @@ def test_grouped_samples_come_replica_by_replica():
     [
         ({"details": [{"correct": True}]}, "x: the evaluator graded 1 of 2 samples"),
         ({"accuracy": 50.0}, "x: the evaluator's result has no per-sample details, found NoneType"),
-        ({"details": [{"pred": "1"}, {"pred": "2"}]}, "x, sample 0: says neither of correct, is_correct"),
+        ({"details": [{"pred": "1"}, {"pred": "2"}]}, "x, sample 0: says neither of cascade_correct, is_correct"),
         ({"error": "different length"}, "x: the evaluator failed: different length"),
         (
             {"accuracy": 100.0, "details": [{"correct": True}, {"correct": False}]},

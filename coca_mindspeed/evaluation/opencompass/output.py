@@ -16,7 +16,10 @@ from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
 
-_CORRECT_KEYS = ("correct", "is_correct", "cascade_correct")
+# A cascade's rows keep the rule's own verdict beside the final one, which comes first here.
+_CORRECT_KEYS = ("cascade_correct", "is_correct", "correct")
+# A judge may fail to answer now and then; above this share its figures would say more about it than about the model.
+_MAX_UNDECIDED = 0.01
 # The letter or the words that OpenCompass's judge prompts ask for, and nothing else: searching for a letter would
 # find the A of NOT_ATTEMPTED.
 _JUDGED_RIGHT = re.compile(r"(?:A|CORRECT|A: ?CORRECT)")
@@ -58,13 +61,15 @@ def _flatten(rows: Sequence[Any]) -> list[Any]:
 def correctness(result: Mapping[str, Any], count: int, where: str) -> list[bool]:
     """One verdict a sample from an evaluator's result, in the order of the predictions.
 
+    A judge's words that are no verdict count as wrong, up to one sample in a hundred (at least one).
+
     Args:
         result: what ``score`` or ``evaluate`` of an OpenCompass evaluator returned, or a results file.
         count: number of predictions.
         where: what it was about, for messages.
 
     Raises:
-        DataError: it does not say of each of ``count`` samples whether it was right.
+        DataError: it does not say of each of ``count`` samples whether it was right, or a judge is undecided too often.
     """
     if "error" in result:
         raise DataError(f"{where}: the evaluator failed: {result['error']}")
@@ -74,7 +79,16 @@ def correctness(result: Mapping[str, Any], count: int, where: str) -> list[bool]
             f"{where}: the evaluator graded {len(rows)} of {count} samples; it drops those whose gold answer it cannot "
             "parse, which would pair the rest with other answers' confidences: correct or remove these questions"
         )
-    verdicts = [_verdict(row, f"{where}, sample {index}") for index, row in enumerate(rows)]
+    decisions = [_verdict(row, f"{where}, sample {index}") for index, row in enumerate(rows)]
+    undecided = [index for index, decision in enumerate(decisions) if decision is None]
+    if len(undecided) > max(1, _MAX_UNDECIDED * count):
+        said = str(_judgement(rows[undecided[0]]))
+        raise DataError(
+            f"{where}: the judge gave no verdict on {len(undecided)} of {count} samples; on sample {undecided[0]} it "
+            f"said {said[:200]!r}, expected A, B, C or their words alone: take a judge that keeps to its instruction, or "
+            "extract its verdict by its pred_postprocessor"
+        )
+    verdicts = [decision is True for decision in decisions]
     judged = any(isinstance(row, Mapping) and not any(key in row for key in _CORRECT_KEYS) for row in rows)
     for key in ("accuracy", "score"):
         # A judge's own total is left alone: it counts the A of NOT_ATTEMPTED as a verdict.
@@ -85,15 +99,18 @@ def correctness(result: Mapping[str, Any], count: int, where: str) -> list[bool]
     return verdicts
 
 
-def _verdict(row: Any, where: str) -> bool:
+def _judgement(row: Mapping[str, Any]) -> Any:
+    return row.get("llm_judge", row.get("prediction"))
+
+
+def _verdict(row: Any, where: str) -> bool | None:
+    """Right or wrong; None where a judge's words are neither."""
     if isinstance(row, Mapping):
         for key in _CORRECT_KEYS:
             if row.get(key) is not None:
                 return bool(row[key])
-        judgement = row.get("llm_judge", row.get("prediction"))
-        if isinstance(judgement, str):
-            # Words that are no verdict earn nothing, like an answer that was not attempted.
-            return read_judgement(judgement) is True
+        if isinstance(judgement := _judgement(row), str):
+            return read_judgement(judgement)
     raise DataError(f"{where}: says neither of {', '.join(_CORRECT_KEYS)} nor a judgement; found {row!s:.200}")
 
 
