@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # OpenCompass 0.5.4 needs numpy < 2 and so an environment of its own.
 OPENCOMPASS_VENV ?= .venv-opencompass
 
-.PHONY: help demo test test-opencompass lint bench clean lock lock-opencompass docs .venv
+.PHONY: help demo test test-opencompass lint bench bench-trl clean lock lock-opencompass docs .venv
 
 help:  ## list the targets
 	@grep -hE '^[a-zA-Z_.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -60,3 +60,12 @@ docs: $(STAMP)  ## renew the reference of keys in docs/configuration.md
 	sed -i '/<!-- keys -->/q' docs/configuration.md
 	printf '\n' >> docs/configuration.md
 	$(BIN)/coca-mindspeed config keys >> docs/configuration.md
+
+.venv-trl/.installed: requirements/benchmark-trl.txt
+	$(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/python -m pip install --quiet -r requirements/benchmark-trl.txt
+	@touch $@
+
+bench-trl: .venv-trl/.installed  ## a training step against TRL's GRPOTrainer, in an environment of its own
+	.venv-trl/bin/python -m benchmarks.step_against_trl --threads 2
+	.venv-trl/bin/python -m benchmarks.step_against_trl --threads 1
