@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "evaluate": "metrics with intervals of prediction files",
     "report": "compare runs on one HTML page, and with the paper",
     "watch": "follow a running training in the terminal",
+    "data": "prepare, inspect and export data sets",
 }
 
 
