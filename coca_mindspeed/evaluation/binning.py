@@ -1,0 +1,108 @@
+"""Bins of confidence, for calibration errors and reliability diagrams.
+
+Equal-width bins are closed on the right, the first also on the left: [0, 0.1], (0.1, 0.2], ..., (0.9, 1].  An edge
+is the floating-point number nearest to the exact decimal, so a confidence that was written "0.3" lies in (0.2, 0.3].
+``numpy.linspace(0, 1, 11)`` does not have this property: its fourth edge is 0.30000000000000004.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import beta
+
+Floats = npt.NDArray[np.float64]
+BinScheme = Literal["equal_width", "equal_mass"]
+
+
+def check_confidence(confidence: npt.NDArray[Any]) -> None:
+    """Raise unless ``confidence`` is a float32 or float64 vector of values in [0, 1] or NaN."""
+    if confidence.ndim != 1:
+        raise ValueError(f"confidence should have shape (n,), found {confidence.shape}")
+    if confidence.dtype not in (np.float32, np.float64):
+        raise TypeError(f"confidence should be float64 or float32, found {confidence.dtype}")
+    if bool(np.any((confidence < 0) | (confidence > 1))):
+        raise ValueError("confidence should lie in [0, 1], NaN where invalid; found a value outside")
+
+
+def bin_edges(confidence: npt.NDArray[Any], bins: int = 10, scheme: BinScheme = "equal_width") -> npt.NDArray[Any]:
+    """Edges from 0 to 1, in the dtype of ``confidence``.
+
+    Args:
+        confidence: valid confidences (n,); decides the dtype and, for equal mass, the edges.
+        bins: how many; ``equal_mass`` gives fewer where values are tied, because ties are never parted.
+        scheme: ``equal_width``, or ``equal_mass`` for bins that hold about n / bins predictions each.
+    """
+    if bins < 1:
+        raise ValueError(f"bins should be at least 1, found {bins}")
+    # k / bins is the correctly rounded quotient, in other words the float nearest to the exact edge.
+    edges = (np.arange(bins + 1) / bins).astype(confidence.dtype)
+    if scheme == "equal_mass" and len(confidence):
+        last_of_bin = -(-np.arange(1, bins) * len(confidence) // bins) - 1
+        inner = np.sort(confidence)[np.maximum(last_of_bin, 0)]
+        edges = np.concatenate([edges[:1], np.unique(np.append(inner, edges[-1]))])
+    elif scheme not in ("equal_width", "equal_mass"):
+        raise ValueError(f"scheme should be 'equal_width' or 'equal_mass', found {scheme!r}")
+    return edges
+
+
+def bin_index(confidence: npt.NDArray[Any], edges: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
+    """Bin of each valid confidence (n,): i where ``edges[i] < s <= edges[i + 1]``, and 0 for s = 0."""
+    return np.searchsorted(edges[1:], confidence, side="left")
+
+
+@dataclass(frozen=True, slots=True)
+class BinTable:
+    """A reliability table over b bins; all arrays are (b,) but ``edges`` (b + 1,).
+
+    Attributes:
+        edges: bin edges.
+        count: predictions in the bin.
+        confidence: their mean confidence, NaN where the bin is empty.
+        accuracy: their share of right answers, NaN where empty.
+        low: lower end of the interval of ``accuracy``, NaN where empty.
+        high: upper end.
+    """
+
+    edges: Floats
+    count: npt.NDArray[np.int64]
+    confidence: Floats
+    accuracy: Floats
+    low: Floats
+    high: Floats
+
+
+def bin_table(
+    confidence: npt.NDArray[Any],
+    correct: npt.NDArray[np.bool_],
+    *,
+    bins: int = 10,
+    scheme: BinScheme = "equal_width",
+    level: float = 0.95,
+) -> BinTable:
+    """The numbers of a reliability diagram; invalid (NaN) confidences are left out.
+
+    Args:
+        confidence: (n,), NaN where invalid.
+        correct: (n,).
+        bins: see :func:`bin_edges`.
+        scheme: see :func:`bin_edges`.
+        level: of the Clopper-Pearson (exact binomial) interval of each bin's accuracy.
+    """
+    check_confidence(confidence)
+    valid = ~np.isnan(confidence)
+    confidence, correct = confidence[valid], correct[valid]
+    edges = bin_edges(confidence, bins, scheme)
+    index, size = bin_index(confidence, edges), len(edges) - 1
+    count = np.bincount(index, minlength=size)
+    right = np.bincount(index, weights=correct, minlength=size)
+    total = np.bincount(index, weights=confidence.astype(np.float64), minlength=size)
+    tail = (1 - level) / 2
+    with np.errstate(invalid="ignore", divide="ignore"):
+        low = np.where(right == 0, 0.0, beta.ppf(tail, right, count - right + 1))
+        high = np.where(right == count, 1.0, beta.ppf(1 - tail, right + 1, count - right))
+        mean_confidence, accuracy = total / count, right / count
+    empty = count == 0
+    low, high = np.where(empty, np.nan, low), np.where(empty, np.nan, high)
+    return BinTable(edges.astype(np.float64), count, mean_confidence, accuracy, low, high)

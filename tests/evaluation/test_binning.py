@@ -1,0 +1,91 @@
+"""Bins: edges on exact decimals, ties kept together, and the table behind a reliability diagram."""
+
+import math
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+
+from coca_mindspeed.evaluation.binning import bin_edges, bin_index, bin_table
+
+
+def exact_bin(text: str, bins: int) -> int:
+    """The bin by decimal arithmetic: closed on the right, the first also on the left."""
+    return max(0, math.ceil(Decimal(text) * bins) - 1)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize(("bins", "decimals"), [(10, 1), (10, 2), (10, 4), (20, 2), (100, 2), (15, 3), (7, 3)])
+def test_every_decimal_lies_in_its_exact_bin(bins, decimals, dtype):
+    texts = [f"{k / 10**decimals:.{decimals}f}" for k in range(10**decimals + 1)]
+    confidence = np.array([dtype(text) for text in texts])
+    index = bin_index(confidence, bin_edges(confidence, bins))
+    assert index.tolist() == [exact_bin(text, bins) for text in texts]
+
+
+def test_tenths_that_a_linspace_puts_one_bin_low_or_high():
+    tenths = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0])
+    assert bin_index(tenths, bin_edges(tenths)).tolist() == [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    # The reason why the edges are not a linspace: its fourth one is above the float that "0.3" parses to.
+    assert np.linspace(0, 1, 11)[3] > 0.3
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.integers(1, 12))
+def test_equal_mass_bins_are_balanced_and_never_part_ties(values, bins):
+    confidence = np.array(values) / 20
+    edges = bin_edges(confidence, bins, "equal_mass")
+    index = bin_index(confidence, edges)
+    assert edges[0] == 0
+    assert edges[-1] == 1
+    assert len({(v, i) for v, i in zip(values, index, strict=True)}) == len(set(values))
+    # A bin holds at most its share, rounded up, once the ties with its largest value are set aside.
+    for bin_ in set(index):
+        members = confidence[index == bin_]
+        assert np.count_nonzero(members < members.max()) < -(-len(values) // bins)
+
+
+def test_equal_mass_without_ties_is_equal():
+    confidence = np.random.default_rng(0).permutation(np.arange(1, 101) / 100)
+    assert np.bincount(bin_index(confidence, bin_edges(confidence, 4, "equal_mass"))).tolist() == [25, 25, 25, 25]
+
+
+def test_table_by_hand():
+    confidence = np.array([0.0, 0.1, 0.95, 1.0, 1.0, np.nan])
+    correct = np.array([False, True, True, True, False, True])
+    table = bin_table(confidence, correct)
+    assert table.count.tolist() == [2, 0, 0, 0, 0, 0, 0, 0, 0, 3]
+    assert table.confidence[[0, 9]] == pytest.approx([0.05, 2.95 / 3])
+    assert table.accuracy[[0, 9]] == pytest.approx([0.5, 2 / 3])
+    assert np.isnan(table.accuracy[1:9]).all()
+    assert np.isnan(table.low[1:9]).all()
+
+
+@pytest.mark.parametrize(("right", "count"), [(0, 5), (5, 5), (3, 7), (450, 1000)])
+def test_intervals_are_exact_binomial(right, count):
+    table = bin_table(np.full(count, 0.55), np.arange(count) < right)
+    expected = binomtest(right, count).proportion_ci(0.95, method="exact")
+    assert (table.low[5], table.high[5]) == pytest.approx((expected.low, expected.high))
+
+
+@pytest.mark.parametrize(
+    ("confidence", "error", "message"),
+    [
+        (np.array([0.5, 1.01]), ValueError, r"lie in \[0, 1\]"),
+        (np.array([-0.1]), ValueError, r"lie in \[0, 1\]"),
+        (np.array([0, 1]), TypeError, "found int64"),
+        (np.array([[0.5]]), ValueError, r"shape \(n,\), found \(1, 1\)"),
+    ],
+)
+def test_bad_confidence_is_refused(confidence, error, message):
+    with pytest.raises(error, match=message):
+        bin_table(confidence, np.zeros(len(confidence), dtype=bool))
+
+
+def test_bad_bins_are_refused():
+    with pytest.raises(ValueError, match="bins should be at least 1"):
+        bin_edges(np.array([0.5]), 0)
+    with pytest.raises(ValueError, match="scheme should be"):
+        bin_edges(np.array([0.5]), 10, "equal")

@@ -1,0 +1,189 @@
+"""Bootstrap: equal to resampling by copying rows, seeded, paired, by question, covering, and fast."""
+
+import time
+
+import numpy as np
+import pytest
+from sklearn.metrics import brier_score_loss, roc_auc_score
+
+from coca_mindspeed.evaluation import bootstrap as module
+from coca_mindspeed.evaluation.bootstrap import bootstrap, paired_bootstrap, shifted_percentiles
+from coca_mindspeed.evaluation.metrics import calibration_metrics
+from coca_mindspeed.evaluation.predictions import Outcomes
+from coca_mindspeed.evaluation.weighted import MetricOptions, WeightedSample
+
+
+def draw(n, seed=0, decimals=2, invalid=0.0):
+    rng = np.random.default_rng(seed)
+    confidence = np.round(rng.random(n), decimals)
+    correct = rng.random(n) < confidence
+    confidence[rng.random(n) < invalid] = np.nan
+    return Outcomes(confidence, correct, rng.integers(8, 12, n).astype(float))
+
+
+@pytest.mark.parametrize("options", [MetricOptions(), MetricOptions(debias=True, bins=7)])
+@pytest.mark.parametrize("decimals", [1, 6])
+def test_a_weighting_is_the_same_as_copied_rows(decimals, options):
+    data = draw(80, decimals=decimals, invalid=0.1)
+    rng = np.random.default_rng(1)
+    rows = rng.integers(0, 80, size=(20, 80))
+    weights = np.stack([np.bincount(row, minlength=80) for row in rows]).astype(float)
+    sample = WeightedSample(data.confidence, data.correct, data.tokens_to_confidence, options)
+    values = sample.metrics(weights[:, sample.order])
+    for i, row in enumerate(rows):
+        copied = calibration_metrics(
+            data.confidence[row],
+            data.correct[row],
+            data.tokens_to_confidence[row],
+            bins=options.bins,
+            debias=options.debias,
+        )
+        assert {name: value[i] for name, value in values.items()} == pytest.approx(copied.values(), abs=1e-9)
+        valid = ~np.isnan(data.confidence[row])
+        pair = data.correct[row][valid], data.confidence[row][valid]
+        assert values["auroc"][i] == pytest.approx(roc_auc_score(*pair), abs=1e-9)
+        assert values["brier"][i] == pytest.approx(brier_score_loss(*pair), abs=1e-9)
+
+
+def test_draws_sum_to_the_number_of_questions_and_do_not_depend_on_the_block():
+    rng = np.random.default_rng(0)
+    blocks = list(module._draws(50, 3000, 50, rng))
+    assert len(blocks) > 1
+    weights = np.concatenate(blocks)
+    assert weights.shape == (3000, 50)
+    assert (weights.sum(axis=1) == 50).all()
+    # Each count is Binomial(50, 1/50): mean 1, variance 0.98.
+    assert weights.mean() == pytest.approx(1.0)
+    assert weights.var() == pytest.approx(0.98, abs=0.02)
+
+
+def test_seeded():
+    data = draw(200)
+    first, again, other = (bootstrap(data, replicates=50, seed=seed) for seed in (3, 3, 4))
+    assert first.values["ece"].tolist() == again.values["ece"].tolist()
+    assert first.values["ece"].tolist() != other.values["ece"].tolist()
+
+
+def test_spread_is_that_of_theory():
+    data = draw(400)
+    interval = bootstrap(data, replicates=4000).interval("accuracy")
+    accuracy = data.correct.mean()
+    half = 1.96 * np.sqrt(accuracy * (1 - accuracy) / 400)
+    assert interval.estimate == pytest.approx(accuracy)
+    assert (interval.low, interval.high) == pytest.approx((accuracy - half, accuracy + half), abs=0.006)
+
+
+@pytest.mark.parametrize(("name", "least"), [("accuracy", 0.9), ("auroc", 0.9), ("brier", 0.9), ("ece", 0.85)])
+def test_intervals_cover_the_truth(name, least):
+    rng = np.random.default_rng(0)
+    covered = 0
+    for seed in range(200):
+        confidence = rng.choice([0.15, 0.45, 0.75, 0.95], 300)
+        correct = rng.random(300) < confidence**2  # over-confident by 0.13 to 0.25, or 0.05 at 0.95
+        data = Outcomes(confidence, correct, np.full(300, np.nan))
+        interval = bootstrap(data, replicates=200, seed=seed).interval(name)
+        covered += interval.low <= TRUTH[name] <= interval.high
+    assert covered / 200 >= least
+
+
+def _truth():
+    stated = np.array([0.15, 0.45, 0.75, 0.95])
+    real = stated**2
+    right, wrong = real / real.sum(), (1 - real) / (1 - real).sum()
+    higher = (stated[:, None] > stated) + 0.5 * (stated[:, None] == stated)
+    return {
+        "accuracy": real.mean(),
+        "auroc": right @ higher @ wrong,
+        "brier": (real * (1 - stated) ** 2 + (1 - real) * stated**2).mean(),
+        "ece": np.abs(stated - real).mean(),
+    }
+
+
+TRUTH = _truth()
+
+
+def test_interval_contains_the_estimate_of_a_biased_metric_and_stays_in_range():
+    data = draw(30)
+    replicates = bootstrap(data)
+    assert replicates.values["ece"].mean() > replicates.estimates["ece"] + 0.03  # the bias that is taken off
+    interval = replicates.interval("ece")
+    assert interval.low < interval.estimate < interval.high
+    perfect = Outcomes(np.full(20, 1.0), np.ones(20, dtype=bool), np.full(20, 5.0))
+    interval = bootstrap(perfect).interval("accuracy")
+    assert (interval.low, interval.estimate, interval.high) == (1.0, 1.0, 1.0)
+
+
+def test_undefined_stays_undefined():
+    data = Outcomes(np.array([0.5, 0.6]), np.array([True, True]), np.full(2, np.nan))
+    interval = bootstrap(data, replicates=20).interval("auroc")
+    assert np.isnan([interval.estimate, interval.low, interval.high]).all()
+    assert interval.as_dict() == {"estimate": None, "low": None, "high": None}
+    empty = Outcomes(np.array([]), np.array([], dtype=bool), np.array([]))
+    assert np.isnan(bootstrap(empty, replicates=5).interval("accuracy").high)
+
+
+def test_samples_of_a_question_are_drawn_together():
+    # Ten questions with 20 equal samples each: the error is that of ten, not of two hundred.
+    correct = np.repeat(np.arange(10) < 5, 20)
+    data = Outcomes(np.full(200, 0.5), correct, np.full(200, 9.0))
+    questions = np.repeat(np.arange(10), 20)
+    together = bootstrap(data, questions=questions, replicates=4000).values["accuracy"].std()
+    apart = bootstrap(data, replicates=4000).values["accuracy"].std()
+    assert together == pytest.approx(np.sqrt(0.25 / 10), rel=0.05)
+    assert apart == pytest.approx(np.sqrt(0.25 / 200), rel=0.05)
+
+
+def test_unequal_numbers_of_samples_can_make_a_replicate_larger_than_the_data():
+    questions = np.array([0] * 9 + [1])
+    values = bootstrap(draw(10), questions=questions, replicates=50).values
+    assert np.isfinite(values["aurc"]).all()
+
+
+def test_pairing_removes_what_the_methods_share():
+    rng = np.random.default_rng(0)
+    easy = rng.random(500)
+    correct = rng.random(500) < easy
+    first = Outcomes(np.round(easy, 2), correct, np.full(500, 9.0))
+    better = correct | (rng.random(500) < 0.05)
+    second = Outcomes(np.round(easy, 2), better, np.full(500, 10.0))
+    paired = paired_bootstrap(first, second)
+    assert paired["accuracy"].estimate == pytest.approx(better.mean() - correct.mean())
+    # Unpaired, the two spreads add up.
+    width = paired["accuracy"].high - paired["accuracy"].low
+    alone = bootstrap(first).interval("accuracy")
+    assert width < 0.6 * (alone.high - alone.low)
+    assert paired["accuracy"].low > 0
+    assert paired["tokens_to_confidence"].low == pytest.approx(1.0)
+    same = paired_bootstrap(first, first)
+    assert all(abs(i.low) < 1e-12 and abs(i.high) < 1e-12 for i in same.values())
+
+
+def test_paired_draws_follow_each_methods_own_order():
+    # The same predictions, one method's confidence reversed: accuracies agree on every replicate.
+    data = draw(60)
+    reversed_ = Outcomes(1 - data.confidence, data.correct, data.tokens_to_confidence)
+    interval = paired_bootstrap(data, reversed_, replicates=100)["accuracy"]
+    assert (interval.low, interval.high) == (0.0, 0.0)
+
+
+def test_mismatch_is_refused():
+    with pytest.raises(ValueError, match="found 10 and 11"):
+        paired_bootstrap(draw(10), draw(11))
+    with pytest.raises(ValueError, match="questions should have length 10"):
+        bootstrap(draw(10), questions=np.zeros(9))
+    with pytest.raises(ValueError, match="replicates"):
+        bootstrap(draw(10), replicates=0)
+
+
+def test_percentiles_are_shifted_and_clipped():
+    values = np.array([0.0, 0.2, 0.4, np.nan])
+    interval = shifted_percentiles(0.1, values, level=1.0, lower=0.0)
+    assert (interval.low, interval.high) == pytest.approx((0.0, 0.3))
+
+
+@pytest.mark.slow
+def test_a_thousand_replicates_of_a_hundred_thousand_predictions():
+    data = draw(100_000, decimals=12)  # all confidences differ: the slowest case
+    start = time.process_time()
+    bootstrap(data, replicates=1000)
+    assert time.process_time() - start < 10

@@ -1,0 +1,238 @@
+"""Metrics: numbers worked by hand, other people's implementations, brute force, and properties."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.stats import norm
+from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
+from torchmetrics.functional.classification import binary_calibration_error
+
+from coca_mindspeed.evaluation.metrics import HEADLINE, calibration_metrics
+from coca_mindspeed.evaluation.weighted import MetricOptions
+
+outcomes = st.lists(st.tuples(st.integers(0, 10), st.booleans()), min_size=1, max_size=40)
+
+
+def measure(pairs, scale=10, **options):
+    confidence = np.array([s / scale for s, _ in pairs])
+    return calibration_metrics(confidence, np.array([y for _, y in pairs]), **options)
+
+
+def test_by_hand():
+    confidence = np.array([0.9, 0.9, 0.6, 0.2, np.nan])
+    correct = np.array([True, False, True, False, True])
+    tokens = np.array([9.0, 11.0, 10.0, np.nan, np.nan])
+    metrics = calibration_metrics(confidence, correct, tokens, coverages=(0.25, 0.5, 0.75))
+    assert (metrics.n, metrics.n_valid) == (5, 4)
+    assert metrics.accuracy == pytest.approx(3 / 5)
+    assert metrics.success_rate == pytest.approx(4 / 5)
+    assert metrics.tokens_to_confidence == pytest.approx(10.0)
+    assert metrics.auroc == pytest.approx((0.5 + 1 + 0 + 1) / 4)  # pairs (.9,.9) (.9,.2) (.6,.9) (.6,.2)
+    assert metrics.ece == pytest.approx((2 * 0.4 + 0.4 + 0.2) / 4)  # bins of .9, .6 and .2
+    assert metrics.mce == pytest.approx(0.4)
+    assert metrics.brier == pytest.approx((0.01 + 0.81 + 0.16 + 0.04) / 4)
+    assert metrics.reliability == pytest.approx((2 * 0.16 + 0.16 + 0.04) / 4)
+    assert metrics.resolution == pytest.approx((0 + 0.25 + 0.25) / 4)
+    assert metrics.uncertainty == pytest.approx(0.25)
+    assert metrics.log_score == pytest.approx(-(math.log(0.9) + math.log(0.1) + math.log(0.6) + math.log(0.8)) / 4)
+    # Of the two answers at .9 one is right, so the first place has risk 1/2, the first two 1/2, then 1/3, 2/4.
+    assert metrics.aurc == pytest.approx((1 / 2 + 1 / 2 + 1 / 3 + 2 / 4) / 4)
+    assert metrics.selective_accuracy == pytest.approx({0.25: 0.5, 0.5: 0.5, 0.75: 2 / 3})
+    assert metrics.undefined == {}
+
+
+def brute_ece(confidence, correct, bins):
+    """Decimal bins by exact integer arithmetic on confidences in ten-thousandths."""
+    places = np.array([max(0, -(-round(s * 10_000) * bins // 10_000) - 1) for s in confidence])
+    return sum(
+        abs(confidence[places == b].mean() - correct[places == b].mean()) * np.mean(places == b)
+        for b in np.unique(places)
+    )
+
+
+def brute_aurc(confidence, correct):
+    """Mean over the places of the risk, each group of ties replaced by its mean error."""
+    order = np.argsort(-confidence, kind="stable")
+    errors = 1.0 - correct[order]
+    for value in np.unique(confidence):
+        tied = confidence[order] == value
+        errors[tied] = errors[tied].mean()
+    return (np.cumsum(errors) / np.arange(1, len(errors) + 1)).mean()
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_equal_to_the_oracles(seed):
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(2, 400))
+    confidence = np.round(rng.beta(*rng.uniform(0.3, 3, size=2), size=n), int(rng.integers(1, 5)))
+    correct = rng.random(n) < confidence ** rng.uniform(0.3, 3)
+    correct[:2] = [True, False]
+    metrics = calibration_metrics(confidence, correct, bins=int(bins := rng.choice([5, 10, 20])))
+    assert metrics.auroc == pytest.approx(roc_auc_score(correct, confidence), abs=1e-9)
+    assert metrics.brier == pytest.approx(brier_score_loss(correct, confidence), abs=1e-9)
+    epsilon = MetricOptions().log_epsilon
+    assert metrics.log_score == pytest.approx(log_loss(correct, confidence.clip(epsilon, 1 - epsilon)), abs=1e-9)
+    assert metrics.ece == pytest.approx(brute_ece(confidence, correct, int(bins)), abs=1e-9)
+    assert metrics.aurc == pytest.approx(brute_aurc(confidence, correct), abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_equal_to_torchmetrics_away_from_the_edges(seed):
+    rng = np.random.default_rng(seed)
+    confidence = rng.random(300)  # no value on an edge, where conventions differ
+    correct = rng.random(300) < confidence**2
+    metrics = calibration_metrics(confidence, correct, bins=15)
+    for norm_name, value in (("l1", metrics.ece), ("max", metrics.mce)):
+        theirs = binary_calibration_error(
+            torch.tensor(confidence), torch.tensor(correct.astype(int)), n_bins=15, norm=norm_name
+        )
+        assert value == pytest.approx(float(theirs), abs=1e-9)
+
+
+@given(outcomes, st.randoms(use_true_random=False))
+def test_order_does_not_matter(pairs, random):
+    shuffled = list(pairs)
+    random.shuffle(shuffled)
+    assert measure(pairs).values() == pytest.approx(measure(shuffled).values(), abs=1e-12, nan_ok=True)
+
+
+@given(outcomes)
+def test_brier_is_reliability_less_resolution_plus_uncertainty(pairs):
+    metrics = measure(pairs)
+    # From the definitions, group by group, so that the identity is not true by construction.
+    groups = {s: [y for t, y in pairs if t == s] for s, _ in pairs}
+    base = np.mean([y for _, y in pairs])
+    reliability = sum(len(g) * (s / 10 - np.mean(g)) ** 2 for s, g in groups.items()) / len(pairs)
+    resolution = sum(len(g) * (np.mean(g) - base) ** 2 for g in groups.values()) / len(pairs)
+    assert metrics.reliability == pytest.approx(reliability, abs=1e-12)
+    assert metrics.resolution == pytest.approx(resolution, abs=1e-12)
+    assert metrics.brier == pytest.approx(reliability - resolution + base * (1 - base), abs=1e-12)
+
+
+@given(outcomes)
+def test_auroc_sees_only_the_order(pairs):
+    squeezed = [(1 + 2 * s + s * s, y) for s, y in pairs]  # increasing, of thousandths
+    assert measure(pairs).auroc == pytest.approx(measure(squeezed, 1000).auroc, abs=1e-12, nan_ok=True)
+
+
+@given(outcomes)
+def test_ece_lies_between_zero_and_the_largest_gap(pairs):
+    metrics = measure(pairs)
+    assert -1e-12 <= metrics.ece <= metrics.mce + 1e-12
+    # One bin is the coarsest view: the gap of the means, which finer bins can only widen.
+    assert measure(pairs, bins=1).ece <= metrics.ece + 1e-12
+
+
+@pytest.mark.parametrize("coverage", [0.1, 0.29, 0.5, 1.0])
+def test_selective_accuracy_is_the_mean_over_orders_of_ties(coverage):
+    pairs = [(9, True), (5, False), (5, True), (5, True), (1, False)]
+    places = math.ceil(coverage * len(pairs))
+    by_order = [
+        np.mean([y for _, y in sorted(order, key=lambda pair: -pair[0])[:places]])
+        for order in itertools.permutations(pairs)
+    ]
+    metrics = measure(pairs, coverages=(coverage,))
+    assert metrics.selective_accuracy[coverage] == pytest.approx(np.mean(by_order))
+
+
+def test_a_coverage_that_is_a_whole_number_of_answers_is_not_rounded_up():
+    # In floats 0.29 * 100 is 28.999999999999996 and 0.07 * 100 is 7.000000000000001.
+    confidence, correct = np.arange(100) / 100, np.arange(100) >= 93
+    metrics = calibration_metrics(confidence, correct, coverages=(0.07, 0.29))
+    assert metrics.selective_accuracy == pytest.approx({0.07: 1.0, 0.29: 7 / 29})
+
+
+def test_aurc_of_perfect_and_worst_ranking():
+    correct = np.array([True, True, False, False])
+    best = calibration_metrics(np.array([0.9, 0.8, 0.2, 0.1]), correct)
+    worst = calibration_metrics(np.array([0.1, 0.2, 0.8, 0.9]), correct)
+    assert best.aurc == pytest.approx((0 + 0 + 1 / 3 + 2 / 4) / 4)
+    assert worst.aurc == pytest.approx((1 + 1 + 2 / 3 + 2 / 4) / 4)
+
+
+def test_debiased_ece_takes_off_the_expected_noise():
+    confidence = np.array([0.75] * 20 + [0.35] * 10)
+    correct = np.array([True] * 13 + [False] * 7 + [True] * 6 + [False] * 4)
+    plain = calibration_metrics(confidence, correct).ece
+    debiased = calibration_metrics(confidence, correct, debias=True).ece
+    # E|N(gap, sd^2)| by numerical integration instead of the closed form.
+    expected = 0.0
+    for count, stated, accuracy in ((20, 0.75, 0.65), (10, 0.35, 0.6)):
+        deviation = math.sqrt(accuracy * (1 - accuracy) / count)
+        grid = np.linspace(-8, 8, 200_001)
+        noisy = np.trapezoid(np.abs(stated - accuracy + deviation * grid) * norm.pdf(grid), grid)
+        expected += count / 30 * (2 * abs(stated - accuracy) - noisy)
+    assert debiased == pytest.approx(expected, abs=1e-7)
+    assert debiased < plain
+
+
+def test_debiasing_removes_part_of_the_error_that_a_calibrated_model_shows():
+    rng = np.random.default_rng(0)
+    plain, debiased = [], []
+    for _ in range(300):
+        confidence = rng.random(30)
+        correct = rng.random(30) < confidence
+        plain.append(calibration_metrics(confidence, correct).ece)
+        debiased.append(calibration_metrics(confidence, correct, debias=True).ece)
+    assert np.mean(plain) > 0.18  # AIME's size: a perfectly calibrated model does not show zero
+    assert np.mean(debiased) < 0.8 * np.mean(plain)
+
+
+def test_equal_mass_bins_by_hand():
+    confidence = np.array([0.01, 0.02, 0.03, 0.99])
+    correct = np.array([False, True, False, True])
+    metrics = calibration_metrics(confidence, correct, bins=2, scheme="equal_mass")
+    assert metrics.ece == pytest.approx((abs(0.015 - 0.5) + abs(0.51 - 0.5)) / 2)
+    assert metrics.mce == pytest.approx(0.485)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "correct", "name", "reason"),
+    [
+        ([0.2, 0.7], [True, True], "auroc", "all answers with a valid confidence are right"),
+        ([0.2, np.nan], [False, True], "auroc", "all answers with a valid confidence are wrong"),
+        ([np.nan, np.nan], [False, True], "ece", "no response has a valid confidence"),
+        ([], [], "accuracy", "there are no predictions"),
+        ([0.5], [True], "tokens_to_confidence", "no prediction says"),
+    ],
+)
+def test_undefined_is_nan_with_a_reason_and_null_in_json(confidence, correct, name, reason):
+    metrics = calibration_metrics(np.array(confidence, dtype=float), np.array(correct, dtype=bool))
+    assert math.isnan(metrics.values()[name])
+    assert reason in metrics.undefined[name]
+    assert set(metrics.undefined) == {n for n, value in metrics.values().items() if math.isnan(value)}
+    row = json.loads(json.dumps(metrics.as_dict(), allow_nan=False))
+    assert row[name] is None
+    assert tuple(metrics.headline()) == HEADLINE
+
+
+def test_confidence_of_one_and_wrong_has_a_finite_log_score():
+    metrics = calibration_metrics(np.array([1.0, 0.0]), np.array([False, True]))
+    assert metrics.log_score == pytest.approx(-math.log(1e-6))
+
+
+@pytest.mark.parametrize(
+    ("correct", "tokens", "error", "message"),
+    [
+        (np.array([True]), None, ValueError, "arrays should have one length"),
+        (np.array([1, 0]), None, TypeError, "correct should be bool, found int64"),
+        (np.array([True, False]), np.array([1.0]), ValueError, "'tokens_to_confidence': \\(1,\\)"),
+    ],
+)
+def test_mismatched_arrays_are_refused(correct, tokens, error, message):
+    with pytest.raises(error, match=message):
+        calibration_metrics(np.array([0.5, 0.5]), correct, tokens)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"coverages": (0.0,)}, "coverages"), ({"bins": 0}, "bins"), ({"log_epsilon": 0}, "log")]
+)
+def test_bad_options_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        MetricOptions(**options)

@@ -1,0 +1,89 @@
+"""The predictions file: round trip, seven keys suffice, and errors that name file and line."""
+
+import json
+
+import numpy as np
+import pytest
+
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.evaluation.predictions import Prediction, outcomes, read_predictions, write_predictions
+
+ROW = {
+    "id": "a",
+    "dataset": "arithmetic",
+    "question": "1+1",
+    "response": "<confidence>0.90</confidence>2",
+    "confidence": 0.9,
+    "correct": True,
+    "tokens_to_confidence": 10,
+}
+
+
+def test_round_trip(tmp_path):
+    rows = [
+        Prediction("a", "gsm8k", "q", "r", 0.3, True, 10),
+        Prediction("a", "gsm8k", "q", "多行\nr", None, False, None, sample=1),
+        Prediction("b", "gsm8k", "q", "r", 1.0, True, 9, "math", "coca", "qwen", 120, 0, "42", 7),
+    ]
+    write_predictions(tmp_path / "p.jsonl", rows)
+    assert read_predictions(tmp_path / "p.jsonl") == rows
+
+
+def test_seven_keys_are_written_and_read(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text(json.dumps(ROW) + "\n")
+    rows = read_predictions(path)
+    write_predictions(path, rows)
+    assert json.loads(path.read_text()) == ROW
+
+
+def test_whole_number_confidence_becomes_a_float(tmp_path):
+    (tmp_path / "p.jsonl").write_text(json.dumps({**ROW, "confidence": 1}))
+    [row] = read_predictions(tmp_path / "p.jsonl")
+    assert isinstance(row.confidence, float)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"confidence": 1.2}, r"p\.jsonl:1: field 'confidence' should be null or a number from 0 to 1, found 1\.2"),
+        ({"confidence": float("nan")}, "'confidence' should be null or a number from 0 to 1, found nan"),
+        ({"confidence": "0.9"}, "found '0.9'"),
+        ({"confidence": True}, "found True"),
+        ({"correct": 1}, "'correct' should be true or false, found 1"),
+        ({"tokens_to_confidence": -1}, "null or a whole number from 0"),
+        ({"tokens_to_confidence": 9.5}, "found 9.5"),
+        ({"id": 3}, "'id' should be text, found 3"),
+        ({"method": 3}, "'method' should be text or null"),
+        ({"sample": None}, "'sample' should be a whole number"),
+        ({"seed": "0"}, "'seed' should be null or a whole number"),
+        ({"corect": True}, "unknown field 'corect'"),
+    ],
+)
+def test_bad_values_name_file_line_and_field(tmp_path, change, message):
+    (tmp_path / "p.jsonl").write_text(json.dumps({**ROW, **change}))
+    with pytest.raises(DataError, match=message):
+        read_predictions(tmp_path / "p.jsonl")
+
+
+def test_missing_repeated_and_empty(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text("\n" + json.dumps({k: v for k, v in ROW.items() if k != "correct"}))
+    with pytest.raises(DataError, match=r"p\.jsonl:2: field 'correct' is missing"):
+        read_predictions(path)
+    path.write_text(f"{json.dumps(ROW)}\n{json.dumps(ROW)}")
+    with pytest.raises(DataError, match=r"p\.jsonl:2: id 'a' of arithmetic, sample 0, was already on line 1"):
+        read_predictions(path)
+    path.write_text("")
+    with pytest.raises(DataError, match="holds no predictions"):
+        read_predictions(path)
+
+
+def test_outcomes():
+    arrays = outcomes(
+        [Prediction("a", "d", "q", "r", 0.25, True, 10), Prediction("b", "d", "q", "r", None, False, None)]
+    )
+    assert len(arrays) == 2
+    np.testing.assert_equal(arrays.confidence, [0.25, np.nan])
+    assert arrays.correct.tolist() == [True, False]
+    np.testing.assert_equal(arrays.tokens_to_confidence, [10.0, np.nan])
