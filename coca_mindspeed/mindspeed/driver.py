@@ -176,6 +176,7 @@ def train(path: Path, overrides: Sequence[str]) -> None:
     try:
         ray.get(ray.remote(run_mindspeed_rl).options(num_cpus=1, max_retries=0).remote(config))
     except ray.exceptions.RayError as error:
+        print(error, file=sys.stderr)  # with the traceback of the process that failed first
         last = f"; resume from the last checkpoint in {save}" if (save := config.get("actor_config", {}).get("save")) else ""
         raise TrainingError(f"training ended: {_cause(error)}{last}") from error
     finally:

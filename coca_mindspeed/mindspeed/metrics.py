@@ -5,15 +5,15 @@ segments over different numbers of tokens) travel as numerator and denominator a
 :func:`finish`: means over the same number of entries divide to the same ratio as the sums.
 """
 
+import math
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm.rewards import TrainingMethod, brier_reward, group_success_rate
+from coca_mindspeed.evaluation.metrics import calibration_metrics
 
 _NUMERATOR, _DENOMINATOR = "/numerator", "/denominator"
-_BINS = 10
 
 
 def ratio(name: str, numerator: float, denominator: float) -> dict[str, float]:
@@ -59,52 +59,28 @@ def batch_metrics(
     success = group_success_rate(correct)
     reward = brier_reward(confidence, success, invalid_reward)
     rewards = method.rewards(correct, confidence, stage=stage, invalid_reward=invalid_reward)
-    flat_segments = [bool_rows_equal(segment) for segment in rewards]
-    valid = ~confidence.isnan()
-    stated, right = confidence[valid].double(), correct[valid]
-    count = valid.sum().item()
+    flat = [all_equal(segment) for segment in rewards]
+    calibration = calibration_metrics(confidence.flatten().numpy(), correct.flatten().numpy(), coverages=())
+    valid = calibration.n_valid
+    stated = confidence.nansum().item()
     metrics = {
         "coca/confidence_reward": reward.mean().item(),
-        "coca/answer_reward": correct.float().mean().item(),
+        "coca/answer_reward": calibration.accuracy,
         "coca/gesr": success.mean().item(),
-        "coca/invalid_share": 1 - valid.float().mean().item(),
-        "coca/groups_without_variance": (flat_segments[0] & flat_segments[1]).float().mean().item(),
-        "coca/groups_without_answer_variance": bool_rows_equal(correct).float().mean().item(),
+        "coca/invalid_share": 1 - calibration.success_rate,
+        "coca/groups_without_variance": (flat[0] & flat[1]).float().mean().item(),
+        "coca/groups_without_answer_variance": all_equal(correct).float().mean().item(),
         "coca/confidence_length": confidence_lengths.float().mean().item(),
         "coca/answer_length": (response_lengths - confidence_lengths).float().mean().item(),
-        **ratio("coca/confidence", stated.sum().item(), count),
-        **ratio("coca/brier", (stated - right.double()).square().sum().item(), count),
-        **ratio("coca/batch_ece", calibration_error(stated, right) * count, count),
+        **ratio("coca/confidence", stated, valid),
     }
-    pairs, ordered = ranked_pairs(stated, right)
-    return {**metrics, **ratio("coca/auroc", ordered, pairs)}
+    for name, value in (("brier", calibration.brier), ("batch_ece", calibration.ece), ("auroc", calibration.auroc)):
+        # Undefined where a dispatch has no valid response, or only right or only wrong ones: it then has no weight.
+        weight = 0 if math.isnan(value) else valid
+        metrics |= ratio(f"coca/{name}", value * weight if weight else 0.0, weight)
+    return metrics
 
 
-def bool_rows_equal(rows: Tensor) -> Tensor:
+def all_equal(rows: Tensor) -> Tensor:
     """Whether all entries of each row are equal: ``[prompts, group]`` to bool ``[prompts]``."""
     return (rows == rows[:, :1]).all(dim=1)
-
-
-def calibration_error(confidence: Tensor, correct: Tensor) -> float:
-    """ECE over 10 equal-width bins, closed on the right, the first on both sides; 0 of nothing.
-
-    Args:
-        confidence: float64 ``[n]`` in [0, 1].
-        correct: bool ``[n]``.
-    """
-    if not len(confidence):
-        return 0.0
-    # Exact decimals such as 0.3 belong to the bin that they close; binary floating point must not move them.
-    bins = ((confidence * _BINS - 1e-9).ceil().clamp(1, _BINS) - 1).long()
-    gap = torch.zeros(_BINS, dtype=torch.float64).index_add_(0, bins, correct.double() - confidence)
-    return gap.abs().sum().item() / len(confidence)
-
-
-def ranked_pairs(confidence: Tensor, correct: Tensor) -> tuple[int, float]:
-    """Pairs of a right and a wrong answer, and those of them that the confidence orders rightly (ties are half)."""
-    right, wrong = confidence[correct].sort().values, confidence[~correct].sort().values
-    below = torch.searchsorted(wrong, right, right=False)
-    through = torch.searchsorted(wrong, right, right=True)
-    return len(right) * len(wrong), (below + through).sum().item() / 2
-
-

@@ -4,6 +4,7 @@ Between two iterations the dock is empty.  Held-out prompts are put into it, the
 judges the responses, and the dock is cleared again; nothing is learned from them.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +12,10 @@ import ray
 import torch
 
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.mindspeed import columns
 from coca_mindspeed.mindspeed.dataset import load_prompts
 from coca_mindspeed.mindspeed.dock import read_rows
-from coca_mindspeed.mindspeed.metrics import calibration_error, ranked_pairs
 from coca_mindspeed.mindspeed.samples import append_line
 from coca_mindspeed.mindspeed.settings import CocaSettings
 
@@ -95,17 +96,18 @@ def validation_metrics(
     Returns:
         ``acc`` and ``sr`` in percent, ``auroc``, ``ece`` and ``brier`` over valid responses, ``ttc`` in tokens.
     """
-    valid = ~confidence.isnan()
-    metrics = {"acc": 100 * correct.double().mean().item(), "sr": 100 * valid.double().mean().item()}
-    if not valid.any():
-        return metrics
-    stated, right = confidence[valid].double(), correct[valid]
-    pairs, ordered = ranked_pairs(stated, right)
-    if pairs:
-        metrics["auroc"] = ordered / pairs
-    return {
-        **metrics,
-        "ece": calibration_error(stated, right),
-        "brier": (stated - right.double()).square().mean().item(),
-        "ttc": confidence_lengths[valid].double().mean().item(),
+    metrics = calibration_metrics(
+        confidence.numpy(),
+        correct.numpy(),
+        torch.where(confidence.isnan(), torch.nan, confidence_lengths.double()).numpy(),
+        coverages=(),
+    )
+    named = {
+        "acc": 100 * metrics.accuracy,
+        "sr": 100 * metrics.success_rate,
+        "auroc": metrics.auroc,
+        "ece": metrics.ece,
+        "brier": metrics.brier,
+        "ttc": metrics.tokens_to_confidence,
     }
+    return {name: value for name, value in named.items() if not math.isnan(value)}

@@ -7,10 +7,13 @@ samples from the actor's current Megatron weights.
 """
 
 import sys
+from typing import Any
 
 import torch
 
 from coca_mindspeed.mindspeed.host_platform import devices, rollout_groups, stand_ins
+from coca_mindspeed.mindspeed.host_platform.after_import import after_import
+from coca_mindspeed.mindspeed.host_platform.operators import OPERATORS
 
 
 def install() -> None:
@@ -19,9 +22,16 @@ def install() -> None:
     stand_ins.ANSWERS["torch_npu.npu"] = sys.modules["torch_npu.npu"] = torch.npu  # type: ignore[attr-defined]
     # Where MindSpeed-RL asks for the number of devices it falls back to the number that the configuration names.
     stand_ins.ANSWERS["acl.rt"] = _AclRuntime
+    stand_ins.ANSWERS.update(OPERATORS)
     rollout_groups.install()
     stand_ins.install()
     devices.use_backend_of(device)
+    after_import("megatron.core.datasets.utils", _compile_nothing)
+
+
+def _compile_nothing(module: Any) -> None:
+    """Megatron compiles an index builder for its pre-training data into its own checkout; prompts need none."""
+    module.compile_helpers = lambda: None
 
 
 class _AclRuntime:

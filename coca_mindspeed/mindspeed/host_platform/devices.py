@@ -4,6 +4,7 @@ MindSpeed-RL, MindSpeed and Megatron name devices as ``cuda`` and ``npu``.  With
 translated; without one, both become the CPU, and the calls of ``torch.cuda`` that they make answer for a CPU.
 """
 
+import collections
 import contextlib
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,8 +14,6 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 _installed: "_DeviceNames | None" = None
-# MindSpeed wraps these two; what the mode below is shown are the originals.
-_TENSOR_TYPE, _TENSOR_TO = torch.Tensor.type, torch.Tensor.to
 
 
 class _DeviceNames(TorchFunctionMode):
@@ -41,15 +40,15 @@ class _DeviceNames(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         if self._device.type == "cpu":
-            if func is torch.Tensor.cuda:
+            if func in (torch.Tensor.cuda, torch.Tensor.pin_memory):
                 return args[0]
-            if func is _TENSOR_TYPE and len(args) == 1 and not kwargs:
+            if func is torch.Tensor.type and len(args) == 1 and not kwargs:
                 # Megatron tells parameters apart by type names such as torch.cuda.FloatTensor.
                 return func(*args).replace("torch.", "torch.cuda.")
         # Only the device, which is a keyword or a leading argument, is looked at: this runs for every torch call.
         if "device" in kwargs:
             kwargs = {**kwargs, "device": self._translate(kwargs["device"])}
-        elif func is _TENSOR_TO and len(args) > 1:
+        elif func is torch.Tensor.to and len(args) > 1:
             args = (args[0], self._translate(args[1]), *args[2:])
         return func(*args, **kwargs)
 
@@ -145,7 +144,8 @@ def _answers_of_a_cpu() -> dict[str, Any]:
         "memory_stats": lambda *_a, **_k: {},
         "mem_get_info": lambda *_a, **_k: (2**40, 2**40),
         "_lazy_call": lambda call, **_k: call(),
-        "default_generators": (torch.default_generator,),
+        # Indexed by whatever current_device answers.
+        "default_generators": collections.defaultdict(lambda: torch.default_generator),
     }
 
 
@@ -167,8 +167,10 @@ def install() -> torch.device:
     npu = types.ModuleType("torch.npu")
     answers = _answers_of_a_cpu()
     if device.type == "cpu":
-        for name, value in answers.items():
-            setattr(torch.cuda, name, value)
+        for module in (torch.cuda, torch.cuda.random, torch.cuda.memory):
+            for name, value in answers.items():
+                if module is torch.cuda or hasattr(module, name):
+                    setattr(module, name, value)
         # Constructors of the form torch.cuda.LongTensor(...).
         for kind in ("Float", "Double", "Half", "BFloat16", "Long", "Int", "Byte", "Bool"):
             setattr(torch.cuda, f"{kind}Tensor", getattr(torch, f"{kind}Tensor"))

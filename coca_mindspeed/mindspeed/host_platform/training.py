@@ -37,3 +37,19 @@ def with_initial_weights(original: Any) -> Any:
         return model, optimizer, scheduler
 
     return build_model_optimizer
+
+
+class HostOffLoader:
+    """Stands where MindSpeed-RL's ``MegatronOffLoader`` would: on the host, memory is where tensors already are."""
+
+    def __init__(self, *_arguments: Any, **_options: Any) -> None:
+        pass
+
+    def offload_param(self) -> None:
+        """Nothing moves."""
+
+    onload_param = offload_param
+    offload_optimizer = offload_param
+    onload_optimizer = offload_param
+    offload_grad = offload_param
+    onload_grad = offload_param
