@@ -12,7 +12,11 @@ from collections.abc import Sequence
 from coca_mindspeed import __version__
 from coca_mindspeed.errors import CocaError
 
-COMMANDS: dict[str, str] = {}
+COMMANDS: dict[str, str] = {
+    "demo": "train the tiny model by CoCA in about two minutes and show what it learned",
+    "train": "train a causal language model on this machine's CPU or GPU",
+    "config": "list the ready-made runs and keys, or print a run's resolved YAML",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -36,7 +40,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(parsed.run(parsed))
     except CocaError as error:
         print(f"coca-mindspeed: {error}", file=sys.stderr)
-        return 1
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("coca-mindspeed: interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
+        sys.stderr.close()
+        return 141
 
 
 if __name__ == "__main__":

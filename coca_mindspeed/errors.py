@@ -8,6 +8,8 @@ what was expected and, where it is known, what to do.
 class CocaError(Exception):
     """Base of every error that this project raises on purpose for the user to read."""
 
+    exit_code = 1
+
 
 class ConfigError(CocaError):
     """A configuration file or an override cannot be used."""

@@ -1,0 +1,40 @@
+"""``coca-mindspeed demo``: over-confident before, calibrated after, with pictures."""
+
+import argparse
+from pathlib import Path
+
+from coca_mindspeed.local.demo import run_demo
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="draws everything (default: 0)")
+    parser.add_argument("--output", type=Path, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
+    start = parser.add_mutually_exclusive_group()
+    start.add_argument("--resume", action="store_true", help="go on with the demo that was stopped in DIR")
+    start.add_argument("--overwrite", action="store_true", help="replace an earlier demo in DIR")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    parser.add_argument(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="change the run: method=joint, trainer.steps=100",
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    run_demo(
+        arguments.seed,
+        arguments.output,
+        arguments.overrides,
+        resume=arguments.resume,
+        overwrite=arguments.overwrite,
+        show_progress=not arguments.quiet,
+    )
+    return 0
+
+
+def _seed(text: str) -> int:
+    value = int(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"a seed is 0 or more, found {value}")
+    return value

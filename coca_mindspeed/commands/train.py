@@ -1,0 +1,40 @@
+"""``coca-mindspeed train``: the local engine on any causal LM directory."""
+
+import argparse
+import time
+from pathlib import Path
+
+from rich.console import Console
+
+from coca_mindspeed.commands.config import add_run_arguments
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.evaluation.predictions import write_predictions
+from coca_mindspeed.files import write_json
+from coca_mindspeed.local.demo import metrics_table, summary_metrics
+from coca_mindspeed.local.session import open_session
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_arguments(parser)
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="where the run goes")
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in DIR")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    composed = compose_run(arguments.run_name, arguments.overrides)
+    output: Path = arguments.output
+    started = time.perf_counter()
+    session = open_session(composed, output, resume=arguments.resume, show_progress=not arguments.quiet)
+    trainer = session.trainer
+    trainer.run(session.resume_from)
+    console = Console()
+    if trainer.evaluate_records:
+        after = trainer.evaluate(trainer.evaluate_records, "after")
+        write_predictions(output / "predictions_after.jsonl", after)
+        summary = {"seed": composed.run.seed, "method": composed.run.method.name, "after": summary_metrics(after)}
+        write_json(output / "summary.json", {**summary, "seconds": {"total": time.perf_counter() - started}})
+        console.print(metrics_table({"held-out questions": summary_metrics(after)}))
+    trainer.grader.close()
+    console.print(f"model: {output / 'model'} (a Hugging Face directory); metrics: {output / 'metrics.jsonl'}")
+    return 0

@@ -1,0 +1,205 @@
+"""Hydra composition, and errors that name file, key, value and the nearest valid name."""
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from hydra.types import RunMode
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+from yaml import YAMLError
+
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.errors import ConfigError
+
+_GROUPS = ("model", "hardware", "method", "data")
+
+
+@dataclass(frozen=True)
+class ComposedConfig:
+    """A run's configuration, and where each of its keys came from.
+
+    Attributes:
+        run: validated.
+        name: the run's name or the path of its YAML file.
+        sources: the YAML files in the order of composition (later ones win).
+    """
+
+    run: RunConfig
+    name: str
+    sources: tuple[Path, ...]
+
+    def to_yaml(self) -> str:
+        """The resolved configuration, defaults included."""
+        return to_yaml(self.run)
+
+
+def to_yaml(run: RunConfig) -> str:
+    """A run's configuration as YAML that :func:`compose_run` accepts."""
+    values = run.model_dump(mode="json")
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=110)
+
+
+def config_directory() -> Path:
+    """``configs/`` of the source tree, or its copy inside an installed package."""
+    package = Path(__file__).resolve().parent.parent
+    for candidate in (package.parent / "configs", package / "_configs"):
+        if (candidate / "base.yaml").is_file():
+            return candidate
+    raise ConfigError(f"the configs/ folder was found neither in {package.parent} nor in {package}; reinstall")
+
+
+def ready_made_runs() -> list[str]:
+    """Names that :func:`compose_run` accepts besides paths."""
+    return sorted(path.stem for path in config_directory().glob("*.yaml") if path.stem != "base")
+
+
+def compose_run(name: str, overrides: Sequence[str] = ()) -> ComposedConfig:
+    """Compose and validate a run.
+
+    Args:
+        name: a ready-made run (``demo``), or the path of a YAML file of your own, which may name our groups in its
+            ``defaults``.
+        overrides: Hydra's ``key=value``; ``method=joint`` chooses from a group, ``rollout.prompts=64`` sets a key.
+
+    Raises:
+        ConfigError: the name is unknown, the YAML cannot be composed, or a value is not valid.
+    """
+    path = Path(name)
+    ours = config_directory()
+    is_path = path.suffix in (".yaml", ".yml") or len(path.parts) > 1
+    if is_path and not path.is_file():
+        raise ConfigError(f"{path}: no such configuration file")
+    if not is_path and name not in ready_made_runs():
+        raise ConfigError(
+            f"unknown run {name!r}{_nearest(name, ready_made_runs())}; ready-made: {', '.join(ready_made_runs())}"
+        )
+    directory, stem = (path.resolve().parent, path.stem) if is_path else (ours, name)
+    file = directory / f"{stem}{path.suffix if is_path else '.yaml'}"
+    _parse_yaml(file)
+    search = [] if directory == ours else [f"hydra.searchpath=[file://{ours}]"]
+    hydra_overrides = [*search, *map(_set_or_add, overrides)]
+    try:
+        with initialize_config_dir(str(directory), version_base="1.3"):
+            composed = compose(stem, overrides=hydra_overrides)
+            loader = GlobalHydra.instance().config_loader()
+            defaults = loader.compute_defaults_list(stem, hydra_overrides, RunMode.RUN).defaults
+        values = OmegaConf.to_container(composed, resolve=True)
+    except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        raise ConfigError(f"{file}: cannot be composed: {error}") from error
+    sources = tuple(
+        found
+        for default in defaults
+        if default.config_path is not None
+        for root in (directory, ours)
+        if (found := root / f"{default.config_path}.yaml").is_file()
+    )
+    if not isinstance(values, dict):
+        raise ConfigError(f"{file}: expected a mapping of keys, found {type(values).__name__}")
+    return ComposedConfig(
+        validate_run({str(k): v for k, v in values.items()}, sources or (file,), overrides), name, sources
+    )
+
+
+def validate_run(values: dict[str, Any], sources: Sequence[Path] = (), overrides: Sequence[str] = ()) -> RunConfig:
+    """Check a composed mapping against the schema.
+
+    Raises:
+        ConfigError: every problem, a line each, with its file (or override), key, value and nearest valid name.
+    """
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            key = ".".join(str(part) for part in problem["loc"])
+            message = problem["msg"].removeprefix("Value error, ")
+            if problem["type"] == "value_error":  # our own validators start with the key below their section
+                inner, _, message = message.partition(": ")
+                key = f"{key}.{inner}" if key else inner
+            if problem["type"] == "extra_forbidden":
+                parent, _, name = key.rpartition(".")
+                known = _known_keys(parent)
+                message = f"unknown key{_nearest(name, known)}; known: {', '.join(known)}"
+            value = _lookup(values, key)
+            lines.append(f"{_origin(key, sources, overrides)}: {key}={value!r}: {message[0].lower()}{message[1:]}")
+        raise ConfigError("\n".join(lines)) from error
+
+
+def _set_or_add(override: str) -> str:
+    """Let ``key=value`` set a key whether or not a YAML file mentions it: the schema, not Hydra, knows the keys."""
+    key = override.split("=", 1)[0]
+    return override if key in _GROUPS or key[:1] in "+~" or key.startswith("hydra") else f"++{override}"
+
+
+def _parse_yaml(file: Path) -> None:
+    """Report YAML syntax errors with file and line, which Hydra's own message hides."""
+    try:
+        yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, YAMLError) as error:
+        raise ConfigError(f"{file}: is not valid YAML: {error}") from error
+
+
+def _known_keys(section: str) -> list[str]:
+    model: Any = RunConfig
+    for part in section.split(".") if section else []:
+        model = next(m for m in _models(model.model_fields[part].annotation))
+    return list(model.model_fields)
+
+
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    elif get_origin(annotation) in (Union, UnionType):
+        for argument in get_args(annotation):
+            yield from _models(argument)
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
+
+
+def _lookup(values: Any, key: str) -> Any:
+    for part in key.split("."):
+        if isinstance(values, dict) and part in values:
+            values = values[part]
+        elif isinstance(values, list) and part.isdecimal() and int(part) < len(values):
+            values = values[int(part)]
+        else:
+            return None
+    return values
+
+
+def _origin(key: str, sources: Sequence[Path], overrides: Sequence[str]) -> str:
+    """The override or the last file in the composition that sets ``key`` (or, failing that, its section)."""
+    for override in reversed(overrides):
+        if override.lstrip("+~").split("=", 1)[0] == key:
+            return f"override {override!r}"
+    parts = key.split(".")
+    for depth in range(len(parts), 0, -1):
+        for source in reversed(sources):
+            if _sets(source, parts[:depth]):
+                return str(source)
+    return str(sources[-1]) if sources else "configuration"
+
+
+def _sets(source: Path, parts: Sequence[str]) -> bool:
+    content = yaml.safe_load(source.read_text(encoding="utf-8")) or {}
+    if source.parent.name in _GROUPS and "@package _global_" not in source.read_text(encoding="utf-8"):
+        if source.parent.name != parts[0]:
+            return False
+        parts = parts[1:]
+    for part in parts:
+        if not isinstance(content, dict) or part not in content:
+            return False
+        content = content[part]
+    return True

@@ -1,0 +1,45 @@
+"""The reference of all keys, made from the schema so that it cannot lag behind it."""
+
+import json
+from typing import Any
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from coca_mindspeed.config.schema import RunConfig, Section
+
+
+def reference_markdown() -> str:
+    """A Markdown table for each section: key, type, default, range and meaning."""
+    lines = ["| key | type | default | range | meaning |", "| --- | --- | --- | --- | --- |"]
+    sections = []
+    for name, field in RunConfig.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
+            rows = [_row(f"{name}.{key}", inner) for key, inner in field.annotation.model_fields.items()]
+            sections.append("\n".join([f"### {name}", "", (field.annotation.__doc__ or "").strip(), "", *lines, *rows]))
+        else:
+            lines_of_run = _row(name, field)
+            sections.append("\n".join([f"### {name}", "", *lines, lines_of_run]))
+    return "\n\n".join(sections)
+
+
+def _row(key: str, field: FieldInfo) -> str:
+    default = field.get_default(call_default_factory=True)
+    shown = "" if default is PydanticUndefined else json.dumps(default)
+    ranges = [_range(constraint) for constraint in field.metadata]
+    cells = [f"`{key}`", _type_name(field.annotation), f"`{shown}`", " ".join(filter(None, ranges)), field.description]
+    return "| " + " | ".join(str(cell or "").replace("|", "\\|") for cell in cells) + " |"
+
+
+def _type_name(annotation: Any) -> str:
+    if isinstance(annotation, type) and not getattr(annotation, "__args__", None):
+        return annotation.__name__
+    text = str(annotation).replace("typing.", "").replace("NoneType", "null").replace("None", "null")
+    return text.removeprefix("Literal[").removesuffix("]").replace("'", "") if text.startswith("Literal[") else text
+
+
+def _range(constraint: Any) -> str:
+    for attribute, sign in (("ge", ">="), ("gt", ">"), ("le", "<="), ("lt", "<")):
+        if (bound := getattr(constraint, attribute, None)) is not None:
+            return f"{sign} {bound}"
+    return ""

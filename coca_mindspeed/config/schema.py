@@ -1,0 +1,181 @@
+"""The typed schema of our own configuration: every key, its type, its range and its meaning.
+
+Both engines read it.  Keys of MindSpeed-RL itself live under ``mindspeed_rl`` and pass through untouched.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from coca_mindspeed.algorithm.objective import LossAggregation
+from coca_mindspeed.algorithm.rewards import METHODS
+
+
+class Section(BaseModel):
+    """A section of the YAML: unknown keys are refused, and nothing is coerced ("8" is not 8)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class ModelConfig(Section):
+    """Which model is trained."""
+
+    path: str | None = Field(None, description="Hugging Face directory of a causal LM; null: the built-in tiny model")
+    compute_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="bfloat16: autocast; the weights stay float32, which lr 1e-6 needs to have any effect"
+    )
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention implementation")
+    trust_remote_code: bool = Field(False, description="run Python code found in the model's directory")
+    gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass")
+
+
+class WarmUpConfig(Section):
+    """Supervised warm-up of the built-in tiny model into one that can answer, but is sure of everything."""
+
+    steps: int = Field(700, ge=1, description="updates")
+    batch: int = Field(128, ge=1, description="responses in an update")
+    lr: float = Field(4e-3, gt=0, description="peak learning rate, with cosine decay")
+    wrong_answers: float = Field(0.1, ge=0, le=1, description="share of answers shown with one digit changed")
+    overconfident: float = Field(0.85, ge=0, le=1, description="share of confidences near 1; the others are uniform")
+
+
+class MethodConfig(Section):
+    """Which training method, and the choices that the paper leaves open (docs/method.md)."""
+
+    name: str = Field("coca", description="coca, rlvr, joint, sequential or rlcr")
+    invalid_reward: float = Field(-1.0, le=0, description="confidence reward of a response without a valid confidence")
+    max_confidence_tokens: int = Field(16, ge=1, description="tokens that stand for an invalid response's confidence")
+    confidence_decimals: int | None = Field(None, ge=1, le=6, description="exact digits after the point; null: any")
+    advantage_ddof: Literal[0, 1] = Field(1, description="1: sample deviation, 0: population deviation")
+    advantage_eps: float = Field(1e-6, ge=0, description="added to the deviation of a group's rewards")
+    clip: float = Field(0.2, gt=0, lt=1, description="epsilon of the clipped ratio")
+    loss_aggregation: LossAggregation = Field("sum", description="sum, token_mean or segment_mean")
+
+    @model_validator(mode="after")
+    def _known_method(self) -> "MethodConfig":
+        if self.name not in METHODS:
+            raise ValueError(f"name: unknown training method {self.name!r}; known methods: {', '.join(METHODS)}")
+        return self
+
+
+class DataConfig(Section):
+    """Questions to train on and to evaluate on."""
+
+    name: Literal["arithmetic", "records"] = Field(
+        "arithmetic", description="arithmetic: the embedded data; records: JSON Lines files of records"
+    )
+    train: str | None = Field(None, description="records to train on (JSON Lines), for name: records")
+    evaluate: str | None = Field(None, description="held-out records (JSON Lines), for name: records")
+    train_size: int = Field(50_000, ge=1, description="arithmetic: number of training questions")
+    evaluate_size: int = Field(2_000, ge=1, description="arithmetic: number of held-out questions")
+    grader: str = Field("auto", description="how answers are graded; see docs/grading.md")
+    seed: int = Field(0, ge=0, description="draws the embedded data; the run's seed draws the order of questions")
+
+    @model_validator(mode="after")
+    def _files_for_records(self) -> "DataConfig":
+        if self.name == "records" and self.train is None:
+            raise ValueError("train: name 'records' needs the path of a JSON Lines file, found null")
+        return self
+
+
+class RolloutConfig(Section):
+    """How responses are sampled.  No top-k and no nucleus: s must speak of the policy's own distribution."""
+
+    prompts: int = Field(128, ge=1, description="prompts a step")
+    group_size: int = Field(16, ge=2, description="G, responses to each prompt")
+    temperature: float = Field(1.0, gt=0, description="divides the logits, in sampling and in training alike")
+    max_prompt_tokens: int = Field(2048, ge=1, description="a longer prompt is an error, never cut")
+    max_new_tokens: int = Field(4096, ge=1, description="a response is cut off here and graded as it is")
+    batch_responses: int | None = Field(None, ge=1, description="responses sampled at once; null: all of the step's")
+
+
+class OptimizerConfig(Section):
+    """AdamW, its schedule and gradient clipping."""
+
+    lr: float = Field(1e-6, gt=0, description="peak learning rate")
+    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's beta1 and beta2")
+    eps: float = Field(1e-8, gt=0, description="AdamW's eps")
+    weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay")
+    grad_clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="decay after the warm-up, to zero"
+    )
+    warmup_steps: int = Field(0, ge=0, description="steps of linear warm-up")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _betas_from_yaml(cls, values: Any) -> Any:
+        if isinstance(values, dict) and isinstance(values.get("betas"), list):
+            return {**values, "betas": tuple(values["betas"])}
+        return values
+
+
+class TrainerConfig(Section):
+    """The training loop of the local engine."""
+
+    steps: int = Field(300, ge=1, description="steps of each stage; sequential has two stages, the others one")
+    minibatches: int = Field(1, ge=1, description="updates into which a step's prompts are split, groups whole")
+    epochs: int = Field(1, ge=1, description="passes over a step's responses")
+    microbatch_prompts: int | None = Field(None, ge=1, description="prompts in one backward pass; null: a minibatch's")
+    share_prompts: bool = Field(True, description="run each prompt once a group in the update, not once a response")
+    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    threads: int | None = Field(None, ge=1, description="CPU threads; null: as PyTorch likes")
+
+
+class EvaluationConfig(Section):
+    """Evaluation on held-out questions while training; one sample each at temperature 1, as in the paper."""
+
+    interval: int = Field(0, ge=0, description="steps between evaluations; 0: none while training")
+    questions: int | None = Field(None, ge=1, description="held-out questions used while training; null: all")
+
+
+class CheckpointConfig(Section):
+    """When checkpoints are written, and how many are kept."""
+
+    interval: int = Field(50, ge=0, description="steps between checkpoints; 0: only the last step's")
+    keep: int = Field(2, ge=1, description="newest checkpoints kept")
+
+
+class LoggingConfig(Section):
+    """Where metrics and samples go, besides metrics.jsonl."""
+
+    tensorboard: bool = Field(True, description="event files in OUTPUT/tensorboard")
+    wandb: str | None = Field(None, description="Weights & Biases project (needs the extra 'wandb')")
+    swanlab: str | None = Field(None, description="SwanLab project (needs the extra 'swanlab')")
+    samples_interval: int = Field(10, ge=0, description="steps between dumps of rollout samples; 0: none")
+    samples_prompts: int = Field(4, ge=1, description="prompts of a dump, with all their responses")
+
+
+class RunConfig(Section):
+    """A whole run."""
+
+    seed: int = Field(0, ge=0, description="seed of everything that is drawn")
+    model: ModelConfig = ModelConfig()
+    warm_up: WarmUpConfig = WarmUpConfig()
+    method: MethodConfig = MethodConfig()
+    data: DataConfig = DataConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logging: LoggingConfig = LoggingConfig()
+    mindspeed_rl: dict[str, Any] = Field(
+        default_factory=dict, description="MindSpeed-RL's own keys, passed to it untouched; the local engine reads none"
+    )
+
+    @model_validator(mode="after")
+    def _batch_arithmetic(self) -> "RunConfig":
+        if self.rollout.prompts % self.trainer.minibatches:
+            divisors = [d for d in range(1, self.rollout.prompts + 1) if self.rollout.prompts % d == 0]
+            nearest = min(divisors, key=lambda d: abs(d - self.trainer.minibatches))
+            raise ValueError(
+                f"trainer.minibatches: {self.trainer.minibatches} does not divide rollout.prompts "
+                f"({self.rollout.prompts}); the nearest value that does is {nearest}"
+            )
+        if self.model.gradient_checkpointing and self.trainer.share_prompts:
+            raise ValueError(
+                "trainer.share_prompts: true needs the KV cache in the update, which model.gradient_checkpointing "
+                "switches off; set trainer.share_prompts=false"
+            )
+        return self

@@ -1,0 +1,190 @@
+"""The demo: warm up the tiny model into an over-confident one, train it, and show before and after."""
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.evaluation.figures import save_figure
+from coca_mindspeed.evaluation.metrics import calibration_metrics
+from coca_mindspeed.evaluation.plots import reliability_diagram, training_curves
+from coca_mindspeed.evaluation.predictions import Prediction, outcomes, read_predictions, write_predictions
+from coca_mindspeed.files import read_json_lines, write_atomically, write_json
+from coca_mindspeed.local.session import open_session
+
+# metric -> (column title, whether more is better, None where neither is)
+_COLUMNS: dict[str, tuple[str, bool | None]] = {
+    "accuracy": ("accuracy", True),
+    "auroc": ("AUROC", True),
+    "ece": ("ECE", False),
+    "brier": ("Brier", False),
+    "success_rate": ("SR", True),
+    "tokens_to_confidence": ("TTC", None),
+    "n": ("questions", None),
+}
+
+
+def run_demo(
+    seed: int,
+    output: Path,
+    overrides: Sequence[str] = (),
+    *,
+    resume: bool = False,
+    overwrite: bool = False,
+    show_progress: bool = True,
+) -> dict[str, Any]:
+    """Run the demo and write its files to ``output``.
+
+    Writes ``summary.json``, ``report.md`` with its pictures, ``predictions_before.jsonl`` and
+    ``predictions_after.jsonl``, and prints a table.
+
+    Args:
+        seed: draws weights, data order, warm-up and samples.
+        output: a new directory, or an earlier demo's with ``resume`` or ``overwrite``.
+        overrides: of the run ``demo``.
+        resume: go on with a demo that was stopped.
+        overwrite: remove the demo that ``output`` holds first.
+        show_progress: draw progress bars.
+
+    Returns:
+        The content of ``summary.json``.
+
+    Raises:
+        ConfigError: ``output`` holds something else.
+    """
+    composed = compose_run("demo", [f"seed={seed}", *overrides])
+    if overwrite and output.exists():
+        if any(output.iterdir()) and not (output / "config.yaml").is_file():
+            raise ConfigError(
+                f"--output {output}: is not an earlier run (it has no config.yaml), so it is not replaced"
+            )
+        shutil.rmtree(output)
+    seconds: dict[str, float] = {}
+    clock = _Clock()
+    session = open_session(composed, output, resume=resume, show_progress=show_progress)
+    trainer = session.trainer
+    seconds["warm_up"] = clock.lap()
+
+    before_path, after_path = output / "predictions_before.jsonl", output / "predictions_after.jsonl"
+    if session.resume_from is None:
+        write_predictions(before_path, trainer.evaluate(trainer.evaluate_records, "before"))
+    before = read_predictions(before_path)
+    evaluating = clock.lap()
+    trainer.run(session.resume_from)
+    seconds["train"] = clock.lap()
+    after = trainer.evaluate(trainer.evaluate_records, "after")
+    write_predictions(after_path, after)
+    trainer.grader.close()
+    seconds["evaluate"] = evaluating + clock.lap()
+    seconds["total"] = clock.total()
+
+    scores = {"before": summary_metrics(before), "after": summary_metrics(after)}
+    summary = {"seed": seed, "method": composed.run.method.name, **scores, "seconds": seconds}
+    write_json(output / "summary.json", summary)
+    _write_report(output, summary, before, after)
+    console = Console()
+    console.print(metrics_table(scores))
+    console.print(f"{seconds['total']:.0f} s; pictures and samples: {output / 'report.md'}")
+    return summary
+
+
+def summary_metrics(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """The seven headline metrics of a summary, None where undefined."""
+    data = outcomes(predictions)
+    return calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence).headline()
+
+
+def metrics_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
+    """A terminal table with a row for each set of metrics."""
+    table = Table()
+    table.add_column("")
+    for name in _COLUMNS:
+        table.add_column(_title(name), justify="right")
+    for name, metrics in rows.items():
+        table.add_row(name, *(_shown(key, metrics[key]) for key in _COLUMNS))
+    return table
+
+
+def _title(name: str) -> str:
+    title, more_is_better = _COLUMNS[name]
+    return title + {True: " ↑", False: " ↓", None: ""}[more_is_better]
+
+
+def _shown(name: str, value: float | None) -> str:
+    if value is None:
+        return "--"
+    if name == "n":
+        return f"{value:,}"
+    return f"{value:.1%}" if name in ("accuracy", "success_rate") else f"{value:.3f}"
+
+
+def _write_report(
+    output: Path, summary: Mapping[str, Any], before: Sequence[Prediction], after: Sequence[Prediction]
+) -> None:
+    metrics = [row for _, row in read_json_lines(output / "metrics.jsonl")]
+    save_figure(reliability_diagram({"before": before, "after": after}), output / "reliability.png")
+    save_figure(training_curves(metrics), output / "training_curves.png")
+    titles = [
+        f"{title} {'' if better is None else '↑' if better else '↓'}".strip() for title, better in _COLUMNS.values()
+    ]
+    rows = [
+        f"| {name} | " + " | ".join(_shown(key, summary[name][key]) for key in _COLUMNS) + " |"
+        for name in ("before", "after")
+    ]
+    text = f"""# Confidence before answering, by `{summary["method"]}`, seed {summary["seed"]}
+
+A tiny model was warmed up to answer arithmetic with a confidence that means nothing, then trained. Each held-out
+question is answered once at temperature 1, before and after.
+
+| | {" | ".join(titles)} |
+| --- |{" ---: |" * len(_COLUMNS)}
+{chr(10).join(rows)}
+
+## Does the confidence mean what it says?
+
+![Reliability before and after: accuracy against stated confidence, with the number of answers](reliability.png)
+
+## How it got there
+
+![Confidence reward, answer reward, ECE and response length over the training steps](training_curves.png)
+
+## What it says now
+
+{_sample_table(after)}
+
+Numbers are written units first: 12 + 34 = 46 is `2100+4300` and `64`. Training took {summary["seconds"]["train"]:.0f} s of
+{summary["seconds"]["total"]:.0f} s in all.
+"""
+    write_atomically(output / "report.md", text)
+
+
+def _sample_table(predictions: Sequence[Prediction], count: int = 8) -> str:
+    """Some responses, from the most to the least confident."""
+    ranked = sorted((p for p in predictions if p.confidence is not None), key=lambda p: -(p.confidence or 0.0))
+    chosen = [ranked[i * (len(ranked) - 1) // max(1, count - 1)] for i in range(min(count, len(ranked)))]
+    rows = [
+        f"| `{p.question}` | `{p.response}` | {p.confidence:.2f} | {'right' if p.correct else 'wrong'} |"
+        for p in chosen
+    ]
+    return "\n".join(["| question | response | confidence | answer |", "| --- | --- | ---: | --- |", *rows])
+
+
+class _Clock:
+    """Wall time since the start and since the last lap, in seconds."""
+
+    def __init__(self) -> None:
+        self._start = self._lap = time.perf_counter()
+
+    def lap(self) -> float:
+        now = time.perf_counter()
+        elapsed, self._lap = now - self._lap, now
+        return elapsed
+
+    def total(self) -> float:
+        return time.perf_counter() - self._start

@@ -1,0 +1,67 @@
+"""Evaluation of a policy: one sample at temperature 1 for each record (paper, evaluation protocol)."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from coca_mindspeed.algorithm.rewards import TrainingMethod
+from coca_mindspeed.config.schema import MethodConfig, RolloutConfig
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.grading.verdict import Grader
+from coca_mindspeed.local.experience import respond_and_grade
+from coca_mindspeed.local.policy import Policy
+
+
+def predict(
+    policy: Policy,
+    records: Sequence[Record],
+    grader: Grader,
+    method: TrainingMethod,
+    method_config: MethodConfig,
+    rollout: RolloutConfig,
+    generator: torch.Generator,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[Prediction]:
+    """Answer every record once at temperature 1 and grade the answer.
+
+    Args:
+        policy: what answers.
+        records: the questions.
+        grader: says who is right.
+        method: gives the prompt and the place of the confidence.
+        method_config: the width of the confidence.
+        rollout: length limits, and how many responses to sample at once; its temperature is not used.
+        generator: on the policy's device.
+        progress: called with the number of records done so far.
+    """
+    rollout = rollout.model_copy(update={"temperature": 1.0})
+    at_once = rollout.batch_responses or _AT_ONCE
+    predictions: list[Prediction] = []
+    for start in range(0, len(records), at_once):
+        chunk = records[start : start + at_once]
+        graded = respond_and_grade(policy, chunk, grader, method, method_config, rollout, generator, group_size=1)
+        predictions += [
+            Prediction(
+                id=record.id,
+                dataset=record.dataset,
+                question=record.question,
+                response=text,
+                confidence=parsed.confidence,
+                correct=verdict.correct,
+                tokens_to_confidence=None if parsed.confidence is None else tokens,
+            )
+            for record, text, parsed, verdict, tokens in zip(
+                chunk,
+                graded.texts,
+                graded.parsed,
+                graded.verdicts,
+                graded.tokens_to_confidence.tolist(),
+                strict=True,
+            )
+        ]
+        progress(len(predictions))
+    return predictions
+
+
+_AT_ONCE = 512  # responses sampled at once where the configuration names no number

@@ -1,0 +1,145 @@
+"""A causal language model with its tokenizer, loaded from any Hugging Face directory."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from coca_mindspeed.algorithm.boundary import TokenText
+from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.data.prompts import prompt_messages
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.tokenization import token_text
+
+
+@dataclass
+class Policy:
+    """A model that is sampled from and trained.
+
+    Attributes:
+        model: a Hugging Face causal LM.
+        tokenizer: its fast tokenizer, with a chat template.
+        text: the bytes of each token id.
+        eos_ids: any of these ends a response.
+        pad_id: fills the places behind a response; never sampled, unless it is also an end-of-sequence token.
+        compute_dtype: float32 or bfloat16; the weights are float32 in either case.
+    """
+
+    model: Any
+    tokenizer: Any
+    text: TokenText
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    compute_dtype: torch.dtype = torch.float32
+
+    def autocast(self) -> torch.autocast:
+        """Compute in :attr:`compute_dtype`; enter it once around a whole loop, so that weights are cast once."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16)
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.model.device
+        return device
+
+    def logits_of_policy(self, logits: Tensor, temperature: float) -> Tensor:
+        """The logits that responses are sampled from and trained under: float32, tempered, without PAD.
+
+        Args:
+            logits: ``[..., vocabulary]``, of any float dtype.
+            temperature: divides them.
+        """
+        logits = logits.float()
+        if temperature != 1.0:
+            logits = logits / temperature
+        if self.pad_id in self.eos_ids:
+            return logits
+        banned = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
+        banned[self.pad_id] = True
+        return logits.masked_fill(banned, -torch.inf)
+
+    def encode_prompts(self, records: Sequence[Record], system_prompt: str | None, max_tokens: int) -> list[list[int]]:
+        """Token ids of each record's prompt, by the tokenizer's chat template.
+
+        Raises:
+            DataError: a prompt is longer than ``max_tokens``; it names the record.
+        """
+        messages = [prompt_messages(record, system_prompt) for record in records]
+        rendered = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        # The template writes the special tokens itself.
+        prompts: list[list[int]] = self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
+        for record, prompt in zip(records, prompts, strict=True):
+            if not 0 < len(prompt) <= max_tokens:
+                raise DataError(
+                    f"record {record.id!r} of {record.dataset}: its prompt has {len(prompt)} tokens, expected "
+                    f"1 to {max_tokens} (rollout.max_prompt_tokens)"
+                )
+        return prompts
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` is CUDA where there is a device, else the CPU.
+
+    Raises:
+        ConfigError: a CUDA device is asked for that is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"trainer.device={name}: PyTorch sees {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def load_policy(path: Path, config: ModelConfig, device: torch.device, *, where: str = "model.path") -> Policy:
+    """Load a policy from a local directory; nothing is downloaded.
+
+    Args:
+        path: a Hugging Face directory.
+        config: compute dtype, attention and trust.
+        device: where the weights go.
+        where: the key that named the path, for messages.
+
+    Raises:
+        ConfigError: the directory is not there, does not load, or lacks a chat template.
+    """
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{where}={path}: not a Hugging Face model directory (it has no config.json)")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, trust_remote_code=config.trust_remote_code, local_files_only=True
+        )
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            torch_dtype=getattr(torch, config.compute_dtype),
+            attn_implementation=config.attention,
+            trust_remote_code=config.trust_remote_code,
+            local_files_only=True,
+        ).to(device)
+    except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
+        raise ConfigError(f"{where}={path}: cannot be loaded as a causal language model: {error}") from error
+    if tokenizer.chat_template is None:
+        raise ConfigError(f"{where}={path}: its tokenizer has no chat template, so prompts cannot be laid out")
+    model.eval()  # dropout would make the log-probs of sampling and training differ
+    if config.gradient_checkpointing:
+        model.gradient_checkpointing_enable()
+    eos_ids = _eos_ids(model, tokenizer)
+    if not eos_ids:
+        raise ConfigError(
+            f"{where}={path}: neither its generation config nor its tokenizer names an end-of-sequence token"
+        )
+    pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
+    text = token_text(tokenizer, model.config.vocab_size)
+    return Policy(model, tokenizer, text, eos_ids, pad_id, getattr(torch, config.compute_dtype))
+
+
+def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Chat models often stop at several tokens; the generation config lists them, the tokenizer names one."""
+    configured = model.generation_config.eos_token_id
+    listed = configured if isinstance(configured, list) else [configured]
+    return tuple(dict.fromkeys(i for i in [*listed, tokenizer.eos_token_id] if i is not None))

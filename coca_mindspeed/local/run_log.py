@@ -1,0 +1,128 @@
+"""Where a run's metrics and samples go: JSON Lines always; TensorBoard, Weights & Biases and SwanLab on request.
+
+``metrics.jsonl`` holds only what the seed determines; wall-clock times go to ``timing.jsonl``.  A resumed run cuts
+both back to its checkpoint, so that they end up the same as if it had never been stopped.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coca_mindspeed.config.schema import LoggingConfig
+from coca_mindspeed.errors import MissingDependencyError, TrainingError
+from coca_mindspeed.files import read_json_lines, to_json_line, write_atomically, write_json_lines
+
+Scalars = Mapping[str, float]
+
+
+class RunLog:
+    """Writes one run's logs under ``directory``."""
+
+    def __init__(
+        self, directory: Path, config: LoggingConfig, settings: Mapping[str, Any], resume_step: int = 0
+    ) -> None:
+        """Open the logs.
+
+        Args:
+            directory: the run's output.
+            config: which loggers.
+            settings: the run's configuration, for the loggers that show it.
+            resume_step: rows of later steps are removed; 0 starts anew.
+
+        Raises:
+            MissingDependencyError: a logger is asked for that is not installed.
+        """
+        self._directory = directory
+        self._sinks: list[Callable[[int, Scalars], None]] = []
+        self._closers: list[Callable[[], None]] = []
+        self.tensorboard: Any = None
+        for path in (self.metrics_path, self._directory / "timing.jsonl"):
+            _cut_back(path, resume_step)
+        samples = directory / "samples"
+        for path in samples.glob("step_*.jsonl") if samples.is_dir() else ():
+            if int(path.stem.removeprefix("step_")) > resume_step:
+                path.unlink()
+        if config.tensorboard:
+            self._open_tensorboard(resume_step)
+        if config.wandb is not None:
+            wandb = _import("wandb")
+            where = {"dir": str(directory), "id": _run_id(directory), "resume": "allow"}
+            run = wandb.init(project=config.wandb, config=dict(settings), **where)
+            self._sinks.append(lambda step, scalars: run.log(dict(scalars), step=step))
+            self._closers.append(run.finish)
+        if config.swanlab is not None:
+            swanlab = _import("swanlab")
+            swanlab.init(project=config.swanlab, logdir=str(directory / "swanlab"), config=dict(settings))
+            self._sinks.append(lambda step, scalars: swanlab.log(dict(scalars), step=step))
+            self._closers.append(swanlab.finish)
+
+    @property
+    def metrics_path(self) -> Path:
+        return self._directory / "metrics.jsonl"
+
+    def write(self, step: int, metrics: Scalars, timing: Scalars) -> None:
+        """Append one step's row to each log; NaN becomes null in JSON and is left out elsewhere."""
+        self._append(self.metrics_path, {"step": step, **_jsonable(metrics)})
+        self._append(self._directory / "timing.jsonl", {"step": step, **_jsonable(timing)})
+        finite = {name: value for name, value in {**metrics, **timing}.items() if math.isfinite(value)}
+        for sink in self._sinks:
+            sink(step, finite)
+
+    def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Dump rollout samples of one step to ``samples/step_000010.jsonl``."""
+        write_json_lines(self._directory / "samples" / f"step_{step:06d}.jsonl", rows)
+
+    def close(self) -> None:
+        for close in self._closers:
+            close()
+
+    def _open_tensorboard(self, resume_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        purge = resume_step + 1 if resume_step else None
+        writer: Any = SummaryWriter(str(self._directory / "tensorboard"), purge_step=purge)
+        self.tensorboard = writer
+
+        def write(step: int, scalars: Scalars) -> None:
+            for name, value in scalars.items():
+                writer.add_scalar(name, value, step)
+
+        self._sinks.append(write)
+        self._closers.append(writer.close)
+
+    @staticmethod
+    def _append(path: Path, row: Mapping[str, Any]) -> None:
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(to_json_line(row))
+        except OSError as error:
+            raise TrainingError(f"step {row['step']}: {path} cannot be written: {error.strerror}") from error
+
+
+def _cut_back(path: Path, step: int) -> None:
+    """Remove rows of later steps, and a last line that a full disk or a crash left without its end."""
+    if path.exists():
+        content = path.read_bytes()
+        write_atomically(path, content[: content.rfind(b"\n") + 1])
+    rows = [row for _, row in read_json_lines(path)] if path.exists() else []
+    write_json_lines(path, [row for row in rows if row["step"] <= step])
+
+
+def _jsonable(scalars: Scalars) -> dict[str, float | None]:
+    return {name: value if math.isfinite(value) else None for name, value in scalars.items()}
+
+
+def _import(package: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"logging.{package} is set, but {package} is not installed: pip install 'coca-mindspeed[{package}]'"
+        ) from error
+
+
+def _run_id(directory: Path) -> str:
+    return "".join(c if c.isalnum() else "-" for c in directory.resolve().name)

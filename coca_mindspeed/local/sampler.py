@@ -1,0 +1,180 @@
+"""Sampling responses: a KV cache, each prompt run once for its whole group, exact log-probs of what was sampled."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from coca_mindspeed.local.policy import Policy
+
+_SHRINK_AT = 0.9  # the batch is rebuilt without its ended rows when so few are left; each time copies the cache
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Responses to ``P`` prompts with ``G`` samples each; row ``p * G + g`` is sample g of prompt p.
+
+    Attributes:
+        prompts: P lists of token ids.
+        token_ids: int64 ``[P * G, tokens]``, PAD behind each response's end.
+        lengths: int64 ``[P * G]``, tokens generated, the end-of-sequence token included.
+        log_probs: float32 ``[P * G, tokens]`` of each sampled token under the policy; 0 behind the end.
+        finished: bool ``[P * G]``; False where the length limit cut the response off.
+        entropy: float32 ``[P * G]``, nats, the policy's mean entropy over the response's tokens.
+    """
+
+    prompts: list[list[int]]
+    token_ids: Tensor
+    lengths: Tensor
+    log_probs: Tensor
+    finished: Tensor
+    entropy: Tensor
+
+
+def pad_left(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
+    """Prompts as ``[P, longest]`` ids, and their bool mask; no mask where nothing needed padding."""
+    width = max(map(len, prompts))
+    ids = torch.tensor([[pad_id] * (width - len(p)) + list(p) for p in prompts], device=device)
+    if all(len(p) == width for p in prompts):
+        return ids, None
+    lengths = torch.tensor([len(p) for p in prompts], device=device)
+    return ids, torch.arange(width, device=device) >= (width - lengths)[:, None]
+
+
+def sample_responses(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    *,
+    group_size: int,
+    max_new_tokens: int,
+    temperature: float,
+    generator: torch.Generator,
+    batch_responses: int | None = None,
+) -> Samples:
+    """Sample ``group_size`` responses to each prompt.
+
+    Sampling stops at any end-of-sequence token or after ``max_new_tokens``; PAD is never sampled.  Rows that have
+    ended leave the batch, so the last long response does not pay for all of them.
+
+    Args:
+        policy: what is sampled from.
+        prompts: token ids of each prompt.
+        group_size: G.
+        max_new_tokens: the length limit.
+        temperature: divides the logits.
+        generator: on the policy's device; the only source of randomness.
+        batch_responses: responses in memory at once, rounded down to whole groups (but at least one); None: all.
+    """
+    at_once = len(prompts) if batch_responses is None else max(1, batch_responses // group_size)
+    with torch.inference_mode(), policy.autocast():
+        parts = [
+            _sample_batch(policy, prompts[i : i + at_once], group_size, max_new_tokens, temperature, generator)
+            for i in range(0, len(prompts), at_once)
+        ]
+    token_ids, lengths, log_probs, finished, entropy = map(torch.cat, zip(*parts, strict=True))
+    width = int(lengths.max())
+    # Clones are ordinary tensors again: inference tensors may not enter a graph.
+    return Samples(
+        prompts=[list(p) for p in prompts],
+        token_ids=token_ids[:, :width].clone(),
+        lengths=lengths.clone(),
+        log_probs=log_probs[:, :width].clone(),
+        finished=finished.clone(),
+        entropy=entropy.clone(),
+    )
+
+
+def _sample_batch(
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    group_size: int,
+    max_new_tokens: int,
+    temperature: float,
+    generator: torch.Generator,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    device, rows = policy.device, len(prompts) * group_size
+    token_ids = torch.full((rows, max_new_tokens), policy.pad_id, device=device)
+    log_probs = torch.zeros(rows, max_new_tokens, device=device)
+    lengths = torch.full((rows,), max_new_tokens, device=device)
+    finished = torch.zeros(rows, dtype=torch.bool, device=device)
+    entropy = torch.zeros(rows, device=device)
+    eos_ids = torch.tensor(policy.eos_ids, device=device)
+
+    decoder = _Decoder(policy, prompts, group_size)
+    row = torch.arange(rows, device=device)  # where each row of the shrinking batch belongs in the results
+    alive = torch.ones(rows, dtype=torch.bool, device=device)
+    for t in range(max_new_tokens):
+        distribution = policy.logits_of_policy(decoder.logits, temperature).log_softmax(dim=-1)
+        probabilities = distribution.exp()
+        token = torch.multinomial(probabilities, 1, generator=generator)
+        target = row[alive]
+        token_ids[target, t] = token[alive, 0]
+        log_probs[target, t] = distribution.gather(1, token)[alive, 0]
+        entropy[target] += torch.special.entr(probabilities).sum(dim=-1)[alive]
+
+        ended = alive & torch.isin(token[:, 0], eos_ids)
+        lengths[row[ended]] = t + 1
+        finished[row[ended]] = True
+        alive &= ~ended
+        survivors = int(alive.sum())
+        if survivors == 0 or t + 1 == max_new_tokens:
+            break
+        if survivors <= _SHRINK_AT * len(alive):
+            keep = alive.nonzero().flatten()
+            decoder.keep(keep)
+            row, token, alive = row[keep], token[keep], alive[keep]
+        decoder.step(token)
+    return token_ids, lengths, log_probs, finished, entropy / lengths
+
+
+class _Decoder:
+    """One batch's KV cache and the logits of its next token."""
+
+    def __init__(self, policy: Policy, prompts: Sequence[Sequence[int]], group_size: int) -> None:
+        """Run each prompt once, then repeat its keys and values for its group."""
+        self._model = policy.model
+        self._cache = DynamicCache(config=self._model.config)
+        ids, mask = pad_left(prompts, policy.pad_id, policy.device)
+        output = self._model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions_of(mask, ids),
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        self._cache.batch_repeat_interleave(group_size)
+        self._mask = None if mask is None else mask.repeat_interleave(group_size, dim=0)
+        lengths = torch.tensor([len(p) for p in prompts], device=policy.device)
+        self._position = lengths.repeat_interleave(group_size)[:, None]
+        self.logits: Tensor = output.logits[:, -1].repeat_interleave(group_size, dim=0)
+
+    def step(self, token: Tensor) -> None:
+        """Append one token ``[rows, 1]`` to every row."""
+        if self._mask is not None:
+            self._mask = torch.cat([self._mask, torch.ones_like(self._mask[:, :1])], dim=1)
+        output = self._model(
+            input_ids=token,
+            attention_mask=self._mask,
+            position_ids=self._position,
+            past_key_values=self._cache,
+            use_cache=True,
+        )
+        self._position = self._position + 1
+        self.logits = output.logits[:, -1]
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these."""
+        self._cache.batch_select_indices(rows)
+        self._position = self._position[rows]
+        if self._mask is not None:
+            self._mask = self._mask[rows]
+
+
+def positions_of(mask: Tensor | None, ids: Tensor) -> Tensor:
+    """Positions that start from 0 at each prompt's first real token, int64 ``[rows, tokens]``."""
+    if mask is None:
+        return torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    return (mask.long().cumsum(dim=1) - 1).clamp(min=0)

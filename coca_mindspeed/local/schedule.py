@@ -1,0 +1,48 @@
+"""What depends on the step alone: which questions, which random numbers, which learning rate.
+
+Nothing here has a state, so a resumed run needs none of it from the checkpoint.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from coca_mindspeed.config.schema import OptimizerConfig
+from coca_mindspeed.data.records import Record
+
+
+def derived_seed(seed: int, *purpose: object) -> int:
+    """A 63-bit seed for one purpose; different purposes get independent ones."""
+    digest = hashlib.sha256(repr((seed, *purpose)).encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def generator(device: torch.device, seed: int, *purpose: object) -> torch.Generator:
+    """A random generator for one purpose."""
+    return torch.Generator(device).manual_seed(derived_seed(seed, *purpose))
+
+
+def records_of_step(records: Sequence[Record], step: int, count: int, seed: int) -> list[Record]:
+    """The ``count`` questions of a step (counted from 0): epoch after epoch, each in an order of its own."""
+    chosen: list[Record] = []
+    for position in range(step * count, (step + 1) * count):
+        epoch, index = divmod(position, len(records))
+        if not chosen or index == 0:
+            order = np.random.default_rng(derived_seed(seed, "order", epoch)).permutation(len(records))
+        chosen.append(records[order[index]])
+    return chosen
+
+
+def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
+    """Learning rate of a step (counted from 0) of a stage with ``steps`` steps: linear warm-up, then decay to zero."""
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    done = (step - config.warmup_steps) / max(1, steps - config.warmup_steps)
+    if config.schedule == "linear":
+        return config.lr * (1 - done)
+    if config.schedule == "cosine":
+        return config.lr * 0.5 * (1 + math.cos(math.pi * done))
+    return config.lr

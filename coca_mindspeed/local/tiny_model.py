@@ -1,0 +1,62 @@
+"""The built-in tiny model: a Qwen2 of about 110,000 parameters that learns arithmetic in a minute on a CPU.
+
+It is written to disk as a plain Hugging Face directory, tokenizer and chat template included, and then loaded like
+any other, so nothing in the engine knows that it is special.
+"""
+
+from pathlib import Path
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from coca_mindspeed.algorithm.response import CLOSE_TAG, OPEN_TAG
+
+PAD, EOS = "<pad>", "<eos>"
+_TOKENS = [PAD, EOS, OPEN_TAG, CLOSE_TAG, " ", ".", "=", "+", "*", "%", *"0123456789"]
+
+# The tiny model has no letters: it is shown the question and an equals sign, never a system prompt.
+_CHAT_TEMPLATE = "{%- for m in messages if m.role == 'user' %}{{ m.content }}{%- endfor %}="
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character, and one for each confidence tag."""
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(_TOKENS)}, unk_token=PAD))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"{OPEN_TAG}|{CLOSE_TAG}|."), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (PAD, EOS)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, chat_template=_CHAT_TEMPLATE, padding_side="left"
+    )
+
+
+def tiny_config() -> Qwen2Config:
+    """Hidden size 64, two layers, four heads; the vocabulary is :func:`tiny_tokenizer`'s."""
+    return Qwen2Config(
+        vocab_size=len(_TOKENS),
+        hidden_size=64,
+        intermediate_size=192,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        max_position_embeddings=128,
+        # Texts of thirty tokens and layers of 64: slower rotations and smaller weights, as in large models, would
+        # leave neighbouring positions nearly alike and the first hundred steps without effect.
+        rope_theta=100.0,
+        initializer_range=0.08,
+        tie_word_embeddings=True,
+        pad_token_id=_TOKENS.index(PAD),
+        eos_token_id=_TOKENS.index(EOS),
+        bos_token_id=None,
+    )
+
+
+def write_tiny_model(directory: Path, seed: int) -> None:
+    """Write an untrained tiny model with weights drawn from ``seed``; the global random state is left alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(tiny_config())
+    model.generation_config.pad_token_id = _TOKENS.index(PAD)
+    model.generation_config.eos_token_id = _TOKENS.index(EOS)
+    model.save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)

@@ -1,0 +1,92 @@
+"""The update of a policy on one step's experience."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from coca_mindspeed.algorithm.advantages import SegmentMasks
+from coca_mindspeed.algorithm.objective import Objective, SegmentStatistics, segment_objective
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.local.experience import Experience
+from coca_mindspeed.local.log_probs import response_log_probs
+from coca_mindspeed.local.policy import Policy
+
+
+class NotFiniteError(ArithmeticError):
+    """A loss or a gradient is NaN or infinite; the weights were not updated with it."""
+
+
+def update_policy(
+    policy: Policy, experience: Experience, optimizer: torch.optim.Optimizer, lr: float, config: RunConfig
+) -> dict[str, float]:
+    """Run ``trainer.epochs`` passes over the step's prompts in ``trainer.minibatches`` updates, groups whole.
+
+    Returns:
+        Means over the updates of loss and gradient norm, and over tokens of each segment's statistics.
+
+    Raises:
+        NotFiniteError: before any weight is touched by what is not finite.
+    """
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    losses, norms = [], []
+    statistics: list[tuple[SegmentStatistics, SegmentStatistics]] = []
+    all_prompts = torch.arange(len(experience.graded.records))
+    for _ in range(config.trainer.epochs):
+        for minibatch in all_prompts.chunk(config.trainer.minibatches):
+            parts = _accumulate_gradient(policy, experience, minibatch, config)
+            loss = sum(float(part.loss) for part in parts)
+            norm = float(torch.nn.utils.clip_grad_norm_(policy.model.parameters(), config.optimizer.grad_clip))
+            for name, value in (("objective/loss", loss), ("objective/grad_norm", norm)):
+                if not math.isfinite(value):
+                    raise NotFiniteError(f"{name} is {value}; the weights were not updated with it")
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            losses.append(loss)
+            norms.append(norm)
+            statistics += [(part.confidence, part.answer) for part in parts]
+    metrics = {"objective/loss": sum(losses) / len(losses), "objective/grad_norm": sum(norms) / len(norms)}
+    for name, segments in zip(("confidence", "answer"), zip(*statistics, strict=True), strict=True):
+        total = segments[0]
+        for more in segments[1:]:
+            total = total + more
+        metrics |= {f"{name}/{key}": value for key, value in total.means().items()}
+    return metrics
+
+
+def _accumulate_gradient(
+    policy: Policy, experience: Experience, minibatch: Tensor, config: RunConfig
+) -> list[Objective]:
+    """Backward passes over one minibatch's microbatches; their losses and gradients add up to the minibatch's."""
+    samples, group = experience.graded.samples, config.rollout.group_size
+    every_row = _rows(minibatch, group, policy.device)
+    parts = []
+    for prompts in minibatch.split(config.trainer.microbatch_prompts or len(minibatch)):
+        rows = _rows(prompts, group, policy.device)
+        width = int(samples.lengths[rows].max())
+        log_probs = response_log_probs(
+            policy,
+            [samples.prompts[prompt] for prompt in prompts.tolist()],
+            samples.token_ids[rows, :width],
+            temperature=config.rollout.temperature,
+            share_prompts=config.trainer.share_prompts,
+        )
+        objective = segment_objective(
+            log_probs,
+            samples.log_probs[rows, :width],
+            experience.advantages[rows, :width],
+            SegmentMasks(*(mask[rows, :width] for mask in experience.masks)),
+            clip=config.method.clip,
+            aggregation=config.method.loss_aggregation,
+            responses=len(every_row),
+            tokens=int(samples.lengths[every_row].sum()),
+        )
+        objective.loss.backward()
+        parts.append(objective._replace(loss=objective.loss.detach()))
+    return parts
+
+
+def _rows(prompts: Tensor, group_size: int, device: torch.device) -> Tensor:
+    """Rows of the responses to ``prompts``."""
+    return (prompts[:, None] * group_size + torch.arange(group_size)).flatten().to(device)

@@ -1,0 +1,38 @@
+"""Small random models of the architectures that users have, written as plain Hugging Face directories."""
+
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+
+from tests import tokenizers_for_tests as kinds
+
+_SHAPE = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+}
+
+
+def write_random_model(directory: Path, architecture: str, seed: int = 0) -> Path:
+    """A random Qwen2 or Llama with its byte-level BPE tokenizer and chat template; the vocabulary is padded."""
+    torch.manual_seed(seed)
+    if architecture == "qwen2":
+        tokenizer = kinds.qwen_like()
+        model = Qwen2ForCausalLM(Qwen2Config(vocab_size=len(tokenizer) + 11, tie_word_embeddings=True, **_SHAPE))
+    else:
+        tokenizer = kinds.llama3_like()
+        model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer) + 11, tie_word_embeddings=False, **_SHAPE))
+    with torch.no_grad():  # random weights are nearly uniform; make the logits matter
+        for parameter in model.parameters():
+            parameter.mul_(3.0)
+    # Many end tokens, so that random responses end at many lengths.
+    letters = tokenizer.convert_tokens_to_ids(list("aeioubcdfghklmn"))
+    model.generation_config.eos_token_id = [tokenizer.eos_token_id, *letters]
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
