@@ -15,6 +15,7 @@ from coca_mindspeed.errors import CocaError
 COMMANDS: dict[str, str] = {
     "demo": "train the tiny model by CoCA in about two minutes and show what it learned",
     "train": "train a causal language model on this machine's CPU or GPU",
+    "patches": "compare a MindSpeed-RL checkout with the releases that the hooks support",
     "config": "list the ready-made runs and keys, or print a run's resolved YAML",
 }
 

@@ -43,7 +43,7 @@ class MiniBatch:
         return self.rows * self.ranks
 
 
-class SegmentActorLoss(BaseLossFunc):  # type: ignore[misc]
+class SegmentActorLoss(BaseLossFunc):
     """Registered for the GRPO stage in place of MindSpeed-RL's loss; one instance an actor."""
 
     def __init__(self) -> None:

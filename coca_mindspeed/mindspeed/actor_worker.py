@@ -15,7 +15,7 @@ from coca_mindspeed.mindspeed.process import process_settings
 _TRAINING_STAGE = "actor_train"
 
 
-class ActorWithoutReference(ActorHybridWorkerBase):  # type: ignore[misc]
+class ActorWithoutReference(ActorHybridWorkerBase):
     """MindSpeed-RL's integrated worker without its second half: it neither builds, loads nor runs a reference."""
 
     def compute_log_prob(self) -> None:

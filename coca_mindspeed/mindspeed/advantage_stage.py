@@ -129,8 +129,9 @@ def compute_advantages(
         )
         metrics["coca/advantage_seconds"] = time.perf_counter() - start
         ray.get(dock.update_metrics.remote(value={k: [v] for k, v in metrics.items()}, cumulate=True))
-        samples += _sample_rows(batch.indexes, sample_prompts * group_size, result, correct, confidence,
-                                confidence_lengths, lengths)
+        samples += _sample_rows(
+            batch.indexes, sample_prompts * group_size, result, correct, confidence, confidence_lengths, lengths
+        )
     return sorted(samples, key=lambda sample: sample["index"])
 
 

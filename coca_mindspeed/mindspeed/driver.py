@@ -45,10 +45,14 @@ def homes(environment: Mapping[str, str]) -> dict[str, Path]:
     for variable, package in HOMES.items():
         value = environment.get(variable, "")
         if not value:
-            raise MissingDependencyError(f"{variable} is not set; set it to the checkout that holds {package}/ (docs/port.md)")
+            raise MissingDependencyError(
+                f"{variable} is not set; set it to the checkout that holds {package}/ (docs/port.md)"
+            )
         path = Path(value).resolve()
         if not (path / package).is_dir():
-            raise MissingDependencyError(f"{variable}={value}: expected a checkout with a folder {package}/, found none")
+            raise MissingDependencyError(
+                f"{variable}={value}: expected a checkout with a folder {package}/, found none"
+            )
         found[variable] = path
     return found
 
@@ -85,7 +89,9 @@ def split_config(config: DictConfig) -> tuple[CocaSettings, DictConfig]:
 
 
 def _check_mindspeed_keys(config: DictConfig, settings: CocaSettings) -> None:
-    rl, training, generate = (dict(config.get(name) or {}) for name in ("rl_config", "megatron_training", "generate_config"))
+    rl, training, generate = (
+        dict(config.get(name) or {}) for name in ("rl_config", "megatron_training", "generate_config")
+    )
     if training.get("stage") != "ray_grpo":
         raise ConfigError(f"megatron_training.stage: expected ray_grpo, found {training.get('stage')!r}")
     check_names(list(rl.get("verifier_function") or []))
@@ -95,13 +101,17 @@ def _check_mindspeed_keys(config: DictConfig, settings: CocaSettings) -> None:
     for key in ("reward_dispatch_size", "adv_dispatch_size"):
         if (size := rl.get(key)) and int(size) % group:
             nearest = max(group, int(size) // group * group)
-            raise ConfigError(f"rl_config.{key}: {size} does not hold whole groups of {group}; the nearest is {nearest}")
+            raise ConfigError(
+                f"rl_config.{key}: {size} does not hold whole groups of {group}; the nearest is {nearest}"
+            )
     if rl.get("async_engine") and settings.rollout_log_probs:
         raise ConfigError("coca.rollout_log_probs: not available with rl_config.async_engine; set it to false")
     if settings.platform == "host":
         for key in ("offload_train_optimizer", "offload_train_grad", "offload_train_param"):
             if generate.get(key):
-                raise ConfigError(f"generate_config.{key}: the host platform has nowhere to offload to; set it to false")
+                raise ConfigError(
+                    f"generate_config.{key}: the host platform has nowhere to offload to; set it to false"
+                )
         if rl.get("zmq_communication", True):
             raise ConfigError("rl_config.zmq_communication: the host platform supports false only")
 
@@ -177,7 +187,11 @@ def train(path: Path, overrides: Sequence[str]) -> None:
         ray.get(ray.remote(run_mindspeed_rl).options(num_cpus=1, max_retries=0).remote(config))
     except ray.exceptions.RayError as error:
         print(error, file=sys.stderr)  # with the traceback of the process that failed first
-        last = f"; resume from the last checkpoint in {save}" if (save := config.get("actor_config", {}).get("save")) else ""
+        last = (
+            f"; resume from the last checkpoint in {save}"
+            if (save := config.get("actor_config", {}).get("save"))
+            else ""
+        )
         raise TrainingError(f"training ended: {_cause(error)}{last}") from error
     finally:
         ray.shutdown()
@@ -188,7 +202,8 @@ def _cause(error: BaseException) -> str:
     while (inner := getattr(error, "cause", None) or error.__cause__) is not None and inner is not error:
         error = inner
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[-1] if isinstance(error, ray.exceptions.RayTaskError) else ' '.join(lines[:6])}"
+    summary = lines[-1:] if isinstance(error, ray.exceptions.RayTaskError) else lines[:6]
+    return f"{type(error).__name__}: {' '.join(summary)}"
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -69,9 +69,7 @@ def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platfor
             + "; ".join(describe(finding) for finding in differing)
         )
     wanted = [
-        hook
-        for hook in manifest.hooks
-        if hook.acts and hook.process in processes and hook.platform in (None, platform)
+        hook for hook in manifest.hooks if hook.acts and hook.process in processes and hook.platform in (None, platform)
     ]
     changes = [_change(hook, root) for hook in wanted]
     done: list[_Change] = []

@@ -168,7 +168,9 @@ def describe(finding: Finding) -> str:
     """One finding that does not match, in one phrase."""
     found = finding.found
     return (
-        f"{finding.hook.target} (expected {finding.hook.sha256[:12]}, found {found[:12]})" if len(found) == 64 else found
+        f"{finding.hook.target} (expected {finding.hook.sha256[:12]}, found {found[:12]})"
+        if len(found) == 64
+        else found
     )
 
 

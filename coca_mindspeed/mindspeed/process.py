@@ -49,4 +49,6 @@ def _manifest(release: str) -> Manifest:
     for manifest in load_manifests():
         if manifest.release == release:
             return manifest
-    raise ManifestError(f"no manifest for release {release!r} in this process; is another coca_mindspeed installed here?")
+    raise ManifestError(
+        f"no manifest for release {release!r} in this process; is another coca_mindspeed installed here?"
+    )

@@ -31,7 +31,7 @@ def worker_groups(original: Any) -> Any:
     A subclass, because the trainer tells worker groups from other reward workers by this class.
     """
 
-    class WorkerGroup(original):  # type: ignore[misc]
+    class WorkerGroup(original):
         def __new__(cls, worker: Any = None, *_args: Any, megatron_config: Any = None, **_kwargs: Any) -> Any:
             if _is_reference(worker) and not process_settings().reference:
                 return NoReference(megatron_config)

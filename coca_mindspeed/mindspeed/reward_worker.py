@@ -101,7 +101,9 @@ class RecordLookup:
     def __call__(self, rows: Rows) -> list[Record]:
         if self._records is not None:
             return [self._records[index] for index in rows.scalars(columns.RECORD).tolist()]
-        answers = self._tokenizer.batch_decode([row.tolist() for row in rows.columns["labels"]], skip_special_tokens=True)
+        answers = self._tokenizer.batch_decode(
+            [row.tolist() for row in rows.columns["labels"]], skip_special_tokens=True
+        )
         return [
             Record(id=str(index), dataset="labels", category="math", question="", answer=answer)
             for index, answer in zip(rows.indexes, answers, strict=True)

@@ -19,7 +19,6 @@ from coca_mindspeed.mindspeed.reference import NoReference
 from coca_mindspeed.mindspeed.samples import SampleWriter, append_line
 from coca_mindspeed.mindspeed.validation import Validation
 
-
 #: The iteration that is under way, from 1; :func:`finishing_ratios` has no other way to know it.
 _under_way = 0
 
@@ -27,7 +26,7 @@ _under_way = 0
 def grpo_trainer(original: Any) -> Any:
     """For the manifest: the trainer class, made from MindSpeed-RL's ``RayGRPOTrainer``."""
 
-    class SegmentGRPOTrainer(original):  # type: ignore[misc]
+    class SegmentGRPOTrainer(original):
         def __init__(self, actor_worker: Any, ref_worker: Any, reward_list: Any, **kwargs: Any) -> None:
             self._process = process_settings()
             rl_config = actor_worker.rl_config
@@ -45,7 +44,7 @@ def grpo_trainer(original: Any) -> Any:
 
         def transfer_dock_init(self) -> None:
             """Build the dock with our columns; the reward stage must not wait for those that it writes itself."""
-            asked = self.dataset_additional_keys
+            asked: list[str] = getattr(self, "dataset_additional_keys")  # noqa: B009  set by MindSpeed-RL's base class
             self.dataset_additional_keys = [*asked, *columns.REWARD_COLUMNS, columns.ROLLOUT_LOG_PROBS]
             try:
                 super().transfer_dock_init()

@@ -1,6 +1,6 @@
 """From the verifier names of a MindSpeed-RL configuration to graders; a name that nobody knows is refused."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coca_mindspeed.data.records import Record
@@ -115,7 +115,7 @@ def build_verifier(rl_config: Any, options: Mapping[str, Any]) -> Grader:
 def _own_grader(name: str, options: Mapping[str, Any]) -> Grader:
     if name == "exact":
         return ExactGrader()
-    from coca_mindspeed.grading import build_grader
+    import coca_mindspeed.grading as grading
 
-    grader: Grader = build_grader(name, options)
-    return grader
+    build: Callable[[str, Mapping[str, Any]], Grader] = grading.build_grader  # type: ignore[attr-defined]
+    return build(name, options)

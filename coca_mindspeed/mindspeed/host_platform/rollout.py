@@ -38,7 +38,9 @@ class HostRolloutEngine:
             ("infer_expert_parallel_size", infer_expert_parallel_size),
         ):
             if size != 1:
-                raise ConfigError(f"generate_config.{key}: the host platform samples on one rank; expected 1, found {size}")
+                raise ConfigError(
+                    f"generate_config.{key}: the host platform samples on one rank; expected 1, found {size}"
+                )
         self.hf_config = AutoConfig.from_pretrained(tokenizer_name_or_path)
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_name_or_path)
         self.eos_token_id = tokenizer.eos_token_id

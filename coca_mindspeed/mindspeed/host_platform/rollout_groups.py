@@ -48,7 +48,12 @@ def _own_group() -> _RankGroup:
 def install() -> None:
     """Answer for ``vllm.distributed.parallel_state``."""
     module = "vllm.distributed.parallel_state."
-    for name in ("get_tensor_model_parallel_group", "get_pipeline_model_parallel_group", "get_tp_group", "get_pp_group"):
+    for name in (
+        "get_tensor_model_parallel_group",
+        "get_pipeline_model_parallel_group",
+        "get_tp_group",
+        "get_pp_group",
+    ):
         stand_ins.ANSWERS[module + name] = _own_group
     for name in ("get_tensor_model_parallel_rank", "get_context_parallel_rank"):
         stand_ins.ANSWERS[module + name] = lambda: 0

@@ -59,8 +59,6 @@ def _look_up(dotted: str) -> Any:
 
 
 class _StandInModule(types.ModuleType):
-    __path__: list[str] = []
-
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -83,7 +81,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return _StandInModule(spec.name)
+        module = _StandInModule(spec.name)
+        module.__path__ = []  # a package: anything may be imported from below it
+        return module
 
     def exec_module(self, module: types.ModuleType) -> None:
         module.__version__ = "0.0+stand.in"  # type: ignore[attr-defined]
