@@ -4,7 +4,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import ray
 import torch
 from torch import Tensor
 
@@ -12,10 +11,22 @@ from coca_mindspeed.algorithm.advantages import group_advantages, token_advantag
 from coca_mindspeed.algorithm.rewards import group_success_rate
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.mindspeed import columns
-from coca_mindspeed.mindspeed.dock import batches, check_groups, put
+from coca_mindspeed.mindspeed.dock import batches, check_groups, put, report
 from coca_mindspeed.mindspeed.metrics import batch_metrics
 from coca_mindspeed.mindspeed.process import process_settings
 from coca_mindspeed.mindspeed.settings import CocaSettings
+
+
+def segment_lengths(confidence_lengths: Tensor, settings: CocaSettings) -> Tensor:
+    """Tokens of each confidence *segment*: none for answer-first methods, whose one reward falls on every token.
+
+    Args:
+        confidence_lengths: int ``[n]``, tokens up to the end of the stated confidence.
+        settings: tell where the method states its confidence.
+    """
+    first = settings.training_method.confidence_position == "first"
+    return confidence_lengths if first else torch.zeros_like(confidence_lengths)
+
 
 #: What the stage reads.
 COLUMNS = ("responses", "response_length", "rm_scores", *columns.REWARD_COLUMNS)
@@ -67,7 +78,9 @@ def segment_advantages(
     return SegmentAdvantages(
         of_confidence,
         of_answer,
-        token_advantages(of_confidence, of_answer, confidence_lengths, response_lengths, width),
+        token_advantages(
+            of_confidence, of_answer, segment_lengths(confidence_lengths, settings), response_lengths, width
+        ),
         group_success_rate(correct.view(groups)).repeat(1, group_size).flatten(),
     )
 
@@ -128,7 +141,7 @@ def compute_advantages(
             invalid_reward=settings.invalid_reward,
         )
         metrics["coca/advantage_seconds"] = time.perf_counter() - start
-        ray.get(dock.update_metrics.remote(value={k: [v] for k, v in metrics.items()}, cumulate=True))
+        report(dock, {name: [value] for name, value in metrics.items()})
         samples += _sample_rows(
             batch.indexes, sample_prompts * group_size, result, correct, confidence, confidence_lengths, lengths
         )

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ray
 import torch
 from torch import Tensor
 
@@ -28,6 +27,22 @@ class Rows:
     def padded(self, column: str, value: float = 0) -> Tensor:
         """A column ``[rows, longest]``, padded on the right."""
         return torch.nn.utils.rnn.pad_sequence(list(self.columns[column]), batch_first=True, padding_value=value)
+
+
+def fetch(reference: Any, timeout: float | None = None) -> Any:
+    """The value behind a Ray reference.
+
+    Raises:
+        TimeoutError: it is not there after ``timeout`` seconds (Ray's own error is a subclass).
+    """
+    import ray
+
+    return ray.get(reference, timeout=timeout)
+
+
+def report(dock: Any, metrics: Mapping[str, Sequence[float]]) -> None:
+    """Add values to the iteration's metrics, which MindSpeed-RL averages and logs."""
+    fetch(dock.update_metrics.remote(value={name: list(values) for name, values in metrics.items()}, cumulate=True))
 
 
 def check_groups(indexes: Sequence[int], group_size: int) -> None:
@@ -78,8 +93,8 @@ def batches(
             )
             remaining = stall_timeout - (time.monotonic() - waiting_since)
             try:
-                batch, indexes = ray.get(reply, timeout=max(0.0, remaining))
-            except ray.exceptions.GetTimeoutError as error:
+                batch, indexes = fetch(reply, timeout=max(0.0, remaining))
+            except TimeoutError as error:
                 raise _stalled(consumer, columns, stall_timeout) from error
             if indexes:
                 yield Rows(_unpadded(batch), list(indexes))
@@ -96,7 +111,7 @@ def put(dock: Any, columns: Mapping[str, Sequence[Tensor]], indexes: Sequence[in
     from mindspeed_rl.utils.pad_process import padding_dict_to_tensor_dict
 
     packed = padding_dict_to_tensor_dict({name: list(rows) for name, rows in columns.items()})
-    ray.get(dock.put_experience.remote(data_dict=packed, indexes=list(indexes)))
+    fetch(dock.put_experience.remote(data_dict=packed, indexes=list(indexes)))
 
 
 def _until_consumed(dock: Any, consumer: str) -> Iterator[None]:
@@ -105,7 +120,7 @@ def _until_consumed(dock: Any, consumer: str) -> Iterator[None]:
 
 
 def _consumed(dock: Any, consumer: str) -> bool:
-    return bool(ray.get(dock.all_consumed.remote(consumer)))
+    return bool(fetch(dock.all_consumed.remote(consumer)))
 
 
 def _unpadded(batch: Any) -> dict[str, list[Tensor]]:
@@ -123,5 +138,5 @@ def _stalled(consumer: str, columns: Sequence[str], seconds: float) -> TrainingE
 
 def read_rows(dock: Any, columns: Sequence[str], indexes: Sequence[int]) -> dict[str, list[Tensor]]:
     """Read rows without taking them from any stage; waits for those that are not there yet."""
-    batch, _ = ray.get(dock.get_experience.remote("trainer", list(columns), len(indexes), indexes=list(indexes)))
+    batch, _ = fetch(dock.get_experience.remote("trainer", list(columns), len(indexes), indexes=list(indexes)))
     return _unpadded(batch)

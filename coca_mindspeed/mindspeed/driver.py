@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import ray
 import yaml
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
@@ -106,6 +105,8 @@ def _check_mindspeed_keys(config: DictConfig, settings: CocaSettings) -> None:
             )
     if rl.get("async_engine") and settings.rollout_log_probs:
         raise ConfigError("coca.rollout_log_probs: not available with rl_config.async_engine; set it to false")
+    if not (config.get("actor_config") or {}).get("save"):
+        raise ConfigError("actor_config.save: MindSpeed-RL always saves after the last iteration; say where to")
     if settings.platform == "host":
         for key in ("offload_train_optimizer", "offload_train_grad", "offload_train_param"):
             if generate.get(key):
@@ -155,6 +156,8 @@ def runtime_environment(process: ProcessSettings, config: DictConfig) -> dict[st
 
 def start_ray(process: ProcessSettings, config: DictConfig) -> None:
     """Join the cluster that ``RAY_ADDRESS`` names, or start one on this machine."""
+    import ray
+
     arguments: dict[str, Any] = {"runtime_env": runtime_environment(process, config), "log_to_driver": True}
     if not os.environ.get("RAY_ADDRESS") and process.coca.platform == "host":
         npus = sum(
@@ -178,6 +181,8 @@ def train(path: Path, overrides: Sequence[str]) -> None:
     Raises:
         CocaError: before anything starts, if it cannot work; or a process died, naming the cause.
     """
+    import ray
+
     checkouts = homes(os.environ)
     settings, config = split_config(compose_config(path, overrides, checkouts["MINDSPEED_RL_HOME"]))
     process = process_settings(settings, config, checkouts)
@@ -199,6 +204,8 @@ def train(path: Path, overrides: Sequence[str]) -> None:
 
 def _cause(error: BaseException) -> str:
     """The error that started it, in one line; Ray wraps one around the other."""
+    import ray
+
     while (inner := getattr(error, "cause", None) or error.__cause__) is not None and inner is not error:
         error = inner
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

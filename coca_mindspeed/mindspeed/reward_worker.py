@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import ray
 import torch
 from torch import Tensor
 
@@ -18,7 +17,7 @@ from coca_mindspeed.algorithm.response import ResponseParser
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.grading.verdict import Grader, Outcome
 from coca_mindspeed.mindspeed import columns
-from coca_mindspeed.mindspeed.dock import Rows, batches, check_groups, put
+from coca_mindspeed.mindspeed.dock import Rows, batches, check_groups, put, report
 from coca_mindspeed.mindspeed.process import process_settings
 from coca_mindspeed.mindspeed.verifiers import build_verifier
 from coca_mindspeed.tokenization import token_text
@@ -214,20 +213,20 @@ class RewardWorker:
         return rows
 
     def _report(self, judged: JudgedResponses, start: float, end: float) -> None:
-        ray.get(
-            self._dock.update_metrics.remote(
-                value={
-                    "timing/rule_reward": [round(end, 4), round(start, 4)],
-                    "start_time/rule_reward": [round(start, 4)],
-                    "end_time/rule_reward": [round(end, 4)],
-                    "coca/grading_seconds": [judged.grading_seconds],
-                    "coca/ungradable_share": [judged.ungradable / len(judged.correct)],
-                },
-                cumulate=True,
-            )
+        report(
+            self._dock,
+            {
+                "timing/rule_reward": [round(end, 4), round(start, 4)],
+                "start_time/rule_reward": [round(start, 4)],
+                "end_time/rule_reward": [round(end, 4)],
+                "coca/grading_seconds": [judged.grading_seconds],
+                "coca/ungradable_share": [judged.ungradable / len(judged.correct)],
+            },
         )
 
 
 def reward_actor(_original: Any) -> Any:
     """For the manifest: the class as a Ray actor."""
+    import ray
+
     return ray.remote(RewardWorker)

@@ -8,11 +8,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import ray
-
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed import columns
 from coca_mindspeed.mindspeed.advantage_stage import compute_advantages
+from coca_mindspeed.mindspeed.dock import fetch, report
 from coca_mindspeed.mindspeed.metrics import finish
 from coca_mindspeed.mindspeed.process import process_settings
 from coca_mindspeed.mindspeed.reference import NoReference
@@ -67,8 +66,10 @@ def grpo_trainer(original: Any) -> Any:
         def compute_advantage(self, blocking: bool = False, guarantee_order: bool = False) -> None:
             """Run the advantage stage in a task of its own, as MindSpeed-RL does."""
             start = time.time()
+            import ray
+
             task = ray.remote(compute_advantages).options(num_cpus=self.num_cpus_for_local_task)
-            rows = ray.get(
+            rows = fetch(
                 task.remote(
                     self.transfer_dock,
                     count=self.micro_batch_size,
@@ -80,11 +81,9 @@ def grpo_trainer(original: Any) -> Any:
             )
             self._samples.write(self._iteration, rows, self.transfer_dock)
             end = time.time()
-            ray.get(
-                self.transfer_dock.update_metrics.remote(
-                    value={"timing/adv": [round(end, 4), round(start, 4)], "end_time/end_adv_time": [round(end, 4)]},
-                    cumulate=True,
-                )
+            report(
+                self.transfer_dock,
+                {"timing/adv": [round(end, 4), round(start, 4)], "end_time/end_adv_time": [round(end, 4)]},
             )
 
         def save_checkpoint(self, iteration: int) -> None:

@@ -8,14 +8,13 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-import ray
 import torch
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.mindspeed import columns
 from coca_mindspeed.mindspeed.dataset import load_prompts
-from coca_mindspeed.mindspeed.dock import read_rows
+from coca_mindspeed.mindspeed.dock import fetch, read_rows
 from coca_mindspeed.mindspeed.samples import append_line
 from coca_mindspeed.mindspeed.settings import CocaSettings
 
@@ -72,14 +71,14 @@ class Validation:
             columns.RECORD: [torch.tensor([index]) for index in full],
         }
         rows, indexes = put_prompts_experience(batch, samples, [columns.RECORD])
-        ray.get(dock.put_experience.remote(data_dict=rows, indexes=indexes, is_prompt=True))
+        fetch(dock.put_experience.remote(data_dict=rows, indexes=indexes, is_prompt=True))
         trainer.actor_worker.generate_sequences(blocking=True)
         trainer.actor_worker.wait_all_ref_objs_run_over()
         wanted = list(range(len(questions) * samples))
         responses = read_rows(dock, ["responses", "response_length", columns.RECORD], wanted)
-        judged: dict[str, Any] = ray.get(self._graders[0].judge_rows.remote(responses, wanted, str(self._file)))
+        judged: dict[str, Any] = fetch(self._graders[0].judge_rows.remote(responses, wanted, str(self._file)))
         judged.pop("texts")
-        ray.get(dock.clear.remote())
+        fetch(dock.clear.remote())
         return judged
 
 
