@@ -10,6 +10,7 @@ from torch import Tensor
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed import columns
+from coca_mindspeed.mindspeed.actor_columns import training_columns
 from coca_mindspeed.mindspeed.process import process_settings
 
 _TRAINING_STAGE = "actor_train"
@@ -38,13 +39,6 @@ def integrated_worker(original: Any) -> Any:
 def actor_resource(rl_config: Any) -> Any:
     """For the launcher's table: which part of ``rl_config`` says how many NPUs the actor takes."""
     return rl_config.actor_resource
-
-
-def training_columns(asked: Sequence[str], *, reference: bool, rollout_log_probs: bool) -> list[str]:
-    """The columns of an actor update: ours added, and the reference's left out where there is none."""
-    wanted = [column for column in asked if reference or column != "ref_log_prob"]
-    wanted.append(columns.CONFIDENCE_LENGTH)
-    return [*wanted, columns.ROLLOUT_LOG_PROBS] if rollout_log_probs else wanted
 
 
 def with_training_columns(original: Any) -> Any:

@@ -8,6 +8,7 @@ process or two, cut into microbatches in different ways.  It does not show anyth
 import dataclasses
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from safetensors.torch import load_file, save_file
 from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.arithmetic import arithmetic_records
-from coca_mindspeed.grading.exact import ExactGrader
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.local.experience import Experience, respond_and_grade, reward_and_advantage
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.update import update_policy
@@ -41,6 +43,16 @@ class Case:
     experiences: dict[str, Experience]
 
 
+class _EvenIsRight:
+    """Right if the answer's digits add up to an even number: an untrained model gets both verdicts in every group."""
+
+    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        sums = [sum(map(int, filter(str.isdigit, answer))) for answer in answers]
+        return [Verdict(Outcome.WRONG if total % 2 else Outcome.RIGHT) for total in sums]
+
+    def close(self) -> None: ...
+
+
 class _KeepGradient(torch.optim.SGD):
     """An optimizer that remembers the gradient instead of taking a step."""
 
@@ -59,7 +71,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     generator = torch.Generator().manual_seed(0)
     records = arithmetic_records(PROMPTS, "train", 1)
     graded = respond_and_grade(
-        policy, records, ExactGrader(), method, run.method, run.rollout, generator, group_size=GROUP
+        policy, records, _EvenIsRight(), method, run.method, run.rollout, generator, group_size=GROUP
     )
     noise = torch.randn(graded.samples.log_probs.shape, generator=generator)
     samples = dataclasses.replace(graded.samples, log_probs=graded.samples.log_probs + 0.3 * noise)
@@ -121,7 +133,13 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "dynamic batch size": (
         1,
         "segment_mean",
-        {"rl_config": {"use_dynamic_bsz": True, "update_max_packing_token_size": 96, "actor_max_packing_token_size": 96}},
+        {
+            "rl_config": {
+                "use_dynamic_bsz": True,
+                "update_max_packing_token_size": 96,
+                "actor_max_packing_token_size": 96,
+            }
+        },
     ),
     "TP2": (2, "sum", {"actor_config": {"tensor_model_parallel_size": 2}}),
     "PP2": (2, "token_mean", {"actor_config": {"pipeline_model_parallel_size": 2, "micro_batch_size": 8}}),
@@ -169,6 +187,10 @@ def _engine(
     prompts = [list(p) for p in case.experiences["both"].graded.samples.prompts]
     job.write_text(json.dumps({"config": config, "batches": batches, "prompts": prompts, "output": str(output)}))
     run_ranks(
-        "tests.integration.mindspeed.engine_rank", job, ranks, directory / "log", **{VARIABLE: settings.model_dump_json()}
+        "tests.integration.mindspeed.engine_rank",
+        job,
+        ranks,
+        directory / "log",
+        **{VARIABLE: settings.model_dump_json()},
     )
     return load_file(output)
