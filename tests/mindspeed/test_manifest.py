@@ -159,7 +159,7 @@ def test_an_edited_definition_stops_everything(root: Path) -> None:
     manifest = _manifest(root)
     core_file = root / "fake_rl" / "core.py"
     core_file.write_text(FAKE.replace("return 0", "return 1"))
-    with pytest.raises(ManifestError, match="fake_rl.core:relied_upon"):
+    with pytest.raises(ManifestError, match=r"fake_rl\.core:relied_upon"):
         _apply(manifest, root)
     import fake_rl.core as core
 
