@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test lint bench clean lock .venv
+.PHONY: help demo test lint bench bench-trl clean lock docs .venv
 
 help:  ## list the targets
 	@grep -hE '^[a-zA-Z_.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -39,3 +39,17 @@ lock: $(STAMP)  ## resolve requirements/cpu.in anew for every supported Python
 
 clean:  ## remove the environment, caches and runs
 	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+docs: $(STAMP)  ## renew the reference of keys in docs/configuration.md
+	sed -i '/<!-- keys -->/q' docs/configuration.md
+	printf '\n' >> docs/configuration.md
+	$(BIN)/coca-mindspeed config keys >> docs/configuration.md
+
+.venv-trl/.installed: requirements/benchmark-trl.txt
+	$(PYTHON) -m venv .venv-trl
+	.venv-trl/bin/python -m pip install --quiet -r requirements/benchmark-trl.txt
+	@touch $@
+
+bench-trl: .venv-trl/.installed  ## a training step against TRL's GRPOTrainer, in an environment of its own
+	.venv-trl/bin/python -m benchmarks.step_against_trl --threads 2
+	.venv-trl/bin/python -m benchmarks.step_against_trl --threads 1

@@ -13,7 +13,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from yaml import YAMLError
 
@@ -92,7 +92,10 @@ def compose_run(name: str, overrides: Sequence[str] = ()) -> ComposedConfig:
             composed = compose(stem, overrides=hydra_overrides)
             loader = GlobalHydra.instance().config_loader()
             defaults = loader.compute_defaults_list(stem, hydra_overrides, RunMode.RUN).defaults
-        values = OmegaConf.to_container(composed, resolve=True)
+        values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        key = error.full_key
+        raise ConfigError(f"{file}: {key}=???: needs a value; give it on the command line: {key}=...") from error
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
         raise ConfigError(f"{file}: cannot be composed: {error}") from error
     sources = tuple(

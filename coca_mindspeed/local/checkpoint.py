@@ -45,8 +45,9 @@ class Checkpoint:
         try:
             state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
         except Exception as error:
+            # torch raises many kinds, and its own message would advise to load the file unsafely.
             raise TrainingError(
-                f"{file}: cannot be read: {error}; remove {self.path} to resume from an older one"
+                f"{file}: is damaged or not an optimizer's state; remove {self.path} to resume from an older one"
             ) from error
         return state
 

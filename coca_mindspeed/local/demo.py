@@ -158,8 +158,8 @@ question is answered once at temperature 1, before and after.
 
 {_sample_table(after)}
 
-Numbers are written units first: 12 + 34 = 46 is `2100+4300` and `64`. Training took {summary["seconds"]["train"]:.0f} s of
-{summary["seconds"]["total"]:.0f} s in all.
+Numbers are written units first: 12 + 34 = 46 is `2100+4300` and `64`.
+Training took {summary["seconds"]["train"]:.0f} s of {summary["seconds"]["total"]:.0f} s in all.
 """
     write_atomically(output / "report.md", text)
 

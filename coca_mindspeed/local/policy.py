@@ -111,15 +111,10 @@ def load_policy(path: Path, config: ModelConfig, device: torch.device, *, where:
     if not (path / "config.json").is_file():
         raise ConfigError(f"{where}={path}: not a Hugging Face model directory (it has no config.json)")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            path, trust_remote_code=config.trust_remote_code, local_files_only=True
-        )
+        source = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
+        tokenizer = AutoTokenizer.from_pretrained(path, **source)
         model = AutoModelForCausalLM.from_pretrained(
-            path,
-            torch_dtype=getattr(torch, config.compute_dtype),
-            attn_implementation=config.attention,
-            trust_remote_code=config.trust_remote_code,
-            local_files_only=True,
+            path, dtype=torch.float32, attn_implementation=config.attention, **source
         ).to(device)
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{where}={path}: cannot be loaded as a causal language model: {error}") from error

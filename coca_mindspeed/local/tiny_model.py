@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from coca_mindspeed.algorithm.response import CLOSE_TAG, OPEN_TAG
 
 PAD, EOS = "<pad>", "<eos>"
-_TOKENS = [PAD, EOS, OPEN_TAG, CLOSE_TAG, " ", ".", "=", "+", "*", "%", *"0123456789"]
+_TOKENS = [PAD, EOS, OPEN_TAG, CLOSE_TAG, ".", "=", "+", "*", "%", *"0123456789"]
 
 # The tiny model has no letters: it is shown the question and an equals sign, never a system prompt.
 _CHAT_TEMPLATE = "{%- for m in messages if m.role == 'user' %}{{ m.content }}{%- endfor %}="
@@ -22,9 +22,11 @@ _CHAT_TEMPLATE = "{%- for m in messages if m.role == 'user' %}{{ m.content }}{%-
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
     """One token a character, and one for each confidence tag."""
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(_TOKENS)}, unk_token=PAD))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(f"{OPEN_TAG}|{CLOSE_TAG}|."), behavior="isolated")
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (PAD, EOS)])
+    # Added tokens survive every way of loading: transformers 5 rebuilds the rest after the model's type.
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in (OPEN_TAG, CLOSE_TAG)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, chat_template=_CHAT_TEMPLATE, padding_side="left"
     )

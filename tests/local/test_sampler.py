@@ -163,7 +163,7 @@ def test_the_tiny_model_is_a_plain_directory(tmp_path):
     (prompt,) = policy.encode_prompts([record], CONFIDENCE_FIRST_PROMPT, 32)
     assert policy.tokenizer.convert_ids_to_tokens(prompt) == list("0012+0034=")
     assert sum(p.numel() for p in policy.model.parameters()) < 120_000
-    response = "<confidence> 0.83 </confidence> 64"
+    response = "<confidence>0.83</confidence>64"
     ids = torch.tensor([[*policy.tokenizer(response, add_special_tokens=False)["input_ids"], policy.eos_ids[0]]])
     assert policy.text.decode(ids, torch.tensor([ids.shape[1]])) == [response]
 

@@ -1,0 +1,62 @@
+"""The command line: help for every command, errors without tracebacks, exit codes."""
+
+import subprocess
+import sys
+
+import pytest
+
+from coca_mindspeed import __version__
+from coca_mindspeed.cli import COMMANDS, main
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main([name, "--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    assert f"usage: coca-mindspeed {name}" in text
+
+
+def test_help_lists_every_command_and_loads_none(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    text = capsys.readouterr().out
+    assert all(name in text for name in COMMANDS)
+    code = "import sys; from coca_mindspeed.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n"
+    code += "assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.DEVNULL)
+
+
+def test_version(capsys):
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert __version__ in capsys.readouterr().out
+
+
+def test_mistakes_end_with_one_line_and_a_code(capsys):
+    assert main(["config", "show", "demoo"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == ("coca-mindspeed: unknown run 'demoo', did you mean 'demo'?; ready-made: demo, local\n")
+    with pytest.raises(SystemExit) as stopped:
+        main(["trian"])
+    assert stopped.value.code == 2
+
+
+def test_config_show_prints_yaml_that_composes(tmp_path, capsys):
+    assert main(["config", "show", "demo", "method=joint"]) == 0
+    (tmp_path / "shown.yaml").write_text(capsys.readouterr().out)
+    assert main(["config", "show", str(tmp_path / "shown.yaml"), "seed=4"]) == 0
+    assert "name: joint" in capsys.readouterr().out
+    assert main(["config", "list"]) == 0
+    assert "demo" in capsys.readouterr().out.split()
+    assert main(["config", "keys"]) == 0
+    assert "`rollout.group_size`" in capsys.readouterr().out
+
+
+def test_a_reader_that_has_seen_enough(tmp_path):
+    """``coca-mindspeed config keys | head -1`` ends quietly."""
+    command = f"{sys.executable} -m coca_mindspeed.cli config keys | head -1"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
+    assert done.stdout.count("\n") == 1
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,142 @@
+"""Composition and validation: what users write, and what they are told when they get it wrong."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from coca_mindspeed.config.compose import compose_run, config_directory, ready_made_runs
+from coca_mindspeed.config.reference import reference_markdown
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_groups_run_file_and_overrides_in_this_order():
+    run = compose_run("demo").run
+    assert run.method.name == "coca"
+    assert run.rollout.prompts == 64
+    assert run.method.clip == 0.2  # a default of the schema that no YAML mentions
+    changed = compose_run("demo", ["method=joint", "rollout.prompts=32", "method.clip=0.3", "seed=7"]).run
+    assert changed.method.name == "joint"
+    assert changed.method.confidence_decimals == 2  # the run file still applies on top of the group
+    assert (changed.rollout.prompts, changed.method.clip, changed.seed) == (32, 0.3, 7)
+
+
+def test_the_resolved_yaml_composes_to_itself(tmp_path):
+    composed = compose_run("demo", ["optimizer.betas=[0.8,0.9]"])
+    (tmp_path / "again.yaml").write_text(composed.to_yaml())
+    assert compose_run(str(tmp_path / "again.yaml")).run == composed.run
+
+
+def test_a_file_of_ones_own_may_build_on_ours(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("defaults:\n  - demo\n  - override method: rlvr\n  - _self_\nrollout:\n  group_size: 4\n")
+    run = compose_run(str(mine)).run
+    assert (run.method.name, run.rollout.group_size, run.rollout.prompts) == ("rlvr", 4, 64)
+
+
+def test_keys_of_mindspeed_rl_pass_through_untouched():
+    run = compose_run("demo", ["mindspeed_rl.actor_config.tensor_model_parallel_size=4"]).run
+    assert run.mindspeed_rl == {"actor_config": {"tensor_model_parallel_size": 4}}
+
+
+@pytest.mark.parametrize("name", [n for n in ready_made_runs() if n != "local"])
+def test_every_ready_made_run_is_valid(name):
+    assert isinstance(compose_run(name).run, RunConfig)
+
+
+def test_local_needs_a_model_and_data():
+    with pytest.raises(ConfigError, match=r"local\.yaml: model\.path=\?\?\?: needs a value; give it on the command"):
+        compose_run("local")
+    assert compose_run("local", ["model.path=m", "data.train=t.jsonl"]).run.data.name == "records"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rollout.promts=3", r"override 'rollout.promts=3': rollout.promts=3: unknown key, did you mean 'prompts'\?"),
+        ("rolout.prompts=3", r"unknown key, did you mean 'rollout'\?"),
+        ("rollout.prompts=a", r"override 'rollout.prompts=a': rollout.prompts='a': input should be a valid integer"),
+        ("rollout.prompts='8'", "rollout.prompts='8': input should be a valid integer"),
+        ("rollout.prompts=8.0", "input should be a valid integer"),
+        ("rollout.prompts=true", "input should be a valid integer"),
+        ("rollout.prompts=null", "input should be a valid integer"),
+        ("rollout.group_size=1", "rollout.group_size=1: input should be greater than or equal to 2"),
+        ("rollout.temperature=0", "greater than 0"),
+        ("optimizer.lr=-1", "greater than 0"),
+        ("optimizer.betas=[0.9]", r"optimizer\.betas\.1=None: field required"),
+        ("method.clip=1.5", "less than 1"),
+        ("method.name=cocoa", "unknown training method 'cocoa'; known methods: coca, rlvr"),
+        ("method.loss_aggregation=mean", "input should be 'sum', 'token_mean' or 'segment_mean'"),
+        ("trainer.minibatches=7", r"trainer.minibatches=7: 7 does not divide .* the nearest value that does is 8"),
+        ("trainer.device=npu", "trainer.device='npu'"),
+        ("model.gradient_checkpointing=true", "set trainer.share_prompts=false"),
+        ("data.name=records", "data.train=None: name 'records' needs the path"),
+        ("method=cocoa", "Could not find 'method/cocoa'"),
+        ("rollout.prompts", "cannot be composed"),
+    ],
+)
+def test_mistakes_on_the_command_line(override, message):
+    with pytest.raises(ConfigError, match=message):
+        compose_run("demo", [override])
+
+
+def test_mistakes_in_a_file_name_the_file(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("defaults:\n  - demo\n  - _self_\nrollout:\n  group_sise: 4\noptimizer:\n  lr: fast\n")
+    with pytest.raises(ConfigError) as caught:
+        compose_run(str(mine))
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 2  # all mistakes at once
+    assert all(line.startswith(f"{mine}: ") for line in lines)
+    assert "did you mean 'group_size'?" in lines[0]
+    assert "optimizer.lr='fast': input should be a valid number" in lines[1]
+
+
+def test_mistakes_in_a_group_name_its_file(tmp_path):
+    (tmp_path / "method").mkdir()
+    (tmp_path / "method" / "mine.yaml").write_text("name: coca\nclip: wide\n")
+    (tmp_path / "run.yaml").write_text("defaults:\n  - demo\n  - override method: mine\n  - _self_\n")
+    with pytest.raises(ConfigError, match=r"method/mine\.yaml: method\.clip='wide'"):
+        compose_run(str(tmp_path / "run.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: [1", r"(?s)bad\.yaml: is not valid YAML: .*line 1"),
+        ("- 1\n- 2\n", "cannot be composed|expected a mapping"),
+        ("\x00", "YAML"),
+    ],
+)
+def test_files_that_are_not_a_configuration(tmp_path, text, message):
+    (tmp_path / "bad.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=message):
+        compose_run(str(tmp_path / "bad.yaml"))
+
+
+def test_unknown_names():
+    with pytest.raises(ConfigError, match=r"unknown run 'dmo', did you mean 'demo'\?; ready-made: "):
+        compose_run("dmo")
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: no such configuration file"):
+        compose_run("nowhere.yaml")
+
+
+def test_yaml_tags_run_no_code(tmp_path):
+    (tmp_path / "evil.yaml").write_text("seed: !!python/object/apply:os.getpid []\n")
+    with pytest.raises(ConfigError, match="could not determine a constructor"):
+        compose_run(str(tmp_path / "evil.yaml"))
+
+
+def test_every_yaml_of_ours_is_plain_and_explained():
+    for path in config_directory().rglob("*.yaml"):
+        text = path.read_text(encoding="utf-8")
+        assert text.startswith("# "), f"{path} should begin with a comment that says what it is for"
+        yaml.safe_load(text)
+
+
+def test_the_reference_page_is_made_from_the_schema():
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    assert reference_markdown() in page, "docs/configuration.md lags behind: make docs"

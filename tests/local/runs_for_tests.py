@@ -1,0 +1,42 @@
+"""Runs of a few steps on the tiny model."""
+
+import json
+from pathlib import Path
+
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.local.session import open_session
+
+SMALL = (
+    "warm_up.steps=15",
+    "warm_up.batch=32",
+    "data.train_size=70",
+    "data.evaluate_size=35",
+    "rollout.prompts=8",
+    "rollout.group_size=4",
+    "trainer.steps=6",
+    "evaluation.interval=3",
+    "evaluation.questions=20",
+    "checkpoint.interval=2",
+    "logging.samples_interval=2",
+    "logging.tensorboard=false",
+)
+
+
+def small_session(output: Path, *overrides: str, resume: bool = False):
+    return open_session(compose_run("demo", [*SMALL, *overrides]), output, resume=resume, show_progress=False)
+
+
+def train(output: Path, *overrides: str, resume: bool = False):
+    session = small_session(output, *overrides, resume=resume)
+    session.trainer.run(session.resume_from)
+    return session.trainer
+
+
+def rows(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def result(output: Path) -> tuple[bytes, bytes, dict[str, bytes]]:
+    """What must not depend on when a run was stopped: weights, metrics and samples, byte for byte."""
+    samples = {p.name: p.read_bytes() for p in sorted((output / "samples").iterdir())}
+    return (output / "model" / "model.safetensors").read_bytes(), (output / "metrics.jsonl").read_bytes(), samples

@@ -1,0 +1,77 @@
+"""The same results on a CUDA device as on the CPU."""
+
+import pytest
+import torch
+
+from coca_mindspeed.algorithm.advantages import group_advantages, segment_masks, token_advantages
+from coca_mindspeed.algorithm.boundary import confidence_segment_lengths
+from coca_mindspeed.algorithm.objective import segment_objective
+from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.local.log_probs import response_log_probs
+from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.sampler import sample_responses
+from coca_mindspeed.tokenization import token_text
+from tests.local.models_for_tests import write_random_model
+from tests.local.runs_for_tests import rows, train
+from tests.tokenizers_for_tests import qwen_like
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
+
+
+def test_the_algorithm_on_the_device_equals_the_cpu():
+    tokenizer = qwen_like()
+    text = token_text(tokenizer, len(tokenizer))
+    head = tokenizer(" <confidence> 0.85 </confidence>\n", add_special_tokens=False)["input_ids"]
+    ids = torch.randint(0, 256, (64, 300))
+    ids[:, : len(head)] = torch.tensor(head)
+    lengths, valid = torch.randint(len(head), 301, (64,)), torch.rand(64) < 0.8
+    correct, confidence = torch.rand(8, 8) < 0.5, torch.rand(8, 8)
+    results = []
+    for device in ("cpu", "cuda"):
+        segment = confidence_segment_lengths(ids.to(device), lengths.to(device), text, valid.to(device))
+        rewards = training_method("coca").rewards(correct.to(device), confidence.to(device))
+        a, b = (group_advantages(r).flatten() for r in rewards)
+        advantages = token_advantages(a, b, segment, lengths.to(device), 300)
+        masks = segment_masks(segment, lengths.to(device), 300)
+        torch.manual_seed(0)
+        log_probs = torch.randn(64, 300).sub(2).to(device)
+        loss = segment_objective(log_probs, log_probs * 1.01, advantages, masks).loss
+        results.append((segment.cpu(), advantages.cpu(), loss.cpu()))
+    for on_cpu, on_device in zip(*results, strict=True):
+        torch.testing.assert_close(on_device, on_cpu, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+def test_sampler_and_update_on_the_device(tmp_path, architecture):
+    path = write_random_model(tmp_path / "model", architecture)
+    on_cpu, on_device = (load_policy(path, ModelConfig(), torch.device(d)) for d in ("cpu", "cuda"))
+    prompts = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
+    samples = sample_responses(
+        on_device,
+        prompts,
+        group_size=8,
+        max_new_tokens=40,
+        temperature=0.9,
+        generator=torch.Generator("cuda").manual_seed(0),
+    )
+    inside = (torch.arange(samples.token_ids.shape[1], device="cuda") < samples.lengths[:, None]).cpu()
+    for share in (True, False):
+        expected = response_log_probs(
+            on_cpu, prompts, samples.token_ids.cpu(), temperature=0.9, share_prompts=share
+        ).detach()
+        torch.testing.assert_close(samples.log_probs.cpu()[inside], expected[inside], rtol=1e-3, atol=1e-3)
+        again = response_log_probs(on_device, prompts, samples.token_ids, temperature=0.9, share_prompts=share)
+        torch.testing.assert_close(again.detach().cpu()[inside], expected[inside], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_run_on_the_device_trains_and_resumes(tmp_path, dtype):
+    where = ("trainer.device=cuda", f"model.compute_dtype={dtype}")
+    trainer = train(tmp_path / "run", *where)
+    assert trainer.policy.device.type == "cuda"
+    before = rows(tmp_path / "run" / "metrics.jsonl")
+    (tmp_path / "run" / "checkpoints" / "step_000006").rename(tmp_path / "gone")
+    train(tmp_path / "run", *where, resume=True)
+    assert [r["step"] for r in rows(tmp_path / "run" / "metrics.jsonl")] == [r["step"] for r in before]
+    assert abs(before[0]["answer/kl"]) < (1e-5 if dtype == "float32" else 0.05)

@@ -1,0 +1,353 @@
+"""The training loop: what it writes, what it survives, and that a stopped run ends like one that never was."""
+
+import errno
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.errors import ConfigError, DataError, TrainingError
+from coca_mindspeed.local import checkpoint as checkpoint_module
+from coca_mindspeed.local.checkpoint import list_checkpoints
+from coca_mindspeed.local.update import update_policy
+from tests.local.models_for_tests import write_random_model
+from tests.local.runs_for_tests import SMALL, result, rows, small_session, train
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A small run from start to end."""
+    output = tmp_path_factory.mktemp("finished")
+    train(output, "logging.tensorboard=true")
+    return output
+
+
+def test_what_a_run_writes(finished):
+    metrics = rows(finished / "metrics.jsonl")
+    assert [row["step"] for row in metrics] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in rows(finished / "timing.jsonl")] == [1, 2, 3, 4, 5, 6]
+    assert ["eval/ece" in row for row in metrics] == [False, False, True, False, False, True]
+    for name in ("reward/answer", "reward/confidence", "rollout/ece", "response/length", "rollout/invalid_share"):
+        assert all(math.isfinite(row[name]) for row in metrics)
+    assert [c.step for c in list_checkpoints(finished / "checkpoints")] == [4, 6]  # the newest two
+    assert sorted(p.name for p in (finished / "samples").iterdir()) == [f"step_00000{s}.jsonl" for s in (2, 4, 6)]
+    assert len(list((finished / "tensorboard").iterdir())) == 1
+    assert not [p for p in finished.rglob(".*") if p.is_dir()], "no temporary directory is left"
+
+
+def test_metrics_are_those_of_the_responses(finished):
+    """Recompute a step's metrics from the dump of all its responses."""
+    output = finished.parent / "dump"
+    train(output, "logging.samples_prompts=8", "trainer.steps=2", "checkpoint.interval=0")
+    dump, row = rows(output / "samples" / "step_000002.jsonl"), rows(output / "metrics.jsonl")[1]
+    assert len(dump) == 32
+    assert row["reward/answer"] == pytest.approx(sum(r["correct"] for r in dump) / 32)
+    invalid = [r for r in dump if r["confidence"] is None]
+    assert row["rollout/invalid_share"] == pytest.approx(len(invalid) / 32)
+    for start in range(0, 32, 4):
+        group = dump[start : start + 4]
+        gesr = sum(r["correct"] for r in group) / 4
+        for r in group:
+            assert r["gesr"] == gesr
+            expected = -1.0 if r["confidence"] is None else -((r["confidence"] - gesr) ** 2)
+            assert r["confidence_reward"] == pytest.approx(expected, abs=1e-6)
+        assert sum(r["answer_advantage"] for r in group) == pytest.approx(0, abs=1e-5)
+    assert row["reward/confidence"] == pytest.approx(sum(r["confidence_reward"] for r in dump) / 32, abs=1e-6)
+    assert row["response/length"] == pytest.approx(sum(r["tokens"] for r in dump) / 32)
+
+
+def test_the_model_is_a_plain_directory(finished):
+    model = AutoModelForCausalLM.from_pretrained(finished / "model")
+    tokenizer = AutoTokenizer.from_pretrained(finished / "model")
+    assert tokenizer("1000+2000=", add_special_tokens=False)["input_ids"]
+    last = AutoModelForCausalLM.from_pretrained(list_checkpoints(finished / "checkpoints")[-1].model)
+    before = AutoModelForCausalLM.from_pretrained(finished / "warm_start")
+    same = [torch.equal(a, b) for a, b in zip(model.parameters(), last.parameters(), strict=True)]
+    moved = [not torch.equal(a, b) for a, b in zip(model.parameters(), before.parameters(), strict=True)]
+    assert all(same)
+    assert all(moved)
+
+
+@pytest.mark.parametrize("method", ["coca", "rlvr", "joint", "sequential", "rlcr"])
+def test_every_method_trains_and_resumes_bit_for_bit(tmp_path, method, monkeypatch):
+    """Stop right after step 4 by a failing evaluation of step 5, go on, and compare with a run that was not stopped."""
+    overrides = (f"method={method}", "trainer.steps=3" if method == "sequential" else "trainer.steps=6")
+    train(tmp_path / "whole", *overrides)
+
+    calls = 0
+
+    def fails_at_step_5(*arguments):
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise RuntimeError("the machine went away")
+        return update_policy(*arguments)
+
+    monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", fails_at_step_5)
+    with pytest.raises(RuntimeError, match="went away"):
+        train(tmp_path / "stopped", *overrides)
+    monkeypatch.undo()
+    trainer = train(tmp_path / "stopped", *overrides, resume=True)
+    assert trainer.method.name == method
+    assert result(tmp_path / "stopped") == result(tmp_path / "whole")
+    stages = [row["stage"] for row in rows(tmp_path / "whole" / "metrics.jsonl")]
+    assert stages == ([0, 0, 0, 1, 1, 1] if method == "sequential" else [0] * 6)
+
+
+def command(output: Path, *more: str) -> list[str]:
+    fast = ("checkpoint.interval=1", "trainer.steps=12", "evaluation.interval=4")
+    return [sys.executable, "-m", "coca_mindspeed.cli", "train", "demo", *SMALL, *fast, "--output", str(output), *more]
+
+
+def wait_for_step(process: subprocess.Popen, metrics: Path, step: int) -> None:
+    deadline = time.monotonic() + 120
+    while process.poll() is None and time.monotonic() < deadline:
+        if metrics.exists() and len(metrics.read_bytes().splitlines()) >= step:
+            return
+        time.sleep(0.002)
+
+
+@pytest.mark.slow
+def test_sigkill_at_random_moments_changes_nothing(tmp_path):
+    """Killed during warm-up, during steps and during checkpoints, again and again, then resumed to the end."""
+    subprocess.run(command(tmp_path / "whole", "--quiet"), check=True, capture_output=True)
+    rng = random.Random(0)
+    killed = 0
+    for step in (0, 2, 5, 8, 10):
+        output = tmp_path / "killed"
+        process = subprocess.Popen(
+            command(output, "--resume", "--quiet"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        )
+        if step == 0:
+            time.sleep(rng.uniform(3.0, 6.0))  # somewhere in imports, warm-up or the first steps
+        else:
+            wait_for_step(process, output / "metrics.jsonl", step)
+            time.sleep(rng.uniform(0.0, 0.08))
+        process.kill()
+        process.communicate()
+        killed += process.returncode == -signal.SIGKILL
+    subprocess.run(command(tmp_path / "killed", "--resume", "--quiet"), check=True, capture_output=True)
+    assert killed >= 4
+    assert result(tmp_path / "killed") == result(tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, number):
+    output = tmp_path / "run"
+    process = subprocess.Popen(
+        command(output, "trainer.steps=100000", "checkpoint.interval=0"), stderr=subprocess.PIPE, text=True
+    )
+    wait_for_step(process, output / "metrics.jsonl", 3)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 130
+    (saved,) = list_checkpoints(output / "checkpoints")
+    assert saved.step == len(rows(output / "metrics.jsonl")) >= 3
+    assert f"stopped after step {saved.step}; saved {saved.path}; go on with --resume" in errors
+    assert "Traceback" not in errors
+
+
+def test_a_loss_that_is_not_finite_stops_before_the_weights(tmp_path, monkeypatch):
+    session = small_session(tmp_path / "run")
+    trainer = session.trainer
+    calls = 0
+
+    def poisoned(policy, experience, *rest):
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            experience.advantages.fill_(math.nan)
+        return update_policy(policy, experience, *rest)
+
+    monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", poisoned)
+    with pytest.raises(
+        TrainingError, match=r"step 4: objective/loss is nan; .*; the last good checkpoint is .*step_000002"
+    ):
+        trainer.run()
+    assert all(bool(p.isfinite().all()) for p in trainer.policy.model.parameters())
+    assert len(rows(tmp_path / "run" / "metrics.jsonl")) == 3
+
+
+def test_a_gradient_that_is_not_finite_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(math.inf))
+    with pytest.raises(TrainingError, match=r"step 1: objective/grad_norm is inf; .*no checkpoint was written before"):
+        train(tmp_path / "run")
+
+
+def test_a_disk_that_fills_up_loses_no_checkpoint(tmp_path, monkeypatch):
+    save = torch.save
+
+    def full(value, path):
+        if "000004" in str(path):
+            Path(path).write_bytes(b"half of it")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(value, path)
+
+    monkeypatch.setattr(checkpoint_module.torch, "save", full)
+    output = tmp_path / "run"
+    with pytest.raises(TrainingError, match=r"step 4: .*No space left on device; the last good one is .*step_000002"):
+        train(output)
+    assert [c.step for c in list_checkpoints(output / "checkpoints")] == [2]
+    assert not list((output / "checkpoints").glob(".*"))
+    monkeypatch.undo()
+    train(output, resume=True)
+    train(tmp_path / "whole")
+    assert result(output) == result(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_a_file_size_limit_is_a_real_full_disk(tmp_path):
+    """The kernel refuses writes beyond 600 kB: the weights (430 kB) fit, the optimizer (870 kB) does not."""
+    limited = "import resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (600_000, 600_000)); "
+    limited += "from coca_mindspeed.cli import main; sys.exit(main(sys.argv[1:]))"
+    arguments = [sys.executable, "-c", limited, *command(tmp_path / "run", "--quiet")[3:]]
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "step 1: the checkpoint" in done.stderr
+    assert "there is none before it" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list_checkpoints(tmp_path / "run" / "checkpoints") == []
+
+
+def test_a_small_disk_is_said_before_the_first_step(tmp_path, monkeypatch):
+    usage = type("Usage", (), {"free": 2_000_000})
+    monkeypatch.setattr("coca_mindspeed.local.trainer.shutil.disk_usage", lambda _: usage)
+    with pytest.raises(TrainingError, match=r"2 MiB are free, about 4 MiB are needed .* lower checkpoint\.keep"):
+        train(tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_an_unwritable_output_is_said_first(tmp_path, capsys):
+    (tmp_path / "file").write_text("in the way")
+    code = main(["train", "demo", *SMALL, "--output", str(tmp_path / "file" / "run"), "--quiet"])
+    assert code == 1
+    assert f"--output {tmp_path}/file/run: cannot be written: Not a directory" in capsys.readouterr().err
+
+
+def test_another_run_is_not_resumed(finished, capsys):
+    assert main(["train", "demo", *SMALL, "--output", str(finished)]) == 1
+    assert "already holds a run; add --resume to go on with it" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=r"config\.yaml: the run to resume has optimizer\.lr=0\.0005, found 0\.1"):
+        small_session(finished, "optimizer.lr=0.1", resume=True)
+    with pytest.raises(ConfigError, match="the run to resume has seed=0, found 1"):
+        small_session(finished, "seed=1", resume=True)
+    small_session(finished, "evaluation.interval=1", "checkpoint.keep=5", resume=True)
+
+
+def test_a_damaged_optimizer_state_is_named(tmp_path):
+    train(tmp_path / "run", "trainer.steps=4", "checkpoint.interval=1")
+    config = (tmp_path / "run" / "config.yaml").read_text()
+    newest = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    newest.path.rename(newest.path.with_name("step_000003b"))  # as if step 4 had not been reached
+    (list_checkpoints(tmp_path / "run" / "checkpoints")[-1].path / "optimizer.pt").write_bytes(b"damaged")
+    assert config == (tmp_path / "run" / "config.yaml").read_text()
+    with pytest.raises(TrainingError, match=r"step_000003/optimizer\.pt: is damaged .* to resume from an older"):
+        train(tmp_path / "run", "trainer.steps=4", "checkpoint.interval=1", resume=True)
+
+
+def test_a_torn_last_line_of_metrics_is_mended(tmp_path):
+    train(tmp_path / "whole")
+    session = small_session(tmp_path / "run")
+    session.trainer.run()
+    checkpoints = list_checkpoints(tmp_path / "run" / "checkpoints")
+    checkpoints[-1].path.rename(tmp_path / "gone")
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 7, "rew')
+    train(tmp_path / "run", resume=True)
+    assert result(tmp_path / "run") == result(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+@pytest.mark.parametrize("aggregation", ["sum", "token_mean", "segment_mean"])
+def test_microbatches_make_the_same_update(tmp_path, aggregation, share_prompts):
+    results = []
+    for size in ("null", "1", "3"):
+        trainer = train(
+            tmp_path / size,
+            "trainer.steps=1",
+            f"method.loss_aggregation={aggregation}",
+            f"trainer.share_prompts={str(share_prompts).lower()}",
+            f"trainer.microbatch_prompts={size}",
+        )
+        row = rows(tmp_path / size / "metrics.jsonl")[0]
+        weights = torch.cat([p.detach().flatten() for p in trainer.policy.model.parameters()])
+        results.append((weights, row["objective/loss"], row["objective/grad_norm"]))
+    for weights, loss, norm in results[1:]:
+        # Adam's first steps have the size of lr whatever the gradient, so rounding shows where a gradient is nearly 0.
+        assert float((weights - results[0][0]).abs().median()) < 1e-6
+        assert loss == pytest.approx(results[0][1], abs=1e-4)
+        assert norm == pytest.approx(results[0][2], rel=1e-3)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+def test_any_hugging_face_directory_and_jsonl_data(tmp_path, architecture, capsys):
+    model = write_random_model(tmp_path / "model", architecture)
+    questions = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(12)]
+    for name in ("train", "heldout"):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(q) + "\n" for q in questions))
+    code = main(
+        [
+            *("train", "local", f"model.path={model}", f"data.train={tmp_path}/train.jsonl", "data.grader=exact"),
+            *(f"data.evaluate={tmp_path}/heldout.jsonl", "rollout.prompts=4", "rollout.group_size=2"),
+            *("rollout.max_new_tokens=12", "trainer.steps=2", "trainer.device=cpu", "model.compute_dtype=float32"),
+            *("optimizer.lr=1e-3", "evaluation.interval=2", "--output", str(tmp_path / "run"), "--quiet"),
+        ]
+    )
+    assert code == 0, capsys.readouterr().err
+    predictions = rows(tmp_path / "run" / "predictions_after.jsonl")
+    assert [p["id"] for p in predictions] == [f"heldout-{i}" for i in range(1, 13)]
+    assert set(predictions[0]) >= {"id", "dataset", "question", "response", "confidence", "correct"}
+    before = AutoModelForCausalLM.from_pretrained(model)
+    after = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
+    # Nobody is right and nobody states a confidence: there is nothing to learn, and nothing moves.
+    row = rows(tmp_path / "run" / "metrics.jsonl")[0]
+    assert row["rollout/invalid_share"] == 1.0
+    assert row["group/no_answer_variance_share"] == 1.0
+    assert all(torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))
+
+
+def test_bfloat16_compute_keeps_float32_weights(tmp_path):
+    trainer = train(tmp_path / "run", "model.compute_dtype=bfloat16", "trainer.steps=1")
+    assert {p.dtype for p in trainer.policy.model.parameters()} == {torch.float32}
+    row = rows(tmp_path / "run" / "metrics.jsonl")[0]
+    assert abs(row["confidence/kl"]) < 0.05  # sampler and update agree to bfloat16's precision
+
+
+def test_data_problems_are_named(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("")
+    for text, error, message in (
+        ("data.train=" + str(tmp_path / "empty.jsonl"), DataError, "holds no records"),
+        ("data.train=" + str(tmp_path / "none.jsonl"), DataError, "none.jsonl: cannot be read"),
+    ):
+        with pytest.raises(error, match=message):
+            small_session(tmp_path / "run", "data=records", text, "evaluation.interval=0")
+    with pytest.raises(ConfigError, match=r"evaluation\.interval is set, but data\.evaluate names no"):
+        small_session(tmp_path / "run2", "data=records", f"data.train={tmp_path}/empty.jsonl")
+
+
+def test_a_missing_logger_says_how_to_get_it(tmp_path):
+    for package in ("wandb", "swanlab"):
+        with pytest.raises(Exception, match=rf"pip install 'coca-mindspeed\[{package}\]'"):
+            train(tmp_path / package, f"logging.{package}=project")
+
+
+def test_the_package_imports_without_ray_or_an_accelerator():
+    code = "import sys; sys.modules['ray'] = sys.modules['torch_npu'] = sys.modules['mindspeed_rl'] = None\n"
+    code += "import coca_mindspeed, coca_mindspeed.cli, coca_mindspeed.local.trainer"
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "PYTHONPATH": "."})
+
+
+def test_every_key_of_a_run_is_saved(finished):
+    assert compose_run(str(finished / "config.yaml")).run.trainer.steps == 6
