@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
-.PHONY: help demo test lint bench bench-trl clean lock docs .venv
+.PHONY: help demo test test-mindspeed lint bench bench-trl clean lock docs .venv
 
 help:  ## list the targets
 	@grep -hE '^[a-zA-Z_.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -28,6 +28,15 @@ lint: $(STAMP)  ## ruff and mypy
 
 test: lint  ## lint and every test
 	$(BIN)/python -m pytest
+
+MINDSPEED_VENV ?= .venv-mindspeed
+$(MINDSPEED_VENV)/.installed: requirements/mindspeed-host.txt
+	$(PYTHON) -m venv $(MINDSPEED_VENV)
+	$(MINDSPEED_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/mindspeed-host.txt
+	@touch $@
+
+test-mindspeed: $(MINDSPEED_VENV)/.installed  ## the port on the real MindSpeed-RL, where *_HOME name checkouts (docs/port.md)
+	$(MINDSPEED_VENV)/bin/python -m pytest tests/integration/mindspeed
 
 bench: $(STAMP)  ## benchmarks: a table, and JSON in runs/bench
 	$(BIN)/python -m benchmarks --output runs/bench

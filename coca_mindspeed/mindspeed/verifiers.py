@@ -5,11 +5,18 @@ from typing import Any
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, GradingError
-from coca_mindspeed.grading.exact import ExactGrader
+from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 
 #: ``rl_config.verifier_function`` -> this project's grader.
-OWN_VERIFIERS = {"coca_math": "math", "coca_code": "code", "coca_factual": "factual", "coca_exact": "exact"}
+#: ``coca_auto`` lets every record choose, for files that mix data sets.
+OWN_VERIFIERS = {
+    "coca_math": "math",
+    "coca_code": "code",
+    "coca_factual": "factual",
+    "coca_exact": "exact",
+    "coca_auto": "auto",
+}
 
 #: The names that MindSpeed-RL's ``rule_verifier.verifier`` knows; it scores 0 for any other, in silence.
 MINDSPEED_VERIFIERS = (
@@ -47,36 +54,11 @@ class MindSpeedVerifier:
         """Nothing is held."""
 
 
-class GraderByCategory:
-    """Several of our graders, each for the records of its own category."""
-
-    def __init__(self, graders: Mapping[str, Grader]) -> None:
-        self._graders = graders
-
-    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        verdicts: list[Verdict | None] = [None] * len(records)
-        for category in dict.fromkeys(record.category for record in records):
-            if category not in self._graders:
-                raise GradingError(
-                    f"no verifier for records of category {category!r}; rl_config.verifier_function has graders for "
-                    f"{', '.join(self._graders)}"
-                )
-            rows = [i for i, record in enumerate(records) if record.category == category]
-            graded = self._graders[category].grade([records[i] for i in rows], [answers[i] for i in rows])
-            for row, verdict in zip(rows, graded, strict=True):
-                verdicts[row] = verdict
-        return [verdict for verdict in verdicts if verdict is not None]
-
-    def close(self) -> None:
-        for grader in self._graders.values():
-            grader.close()
-
-
 def check_names(names: Sequence[str]) -> None:
     """Refuse verifier names that cannot be used, before anything starts.
 
     Raises:
-        ConfigError: unknown names, or our verifiers mixed with MindSpeed-RL's.
+        ConfigError: unknown names, or one of ours among others.
     """
     if not names:
         raise ConfigError("rl_config.verifier_function is empty; name at least one verifier")
@@ -84,14 +66,11 @@ def check_names(names: Sequence[str]) -> None:
     for name in names:
         if name not in known:
             raise ConfigError(f"rl_config.verifier_function: unknown verifier {name!r}; known: {', '.join(known)}")
-    own = [name for name in names if name in OWN_VERIFIERS]
-    if own and len(own) != len(names):
+    if len(names) > 1 and any(name in OWN_VERIFIERS for name in names):
         raise ConfigError(
-            f"rl_config.verifier_function: {list(names)} mixes this project's verifiers with MindSpeed-RL's; "
-            "an answer is right or wrong by one rule"
+            f"rl_config.verifier_function: {list(names)}: an answer is right or wrong by one rule, so a verifier of "
+            "this project stands alone; coca_auto lets every record choose its own"
         )
-    if len(own) > 1 and "coca_exact" in own:
-        raise ConfigError("rl_config.verifier_function: coca_exact belongs to no category and stands alone")
 
 
 def build_verifier(rl_config: Any, options: Mapping[str, Any]) -> Grader:
@@ -99,7 +78,7 @@ def build_verifier(rl_config: Any, options: Mapping[str, Any]) -> Grader:
 
     Args:
         rl_config: MindSpeed-RL's ``RLConfig``.
-        options: passed to this project's graders (number of processes, time limits, ...).
+        options: of this project's grader (number of processes, time limits, ...); see docs/grading.md.
 
     Raises:
         ConfigError: as :func:`check_names`.
@@ -108,14 +87,5 @@ def build_verifier(rl_config: Any, options: Mapping[str, Any]) -> Grader:
     check_names(names)
     if names[0] not in OWN_VERIFIERS:
         return MindSpeedVerifier(rl_config)
-    graders = {OWN_VERIFIERS[name]: _own_grader(OWN_VERIFIERS[name], options) for name in names}
-    return next(iter(graders.values())) if len(graders) == 1 else GraderByCategory(graders)
-
-
-def _own_grader(name: str, options: Mapping[str, Any]) -> Grader:
-    if name == "exact":
-        return ExactGrader()
-    import coca_mindspeed.grading as grading
-
-    build: Callable[[str, Mapping[str, Any]], Grader] = grading.build_grader  # type: ignore[attr-defined]
-    return build(name, options)
+    build: Callable[..., Grader] = build_grader
+    return build(OWN_VERIFIERS[names[0]], dict(options)) if options else build(OWN_VERIFIERS[names[0]])

@@ -10,13 +10,13 @@ import yaml
 from omegaconf import OmegaConf
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError
+from coca_mindspeed.errors import ConfigError, DataError, MissingDependencyError
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.mindspeed import columns, driver
 from coca_mindspeed.mindspeed.actor_columns import training_columns
 from coca_mindspeed.mindspeed.dataset import RecordPrompts, prompt_ids
 from coca_mindspeed.mindspeed.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
-from coca_mindspeed.mindspeed.verifiers import GraderByCategory, MindSpeedVerifier, build_verifier, check_names
+from coca_mindspeed.mindspeed.verifiers import MindSpeedVerifier, build_verifier, check_names
 
 
 def _config(**changes: dict[str, Any]) -> Any:
@@ -45,7 +45,7 @@ def test_mindspeed_keys_pass_through_untouched() -> None:
         ("megatron_training", {"stage": "ray_dapo"}, "stage: expected ray_grpo, found 'ray_dapo'"),
         ("rl_config", {"verifier_function": ["coca_maths"]}, "unknown verifier 'coca_maths'; known: coca_math"),
         ("rl_config", {"verifier_function": []}, "verifier_function is empty"),
-        ("rl_config", {"verifier_function": ["coca_math", "acc"]}, "mixes"),
+        ("rl_config", {"verifier_function": ["coca_math", "acc"]}, "stands alone"),
         ("rl_config", {"verifier_function": ["coca_exact", "coca_code"]}, "stands alone"),
         ("rl_config", {"n_samples_per_prompt": 1}, "at least 2 responses, found 1"),
         ("rl_config", {"adv_dispatch_size": 10}, "10 does not hold whole groups of 4; the nearest is 8"),
@@ -156,12 +156,3 @@ def test_verifiers() -> None:
     assert isinstance(build_verifier(SimpleNamespace(verifier_function=["coca_exact"]), {}), ExactGrader)
     assert isinstance(build_verifier(SimpleNamespace(verifier_function=["math_17k_acc"]), {}), MindSpeedVerifier)
     check_names(["acc", "format"])
-
-
-def test_graders_by_category() -> None:
-    grader = GraderByCategory({"math": ExactGrader(), "code": ExactGrader()})
-    records = [_record(0, "code", "a"), _record(1, "math", "b"), _record(2, "code", "c")]
-    assert [v.correct for v in grader.grade(records, ["a", "x", "c"])] == [True, False, True]
-    with pytest.raises(GradingError, match="no verifier for records of category 'factual'"):
-        grader.grade([_record(0, "factual")], ["a"])
-    grader.close()
