@@ -1,8 +1,10 @@
 """``coca-mindspeed check``: the plan of a run for Ascend, or every reason why it cannot run; needs no accelerator."""
 
 import argparse
+from copy import deepcopy
 from pathlib import Path
 
+from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
@@ -11,7 +13,8 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.memory import Part, model_parameters
 from coca_mindspeed.config.plan import Plan, make_plan
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.mindspeed.run_file import StageFiles, mindspeed_values, write_run_file
+from coca_mindspeed.mindspeed.driver import split_config
+from coca_mindspeed.mindspeed.run_file import StageFiles, mindspeed_values, stages_to_do, write_run_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,20 +23,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, metavar="DIR", help="where the run goes (default: runs/RUN)")
     parser.add_argument("--stage", type=int, default=0, metavar="N", help="stage of the method (sequential has 0 and 1)")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in DIR")
+    parser.add_argument(
+        "--list-stages", action="store_true", help="only print the stages still to do: number, and fresh or resume"
+    )
     parser.add_argument("--quiet", action="store_true", help="no table")
 
 
 def run(arguments: argparse.Namespace) -> int:
     composed = compose_run(arguments.run_name, arguments.overrides)
     plan = make_plan(composed.run)
-    if not arguments.quiet:
+    if not (arguments.quiet or arguments.list_stages):
         _print_plan(plan, composed.name)
     if plan.problems:
         reasons = "\n".join(f"  {problem}" for problem in plan.problems)
         raise ConfigError(f"{composed.name} cannot run:\n{reasons}")
     output = arguments.output or Path("runs") / Path(composed.name).stem
+    if arguments.list_stages:
+        for stage, has_checkpoint in stages_to_do(composed.run, plan, output, resume=arguments.resume):
+            print(stage, "resume" if has_checkpoint else "fresh")
+        return 0
     files = StageFiles(output, arguments.stage)
     values = mindspeed_values(composed.run, plan, files, resume=arguments.resume)
+    split_config(OmegaConf.create(deepcopy(values)))  # the driver's own conditions
     if arguments.write is not None:
         write_run_file(arguments.write, values, composed.name)
     return 0

@@ -15,8 +15,14 @@ from coca_mindspeed.config.plan import Plan
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.files import write_atomically
+from coca_mindspeed.mindspeed.megatron_checkpoint import newest_iteration
 
-TRACKER = "latest_checkpointed_iteration.txt"  # Megatron's: the iteration of the newest whole checkpoint
+_PATHS = (
+    ("megatron_training", "tokenizer_name_or_path"),
+    ("megatron_training", "data_path"),
+    ("actor_config", "load"),
+    ("coca", "eval_data"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,30 +41,24 @@ class StageFiles:
         """Samples, validations and ``metrics.jsonl``."""
         return self.output / f"stage{self.stage}"
 
-    def finished_iterations(self) -> int:
-        """Iterations that the newest checkpoint has behind it; 0 without one.
 
-        Raises:
-            ConfigError: Megatron's tracker holds something else.
-        """
-        return checkpoint_iteration(self.checkpoints) or 0
-
-
-def checkpoint_iteration(directory: Path) -> int | None:
-    """The iteration that Megatron's tracker file names, or None where there is none or a converted model's.
+def stages_to_do(run: RunConfig, plan: Plan, output: Path, *, resume: bool) -> list[tuple[int, bool]]:
+    """``(stage, whether it has a checkpoint to go on from)`` of the stages that are not finished, in their order.
 
     Raises:
-        ConfigError: the file holds something else.
+        ConfigError: there is already a run in ``output`` and ``resume`` is not set, or there is none and it is.
     """
-    tracker = directory / TRACKER
-    if not tracker.is_file():
-        return None
-    text = tracker.read_text(encoding="utf-8").strip()
-    if text == "release":  # what a converter writes
-        return None
-    if not text.isdecimal():
-        raise ConfigError(f"{tracker}: expected an iteration's number, found {text!r}")
-    return int(text)
+    files = [StageFiles(output, stage) for stage in range(len(training_method(run.method.name).stages))]
+    reached = [newest_iteration(stage.checkpoints) for stage in files]
+    if not resume and any(iteration is not None for iteration in reached):
+        raise ConfigError(f"--output {output}: already holds a run; add --resume to go on with it, or choose another")
+    if resume and all(iteration is None for iteration in reached):
+        raise ConfigError(f"--resume: {output} holds no checkpoint; leave --resume out to start")
+    return [
+        (stage, iteration is not None)
+        for stage, iteration in enumerate(reached)
+        if plan.iterations is None or (iteration or 0) < plan.iterations
+    ]
 
 
 def mindspeed_values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: bool = False) -> dict[str, Any]:
@@ -83,23 +83,32 @@ def mindspeed_values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: b
             "data.rows, or data.epochs=null and trainer.steps"
         )
     values = deepcopy(run.mindspeed_rl)
+    _make_paths_absolute(values)
     training, actor = values.setdefault("megatron_training", {}), values["actor_config"]
     training["train_iters"] = plan.iterations
     actor["lr_warmup_fraction"] = run.optimizer.warmup_steps / plan.iterations
-    actor["save"] = str(files.checkpoints)
+    actor["save"] = str(files.checkpoints.absolute())
     if run.logging.wandb is not None:
         names = {"wandb_project": run.logging.wandb, "wandb_exp_name": files.output.name}
-        values["rl_config"] |= {**names, "wandb_save_dir": str(files.results)}
+        values["rl_config"] |= {**names, "wandb_save_dir": str(files.results.absolute())}
     coca = values.setdefault("coca", {})
-    coca |= {"stage": files.stage, "output_dir": str(files.results)}
+    coca |= {"stage": files.stage, "output_dir": str(files.results.absolute())}
     if resume:
-        if checkpoint_iteration(files.checkpoints) is None:
+        if newest_iteration(files.checkpoints) is None:
             raise ConfigError(f"--resume: {files.checkpoints} holds no checkpoint")
-        actor |= {"load": str(files.checkpoints), "finetune": False, "no_load_optim": False, "no_load_rng": False}
+        actor |= {"load": actor["save"], "finetune": False, "no_load_optim": False, "no_load_rng": False}
     elif files.stage > 0:
         before = StageFiles(files.output, files.stage - 1).checkpoints
-        actor["load"] = str(before)
+        actor["load"] = str(before.absolute())
     return values
+
+
+def _make_paths_absolute(values: dict[str, Any]) -> None:
+    """Ray's workers have working directories of their own."""
+    for section, key in _PATHS:
+        path = values.get(section, {}).get(key)
+        if isinstance(path, str):
+            values[section][key] = str(Path(path).absolute())
 
 
 def write_run_file(path: Path, values: dict[str, Any], name: str) -> None:
