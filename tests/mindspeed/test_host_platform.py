@@ -160,7 +160,7 @@ from coca_mindspeed.mindspeed import host_platform
 host_platform.install(); host_platform.install()
 import torch_npu
 zero = torch.zeros(2)
-made = [torch.zeros(2, device="cuda"), torch.zeros(2, device="npu:0"), torch.empty(2, device=torch.cuda.current_device())]
+made = [torch.zeros(2, device=name) for name in ("cuda", "npu:0", torch.cuda.current_device())]
 moved = [zero.cuda(), zero.npu(), zero.to("cuda:0"), torch.nn.Linear(1, 1).cuda().weight]
 assert {t.device.type for t in made + moved} == {"cpu"}
 assert torch.cuda.is_available() and torch.cuda.device_count() == 1
