@@ -15,6 +15,7 @@ from torch import Tensor
 from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths
 from coca_mindspeed.algorithm.response import ResponseParser
 from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.verdict import Grader, Outcome
 from coca_mindspeed.mindspeed import columns
 from coca_mindspeed.mindspeed.dock import Rows, batches, check_groups, put, report
@@ -112,10 +113,14 @@ class RecordLookup:
 class RewardWorker:
     """The Ray actor; its methods are those that MindSpeed-RL's trainer calls."""
 
+    _failure: BaseException | None = None
+
     def initialize(
         self, megatron_config: Any, rl_config: Any, tokenizer: Any, trust_remote_code: bool = False, dp_rank: int = 0
     ) -> None:
         """Build the grader and the tokenizer's table.
+
+        MindSpeed-RL never asks whether this went well, so a failure is kept and raised by the first use.
 
         Args:
             megatron_config: MindSpeed-RL's; tells the data set's columns and the size of the vocabulary.
@@ -124,11 +129,18 @@ class RewardWorker:
             trust_remote_code: not used: the tokenizer comes from the driver as it is.
             dp_rank: which node's share of the rows this actor takes, where order is guaranteed.
         """
+        try:
+            self._prepare(megatron_config, rl_config, tokenizer, dp_rank)
+        except BaseException as failure:
+            self._failure = failure
+            raise
+
+    def _prepare(self, megatron_config: Any, rl_config: Any, tokenizer: Any, node: int) -> None:
         settings = process_settings().coca
         self._settings = settings
         self._rl_config = rl_config
         self._global_batch_size = megatron_config.global_batch_size
-        self._node = dp_rank
+        self._node = node
         self._columns = ["responses", "response_length", *megatron_config.dataset_additional_keys]
         self._tokenizer = tokenizer.tokenizer
         self._vocabulary = int(megatron_config.padded_vocab_size or 0)
@@ -145,7 +157,13 @@ class RewardWorker:
         self._dock = td
 
     def compute_rm_score(self) -> None:
-        """Judge this node's rows of the iteration and write their reward columns."""
+        """Judge this node's rows of the iteration and write their reward columns.
+
+        Raises:
+            GradingError: the worker could not be initialised; the cause is chained.
+        """
+        if self._failure is not None:
+            raise GradingError(f"the reward worker could not be initialised: {self._failure}") from self._failure
         settings, rl_config = self._settings, self._rl_config
         group = rl_config.n_samples_per_prompt
         count = rl_config.reward_dispatch_size

@@ -18,8 +18,14 @@ from coca_mindspeed.mindspeed.reference import NoReference
 from coca_mindspeed.mindspeed.samples import SampleWriter, append_line
 from coca_mindspeed.mindspeed.validation import Validation
 
-#: The iteration that is under way, from 1; :func:`finishing_ratios` has no other way to know it.
-_under_way = 0
+
+class _Progress:
+    """What the wrapped function at the end of this file has no other way to know."""
+
+    iteration = 0  # the one that is under way, from 1
+
+
+_progress = _Progress()
 
 
 def grpo_trainer(original: Any) -> Any:
@@ -60,14 +66,14 @@ def grpo_trainer(original: Any) -> Any:
                 if self._validation is not None and self._iteration % self._process.coca.eval_interval == 0:
                     self._validation.run(self._iteration)
                 self._iteration += 1
-                globals()["_under_way"] = self._iteration
+                _progress.iteration = self._iteration
                 yield batch
 
         def compute_advantage(self, blocking: bool = False, guarantee_order: bool = False) -> None:
             """Run the advantage stage in a task of its own, as MindSpeed-RL does."""
-            start = time.time()
             import ray
 
+            start = time.time()
             task = ray.remote(compute_advantages).options(num_cpus=self.num_cpus_for_local_task)
             rows = fetch(
                 task.remote(
@@ -102,7 +108,7 @@ def finishing_ratios(original: Any) -> Any:
         finished = finish(original(metrics))
         coca = process_settings().coca
         if coca.output_dir is not None and coca.metrics_file:
-            append_line(coca.output_dir / "metrics.jsonl", {"iteration": _under_way, **finished})
+            append_line(coca.output_dir / "metrics.jsonl", {"iteration": _progress.iteration, **finished})
         return finished
 
     return metrics_post_processing

@@ -12,12 +12,12 @@ from torch import Tensor
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.response import ResponseParser
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.mindspeed import advantage_stage, columns, dock
 from coca_mindspeed.mindspeed.advantage_stage import compute_advantages, segment_advantages, segment_lengths
 from coca_mindspeed.mindspeed.metrics import all_equal, batch_metrics, finish, ratio
-from coca_mindspeed.mindspeed.reward_worker import judge
+from coca_mindspeed.mindspeed.reward_worker import RewardWorker, judge
 from coca_mindspeed.mindspeed.settings import CocaSettings
 
 NAN = math.nan
@@ -276,3 +276,11 @@ def test_ratios_are_divided_after_averaging() -> None:
 
 def test_all_equal() -> None:
     assert all_equal(torch.tensor([[1, 1], [1, 2]])).tolist() == [True, False]
+
+
+def test_a_reward_worker_that_could_not_start_says_why_when_it_is_used() -> None:
+    worker = RewardWorker()
+    with pytest.raises(ConfigError, match="is not set"):
+        worker.initialize(None, None, None)
+    with pytest.raises(GradingError, match="could not be initialised: COCA_MINDSPEED_PROCESS is not set"):
+        worker.compute_rm_score()
