@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     parser.add_argument("--write", type=Path, metavar="FILE", help="write MindSpeed-RL's configuration there")
     parser.add_argument("--output", type=Path, metavar="DIR", help="where the run goes (default: runs/RUN)")
-    parser.add_argument("--stage", type=int, default=0, metavar="N", help="stage of the method (sequential has 0 and 1)")
+    parser.add_argument(
+        "--stage", type=int, default=0, metavar="N", help="stage of the method (sequential has 0 and 1)"
+    )
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in DIR")
     parser.add_argument(
         "--list-stages", action="store_true", help="only print the stages still to do: number, and fresh or resume"
@@ -83,9 +85,15 @@ def _layout_rows(plan: Plan) -> list[tuple[str, str]]:
         ("training", f"TP {facts.tp} x PP {facts.pp} x CP {facts.cp} x DP {facts.dp if whole else '?'}"),
         ("rollout", f"{facts.rollout_dp if whole else '?'} engines of TP {facts.rollout_tp}"),
         ("an iteration", f"{facts.prompts} prompts x {facts.group} responses = {facts.responses}"),
-        ("updates an iteration", f"{facts.prompts // max(1, facts.mini_batch) * facts.epochs} of {facts.mini_batch} prompts"),
+        (
+            "updates an iteration",
+            f"{facts.prompts // max(1, facts.mini_batch) * facts.epochs} of {facts.mini_batch} prompts",
+        ),
         ("microbatches", _microbatches(plan)),
-        ("tokens", f"{facts.max_prompt} + {facts.max_new} at most; {facts.responses * facts.max_new:,} new ones an iteration"),
+        (
+            "tokens",
+            f"{facts.max_prompt} + {facts.max_new} at most; {facts.responses * facts.max_new:,} new ones an iteration",
+        ),
     ]
     iterations = "unknown: data.train is not here and data.rows is null"
     if plan.iterations is not None:

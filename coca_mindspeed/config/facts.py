@@ -108,9 +108,7 @@ class Facts:
     @property
     def microbatch_tokens(self) -> int:
         """Most tokens that one rank holds activations for."""
-        tokens = (
-            max(self.update_tokens, self.seq_length) if self.dynamic_batch else self.micro_batch * self.seq_length
-        )
+        tokens = max(self.update_tokens, self.seq_length) if self.dynamic_batch else self.micro_batch * self.seq_length
         return tokens // self.cp
 
     def varied(self, field: str, value: Any) -> "Facts":

@@ -137,6 +137,8 @@ def _rollout(facts: Facts, training: tuple[Part, ...]) -> tuple[Part, ...]:
     return (
         Part("training state not offloaded", resident, "generate_config.offload_train_*"),
         Part("rollout weights", weights, "2 bytes x parameters / rollout TP"),
-        Part("rollout activations", batch + sampling, "max_num_batched_tokens, and max_num_seqs x vocabulary x 8 bytes"),
+        Part(
+            "rollout activations", batch + sampling, "max_num_batched_tokens, and max_num_seqs x vocabulary x 8 bytes"
+        ),
         Part("KV cache", share - weights - batch - sampling, "the rest of gpu_memory_utilization x memory"),
     )

@@ -68,7 +68,7 @@ def make_plan(run: RunConfig) -> Plan:
     problems = list(_unsupported(run, facts))
     for violation in violations(facts):
         value = getattr(facts, violation.field)
-        problems.append(Problem(violation.key, value, violation.reason, _nearest(facts, violation.field)))
+        problems.append(Problem(violation.key, value, violation.reason, nearest_working(facts, violation.field)))
     memory = None
     if not violations(facts):
         memory = memory_plan(facts)
@@ -124,18 +124,18 @@ def _memory_problems(facts: Facts, memory: MemoryPlan) -> Iterator[Problem]:
     limit = memory.limit_gib
     if memory.training_gib > limit:
         reason = f"training needs about {memory.training_gib:.1f} GiB of an NPU's {limit:.1f}"
-        field = next((field for field in ("tp", "pp") if _nearest(facts, field)), "tp")
-        yield Problem(KEYS[field], getattr(facts, field), reason, _nearest(facts, field))
+        field = next((field for field in ("tp", "pp") if nearest_working(facts, field)), "tp")
+        yield Problem(KEYS[field], getattr(facts, field), reason, nearest_working(facts, field))
     if memory.rollout_gib > limit:
         reason = f"rollout needs about {memory.rollout_gib:.1f} GiB of an NPU's {limit:.1f}, offloading as configured"
-        works = _nearest(facts, "memory_utilization")
+        works = nearest_working(facts, "memory_utilization")
         yield Problem(KEYS["memory_utilization"], facts.memory_utilization, reason, works)
     if memory.longest_responses < 1:
         reason = (
             f"the KV cache holds {memory.longest_responses:.2f} sequences of {facts.max_model_len} tokens; "
             "raise gpu_memory_utilization or"
         )
-        yield Problem(KEYS["rollout_tp"], facts.rollout_tp, reason + " this", _nearest(facts, "rollout_tp"))
+        yield Problem(KEYS["rollout_tp"], facts.rollout_tp, reason + " this", nearest_working(facts, "rollout_tp"))
 
 
 def _candidates(facts: Facts, field: str) -> Iterator[Any]:
@@ -159,7 +159,7 @@ def _candidates(facts: Facts, field: str) -> Iterator[Any]:
         yield from range(1, max(2 * value, 2 * facts.npus, facts.group) + 1)
 
 
-def _nearest(facts: Facts, field: str) -> tuple[Any, ...]:
+def nearest_working(facts: Facts, field: str) -> tuple[Any, ...]:
     """The nearest values of ``field`` with which every rule on it holds, and the estimate fits, others unchanged."""
     value = getattr(facts, field)
     others = {v.field for v in violations(facts)} - {field}

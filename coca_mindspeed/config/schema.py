@@ -38,7 +38,8 @@ class ModelConfig(Section):
 
     path: str | None = Field(None, description="Hugging Face directory of a causal LM; null: the built-in tiny model")
     megatron_path: str | None = Field(
-        None, description="Ascend: its weights in Megatron's form, cut for the run's TP and PP (launch/convert_weights.sh)"
+        None,
+        description="Ascend: its weights in Megatron's form, cut for the run's TP and PP (launch/convert_weights.sh)",
     )
     architecture: ArchitectureConfig | None = Field(
         None, description="Ascend: its shape; null: read from path by the local engine, which needs nothing else"

@@ -75,12 +75,18 @@ def _finding(name: str, found: str | None, wanted: str, ok: bool, fix: str) -> F
 def _cann(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
     driver = machine.driver_version()
     ok = driver is not None and _numbers(driver) >= _numbers(stack.driver)
-    yield _finding("NPU driver", driver, f"{stack.driver} or newer", ok, "install Ascend-hdk-*-npu-driver, then firmware")
+    yield _finding(
+        "NPU driver", driver, f"{stack.driver} or newer", ok, "install Ascend-hdk-*-npu-driver, then firmware"
+    )
     cann = machine.cann_version()
-    fix = f"install CANN {stack.cann} (toolkit and kernels), then source its set_env.sh; the launch scripts do the latter"
+    fix = (
+        f"install CANN {stack.cann} (toolkit and kernels), then source its set_env.sh; the launch scripts do the latter"
+    )
     yield _finding("CANN", cann, stack.cann, cann is not None and is_version(cann, stack.cann), fix)
     atb = machine.environment.get("ATB_HOME_PATH")
-    yield _finding("ATB (NNAL)", atb, "ATB_HOME_PATH set", bool(atb), "install Ascend-cann-nnal and source atb/set_env.sh")
+    yield _finding(
+        "ATB (NNAL)", atb, "ATB_HOME_PATH set", bool(atb), "install Ascend-cann-nnal and source atb/set_env.sh"
+    )
 
 
 def _packages(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
