@@ -15,7 +15,7 @@ def steps_of_epochs(epochs: float, rows: int, prompts: int) -> int:
     steps = int(epochs * rows / prompts)
     if steps < 1:
         raise ConfigError(
-            f"data.epochs={epochs}: {epochs:g} x {rows} questions are fewer than one step of rollout.prompts={prompts}; "
+            f"data.epochs={epochs}: {epochs:g} x {rows} questions are less than one step of rollout.prompts={prompts}; "
             f"at least {prompts / rows:.6g} epochs are needed"
         )
     return steps

@@ -62,7 +62,7 @@ def examine_machine(machine: Machine, run: RunConfig | None, release: str | None
             str(machine.npus()),
             f"{'' if run else 'at least '}{wanted}",
             machine.npus() == wanted if run else machine.npus() >= wanted,
-            "install driver and firmware; in a container pass /dev/davinci* through; or choose hardware= for this machine",
+            "install driver and firmware; in a container pass /dev/davinci* through; or choose another hardware=",
         )
     )
     return findings if run is None else [*findings, *_run(run)]

@@ -1,7 +1,7 @@
 """Llama 3 in MindSpeed-RL's rollout: it trains this architecture, but has no way to hand its weights to vLLM.
 
-Release 2.3.0 and master have no weight adaptor for ``LlamaForCausalLM``, and their loader for it leaves out ``lm_head``,
-as if it were tied to the embedding; Llama 3 has its own.
+Release 2.3.0 and master have no weight adaptor for ``LlamaForCausalLM``, and their loader for it leaves out
+``lm_head``, as if it were tied to the embedding; Llama 3 has its own.
 """
 
 from typing import Any

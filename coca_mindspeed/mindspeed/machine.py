@@ -56,7 +56,7 @@ class Machine:
         """Version of CANN."""
         if (home := self.cann_home()) is None:
             return None
-        for path in sorted(home.glob("*/ascend_toolkit_install.info")) + [home / "ascend_toolkit_install.info"]:
+        for path in [*sorted(home.glob("*/ascend_toolkit_install.info")), home / "ascend_toolkit_install.info"]:
             if version := _value(path, r"^version=(\S+)"):
                 return version
         return _value(home / "version.cfg", r"^\S*running_version=\[?(?:\d+:)?([^\]\s]+)")

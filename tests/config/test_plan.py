@@ -80,11 +80,28 @@ def test_memory_by_hand():
     """Two layers of hidden 8, 2 heads, 1 group, MLP 16, vocabulary 32, all by the formulas of docs/ascend.md."""
     facts = replace(
         read_facts(compose_run("qwen25_7b_910b").run),
-        **dict(layers=2, hidden=8, heads=2, kv_groups=1, ffn=16, vocab=32, untied_embeddings=True, qkv_bias=False),
-        **dict(tp=1, pp=1, cp=1, npus=4, rollout_tp=1, max_prompt=40, max_new=60, seq_length=100, max_model_len=100),
-        **dict(
-            update_tokens=100, max_batched_tokens=100, max_sequences=10, memory_utilization=0.5, memory_gib=1 / 1024
-        ),
+        layers=2,
+        hidden=8,
+        heads=2,
+        kv_groups=1,
+        ffn=16,
+        vocab=32,
+        untied_embeddings=True,
+        qkv_bias=False,
+        tp=1,
+        pp=1,
+        cp=1,
+        npus=4,
+        rollout_tp=1,
+        max_prompt=40,
+        max_new=60,
+        seq_length=100,
+        max_model_len=100,
+        update_tokens=100,
+        max_batched_tokens=100,
+        max_sequences=10,
+        memory_utilization=0.5,
+        memory_gib=1 / 1024,
     )
     layer = 8 * (8 + 2 * 4) + 8 * 8 + 3 * 8 * 16 + 2 * 8
     parameters = 2 * layer + 2 * 32 * 8
@@ -126,47 +143,101 @@ def test_what_layouts_do_to_memory(seven):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ([ACTOR + "tensor_model_parallel_size=8"], "size=8: does not divide the 28 attention heads; nearest that works: 2, 4"),
+        (
+            [ACTOR + "tensor_model_parallel_size=8"],
+            "8: does not divide the 28 attention heads; nearest that works: 2, 4",
+        ),
         ([ACTOR + "tensor_model_parallel_size=7"], "size=7: does not divide the 4 key/value groups"),
         ([ACTOR + "tensor_model_parallel_size=0"], "size=0: must be at least 1"),
         ([ACTOR + "pipeline_model_parallel_size=3"], "size=3: does not divide the 28 layers; nearest that works: 1, 2"),
         ([ACTOR + "pipeline_model_parallel_size=4"], "8 NPUs are not a multiple of TP x PP x CP = 4 x 4 x 1 = 16"),
         ([ACTOR + "context_parallel_size=2"], "4 x 2 ranks do not divide the 28 attention heads"),
-        ([GENERATE + "infer_tensor_parallel_size=3"], "size=3: does not divide the 8 NPUs; nearest that works: 1, 2, 4"),
+        (
+            [GENERATE + "infer_tensor_parallel_size=3"],
+            "size=3: does not divide the 8 NPUs; nearest that works: 1, 2, 4",
+        ),
         ([GENERATE + "infer_tensor_parallel_size=8"], "size=8: does not divide the 28 attention heads"),
-        ([GENERATE + "infer_pipeline_parallel_size=2"], "infer_pipeline_parallel_size=2: pipeline parallel rollout is not"),
-        (["rollout.prompts=127"], "rollout.prompts=127: is not a multiple of the 2 data-parallel ranks; nearest that works: 124, 128"),
+        (
+            [GENERATE + "infer_pipeline_parallel_size=2"],
+            "infer_pipeline_parallel_size=2: pipeline parallel rollout is not",
+        ),
+        (["rollout.prompts=127"], "=127: is not a multiple of the 2 data-parallel ranks; nearest that works: 124, 128"),
         (["rollout.prompts=126"], "rollout.prompts=126: is not a multiple of the 4 rollout engines"),
-        ([RL + "mini_batch_size=3"], "mini_batch_size=3: does not divide the 128 prompts of an iteration; nearest that works: 2, 4"),
-        ([RL + "mini_batch_size=1"], "mini_batch_size=1: is not a multiple of the 2 data-parallel ranks; nearest that works: 2, 4, 8"),
-        ([ACTOR + "micro_batch_size=3"], "micro_batch_size=3: does not divide the 1024 responses of a data-parallel rank; nearest that works: 1, 2, 4"),
-        ([RL + "adv_dispatch_size=24"], "adv_dispatch_size=24: does not divide the 2048 responses of a rank; nearest that works: 16, 32, 64"),
-        ([RL + "reward_dispatch_size=8"], "reward_dispatch_size=8: does not hold whole groups of 16; nearest that works: 16"),
-        ([RL + "actor_update_dispatch_size=512"], "size=512: is less than a rank's minibatch of 1024 responses; nearest that works: 1024"),
-        (["rollout.max_new_tokens=31000"], "max_new_tokens=31000: with a prompt of 2048 it is longer than the model's context of 32768; nearest that works: 30720"),
-        ([GENERATE + "max_model_len=4096"], "max_model_len=4096: is less than megatron_training.seq_length = 6144; nearest that works: 6144"),
-        ([GENERATE + "max_num_batched_tokens=2048"], "max_num_batched_tokens=2048: is less than max_model_len = 6144; nearest that works: 6144"),
-        ([RL + "update_max_packing_token_size=4096"], "cannot hold the longest prompt and response together, 6144; nearest that works: 6144"),
-        ([RL + "use_remove_padding=false"], "use_remove_padding=false: use_dynamic_bsz packs responses, which needs true; nearest that works: true"),
-        (["mindspeed_rl.megatron_training.reset_attention_mask=false"], "reset_attention_mask=false: use_remove_padding needs true"),
+        ([RL + "mini_batch_size=3"], "=3: does not divide the 128 prompts of an iteration; nearest that works: 2, 4"),
+        ([RL + "mini_batch_size=1"], "=1: is not a multiple of the 2 data-parallel ranks; nearest that works: 2, 4, 8"),
+        (
+            [ACTOR + "micro_batch_size=3"],
+            "=3: does not divide the 1024 responses of a data-parallel rank; nearest that works: 1, 2, 4",
+        ),
+        (
+            [RL + "adv_dispatch_size=24"],
+            "=24: does not divide the 2048 responses of a rank; nearest that works: 16, 32, 64",
+        ),
+        (
+            [RL + "reward_dispatch_size=8"],
+            "reward_dispatch_size=8: does not hold whole groups of 16; nearest that works: 16",
+        ),
+        (
+            [RL + "actor_update_dispatch_size=512"],
+            "size=512: is less than a rank's minibatch of 1024 responses; nearest that works: 1024",
+        ),
+        (
+            ["rollout.max_new_tokens=31000"],
+            "=31000: with a prompt of 2048 .* the model's context of 32768; nearest that works: 30720",
+        ),
+        (
+            [GENERATE + "max_model_len=4096"],
+            "max_model_len=4096: is less than megatron_training.seq_length = 6144; nearest that works: 6144",
+        ),
+        (
+            [GENERATE + "max_num_batched_tokens=2048"],
+            "=2048: is less than max_model_len = 6144; nearest that works: 6144",
+        ),
+        (
+            [RL + "update_max_packing_token_size=4096"],
+            "cannot hold the longest prompt .* 6144; nearest that works: 6144",
+        ),
+        ([RL + "use_remove_padding=false"], "=false: use_dynamic_bsz packs responses, .*; nearest that works: true"),
+        (
+            ["mindspeed_rl.megatron_training.reset_attention_mask=false"],
+            "reset_attention_mask=false: use_remove_padding needs true",
+        ),
         (["mindspeed_rl.megatron_training.bf16=false"], "bf16=false: MindSpeed-RL trains in bfloat16 only"),
-        ([GENERATE + "dtype=float16"], "dtype=float16: MindSpeed-RL samples in bfloat16 only; nearest that works: bfloat16"),
+        (
+            [GENERATE + "dtype=float16"],
+            "dtype=float16: MindSpeed-RL samples in bfloat16 only; nearest that works: bfloat16",
+        ),
         ([GENERATE + "sampling_config.seed=1"], "seed=1: vLLM would draw the same response .*nearest that works: null"),
         ([GENERATE + "sampling_config.top_k=50"], "top_k=50: cuts the policy's distribution"),
         ([RL + "verifier_weight=[1.0,0.5]"], "verifier_weight=2: has 2 weights for 1 verifiers"),
-        ([RL + "partial_rollout_max_split=2", RL + "guarantee_order=true"], "partial_rollout_max_split=2: cannot be more than 1"),
+        (
+            [RL + "partial_rollout_max_split=2", RL + "guarantee_order=true"],
+            "partial_rollout_max_split=2: cannot be more than 1",
+        ),
         ([RL + "actor_resource.num_npus=4"], "num_npus=4: hardware has 1 x 8 NPUs; nearest that works: 8"),
         ([RL + "n_samples_per_prompt=8"], "rollout.group_size=16: mindspeed_rl says 8"),
-        (["optimizer.eps=1e-5"], "optimizer.eps=1e-05: MindSpeed-RL leaves Megatron's value; nearest that works: 1e-08"),
+        (
+            ["optimizer.eps=1e-5"],
+            "optimizer.eps=1e-05: MindSpeed-RL leaves Megatron's value; nearest that works: 1e-08",
+        ),
         (["checkpoint.interval=0"], "checkpoint.interval=0: MindSpeed-RL divides by it; nearest that works: 1"),
         (["evaluation.questions=10"], "evaluation.questions=10: validation uses all of data.evaluate"),
         (["model.path=null"], "model.path=null: the built-in tiny model is for the local engine"),
-        (["data.epochs=1e-9"], "data.epochs=1e-09: .* fewer than one step of rollout.prompts=128"),
-        (["hardware.memory_gib=32.0"], "pipeline_model_parallel_size=1: training needs about 30.2 GiB of an NPU's 28.0; nearest that works: 2"),
-        ([GENERATE + "gpu_memory_utilization=0.95"], "gpu_memory_utilization=0.95: rollout needs about 60.8 GiB of an NPU's 60.0, .*nearest that works: 0.8, 0.85, 0.9"),
-        ([GENERATE + "gpu_memory_utilization=0.1"], "infer_tensor_parallel_size=2: the KV cache holds 0.00 sequences of 6144 tokens"),
+        (["data.epochs=1e-9"], "data.epochs=1e-09: .* less than one step of rollout.prompts=128"),
+        (
+            ["hardware.memory_gib=32.0"],
+            "pipeline_model_parallel_size=1: training needs about 30.2 GiB of an NPU's 28.0; nearest that works: 2",
+        ),
+        (
+            [GENERATE + "gpu_memory_utilization=0.95"],
+            "=0.95: rollout needs about 60.8 GiB of an NPU's 60.0, .*nearest that works: 0.8, 0.85, 0.9",
+        ),
+        (
+            [GENERATE + "gpu_memory_utilization=0.1"],
+            "infer_tensor_parallel_size=2: the KV cache holds 0.00 sequences of 6144 tokens",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_run_is_refused_by_key_value_and_what_works(overrides, message):
     problems = make_plan(compose_run("qwen25_7b_910b", overrides).run).problems
     assert problems

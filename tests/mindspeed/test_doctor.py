@@ -4,6 +4,7 @@ import json
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -21,7 +22,7 @@ from coca_mindspeed.mindspeed.releases import STACKS, is_version
 class FakeMachine(Machine):
     """A machine with the packages of release 2.3.0."""
 
-    packages = dict(STACKS["2.3.0"].packages)
+    packages: ClassVar[dict[str, str]] = dict(STACKS["2.3.0"].packages)
 
     def package_version(self, name: str) -> str | None:
         return self.packages.get(name)
@@ -194,8 +195,10 @@ def test_this_machine_is_told_the_truth(capsys):
         ("2.5.1.post1", "2.5.1", True),
         ("2.5.1+cpu", "2.5.1", True),
         ("0.9.1rc2", "0.9.1", True),
-    ]
-    + [("2.5.10", "2.5.1", False), ("2.5", "2.5.1", False), ("12.5.1", "2.5.1", False)],
+        ("2.5.10", "2.5.1", False),
+        ("2.5", "2.5.1", False),
+        ("12.5.1", "2.5.1", False),
+    ],
 )
 def test_builds_of_a_version(found, wanted, same):
     assert is_version(found, wanted) is same

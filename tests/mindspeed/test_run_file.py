@@ -39,7 +39,7 @@ def test_a_new_run(tmp_path):
 
 
 def test_resuming_takes_weights_and_optimizer_from_the_checkpoint(tmp_path):
-    with pytest.raises(ConfigError, match="--resume: .* holds no checkpoint"):
+    with pytest.raises(ConfigError, match=r"--resume: .* holds no checkpoint"):
         values_of(tmp_path, resume=True)
     checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="50")
     actor = values_of(tmp_path, resume=True)["actor_config"]
@@ -135,7 +135,7 @@ def test_conversion_leaves_the_original_model_alone(tmp_path, monkeypatch):
     model = tmp_path / "model"
     run = compose_run(RUN, [f"model.path={model}", f"model.megatron_path={tmp_path / 'mcore'}"]).run
     facts, output = read_facts(run), tmp_path / "out"
-    with pytest.raises(ConfigError, match="has no config.json"):
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
         conversion.prepare("hf2mcore", run, facts, output)
     for name in ("config.json", "tokenizer.json", "model.safetensors.index.json", "model.safetensors"):
         write(model / name, "old")
