@@ -145,7 +145,15 @@ run_child() {
   show "$@"
   "$DRY_RUN" && return
   start_child "$@"
-  wait "${CHILDREN[-1]}" || return
+  wait_for_child
+}
+
+# Wait for the newest child; once it has ended, its number may be somebody else's.
+wait_for_child() {
+  local code=0
+  wait "${CHILDREN[-1]}" || code=$?
+  unset 'CHILDREN[-1]'
+  return "$code"
 }
 
 # Ray on this node, as a child of this script.
@@ -173,7 +181,7 @@ join_cluster() {
   done
   start_ray worker "$npus"
   "$DRY_RUN" && return
-  wait "${CHILDREN[-1]}" || true # it ends when the head does
+  wait_for_child || true # it ends when the head does
   echo "launch: the head has ended the cluster; it has the training's exit code"
 }
 

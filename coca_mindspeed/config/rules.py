@@ -109,7 +109,7 @@ def batch(facts: Facts) -> Iterator[Violation]:
         yield Violation("prompts", f"is not a multiple of the {facts.rollout_dp} rollout engines")
     if facts.prompts % facts.mini_batch:
         yield Violation("mini_batch", f"does not divide the {facts.prompts} prompts of an iteration")
-    if facts.mini_batch % facts.dp:
+    if facts.mini_batch % facts.dp and facts.prompts % facts.dp == 0:
         # BaseTrainingEngine floors mini_batch_size / dp: an update would be smaller than asked for.
         yield Violation("mini_batch", f"is not a multiple of the {facts.dp} data-parallel ranks")
     if facts.prompts % facts.nodes:
