@@ -17,6 +17,7 @@ COMMANDS: dict[str, str] = {
     "train": "train a causal language model on this machine's CPU or GPU",
     "patches": "compare a MindSpeed-RL checkout with the releases that the hooks support",
     "config": "list the ready-made runs and keys, or print a run's resolved YAML",
+    "data": "prepare, inspect and export data sets",
 }
 
 
