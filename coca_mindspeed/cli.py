@@ -19,6 +19,7 @@ COMMANDS: dict[str, str] = {
     "doctor": "look at an Ascend machine: what is found, what is wanted, how to fix it",
     "patches": "compare a MindSpeed-RL checkout with the releases that the hooks support",
     "config": "list the ready-made runs and keys, or print a run's resolved YAML",
+    "data": "prepare, inspect and export data sets",
 }
 
 

@@ -98,6 +98,9 @@ class DataConfig(Section):
         None, ge=1, description="records: how many to expect in train; a file that is there is counted instead"
     )
     grader: str = Field("auto", description="how answers are graded; see docs/grading.md")
+    grader_options: dict[str, Any] = Field(
+        default_factory=dict, description="the grader's own options; docs/grading.md"
+    )
     seed: int = Field(0, ge=0, description="draws the embedded data; the run's seed draws the order of questions")
 
     @model_validator(mode="after")

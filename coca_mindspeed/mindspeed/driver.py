@@ -181,12 +181,14 @@ def train(path: Path, overrides: Sequence[str]) -> None:
     Raises:
         CocaError: before anything starts, if it cannot work; or a process died, naming the cause.
     """
+    # Ray reads these when it is imported.  Half a minute is not enough for its start on a busy machine.
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     import ray
 
     checkouts = homes(os.environ)
     settings, config = split_config(compose_config(path, overrides, checkouts["MINDSPEED_RL_HOME"]))
     process = process_settings(settings, config, checkouts)
-    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     start_ray(process, config)
     try:
         ray.get(ray.remote(run_mindspeed_rl).options(num_cpus=1, max_retries=0).remote(config))

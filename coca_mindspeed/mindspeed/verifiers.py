@@ -1,6 +1,6 @@
 """From the verifier names of a MindSpeed-RL configuration to graders; a name that nobody knows is refused."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coca_mindspeed.data.records import Record
@@ -87,5 +87,4 @@ def build_verifier(rl_config: Any, options: Mapping[str, Any]) -> Grader:
     check_names(names)
     if names[0] not in OWN_VERIFIERS:
         return MindSpeedVerifier(rl_config)
-    build: Callable[..., Grader] = build_grader
-    return build(OWN_VERIFIERS[names[0]], dict(options)) if options else build(OWN_VERIFIERS[names[0]])
+    return build_grader(OWN_VERIFIERS[names[0]], options)

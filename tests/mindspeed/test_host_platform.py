@@ -123,6 +123,25 @@ def test_operators_by_hand() -> None:
     torch.testing.assert_close(operators.npu_rotary_mul(x, cos, sin), torch.tensor([[-3.0, -4.0, 1.0, 2.0]]))
 
 
+def test_packed_attention_is_causal_attention_of_each_sequence() -> None:
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(5, 4, 3, generator=generator)
+    key, value = (torch.randn(5, 2, 3, generator=generator) for _ in range(2))
+    mask = torch.ones(1, dtype=torch.bool)
+    (found,) = operators.npu_fusion_attention(
+        query, key, value, 4, "TND", scale=0.5, atten_mask=mask, actual_seq_qlen=[2, 5], sparse_mode=4
+    )
+    for start, end in ((0, 2), (2, 5)):
+        for head in range(4):
+            for token in range(start, end):
+                seen = slice(start, token + 1)
+                weights = (0.5 * key[seen, head // 2] @ query[token, head]).softmax(0)
+                torch.testing.assert_close(found[token, head], weights @ value[seen, head // 2])
+        rows = [t[start:end].flatten(1)[:, None] for t in (query, key, value)]
+        (alone,) = operators.npu_fusion_attention(*rows, 4, "SBH", scale=0.5, atten_mask=mask)
+        torch.testing.assert_close(alone[:, 0], found[start:end].flatten(1))
+
+
 @pytest.fixture
 def stood_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))

@@ -127,6 +127,16 @@ def _dock_batch(case: Case, segment: str) -> dict[str, torch.Tensor]:
     }
 
 
+FLASH = {"use_flash_attn": True}
+PACKED: dict[str, dict[str, Any]] = {
+    "rl_config": {"use_remove_padding": True},
+    "megatron_training": {
+        **FLASH,
+        "reset_attention_mask": True,
+        "no_pad_to_seq_lengths": True,
+        "variable_seq_length": True,
+    },
+}
 LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "one plain batch": (1, "sum", {}),
     "microbatches": (1, "token_mean", {"actor_config": {"micro_batch_size": 8}}),
@@ -140,6 +150,12 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
                 "actor_max_packing_token_size": 96,
             }
         },
+    ),
+    "packed": (1, "token_mean", PACKED | {"actor_config": {"micro_batch_size": 8}}),
+    "CP2": (
+        2,
+        "sum",
+        {"actor_config": {"context_parallel_size": 2, "micro_batch_size": 8}, "megatron_training": FLASH},
     ),
     "TP2": (2, "sum", {"actor_config": {"tensor_model_parallel_size": 2}}),
     "PP2": (2, "token_mean", {"actor_config": {"pipeline_model_parallel_size": 2, "micro_batch_size": 8}}),

@@ -23,6 +23,7 @@ from tests.integration.mindspeed.environment import REPOSITORY, environment, nee
 pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 MASTER = "MINDSPEED_RL_MASTER_HOME"
+LEARNING_ITERATIONS = 100
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +116,33 @@ def _run_and_check(
     assert {"prompt", "response", "confidence", "success_rate", "answer_advantage"} <= set(json.loads(samples[0]))
     assert "coca/confidence_reward" in log  # MindSpeed-RL's own logger shows it
     assert "reference" not in "".join(key for row in rows for key in row)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_it_learns_to_say_how_sure_it_is(seed: int, tmp_path: Path, ray_directory: str) -> None:
+    """Confidence reward up and batch ECE down, first against last ten iterations of a run on arithmetic."""
+    (tmp_path / "model").mkdir()
+    tiny.write_model(tmp_path / "model", seed=seed, warm_up_steps=700)
+    tiny.write_questions(tmp_path, seed=seed)
+    config = tiny.configuration(
+        tmp_path,
+        megatron_training={"train_iters": LEARNING_ITERATIONS, "global_batch_size": 32, "seed": seed + 1},
+        rl_config={"mini_batch_size": 32},
+        actor_config={"lr": 1.0e-3, "micro_batch_size": 256},
+    )
+    _finish(_start(tmp_path, config, ray_directory), tmp_path, timeout=1500)
+    rows = _metrics(tmp_path)
+    assert len(rows) == LEARNING_ITERATIONS
+
+    def mean(name: str, part: list[dict[str, float]]) -> float:
+        return sum(row[name] for row in part) / len(part)
+
+    before, after = rows[:10], rows[-10:]
+    for name in ("coca/confidence_reward", "coca/batch_ece", "coca/answer_reward", "coca/confidence"):
+        print(f"seed {seed}: {name} {mean(name, before):.3f} -> {mean(name, after):.3f}")
+    assert mean("coca/confidence_reward", after) > 0.6 * mean("coca/confidence_reward", before)  # both are negative
+    assert mean("coca/batch_ece", after) < 0.6 * mean("coca/batch_ece", before)
+    assert mean("coca/answer_reward", after) > mean("coca/answer_reward", before) - 0.05
 
 
 def test_separate_workers_run_without_a_reference(warm: Path, tmp_path: Path, ray_directory: str) -> None:
