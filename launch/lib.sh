@@ -109,7 +109,7 @@ smoke() {
   # The run's own YAML, scaled down; what is not named here is as in the run.  Ours come last, so that they win.
   execute coca train "$run" "$@" \
     model.path=null model.compute_dtype=float32 warm_up.steps=20 \
-    data.name=arithmetic data.train=null data.evaluate=null data.grader=exact data.epochs=null \
+    data.name=arithmetic data.train=null data.evaluate=null data.grader=exact data.grader_options={} data.epochs=null \
     data.train_size=200 data.evaluate_size=16 \
     rollout.prompts=8 rollout.group_size=4 rollout.max_prompt_tokens=64 rollout.max_new_tokens=24 \
     trainer.steps=2 trainer.minibatches=1 trainer.threads=1 evaluation.interval=0 checkpoint.interval=0 \
