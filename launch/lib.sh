@@ -187,12 +187,9 @@ join_cluster() {
 
 # The stages that are still to do (sequential has two, the others one), each through MindSpeed-RL.
 train_stages() {
-  local run=$1 output=$2 resume=$3 stage how file stages
+  local run=$1 output=$2 stages=$3 stage how file
   shift 3
-  local -a resume_flag=()
-  "$resume" && resume_flag=(--resume)
-  stages=$(coca check "$run" "$@" --output "$output" "${resume_flag[@]}" --list-stages) || exit
-  [[ -n $stages ]] || echo "launch: every iteration of $output is done"
+  local -a resume_flag
   while read -r stage how; do
     [[ -n $stage ]] || continue
     file=$output/stage$stage/mindspeed_rl.yaml
@@ -235,7 +232,7 @@ launch() {
 }
 
 train_on_ascend() {
-  local run=$1 output=$2 resume=$3 npus
+  local run=$1 output=$2 resume=$3 npus plan stages=
   shift 3
   local -a overrides=("$@")
   local nodes=${NNODES:-1} rank=${NODE_RANK:-0}
@@ -248,9 +245,26 @@ train_on_ascend() {
     overrides+=("hardware.nodes=$nodes")
   fi
   : "${MASTER_ADDR:=127.0.0.1}"
-  coca check "$run" "${overrides[@]}"
-  npus=$(coca config get "$run" hardware.npus_per_node "${overrides[@]}")
+  if ((rank == 0)); then
+    local -a resume_flag=()
+    "$resume" && resume_flag=(--resume)
+    plan=$(mktemp)
+    if ! coca check "$run" "${overrides[@]}" --output "$output" "${resume_flag[@]}" --for-script "$plan"; then
+      rm -f "$plan"
+      exit 1
+    fi
+    npus=$(sed -n 's/^npus_per_node //p' "$plan")
+    stages=$(sed -n 's/^stage //p' "$plan")
+    rm -f "$plan"
+  else
+    coca check "$run" "${overrides[@]}"
+    npus=$(coca config get "$run" hardware.npus_per_node "${overrides[@]}")
+  fi
 
+  if ((rank == 0)) && [[ -z $stages ]]; then
+    echo "launch: every iteration of $output is done"
+    return
+  fi
   ascend_environment
   echo "+ coca-mindspeed doctor $run ${overrides[*]}"
   if ! "$DRY_RUN" && [[ -z ${SKIP_DOCTOR:-} ]] && ! coca doctor "$run" "${overrides[@]}" --only-problems; then
@@ -265,5 +279,5 @@ Without NPUs, the same configuration runs on the tiny model:  bash ${0} --smoke"
   start_ray head "$npus"
   export RAY_ADDRESS=$MASTER_ADDR:$RAY_PORT
   execute "$PYTHON" -m coca_mindspeed.mindspeed.cluster --npus $((nodes * npus)) --timeout "$CLUSTER_TIMEOUT"
-  train_stages "$run" "$output" "$resume" "${overrides[@]}"
+  train_stages "$run" "$output" "$stages" "${overrides[@]}"
 }

@@ -13,6 +13,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.memory import Part, model_parameters
 from coca_mindspeed.config.plan import Plan, make_plan
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.files import write_atomically
 from coca_mindspeed.mindspeed.driver import split_config
 from coca_mindspeed.mindspeed.run_file import StageFiles, mindspeed_values, stages_to_do, write_run_file
 
@@ -26,7 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in DIR")
     parser.add_argument(
-        "--list-stages", action="store_true", help="only print the stages still to do: number, and fresh or resume"
+        "--for-script",
+        type=Path,
+        metavar="FILE",
+        help="write what the launch scripts ask: NPUs of a node, and each stage still to do as fresh or resume",
     )
     parser.add_argument("--quiet", action="store_true", help="no table")
 
@@ -34,15 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     composed = compose_run(arguments.run_name, arguments.overrides)
     plan = make_plan(composed.run)
-    if not (arguments.quiet or arguments.list_stages):
+    if not arguments.quiet:
         _print_plan(plan, composed.name)
     if plan.problems:
         reasons = "\n".join(f"  {problem}" for problem in plan.problems)
         raise ConfigError(f"{composed.name} cannot run:\n{reasons}")
     output = arguments.output or Path("runs") / Path(composed.name).stem
-    if arguments.list_stages:
+    if arguments.for_script is not None:
+        lines = [f"npus_per_node {composed.run.hardware.npus_per_node}"]
         for stage, has_checkpoint in stages_to_do(composed.run, plan, output, resume=arguments.resume):
-            print(stage, "resume" if has_checkpoint else "fresh")
+            lines.append(f"stage {stage} {'resume' if has_checkpoint else 'fresh'}")
+        write_atomically(arguments.for_script, "\n".join(lines) + "\n")
         return 0
     files = StageFiles(output, arguments.stage)
     values = mindspeed_values(composed.run, plan, files, resume=arguments.resume)

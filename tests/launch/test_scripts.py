@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.config.compose import ready_made_runs
+from tests.mindspeed.test_doctor import checkpoint
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(path for path in (ROOT / "launch").glob("*.sh") if path.stem not in ("lib", "convert_weights"))
@@ -192,6 +193,17 @@ def test_a_worker_waits_for_its_head_with_a_limit(stand_in):
     refused = call(SEVEN, **environment, **nodes)
     assert refused.returncode == 1
     assert "no Ray head at 127.0.0.1" in refused.stderr
+
+
+def test_a_run_that_is_done_starts_nothing(stand_in):
+    folder, environment = stand_in
+    checkpoint(folder / "run/stage0/checkpoints", 4, iteration="3")
+    settings = ["data.epochs=null", "trainer.steps=3", "--output", str(folder / "run")]
+    assert "already holds a run" in call(SEVEN, *settings, **environment).stderr
+    ended = call(SEVEN, "--resume", *settings, **environment)
+    assert ended.returncode == 0, ended.stderr
+    assert "every iteration of" in ended.stdout
+    assert not (folder / "ray").exists()
 
 
 @pytest.mark.parametrize("direction", ["hf2mcore", "mcore2hf"])

@@ -87,8 +87,9 @@ def test_check_writes_what_the_driver_reads(tmp_path, capsys):
     assert (settings.method, settings.platform, settings.eval_interval) == ("joint", "npu", 50)
     assert config.actor_config.tensor_model_parallel_size == 4
     assert yaml.safe_load(file.read_text())["megatron_training"]["model"] in config.model
-    assert main(["check", RUN, "--output", str(tmp_path), "--list-stages"]) == 0
-    assert capsys.readouterr().out == "0 fresh\n"
+    script = tmp_path / "script"
+    assert main(["check", RUN, "--output", str(tmp_path), "--quiet", "--for-script", str(script)]) == 0
+    assert script.read_text() == "npus_per_node 8\nstage 0 fresh\n"
 
 
 def test_check_refuses_and_writes_nothing(tmp_path, capsys):
