@@ -130,12 +130,7 @@ def _dock_batch(case: Case, segment: str) -> dict[str, torch.Tensor]:
 FLASH = {"use_flash_attn": True}
 PACKED: dict[str, dict[str, Any]] = {
     "rl_config": {"use_remove_padding": True},
-    "megatron_training": {
-        **FLASH,
-        "reset_attention_mask": True,
-        "no_pad_to_seq_lengths": True,
-        "variable_seq_length": True,
-    },
+    "megatron_training": {**FLASH, "reset_attention_mask": True, "no_pad_to_seq_lengths": True},
 }
 LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "one plain batch": (1, "sum", {}),
