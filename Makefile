@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # OpenCompass 0.5.4 needs numpy < 2 and so an environment of its own.
 OPENCOMPASS_VENV ?= .venv-opencompass
 
-.PHONY: help demo test test-opencompass lint bench bench-trl clean lock lock-opencompass docs .venv
+.PHONY: help demo test test-mindspeed test-opencompass lint bench bench-trl clean lock lock-opencompass docs .venv
 
 help:  ## list the targets
 	@grep -hE '^[a-zA-Z_.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -30,6 +30,15 @@ lint: $(STAMP)  ## ruff and mypy
 
 test: lint  ## lint and every test
 	$(BIN)/python -m pytest
+
+MINDSPEED_VENV ?= .venv-mindspeed
+$(MINDSPEED_VENV)/.installed: requirements/mindspeed-host.txt
+	$(PYTHON) -m venv $(MINDSPEED_VENV)
+	$(MINDSPEED_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/mindspeed-host.txt
+	@touch $@
+
+test-mindspeed: $(MINDSPEED_VENV)/.installed  ## the port on the real MindSpeed-RL, where *_HOME name checkouts (docs/port.md)
+	$(MINDSPEED_VENV)/bin/python -m pytest tests/integration/mindspeed
 
 $(OPENCOMPASS_VENV)/.installed: requirements/opencompass.txt
 	$(PYTHON) -m venv $(OPENCOMPASS_VENV)

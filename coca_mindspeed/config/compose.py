@@ -1,6 +1,7 @@
 """Hydra composition, and errors that name file, key, value and the nearest valid name."""
 
 import difflib
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hydra.types import RunMode
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from yaml import YAMLError
@@ -21,6 +22,12 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
 
 _GROUPS = ("model", "hardware", "method", "data")
+
+# Interpolations compute with these: MindSpeed-RL's keys are derived from ours, never written twice.
+OmegaConf.register_new_resolver("sum", lambda *terms: sum(terms), replace=True)
+OmegaConf.register_new_resolver("product", lambda *factors: math.prod(factors), replace=True)
+OmegaConf.register_new_resolver("quotient", lambda a, b: a // b, replace=True)
+OmegaConf.register_new_resolver("is_set", lambda value: value is not None, replace=True)
 
 
 @dataclass(frozen=True)
@@ -92,6 +99,7 @@ def compose_run(name: str, overrides: Sequence[str] = ()) -> ComposedConfig:
             composed = compose(stem, overrides=hydra_overrides)
             loader = GlobalHydra.instance().config_loader()
             defaults = loader.compute_defaults_list(stem, hydra_overrides, RunMode.RUN).defaults
+        _add_defaults(composed)
         values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
         key = error.full_key
@@ -135,6 +143,17 @@ def validate_run(values: dict[str, Any], sources: Sequence[Path] = (), overrides
             value = _lookup(values, key)
             lines.append(f"{_origin(key, sources, overrides)}: {key}={value!r}: {message[0].lower()}{message[1:]}")
         raise ConfigError("\n".join(lines)) from error
+
+
+def _add_defaults(composed: DictConfig) -> None:
+    """Add what no YAML file mentions, so that interpolations may refer to any key of the schema."""
+    with open_dict(composed):
+        for section, defaults in RunConfig().model_dump(mode="json").items():
+            if section not in composed:
+                composed[section] = defaults
+            elif isinstance(defaults, dict) and OmegaConf.is_dict(composed[section]):
+                for key in defaults.keys() - composed[section].keys():
+                    composed[section][key] = defaults[key]
 
 
 def _set_or_add(override: str) -> str:

@@ -1,7 +1,8 @@
 """The reference of all keys, made from the schema so that it cannot lag behind it."""
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -15,12 +16,20 @@ def reference_markdown() -> str:
     sections = []
     for name, field in RunConfig.model_fields.items():
         if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            rows = [_row(f"{name}.{key}", inner) for key, inner in field.annotation.model_fields.items()]
+            rows = list(_rows(name, field.annotation))
             sections.append("\n".join([f"### {name}", "", (field.annotation.__doc__ or "").strip(), "", *lines, *rows]))
         else:
             lines_of_run = _row(name, field)
             sections.append("\n".join([f"### {name}", "", *lines, lines_of_run]))
     return "\n\n".join(sections)
+
+
+def _rows(name: str, section: type[Section]) -> Iterator[str]:
+    for key, field in section.model_fields.items():
+        yield _row(f"{name}.{key}", field)
+        for inner in get_args(field.annotation):  # a section that may be null
+            if isinstance(inner, type) and issubclass(inner, Section):
+                yield from _rows(f"{name}.{key}", inner)
 
 
 def _row(key: str, field: FieldInfo) -> str:
@@ -34,6 +43,8 @@ def _row(key: str, field: FieldInfo) -> str:
 def _type_name(annotation: Any) -> str:
     if isinstance(annotation, type) and not getattr(annotation, "__args__", None):
         return annotation.__name__
+    if any(isinstance(inner, type) and issubclass(inner, Section) for inner in get_args(annotation)):
+        return "section or null"
     text = str(annotation).replace("typing.", "").replace("NoneType", "null").replace("None", "null")
     return text.removeprefix("Literal[").removesuffix("]").replace("'", "") if text.startswith("Literal[") else text
 

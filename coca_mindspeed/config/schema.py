@@ -17,10 +17,33 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
+class ArchitectureConfig(Section):
+    """A decoder's shape, from which Megatron builds it; ``coca-mindspeed doctor`` compares it with ``config.json``."""
+
+    layers: int = Field(ge=1, description="transformer layers")
+    hidden: int = Field(ge=1, description="hidden size")
+    heads: int = Field(ge=1, description="attention heads")
+    kv_groups: int = Field(ge=1, description="key/value heads")
+    ffn: int = Field(ge=1, description="inner size of the gated MLP")
+    vocab: int = Field(ge=1, description="rows of the embedding")
+    untied_embeddings: bool = Field(description="the output layer has weights of its own")
+    qkv_bias: bool = Field(description="biases in the query, key and value projections")
+    rope_theta: int = Field(ge=1, description="base of the rotary embedding")
+    norm_eps: float = Field(gt=0, description="epsilon of RMSNorm")
+    context: int = Field(ge=1, description="longest sequence, in tokens")
+
+
 class ModelConfig(Section):
     """Which model is trained."""
 
     path: str | None = Field(None, description="Hugging Face directory of a causal LM; null: the built-in tiny model")
+    megatron_path: str | None = Field(
+        None,
+        description="Ascend: its weights in Megatron's form, cut for the run's TP and PP (launch/convert_weights.sh)",
+    )
+    architecture: ArchitectureConfig | None = Field(
+        None, description="Ascend: its shape; null: read from path by the local engine, which needs nothing else"
+    )
     compute_dtype: Literal["float32", "bfloat16"] = Field(
         "float32", description="bfloat16: autocast; the weights stay float32, which lr 1e-6 needs to have any effect"
     )
@@ -68,6 +91,12 @@ class DataConfig(Section):
     evaluate: str | None = Field(None, description="held-out records (JSON Lines), for name: records")
     train_size: int = Field(50_000, ge=1, description="arithmetic: number of training questions")
     evaluate_size: int = Field(2_000, ge=1, description="arithmetic: number of held-out questions")
+    epochs: float | None = Field(
+        None, gt=0, description="passes over the training questions of each stage, 0.5 too; null: trainer.steps decides"
+    )
+    rows: int | None = Field(
+        None, ge=1, description="records: how many to expect in train; a file that is there is counted instead"
+    )
     grader: str = Field("auto", description="how answers are graded; see docs/grading.md")
     grader_options: dict[str, Any] = Field(
         default_factory=dict, description="the grader's own options; docs/grading.md"
@@ -149,6 +178,18 @@ class LoggingConfig(Section):
     samples_prompts: int = Field(4, ge=1, description="prompts of a dump, with all their responses")
 
 
+class HardwareConfig(Section):
+    """What the run is for: this machine, or a cluster of NPUs."""
+
+    platform: Literal["local", "npu", "host"] = Field(
+        "local", description="local: one CPU or GPU; npu: MindSpeed-RL on Ascend; host: MindSpeed-RL without an NPU"
+    )
+    nodes: int = Field(1, ge=1, description="machines")
+    npus_per_node: int = Field(1, ge=1, description="NPUs in each; a 910C counts as two, one for each die")
+    memory_gib: float = Field(64.0, gt=0, description="memory of one NPU")
+    reserved_gib: float = Field(4.0, ge=0, description="of which CANN, HCCL's buffers and fragments take, by estimate")
+
+
 class RunConfig(Section):
     """A whole run."""
 
@@ -163,6 +204,7 @@ class RunConfig(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
+    hardware: HardwareConfig = HardwareConfig()
     mindspeed_rl: dict[str, Any] = Field(
         default_factory=dict, description="MindSpeed-RL's own keys, passed to it untouched; the local engine reads none"
     )

@@ -10,6 +10,7 @@ import yaml
 from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.compose import ComposedConfig, to_yaml, validate_run
 from coca_mindspeed.config.schema import DataConfig, RunConfig
+from coca_mindspeed.config.steps import with_steps
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError
@@ -71,18 +72,17 @@ def open_session(composed: ComposedConfig, output: Path, *, resume: bool, show_p
     """
     config = composed.run
     saved = output / "config.yaml"
-    if saved.exists():
-        if not resume:
-            raise ConfigError(
-                f"--output {output}: already holds a run; add --resume to go on with it, or choose another"
-            )
-        _refuse_another_run(config, saved)
+    if saved.exists() and not resume:
+        raise ConfigError(f"--output {output}: already holds a run; add --resume to go on with it, or choose another")
     if config.evaluation.interval and config.data.name == "records" and config.data.evaluate is None:
         raise ConfigError("evaluation.interval is set, but data.evaluate names no held-out records")
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     device = choose_device(config.trainer.device)
     train, evaluate = load_data(config.data)
+    config = with_steps(config, len(train))
+    if saved.exists():
+        _refuse_another_run(config, saved)
     try:
         write_atomically(saved, to_yaml(config))
     except OSError as error:

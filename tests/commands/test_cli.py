@@ -7,6 +7,7 @@ import pytest
 
 from coca_mindspeed import __version__
 from coca_mindspeed.cli import COMMANDS, main
+from coca_mindspeed.config.compose import ready_made_runs
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -37,7 +38,11 @@ def test_version(capsys):
 def test_mistakes_end_with_one_line_and_a_code(capsys):
     assert main(["config", "show", "demoo"]) == 1
     captured = capsys.readouterr()
-    assert captured.err == ("coca-mindspeed: unknown run 'demoo', did you mean 'demo'?; ready-made: demo, local\n")
+    assert captured.err == (
+        "coca-mindspeed: unknown run 'demoo', did you mean 'demo'?; ready-made: demo, "
+        + ", ".join(ready_made_runs()[1:])
+        + "\n"
+    )
     with pytest.raises(SystemExit) as stopped:
         main(["trian"])
     assert stopped.value.code == 2

@@ -1,0 +1,117 @@
+"""``coca-mindspeed check``: the plan of a run for Ascend, or every reason why it cannot run; needs no accelerator."""
+
+import argparse
+from copy import deepcopy
+from pathlib import Path
+
+from omegaconf import OmegaConf
+from rich.console import Console
+from rich.table import Table
+
+from coca_mindspeed.commands.config import add_run_arguments
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.memory import Part, model_parameters
+from coca_mindspeed.config.plan import Plan, make_plan
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.files import write_atomically
+from coca_mindspeed.mindspeed.driver import split_config
+from coca_mindspeed.mindspeed.run_file import StageFiles, mindspeed_values, stages_to_do, write_run_file
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_run_arguments(parser)
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write MindSpeed-RL's configuration there")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="where the run goes (default: runs/RUN)")
+    parser.add_argument(
+        "--stage", type=int, default=0, metavar="N", help="stage of the method (sequential has 0 and 1)"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in DIR")
+    parser.add_argument(
+        "--for-script",
+        type=Path,
+        metavar="FILE",
+        help="write what the launch scripts ask: NPUs of a node, and each stage still to do as fresh or resume",
+    )
+    parser.add_argument("--quiet", action="store_true", help="no table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    composed = compose_run(arguments.run_name, arguments.overrides)
+    plan = make_plan(composed.run)
+    if not arguments.quiet:
+        _print_plan(plan, composed.name)
+    if plan.problems:
+        reasons = "\n".join(f"  {problem}" for problem in plan.problems)
+        raise ConfigError(f"{composed.name} cannot run:\n{reasons}")
+    output = arguments.output or Path("runs") / Path(composed.name).stem
+    if arguments.for_script is not None:
+        lines = [f"npus_per_node {composed.run.hardware.npus_per_node}"]
+        for stage, has_checkpoint in stages_to_do(composed.run, plan, output, resume=arguments.resume):
+            lines.append(f"stage {stage} {'resume' if has_checkpoint else 'fresh'}")
+        write_atomically(arguments.for_script, "\n".join(lines) + "\n")
+        return 0
+    files = StageFiles(output, arguments.stage)
+    values = mindspeed_values(composed.run, plan, files, resume=arguments.resume)
+    split_config(OmegaConf.create(deepcopy(values)))  # the driver's own conditions
+    if arguments.write is not None:
+        write_run_file(arguments.write, values, composed.name)
+    return 0
+
+
+def _print_plan(plan: Plan, name: str) -> None:
+    facts, console = plan.facts, Console(width=110)
+    table = Table("", "", title=f"plan of {name}", show_header=False, title_justify="left")
+    for label, value in _layout_rows(plan):
+        table.add_row(label, value)
+    console.print(table)
+    if plan.memory is None:
+        return
+    memory = Table("estimated memory of one NPU", "GiB", "formula", title_justify="left")
+    for phase, parts, total in (
+        ("training", plan.memory.training, plan.memory.training_gib),
+        ("rollout", plan.memory.rollout, plan.memory.rollout_gib),
+    ):
+        for part in parts:
+            memory.add_row(*_memory_row(phase, part))
+        memory.add_row(f"{phase}, together", f"{total:.1f}", f"of {plan.memory.limit_gib:.1f}", style="bold")
+        memory.add_section()
+    console.print(memory)
+    print(
+        f"the KV cache of a rollout engine holds {plan.memory.longest_responses:.0f} sequences of "
+        f"{facts.max_model_len} tokens; estimates, not measured on an NPU (docs/ascend.md)"
+    )
+
+
+def _layout_rows(plan: Plan) -> list[tuple[str, str]]:
+    facts = plan.facts
+    whole = facts.npus % facts.model_parallel == 0 and facts.npus % facts.rollout_tp == 0
+    rows = [
+        ("NPUs", f"{facts.npus} on {facts.nodes} node{'s' * (facts.nodes > 1)}, {facts.memory_gib:g} GiB each"),
+        ("model", f"{model_parameters(facts) / 1e9:.2f} billion parameters, {facts.layers} layers"),
+        ("training", f"TP {facts.tp} x PP {facts.pp} x CP {facts.cp} x DP {facts.dp if whole else '?'}"),
+        ("rollout", f"{facts.rollout_dp if whole else '?'} engines of TP {facts.rollout_tp}"),
+        ("an iteration", f"{facts.prompts} prompts x {facts.group} responses = {facts.responses}"),
+        (
+            "updates an iteration",
+            f"{facts.prompts // max(1, facts.mini_batch) * facts.epochs} of {facts.mini_batch} prompts",
+        ),
+        ("microbatches", _microbatches(plan)),
+        (
+            "tokens",
+            f"{facts.max_prompt} + {facts.max_new} at most; {facts.responses * facts.max_new:,} new ones an iteration",
+        ),
+    ]
+    iterations = "unknown: data.train is not here and data.rows is null"
+    if plan.iterations is not None:
+        counted = f" ({plan.rows:,} questions by {plan.rows_from})" if plan.rows else ""
+        iterations = f"{plan.iterations:,} a stage{counted}"
+    return [*rows, ("iterations", iterations)]
+
+
+def _microbatches(plan: Plan) -> str:
+    facts = plan.facts
+    return f"up to {facts.update_tokens} tokens" if facts.dynamic_batch else f"{facts.micro_batch} responses"
+
+
+def _memory_row(phase: str, part: Part) -> tuple[str, str, str]:
+    return f"{phase}: {part.name}", f"{part.gib:.1f}", part.formula

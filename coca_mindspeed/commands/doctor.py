@@ -1,0 +1,31 @@
+"""``coca-mindspeed doctor``: is this machine ready for a run on Ascend?  Exit code 0 or 1."""
+
+import argparse
+
+from rich.console import Console
+from rich.table import Table
+
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.mindspeed.doctor import examine_machine
+from coca_mindspeed.mindspeed.machine import Machine
+from coca_mindspeed.mindspeed.releases import STACKS
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_name", nargs="?", metavar="RUN", help="also look at what this run needs (weights, data)")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as in coca-mindspeed check")
+    parser.add_argument("--release", choices=STACKS, help="of MindSpeed-RL (default: what MINDSPEED_RL_HOME holds)")
+    parser.add_argument("--only-problems", action="store_true", help="leave out what is as wanted")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    run_config = compose_run(arguments.run_name, arguments.overrides).run if arguments.run_name else None
+    findings = examine_machine(Machine(), run_config, arguments.release)
+    wrong = [finding for finding in findings if not finding.ok]
+    table = Table("", "looked at", "found", "wanted", "how to fix")
+    for finding in wrong if arguments.only_problems else findings:
+        table.add_row("ok" if finding.ok else "NO", finding.name, finding.found, finding.wanted, finding.fix)
+    if table.row_count:
+        Console(width=160).print(table)
+    print(f"{len(findings) - len(wrong)} of {len(findings)} as wanted")
+    return 1 if wrong else 0

@@ -1,0 +1,142 @@
+"""Reading and writing MindSpeed-RL's transfer dock from a stage of ours, without ever waiting for ever."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from coca_mindspeed.errors import TrainingError
+
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of the dock: for each column a list of one-dimensional tensors, and the rows' indexes."""
+
+    columns: Mapping[str, list[Tensor]]
+    indexes: list[int]
+
+    def scalars(self, column: str) -> Tensor:
+        """A column of one value each, ``[rows]``."""
+        return torch.cat([row[:1] for row in self.columns[column]])
+
+    def padded(self, column: str, value: float = 0) -> Tensor:
+        """A column ``[rows, longest]``, padded on the right."""
+        return torch.nn.utils.rnn.pad_sequence(list(self.columns[column]), batch_first=True, padding_value=value)
+
+
+def fetch(reference: Any, timeout: float | None = None) -> Any:
+    """The value behind a Ray reference.
+
+    Raises:
+        TimeoutError: it is not there after ``timeout`` seconds (Ray's own error is a subclass).
+    """
+    import ray
+
+    return ray.get(reference, timeout=timeout)
+
+
+def report(dock: Any, metrics: Mapping[str, Sequence[float]]) -> None:
+    """Add values to the iteration's metrics, which MindSpeed-RL averages and logs."""
+    fetch(dock.update_metrics.remote(value={name: list(values) for name, values in metrics.items()}, cumulate=True))
+
+
+def check_groups(indexes: Sequence[int], group_size: int) -> None:
+    """Rows of a group must come together and in order, as the group-relative rewards assume.
+
+    Raises:
+        TrainingError: naming the first row that breaks a group.
+    """
+    for position, index in enumerate(indexes):
+        start = position - position % group_size
+        if indexes[start] % group_size or index != indexes[start] + position % group_size:
+            raise TrainingError(
+                f"a group of responses is broken: at position {position} the dock handed out row {index}, expected row "
+                f"{indexes[start] - indexes[start] % group_size + position % group_size}; dispatch sizes must be "
+                f"multiples of n_samples_per_prompt ({group_size})"
+            )
+    if len(indexes) % group_size:
+        raise TrainingError(f"{len(indexes)} rows are not whole groups of {group_size}")
+
+
+def batches(
+    dock: Any,
+    consumer: str,
+    columns: Sequence[str],
+    count: int,
+    *,
+    assigned: Sequence[Sequence[int]] | None,
+    stall_timeout: float,
+) -> Iterator[Rows]:
+    """Take a consumer's rows out of the dock until all are taken, whole groups at a time.
+
+    Args:
+        dock: handle of the dock's actor.
+        consumer: MindSpeed-RL's name of the stage.
+        columns: wanted; a row is handed out once all of them are there.
+        count: rows at a time.
+        assigned: the rows in order, ``count`` at a time, where order is guaranteed; else None: any that are ready.
+        stall_timeout: seconds without a row after which the stage gives up.
+
+    Raises:
+        TrainingError: nothing became ready for ``stall_timeout`` seconds, so that an upstream stage must have died.
+    """
+    for wanted in assigned if assigned is not None else _until_consumed(dock, consumer):
+        waiting_since = time.monotonic()
+        while True:
+            reply = dock.get_experience.remote(
+                consumer, list(columns), count, indexes=None if wanted is None else list(wanted), get_n_samples=True
+            )
+            remaining = stall_timeout - (time.monotonic() - waiting_since)
+            try:
+                batch, indexes = fetch(reply, timeout=max(0.0, remaining))
+            except TimeoutError as error:
+                raise _stalled(consumer, columns, stall_timeout) from error
+            if indexes:
+                yield Rows(_unpadded(batch), list(indexes))
+                break
+            if wanted is None and _consumed(dock, consumer):
+                return  # another node's stage took the rest
+            if remaining <= 0:
+                raise _stalled(consumer, columns, stall_timeout)
+            time.sleep(_POLL_SECONDS)
+
+
+def put(dock: Any, columns: Mapping[str, Sequence[Tensor]], indexes: Sequence[int]) -> None:
+    """Write columns, one tensor of at least one dimension a row, and wait until they are there."""
+    from mindspeed_rl.utils.pad_process import padding_dict_to_tensor_dict
+
+    packed = padding_dict_to_tensor_dict({name: list(rows) for name, rows in columns.items()})
+    fetch(dock.put_experience.remote(data_dict=packed, indexes=list(indexes)))
+
+
+def _until_consumed(dock: Any, consumer: str) -> Iterator[None]:
+    while not _consumed(dock, consumer):
+        yield None
+
+
+def _consumed(dock: Any, consumer: str) -> bool:
+    return bool(fetch(dock.all_consumed.remote(consumer)))
+
+
+def _unpadded(batch: Any) -> dict[str, list[Tensor]]:
+    from mindspeed_rl.utils.pad_process import remove_padding_tensor_dict_to_dict
+
+    return {name: list(rows) for name, rows in remove_padding_tensor_dict_to_dict(batch).items()}
+
+
+def _stalled(consumer: str, columns: Sequence[str], seconds: float) -> TrainingError:
+    return TrainingError(
+        f"stage {consumer!r} has waited {seconds:.0f} s for the columns {', '.join(columns)}: the stage that writes "
+        "them has died or is slower than coca.stall_timeout allows"
+    )
+
+
+def read_rows(dock: Any, columns: Sequence[str], indexes: Sequence[int]) -> dict[str, list[Tensor]]:
+    """Read rows without taking them from any stage; waits for those that are not there yet."""
+    batch, _ = fetch(dock.get_experience.remote("trainer", list(columns), len(indexes), indexes=list(indexes)))
+    return _unpadded(batch)

@@ -1,0 +1,41 @@
+"""MindSpeed-RL without an NPU: loaded only where a configuration says ``platform: host``.
+
+Nothing here computes anything for a real cluster.  It lets the real MindSpeed-RL, Megatron-LM, MindSpeed and
+MindSpeed-LLM sources run on a CPU (or a CUDA GPU), so that the hooks can be tried and tested where there is no NPU:
+packages that need one are stood in for, device names are translated, and the rollout engine is replaced by one that
+samples from the actor's current Megatron weights.
+"""
+
+import sys
+from typing import Any
+
+import torch
+
+from coca_mindspeed.mindspeed.host_platform import devices, rollout_groups, stand_ins
+from coca_mindspeed.mindspeed.host_platform.after_import import after_import
+from coca_mindspeed.mindspeed.host_platform.operators import OPERATORS
+
+
+def install() -> None:
+    """Prepare this process; to be called before MindSpeed-RL is imported.  Idempotent."""
+    device = devices.install()
+    stand_ins.ANSWERS["torch_npu.npu"] = sys.modules["torch_npu.npu"] = torch.npu  # type: ignore[attr-defined]
+    # Where MindSpeed-RL asks for the number of devices it falls back to the number that the configuration names.
+    stand_ins.ANSWERS["acl.rt"] = _AclRuntime
+    stand_ins.ANSWERS.update(OPERATORS)
+    rollout_groups.install()
+    stand_ins.install()
+    devices.use_backend_of(device)
+    after_import("megatron.core.datasets.utils", _compile_nothing)
+
+
+def _compile_nothing(module: Any) -> None:
+    """Megatron compiles an index builder for its pre-training data into its own checkout; prompts need none."""
+    module.compile_helpers = lambda: None
+
+
+class _AclRuntime:
+    @staticmethod
+    def get_device_count() -> tuple[int, int]:
+        """``(count, error code)``; an error, as without a driver."""
+        return 0, 1

@@ -1,0 +1,160 @@
+"""Rollouts from the actor's current Megatron weights, in place of vLLM-Ascend and the weight resharding.
+
+Each rank is a rollout engine of its own (tensor parallelism 1): before every rollout the shards of its
+model-parallel group are gathered and joined into a transformers model, which samples with a key-value cache.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.mindspeed.host_platform import rollout_groups
+from coca_mindspeed.mindspeed.host_platform.weights import Layout, local_shard
+
+# Responses sampled at once; bounds the memory of the key-value cache and of the logits.
+_RESPONSES_AT_ONCE = 512
+
+
+class HostRolloutEngine:
+    """Stands where MindSpeed-RL's ``VLLMInferEngine`` would; the arguments are that class's."""
+
+    def __init__(
+        self,
+        tokenizer_name_or_path: str,
+        sampling_config: dict[str, Any],
+        infer_tensor_parallel_size: int = 1,
+        infer_pipeline_parallel_size: int = 1,
+        infer_expert_parallel_size: int = 1,
+        **_others: Any,
+    ) -> None:
+        for key, size in (
+            ("infer_tensor_parallel_size", infer_tensor_parallel_size),
+            ("infer_pipeline_parallel_size", infer_pipeline_parallel_size),
+            ("infer_expert_parallel_size", infer_expert_parallel_size),
+        ):
+            if size != 1:
+                raise ConfigError(
+                    f"generate_config.{key}: the host platform samples on one rank; expected 1, found {size}"
+                )
+        self.hf_config = AutoConfig.from_pretrained(tokenizer_name_or_path)
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_name_or_path)
+        self.eos_token_id = tokenizer.eos_token_id
+        self.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self.sampling = dict(sampling_config)
+        if float(self.sampling.get("min_p", 0.0)):
+            raise ConfigError("generate_config.sampling_config.min_p: the host platform supports 0 only")
+        self.model: Any = AutoModelForCausalLM.from_config(self.hf_config).eval()
+        self.rank = torch.distributed.get_rank()
+        self._generator = torch.Generator().manual_seed(int(self.sampling.get("seed") or 0) * 100_003 + self.rank)
+        rollout_groups.initialize()
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take over the actor's weights (a whole Hugging Face state dict)."""
+        dtype = next(iter(state.values())).dtype
+        self.model.to(dtype=dtype)
+        self.model.load_state_dict(state)
+
+    @torch.no_grad()
+    def generate_sequences(self, prompts: Sequence[Sequence[int]], **changes: Any) -> tuple[Tensor, Tensor]:
+        """Sample ``num_completions`` responses to each prompt.
+
+        Args:
+            prompts: token ids.
+            changes: sampling settings that differ for this call (``n``, ``max_tokens``, ...); others are ignored.
+
+        Returns:
+            token ids int64 ``[prompts * n, tokens]``, the end of text included and padded with the pad token, and
+            the log-probability of each under the tempered distribution, float32 of the same shape.
+        """
+        settings = {**self.sampling, **changes}
+        count = int(settings.get("n", settings.get("num_completions", 1)))
+        rows = [list(prompt) for prompt in prompts for _ in range(count)]
+        ids: list[Tensor] = []
+        log_probs: list[Tensor] = []
+        for start in range(0, len(rows), _RESPONSES_AT_ONCE):
+            sampled, scores = self._sample(rows[start : start + _RESPONSES_AT_ONCE], settings)
+            ids.extend(sampled)
+            log_probs.extend(scores)
+        return (
+            pad_sequence(ids, batch_first=True, padding_value=self.pad_token_id),
+            pad_sequence(log_probs, batch_first=True),
+        )
+
+    def _sample(self, rows: list[list[int]], settings: dict[str, Any]) -> tuple[list[Tensor], list[Tensor]]:
+        width = max(map(len, rows))
+        device = self.model.device
+        ids = torch.tensor([[self.pad_token_id] * (width - len(row)) + row for row in rows], device=device)
+        mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
+        # transformers samples from torch's global generator: lend it ours, so that a rank's rollouts are its own.
+        state = torch.get_rng_state()
+        torch.manual_seed(int(torch.randint(2**62, (1,), generator=self._generator)))
+        try:
+            output = self.model.generate(
+                input_ids=ids,
+                attention_mask=mask,
+                do_sample=True,
+                temperature=float(settings.get("temperature", 1.0)),
+                top_p=float(settings.get("top_p", 1.0)),
+                top_k=max(0, int(settings.get("top_k", 0))),
+                max_new_tokens=int(settings["max_tokens"]),
+                eos_token_id=self.eos_token_id,
+                pad_token_id=self.pad_token_id,
+                return_dict_in_generate=True,
+                output_scores=True,
+            )
+        finally:
+            torch.set_rng_state(state)
+        sampled = output.sequences[:, width:]
+        scores = torch.stack(
+            [
+                step.float().log_softmax(-1).gather(1, sampled[:, position : position + 1]).squeeze(1)
+                for position, step in enumerate(output.scores)
+            ],
+            dim=1,
+        )
+        ended = sampled == self.eos_token_id
+        lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, sampled.shape[1]).tolist()
+        return (
+            [row[:length].cpu() for row, length in zip(sampled, lengths, strict=True)],
+            [row[:length].cpu() for row, length in zip(scores, lengths, strict=True)],
+        )
+
+    def init_cache_engine(self) -> None:
+        """Nothing is kept between rollouts."""
+
+    free_cache_engine = init_cache_engine
+    offload_model_weights = init_cache_engine
+
+
+class HostShardingManager:
+    """Stands where MindSpeed-RL's ``MegatronShardingManager`` would: weights go to the rollout engine, all of them."""
+
+    def __init__(
+        self, inference_engine: HostRolloutEngine, megatron_model: Any, parallel_state: Any, **_others: Any
+    ) -> None:
+        self.engine = inference_engine
+        self.chunks = megatron_model
+        self.parallel_state = parallel_state
+
+    def enter_infer_mode(self) -> None:
+        """Give the rollout engine the weights as they are now."""
+        parallel = self.parallel_state
+        layout = Layout.of(self.engine.hf_config, parallel.get_tensor_model_parallel_world_size())
+        shard = local_shard(self.chunks, parallel.get_tensor_model_parallel_rank())
+        group = parallel.get_model_parallel_group()
+        shards: list[Any] = [None] * torch.distributed.get_world_size(group)
+        torch.distributed.all_gather_object(shards, shard, group=group)
+        self.engine.load(layout.join(shards))
+
+    def exit_infer_mode(self) -> None:
+        """Nothing moves on the host: the weights never leave its memory."""
+
+    enter_forward_mode = exit_infer_mode
+    exit_forward_mode = exit_infer_mode
+    enter_train_mode = exit_infer_mode
+    exit_train_mode = exit_infer_mode

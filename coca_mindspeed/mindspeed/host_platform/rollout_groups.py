@@ -1,0 +1,60 @@
+"""The communication groups of the rollout engines: each rank alone (rollout tensor and pipeline parallelism 1).
+
+MindSpeed-RL reads them from ``vllm.distributed.parallel_state`` and from its own ``vllm_parallel_state``.
+"""
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from coca_mindspeed.mindspeed.host_platform import stand_ins
+
+
+@dataclass(frozen=True, slots=True)
+class _RankGroup:
+    """What MindSpeed-RL reads of a vLLM group coordinator."""
+
+    device_group: Any
+    first_rank: int
+    rank_in_group: int = 0
+    world_size: int = 1
+    is_last_rank: bool = True
+    is_first_rank: bool = True
+
+
+_group: _RankGroup | None = None
+
+
+def initialize() -> None:
+    """Make the groups; collective over all ranks, once."""
+    global _group
+    if _group is not None:
+        return
+    world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+    groups = [torch.distributed.new_group([member]) for member in range(world)]
+    _group = _RankGroup(device_group=groups[rank], first_rank=rank)
+    state = importlib.import_module("mindspeed_rl.models.rollout.vllm_adapter.vllm_parallel_state")
+    state._TP_GROUP_RANKS = [[member] for member in range(world)]  # type: ignore[attr-defined]
+
+
+def _own_group() -> _RankGroup:
+    if _group is None:
+        raise RuntimeError("the rollout engine has not been built yet")
+    return _group
+
+
+def install() -> None:
+    """Answer for ``vllm.distributed.parallel_state``."""
+    module = "vllm.distributed.parallel_state."
+    for name in (
+        "get_tensor_model_parallel_group",
+        "get_pipeline_model_parallel_group",
+        "get_tp_group",
+        "get_pp_group",
+    ):
+        stand_ins.ANSWERS[module + name] = _own_group
+    for name in ("get_tensor_model_parallel_rank", "get_context_parallel_rank"):
+        stand_ins.ANSWERS[module + name] = lambda: 0
+    stand_ins.ANSWERS[module + "get_tensor_model_parallel_world_size"] = lambda: 1

@@ -1,0 +1,96 @@
+"""Stand-ins for the packages that only exist beside an NPU, so that MindSpeed-RL can be *imported* without one.
+
+Importing needs names: base classes, decorators, constants.  Using one of them does not happen on the host path, and
+if it does, it raises and names what was called: a stand-in never pretends to have computed something.
+"""
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Sequence
+from typing import Any
+
+from coca_mindspeed.errors import MissingDependencyError
+
+#: Top-level packages that are stood in for where they are not installed.
+PACKAGES = ("torch_npu", "acl", "vllm", "vllm_ascend", "torchair", "torchvision", "av", "qwen_vl_utils", "mathruler")
+#: What importing asks for and needs an answer to, by dotted name; the rest of the host platform adds to it.
+ANSWERS: dict[str, Any] = {
+    "torch_npu.utils.collect_env.get_cann_version": lambda: "8.3.RC1",
+    # Options of a process group; without the attribute hccl_config there is nothing to set.
+    "torch_npu._C._distributed_c10d.ProcessGroupHCCL.Options": type("Options", (), {}),
+    # A decorator that registers something with the NPU's graph compiler.
+    "torchair.register_fx_node_ge_converter": lambda *_args, **_kwargs: lambda decorated: decorated,
+}
+
+
+class _StandInType(type):
+    """Any attribute of a stand-in is a stand-in; calling one says that there is no NPU."""
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _look_up(f"{cls.__module__}.{cls.__qualname__}.{name}")
+
+    def __call__(cls, *_args: Any, **_kwargs: Any) -> Any:
+        if cls.__dict__.get("_stands_in"):
+            raise MissingDependencyError(
+                f"{cls.__module__}.{cls.__qualname__} was called on the host platform, which only has a stand-in for "
+                "it; it needs an Ascend NPU and its software (platform: npu)"
+            )
+        return super().__call__(*_args, **_kwargs)
+
+    def __or__(cls, other: Any) -> Any:
+        return object
+
+    __ror__ = __or__
+
+
+def stand_in(dotted: str) -> Any:
+    """A class called ``dotted``: it can be imported, subclassed and named in a type, but not called."""
+    module, _, name = dotted.rpartition(".")
+    return _StandInType(name, (), {"__module__": module, "__qualname__": name, "_stands_in": True})
+
+
+def _look_up(dotted: str) -> Any:
+    return ANSWERS[dotted] if dotted in ANSWERS else stand_in(dotted)
+
+
+class _StandInModule(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = _look_up(f"{self.__name__}.{name}")
+        setattr(self, name, value)
+        return value
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, (self.__name__,)
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds stand-ins for packages that nothing else finds; it sits at the end of ``sys.meta_path``."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname.partition(".")[0] not in PACKAGES:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        module = _StandInModule(spec.name)
+        module.__path__ = []  # a package: anything may be imported from below it
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        module.__version__ = "0.0+stand.in"  # type: ignore[attr-defined]
+        module.__file__ = __file__  # op builders look for headers beside it, and find none
+
+
+def install() -> None:
+    """Find stand-ins from now on for whichever of :data:`PACKAGES` are not installed.  Idempotent."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())

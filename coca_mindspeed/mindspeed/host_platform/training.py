@@ -1,0 +1,55 @@
+"""What the host platform changes in MindSpeed-RL itself: the dtype it insists on, and where weights come from."""
+
+from typing import Any
+
+from coca_mindspeed.mindspeed.process import process_settings
+
+
+def host_training_config(original: Any) -> Any:
+    """Wrap ``parse_training_config``: MindSpeed-RL accepts bfloat16 only; the host may compute in float32."""
+
+    def parse_training_config(config: Any) -> Any:
+        parsed = original(config)
+        for role in ("actor_config", "ref_config", "reward_config"):
+            if process_settings().coca.host.dtype == "float32":
+                parsed[role].bf16 = False
+        return parsed
+
+    return parse_training_config
+
+
+def with_initial_weights(original: Any) -> Any:
+    """Wrap ``ActorHybridWorkerBase._build_model_optimizer``: start from a Hugging Face directory, unless resuming."""
+
+    def build_model_optimizer(self: Any) -> Any:
+        model, optimizer, scheduler = original(self)
+        weights = process_settings().coca.host.initial_weights
+        if weights is not None and self.iteration == 0:
+            from transformers import AutoConfig, AutoModelForCausalLM
+
+            from coca_mindspeed.mindspeed.host_platform.weights import Layout, load_shard
+
+            parallel = self.parallel_state
+            layout = Layout.of(AutoConfig.from_pretrained(weights), parallel.get_tensor_model_parallel_world_size())
+            state = AutoModelForCausalLM.from_pretrained(weights, dtype="float32").state_dict()
+            load_shard(model, state, layout, parallel.get_tensor_model_parallel_rank())
+            optimizer.reload_model_params()
+        return model, optimizer, scheduler
+
+    return build_model_optimizer
+
+
+class HostOffLoader:
+    """Stands where MindSpeed-RL's ``MegatronOffLoader`` would: on the host, memory is where tensors already are."""
+
+    def __init__(self, *_arguments: Any, **_options: Any) -> None:
+        pass
+
+    def offload_param(self) -> None:
+        """Nothing moves."""
+
+    onload_param = offload_param
+    offload_optimizer = offload_param
+    onload_optimizer = offload_param
+    offload_grad = offload_param
+    onload_grad = offload_param

@@ -1,0 +1,95 @@
+"""What there is to know about a machine: packages, files, devices, limits.  The doctor looks through this alone."""
+
+import importlib.metadata
+import os
+import re
+import resource
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine; tests make others.
+
+    Attributes:
+        environment: variables.
+        root: where its file system begins.
+    """
+
+    environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    root: Path = Path("/")
+
+    def package_version(self, name: str) -> str | None:
+        """Version of an installed Python package, or None."""
+        try:
+            return importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            return None
+
+    def npus(self) -> int:
+        """Devices that the driver shows."""
+        return sum(1 for path in (self.root / "dev").glob("davinci*") if path.name[7:].isdecimal())
+
+    def open_files(self) -> int:
+        """Soft limit of open files."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return 2**63 - 1 if limit == resource.RLIM_INFINITY else limit
+
+    def interfaces(self) -> list[str]:
+        """Names of the network interfaces."""
+        return [name for _, name in socket.if_nameindex()]
+
+    def driver_version(self) -> str | None:
+        """Version of the NPU driver."""
+        path = self.root / "usr" / "local" / "Ascend" / "driver" / "version.info"
+        return _value(path, r"^Version=(\S+)")
+
+    def cann_home(self) -> Path | None:
+        """CANN's folder, as its ``set_env.sh`` says."""
+        value = self.environment.get("ASCEND_TOOLKIT_HOME") or self.environment.get("ASCEND_HOME_PATH")
+        return Path(value) if value else None
+
+    def cann_version(self) -> str | None:
+        """Version of CANN."""
+        if (home := self.cann_home()) is None:
+            return None
+        for path in [*sorted(home.glob("*/ascend_toolkit_install.info")), home / "ascend_toolkit_install.info"]:
+            if version := _value(path, r"^version=(\S+)"):
+                return version
+        return _value(home / "version.cfg", r"^\S*running_version=\[?(?:\d+:)?([^\]\s]+)")
+
+
+def git_commit(checkout: Path) -> str | None:
+    """The commit that a checkout is at, read without running git; None where it is not a repository."""
+    git = checkout / ".git"
+    try:
+        if git.is_file():  # a worktree or submodule points to its own folder
+            git = (checkout / git.read_text(encoding="utf-8").partition("gitdir:")[2].strip()).resolve()
+        head = (git / "HEAD").read_text(encoding="utf-8").strip()
+        if not head.startswith("ref: "):
+            return head
+        name = head.removeprefix("ref: ")
+        if (git / name).is_file():
+            return (git / name).read_text(encoding="utf-8").strip()
+        packed = (git / "packed-refs").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    return next((line.split()[0] for line in packed.splitlines() if line.endswith(f" {name}")), None)
+
+
+def megatron_version(checkout: Path) -> str | None:
+    """Version of Megatron-core in a checkout, without importing it."""
+    path = checkout / "megatron" / "core" / "package_info.py"
+    parts = [_value(path, rf"^{name}\s*=\s*(\d+)") for name in ("MAJOR", "MINOR", "PATCH")]
+    return ".".join(part for part in parts if part) if all(parts) else None
+
+
+def _value(path: Path, pattern: str) -> str | None:
+    try:
+        found = re.search(pattern, path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+    except OSError:
+        return None
+    return found[1] if found else None

@@ -1,0 +1,52 @@
+"""What each supported release of MindSpeed-RL is installed with, by its own installation guide and requirements."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class SoftwareStack:
+    """Versions that belong together; a version stands for itself and for what follows it after a dot or a letter."""
+
+    release: str
+    driver: str
+    cann: str
+    megatron: str = "0.12.1"
+    mindspeed: str = "674226a"
+    mindspeed_llm: str = "62d4640"
+    packages: dict[str, str] = field(default_factory=dict)
+
+
+STACKS: dict[str, SoftwareStack] = {
+    "2.3.0": SoftwareStack(
+        release="2.3.0",
+        driver="25.3.0",
+        cann="8.5.0",
+        packages={
+            "torch": "2.5.1",
+            "torch_npu": "2.5.1",
+            "vllm": "0.9.1",
+            "vllm_ascend": "0.9.1",
+            "ray": "2.42.1",
+            "transformers": "4.52.1",
+        },
+    ),
+    "master": SoftwareStack(
+        release="master",
+        driver="25.5.0",
+        cann="8.5.0",
+        packages={
+            "torch": "2.7.1",
+            "torch_npu": "2.7.1",
+            "vllm": "0.11.0",
+            "vllm_ascend": "0.11.0",
+            "ray": "2.54.0",
+            "transformers": "4.57.1",
+        },
+    ),
+}
+
+
+def is_version(found: str, wanted: str) -> bool:
+    """Whether ``found`` is ``wanted`` or a build of it: ``2.5.1.post1`` and ``2.5.1+cpu`` are 2.5.1, 2.5.10 is not."""
+    rest = found.removeprefix(wanted)
+    return found.startswith(wanted) and not rest[:1].isdecimal()

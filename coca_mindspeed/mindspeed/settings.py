@@ -1,0 +1,119 @@
+"""What this project adds to a MindSpeed-RL configuration: the section ``coca``, checked and typed.
+
+Everything else in the file is MindSpeed-RL's own and passes through untouched.  Ray processes receive the settings as
+JSON in an environment variable, because hooks run before any of them is given an argument.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from coca_mindspeed.algorithm.objective import LossAggregation
+from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.algorithm.rewards import METHODS, TrainingMethod, training_method
+from coca_mindspeed.errors import ConfigError
+
+#: The environment variable that carries :class:`ProcessSettings`.
+VARIABLE = "COCA_MINDSPEED_PROCESS"
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class HostSettings(_Section):
+    """Only for ``platform: host``."""
+
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="dtype of weights and activations")
+    initial_weights: Path | None = Field(
+        None, description="Hugging Face directory whose weights training starts from; null: Megatron's own draw"
+    )
+
+
+class CocaSettings(_Section):
+    """The section ``coca``."""
+
+    method: str = Field("coca", description="coca, rlvr, joint, sequential or rlcr")
+    stage: int = Field(0, ge=0, description="stage of the method; only sequential has more than one")
+    invalid_reward: float = Field(-1.0, le=0, description="confidence reward of a response without a valid confidence")
+    max_confidence_tokens: int = Field(16, ge=1, description="tokens that stand for an invalid response's confidence")
+    confidence_decimals: int | None = Field(None, ge=1, le=6, description="exact digits after the point; null: any")
+    advantage_ddof: Literal[0, 1] = Field(1, description="1: sample deviation, 0: population deviation")
+    advantage_eps: float = Field(1e-6, ge=0, description="added to the deviation of a group's rewards")
+    loss_aggregation: LossAggregation = Field("sum", description="sum, token_mean or segment_mean")
+
+    eval_data: Path | None = Field(None, description="held-out records (JSON Lines) for validation while training")
+    eval_interval: int = Field(0, ge=0, description="iterations between validations; 0: none")
+    samples_interval: int = Field(0, ge=0, description="iterations between dumps of samples; 0: none")
+    samples_prompts: int = Field(2, ge=1, description="prompts of a dump, with all their responses")
+    output_dir: Path | None = Field(None, description="where samples and validation results are written")
+    metrics_file: bool = Field(True, description="write every iteration's metrics to output_dir/metrics.jsonl")
+
+    grading: dict[str, Any] = Field(default_factory=dict, description="options of the graders; see docs/grading.md")
+    rollout_log_probs: bool = Field(True, description="measure the gap between rollout and training log-probabilities")
+    stall_timeout: float = Field(3600.0, gt=0, description="seconds without any progress after which a stage gives up")
+
+    platform: Literal["npu", "host"] = Field("npu", description="npu, or host: without an NPU, on stand-ins")
+    host: HostSettings = HostSettings()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "CocaSettings":
+        if self.method not in METHODS:
+            raise ValueError(f"method: unknown training method {self.method!r}; known methods: {', '.join(METHODS)}")
+        stages = METHODS[self.method].stages
+        if self.stage >= len(stages):
+            raise ValueError(f"stage: method {self.method} has stages 0 to {len(stages) - 1}, found {self.stage}")
+        if self.eval_interval and self.eval_data is None:
+            raise ValueError("eval_data: eval_interval is set, so held-out records are needed, found null")
+        if (self.eval_interval or self.samples_interval) and self.output_dir is None:
+            raise ValueError("output_dir: validation and samples need somewhere to be written to, found null")
+        return self
+
+    @property
+    def training_method(self) -> TrainingMethod:
+        return training_method(self.method)
+
+    def parser(self) -> ResponseParser:
+        """The parser of this method's responses."""
+        return ResponseParser(self.training_method.confidence_position, self.confidence_decimals)
+
+
+class ProcessSettings(_Section):
+    """What every Ray process has to know before it imports MindSpeed-RL."""
+
+    coca: CocaSettings
+    mindspeed_rl_home: Path
+    import_paths: tuple[Path, ...]
+    release: str
+    reference: bool = Field(description="whether a KL term, and so a reference model, is asked for")
+
+    @classmethod
+    def from_environment(cls) -> "ProcessSettings":
+        """Those of this process.
+
+        Raises:
+            ConfigError: it was not started by this project's driver.
+        """
+        if VARIABLE not in os.environ:
+            raise ConfigError(f"{VARIABLE} is not set: start training with coca-mindspeed, not with MindSpeed-RL's cli")
+        return cls.model_validate_json(os.environ[VARIABLE])
+
+
+def coca_settings(section: Mapping[str, Any]) -> CocaSettings:
+    """Check the section ``coca``.
+
+    Raises:
+        ConfigError: one line for each problem, with key and value.
+    """
+    try:
+        return CocaSettings.model_validate(dict(section))
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            key = ".".join(["coca", *map(str, problem["loc"])])
+            shown = "" if problem["type"] == "value_error" else f" (found {problem['input']!r})"
+            lines.append(f"{key}: {problem['msg'].removeprefix('Value error, ')}{shown}")
+        raise ConfigError("\n".join(lines)) from error

@@ -1,0 +1,112 @@
+"""Validation while training: the current weights answer held-out questions through the training's own machinery.
+
+Between two iterations the dock is empty.  Held-out prompts are put into it, the actors roll them out, a reward worker
+judges the responses, and the dock is cleared again; nothing is learned from them.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.evaluation.metrics import calibration_metrics
+from coca_mindspeed.mindspeed import columns
+from coca_mindspeed.mindspeed.dataset import load_prompts
+from coca_mindspeed.mindspeed.dock import fetch, read_rows
+from coca_mindspeed.mindspeed.samples import append_line
+from coca_mindspeed.mindspeed.settings import CocaSettings
+
+
+class Validation:
+    """Runs validations for one trainer."""
+
+    def __init__(self, settings: CocaSettings, trainer: Any) -> None:
+        assert settings.eval_data is not None
+        assert settings.output_dir is not None
+        self._settings, self._trainer = settings, trainer
+        self._file, self._log = settings.eval_data, settings.output_dir / "validation.jsonl"
+        rl_config = trainer.actor_worker.rl_config
+        _, self._prompts = load_prompts(self._file, trainer.tokenizer.tokenizer, rl_config.max_prompt_length)
+        self._graders = [reward for reward in trainer.reward_list if hasattr(reward, "judge_rows")]
+        if not self._graders:
+            raise ConfigError("coca.eval_interval: validation needs rl_config.rule_reward: true")
+        if columns.RECORD not in trainer.dataset_additional_keys:
+            raise ConfigError(
+                f"coca.eval_interval: validation needs {columns.RECORD} among megatron_training.dataset_additional_keys"
+            )
+
+    def run(self, iteration: int) -> dict[str, float]:
+        """Judge the current weights and log Acc, AUROC, ECE, Brier, SR and TTC under ``validation/``."""
+        trainer = self._trainer
+        judged = [self._roll_out(prompts) for prompts in self._chunks()]
+        joined = {name: torch.cat([part[name] for part in judged]) for name in judged[0]}
+        metrics = validation_metrics(joined["correct"], joined["confidence"], joined["confidence_lengths"])
+        named = {f"validation/{name}": value for name, value in metrics.items()}
+        append_line(self._log, {"iteration": iteration, **named})
+        if trainer.tensorboard is not None:
+            for name, value in named.items():
+                trainer.tensorboard.add_scalar(name, value, iteration)
+        for logger in (trainer.wandb, getattr(trainer, "swanlab", None)):
+            if logger is not None:
+                logger.log_metrics(named, iteration)
+        print(f"validation at iteration {iteration}: {named}", flush=True)
+        return named
+
+    def _chunks(self) -> Iterator[list[int]]:
+        size = self._trainer.global_batch_size
+        for start in range(0, len(self._prompts), size):
+            yield list(range(start, min(start + size, len(self._prompts))))
+
+    def _roll_out(self, questions: list[int]) -> dict[str, Any]:
+        from mindspeed_rl.trainer.utils.transfer_dock import put_prompts_experience
+
+        trainer = self._trainer
+        dock, samples = trainer.transfer_dock, trainer.n_samples_per_prompt
+        # The dock takes whole iterations: repeat the last question until it is full, and drop the repetitions.
+        full = questions + [questions[-1]] * (trainer.global_batch_size - len(questions))
+        batch = {
+            "prompts": [torch.tensor(self._prompts[index]) for index in full],
+            columns.RECORD: [torch.tensor([index]) for index in full],
+        }
+        rows, indexes = put_prompts_experience(batch, samples, [columns.RECORD])
+        fetch(dock.put_experience.remote(data_dict=rows, indexes=indexes, is_prompt=True))
+        trainer.actor_worker.generate_sequences(blocking=True)
+        trainer.actor_worker.wait_all_ref_objs_run_over()
+        wanted = list(range(len(questions) * samples))
+        responses = read_rows(dock, ["responses", "response_length", columns.RECORD], wanted)
+        judged: dict[str, Any] = fetch(self._graders[0].judge_rows.remote(responses, wanted, str(self._file)))
+        judged.pop("texts")
+        fetch(dock.clear.remote())
+        return judged
+
+
+def validation_metrics(
+    correct: torch.Tensor, confidence: torch.Tensor, confidence_lengths: torch.Tensor
+) -> dict[str, float]:
+    """The paper's six columns; those that are undefined are left out.
+
+    Args:
+        correct: bool ``[n]``.
+        confidence: float ``[n]``, NaN where invalid.
+        confidence_lengths: int ``[n]``, tokens until the confidence is known.
+
+    Returns:
+        ``acc`` and ``sr`` in percent, ``auroc``, ``ece`` and ``brier`` over valid responses, ``ttc`` in tokens.
+    """
+    metrics = calibration_metrics(
+        confidence.numpy(),
+        correct.numpy(),
+        torch.where(confidence.isnan(), torch.nan, confidence_lengths.double()).numpy(),
+        coverages=(),
+    )
+    named = {
+        "acc": 100 * metrics.accuracy,
+        "sr": 100 * metrics.success_rate,
+        "auroc": metrics.auroc,
+        "ece": metrics.ece,
+        "brier": metrics.brier,
+        "ttc": metrics.tokens_to_confidence,
+    }
+    return {name: value for name, value in named.items() if not math.isnan(value)}

@@ -1,0 +1,90 @@
+"""From the verifier names of a MindSpeed-RL configuration to graders; a name that nobody knows is refused."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import ConfigError, GradingError
+from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
+
+#: ``rl_config.verifier_function`` -> this project's grader.
+#: ``coca_auto`` lets every record choose, for files that mix data sets.
+OWN_VERIFIERS = {
+    "coca_math": "math",
+    "coca_code": "code",
+    "coca_factual": "factual",
+    "coca_exact": "exact",
+    "coca_auto": "auto",
+}
+
+#: The names that MindSpeed-RL's ``rule_verifier.verifier`` knows; it scores 0 for any other, in silence.
+MINDSPEED_VERIFIERS = (
+    "acc",
+    "format",
+    "step",
+    "strict_format",
+    "base_acc",
+    "math_17k_acc",
+    "acc_for_dapo",
+    "acc_for_ppo",
+    "math_verify_reward",
+)
+
+
+class MindSpeedVerifier:
+    """MindSpeed-RL's own verifiers as a grader: the weighted score must be 0 or 1."""
+
+    def __init__(self, rl_config: Any) -> None:
+        self._config = rl_config
+
+    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        from mindspeed_rl.models import rule_verifier
+
+        scores, _ = rule_verifier.verifier(list(answers), {"labels": [r.answer for r in records]}, self._config)
+        for score in scores:
+            if score not in (0, 1):
+                raise GradingError(
+                    f"rl_config.verifier_function {list(self._config.verifier_function)} scored an answer {score}; "
+                    "correctness must be 0 or 1, because the confidence is trained towards a success rate"
+                )
+        return [Verdict(Outcome.RIGHT if score else Outcome.WRONG) for score in scores]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def check_names(names: Sequence[str]) -> None:
+    """Refuse verifier names that cannot be used, before anything starts.
+
+    Raises:
+        ConfigError: unknown names, or one of ours among others.
+    """
+    if not names:
+        raise ConfigError("rl_config.verifier_function is empty; name at least one verifier")
+    known = (*OWN_VERIFIERS, *MINDSPEED_VERIFIERS)
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"rl_config.verifier_function: unknown verifier {name!r}; known: {', '.join(known)}")
+    if len(names) > 1 and any(name in OWN_VERIFIERS for name in names):
+        raise ConfigError(
+            f"rl_config.verifier_function: {list(names)}: an answer is right or wrong by one rule, so a verifier of "
+            "this project stands alone; coca_auto lets every record choose its own"
+        )
+
+
+def build_verifier(rl_config: Any, options: Mapping[str, Any]) -> Grader:
+    """The grader that ``rl_config.verifier_function`` asks for.
+
+    Args:
+        rl_config: MindSpeed-RL's ``RLConfig``.
+        options: of this project's grader (number of processes, time limits, ...); see docs/grading.md.
+
+    Raises:
+        ConfigError: as :func:`check_names`.
+    """
+    names = list(rl_config.verifier_function)
+    check_names(names)
+    if names[0] not in OWN_VERIFIERS:
+        return MindSpeedVerifier(rl_config)
+    return build_grader(OWN_VERIFIERS[names[0]], options)

@@ -1,0 +1,283 @@
+# shellcheck shell=bash
+# What every launch script does; a script itself only names its run.  docs/ascend.md is the guide.
+#
+#   launch RUN [--dry-run|--smoke] [--resume] [--output DIR] [KEY=VALUE ...]
+#
+# Several nodes: the same command on each, with NNODES, NODE_RANK (0 is the head) and MASTER_ADDR set.
+
+REPOSITORY=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+: "${RAY_PORT:=6766}"
+: "${CLUSTER_TIMEOUT:=600}"   # seconds in which all nodes have to be there
+DRY_RUN=false
+CHILDREN=() # processes that this script started, and therefore stops
+
+fail() {
+  printf 'launch: %s\n' "$*" >&2
+  exit 1
+}
+
+usage() {
+  cat <<EOF
+usage: bash ${0} [--dry-run | --smoke] [--resume] [--output DIR] [KEY=VALUE ...]
+
+  --dry-run     print the plan and every command, start nothing
+  --smoke       a few steps of the same configuration on the tiny model, on this machine's CPU or GPU
+  --resume      go on from the newest checkpoint in DIR
+  --output DIR  where the run goes (default: runs/$1; --smoke: runs/smoke/$1-TIME)
+  KEY=VALUE     change the configuration, e.g. method=joint data.epochs=0.5 rollout.prompts=64
+
+environment: NNODES, NODE_RANK, MASTER_ADDR, RAY_PORT, CLUSTER_TIMEOUT, PYTHON; MINDSPEED_RL_HOME, MEGATRON_HOME,
+MINDSPEED_HOME, MINDSPEED_LLM_HOME; SKIP_DOCTOR=1 starts although coca-mindspeed doctor finds fault
+EOF
+}
+
+# Run a command, or with --dry-run only show it.
+execute() {
+  show "$@"
+  "$DRY_RUN" || "$@"
+}
+
+show() {
+  local name=$1
+  shift
+  [[ $name == coca ]] && name=coca-mindspeed
+  printf '+ %q' "$name"
+  (($# == 0)) || printf ' %q' "$@"
+  printf '\n'
+}
+
+find_python() {
+  if [[ -z ${PYTHON:-} ]]; then
+    PYTHON=python3
+    [[ -x $REPOSITORY/.venv/bin/python ]] && PYTHON=$REPOSITORY/.venv/bin/python
+  fi
+  command -v "$PYTHON" >/dev/null || fail "PYTHON=$PYTHON: no such program"
+  export PYTHONPATH=$REPOSITORY${PYTHONPATH:+:$PYTHONPATH}
+}
+
+coca() {
+  "$PYTHON" -m coca_mindspeed.cli "$@"
+}
+
+# CANN's and ATB's scripts read variables that may not be set.
+source_if_there() {
+  local script
+  for script in "$@"; do
+    if [[ -f $script ]]; then
+      echo "+ source $script"
+      set +u
+      # shellcheck disable=SC1090  # where it is depends on the machine
+      source "$script"
+      set -u
+      return
+    fi
+  done
+}
+
+ascend_environment() {
+  local ascend=${ASCEND_INSTALL_PATH:-/usr/local/Ascend} library
+  source_if_there "$ascend/ascend-toolkit/set_env.sh" "$ascend/cann/set_env.sh"
+  source_if_there "$ascend/nnal/atb/set_env.sh"
+
+  # Ray's processes give memory back to the system with jemalloc; with glibc's malloc they only grow.
+  for library in "/usr/lib/$(uname -m)-linux-gnu/libjemalloc.so.2" /usr/lib64/libjemalloc.so.2 \
+    /usr/local/lib/libjemalloc.so.2; do
+    if [[ -f $library && ${LD_PRELOAD:-} != *jemalloc* ]]; then
+      export LD_PRELOAD=$library${LD_PRELOAD:+:$LD_PRELOAD}
+      break
+    fi
+  done
+  # Ray opens hundreds of sockets a worker; where the hard limit is lower, the doctor says so.
+  ulimit -n 32768 2>/dev/null || true
+
+  # Ray's workers get MindSpeed-RL's configs/envs/runtime_env.yaml on top of these.
+  export CUDA_DEVICE_MAX_CONNECTIONS=1                         # Megatron wants one queue, to order copies and kernels
+  export HCCL_CONNECT_TIMEOUT=${HCCL_CONNECT_TIMEOUT:-1800}    # loading weights can take one rank minutes longer
+  export HCCL_EXEC_TIMEOUT=${HCCL_EXEC_TIMEOUT:-3600}          # so can the longest response of a rollout
+  export HCCL_IF_BASE_PORT=${HCCL_IF_BASE_PORT:-24703}         # clear of the ports that Linux hands out by itself
+  export TASK_QUEUE_ENABLE=${TASK_QUEUE_ENABLE:-2}             # launch kernels from a queue of two levels
+  export VLLM_USE_V1=${VLLM_USE_V1:-1}                         # the engine that MindSpeed-RL's adapter is written for
+  export VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE=${VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE:-1} # faster sampling
+  export RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES=true # MindSpeed-RL chooses the device itself
+  export RAY_DEDUP_LOGS=0 HYDRA_FULL_ERROR=1                   # errors in full, from every rank
+}
+
+smoke() {
+  local run=$1 output=$2
+  shift 2
+  : "${output:=runs/smoke/$run-$(date +%Y%m%d-%H%M%S)}"
+  # The run's own YAML, scaled down; what is not named here is as in the run.  Ours come last, so that they win.
+  execute coca train "$run" "$@" \
+    model.path=null model.compute_dtype=float32 warm_up.steps=20 \
+    data.name=arithmetic data.train=null data.evaluate=null data.grader=exact data.grader_options={} data.epochs=null \
+    data.train_size=200 data.evaluate_size=16 \
+    rollout.prompts=8 rollout.group_size=4 rollout.max_prompt_tokens=64 rollout.max_new_tokens=24 \
+    trainer.steps=2 trainer.minibatches=1 trainer.threads=1 evaluation.interval=0 checkpoint.interval=0 \
+    logging.samples_interval=1 logging.wandb=null logging.swanlab=null --output "$output" --quiet
+}
+
+port_is_open() {
+  (exec 3<>"/dev/tcp/$1/$2") 2>/dev/null
+}
+
+# Stop what was started, the newest first; ray start --block takes its own processes with it, and nothing else.
+stop_children() {
+  local code=$? index
+  trap - EXIT
+  for ((index = ${#CHILDREN[@]} - 1; index >= 0; index--)); do
+    kill -TERM "${CHILDREN[index]}" 2>/dev/null || true
+    wait "${CHILDREN[index]}" 2>/dev/null || true
+  done
+  exit "$code"
+}
+
+# In the background, so that a signal to this script is acted upon at once.
+start_child() {
+  trap stop_children EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
+  "$@" &
+  CHILDREN+=($!)
+}
+
+# Run a command as a child and return its exit code.
+run_child() {
+  show "$@"
+  "$DRY_RUN" && return
+  start_child "$@"
+  wait_for_child
+}
+
+# Wait for the newest child; once it has ended, its number may be somebody else's.
+wait_for_child() {
+  local code=0
+  wait "${CHILDREN[-1]}" || code=$?
+  unset 'CHILDREN[-1]'
+  return "$code"
+}
+
+# Ray on this node, as a child of this script.
+start_ray() {
+  local role=$1 npus=$2
+  local -a command=("$PYTHON" -m ray.scripts.scripts start --block "--resources={\"NPU\": $npus}")
+  if [[ $role == head ]]; then
+    if port_is_open "$MASTER_ADDR" "$RAY_PORT" && ! "$DRY_RUN"; then
+      fail "$MASTER_ADDR:$RAY_PORT is taken, by another Ray perhaps; set RAY_PORT to a free port on every node"
+    fi
+    command+=(--head "--port=$RAY_PORT" "--node-ip-address=$MASTER_ADDR" --include-dashboard=false)
+  else
+    command+=("--address=$MASTER_ADDR:$RAY_PORT")
+  fi
+  show "${command[@]}"
+  "$DRY_RUN" || start_child "${command[@]}"
+}
+
+join_cluster() {
+  local npus=$1 waited=0
+  until "$DRY_RUN" || port_is_open "$MASTER_ADDR" "$RAY_PORT"; do
+    ((waited < CLUSTER_TIMEOUT)) || fail "no Ray head at $MASTER_ADDR:$RAY_PORT after $CLUSTER_TIMEOUT seconds"
+    sleep 2
+    waited=$((waited + 2))
+  done
+  start_ray worker "$npus"
+  "$DRY_RUN" && return
+  wait_for_child || true # it ends when the head does
+  echo "launch: the head has ended the cluster; it has the training's exit code"
+}
+
+# The stages that are still to do (sequential has two, the others one), each through MindSpeed-RL.
+train_stages() {
+  local run=$1 output=$2 stages=$3 stage how file
+  shift 3
+  local -a resume_flag
+  while read -r stage how; do
+    [[ -n $stage ]] || continue
+    file=$output/stage$stage/mindspeed_rl.yaml
+    resume_flag=()
+    [[ $how == resume ]] && resume_flag=(--resume)
+    execute coca check "$run" "$@" --output "$output" --stage "$stage" "${resume_flag[@]}" --quiet --write "$file"
+    run_child "$PYTHON" -m coca_mindspeed.mindspeed.driver "$file"
+  done <<<"$stages"
+}
+
+launch() {
+  local run=$1 mode=train resume=false output=
+  shift
+  local -a overrides=()
+  while (($#)); do
+    case $1 in
+      --dry-run) DRY_RUN=true ;;
+      --smoke) mode=smoke ;;
+      --resume) resume=true ;;
+      --output)
+        (($# > 1)) || fail "--output needs a directory"
+        output=$2
+        shift
+        ;;
+      -h | --help) usage "$run" && return ;;
+      -*) fail "unknown option $1 (--help lists them)" ;;
+      *=*) overrides+=("$1") ;;
+      *) fail "expected KEY=VALUE, found $1 (--help explains)" ;;
+    esac
+    shift
+  done
+  cd "$REPOSITORY" || exit
+  find_python
+  if [[ $mode == smoke ]]; then
+    "$resume" && fail "--smoke starts afresh; it has nothing to resume"
+    smoke "$run" "$output" "${overrides[@]}"
+    return
+  fi
+  train_on_ascend "$run" "${output:-runs/$run}" "$resume" "${overrides[@]}"
+}
+
+train_on_ascend() {
+  local run=$1 output=$2 resume=$3 npus plan stages=
+  shift 3
+  local -a overrides=("$@")
+  local nodes=${NNODES:-1} rank=${NODE_RANK:-0}
+  [[ $nodes =~ ^[1-9][0-9]*$ ]] || fail "NNODES=$nodes: expected a number from 1 on"
+  if [[ ! $rank =~ ^[0-9]+$ ]] || ((rank >= nodes)); then
+    fail "NODE_RANK=$rank: expected a number from 0 to $((nodes - 1))"
+  fi
+  if ((nodes > 1)); then
+    [[ -n ${MASTER_ADDR:-} ]] || fail "NNODES=$nodes needs MASTER_ADDR, the address of the node with NODE_RANK=0"
+    overrides+=("hardware.nodes=$nodes")
+  fi
+  : "${MASTER_ADDR:=127.0.0.1}"
+  if ((rank == 0)); then
+    local -a resume_flag=()
+    "$resume" && resume_flag=(--resume)
+    plan=$(mktemp)
+    if ! coca check "$run" "${overrides[@]}" --output "$output" "${resume_flag[@]}" --for-script "$plan"; then
+      rm -f "$plan"
+      exit 1
+    fi
+    npus=$(sed -n 's/^npus_per_node //p' "$plan")
+    stages=$(sed -n 's/^stage //p' "$plan")
+    rm -f "$plan"
+  else
+    coca check "$run" "${overrides[@]}"
+    npus=$(coca config get "$run" hardware.npus_per_node "${overrides[@]}")
+  fi
+
+  if ((rank == 0)) && [[ -z $stages ]]; then
+    echo "launch: every iteration of $output is done"
+    return
+  fi
+  ascend_environment
+  echo "+ coca-mindspeed doctor $run ${overrides[*]}"
+  if ! "$DRY_RUN" && [[ -z ${SKIP_DOCTOR:-} ]] && ! coca doctor "$run" "${overrides[@]}" --only-problems; then
+    fail "this machine is not ready for $run (above: what is missing and how to get it).
+Without NPUs, the same configuration runs on the tiny model:  bash ${0} --smoke"
+  fi
+
+  if ((rank > 0)); then
+    join_cluster "$npus"
+    return
+  fi
+  start_ray head "$npus"
+  export RAY_ADDRESS=$MASTER_ADDR:$RAY_PORT
+  execute "$PYTHON" -m coca_mindspeed.mindspeed.cluster --npus $((nodes * npus)) --timeout "$CLUSTER_TIMEOUT"
+  train_stages "$run" "$output" "$stages" "${overrides[@]}"
+}

@@ -1,0 +1,24 @@
+"""Epochs become steps, in both engines by the same rule."""
+
+import pytest
+
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.steps import training_rows, with_steps
+from coca_mindspeed.errors import ConfigError
+
+
+def test_epochs_decide_where_they_are_given():
+    run = compose_run("demo", ["data.epochs=0.5"]).run
+    assert with_steps(run, 50_000).trainer.steps == 390  # 25,000 questions, 64 a step, what is left over is not used
+    assert with_steps(run, 50_000).rollout == run.rollout
+    plain = compose_run("demo").run
+    assert with_steps(plain, 50_000) is plain
+    with pytest.raises(ConfigError, match=r"data\.epochs=0\.5: 0\.5 x 100 questions are less than one step"):
+        with_steps(run, 100)
+
+
+def test_where_the_number_of_questions_is_from(tmp_path):
+    assert training_rows(compose_run("demo").run.data) == (50_000, "data.train_size")
+    absent = compose_run("qwen25_7b_910b", [f"data.train={tmp_path / 'none.jsonl'}"]).run.data
+    assert training_rows(absent)[0] == 251_122
+    assert "not here" in training_rows(absent)[1]

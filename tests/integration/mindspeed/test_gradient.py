@@ -1,0 +1,207 @@
+"""The gradient of MindSpeed-RL's real training engine under our loss is that of the local engine.
+
+One mini-batch, sampled by the local engine from the tiny model, with old log-probabilities moved so far that the clip
+bites.  The reference is the local engine's own update; the engine under test is Megatron's model in float32, in one
+process or two, cut into microbatches in different ways.  It does not show anything about bfloat16 or an NPU.
+"""
+
+import dataclasses
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
+
+from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.data.arithmetic import arithmetic_records
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.verdict import Outcome, Verdict
+from coca_mindspeed.local.experience import Experience, respond_and_grade, reward_and_advantage
+from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.update import update_policy
+from coca_mindspeed.mindspeed import columns, driver
+from coca_mindspeed.mindspeed.settings import VARIABLE, coca_settings
+from tests.integration.mindspeed import tiny
+from tests.integration.mindspeed.environment import needs_mindspeed, run_ranks
+
+pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(900)]
+
+PROMPTS, GROUP = 4, 8
+SEGMENTS = ("both", "confidence", "answer")
+
+
+@dataclasses.dataclass
+class Case:
+    directory: Path
+    policy: Policy
+    experiences: dict[str, Experience]
+
+
+class _EvenIsRight:
+    """Right if the answer's digits add up to an even number: an untrained model gets both verdicts in every group."""
+
+    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        sums = [sum(map(int, filter(str.isdigit, answer))) for answer in answers]
+        return [Verdict(Outcome.WRONG if total % 2 else Outcome.RIGHT) for total in sums]
+
+    def close(self) -> None: ...
+
+
+class _KeepGradient(torch.optim.SGD):
+    """An optimizer that remembers the gradient instead of taking a step."""
+
+    def step(self, closure: Any = None) -> None:
+        self.kept = [p.grad.clone() for group in self.param_groups for p in group["params"]]
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    directory = tmp_path_factory.mktemp("gradient")
+    (directory / "model").mkdir()
+    policy = tiny.write_model(directory / "model", warm_up_steps=150)
+    tiny.write_questions(directory, train=64)
+    run = _run_config("sum")
+    method = training_method("coca")
+    generator = torch.Generator().manual_seed(0)
+    records = arithmetic_records(PROMPTS, "train", 1)
+    graded = respond_and_grade(
+        policy, records, _EvenIsRight(), method, run.method, run.rollout, generator, group_size=GROUP
+    )
+    noise = torch.randn(graded.samples.log_probs.shape, generator=generator)
+    samples = dataclasses.replace(graded.samples, log_probs=graded.samples.log_probs + 0.3 * noise)
+    graded = dataclasses.replace(graded, samples=samples)
+    both = reward_and_advantage(graded, method, run.method, 0, policy.device)
+    of = {
+        "both": both.advantages,
+        "confidence": torch.where(both.masks.confidence, both.advantages, 0.0),
+        "answer": torch.where(both.masks.answer, both.advantages, 0.0),
+    }
+    return Case(directory, policy, {k: dataclasses.replace(both, advantages=v) for k, v in of.items()})
+
+
+def _run_config(aggregation: str) -> Any:
+    return compose_run(
+        "demo",
+        [
+            f"rollout.prompts={PROMPTS}",
+            f"rollout.group_size={GROUP}",
+            "trainer.minibatches=1",
+            "trainer.share_prompts=false",
+            "optimizer.grad_clip=1e9",
+            f"method.loss_aggregation={aggregation}",
+        ],
+    ).run
+
+
+def _reference(case: Case, segment: str, aggregation: str) -> dict[str, torch.Tensor]:
+    """The local engine's gradient by Hugging Face name."""
+    optimizer = _KeepGradient(case.policy.model.parameters(), lr=0.0)
+    update_policy(case.policy, case.experiences[segment], optimizer, 0.0, _run_config(aggregation))
+    names = [name for name, _ in case.policy.model.named_parameters()]
+    return dict(zip(names, optimizer.kept, strict=True))
+
+
+def _dock_batch(case: Case, segment: str) -> dict[str, torch.Tensor]:
+    """The same experience as MindSpeed-RL's training engine is given it."""
+    experience = case.experiences[segment]
+    samples = experience.graded.samples
+    prompts = [torch.tensor(samples.prompts[row // GROUP]) for row in range(PROMPTS * GROUP)]
+    responses = [row[:n] for row, n in zip(samples.token_ids, samples.lengths.tolist(), strict=True)]
+    inputs = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
+    eos = case.policy.eos_ids[0]
+    return {
+        "input_ids": torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True, padding_value=eos),
+        "responses": torch.nn.utils.rnn.pad_sequence(responses, batch_first=True, padding_value=eos),
+        "prompt_length": torch.tensor([[len(p)] for p in prompts], dtype=torch.int32),
+        "response_length": samples.lengths[:, None].int(),
+        "advantages": experience.advantages.contiguous(),
+        "old_log_prob": samples.log_probs.contiguous(),
+        columns.CONFIDENCE_LENGTH: experience.graded.tokens_to_confidence[:, None].int(),
+        columns.ROLLOUT_LOG_PROBS: samples.log_probs.clone(),
+    }
+
+
+FLASH = {"use_flash_attn": True}
+PACKED: dict[str, dict[str, Any]] = {
+    "rl_config": {"use_remove_padding": True},
+    "megatron_training": {**FLASH, "reset_attention_mask": True, "no_pad_to_seq_lengths": True},
+}
+LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "one plain batch": (1, "sum", {}),
+    "microbatches": (1, "token_mean", {"actor_config": {"micro_batch_size": 8}}),
+    "dynamic batch size": (
+        1,
+        "segment_mean",
+        {
+            "rl_config": {
+                "use_dynamic_bsz": True,
+                "update_max_packing_token_size": 96,
+                "actor_max_packing_token_size": 96,
+            }
+        },
+    ),
+    "packed": (1, "token_mean", PACKED | {"actor_config": {"micro_batch_size": 8}}),
+    "CP2": (
+        2,
+        "sum",
+        {"actor_config": {"context_parallel_size": 2, "micro_batch_size": 8}, "megatron_training": FLASH},
+    ),
+    "TP2": (2, "sum", {"actor_config": {"tensor_model_parallel_size": 2}}),
+    "PP2": (2, "token_mean", {"actor_config": {"pipeline_model_parallel_size": 2, "micro_batch_size": 8}}),
+    "DP2": (2, "segment_mean", {"actor_config": {"micro_batch_size": 16}}),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradient_is_that_of_the_local_engine(case: Case, layout: str) -> None:
+    ranks, aggregation, changes = LAYOUTS[layout]
+    found = _engine(case, layout.replace(" ", "_"), ranks, aggregation, changes)
+    assert int(found["reference_models"]) == 0
+    assert float(found["rollout_gap"]) < 1e-4
+    for segment in SEGMENTS:
+        wanted = _reference(case, segment, aggregation)
+        total = torch.cat([g.flatten() for g in wanted.values()]).norm()
+        assert total > 1e-3, segment
+        for name, gradient in wanted.items():
+            difference = (found[f"{segment}/{name}"] - gradient).norm() / total
+            assert difference < 1e-4, (segment, name, float(difference))
+
+
+def _engine(
+    case: Case, name: str, ranks: int, aggregation: str, changes: dict[str, dict[str, Any]]
+) -> dict[str, torch.Tensor]:
+    directory = case.directory / name
+    directory.mkdir()
+    config = tiny.configuration(case.directory)
+    for section, values in {
+        "megatron_training": {"global_batch_size": PROMPTS},
+        "rl_config": {"mini_batch_size": PROMPTS, "n_samples_per_prompt": GROUP},
+    }.items():
+        config[section] |= values
+    for section, values in changes.items():
+        config[section] |= values
+    config["rl_config"]["actor_resource"] = {"num_npus": ranks}
+    coca = config.pop("coca") | {"loss_aggregation": aggregation}
+    settings = driver.process_settings(coca_settings(coca), OmegaConf.create(config), driver.homes(os.environ))
+    batches = {}
+    for segment in SEGMENTS:
+        batches[segment] = str(directory / f"{segment}.safetensors")
+        save_file(_dock_batch(case, segment), batches[segment])
+    job = directory / "job.json"
+    output = directory / "found.safetensors"
+    prompts = [list(p) for p in case.experiences["both"].graded.samples.prompts]
+    job.write_text(json.dumps({"config": config, "batches": batches, "prompts": prompts, "output": str(output)}))
+    run_ranks(
+        "tests.integration.mindspeed.engine_rank",
+        job,
+        ranks,
+        directory / "log",
+        **{VARIABLE: settings.model_dump_json()},
+    )
+    return load_file(output)

@@ -1,0 +1,151 @@
+"""Nothing that ``coca-mindspeed check`` lets pass is refused by MindSpeed-RL's own config classes and validation.
+
+They are loaded from the real sources with their imports of Ray, Megatron and the NPU left out: they are arithmetic.
+"""
+
+import importlib.util
+import itertools
+import os
+import random
+import sys
+from copy import deepcopy
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from coca_mindspeed.config.compose import compose_run, ready_made_runs
+from coca_mindspeed.config.facts import read_facts
+from coca_mindspeed.config.plan import make_plan
+from coca_mindspeed.config.rules import violations
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.mindspeed.run_file import StageFiles, mindspeed_values
+
+HOME = os.environ.get("MINDSPEED_RL_HOME")
+pytestmark = pytest.mark.skipif(HOME is None, reason="MINDSPEED_RL_HOME is not set")
+
+ON_ASCEND = [name for name in ready_made_runs() if "_910" in name]
+
+
+class Upstream:
+    """MindSpeed-RL's ``parse_training_config``, as far as it concerns numbers."""
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.nodes = 1
+        utilities, more = ModuleType("mindspeed_rl.utils"), ModuleType("mindspeed_rl.utils.utils")
+        utilities.Loggers = lambda _name: None  # type: ignore[attr-defined]
+        more.get_node_nums = lambda: self.nodes  # type: ignore[attr-defined]
+        package, configs = ModuleType("mindspeed_rl"), ModuleType("mindspeed_rl.config_cls")
+        package.__path__, configs.__path__ = [], []
+        for module in (package, configs, utilities, more):
+            monkeypatch.setitem(sys.modules, module.__name__, module)
+        self.modules = {}
+        for name in ("base_config", "megatron_config", "rl_config", "generate_config", "validate_config"):
+            full = f"mindspeed_rl.config_cls.{name}"
+            path = root / "mindspeed_rl" / "config_cls" / f"{name}.py"
+            spec = importlib.util.spec_from_file_location(full, path)
+            assert spec is not None
+            assert spec.loader is not None
+            module = importlib.util.module_from_spec(spec)
+            monkeypatch.setitem(sys.modules, full, module)
+            spec.loader.exec_module(module)
+            self.modules[name] = module
+
+    def validate(self, values: dict[str, Any], nodes: int) -> None:
+        self.nodes = nodes
+        config = OmegaConf.create(deepcopy(values))
+        actor = self.modules["megatron_config"].MegatronConfig(
+            {**config.megatron_training, **config.actor_config}, config.model
+        )
+        rl = self.modules["rl_config"].RLConfig(config.rl_config)
+        generate = self.modules["generate_config"].GenerateConfig(config.generate_config)
+        self.modules["validate_config"].validate_rl_args(actor, actor, actor, rl, generate)
+
+
+@pytest.fixture
+def upstream(monkeypatch: pytest.MonkeyPatch) -> Upstream:
+    return Upstream(Path(str(HOME)), monkeypatch)
+
+
+def _values(run: RunConfig) -> dict[str, Any]:
+    return mindspeed_values(run, make_plan(run), StageFiles(Path("runs/x")))
+
+
+@pytest.mark.parametrize("name", ON_ASCEND)
+@pytest.mark.parametrize("override", ["seed=0", "hardware.nodes=2", "trainer.minibatches=4", "logging.wandb=coca"])
+def test_ready_made_runs_pass_upstream(upstream: Upstream, name: str, override: str) -> None:
+    run = compose_run(name, [override]).run
+    upstream.validate(_values(run), run.hardware.nodes)
+
+
+def test_upstream_refuses_what_we_refuse(upstream: Upstream) -> None:
+    for section, key, value in (
+        ("actor_config", "micro_batch_size", 3),
+        ("actor_config", "tensor_model_parallel_size", 3),
+        ("generate_config", "infer_pipeline_parallel_size", 2),
+        ("generate_config", "max_model_len", 4096),
+        ("generate_config", "dtype", "float16"),
+        ("megatron_training", "reset_attention_mask", False),
+        ("rl_config", "verifier_weight", [1.0, 1.0]),
+        ("rl_config", "no_such_key", 1),
+    ):
+        values = _values(compose_run("qwen25_7b_910b").run)
+        values[section][key] = value
+        with pytest.raises(ValueError, match=r".+"):
+            upstream.validate(values, 1)
+
+
+def test_what_passes_here_passes_there(upstream: Upstream) -> None:
+    base = compose_run("qwen25_7b_910b").run
+    template, draw = _values(base), random.Random(0)
+    choices = {
+        ("actor_config", "tensor_model_parallel_size"): [1, 2, 3, 4, 8],
+        ("actor_config", "pipeline_model_parallel_size"): [1, 2, 4],
+        ("actor_config", "micro_batch_size"): [1, 2, 3, 16, 256],
+        ("generate_config", "infer_tensor_parallel_size"): [1, 2, 4, 8],
+        ("megatron_training", "global_batch_size"): [8, 12, 64, 100, 128],
+        ("rl_config", "mini_batch_size"): [4, 8, 64],
+        ("rl_config", "n_samples_per_prompt"): [2, 8, 16],
+        ("rl_config", "actor_update_dispatch_size"): [None, 16, 64, 512],
+        ("rl_config", "actor_logprob_dispatch_size"): [None, 16, 100, 2048],
+        ("rl_config", "adv_dispatch_size"): [None, 16, 48, 4096],
+        ("rl_config", "reward_dispatch_size"): [None, 16, 512],
+        ("rl_config", "actor_rollout_dispatch_size"): [None, 8, 24],
+    }
+    passed = refused = 0
+    for nodes in itertools.islice(itertools.cycle([1, 2]), 3000):
+        values = deepcopy(template)
+        values["rl_config"]["actor_resource"]["num_npus"] = 8 * nodes
+        for (section, key), options in choices.items():
+            values[section][key] = draw.choice(options)
+        hardware = base.hardware.model_copy(update={"nodes": nodes})
+        facts = read_facts(base.model_copy(update={"mindspeed_rl": values, "hardware": hardware}))
+        if violations(facts):
+            refused += 1
+            continue
+        passed += 1
+        upstream.validate(values, nodes)
+    assert passed > 20
+    assert refused > 20
+
+
+def test_llama_has_the_names_of_the_general_adaptor(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = Path(str(HOME)) / "mindspeed_rl" / "workers" / "resharding" / "weight_adaptor.py"
+    spec = importlib.util.spec_from_file_location("weight_adaptor", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert "LlamaForCausalLM" not in module.WEIGHT_ADAPTOR_REGISTRY  # once it is there, our hook can go
+    adaptor = module.MegatronVLLMWeightAdaptor(SimpleNamespace(lora_target_modules=[]))
+    for vllm, megatron in (
+        ("model.embed_tokens.weight", "embedding.word_embeddings.weight"),
+        ("model.layers.3.self_attn.qkv_proj.weight", "decoder.layers.3.self_attention.linear_qkv.weight"),
+        ("model.layers.3.mlp.gate_up_proj.weight", "decoder.layers.3.mlp.linear_fc1.weight"),
+        ("model.layers.3.post_attention_layernorm.weight", "decoder.layers.3.pre_mlp_layernorm.weight"),
+        ("model.norm.weight", "decoder.final_layernorm.weight"),
+        ("lm_head.weight", "output_layer.weight"),
+    ):
+        assert adaptor.replace_name_i2t(vllm) == megatron

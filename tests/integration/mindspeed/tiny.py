@@ -1,0 +1,180 @@
+"""A tiny model, easy arithmetic, and a MindSpeed-RL configuration for them, written to a folder."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.schema import WarmUpConfig
+from coca_mindspeed.data.arithmetic import arithmetic_records
+from coca_mindspeed.data.records import write_records
+from coca_mindspeed.local.policy import Policy, load_policy
+from coca_mindspeed.local.tiny_model import EOS, tiny_tokenizer, write_tiny_model
+from coca_mindspeed.local.warm_up import warm_up
+from coca_mindspeed.tokenization import token_text
+
+
+def write_model(directory: Path, *, seed: int = 0, warm_up_steps: int = 0) -> Policy:
+    """Write the tiny model, warmed up into one that answers and is too sure of itself; EOS also pads.
+
+    MindSpeed-RL takes EOS for padding where the pad token's id is 0, as the tiny tokenizer's is, so both engines are
+    given the tokenizer that this amounts to.
+    """
+    write_tiny_model(directory, seed)
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token = EOS
+    tokenizer.save_pretrained(directory)
+    run = compose_run("demo", [f"model.path={directory}", f"seed={seed}"]).run
+    policy = load_policy(directory, run.model, torch.device("cpu"))
+    policy = Policy(
+        model=policy.model,
+        tokenizer=tokenizer,
+        text=token_text(tokenizer, policy.model.config.vocab_size),
+        eos_ids=(tokenizer.eos_token_id,),
+        pad_id=tokenizer.eos_token_id,
+    )
+    if warm_up_steps:
+        records = arithmetic_records(4000, "train", seed)
+        warm_up(policy, records, training_method("coca"), WarmUpConfig(steps=warm_up_steps), seed)
+        policy.model.save_pretrained(directory)
+    return policy
+
+
+def write_questions(directory: Path, *, seed: int = 0, train: int = 4000, evaluate: int = 128) -> None:
+    """Write ``train.jsonl`` and ``eval.jsonl``."""
+    write_records(directory / "train.jsonl", arithmetic_records(train, "train", seed))
+    write_records(directory / "eval.jsonl", arithmetic_records(evaluate, "evaluate", seed))
+
+
+def configuration(directory: Path, **changes: dict[str, Any]) -> dict[str, Any]:
+    """A configuration for the model in ``directory/model``; ``changes`` update whole sections key by key."""
+    hf = json.loads((directory / "model" / "config.json").read_text())
+    config: dict[str, Any] = {
+        "megatron_training": {
+            "model": "tiny",
+            "use_mcore_models": True,
+            "no_masked_softmax_fusion": True,
+            "attention_softmax_in_fp32": True,
+            "no_gradient_accumulation_fusion": True,
+            "bf16": True,
+            "tokenizer_type": "PretrainedFromHF",
+            "tokenizer_name_or_path": str(directory / "model"),
+            "global_batch_size": 16,
+            "seq_length": 64,
+            "save_interval": 1000,
+            "train_iters": 2,
+            "stage": "ray_grpo",
+            "attention_dropout": 0.0,
+            "hidden_dropout": 0.0,
+            "distributed_backend": "gloo",
+            "no_shared_storage": True,
+            "dataset_additional_keys": ["coca_record"],
+            "data_path": str(directory / "train.jsonl"),
+            "split": "100,0,0",
+            "seed": 1,
+        },
+        "model": {
+            "tiny": {
+                "use_mcore_models": True,
+                "num_layers": hf["num_hidden_layers"],
+                "hidden_size": hf["hidden_size"],
+                "ffn_hidden_size": hf["intermediate_size"],
+                "num_attention_heads": hf["num_attention_heads"],
+                "group_query_attention": True,
+                "num_query_groups": hf["num_key_value_heads"],
+                "rotary_base": int(hf["rope_theta"]),
+                "max_position_embeddings": hf["max_position_embeddings"],
+                "make_vocab_size_divisible_by": 1,
+                "padded_vocab_size": hf["vocab_size"],
+                "untie_embeddings_and_output_weights": not hf["tie_word_embeddings"],
+                "add_qkv_bias": True,
+                "disable_bias_linear": True,
+                "position_embedding_type": "rope",
+                "norm_epsilon": 1.0e-6,
+                "normalization": "RMSNorm",
+                "swiglu": True,
+            }
+        },
+        "actor_config": {
+            "model": "tiny",
+            "micro_batch_size": 32,
+            "tensor_model_parallel_size": 1,
+            "pipeline_model_parallel_size": 1,
+            "lr": 5.0e-4,
+            "lr_decay_style": "constant",
+            "min_lr": 0.0,
+            "weight_decay": 0.0,
+            "lr_warmup_fraction": 0.0,
+            "clip_grad": 1.0,
+            "adam_beta1": 0.9,
+            "adam_beta2": 0.95,
+            "finetune": True,
+            "no_load_optim": True,
+            "no_load_rng": True,
+            "save": str(directory / "checkpoints"),
+        },
+        "rl_config": {
+            "use_integrated_worker": True,
+            "blocking": True,
+            "guarantee_order": False,
+            "adv_estimator": "group_norm",
+            "init_kl_coef": 0.0,
+            "mini_batch_size": 16,
+            "max_prompt_length": 32,
+            "epochs": 1,
+            "clip_ratio": 0.2,
+            "n_samples_per_prompt": 8,
+            "rule_reward": True,
+            "verifier_function": ["coca_exact"],
+            "verifier_weight": [1.0],
+            "num_cpus_for_local_task": 1,
+            "num_cpus_for_placement_group": 1,
+            "zmq_communication": False,
+            "use_tensorboard": False,
+            "actor_resource": {"num_npus": 1},
+        },
+        "generate_config": {
+            "trust_remote_code": False,
+            "offload_train_optimizer": False,
+            "offload_train_grad": False,
+            "offload_train_param": False,
+            "infer_tensor_parallel_size": 1,
+            "infer_pipeline_parallel_size": 1,
+            "infer_expert_parallel_size": 1,
+            "max_num_seqs": 64,
+            "max_model_len": 64,
+            "dtype": "bfloat16",
+            "sampling_config": {
+                "logprobs": 1,
+                "max_tokens": 16,
+                "top_p": 1.0,
+                "top_k": -1,
+                "min_p": 0.0,
+                "temperature": 1.0,
+                "detokenize": False,
+            },
+        },
+        "coca": {
+            "platform": "host",
+            "confidence_decimals": 2,
+            "advantage_eps": 0.05,
+            "max_confidence_tokens": 6,
+            "output_dir": str(directory / "output"),
+            "stall_timeout": 240,
+            "host": {"initial_weights": str(directory / "model")},
+        },
+    }
+    for section, values in changes.items():
+        config[section] = {**config.get(section, {}), **values}
+    return config
+
+
+def write_configuration(path: Path, config: dict[str, Any]) -> Path:
+    """Write ``config`` as YAML; returns ``path``."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    return path

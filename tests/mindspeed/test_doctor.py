@@ -1,0 +1,234 @@
+"""The doctor on machines made of folders: a good one, and everything that can be wrong with it, one thing at a time."""
+
+import json
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from coca_mindspeed.commands import doctor as command
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.mindspeed import doctor
+from coca_mindspeed.mindspeed.machine import Machine, git_commit, megatron_version
+from coca_mindspeed.mindspeed.manifest import ManifestError
+from coca_mindspeed.mindspeed.megatron_checkpoint import checkpoint_layout, newest_iteration
+from coca_mindspeed.mindspeed.releases import STACKS, is_version
+
+
+class FakeMachine(Machine):
+    """A machine with the packages of release 2.3.0."""
+
+    packages: ClassVar[dict[str, str]] = dict(STACKS["2.3.0"].packages)
+
+    def package_version(self, name: str) -> str | None:
+        return self.packages.get(name)
+
+    def open_files(self) -> int:
+        return 65536
+
+
+def write(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def checkpoint(directory: Path, tp: int, pp: int = 1, iteration: str = "release") -> Path:
+    folder = "release" if iteration == "release" else f"iter_{int(iteration):07d}"
+    write(directory / "latest_checkpointed_iteration.txt", iteration)
+    for t in range(tp):
+        for p in range(pp):
+            name = f"mp_rank_{t:02d}" if pp == 1 else f"mp_rank_{t:02d}_{p:03d}"
+            write(directory / folder / name / "model_optim_rng.pt")
+    return directory
+
+
+@pytest.fixture
+def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeMachine, RunConfig]:
+    """A machine on which nothing is missing, and a run that fits it."""
+    root = tmp_path / "root"
+    write(root / "usr/local/Ascend/driver/version.info", "Version=25.3.0.1\nPackage=1\n")
+    cann = root / "cann"
+    write(cann / "aarch64-linux" / "ascend_toolkit_install.info", "package_name=Ascend-cann-toolkit\nversion=8.5.0\n")
+    for index in range(8):
+        write(root / "dev" / f"davinci{index}")
+    write(root / "dev" / "davinci_manager")
+    homes = {name: tmp_path / name for name in doctor.HOMES}
+    write(homes["MEGATRON_HOME"] / "megatron/core/package_info.py", "MAJOR = 0\nMINOR = 12\nPATCH = 1\n")
+    for variable, package, commit in (
+        ("MINDSPEED_HOME", "mindspeed", STACKS["2.3.0"].mindspeed),
+        ("MINDSPEED_LLM_HOME", "mindspeed_llm", STACKS["2.3.0"].mindspeed_llm),
+    ):
+        (homes[variable] / package).mkdir(parents=True)
+        write(homes[variable] / ".git/HEAD", commit + "0" * 33 + "\n")
+
+    def matching(root: Path) -> object:
+        if root != homes["MINDSPEED_RL_HOME"]:
+            raise ManifestError("the MindSpeed-RL is not a supported one: cli.train_grpo:train differs")
+        return type("Manifest", (), {"release": "2.3.0"})()
+
+    monkeypatch.setattr(doctor, "matching_manifest", matching)
+    environment = {
+        **{name: str(path) for name, path in homes.items()},
+        "ASCEND_TOOLKIT_HOME": str(cann),
+        "ATB_HOME_PATH": "/atb",
+        "LD_PRELOAD": str(write(root / "libjemalloc.so.2")),
+        "HCCL_SOCKET_IFNAME": socket.if_nameindex()[0][1],
+    }
+    run = compose_run("qwen25_7b_910b").run
+    shapes = run.model.architecture
+    assert shapes is not None
+    model = tmp_path / "model"
+    config = {key: getattr(shapes, name) for name, key in doctor._HF_KEYS.items()}
+    write(model / "config.json", json.dumps(config))
+    train = write(tmp_path / "train.jsonl", '{"question": "q", "answer": "a"}\n' * 200)
+    overrides = [
+        *(f"model.path={model}", f"model.megatron_path={checkpoint(tmp_path / 'weights', 4)}"),
+        *(f"data.train={train}", f"data.evaluate={train}"),
+    ]
+    return FakeMachine(environment, root), compose_run("qwen25_7b_910b", overrides).run
+
+
+def problems(machine: Machine, run: RunConfig | None) -> dict[str, str]:
+    return {finding.name: finding.fix for finding in doctor.examine_machine(machine, run) if not finding.ok}
+
+
+def test_a_good_machine_is_well(good):
+    machine, run = good
+    findings = doctor.examine_machine(machine, run)
+    assert problems(machine, run) == {}
+    names = [finding.name for finding in findings]
+    for wanted in (
+        "NPU driver",
+        "CANN",
+        "torch_npu",
+        "vllm_ascend",
+        "ray",
+        "Megatron-LM",
+        "weights",
+        "data.train",
+        "plan",
+    ):
+        assert wanted in names
+    assert problems(machine, None) == {}
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "name", "fix"),
+    [
+        ("ASCEND_TOOLKIT_HOME", "/nowhere", "CANN", "install CANN 8.5.0"),
+        ("ATB_HOME_PATH", "", "ATB (NNAL)", "nnal"),
+        ("LD_PRELOAD", "", "jemalloc", "libjemalloc2"),
+        ("LD_PRELOAD", "/nowhere/libjemalloc.so.2", "jemalloc", "libjemalloc2"),
+        ("HCCL_SOCKET_IFNAME", "eth99", "HCCL_SOCKET_IFNAME", "export HCCL_SOCKET_IFNAME=one of"),
+        ("MINDSPEED_RL_HOME", "/edited", "MindSpeed-RL", "cli.train_grpo:train differs"),
+        ("MINDSPEED_RL_HOME", "", "MindSpeed-RL", "set MINDSPEED_RL_HOME"),
+        ("MEGATRON_HOME", "", "megatron", "set MEGATRON_HOME"),
+        ("MINDSPEED_HOME", "/nowhere", "mindspeed", "set MINDSPEED_HOME"),
+    ],
+)
+def test_one_thing_wrong_in_the_environment(good, variable, value, name, fix):
+    machine, run = good
+    found = problems(replace(machine, environment={**machine.environment, variable: value}), run)
+    assert list(found) == [name]
+    assert fix in found[name]
+
+
+def test_versions_that_do_not_belong_together(good, monkeypatch):
+    machine, run = good
+    wrong = {**FakeMachine.packages, "torch_npu": "2.6.0", "vllm": "0.11.0", "triton-ascend": "3.2.0"}
+    monkeypatch.setattr(FakeMachine, "packages", wrong)
+    found = problems(machine, run)
+    assert set(found) == {"torch_npu", "vllm", "triton-ascend"}
+    assert "pip uninstall triton-ascend" in found["triton-ascend"]
+
+
+def test_files_of_the_machine(good):
+    machine, run = good
+    write(machine.root / "usr/local/Ascend/driver/version.info", "Version=24.1.0\n")
+    (machine.root / "dev/davinci7").unlink()
+    write(Path(machine.environment["MEGATRON_HOME"]) / "megatron/core/package_info.py", "MAJOR=0\nMINOR=8\nPATCH=0\n")
+    write(Path(machine.environment["MINDSPEED_LLM_HOME"]) / ".git/HEAD", "ref: refs/heads/master\n")
+    write(Path(machine.environment["MINDSPEED_LLM_HOME"]) / ".git/refs/heads/master", "f" * 40 + "\n")
+    found = problems(machine, run)
+    assert set(found) == {"NPU driver", "NPUs", "Megatron-LM", "mindspeed_llm"}
+    assert found["mindspeed_llm"].startswith("git checkout 62d4640")
+
+
+def test_what_the_run_needs(good, tmp_path):
+    machine, run = good
+    checkpoint(tmp_path / "weights", 4, 2)
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    write(tmp_path / "model/config.json", json.dumps({**config, "hidden_size": 5}))
+    (tmp_path / "train.jsonl").unlink()
+    found = problems(machine, run)
+    assert set(found) == {"weights", "model.path", "data.train", "data.evaluate"}
+    assert "hidden_size is 5, model.architecture.hidden 3584" in found["model.path"]
+    assert "convert_weights.sh hf2mcore" in found["weights"]
+    refused = run.model_copy(update={"hardware": run.hardware.model_copy(update={"memory_gib": 20.0})})
+    assert "training needs about" in problems(machine, refused)["plan"]
+
+
+def test_several_nodes_need_named_interfaces(good):
+    machine, run = good
+    two = run.model_copy(update={"hardware": run.hardware.model_copy(update={"nodes": 2})})
+    assert "GLOO_SOCKET_IFNAME" in problems(machine, two)
+
+
+def test_this_machine_is_told_the_truth(capsys):
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    assert command.run(parser.parse_args(["qwen25_7b_910b", "--only-problems"])) in (0, 1)
+    assert "as wanted" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "same"),
+    [
+        ("2.5.1", "2.5.1", True),
+        ("2.5.1.post1", "2.5.1", True),
+        ("2.5.1+cpu", "2.5.1", True),
+        ("0.9.1rc2", "0.9.1", True),
+        ("2.5.10", "2.5.1", False),
+        ("2.5", "2.5.1", False),
+        ("12.5.1", "2.5.1", False),
+    ],
+)
+def test_builds_of_a_version(found, wanted, same):
+    assert is_version(found, wanted) is same
+
+
+def test_layouts_of_checkpoints(tmp_path):
+    layout = checkpoint_layout(checkpoint(tmp_path / "a", 2, 2, "20"))
+    assert (layout.tp, layout.pp) == (2, 2)
+    assert newest_iteration(tmp_path / "a") == 20
+    assert newest_iteration(checkpoint(tmp_path / "b", 1)) is None
+    assert newest_iteration(tmp_path / "none") is None
+    (tmp_path / "a/iter_0000020/mp_rank_01_001/model_optim_rng.pt").unlink()
+    with pytest.raises(ConfigError, match="has 3 of the 2 x 2 ranks' folders"):
+        checkpoint_layout(tmp_path / "a")
+    write(tmp_path / "b/latest_checkpointed_iteration.txt", "twenty")
+    with pytest.raises(ConfigError, match="expected an iteration's number, found 'twenty'"):
+        newest_iteration(tmp_path / "b")
+    with pytest.raises(ConfigError, match="is not a Megatron checkpoint"):
+        checkpoint_layout(tmp_path / "none")
+    write(tmp_path / "c/latest_checkpointed_iteration.txt", "5")
+    with pytest.raises(ConfigError, match="holds no weights"):
+        checkpoint_layout(tmp_path / "c")
+
+
+def test_commits_and_versions_are_read_without_running_anything(tmp_path):
+    assert git_commit(tmp_path) is None
+    write(tmp_path / ".git/HEAD", "ref: refs/heads/main\n")
+    assert git_commit(tmp_path) is None
+    write(tmp_path / ".git/packed-refs", f"# pack-refs\n{'a' * 40} refs/heads/main\n")
+    assert git_commit(tmp_path) == "a" * 40
+    write(tmp_path / "worktree/.git", "gitdir: ../.git\n")
+    assert git_commit(tmp_path / "worktree") == "a" * 40
+    assert megatron_version(tmp_path) is None

@@ -1,0 +1,158 @@
+"""What the driver refuses before anything starts, and what it hands to MindSpeed-RL."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import ConfigError, DataError, MissingDependencyError
+from coca_mindspeed.grading.exact import ExactGrader
+from coca_mindspeed.mindspeed import columns, driver
+from coca_mindspeed.mindspeed.actor_columns import training_columns
+from coca_mindspeed.mindspeed.dataset import RecordPrompts, prompt_ids
+from coca_mindspeed.mindspeed.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
+from coca_mindspeed.mindspeed.verifiers import MindSpeedVerifier, build_verifier, check_names
+
+
+def _config(**changes: dict[str, Any]) -> Any:
+    config: dict[str, Any] = {
+        "megatron_training": {"stage": "ray_grpo", "unknown_to_us": 7},
+        "actor_config": {"save": "/somewhere"},
+        "rl_config": {"verifier_function": ["coca_exact"], "n_samples_per_prompt": 4, "init_kl_coef": 0.0},
+        "generate_config": {},
+        "coca": {},
+    }
+    for section, values in changes.items():
+        config[section] = {**config[section], **values}
+    return OmegaConf.create(config)
+
+
+def test_mindspeed_keys_pass_through_untouched() -> None:
+    settings, rest = driver.split_config(_config(coca={"method": "joint"}))
+    assert settings.method == "joint"
+    assert "coca" not in rest
+    assert rest.megatron_training.unknown_to_us == 7
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("megatron_training", {"stage": "ray_dapo"}, "stage: expected ray_grpo, found 'ray_dapo'"),
+        ("rl_config", {"verifier_function": ["coca_maths"]}, "unknown verifier 'coca_maths'; known: coca_math"),
+        ("rl_config", {"verifier_function": []}, "verifier_function is empty"),
+        ("rl_config", {"verifier_function": ["coca_math", "acc"]}, "stands alone"),
+        ("rl_config", {"verifier_function": ["coca_exact", "coca_code"]}, "stands alone"),
+        ("rl_config", {"n_samples_per_prompt": 1}, "at least 2 responses, found 1"),
+        ("rl_config", {"adv_dispatch_size": 10}, "10 does not hold whole groups of 4; the nearest is 8"),
+        ("rl_config", {"async_engine": True}, "rollout_log_probs: not available"),
+        ("actor_config", {"save": None}, "actor_config.save"),
+        ("coca", {"method": "cocoa"}, "unknown training method 'cocoa'; known methods: coca"),
+        ("coca", {"stage": 1}, "method coca has stages 0 to 0, found 1"),
+        ("coca", {"loss_aggregation": "mean"}, r"coca.loss_aggregation: .*'mean'"),
+        ("coca", {"groups": 3}, "coca.groups: Extra inputs are not permitted"),
+        ("coca", {"eval_interval": 5}, "eval_data: eval_interval is set"),
+        ("coca", {"samples_interval": 5}, "output_dir: validation and samples need"),
+        ("coca", {"platform": "host"}, "zmq_communication: the host platform supports false only"),
+    ],
+)
+def test_what_cannot_work_is_refused_by_key_and_value(section: str, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        driver.split_config(_config(**{section: values}))
+
+
+def test_sequential_has_two_stages() -> None:
+    assert coca_settings({"method": "sequential", "stage": 1}).stage == 1
+
+
+def test_checkouts_are_looked_for_in_the_environment(tmp_path: Path) -> None:
+    for variable, package in driver.HOMES.items():
+        (tmp_path / variable / package).mkdir(parents=True)
+    environment = {variable: str(tmp_path / variable) for variable in driver.HOMES}
+    assert driver.homes(environment)["MEGATRON_HOME"] == tmp_path / "MEGATRON_HOME"
+    with pytest.raises(MissingDependencyError, match="MINDSPEED_HOME is not set"):
+        driver.homes({**environment, "MINDSPEED_HOME": ""})
+    with pytest.raises(MissingDependencyError, match="folder megatron/, found none"):
+        driver.homes({**environment, "MEGATRON_HOME": str(tmp_path)})
+
+
+def test_a_configuration_may_use_mindspeeds_own_groups(tmp_path: Path) -> None:
+    groups = tmp_path / "rl" / "configs" / "model"
+    groups.mkdir(parents=True)
+    (groups / "tiny.yaml").write_text(yaml.safe_dump({"tiny": {"num_layers": 2}}))
+    path = tmp_path / "run.yaml"
+    path.write_text("defaults:\n  - model:\n      - tiny\n  - _self_\nrl_config: {epochs: 1}\n")
+    config = driver.compose_config(path, ["rl_config.epochs=2"], tmp_path / "rl")
+    assert (config.model.tiny.num_layers, config.rl_config.epochs) == (2, 2)
+    with pytest.raises(ConfigError, match=r"run.yaml: cannot be composed"):
+        driver.compose_config(path, ["rl_config.epocs=2"], tmp_path / "rl")
+    with pytest.raises(ConfigError, match="no such configuration file"):
+        driver.compose_config(tmp_path / "missing.yaml", [], tmp_path)
+
+
+def _process(**fields: Any) -> ProcessSettings:
+    return ProcessSettings(
+        coca=CocaSettings(),
+        mindspeed_rl_home=fields.pop("home", Path("/rl")),
+        import_paths=(Path("/a"), Path("/b")),
+        release="2.3.0",
+        reference=False,
+    )
+
+
+def test_every_ray_process_is_told_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "configs" / "envs").mkdir(parents=True)
+    (tmp_path / "configs" / "envs" / "runtime_env.yaml").write_text("env_vars: {HCCL_BUFFSIZE: 256}\n")
+    process = _process(home=tmp_path)
+    runtime = driver.runtime_environment(process, _config())
+    assert runtime["env_vars"]["HCCL_BUFFSIZE"] == "256"
+    assert runtime["env_vars"]["PYTHONPATH"].split(":")[1:3] == ["/a", "/b"]
+    assert runtime["worker_process_setup_hook"] == "coca_mindspeed.mindspeed.process.setup_worker"
+    monkeypatch.setenv(VARIABLE, runtime["env_vars"][VARIABLE])
+    assert ProcessSettings.from_environment() == process
+    monkeypatch.delenv(VARIABLE)
+    with pytest.raises(ConfigError, match=f"{VARIABLE} is not set"):
+        ProcessSettings.from_environment()
+
+
+def test_training_columns() -> None:
+    asked = ["responses", "ref_log_prob", "advantages"]
+    without = training_columns(asked, reference=False, rollout_log_probs=True)
+    assert without == ["responses", "advantages", columns.CONFIDENCE_LENGTH, columns.ROLLOUT_LOG_PROBS]
+    with_reference = training_columns(asked, reference=True, rollout_log_probs=False)
+    assert with_reference == [*asked, columns.CONFIDENCE_LENGTH]
+    assert asked == ["responses", "ref_log_prob", "advantages"]
+
+
+def _record(index: int, category: str = "math", answer: str = "1") -> Record:
+    return Record(id=str(index), dataset="d", category=category, question="q", answer=answer)
+
+
+def test_every_epoch_shows_every_record_once() -> None:
+    prompts = [[i] for i in range(5)]
+    shown = RecordPrompts([_record(i) for i in range(5)], prompts, samples=12, seed=3, shuffle=True)
+    order = [int(shown[i][columns.RECORD][0]) for i in range(len(shown))]
+    assert sorted(order[:5]) == sorted(order[5:10]) == [0, 1, 2, 3, 4]
+    assert order[:5] != order[5:10]
+    assert len(order) == 12
+    again = RecordPrompts([_record(i) for i in range(5)], prompts, samples=7, seed=3, shuffle=True)
+    assert [int(again[i][columns.RECORD][0]) for i in range(7)] == order[:7]  # resuming continues the same order
+    plain = RecordPrompts([_record(i) for i in range(5)], prompts, samples=6, seed=3, shuffle=False)
+    np.testing.assert_array_equal([plain[i]["input_ids"][0] for i in range(6)], [0, 1, 2, 3, 4, 0])
+
+
+def test_a_prompt_is_never_cut() -> None:
+    tokenizer = SimpleNamespace(apply_chat_template=lambda *_a, **_k: [1, 2, 3])
+    assert prompt_ids(_record(0), tokenizer, None, 3) == [1, 2, 3]
+    with pytest.raises(DataError, match="record '0' has a prompt of 3 tokens"):
+        prompt_ids(_record(0), tokenizer, None, 2)
+
+
+def test_verifiers() -> None:
+    assert isinstance(build_verifier(SimpleNamespace(verifier_function=["coca_exact"]), {}), ExactGrader)
+    assert isinstance(build_verifier(SimpleNamespace(verifier_function=["math_17k_acc"]), {}), MindSpeedVerifier)
+    check_names(["acc", "format"])

@@ -1,0 +1,271 @@
+"""Manifests on a small fake package: verified without importing, applied all or nothing, and taken back."""
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from coca_mindspeed.commands import patches
+from coca_mindspeed.mindspeed import hooks
+from coca_mindspeed.mindspeed.fingerprint import normalise, source_of
+from coca_mindspeed.mindspeed.manifest import (
+    Hook,
+    Manifest,
+    ManifestError,
+    examine,
+    load_manifest,
+    load_manifests,
+    matching_manifest,
+    skeleton,
+)
+
+FAKE = """
+REGISTRY = {"old": 1}
+
+def score(x):
+    return x
+
+class Base:
+    def step(self):
+        return "base"
+
+class Trainer(Base):
+    def fit(self):
+        return "fit"
+
+def relied_upon():
+    return 0
+"""
+
+
+def wrapping(original: Callable[[int], int]) -> Callable[[int], int]:
+    return lambda x: 10 * original(x)
+
+
+def subclassing(original: Any) -> Any:
+    class Sub(original):
+        def fit(self) -> str:
+            return "our " + str(super().fit())
+
+    return Sub
+
+
+REPLACEMENT = object()
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "fake_rl").mkdir()
+    (tmp_path / "fake_rl" / "__init__.py").write_text("raise RuntimeError('imported')\n")
+    (tmp_path / "fake_rl" / "core.py").write_text(FAKE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    if hooks._applied is not None:
+        hooks._applied.revert()
+    for name in ("fake_rl", "fake_rl.core"):
+        sys.modules.pop(name, None)
+
+
+def _hook(root: Path, target: str, kind: str, **fields: Any) -> Hook:
+    digest = hashlib.sha256(normalise(source_of(root, target)).encode()).hexdigest()
+    return Hook(target=target, kind=kind, process="worker", reason="a test", sha256=digest, **fields)
+
+
+def _manifest(root: Path) -> Manifest:
+    here = "tests.mindspeed.test_manifest:"
+    return Manifest(
+        path=root / "fake.yaml",
+        release="1.0",
+        commit="abc",
+        hooks=(
+            _hook(root, "fake_rl.core:score", "wrap", replacement=here + "wrapping"),
+            _hook(root, "fake_rl.core:Trainer", "subclass", replacement=here + "subclassing"),
+            _hook(root, "fake_rl.core:REGISTRY", "register", key="new", replacement=here + "REPLACEMENT"),
+            _hook(root, "fake_rl.core:Base.step", "replace", replacement=here + "REPLACEMENT"),
+            _hook(root, "fake_rl.core:relied_upon", "use"),
+        ),
+    )
+
+
+def _importable(root: Path) -> None:
+    (root / "fake_rl" / "__init__.py").write_text("")
+
+
+def _apply(manifest: Manifest, root: Path, processes: tuple[str, ...] = ("worker",)) -> hooks.AppliedHooks:
+    return hooks.apply(manifest, root, processes=processes, platform="npu")
+
+
+def test_verifying_never_imports(root: Path) -> None:
+    assert all(finding.matches for finding in examine(_manifest(root), root))
+    assert "fake_rl" not in sys.modules
+
+
+def test_apply_and_revert(root: Path) -> None:
+    _importable(root)
+    manifest = _manifest(root)
+    applied = _apply(manifest, root)
+    import fake_rl.core as core
+
+    assert core.score(3) == 30
+    assert core.Trainer().fit() == "our fit"
+    assert core.REGISTRY == {"old": 1, "new": REPLACEMENT}
+    assert core.Base.step is REPLACEMENT
+    applied.revert()
+    assert core.score(3) == 3
+    assert core.Trainer().fit() == "fit"
+    assert core.REGISTRY == {"old": 1}
+    assert core.Base().step() == "base"
+
+
+def test_applying_again_changes_nothing(root: Path) -> None:
+    _importable(root)
+    manifest = _manifest(root)
+    first = _apply(manifest, root)
+    import fake_rl.core as core
+
+    assert _apply(manifest, root) is first
+    assert core.score(3) == 30
+
+
+def test_a_further_process_adds_its_own_hooks_only(root: Path) -> None:
+    _importable(root)
+    manifest = _manifest(root)
+    driver_hook = replace(manifest.hooks[1], process="driver")
+    manifest = replace(manifest, hooks=(manifest.hooks[0], driver_hook))
+    _apply(manifest, root)
+    import fake_rl.core as core
+
+    assert core.Trainer().fit() == "fit"
+    _apply(manifest, root, ("worker", "driver"))
+    assert core.Trainer().fit() == "our fit"
+    assert core.score(1) == 10
+
+
+def test_another_release_is_refused_while_one_is_applied(root: Path) -> None:
+    _importable(root)
+    manifest = _manifest(root)
+    _apply(manifest, root)
+    with pytest.raises(ManifestError, match=r"1\.0 is already hooked"):
+        _apply(replace(manifest, release="2.0"), root)
+
+
+def test_an_edited_definition_stops_everything(root: Path) -> None:
+    _importable(root)
+    manifest = _manifest(root)
+    core_file = root / "fake_rl" / "core.py"
+    core_file.write_text(FAKE.replace("return 0", "return 1"))
+    with pytest.raises(ManifestError, match=r"fake_rl\.core:relied_upon"):
+        _apply(manifest, root)
+    import fake_rl.core as core
+
+    assert core.score(3) == 3
+
+
+@pytest.mark.parametrize("bad", ["tests.mindspeed.test_manifest:missing", "tests.mindspeed.no_such_module:x"])
+def test_a_replacement_that_cannot_be_found_changes_nothing(root: Path, bad: str) -> None:
+    _importable(root)
+    manifest = _manifest(root)
+    broken = replace(manifest, hooks=(*manifest.hooks, replace(manifest.hooks[0], replacement=bad)))
+    with pytest.raises((AttributeError, ModuleNotFoundError)):
+        _apply(broken, root)
+    import fake_rl.core as core
+
+    assert core.score(3) == 3
+    assert core.REGISTRY == {"old": 1}
+
+
+def failing(original: Any) -> Any:
+    raise RuntimeError("no")
+
+
+def test_a_failure_half_way_takes_back_what_was_done(root: Path) -> None:
+    _importable(root)
+    manifest = _manifest(root)
+    last = replace(manifest.hooks[1], replacement="tests.mindspeed.test_manifest:failing")
+    with pytest.raises(RuntimeError, match="no"):
+        _apply(replace(manifest, hooks=(manifest.hooks[0], manifest.hooks[2], last)), root)
+    import fake_rl.core as core
+
+    assert core.score(3) == 3
+    assert core.REGISTRY == {"old": 1}
+
+
+def test_a_package_imported_from_elsewhere_is_refused(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    _importable(root)
+    manifest = _manifest(root)
+    verified = tmp_path_factory.mktemp("other")
+    (verified / "fake_rl").mkdir()
+    (verified / "fake_rl" / "core.py").write_text(FAKE)
+    with pytest.raises(ManifestError, match="but Python imports"):
+        _apply(manifest, verified)
+
+
+def test_the_closest_release_is_named_where_none_matches(root: Path) -> None:
+    manifest = _manifest(root)
+    other = replace(manifest, release="2.0", hooks=tuple(replace(h, sha256="0" * 64) for h in manifest.hooks))
+    (root / "fake_rl" / "core.py").write_text(FAKE.replace("return x", "return -x"))
+    with pytest.raises(ManifestError, match=r"1 of 5 .* release 1\.0, the closest: fake_rl.core:score"):
+        matching_manifest(root, [other, manifest])
+
+
+def test_a_skeleton_has_the_fingerprints_found(root: Path) -> None:
+    manifest = _manifest(root)
+    (root / "fake_rl" / "core.py").write_text(FAKE.replace("return x", "return -x").replace("class Trainer", "class T"))
+    content = skeleton(manifest, root, "1.1", "def")
+    assert (content["release"], content["commit"]) == ("1.1", "def")
+    assert len(content["hooks"][0]["sha256"]) == 64
+    assert content["hooks"][0]["sha256"] != manifest.hooks[0].sha256
+    assert "no 'Trainer'" in content["hooks"][1]["sha256"]
+    assert content["hooks"][4]["sha256"] == manifest.hooks[4].sha256
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "patch"}, "kind should be one of"),
+        ({"process": "all"}, "process should be one of"),
+        ({"platform": "cpu"}, "platform should be one of"),
+        ({"replacement": None}, "needs a replacement|needs replacement"),
+        ({"key": "x"}, "'key' belongs to"),
+        ({"colour": "red"}, "unknown key 'colour'"),
+        ({"sha256": None}, "'sha256' is missing"),
+    ],
+)
+def test_a_manifest_that_is_wrong_names_file_and_key(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    entry = {"target": "a:b", "kind": "wrap", "replacement": "c:d", "process": "both", "reason": "r", "sha256": "0"}
+    entry = {k: v for k, v in {**entry, **change}.items() if v is not None}
+    path = tmp_path / "m.yaml"
+    path.write_text(yaml.safe_dump({"release": "1", "commit": "c", "hooks": [entry]}))
+    with pytest.raises(ManifestError, match=message) as caught:
+        load_manifest(path)
+    assert str(path) in str(caught.value)
+
+
+def test_the_shipped_manifests_are_whole() -> None:
+    manifests = load_manifests()
+    assert {m.release for m in manifests} == {"2.3.0", "master"}
+    targets = [[(h.target, h.kind, h.replacement) for h in m.hooks] for m in manifests]
+    assert targets[0] == targets[1]
+    for manifest in manifests:
+        assert all(len(hook.sha256) == 64 for hook in manifest.hooks)
+        for hook in manifest.hooks:
+            if hook.replacement is not None:
+                module, _, name = hook.replacement.partition(":")
+                assert source_of(Path(__file__).parents[2], f"{module}:{name}")
+
+
+def test_the_command_says_what_differs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import argparse
+
+    (root / "mindspeed_rl").mkdir()
+    parser = argparse.ArgumentParser()
+    patches.add_arguments(parser)
+    assert patches.run(parser.parse_args(["verify", "--mindspeed-rl", str(root)])) == 1
+    assert "cli.train_grpo:train" in capsys.readouterr().out
+    assert patches.run(parser.parse_args(["fingerprint", str(root), "--release", "9", "--commit", "c"])) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["release"] == "9"

@@ -1,0 +1,176 @@
+"""From a run to what the driver reads, stage by stage; resuming; and the converter's command line."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.facts import read_facts
+from coca_mindspeed.config.plan import make_plan
+from coca_mindspeed.errors import ConfigError, TrainingError
+from coca_mindspeed.mindspeed import conversion
+from coca_mindspeed.mindspeed.cluster import wait_for_npus
+from coca_mindspeed.mindspeed.driver import HOMES, compose_config, split_config
+from coca_mindspeed.mindspeed.run_file import StageFiles, mindspeed_values, stages_to_do
+from tests.mindspeed.test_doctor import checkpoint, write
+
+RUN = "qwen25_7b_910b"
+
+
+def values_of(output: Path, *overrides: str, stage: int = 0, resume: bool = False):
+    run = compose_run(RUN, overrides).run
+    return mindspeed_values(run, make_plan(run), StageFiles(output, stage), resume=resume)
+
+
+def test_a_new_run(tmp_path):
+    values = values_of(tmp_path, "logging.wandb=coca", "optimizer.warmup_steps=196")
+    actor = values["actor_config"]
+    assert values["megatron_training"]["train_iters"] == 1961
+    assert actor["lr_warmup_fraction"] == 196 / 1961
+    assert (actor["finetune"], actor["no_load_optim"]) == (True, True)
+    assert actor["load"] == str(Path("models/Qwen2.5-7B-Instruct-mcore-tp4-pp1").absolute())
+    assert actor["save"] == str(tmp_path / "stage0" / "checkpoints")
+    assert values["coca"]["output_dir"] == str(tmp_path / "stage0")
+    assert Path(values["megatron_training"]["data_path"]).is_absolute()
+    rl = values["rl_config"]
+    assert (rl["use_wandb"], rl["wandb_project"], rl["wandb_exp_name"]) == (True, "coca", tmp_path.name)
+
+
+def test_resuming_takes_weights_and_optimizer_from_the_checkpoint(tmp_path):
+    with pytest.raises(ConfigError, match=r"--resume: .* holds no checkpoint"):
+        values_of(tmp_path, resume=True)
+    checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="50")
+    actor = values_of(tmp_path, resume=True)["actor_config"]
+    assert actor["load"] == actor["save"] == str(tmp_path / "stage0/checkpoints")
+    assert (actor["finetune"], actor["no_load_optim"], actor["no_load_rng"]) == (False, False, False)
+
+
+def test_the_second_stage_starts_with_the_first_ones_weights(tmp_path):
+    values = values_of(tmp_path, "method=sequential", stage=1)
+    actor = values["actor_config"]
+    assert actor["load"] == str(tmp_path / "stage0/checkpoints")
+    assert actor["save"] == str(tmp_path / "stage1/checkpoints")
+    assert (actor["finetune"], values["coca"]["stage"], values["coca"]["method"]) == (True, 1, "sequential")
+    with pytest.raises(ConfigError, match="--stage 1: method coca has stages 0 to 0"):
+        values_of(tmp_path, stage=1)
+
+
+def test_iterations_must_be_known(tmp_path):
+    with pytest.raises(ConfigError, match=r"the number of questions is not known; prepare data/big_math/train.jsonl"):
+        values_of(tmp_path, "data.rows=null")
+
+
+def test_stages_still_to_do(tmp_path):
+    run = compose_run(RUN, ["method=sequential", "data.epochs=null", "trainer.steps=100"]).run
+    plan = make_plan(run)
+    assert stages_to_do(run, plan, tmp_path, resume=False) == [(0, False), (1, False)]
+    with pytest.raises(ConfigError, match="holds no checkpoint; leave --resume out"):
+        stages_to_do(run, plan, tmp_path, resume=True)
+    checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="50")
+    assert stages_to_do(run, plan, tmp_path, resume=True) == [(0, True), (1, False)]
+    with pytest.raises(ConfigError, match="already holds a run; add --resume"):
+        stages_to_do(run, plan, tmp_path, resume=False)
+    checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="100")
+    assert stages_to_do(run, plan, tmp_path, resume=True) == [(1, False)]
+    checkpoint(tmp_path / "stage1/checkpoints", 4, iteration="100")
+    assert stages_to_do(run, plan, tmp_path, resume=True) == []
+
+
+def test_check_writes_what_the_driver_reads(tmp_path, capsys):
+    file = tmp_path / "out" / "mindspeed_rl.yaml"
+    assert main(["check", RUN, "method=joint", "--output", str(tmp_path), "--write", str(file)]) == 0
+    assert "KV cache" in capsys.readouterr().out
+    assert file.read_text().startswith("# MindSpeed-RL's configuration of the run qwen25_7b_910b")
+    settings, config = split_config(compose_config(file, [], tmp_path))
+    assert (settings.method, settings.platform, settings.eval_interval) == ("joint", "npu", 50)
+    assert config.actor_config.tensor_model_parallel_size == 4
+    assert yaml.safe_load(file.read_text())["megatron_training"]["model"] in config.model
+    script = tmp_path / "script"
+    assert main(["check", RUN, "--output", str(tmp_path), "--quiet", "--for-script", str(script)]) == 0
+    assert script.read_text() == "npus_per_node 8\nstage 0 fresh\n"
+
+
+def test_check_refuses_and_writes_nothing(tmp_path, capsys):
+    file = tmp_path / "mindspeed_rl.yaml"
+    assert main(["check", RUN, "rollout.prompts=127", "--quiet", "--write", str(file)]) == 1
+    assert "rollout.prompts=127: is not a multiple" in capsys.readouterr().err
+    assert not file.exists()
+
+
+def test_config_get(capsys):
+    assert main(["config", "get", RUN, "hardware.npus_per_node"]) == 0
+    assert main(["config", "get", RUN, "model.path", "model.path=x"]) == 0
+    assert capsys.readouterr().out == "8\nx\n"
+    assert main(["config", "get", RUN, "model.paths"]) == 1
+
+
+def arguments_of(direction: str, *overrides: str, output: Path = Path("runs/x")) -> list[str]:
+    run = compose_run(RUN, overrides).run
+    return conversion.converter_arguments(direction, run, read_facts(run), output)
+
+
+def following(arguments: list[str], option: str) -> str:
+    return arguments[arguments.index(option) + 1]
+
+
+def test_the_converter_gets_the_runs_layout():
+    there = arguments_of("hf2mcore", "mindspeed_rl.actor_config.pipeline_model_parallel_size=2")
+    assert following(there, "--target-tensor-parallel-size") == "4"
+    assert following(there, "--target-pipeline-parallel-size") == "2"
+    assert following(there, "--load-dir").endswith("models/Qwen2.5-7B-Instruct")
+    assert following(there, "--save-dir").endswith("models/Qwen2.5-7B-Instruct-mcore-tp4-pp2")
+    assert "--add-qkv-bias" in there
+    back = arguments_of("mcore2hf")
+    assert following(back, "--target-tensor-parallel-size") == "1"
+    assert (following(back, "--load-model-type"), following(back, "--save-model-type")) == ("mg", "hf")
+    llama = compose_run("llama3_8b_910b").run
+    assert "--add-qkv-bias" not in conversion.converter_arguments("hf2mcore", llama, read_facts(llama), Path("x"))
+
+
+def test_conversion_leaves_the_original_model_alone(tmp_path, monkeypatch):
+    for variable, package in HOMES.items():
+        (tmp_path / variable / package).mkdir(parents=True)
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    model = tmp_path / "model"
+    run = compose_run(RUN, [f"model.path={model}", f"model.megatron_path={tmp_path / 'mcore'}"]).run
+    facts, output = read_facts(run), tmp_path / "out"
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        conversion.prepare("hf2mcore", run, facts, output)
+    for name in ("config.json", "tokenizer.json", "model.safetensors.index.json", "model.safetensors"):
+        write(model / name, "old")
+    conversion.prepare("hf2mcore", run, facts, output)
+    checkpoint(tmp_path / "mcore", 2)
+    with pytest.raises(ConfigError, match="expected TP 4, PP 1, found TP 2, PP 1"):
+        conversion.finish("hf2mcore", run, facts, output)
+    checkpoint(tmp_path / "mcore", 4)
+    assert "TP 4, PP 1" in conversion.finish("hf2mcore", run, facts, output)
+    with pytest.raises(ConfigError, match="is there already; remove it"):
+        conversion.prepare("hf2mcore", run, facts, output)
+
+    with pytest.raises(ConfigError, match="is not a Megatron checkpoint"):
+        conversion.prepare("mcore2hf", run, facts, output)
+    checkpoint(output / "stage0/checkpoints", 4, iteration="10")
+    conversion.prepare("mcore2hf", run, facts, output)
+    with pytest.raises(ConfigError, match="left no weights there"):
+        conversion.finish("mcore2hf", run, facts, output)
+    write(output / "hf.converting/mg2hg/model.safetensors", "new")
+    write(output / "hf.converting/mg2hg/config.json", "new")
+    conversion.finish("mcore2hf", run, facts, output)
+    assert {path.name for path in (output / "hf").iterdir()} == {"config.json", "tokenizer.json", "model.safetensors"}
+    assert (output / "hf/config.json").read_text() == "new"
+    assert not (output / "hf.converting").exists()
+    assert (model / "model.safetensors").read_text() == "old"
+
+
+def test_waiting_for_a_cluster_has_a_limit():
+    now, counts = [0.0], iter([0, 8, 8, 16])
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    wait_for_npus(16, 60, lambda: next(counts), sleep, lambda: now[0])
+    assert now[0] == 6.0
+    with pytest.raises(TrainingError, match="has 8 of 16 NPUs after 10 seconds"):
+        wait_for_npus(16, 10, lambda: 8, sleep, lambda: now[0])
