@@ -17,6 +17,9 @@ COMMANDS: dict[str, str] = {
     "train": "train a causal language model on this machine's CPU or GPU",
     "patches": "compare a MindSpeed-RL checkout with the releases that the hooks support",
     "config": "list the ready-made runs and keys, or print a run's resolved YAML",
+    "evaluate": "metrics with intervals of prediction files",
+    "report": "compare runs on one HTML page, and with the paper",
+    "watch": "follow a running training in the terminal",
     "data": "prepare, inspect and export data sets",
 }
 
@@ -38,7 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run)
     try:
-        parsed = parser.parse_args(arguments)
+        parsed, rest = parser.parse_known_args(arguments)
+        # argparse takes positional arguments from one place only; overrides may also follow the options.
+        if rest and (not hasattr(parsed, "overrides") or any(text.startswith("-") or "=" not in text for text in rest)):
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        if rest:
+            parsed.overrides = [*parsed.overrides, *rest]
         return int(parsed.run(parsed))
     except CocaError as error:
         print(f"coca-mindspeed: {error}", file=sys.stderr)
