@@ -147,11 +147,6 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
         },
     ),
     "packed": (1, "token_mean", PACKED | {"actor_config": {"micro_batch_size": 8}}),
-    "CP2": (
-        2,
-        "sum",
-        {"actor_config": {"context_parallel_size": 2, "micro_batch_size": 8}, "megatron_training": FLASH},
-    ),
     "TP2": (2, "sum", {"actor_config": {"tensor_model_parallel_size": 2}}),
     "PP2": (2, "token_mean", {"actor_config": {"pipeline_model_parallel_size": 2, "micro_batch_size": 8}}),
     "DP2": (2, "segment_mean", {"actor_config": {"micro_batch_size": 16}}),

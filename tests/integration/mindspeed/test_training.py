@@ -145,19 +145,6 @@ def test_it_learns_to_say_how_sure_it_is(seed: int, tmp_path: Path, ray_director
     assert mean("coca/answer_reward", after) > mean("coca/answer_reward", before) - 0.05
 
 
-def test_separate_workers_run_without_a_reference(warm: Path, tmp_path: Path, ray_directory: str) -> None:
-    directory = _copy(warm, tmp_path)
-    config = tiny.configuration(directory, megatron_training={"train_iters": 2})
-    actor = config["actor_config"]
-    role = {k: v for k, v in actor.items() if k not in ("lr", "save")}
-    config |= {"ref_config": dict(role), "reward_config": dict(role)}
-    config["rl_config"] |= {"use_integrated_worker": False, "reference_resource": {"num_npus": 1}}
-    log = _finish(_start(directory, config, ray_directory), directory)
-    assert len(_metrics(directory)) == 2
-    assert "(ReferenceWorker" not in log
-    assert "(ActorHybridWorker" in log
-
-
 @pytest.mark.skipif(MASTER not in os.environ, reason=f"needs a checkout of MindSpeed-RL's master: {MASTER} not set")
 def test_the_loop_runs_on_master(warm: Path, tmp_path: Path, ray_directory: str) -> None:
     _run_and_check(warm, tmp_path, ray_directory, 1, {}, {}, MINDSPEED_RL_HOME=os.environ[MASTER])
