@@ -21,7 +21,7 @@ $(STAMP): requirements/cpu.txt setup.py
 	@touch $@
 
 demo: $(STAMP)  ## train the tiny model by CoCA and show what it learned (about two minutes)
-	$(BIN)/coca-mindspeed demo --seed 0 --output runs/demo
+	$(BIN)/coca-mindspeed demo --seed 0 --output runs/demo --overwrite
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -63,7 +63,7 @@ lock-opencompass: $(STAMP)  ## resolve requirements/opencompass.in anew
 	  -o requirements/opencompass.txt
 
 clean:  ## remove the environment, caches and runs
-	rm -rf $(VENV) $(OPENCOMPASS_VENV) runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) .venv-trl runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 docs: $(STAMP)  ## renew the reference of keys in docs/configuration.md
 	sed -i '/<!-- keys -->/q' docs/configuration.md
