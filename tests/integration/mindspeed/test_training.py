@@ -168,7 +168,7 @@ def test_an_edited_mindspeed_rl_is_refused_before_anything_starts(warm: Path, tm
 
 def test_a_killed_worker_ends_the_run_and_a_resume_goes_on(warm: Path, tmp_path: Path, ray_directory: str) -> None:
     directory = _copy(warm, tmp_path)
-    config = tiny.configuration(directory, megatron_training={"train_iters": 60, "save_interval": 2})
+    config = tiny.configuration(directory, megatron_training={"train_iters": 20, "save_interval": 2})
     process = _start(directory, config, ray_directory)
     marker = directory / "checkpoints" / "latest_checkpointed_iteration.txt"
     deadline = time.monotonic() + 600
@@ -184,7 +184,6 @@ def test_a_killed_worker_ends_the_run_and_a_resume_goes_on(warm: Path, tmp_path:
     saved = int(marker.read_text())
     done = len(_metrics(directory))
 
-    config["megatron_training"] |= {"train_iters": saved + 2}
     config["actor_config"] |= {
         "load": str(directory / "checkpoints"),
         "finetune": False,
@@ -192,4 +191,4 @@ def test_a_killed_worker_ends_the_run_and_a_resume_goes_on(warm: Path, tmp_path:
         "no_load_rng": True,
     }
     _finish(_start(directory, config, ray_directory), directory)
-    assert [row["iteration"] for row in _metrics(directory)[done:]] == [saved + 1, saved + 2]
+    assert [row["iteration"] for row in _metrics(directory)[done:]] == list(range(saved + 1, 21))
