@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+# OpenCompass 0.5.4 needs numpy < 2 and so an environment of its own.
+OPENCOMPASS_VENV ?= .venv-opencompass
 
-.PHONY: help demo test lint bench bench-trl clean lock docs .venv
+.PHONY: help demo reproduce test test-opencompass lint bench bench-trl clean lock lock-opencompass docs .venv
 
 help:  ## list the targets
 	@grep -hE '^[a-zA-Z_.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -29,6 +31,14 @@ lint: $(STAMP)  ## ruff and mypy
 test: lint  ## lint and every test
 	$(BIN)/python -m pytest
 
+$(OPENCOMPASS_VENV)/.installed: requirements/opencompass.txt
+	$(PYTHON) -m venv $(OPENCOMPASS_VENV)
+	$(OPENCOMPASS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/opencompass.txt
+	@touch $@
+
+test-opencompass: $(OPENCOMPASS_VENV)/.installed  ## run OpenCompass on small files, in its own environment
+	$(OPENCOMPASS_VENV)/bin/python -m pytest tests/integration/opencompass
+
 bench: $(STAMP)  ## benchmarks: a table, and JSON in runs/bench
 	$(BIN)/python -m benchmarks --output runs/bench
 
@@ -37,8 +47,14 @@ lock: $(STAMP)  ## resolve requirements/cpu.in anew for every supported Python
 	$(BIN)/uv pip compile --universal --python-version 3.10 --no-annotate --no-header \
 	  $(foreach p,$(shell cat requirements/cuda_packages.txt),--no-emit-package $(p)) requirements/cpu.in -o requirements/cpu.txt
 
+lock-opencompass: $(STAMP)  ## resolve requirements/opencompass.in anew
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --universal --python-version 3.10 --no-annotate --no-header \
+	  $(foreach p,$(shell cat requirements/cuda_packages.txt),--no-emit-package $(p)) requirements/opencompass.in \
+	  -o requirements/opencompass.txt
+
 clean:  ## remove the environment, caches and runs
-	rm -rf $(VENV) runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(OPENCOMPASS_VENV) runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 docs: $(STAMP)  ## renew the reference of keys in docs/configuration.md
 	sed -i '/<!-- keys -->/q' docs/configuration.md

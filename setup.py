@@ -31,7 +31,7 @@ setup(
     ],
     package_dir={"coca_mindspeed._configs": "configs", "coca_mindspeed._patches": "patches"},
     package_data={
-        "coca_mindspeed": ["py.typed", "**/*.j2"],
+        "coca_mindspeed": ["py.typed", "**/*.j2", "**/*.json"],
         "coca_mindspeed._configs": ["**/*.yaml"],
         "coca_mindspeed._patches": ["*.yaml"],
     },

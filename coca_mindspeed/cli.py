@@ -16,6 +16,9 @@ COMMANDS: dict[str, str] = {
     "demo": "train the tiny model by CoCA in about two minutes and show what it learned",
     "train": "train a causal language model on this machine's CPU or GPU",
     "config": "list the ready-made runs and keys, or print a run's resolved YAML",
+    "evaluate": "metrics with intervals of prediction files",
+    "report": "compare runs on one HTML page, and with the paper",
+    "watch": "follow a running training in the terminal",
 }
 
 

@@ -35,10 +35,41 @@ def new_figure(
     return figure, figure.subplots(rows, columns, squeeze=False, height_ratios=height_ratios).tolist()
 
 
+def grid_figure(
+    panels: int, xlabel: str, ylabel: str, *, share_y: bool = False, columns: int = 4
+) -> tuple[Figure, list[Axes]]:
+    """A grid of small panels that share their axis labels, laid out by hand: the layout engine is slow on many."""
+    columns = min(columns, panels)
+    rows = -(-panels // columns)
+    width, height = 2.5 * columns + 0.6, 2.2 * rows + 0.7
+    figure = Figure(figsize=(width, height), dpi=DPI)
+    FigureCanvasAgg(figure)
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=share_y)
+    figure.subplots_adjust(
+        left=0.65 / width, right=1 - 0.1 / width, bottom=0.6 / height, top=1 - 0.3 / height, wspace=0.25, hspace=0.4
+    )
+    figure.supxlabel(xlabel, fontsize=9, y=0.12 / height)
+    figure.supylabel(ylabel, fontsize=9, x=0.12 / width)
+    axes = [panel for row in grid for panel in row]
+    for panel in axes[panels:]:
+        panel.remove()
+    for panel in axes[max(0, panels - columns) : panels]:
+        panel.tick_params(labelbottom=True)
+    for panel in axes[:panels]:
+        panel.tick_params(labelsize=7)
+        panel.grid(True, color="#DDDDDD", linewidth=0.5)
+        panel.set_axisbelow(True)
+        for side in ("top", "right"):
+            panel.spines[side].set_visible(False)
+    return figure, axes[:panels]
+
+
 def line_style(index: int) -> dict[str, Any]:
-    """Colour, dashes and marker of the i-th line; the first 32 lines all differ."""
+    """Colour, dashes and marker of the i-th line; the first 16 markers all differ, filled ones and open ones."""
+    colour = COLOURS[index % len(COLOURS)]
     return {
-        "color": COLOURS[index % len(COLOURS)],
+        "color": colour,
+        "markerfacecolor": "white" if index // len(COLOURS) % 2 else colour,
         "linestyle": LINE_STYLES[(index + index // len(COLOURS)) % len(LINE_STYLES)],
         "marker": MARKERS[index % len(MARKERS)],
     }

@@ -119,20 +119,21 @@ def prediction_from_json(row: Mapping[str, Any], where: str) -> Prediction:
 
 
 def stream_predictions(path: Path) -> Iterator[Prediction]:
-    """Stream the predictions of a file; (data set, id, sample) must be unique within it.
+    """Stream the predictions of a file; (data set, id, sample) must be unique for each model and method in it.
 
     Raises:
         DataError: with file and line, for anything that is not a prediction.
     """
-    seen: dict[tuple[str, str, int], int] = {}
+    seen: dict[tuple[object, ...], int] = {}
     for number, row in read_json_lines(path):
         prediction = prediction_from_json(row, f"{path}:{number}")
-        if prediction.key in seen:
+        key = (prediction.model, prediction.method, *prediction.key)
+        if key in seen:
             raise DataError(
                 f"{path}:{number}: id {prediction.id!r} of {prediction.dataset}, sample {prediction.sample}, was "
-                f"already on line {seen[prediction.key]}; several samples of a question are told apart by 'sample'"
+                f"already on line {seen[key]}; several samples of a question are told apart by 'sample'"
             )
-        seen[prediction.key] = number
+        seen[key] = number
         yield prediction
 
 

@@ -52,6 +52,11 @@ def harmonic_numbers(up_to: int) -> Floats:
     return np.concatenate([[0.0], np.cumsum(1 / np.arange(1, up_to + 1))])
 
 
+def _dot(rows: Floats, vector: Floats) -> Floats:
+    """Product (r,) of (r, n) and (n,).  BLAS would start threads for it, which cost more than they save here."""
+    return np.asarray(np.einsum("rn,n->r", rows, vector))
+
+
 def coverage_name(coverage: float) -> str:
     """The metric name of selective accuracy at a coverage: ``accuracy_at_0.5``."""
     return f"accuracy_at_{coverage:g}"
@@ -88,7 +93,8 @@ class WeightedSample:
         self.n, self.n_valid = len(confidence), int(np.count_nonzero(~np.isnan(confidence)))
         self.correct = correct[self.order].astype(np.float64)
         tokens = np.full(self.n, np.nan) if tokens_to_confidence is None else tokens_to_confidence[self.order]
-        self.tokens_known = (~np.isnan(tokens)).astype(np.float64)
+        known = ~np.isnan(tokens)
+        self.tokens_known = known.astype(np.float64) if known.any() else None
         self.tokens = np.nan_to_num(tokens.astype(np.float64))
         ordered = confidence[self.order[: self.n_valid]]
         is_first = np.ones(self.n_valid, dtype=np.bool_)
@@ -97,6 +103,7 @@ class WeightedSample:
         values = ordered[self.group_starts]
         groups_bin = bin_index(values, bin_edges(ordered, options.bins, options.scheme))
         self.bin_starts = np.flatnonzero(np.diff(groups_bin, prepend=-1))
+        self.bin_ends = np.append(self.bin_starts, len(values))[1:] - 1
         self.values = values.astype(np.float64)
         kept = np.clip(self.values, options.log_epsilon, 1 - options.log_epsilon)
         self.loss_if_right, self.loss_if_wrong = -np.log(kept), -np.log1p(-kept)
@@ -108,58 +115,67 @@ class WeightedSample:
         Args:
             weights: whole numbers (r, n), column j for prediction ``order[j]``.
         """
+        total = weights.sum(axis=1)
         # Whole questions are resampled with all their samples, so a replicate may be larger than the sample.
-        if (largest := int(weights.sum(axis=1).max(initial=0))) >= len(self.harmonic):
+        if (largest := int(total.max(initial=0))) >= len(self.harmonic):
             self.harmonic = harmonic_numbers(largest)
         with np.errstate(invalid="ignore", divide="ignore"):
-            total = weights.sum(axis=1)
-            result = {
-                "accuracy": weights @ self.correct / total,
-                "success_rate": weights[:, : self.n_valid].sum(axis=1) / total,
-                "tokens_to_confidence": weights @ self.tokens / (weights @ self.tokens_known),
-            }
-            return result | self._calibration(weights[:, : self.n_valid])
+            result = {"accuracy": _dot(weights, self.correct) / total}
+            result["tokens_to_confidence"] = (
+                np.full(len(weights), np.nan)
+                if self.tokens_known is None
+                else _dot(weights, self.tokens) / _dot(weights, self.tokens_known)
+            )
+            calibration = self._calibration(weights[:, : self.n_valid])
+            return result | {"success_rate": calibration.pop("count") / total} | calibration
 
     def _calibration(self, weights: Floats) -> dict[str, Floats]:
-        """Metrics of the valid predictions; weights (r, n_valid) from the most confident down."""
+        """Metrics of the valid predictions, and their count; weights (r, n_valid) from the most confident down."""
         if self.n_valid == 0:
-            return {name: np.full(len(weights), np.nan) for name in calibration_names(self.options)}
+            undefined: dict[str, Floats] = {"count": np.zeros(len(weights))}
+            return undefined | {name: np.full(len(weights), np.nan) for name in calibration_names(self.options)}
         right = weights * self.correct[: self.n_valid]
         if len(self.group_starts) < self.n_valid:
             right = np.add.reduceat(right, self.group_starts, axis=1)  # (r, G)
             weights = np.add.reduceat(weights, self.group_starts, axis=1)  # (r, G)
         accepted, accepted_right = np.cumsum(weights, axis=1), np.cumsum(right, axis=1)  # (r, G)
         n, n_right = accepted[:, -1], accepted_right[:, -1]  # (r,)
-        # Pairs in which the wrong answer ranks above the right one; within a group half of the pairs do.
         wrong = weights - right
-        misranked = np.einsum("rg,rg->r", right, accepted - accepted_right - wrong / 2)
-        result = {"auroc": 1 - misranked / (n_right * (n - n_right))}
-        result |= self._binned(weights, right, n)
-        frequency = right / np.where(weights > 0, weights, 1)  # (r, G), 0 where a group has no weight
-        squares = weights @ self.values**2 - 2 * (right @ self.values)  # (r,), sum of s^2 - 2 s y
+        # Pairs in which the wrong answer ranks above the right one; within a group half of the pairs do.
+        misranked = np.einsum("rg,rg->r", right, accepted) - np.einsum("rg,rg->r", right, accepted_right)
+        misranked -= np.einsum("rg,rg->r", right, wrong) / 2
+        result = {"count": n, "auroc": 1 - misranked / (n_right * (n - n_right))}
+        result |= self._binned(weights, accepted, accepted_right)
+        frequency = right / np.maximum(weights, 1)  # (r, G), 0 where a group has no weight
+        squares = _dot(weights, self.values**2) - 2 * _dot(right, self.values)  # (r,), sum of s^2 - 2 s y
         grouped = np.einsum("rg,rg->r", right, frequency)  # (r,), sum of each group's frequency^2
         base_rate = n_right / n
         result["brier"] = (squares + n_right) / n
         result["reliability"] = (squares + grouped) / n
         result["resolution"] = grouped / n - base_rate**2
         result["uncertainty"] = base_rate * (1 - base_rate)
-        result["log_score"] = (right @ self.loss_if_right + wrong @ self.loss_if_wrong) / n
-        # Answers are accepted from the most confident down, ties in random order, of which this is the
-        # expectation.  In a group that fills places a+1 to b, the risk at place k is (E_a + (k - a) e) / k, with
-        # E_a errors before it and error rate e; the sum over k is (E_a - a e) (H_b - H_a) + e (b - a).
-        before = accepted - weights
-        error_rate = 1 - frequency
-        places = accepted.astype(np.intp)
-        harmonic = self.harmonic[places]
-        harmonic[:, 1:] -= self.harmonic[places[:, :-1]]
-        right_before = accepted_right - right
-        aurc = np.einsum("rg,rg->r", before * frequency - right_before, harmonic)
-        result["aurc"] = (aurc + np.einsum("rg,rg->r", error_rate, weights)) / n
+        result["log_score"] = (_dot(right, self.loss_if_right) + _dot(wrong, self.loss_if_wrong)) / n
+        result["aurc"] = self._aurc(accepted, frequency, n_right)
         return result | self._selective(accepted, accepted_right)
 
-    def _binned(self, weights: Floats, right: Floats, n: Floats) -> dict[str, Floats]:
-        count = np.add.reduceat(weights, self.bin_starts, axis=1)  # (r, bins that are not empty)
-        accuracy = np.add.reduceat(right, self.bin_starts, axis=1) / count
+    def _aurc(self, accepted: Floats, frequency: Floats, n_right: Floats) -> Floats:
+        """Mean risk over all places, ties in random order, of which this is the expectation.
+
+        A right answer at place j is among the accepted for every k >= j, and so adds 1/j + ... + 1/n = H_n - H_(j-1)
+        to the sum of the accuracies of the k most confident.  In a group that fills places a+1 to b, the sum of
+        H_(j-1) over its places is S_b - S_a with S_b = b H_b - b, and the share f of them is right.
+        """
+        places = accepted.astype(np.intp)
+        sums = places * (np.take(self.harmonic, places) - 1)
+        sums[:, 1:] -= sums[:, :-1].copy()
+        n = accepted[:, -1]
+        return np.asarray(1 - (self.harmonic[places[:, -1]] * n_right - np.einsum("rg,rg->r", frequency, sums)) / n)
+
+    def _binned(self, weights: Floats, accepted: Floats, accepted_right: Floats) -> dict[str, Floats]:
+        """ECE and MCE; counts of bins are differences of the running counts (r, G)."""
+        n = accepted[:, -1]
+        count = np.diff(accepted[:, self.bin_ends], axis=1, prepend=0)  # (r, bins that are not empty)
+        accuracy = np.diff(accepted_right[:, self.bin_ends], axis=1, prepend=0) / count
         gap = np.abs(np.add.reduceat(weights * self.values, self.bin_starts, axis=1) / count - accuracy)
         gap, accuracy = np.nan_to_num(gap), np.nan_to_num(accuracy)  # a replicate may leave a bin empty
         error = gap

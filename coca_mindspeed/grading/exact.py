@@ -1,19 +1,35 @@
 """Exact match after stripping white space: for data whose answers have one spelling, such as the embedded task."""
 
+import time
 from collections.abc import Sequence
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.verdict import Outcome, Verdict
+from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
 
 
 class ExactGrader:
     """Right if and only if the stripped answer is the stripped gold answer, character for character."""
 
+    def __init__(self) -> None:
+        self._tally = Tally()
+
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        return [
+        started = time.perf_counter()
+        verdicts = [
             Verdict(Outcome.RIGHT if answer.strip() == record.answer.strip() else Outcome.WRONG)
             for record, answer in zip(records, answers, strict=True)
         ]
+        self._tally.add(verdicts, time.perf_counter() - started)
+        return verdicts
+
+    def final_answers(self, answers: Sequence[str]) -> list[str | None]:
+        return [answer.strip() or None for answer in answers]
+
+    def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        return [first == second for first, second in pairs]
+
+    def metrics(self) -> dict[str, float]:
+        return self._tally.metrics()
 
     def close(self) -> None:
         """Nothing is held."""

@@ -1,7 +1,7 @@
 """What a grader says, and what every grader looks like."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -45,3 +45,47 @@ class Grader(Protocol):
     def close(self) -> None:
         """Release processes and connections; the grader is not used afterwards."""
         ...
+
+
+class MeasuredGrader(Grader, Protocol):
+    """A grader that counts what it does; all of this package's own are."""
+
+    def metrics(self) -> dict[str, float]:
+        """Totals since the grader was made: answers by outcome, ``seconds``, ``timeouts``, ``restarts``."""
+        ...
+
+
+class Equivalence(Protocol):
+    """Whether two answers mean the same, without a gold one: what majority voting clusters by."""
+
+    def final_answers(self, answers: Sequence[str]) -> list[str | None]:
+        """The final answer of each response; None where it gives none."""
+        ...
+
+    def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        """For each pair of final answers, whether they are the same; the order within a pair does not matter."""
+        ...
+
+
+@dataclass(slots=True)
+class Tally:
+    """Running totals of a grader's verdicts."""
+
+    seconds: float = 0.0
+    timeouts: int = 0
+    restarts: int = 0
+    outcomes: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
+
+    def add(self, verdicts: Iterable[Verdict], seconds: float) -> None:
+        self.seconds += seconds
+        for verdict in verdicts:
+            self.outcomes[verdict.outcome] += 1
+
+    def metrics(self) -> dict[str, float]:
+        counts = {outcome.value: float(count) for outcome, count in self.outcomes.items()}
+        return {
+            **counts,
+            "seconds": self.seconds,
+            "timeouts": float(self.timeouts),
+            "restarts": float(self.restarts),
+        }

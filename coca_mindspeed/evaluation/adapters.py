@@ -1,0 +1,160 @@
+"""Predictions from other files: rollout dumps of a training, and plain responses with gold answers to grade them by.
+
+OpenCompass's output has an adapter of its own, :func:`.opencompass.output.read_opencompass`.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
+from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
+from coca_mindspeed.files import read_json_lines
+from coca_mindspeed.grading.verdict import Grader
+
+
+def _prompt_text(prompt: Any, where: str) -> str:
+    """The user's words of a prompt that is text or chat messages."""
+    if isinstance(prompt, str):
+        return prompt
+    if isinstance(prompt, list) and prompt and all(isinstance(m, dict) and "content" in m for m in prompt):
+        return str(next((m["content"] for m in reversed(prompt) if m.get("role") == "user"), prompt[-1]["content"]))
+    raise DataError(f"{where}: 'prompt' should be text or chat messages, found {prompt!r:.80}")
+
+
+def _correct(row: Mapping[str, Any], where: str) -> bool:
+    if isinstance(correct := row.get("correct"), bool):
+        return correct
+    grade = row.get("grade")
+    # The answer reward is exactly 0 or 1; a shaped reward says nothing about correctness.
+    if isinstance(grade, bool) or (isinstance(grade, int | float) and grade in (0, 1)):
+        return bool(grade)
+    if grade in ("right", "wrong", "ungradable"):
+        return bool(grade == "right")
+    raise DataError(f"{where}: expected 'correct' true or false, or 'grade' 0 or 1; found {correct!r} and {grade!r}")
+
+
+def _stated(value: Any) -> Any:
+    """A confidence as it was written: 0.3 that went through a float32 tensor has become 0.30000001192092896."""
+    if isinstance(value, float) and float(np.float32(value)) == value:
+        return float(str(np.float32(value)))
+    return value
+
+
+def read_rollouts(path: Path, *, dataset: str | None = None, parser: ResponseParser | None = None) -> list[Prediction]:
+    """Predictions of a rollout dump: a line a sample with ``prompt``, ``response`` and ``correct`` or ``grade``.
+
+    Both engines' dumps are read: the local one calls the prompt ``question``, both call TTC ``confidence_tokens``.
+    ``confidence`` is taken as it stands and off the response where there is no such key; ``id``, ``dataset``,
+    ``tokens`` and ``tokens_to_confidence`` are taken where they are.  Samples of one prompt are numbered.
+
+    Args:
+        path: JSON Lines.
+        dataset: for rows that name none; the file's name by default.
+        parser: for rows without a confidence.
+
+    Raises:
+        DataError: with file and line.
+    """
+    parser = parser or ResponseParser()
+    seen: Counter[tuple[str, str]] = Counter()
+    predictions = []
+    for number, row in read_json_lines(path):
+        where = f"{path}:{number}"
+        prompt = row.get("prompt", row.get("question"))
+        if prompt is None or "response" not in row:
+            raise DataError(
+                f"{where}: expected 'prompt' (or 'question'), 'response' and 'correct', found {sorted(row)}"
+            )
+        question, response = _prompt_text(prompt, where), row["response"]
+        if not isinstance(response, str):
+            raise DataError(f"{where}: field 'response' should be text, found {type(response).__name__}")
+        id_ = str(row.get("id", hashlib.sha256(question.encode()).hexdigest()[:16]))
+        name = row.get("dataset", dataset or path.stem)
+        stated = _stated(row["confidence"]) if "confidence" in row else parser(response).confidence
+        values: dict[str, Any] = {
+            "id": id_,
+            "dataset": name,
+            "question": question,
+            "response": response,
+            "confidence": stated,
+            "correct": _correct(row, where),
+            "tokens_to_confidence": None
+            if stated is None
+            else row.get("tokens_to_confidence", row.get("confidence_tokens")),
+            "sample": seen[name, id_],
+            "tokens": row.get("tokens", row.get("response_tokens")),
+            **{key: row[key] for key in ("method", "model", "category") if key in row},
+        }
+        seen[name, id_] += 1
+        predictions.append(prediction_from_json(values, where))
+    if not predictions:
+        raise DataError(f"{path}: holds no rollouts")
+    return predictions
+
+
+def read_responses(
+    path: Path,
+    gold: Path,
+    grader: Grader,
+    *,
+    parser: ResponseParser | None = None,
+    tokenizer: TokenCounter | None = None,
+) -> list[Prediction]:
+    """Grade plain responses: a line each with the question's ``id`` and the ``response``.
+
+    Args:
+        path: JSON Lines.  A ``confidence`` key is used instead of what the response states.
+        gold: records with the same ids (see :mod:`coca_mindspeed.data.records`).
+        grader: decides what is right; it sees the answer without its confidence.
+        parser: takes the confidence off.
+        tokenizer: counts tokens to confidence; None leaves them unknown.
+
+    Raises:
+        DataError: with file and line; also if a record has no response.
+    """
+    parser = parser or ResponseParser()
+    records = {record.id: record for record in read_records(gold)}
+    rows = list(read_json_lines(path))
+    for number, row in rows:
+        if not isinstance(row.get("response"), str):
+            raise DataError(f"{path}:{number}: expected a 'response' of text, found {row.get('response')!r:.80}")
+        if str(row.get("id")) not in records:
+            raise DataError(f"{path}:{number}: id {row.get('id')!r} is not in {gold}")
+    if unanswered := sorted(set(records) - {str(row["id"]) for _, row in rows}):
+        raise DataError(
+            f"{path}: has no response to {len(unanswered)} of {len(records)} questions of {gold}, the first is "
+            f"{json.dumps(unanswered[0])}; leaving them out would change the accuracy"
+        )
+    parsed = [parser(row["response"]) for _, row in rows]
+    asked: Sequence[Record] = [records[str(row["id"])] for _, row in rows]
+    verdicts = grader.grade(asked, [p.answer for p in parsed])
+    seen: Counter[str] = Counter()
+    predictions = []
+    for (number, row), record, parts, verdict in zip(rows, asked, parsed, verdicts, strict=True):
+        end = confidence_end(row["response"], parts, parser)
+        external = "confidence" in row
+        counted = None if end is None or tokenizer is None or external else tokenizer.before(row["response"], end)
+        values = {
+            "id": record.id,
+            "dataset": record.dataset,
+            "question": record.question,
+            "response": row["response"],
+            "confidence": row["confidence"] if external else parts.confidence,
+            "correct": verdict.correct,
+            "tokens_to_confidence": row.get("tokens_to_confidence", counted),
+            "category": record.category,
+            "gold": record.answer,
+            "sample": seen[record.id],
+        }
+        seen[record.id] += 1
+        predictions.append(prediction_from_json(values, f"{path}:{number}"))
+    return predictions

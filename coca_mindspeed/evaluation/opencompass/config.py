@@ -1,0 +1,296 @@
+"""OpenCompass's configuration of the paper's evaluation, made from its own data set configurations.
+
+``python -m coca_mindspeed.evaluation.opencompass.config --help`` writes it as JSON, which ``opencompass FILE`` reads.
+A Python configuration could not call these functions: OpenCompass parses such files without running what they import.
+"""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Mapping
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+from coca_mindspeed.algorithm.response import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, ConfidencePosition
+from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError
+from coca_mindspeed.files import write_json
+
+_EVALUATORS = "coca_mindspeed.evaluation.opencompass.evaluator"
+_SANDBOX = "coca_mindspeed.evaluation.opencompass.sandbox"
+
+# Our name -> module of OpenCompass's configurations, and the variable in it.
+STOCK: Mapping[str, tuple[str, str]] = {
+    "gsm8k": ("gsm8k.gsm8k_0shot_v2_gen_17d799", "gsm8k_datasets"),
+    "math500": ("math.math_prm800k_500_0shot_cot_gen_11c4b5", "math_datasets"),
+    "aime24": ("aime2024.aime2024_gen_17d799", "aime2024_datasets"),
+    "aime25": ("aime2025.aime2025_cascade_eval_gen_5e9f4f", "aime2025_datasets"),
+    "mbpp_sanitized": ("mbpp.sanitized_mbpp_mdblock_0shot_nocot_gen_a2e416", "sanitized_mbpp_datasets"),
+    "humaneval": ("humaneval.humaneval_openai_sample_evals_gen_dcae0e", "humaneval_datasets"),
+    "simpleqa": ("SimpleQA.simpleqa_gen_0283c3", "simpleqa_datasets"),
+    "triviaqa": ("triviaqa.triviaqa_gen_0356ec", "triviaqa_datasets"),
+}
+SYSTEM_PROMPTS: Mapping[str, str] = {"first": CONFIDENCE_FIRST_PROMPT, "last": ANSWER_FIRST_PROMPT}
+# The paper: one sample at temperature 1.0, at most 4,096 new tokens.
+TEMPERATURE, MAX_OUT_LEN = 1.0, 4096
+_CHAT = {
+    "round": [{"role": "HUMAN", "api_role": "HUMAN"}, {"role": "BOT", "api_role": "BOT", "generate": True}],
+    "reserved_roles": [{"role": "SYSTEM", "api_role": "SYSTEM"}],
+}
+
+
+def _import_paths(value: Any) -> Any:
+    """The configuration with every class and function written as its import path, as JSON needs it."""
+    if isinstance(value, Mapping):
+        return {key: _import_paths(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_import_paths(item) for item in value]
+    if isinstance(value, type) or callable(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    return value
+
+
+def stock_dataset(name: str) -> dict[str, Any]:
+    """OpenCompass's own configuration of one of the paper's data sets.
+
+    Raises:
+        ConfigError: the name is unknown, or this OpenCompass has no such configuration.
+        MissingDependencyError: OpenCompass is not installed.
+    """
+    if name not in STOCK:
+        raise ConfigError(f"data set {name!r} is unknown; known are {', '.join(STOCK)}")
+    module, variable = STOCK[name]
+    try:
+        importlib.import_module("opencompass")
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"OpenCompass cannot be imported ({error}); it needs its own environment, requirements/opencompass.txt"
+        ) from error
+    try:
+        datasets = getattr(importlib.import_module(f"opencompass.configs.datasets.{module}"), variable)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"OpenCompass has no configuration {module}; 0.5.4 has it: {error}") from error
+    config: dict[str, Any] = _import_paths(deepcopy(datasets[0]))
+    config["abbr"] = name
+    return config
+
+
+def with_confidence(
+    dataset: Mapping[str, Any],
+    *,
+    position: ConfidencePosition = "first",
+    system_prompt: str | None = None,
+    external: bool = False,
+    decimals: int | None = None,
+    tokenizer_path: str | None = None,
+) -> dict[str, Any]:
+    """A data set's configuration with our system prompt and our evaluator around its own.
+
+    Args:
+        dataset: any generation data set of OpenCompass without few-shot examples.
+        position: where the model states its confidence.
+        system_prompt: replaces the position's own.
+        external: the confidence comes with the predictions and the model is not asked for one.
+        decimals: see :class:`ResponseParser`.
+        tokenizer_path: counts tokens to confidence.
+
+    Raises:
+        ConfigError: the data set shows examples, which would contradict the response format.
+    """
+    config = deepcopy(dict(dataset))
+    infer = config["infer_cfg"]
+    if "ice_template" in infer:
+        raise ConfigError(
+            f"data set {config['abbr']}: has few-shot examples, whose answers state no confidence; use a zero-shot one"
+        )
+    # A length here would override the model's, and a stop word would cut the response after its confidence.
+    for key in ("max_out_len", "stopping_criteria"):
+        infer["inferencer"].pop(key, None)
+    if not external:
+        prompt = SYSTEM_PROMPTS[position] if system_prompt is None else system_prompt
+        _add_system_prompt(infer["prompt_template"], prompt)
+    evaluation = config["eval_cfg"]
+    wrapper: dict[str, Any] = {
+        "type": f"{_EVALUATORS}.{'ExternalConfidenceEvaluator' if external else 'ConfidenceEvaluator'}",
+        "evaluator": evaluation["evaluator"],
+        "answer_postprocessor": evaluation.pop("pred_postprocessor", None),
+        "tokenizer_path": tokenizer_path,
+    }
+    if not external:
+        wrapper |= {"position": position, "decimals": decimals}
+    evaluation["evaluator"] = wrapper
+    return config
+
+
+def _add_system_prompt(template: dict[str, Any], prompt: str) -> None:
+    if "messages" in template:
+        template["messages"] = [{"role": "system", "content": prompt}, *template["messages"]]
+        return
+    body = template["template"]
+    if isinstance(body, str):
+        body = {"round": [{"role": "HUMAN", "prompt": body}]}
+    # A reply that the template begins for the model ("A:") would stand before the confidence.
+    rounds = body["round"][:-1] if body["round"][-1]["role"] == "BOT" else body["round"]
+    system = {"role": "SYSTEM", "fallback_role": "HUMAN", "prompt": prompt}
+    template["template"] = {**body, "begin": [system], "round": rounds}
+
+
+def paper_dataset(name: str, judge: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A data set of the paper with the grader that we use, still without confidence.
+
+    AIME 2025 is asked and graded like AIME 2024, code in this project's sandbox instead of in OpenCompass's own
+    process, and SimpleQA by a judge, whose verdict is read word for word.
+
+    Raises:
+        ConfigError: SimpleQA without a judge.
+    """
+    config = stock_dataset(name)
+    evaluation = config["eval_cfg"]
+    stock = evaluation["evaluator"]
+    if name == "aime25":
+        evaluation["evaluator"] = stock["rule_evaluator"]
+        config["infer_cfg"]["prompt_template"] = stock_dataset("aime24")["infer_cfg"]["prompt_template"]
+    elif name == "mbpp_sanitized":
+        evaluation["evaluator"] = {"type": f"{_SANDBOX}.SandboxedMBPPEvaluator"}
+    elif name == "humaneval":
+        evaluation["evaluator"] = {"type": f"{_SANDBOX}.SandboxedHumanEvalEvaluator"}
+    elif name == "simpleqa":
+        if judge is None:
+            raise ConfigError("data set simpleqa: is graded by a judge model; name one, or leave the data set out")
+        del config["mode"]
+        questions = {key: config[key] for key in ("type", "path", "reader_cfg")}
+        evaluation["evaluator"] = stock | {
+            "type": "opencompass.evaluator.GenericLLMEvaluator",
+            "judge_cfg": dict(judge),
+            "dataset_cfg": {**questions, "abbr": f"{name}_judged"},
+        }
+    return config
+
+
+def served_model(
+    abbr: str,
+    *,
+    name: str,
+    api_base: str,
+    tokenizer_path: str,
+    key: str = "EMPTY",
+    temperature: float = TEMPERATURE,
+    max_out_len: int = MAX_OUT_LEN,
+    concurrency: int = 32,
+) -> dict[str, Any]:
+    """A model behind an OpenAI-compatible endpoint, such as vLLM's or vLLM-Ascend's.
+
+    Args:
+        abbr: its name in tables.
+        name: its name at the endpoint.
+        api_base: ``http://host:8000/v1``.
+        tokenizer_path: directory of its tokenizer; OpenCompass would ask the internet for GPT-4's otherwise.
+        key: API key; vLLM takes any.
+        temperature: of sampling.
+        max_out_len: in tokens.
+        concurrency: requests at a time.
+    """
+    return {
+        "type": "opencompass.models.OpenAISDK",
+        "abbr": abbr,
+        "path": name,
+        "key": key,
+        "openai_api_base": api_base,
+        "tokenizer_path": tokenizer_path,
+        "temperature": temperature,
+        "max_out_len": max_out_len,
+        "max_seq_len": 32768,
+        "query_per_second": concurrency,
+        "max_workers": concurrency,
+        "batch_size": concurrency,
+        "meta_template": _CHAT,
+    }
+
+
+def paper_config(
+    model: Mapping[str, Any],
+    *,
+    datasets: tuple[str, ...] = tuple(STOCK),
+    judge: Mapping[str, Any] | None = None,
+    position: ConfidencePosition = "first",
+    external: bool = False,
+    samples: int = 1,
+) -> dict[str, Any]:
+    """The whole configuration: data sets, model, and a summary that prints every metric.
+
+    Args:
+        model: see :func:`served_model`.
+        datasets: names of :data:`STOCK`.
+        judge: model that grades SimpleQA; its temperature should be 0.
+        position: where the confidence stands in the response.
+        external: see :func:`with_confidence`.
+        samples: of every question (n).
+    """
+    tokenizer = model.get("tokenizer_path")
+    wrapped = [
+        with_confidence(paper_dataset(name, judge), position=position, external=external, tokenizer_path=tokenizer)
+        | {"n": samples}
+        for name in datasets
+    ]
+    metrics = ("accuracy", "auroc", "ece", "brier", "success_rate", "tokens_to_confidence")
+    abbrs = [[dataset["abbr"], metric] for dataset in wrapped for metric in metrics]
+    return {
+        "datasets": wrapped,
+        "models": [dict(model)],
+        "summarizer": {"type": "opencompass.summarizers.DefaultSummarizer", "dataset_abbrs": abbrs},
+    }
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Write the configuration; see the module's docstring."""
+    parser = argparse.ArgumentParser(
+        prog="python -m coca_mindspeed.evaluation.opencompass.config",
+        description="Write OpenCompass's configuration of the paper's evaluation as JSON.",
+    )
+    parser.add_argument("--model", required=True, help="the model's name at the endpoint")
+    parser.add_argument("--abbr", default="coca", help="the model's name in tables (default: %(default)s)")
+    parser.add_argument("--api-base", required=True, help="OpenAI-compatible endpoint: http://host:8000/v1")
+    parser.add_argument("--tokenizer", required=True, type=Path, help="directory of the model's tokenizer")
+    parser.add_argument("--judge", help="name of the model that grades SimpleQA")
+    parser.add_argument("--judge-api-base", help="its endpoint (default: that of the model)")
+    parser.add_argument("--judge-key", default="EMPTY", help="its key; ENV reads OPENAI_API_KEY (default: %(default)s)")
+    parser.add_argument("--datasets", nargs="+", choices=STOCK, default=list(STOCK), metavar="NAME", help="some of all")
+    parser.add_argument("--position", choices=("first", "last"), default="first", help="last: answer-first models")
+    parser.add_argument("--external", action="store_true", help="confidences come as keys of the predictions")
+    parser.add_argument("--samples", type=int, default=1, help="samples of every question (default: %(default)s)")
+    parser.add_argument("--output", type=Path, required=True, help="the file to write, ending in .json")
+    arguments = parser.parse_args(argv)
+    tokenizer = str(arguments.tokenizer.absolute())
+    judge = None
+    try:
+        if arguments.judge is not None:
+            base = arguments.judge_api_base or arguments.api_base
+            judge = served_model(
+                "judge",
+                name=arguments.judge,
+                api_base=base,
+                tokenizer_path=tokenizer,
+                key=arguments.judge_key,
+                temperature=0.0,
+                max_out_len=16,
+            )
+        model = served_model(
+            arguments.abbr, name=arguments.model, api_base=arguments.api_base, tokenizer_path=tokenizer
+        )
+        config = paper_config(
+            model,
+            datasets=tuple(arguments.datasets),
+            judge=judge,
+            position=arguments.position,
+            external=arguments.external,
+            samples=arguments.samples,
+        )
+    except CocaError as error:
+        print(f"{parser.prog}: {error}", file=sys.stderr)
+        return 1
+    write_json(arguments.output, config)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,223 @@
+"""Which answers were right, according to OpenCompass; and predictions from the files that it leaves behind.
+
+Evaluators of OpenCompass disagree on how they say it: ``details`` is a list or a dict, the key is ``correct``,
+``is_correct`` or ``cascade_correct``, a judge leaves its words instead, and after OpenCompass has grouped repeated
+samples every value is a list.  What does not say it for every sample raises; nothing is guessed or left out.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
+
+# A cascade's rows keep the rule's own verdict beside the final one, which comes first here.
+_CORRECT_KEYS = ("cascade_correct", "is_correct", "correct")
+# A judge may fail to answer now and then; above this share its figures would say more about it than about the model.
+_MAX_UNDECIDED = 0.01
+# The letter or the words that OpenCompass's judge prompts ask for, and nothing else: searching for a letter would
+# find the A of NOT_ATTEMPTED.
+_JUDGED_RIGHT = re.compile(r"(?:A|CORRECT|A: ?CORRECT)")
+_JUDGED_WRONG = re.compile(r"(?:B|C|(?:[BC]: ?)?(?:INCORRECT|NOT[ _]ATTEMPTED|INVALID))")
+
+
+def read_judgement(text: str) -> bool | None:
+    """Whether a judge found the answer right; None if its words are neither verdict."""
+    words = text.strip().strip("\"'`*.[]()").strip().upper()
+    if _JUDGED_RIGHT.fullmatch(words):
+        return True
+    return False if _JUDGED_WRONG.fullmatch(words) else None
+
+
+def _rows(details: Any, where: str) -> list[Any]:
+    if isinstance(details, Mapping):
+        try:
+            numbered = sorted((int(key), row) for key, row in details.items())
+        except ValueError as error:
+            raise DataError(f"{where}: details should be numbered, found key {next(iter(details))!r}") from error
+        return [row for _, row in numbered]
+    if isinstance(details, Sequence) and not isinstance(details, str):
+        return list(details)
+    raise DataError(
+        f"{where}: the evaluator's result has no per-sample details, found {type(details).__name__}; confidence can "
+        "only be judged where it says which answers were right"
+    )
+
+
+def _flatten(rows: Sequence[Any]) -> list[Any]:
+    """Undo OpenCompass's grouping of n samples of a question; the order becomes replica by replica."""
+    if not rows or not all(isinstance(row, Mapping) and "example_abbr" in row for row in rows):
+        return list(rows)
+    columns = [{key: value for key, value in row.items() if isinstance(value, list)} for row in rows]
+    samples = max((len(value) for value in columns[0].values()), default=1)
+    return [{key: value[i] for key, value in row.items() if len(value) > i} for i in range(samples) for row in columns]
+
+
+def correctness(result: Mapping[str, Any], count: int, where: str) -> list[bool]:
+    """One verdict a sample from an evaluator's result, in the order of the predictions.
+
+    A judge's words that are no verdict count as wrong, up to one sample in a hundred (at least one).
+
+    Args:
+        result: what ``score`` or ``evaluate`` of an OpenCompass evaluator returned, or a results file.
+        count: number of predictions.
+        where: what it was about, for messages.
+
+    Raises:
+        DataError: it does not say of each of ``count`` samples whether it was right, or a judge is undecided too often.
+    """
+    if "error" in result:
+        raise DataError(f"{where}: the evaluator failed: {result['error']}")
+    rows = _flatten(_rows(result.get("details"), where))
+    if len(rows) != count:
+        raise DataError(
+            f"{where}: the evaluator graded {len(rows)} of {count} samples; it drops those whose gold answer it cannot "
+            "parse, which would pair the rest with other answers' confidences: correct or remove these questions"
+        )
+    decisions = [_verdict(row, f"{where}, sample {index}") for index, row in enumerate(rows)]
+    undecided = [index for index, decision in enumerate(decisions) if decision is None]
+    if len(undecided) > max(1, _MAX_UNDECIDED * count):
+        said = str(_judgement(rows[undecided[0]]))
+        raise DataError(
+            f"{where}: the judge gave no verdict on {len(undecided)} of {count} samples; on sample {undecided[0]} it "
+            f"said {said[:200]!r}, expected A, B, C or their words alone: take a judge that keeps to its instruction, or "
+            "extract its verdict by its pred_postprocessor"
+        )
+    verdicts = [decision is True for decision in decisions]
+    judged = any(isinstance(row, Mapping) and not any(key in row for key in _CORRECT_KEYS) for row in rows)
+    for key in ("accuracy", "score"):
+        # A judge's own total is left alone: it counts the A of NOT_ATTEMPTED as a verdict.
+        if not judged and isinstance(result.get(key), float) and count:
+            ours = 100 * sum(verdicts) / count
+            if abs(result[key] - ours) > 1e-6:
+                raise DataError(f"{where}: the evaluator's {key} is {result[key]:.4f}, its samples say {ours:.4f}")
+    return verdicts
+
+
+def _judgement(row: Mapping[str, Any]) -> Any:
+    return row.get("llm_judge", row.get("prediction"))
+
+
+def _verdict(row: Any, where: str) -> bool | None:
+    """Right or wrong; None where a judge's words are neither."""
+    if isinstance(row, Mapping):
+        for key in _CORRECT_KEYS:
+            if row.get(key) is not None:
+                return bool(row[key])
+        if isinstance(judgement := _judgement(row), str):
+            return read_judgement(judgement)
+    raise DataError(f"{where}: says neither of {', '.join(_CORRECT_KEYS)} nor a judgement; found {row!s:.200}")
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise DataError(f"{path}: is not JSON: {error}") from error
+
+
+def _predicted(work_dir: Path, model: str, dataset: str) -> list[Mapping[str, Any]]:
+    folder = work_dir / "predictions" / model
+    whole = folder / f"{dataset}.json"
+    parts = sorted(folder.glob(f"{dataset}_[0-9]*.json"), key=lambda path: int(path.stem.rpartition("_")[2]))
+    if not whole.exists() and not parts:
+        raise DataError(f"{whole}: is missing; it should hold the responses that {dataset}.json of results graded")
+    rows: list[Mapping[str, Any]] = []
+    for path in [whole] if whole.exists() else parts:
+        content = _read(path)
+        rows += [content[str(index)] for index in range(len(content))]
+    return rows
+
+
+def _question(prompt: Any) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    texts = [str(turn.get("prompt", turn.get("content", ""))) for turn in prompt if turn.get("role") != "SYSTEM"]
+    return texts[-1] if texts else ""
+
+
+def read_opencompass(
+    work_dir: Path,
+    *,
+    parser: ResponseParser | None = None,
+    tokenizer: TokenCounter | None = None,
+    categories: Mapping[str, str] | None = None,
+) -> list[Prediction]:
+    """Predictions of every model and data set of an OpenCompass run.
+
+    Args:
+        work_dir: a run's directory, the one that holds ``predictions/`` and ``results/``.
+        parser: takes the confidence off; confidence first by default.  A ``confidence`` key of a prediction
+            (probe, assessor, question probability, voting) is used instead where there is one.
+        tokenizer: counts tokens to confidence; None leaves them unknown unless the prediction says them.
+        categories: data set -> category.
+
+    Raises:
+        DataError: a file is missing or does not say which answers were right.
+    """
+    parser = parser or ResponseParser()
+    results = sorted((work_dir / "results").glob("*/*.json"))
+    results = [path for path in results if not re.search(r"_replica\d+$", path.stem)]
+    if not results:
+        raise DataError(
+            f"{work_dir}: holds no results/MODEL/DATASET.json; expected the time-stamped folder of an OpenCompass run"
+        )
+    predictions = []
+    for path in results:
+        model, dataset = path.parent.name, path.stem
+        result, rows = _read(path), _predicted(work_dir, model, dataset)
+        verdicts = correctness(result, len(rows), str(path))
+        questions = _questions(result["details"], len(rows))
+        for index, (row, correct) in enumerate(zip(rows, verdicts, strict=True)):
+            stated, tokens = _confidence(_own(result["details"], index) or row, row, parser, tokenizer)
+            gold = row.get("gold")
+            predictions.append(
+                Prediction(
+                    id=str(index % questions),
+                    dataset=dataset,
+                    question=_question(row.get("origin_prompt", "")),
+                    response=row["prediction"],
+                    confidence=stated,
+                    correct=correct,
+                    tokens_to_confidence=tokens,
+                    category=(categories or {}).get(dataset),
+                    model=model,
+                    sample=index // questions,
+                    gold=None if gold is None else str(gold),
+                )
+            )
+    return predictions
+
+
+def _own(details: Any, index: int) -> Mapping[str, Any] | None:
+    """The row of our own evaluator, which has taken the confidence off already."""
+    row = details[index] if isinstance(details, list) else None
+    return row if isinstance(row, Mapping) and "tokens_to_confidence" in row else None
+
+
+def _questions(details: Any, count: int) -> int:
+    """How many questions there are when ``count`` responses were graded, replica after replica."""
+    own = _own(details, count - 1)
+    if own is not None:
+        return int(own["question"]) + 1
+    grouped = isinstance(details, list) and all(isinstance(d, Mapping) and "example_abbr" in d for d in details)
+    return len(details) if grouped else count
+
+
+def _confidence(
+    row: Mapping[str, Any], predicted: Mapping[str, Any], parser: ResponseParser, tokenizer: TokenCounter | None
+) -> tuple[float | None, int | None]:
+    """Confidence and tokens to it: as the row says, or else off the response."""
+    if "confidence" in row:
+        return row["confidence"], row.get("tokens_to_confidence")
+    parsed = parser(predicted["prediction"])
+    end = confidence_end(predicted["prediction"], parsed, parser)
+    tokens = None if end is None or tokenizer is None else tokenizer.before(predicted["prediction"], end)
+    return parsed.confidence, tokens

@@ -1,0 +1,86 @@
+"""MBPP and HumanEval for OpenCompass, graded in this project's sandbox.
+
+OpenCompass runs the model's programs in its own process, as the user who evaluates; HumanEval's package has that line
+commented out.  Extraction of the program and MBPP's type-aware comparison are OpenCompass's own.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from opencompass.datasets import MBPPEvaluator
+from opencompass.openicl.icl_evaluator import BaseEvaluator
+from opencompass.registry import ICL_EVALUATORS
+from opencompass.utils.code_execution import TYPE_AWARE_EQUAL_NAME, make_assertions_type_aware, type_aware_equal
+
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.code import CodeGrader
+
+
+def _result(records: Sequence[Record], programs: Sequence[str]) -> dict[str, Any]:
+    """Grade in the sandbox, in the form of OpenCompass's evaluators."""
+    grader = CodeGrader()
+    try:
+        verdicts = grader.grade(records, programs)
+    finally:
+        grader.close()
+    details = [
+        {"programs": program, "correct": verdict.correct, "result": verdict.reason or verdict.outcome.value}
+        for program, verdict in zip(programs, verdicts, strict=True)
+    ]
+    return {"accuracy": 100 * sum(v.correct for v in verdicts) / max(1, len(verdicts)), "details": details}
+
+
+def _comparison_source() -> str:
+    """The source of OpenCompass's type-aware comparison, for the tests inside the sandbox."""
+    imports = "from collections.abc import Mapping\nfrom typing import Any\n"
+    return f"{imports}{inspect.getsource(type_aware_equal)}\n{TYPE_AWARE_EQUAL_NAME} = type_aware_equal\n"
+
+
+@ICL_EVALUATORS.register_module()
+class SandboxedMBPPEvaluator(BaseEvaluator):
+    """OpenCompass's ``MBPPEvaluator``, with the programs run in the sandbox."""
+
+    def score(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
+        """Grade answers to MBPP questions; a reference is the question's asserts."""
+        stock = MBPPEvaluator()
+        comparison = _comparison_source()
+        records = [
+            Record(
+                str(index),
+                "mbpp_sanitized",
+                "code",
+                "MBPP",
+                "",
+                metadata={"tests": {"kind": "asserts", "code": comparison + make_assertions_type_aware(tests)}},
+            )
+            for index, tests in enumerate(references)
+        ]
+        return _result(records, [stock._process_answer(answer) for answer in predictions])
+
+
+@ICL_EVALUATORS.register_module()
+class SandboxedHumanEvalEvaluator(BaseEvaluator):
+    """HumanEval's check functions, run in the sandbox on the whole function or on the rest of the prompt's."""
+
+    def score(self, predictions: list[str], references: list[str], test_set: Any) -> dict[str, Any]:
+        """Grade answers to HumanEval questions, whose prompts and tests are in ``test_set``."""
+        records = [
+            Record(
+                task,
+                "humaneval",
+                "code",
+                question["prompt"],
+                "",
+                metadata={
+                    "prompt": question["prompt"],
+                    "tests": {
+                        "kind": "asserts",
+                        "code": f"{question['test']}\n\ncheck({question['entry_point']})\n",
+                        "entry_point": question["entry_point"],
+                    },
+                },
+            )
+            for task, question in zip(references, test_set, strict=True)
+        ]
+        return _result(records, predictions)

@@ -1,0 +1,94 @@
+"""Does the model's program pass its tests?  Runs it in the sandbox and nowhere else."""
+
+import os
+import queue
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import GradingError
+from coca_mindspeed.grading.programs import Job, build_job, time_limit
+from coca_mindspeed.grading.sandbox import Limits, Sandbox
+from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
+from coca_mindspeed.grading.workers import in_order
+
+_MAX_WORKERS = 14  # as many as the sandbox has user ids
+_MAX_PROGRAM_CHARACTERS = 200_000
+
+
+class CodeGrader:
+    """Right if and only if the program passes all of its tests.
+
+    Args:
+        seconds: limit for one run of a program (one case, or one set of asserts) where the record sets none.
+        total_seconds: limit for all cases of one program together.
+        workers: number of sandboxes at one time; None for one a core, at most 14.
+        memory_mib: for each process, and for all processes of a program together.
+        processes: processes and threads of a program at one time.
+        allow_unsandboxed: see :class:`~coca_mindspeed.grading.sandbox.Sandbox`; an explicit choice.
+
+    Raises:
+        GradingError: there is no sandbox; says what to install.
+    """
+
+    def __init__(
+        self,
+        seconds: float = 10.0,
+        total_seconds: float = 60.0,
+        workers: int | None = None,
+        memory_mib: int = 1024,
+        processes: int = 32,
+        allow_unsandboxed: bool = False,
+    ) -> None:
+        count = min(_MAX_WORKERS, len(os.sched_getaffinity(0))) if workers is None else workers
+        if not 1 <= count <= _MAX_WORKERS:
+            raise GradingError(f"the number of sandboxes should be between 1 and {_MAX_WORKERS}, found {count}")
+        if seconds <= 0 or total_seconds < seconds:
+            raise GradingError(f"expected 0 < seconds <= total_seconds, found {seconds:g} and {total_seconds:g}")
+        self._seconds, self._total_seconds = seconds, total_seconds
+        self._sandbox = Sandbox(Limits(memory_bytes=memory_mib << 20, processes=processes), allow_unsandboxed)
+        # Threads only wait here: the work is done by the processes of the sandboxes.
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="sandbox")
+        self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for slot in range(count):
+            self._slots.put(slot)
+        self._count = count
+        self._tally = Tally()
+
+    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        """See :class:`~coca_mindspeed.grading.verdict.Grader`.
+
+        Raises:
+            DataError: a record's tests are malformed; no program runs then.
+        """
+        started = time.perf_counter()
+        jobs = [
+            {**build_job(record, answer), "seconds": time_limit(record, self._seconds)}
+            for record, answer in zip(records, answers, strict=True)
+        ]
+        pending = in_order(lambda job: self._threads.submit(self._run, job), jobs, in_flight=4 * self._count)
+        verdicts = [future.result() for _, future in pending]
+        self._tally.add(verdicts, time.perf_counter() - started)
+        return verdicts
+
+    def metrics(self) -> dict[str, float]:
+        return self._tally.metrics()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _run(self, job: Job) -> Verdict:
+        started = time.perf_counter()
+        if len(job["source"]) > _MAX_PROGRAM_CHARACTERS:
+            return Verdict(Outcome.WRONG, f"the program is over {_MAX_PROGRAM_CHARACTERS} characters")
+        # One set of asserts is one run; cases have a limit each and a limit together.
+        total = job["seconds"] if job["kind"] == "asserts" else max(self._total_seconds, job["seconds"])
+        slot = self._slots.get()
+        try:
+            report = self._sandbox.run(job, total, slot)
+        finally:
+            self._slots.put(slot)
+        if report.killed:
+            self._tally.timeouts += 1
+        return Verdict(Outcome(report.outcome), report.reason, time.perf_counter() - started)

@@ -1,0 +1,138 @@
+r"""From a whole response to its final answer, as text, in time linear in the response.
+
+The trainer's own process runs this on hostile text, so nothing here evaluates anything, and every scan is a single
+pass: 100 kB of ``\boxed{`` take milliseconds.
+"""
+
+import re
+import unicodedata
+
+# A backslash takes the next character with it, so that \{ and \} are text and not grouping.
+_BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
+_MATH = re.compile(r"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
+_PHRASE = re.compile(r"answer(?:\s+is|\s*[:=]|\s+equals)\s*:?", re.IGNORECASE)
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+|e[-+]?\d+)?%?", re.IGNORECASE)
+_SENTENCE_END = re.compile(r"[.!?](?:\s|$)|\n")
+
+# Fallbacks look only here: an answer that is not at the end is not a final answer.
+_TAIL_CHARACTERS = 2_000
+_LINE_CHARACTERS = 200
+
+_ZERO_WIDTH = dict.fromkeys(
+    [
+        0x00AD,
+        0x034F,
+        0x061C,
+        0x180E,
+        0x2060,
+        0xFEFF,
+        *range(0x200B, 0x2010),
+        *range(0x202A, 0x202F),
+        *range(0x2061, 0x2070),
+    ]
+)
+_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
+_SUPERSCRIPT_RUN = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
+_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
+_SUBSCRIPT_RUN = re.compile(r"[₀₁₂₃₄₅₆₇₈₉]+")
+_VULGAR_FRACTION = re.compile(r"[¼½¾⅐-⅞]")
+_ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z]))")
+_SYMBOLS = {
+    "−": "-",
+    "–": "-",
+    "—": "-",
+    "×": r" \times ",
+    "·": r" \cdot ",
+    "⋅": r" \cdot ",
+    "÷": r" \div ",
+    "π": r"\pi ",
+    "∞": r"\infty ",
+    "≤": r"\le ",
+    "≥": r"\ge ",
+    "≠": r"\ne ",
+    "∪": r"\cup ",
+    "∩": r"\cap ",
+    "∅": r"\emptyset ",
+    "∈": r"\in ",
+    "±": r"\pm ",
+    "°": r"^\circ ",
+    "。": ".",
+    "′": "'",
+}
+_SYMBOL = re.compile("[" + "".join(_SYMBOLS) + "]")
+
+
+def plain_characters(text: str) -> str:
+    """Drop characters without width and write full-width digits, superscripts, ``½`` and ``√`` as LaTeX does.
+
+    Superscripts and fractions go first: Unicode's own compatibility form (NFKC) would make ``2`` of ``²`` and
+    ``21/2`` of ``2½``.
+    """
+    if text.isascii():
+        return text
+    text = text.translate(_ZERO_WIDTH)
+    text = _SUPERSCRIPT_RUN.sub(lambda m: "^{" + m[0].translate(_SUPERSCRIPTS) + "}", text)
+    text = _SUBSCRIPT_RUN.sub(lambda m: "_{" + m[0].translate(_SUBSCRIPTS) + "}", text)
+    text = _VULGAR_FRACTION.sub(lambda m: _latex_fraction(m[0]), text)
+    text = _ROOT.sub(lambda m: r"\sqrt{" + (m[1] or m[2] or "") + "}", text)
+    text = _SYMBOL.sub(lambda m: _SYMBOLS[m[0]], text)
+    return unicodedata.normalize("NFKC", text)
+
+
+def _latex_fraction(character: str) -> str:
+    numerator, _, denominator = unicodedata.normalize("NFKC", character).partition("\u2044")
+    return rf"\frac{{{numerator}}}{{{denominator}}}" if denominator else character
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Content of the last complete ``\boxed{...}`` or ``\fbox{...}``; of nested ones, the outermost.
+
+    A box that is never closed (the response was cut off) is no answer.
+    """
+    found: str | None = None
+    opened: list[int | None] = []  # per open brace: where its box's content starts, or None for a plain group
+    for match in _BRACES.finditer(text):
+        token = match[0]
+        if token == "{":
+            opened.append(None)
+        elif token == "}":
+            start = opened.pop() if opened else None
+            if start is not None:
+                found = text[start : match.start()]
+        elif token.endswith("{") and len(token) > 2:
+            opened.append(match.end())
+    return found
+
+
+def final_answer(response: str, boxed_only: bool = False) -> str | None:
+    r"""The answer that a response ends in, or None if it gives none.
+
+    In this order: the last complete ``\boxed{}``; what follows the last "answer is" or "answer:" on its line; the
+    last formula between dollars or ``\(...\)``; the last number.  The last three look at the last 2,000 characters
+    only.
+
+    Args:
+        response: the answer segment of a response.
+        boxed_only: accept nothing but a box.
+    """
+    if (boxed := last_boxed(response)) is not None:
+        return boxed.strip() or None
+    if boxed_only:
+        return None
+    tail = plain_characters(response[-_TAIL_CHARACTERS:])
+    phrases = list(_PHRASE.finditer(tail))
+    if phrases and (stated := _stated_answer(tail[phrases[-1].end() :])):
+        return stated
+    formulas = list(_MATH.finditer(tail))
+    if formulas:
+        return next(group for group in formulas[-1].groups() if group is not None).strip() or None
+    numbers = _NUMBER.findall(tail)
+    return numbers[-1].rstrip(",") if numbers else None
+
+
+def _stated_answer(rest: str) -> str | None:
+    rest = rest[:_LINE_CHARACTERS].lstrip(" \t\n:*")
+    if formula := _MATH.match(rest):
+        return next(group for group in formula.groups() if group is not None).strip() or None
+    end = _SENTENCE_END.search(rest)
+    return (rest[: end.start()] if end else rest).strip(" \t*`\"'") or None

@@ -1,0 +1,91 @@
+"""The process of the model's program, as a server of its functions.  Nothing that it says is trusted.
+
+Usage: ``program.py REQUESTS_FD ANSWERS_FD``.  One JSON object a line each way; the tests are in another process.
+"""
+
+import importlib
+import json
+import sys
+import types
+from typing import Any
+
+sys.path.insert(0, __file__.rpartition("/")[0])
+values = importlib.import_module("values")
+
+
+class Server:
+    """Runs the program and then what the tests ask of it, one request after the other."""
+
+    def __init__(self) -> None:
+        self._module = types.ModuleType("program")
+        self._objects: list[Any] = []
+
+    def load(self, request: dict[str, Any]) -> dict[str, Any]:
+        sys.modules["program"] = self._module  # dataclasses look their module up
+        names = self._module.__dict__
+        exec(compile(request["source"], "<program>", "exec"), names)  # noqa: S102  # the sandbox's point
+        if (entry_point := request.get("entry_point")) and entry_point not in names:
+            solution = names.get("Solution")  # the form in which LeetCode asks for answers
+            if isinstance(solution, type) and hasattr(solution, entry_point):
+                names[entry_point] = getattr(solution(), entry_point)
+        exports: dict[str, Any] = {}
+        for name, value in list(names.items()):
+            if isinstance(value, types.ModuleType):
+                exports[name] = {"module": value.__name__}
+            elif not name.startswith("__"):
+                exports[name] = {"value": self._encode(value)}
+        return {"exports": exports}
+
+    def call(self, request: dict[str, Any]) -> dict[str, Any]:
+        target = self._objects[request["target"]]
+        operation = request["operation"]
+        arguments = [values.decode(item, self._objects.__getitem__) for item in request["arguments"]]
+        if operation == "call":
+            keywords = {k: values.decode(v, self._objects.__getitem__) for k, v in request["keywords"].items()}
+            result = target(*arguments, **keywords)
+        elif operation == "get":
+            result = getattr(target, *arguments)
+        elif operation == "set":
+            setattr(target, *arguments)
+            result = None
+        elif operation == "item":
+            result = target[arguments[0]]
+        elif operation == "length":
+            result = len(target)
+        else:
+            result = list(target)
+        return {"value": self._encode(result)}
+
+    def _encode(self, value: Any) -> Any:
+        return values.encode(value, self._reference)
+
+    def _reference(self, value: Any) -> int:
+        self._objects.append(value)
+        return len(self._objects) - 1
+
+
+def main(requests_fd: int, answers_fd: int) -> None:
+    server = Server()
+    with (
+        open(requests_fd, encoding="ascii") as requests,
+        open(answers_fd, "w", encoding="ascii") as answers,
+    ):  # descriptors
+        for line in requests:
+            request = json.loads(line)
+            try:
+                answer = server.load(request) if "source" in request else server.call(request)
+            except BaseException as error:  # noqa: BLE001  # exit() and KeyboardInterrupt are the program's, too
+                answer = {"error": type(error).__name__, "message": _text(error)}
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)[:500]
+    except BaseException:  # noqa: BLE001  # __str__ is the program's as well
+        return ""
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

@@ -1,0 +1,213 @@
+"""Symbolic comparison of two final answers, by math-verify.  Runs in worker processes only: sympy can hang or explode.
+
+math-verify's own time limits are signals of the main thread and are off; the pool in :mod:`.workers` kills from
+outside.  Its verdict is not taken alone: it rounds to six decimals and drops what is below 1e-15, so it takes
+``e^{-50}`` for ``e^{-51}``.  Where both sides have numeric values (free symbols are given random ones), these must
+agree to 25 digits as well.
+"""
+
+import logging
+import random
+import re
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import sympy
+from latex2sympy2_extended import NormalizationConfig, is_expr_of_only_symbols
+from math_verify import LatexExtractionConfig, parse, verify
+from sympy.core.function import AppliedUndef
+from sympy.core.relational import Relational
+
+from coca_mindspeed.grading.quantity import DECIMAL_TOLERANCE, read_answer, same_number
+from coca_mindspeed.grading.verdict import Outcome
+
+# units=False: math-verify's list of units includes single letters, and would read 5t as 5.
+_EXTRACTION = (
+    LatexExtractionConfig(
+        boxed_match_priority=0,
+        normalization_config=NormalizationConfig(
+            basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last"
+        ),
+    ),
+)
+_OR = re.compile(r"(?<![a-zA-Z])or(?![a-zA-Z])")
+# The parser drops the degree sign; inside of a function that turns the angle into radians.
+_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
+_DIGITS = 40
+_AGREEMENT = sympy.Float("1e-25", _DIGITS)
+_POINTS = 3
+
+
+def warm_up() -> None:
+    """Build the parser's tables before the first clock starts, and silence math-verify's note on its limits."""
+    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+    parse_latex(r"\frac{1}{\sqrt{2}}")
+
+
+def parse_latex(text: str) -> Any | None:
+    """Sympy's reading of a LaTeX answer (a list as a set, a relation as a relation), or None if there is none."""
+    if _TRIGONOMETRIC.search(text):
+        text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
+    parsed = parse(
+        rf"\boxed{{{text}}}", _EXTRACTION, fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True
+    )
+    if not parsed:
+        return None
+    expression = _with_imaginary_unit(parsed[0])
+    return _union_of_conditions(expression) if _OR.search(text) else expression
+
+
+def gold_problem(text: str) -> str:
+    """Why a gold answer cannot be used, or ``""``."""
+    return "" if parse_latex(text) is not None else "it cannot be parsed as mathematics"
+
+
+def compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
+    """Compare ``(gold, answer)``, both LaTeX without units, and say why where it is not plain."""
+    gold_text, answer_text = pair
+    gold = parse_latex(gold_text)
+    if gold is None:
+        return Outcome.UNGRADABLE, "the gold answer cannot be parsed as mathematics"
+    answer = parse_latex(answer_text)
+    if answer is None:
+        return Outcome.UNGRADABLE, "the answer cannot be parsed as mathematics"
+    if (exact := _same_exact_number(gold, gold_text, answer, answer_text)) is not None:
+        return (Outcome.RIGHT if exact else Outcome.WRONG), "as exact numbers"
+    if not _is_relation(gold) and _is_relation(answer) and not _states_a_value(answer):
+        return Outcome.WRONG, "an equation that does not say what the value is"
+    agree = _agree(gold, answer)
+    if agree is False:
+        return Outcome.WRONG, "the values differ"
+    if agree and _is_number(gold) and _is_number(answer) and (gold.has(sympy.Float) or answer.has(sympy.Float)):
+        return Outcome.RIGHT, "a decimal of an exact value"
+    # allow_set_relation_comp: x<2 and (-oo, 2) are the same answer, whichever of them is the gold.
+    same = verify(gold, answer, timeout_seconds=None, allow_set_relation_comp=True, raise_on_error=True)
+    if not same and (solutions := [_solutions(side) for side in (gold, answer)])[0] is not None:
+        same = solutions[0] == solutions[1]
+    return (Outcome.RIGHT if same else Outcome.WRONG), ""
+
+
+def _with_imaginary_unit(expression: Any) -> Any:
+    """Read the symbol i as the imaginary unit, as answers mean it."""
+    if not isinstance(expression, sympy.Basic | sympy.MatrixBase):
+        return expression
+    units = {symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"}
+    # Relations and sets keep their form; xreplace would evaluate them away.
+    return expression.xreplace(units) if units and isinstance(expression, sympy.Expr | sympy.MatrixBase) else expression
+
+
+def _union_of_conditions(expression: Any) -> Any:
+    """``x < 1 or x > 2``, which the parser reads as a set of two relations, as the set of numbers that it means."""
+    if not isinstance(expression, sympy.FiniteSet) or len(expression.free_symbols) != 1:
+        return expression
+    if not all(isinstance(part, Relational) and not isinstance(part, sympy.Eq) for part in expression.args):
+        return expression
+    return sympy.Union(*(part.as_set() for part in expression.args))
+
+
+def _is_relation(expression: Any) -> bool:
+    return isinstance(expression, Relational | sympy.And)
+
+
+def _states_a_value(relation: Any) -> bool:
+    """Whether math-verify may take the last right-hand side for the answer: of ``x = 6``, but not of ``2x = 6``."""
+    parts = getattr(relation, "_unsorted_args", None) or [relation]
+    if not all(isinstance(part, sympy.Eq) for part in parts):
+        return True  # an inequality, which stands for its set of solutions
+    named = is_expr_of_only_symbols(parts[0].lhs) or isinstance(parts[0].lhs, AppliedUndef)
+    return all(_agree(part.lhs, part.rhs) is not False for part in parts[1 if named else 0 :]) and (
+        named or _is_number(parts[0].lhs)
+    )
+
+
+def _solutions(expression: Any) -> sympy.Set | None:
+    """The numbers for which inequalities in one unknown hold, or None if that is not what the expression is."""
+    parts = expression.args if isinstance(expression, sympy.And) else (expression,)
+    inequalities = all(isinstance(part, Relational) and not isinstance(part, sympy.Eq) for part in parts)
+    if not inequalities or len(expression.free_symbols) != 1:
+        return None
+    try:
+        return expression.as_set()
+    except NotImplementedError:
+        return None
+
+
+def _is_number(expression: Any) -> bool:
+    return isinstance(expression, sympy.Expr) and not expression.free_symbols
+
+
+def _exact_value(expression: Any, text: str) -> Fraction | None:
+    written = read_answer(text).value
+    if written is not None:
+        return written
+    if not _is_number(expression) or expression.has(sympy.Float):
+        return None
+    value = expression.doit()
+    return Fraction(int(value.p), int(value.q)) if isinstance(value, sympy.Rational) else None
+
+
+def _same_exact_number(gold: Any, gold_text: str, answer: Any, answer_text: str) -> bool | None:
+    """Compare as exact rationals: 2**20 is 1048576 and not 1048576.5, which no tolerance would tell apart."""
+    gold_value, answer_value = _exact_value(gold, gold_text), _exact_value(answer, answer_text)
+    if gold_value is None or answer_value is None:
+        return None
+    return same_number(
+        replace(read_answer(gold_text), value=gold_value), replace(read_answer(answer_text), value=answer_value)
+    )
+
+
+def _agree(gold: Any, answer: Any) -> bool | None:
+    """Whether the two have the same values; None where that cannot be said."""
+    if isinstance(gold, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase):
+        if gold.shape != answer.shape:
+            return False
+        return _all_agree(zip(gold.flat(), answer.flat(), strict=True))
+    if isinstance(gold, sympy.Tuple) and isinstance(answer, sympy.Tuple):
+        return _all_agree(zip(gold, answer, strict=True)) if len(gold) == len(answer) else False
+    if isinstance(gold, sympy.FiniteSet) and isinstance(answer, sympy.FiniteSet):
+        if not all(map(_is_number, [*gold.args, *answer.args])):
+            return None
+        return all(any(_agree(g, a) is not False for a in answer.args) for g in gold.args) and all(
+            any(_agree(g, a) is not False for g in gold.args) for a in answer.args
+        )
+    if isinstance(gold, sympy.Interval) and isinstance(answer, sympy.Interval):
+        return _all_agree([(gold.start, answer.start), (gold.end, answer.end)])
+    if not isinstance(gold, sympy.Expr) or not isinstance(answer, sympy.Expr):
+        return None
+    return _scalars_agree(gold, answer)
+
+
+def _all_agree(pairs: Any) -> bool | None:
+    outcomes = [_agree(a, b) for a, b in pairs]
+    return False if False in outcomes else None if None in outcomes else True
+
+
+def _scalars_agree(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
+    symbols = sorted(gold.free_symbols, key=str)
+    if set(symbols) != set(answer.free_symbols):
+        return None
+    tolerance = _AGREEMENT
+    if gold.has(sympy.Float) or answer.has(sympy.Float):
+        tolerance = sympy.Float(float(DECIMAL_TOLERANCE), _DIGITS)
+    draw = random.Random(0)  # the same points for every pair: a verdict must not depend on what came before
+    compared = False
+    for _ in range(_POINTS if symbols else 1):
+        point = {symbol: sympy.Rational(draw.randint(-3000, 3000), 1009) for symbol in symbols}
+        a, b = (sympy.N(side.subs(point), _DIGITS) for side in (gold, answer))
+        if not (_is_finite(a) and _is_finite(b)):
+            continue
+        compared = True
+        if abs(a - b) > tolerance * max(abs(a), abs(b)):
+            return False
+    return True if compared else None
+
+
+def _is_finite(value: Any) -> bool:
+    return (
+        bool(value.is_number)
+        and value.is_finite is True
+        and value.is_comparable is not None
+        and all(isinstance(part, sympy.Number) for part in value.as_real_imag())
+    )

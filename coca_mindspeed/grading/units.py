@@ -1,0 +1,91 @@
+"""Units after a number: which words are one, and one name for each, so that ``12 cm`` is not ``12 m``."""
+
+import re
+
+_NAMES = {
+    "cm": "cm centimeter centimeters centimetre centimetres",
+    "mm": "mm millimeter millimeters millimetre millimetres",
+    "m": "m meter meters metre metres",
+    "km": "km kilometer kilometers kilometre kilometres",
+    "in": "in inch inches",
+    "ft": "ft foot feet",
+    "yd": "yd yard yards",
+    "mi": "mi mile miles",
+    "g": "g gram grams",
+    "kg": "kg kilogram kilograms kilo kilos",
+    "mg": "mg milligram milligrams",
+    "lb": "lb lbs pound pounds",
+    "oz": "oz ounce ounces",
+    "s": "s sec secs second seconds",
+    "min": "min mins minute minutes",
+    "h": "h hr hrs hour hours",
+    "day": "day days",
+    "week": "week weeks",
+    "month": "month months",
+    "year": "year years yr yrs",
+    "l": "l L liter liters litre litres",
+    "ml": "ml mL milliliter milliliters millilitre millilitres",
+    "mph": "mph",
+    "km/h": "km/h kph kmh km/hr",
+    "m/s": "m/s",
+    "degree": "degree degrees deg",
+    "radian": "radian radians rad",
+    "dollar": "dollar dollars USD usd",
+    "cent": "cent cents",
+    "euro": "euro euros EUR",
+    "rupee": "rupee rupees Rs",
+}
+_UNITS = {name: unit for unit, names in _NAMES.items() for name in names.split()}
+_PER = {("mi", "h"): "mph", ("km", "h"): "km/h", ("m", "s"): "m/s"}
+_POWER_WORDS = {"square": "2", "sq": "2", "squared": "2", "cubic": "3", "cu": "3", "cubed": "3"}
+_CURRENCIES = {"$": "dollar", "\\$": "dollar", "usd": "dollar", "€": "euro", "eur": "euro", "rs": "rupee", "₹": "rupee"}
+
+# Without a space, letters after a number are a unit only if they can be nothing else: 12cm, but not 12m.
+_SAFE_WITHOUT_SPACE = {"cm", "mm", "km", "kg", "mg", "ml", "mL", "ft", "lb", "lbs", "oz", "mph", "min", "hr"}
+
+# Words after a number that change its value: never a unit.
+_CHANGES_THE_VALUE = """
+half halves third thirds fourth fourths quarter quarters fifth fifths sixth sixths seventh sevenths eighth eighths
+ninth ninths tenth tenths hundredth hundredths thousandth thousandths millionth millionths hundred hundreds thousand
+thousands million millions billion billions trillion trillions dozen dozens score squared cubed factorial over plus
+minus times divided multiplied by or and to of mod modulo choose base root power per more less than not
+"""
+_NOT_UNITS = frozenset(_CHANGES_THE_VALUE.split())
+
+
+def may_be_unit(name: str, spaced: bool = True) -> bool:
+    """Whether words behind a number can be its unit: known, or any thing that is counted (``apples``).
+
+    Args:
+        name: the words, without a power.
+        spaced: whether something separates them from the number, so that they cannot be a variable.
+    """
+    if re.fullmatch(r"[a-zA-Z][a-zA-Z /.^23]*", name) is None:
+        return False
+    words = name.lower().split()
+    power_of_unit = len(words) == 2 and words[0] in _UNITS and words[1] in ("squared", "cubed")
+    if not power_of_unit and "per" not in words[1:-1] and not _NOT_UNITS.isdisjoint(words):
+        return False
+    return name in _SAFE_WITHOUT_SPACE or (spaced and (name in _UNITS or len(name) >= 3))
+
+
+def canonical_unit(name: str, power: str | None = None) -> str:
+    """One name for a unit and its power (``cm^2`` of ``sq cm``); ``""`` for words that are no known unit."""
+    if written := re.search(r"\^\s*\{?([23])\}?$", name):
+        name, power = name[: written.start()], written[1]
+    words = [word.rstrip(".") for word in name.split()]
+    power = next((_POWER_WORDS[word] for word in words if word in _POWER_WORDS), power)
+    known = [_lookup(word) for word in words if word not in _POWER_WORDS]
+    if "per" in known and len(known) == 3:
+        unit = _PER.get((known[0], known[2]), "")
+    else:
+        unit = known[0] if len(known) == 1 and known[0] != "per" else ""
+    return f"{unit}^{power}" if unit and power and power != "1" else unit
+
+
+def _lookup(word: str) -> str:
+    return "per" if word == "per" else _UNITS.get(word) or _UNITS.get(word.lower(), "")
+
+
+def currency_unit(symbol: str) -> str:
+    return _CURRENCIES.get(symbol.lower(), symbol.lower())

@@ -1,0 +1,270 @@
+"""Processes that can be killed: a function of untrusted input, with a time limit that it cannot talk its way out of.
+
+The pool is pebble's, which kills and replaces a worker that passes its limit.  What is added here is what a
+trainer needs around it: results in order, a bounded number in flight, a pool that is rebuilt when it breaks, and
+workers that start without the caller's main module.
+"""
+
+import functools
+import multiprocessing
+import multiprocessing.context
+import multiprocessing.popen_spawn_posix
+import multiprocessing.spawn
+import os
+import resource
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Generic, TypeVar
+
+from pebble import ProcessExpired, ProcessPool
+
+from coca_mindspeed.errors import GradingError
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+Pending = TypeVar("Pending")
+
+# A pool that breaks on this many tasks in a row without one result is not going to work.
+_MAX_REBUILDS = 3
+# Tasks in flight for each worker: enough that the others have work while one sits out its time limit.
+_IN_FLIGHT = 256
+# How long a worker may take to start and warm up before its pool counts as broken.
+_START_SECONDS = 60.0
+_EXIT_OUT_OF_MEMORY = 77
+
+
+class Failure(str, Enum):
+    """Why a task has no result."""
+
+    TIMEOUT = "timeout"
+    DIED = "died"
+    RAISED = "raised"
+
+
+@dataclass(frozen=True, slots=True)
+class TaskResult(Generic[Result]):
+    """What became of one task.
+
+    Attributes:
+        value: what the function returned; None if it failed.
+        failure: None if it returned.
+        detail: of a failure, for people.
+        seconds: that the function ran; the limit, if it passed it; 0 if it raised or its process died.
+    """
+
+    value: Result | None
+    failure: Failure | None = None
+    detail: str = ""
+    seconds: float = 0.0
+
+
+def in_order(
+    submit: Callable[[Item], Pending], items: Iterable[Item], in_flight: int
+) -> Iterator[tuple[Item, Pending]]:
+    """Submit lazily, never more than ``in_flight`` unanswered, and yield in the order of the items.
+
+    What ``submit`` returns may still be running when it is yielded; the caller waits for it.
+    """
+    window: deque[tuple[Item, Pending]] = deque()
+    for item in items:
+        window.append((item, submit(item)))
+        if len(window) >= in_flight:
+            yield window.popleft()
+    while window:
+        yield window.popleft()
+
+
+class _Popen(multiprocessing.popen_spawn_posix.Popen):
+    """Starts a fresh interpreter that does not import the caller's ``__main__``.
+
+    The standard one does, so that functions defined there can be unpickled; ours live in importable modules.  A
+    training script imports torch: seconds and hundreds of megabytes for each worker that a bomb makes us replace.
+    """
+
+    def _launch(self, process_obj: Any) -> None:
+        with _MAIN_LOCK:
+            original = multiprocessing.spawn.get_preparation_data
+            launching = threading.get_ident()
+
+            def without_main(name: str) -> dict[str, Any]:
+                data = original(name)
+                if threading.get_ident() != launching:  # somebody else's process, started at the same moment
+                    return data
+                return {key: value for key, value in data.items() if not key.startswith("init_main")}
+
+            multiprocessing.spawn.get_preparation_data = without_main
+            try:
+                super()._launch(process_obj)  # type: ignore[misc]  # not in typeshed
+            finally:
+                multiprocessing.spawn.get_preparation_data = original
+
+
+_MAIN_LOCK = threading.Lock()
+
+
+class _Process(multiprocessing.context.SpawnProcess):
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:  # noqa: N802  # multiprocessing's own hook
+        return _Popen(process_obj)
+
+
+class _Context(multiprocessing.context.SpawnContext):
+    """The spawn start method: safe while the caller's threads (torch, Ray) hold locks, which fork is not."""
+
+    Process = _Process
+
+
+def _start_worker(memory_bytes: int, warm_up: Callable[[], None] | None) -> None:
+    # pebble installs a handler for SIGTERM, but Python runs handlers between bytecodes, and 9**9**9 is one bytecode.
+    # With the default action, pebble's terminate() works at once; otherwise the whole pool would wait for it.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    if warm_up is not None:
+        warm_up()
+
+
+def _run(function: Callable[[Item], Result], item: Item) -> tuple[Result, float]:
+    started = time.perf_counter()
+    try:
+        return function(item), time.perf_counter() - started
+    except MemoryError:
+        # The heap may be full of what did not fit: a fresh process is cheaper than a sick one.
+        os._exit(_EXIT_OUT_OF_MEMORY)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A task on its way: its future, and the pool that has it."""
+
+    future: Any
+    pool: Any
+
+
+class Workers:
+    """A pool of processes for functions of untrusted input.
+
+    Args:
+        count: number of processes.
+        seconds: limit for each task, in wall time, counted from when a worker takes it.
+        tasks_per_worker: a worker is replaced after so many tasks, so that leaks stay small.
+        memory_bytes: address space of each worker; a task that wants more fails alone.
+        warm_up: run once in every new worker, before the clock of its first task starts.
+
+    Not for use by several threads at once.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        seconds: float,
+        tasks_per_worker: int = 2_000,
+        memory_bytes: int = 2 << 30,
+        warm_up: Callable[[], None] | None = None,
+    ) -> None:
+        if count < 1:
+            raise GradingError(f"a pool needs at least 1 worker, found {count}")
+        if seconds <= 0:
+            raise GradingError(f"the limit for one answer should be more than 0 seconds, found {seconds}")
+        self._count = count
+        self._seconds = seconds
+        self._pool_options = {
+            "max_workers": count,
+            "max_tasks": tasks_per_worker,
+            "initializer": _start_worker,
+            "initargs": (memory_bytes, warm_up),
+            "context": _Context(),
+        }
+        self._pool: Any = None  # a ProcessPool, once there is something to do
+        self._closed = False
+        self.timeouts = 0
+        self.restarts = 0
+
+    def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[TaskResult[Result]]:
+        """Run ``function`` on every item; results come in order, and only so many tasks are in flight at once.
+
+        Args:
+            function: importable by name, of one picklable argument; its result must be picklable.
+            items: taken as room comes free, so they may be a stream.
+        """
+        submit = functools.partial(self._submit, function)
+        for item, pending in in_order(submit, items, in_flight=_IN_FLIGHT * self._count):
+            result: TaskResult[Result] | None = self._result(pending)
+            rebuilds = 0
+            while result is None:
+                # The pool broke under the task (a worker was killed from outside, between tasks).  The others in
+                # flight broke with it, and each is run again here when its turn comes.
+                rebuilds += 1
+                if rebuilds > _MAX_REBUILDS:
+                    raise GradingError(
+                        f"the grading workers broke {rebuilds} times in a row; see the standard error output of the "
+                        "worker processes, and the kernel's log for out-of-memory kills"
+                    )
+                result = self._result(submit(item))
+            yield result
+
+    def _submit(self, function: Callable[[Item], Result], item: Item) -> _Pending:
+        if self._closed:
+            raise GradingError("these workers were closed")
+        for _ in range(_MAX_REBUILDS):
+            if self._pool is None or not self._pool.active:
+                self._discard_pool()
+                self._pool = ProcessPool(**self._pool_options)
+            try:
+                future = self._pool.schedule(_run, args=(function, item), timeout=self._seconds)
+                return _Pending(future, self._pool)
+            except RuntimeError:  # it broke between the question and the call
+                self.restarts += 1
+        raise GradingError("the grading workers do not start; see the standard error output of the worker processes")
+
+    def _result(self, pending: _Pending) -> TaskResult[Any] | None:
+        """The task's result, or None if the pool itself broke."""
+        # pebble never answers tasks that were still queued in the caller when a pool broke, so the pool is watched as
+        # well.  All earlier tasks are done by now: this one runs already, or is next.
+        patience = time.perf_counter() + 2 * self._seconds + _START_SECONDS
+        while not wait([pending.future], timeout=0.5).done:
+            if pending.pool is not self._pool or not pending.pool.active or time.perf_counter() > patience:
+                self._broken(pending.pool)
+                return None
+        failure: Failure
+        try:
+            value, seconds = pending.future.result()
+            return TaskResult(value, seconds=seconds)
+        except BrokenProcessPool:
+            self._broken(pending.pool)
+            return None
+        except FutureTimeoutError:
+            self.timeouts += 1
+            self.restarts += 1
+            failure, detail = Failure.TIMEOUT, f"took longer than {self._seconds:g} s"
+        except ProcessExpired as error:
+            self.restarts += 1
+            detail = "ran out of memory" if error.exitcode == _EXIT_OUT_OF_MEMORY else "killed its worker process"
+            failure = Failure.DIED
+        except Exception as error:  # noqa: BLE001  # whatever the function raised is the task's outcome
+            failure, detail = Failure.RAISED, f"{type(error).__name__}: {error!s:.200}"
+        return TaskResult(None, failure, detail, self._seconds if failure is Failure.TIMEOUT else 0.0)
+
+    def _broken(self, pool: Any) -> None:
+        if pool is self._pool:
+            self._discard_pool()
+            self.restarts += 1
+
+    def _discard_pool(self) -> None:
+        if self._pool is not None:
+            self._pool.stop()
+            self._pool.join()
+            self._pool = None
+
+    def close(self) -> None:
+        """Stop every worker and wait until it is gone; closing twice is fine."""
+        self._closed = True
+        self._discard_pool()

@@ -1,0 +1,155 @@
+"""Predictions from rollout dumps and from plain responses with gold answers."""
+
+import json
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.data.records import Record, write_records
+from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
+from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
+from coca_mindspeed.grading.exact import ExactGrader
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_rollouts_of_mindspeed_rl(tmp_path):
+    chat = [{"role": "system", "content": "s"}, {"role": "user", "content": "1+1?"}]
+    rest = {"gesr": 0.5, "confidence_advantage": 0.1, "answer_advantage": -0.1}
+    path = write(
+        tmp_path / "step_7.jsonl",
+        [
+            {"prompt": chat, "response": "<confidence>0.9</confidence>2", "confidence": 0.9, "grade": 1.0, **rest},
+            {"prompt": chat, "response": "nothing", "confidence": None, "grade": 0, **rest},
+            {"prompt": "2+2?", "response": "<confidence>0.2</confidence>5", "correct": False, "dataset": "sums"},
+        ],
+    )
+    first, second, third = read_rollouts(path)
+    assert (first.question, first.confidence, first.correct, first.sample) == ("1+1?", 0.9, True, 0)
+    assert (second.id, second.confidence, second.correct, second.sample) == (first.id, None, False, 1)
+    assert (third.dataset, third.confidence, third.sample) == ("sums", 0.2, 0)
+    assert first.dataset == "step_7"
+
+
+def test_confidence_from_a_float32_tensor_is_what_was_written(tmp_path):
+    row = {"prompt": "p", "response": "r", "correct": True, "response_tokens": 30}
+    values = [0.30000001192092896, 0.5, 0.123456789, 1.0]
+    path = write(tmp_path / "x.jsonl", [row | {"confidence": value} for value in values])
+    rows = read_rollouts(path)
+    assert [p.confidence for p in rows] == [0.3, 0.5, 0.123456789, 1.0]
+    assert rows[0].tokens == 30
+
+
+def test_rollouts_of_the_local_engine(tmp_path):
+    row = {"id": "a", "question": "1+1", "gold": "2", "response": "r", "correct": True, "gesr": 0.25, "tokens": 20}
+    path = write(
+        tmp_path / "x.jsonl",
+        [row | {"confidence": 0.5, "confidence_tokens": 12}, row | {"confidence": None, "confidence_tokens": 16}],
+    )
+    first, second = read_rollouts(path, dataset="arithmetic")
+    assert (first.dataset, first.tokens, first.tokens_to_confidence) == ("arithmetic", 20, 12)
+    # Of an invalid response that is where the penalty went, not where a confidence was known.
+    assert second.tokens_to_confidence is None
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "p"}, r"x\.jsonl:1: expected 'prompt' \(or 'question'\), 'response'"),
+        ({"prompt": "p", "response": "r"}, "expected 'correct' true or false, or 'grade' 0 or 1; found None and None"),
+        ({"prompt": "p", "response": "r", "grade": 0.7}, "found None and 0.7"),
+        ({"prompt": 3, "response": "r", "correct": True}, "'prompt' should be text or chat messages, found 3"),
+        ({"prompt": "p", "response": "r", "correct": True, "confidence": 7}, "'confidence' should be null or"),
+        ({"prompt": "p", "response": ["r"], "correct": True}, "'response' should be text, found list"),
+    ],
+)
+def test_bad_rollouts_name_file_and_line(tmp_path, row, message):
+    with pytest.raises(DataError, match=message):
+        read_rollouts(write(tmp_path / "x.jsonl", [row]))
+
+
+@pytest.fixture
+def gold(tmp_path):
+    records = [Record("a", "sums", "math", "1+1", "2"), Record("b", "sums", "math", "2+2", "4")]
+    write_records(tmp_path / "gold.jsonl", records)
+    return tmp_path / "gold.jsonl"
+
+
+def test_responses_are_graded_without_their_confidence(tmp_path, gold):
+    path = write(
+        tmp_path / "r.jsonl",
+        [
+            {"id": "b", "response": "<confidence>0.7</confidence> 4"},
+            {"id": "a", "response": "3", "confidence": 0.1, "tokens_to_confidence": 160},
+            {"id": "b", "response": "<confidence>70%</confidence> 4"},
+        ],
+    )
+    rows = read_responses(path, gold, ExactGrader())
+    assert [(p.id, p.sample, p.confidence, p.correct) for p in rows] == [
+        ("b", 0, 0.7, True),
+        ("a", 0, 0.1, False),
+        ("b", 1, None, False),
+    ]
+    assert rows[1].tokens_to_confidence == 160
+    assert (rows[0].gold, rows[0].category, rows[0].question) == ("4", "math", "2+2")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"id": "c", "response": "4"}], r"r\.jsonl:1: id 'c' is not in"),
+        ([{"id": "a"}], r"r\.jsonl:1: expected a 'response' of text, found None"),
+        ([{"id": "a", "response": "2"}], 'has no response to 1 of 2 questions .* the first is "b"'),
+    ],
+)
+def test_bad_responses_are_refused(tmp_path, gold, rows, message):
+    with pytest.raises(DataError, match=message):
+        read_responses(write(tmp_path / "r.jsonl", rows), gold, ExactGrader())
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    """Byte-level BPE that merges the closing bracket with the newline behind it."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=320, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    bpe.train_from_iterator([">\n", "<confidence>", "</confidence>\n"] * 100, trainer)
+    PreTrainedTokenizerFast(tokenizer_object=bpe).save_pretrained(folder)
+    return folder
+
+
+def test_tokens_are_counted_to_the_end_of_the_confidence(tokenizer):
+    counter, parser = TokenCounter(tokenizer), ResponseParser()
+    text = "<confidence>0.85</confidence>\nThe answer is 数学"
+    end = confidence_end(text, parser(text), parser)
+    assert text[:end].endswith("</confidence>")
+    fast = PreTrainedTokenizerFast.from_pretrained(tokenizer)
+    ids = fast(text)["input_ids"]
+    # Brute force over prefixes: the first that decodes to the closing tag.
+    expected = next(n for n in range(1, len(ids) + 1) if fast.decode(ids[:n]).startswith(text[:end]))
+    assert counter.before(text, end) == expected
+    assert fast.decode(ids[:expected]).endswith(">\n")  # the straddling token counts
+
+
+def test_the_end_of_a_confidence():
+    first, last = ResponseParser(), ResponseParser("last")
+    assert confidence_end("nothing", first("nothing"), first) is None
+    text = "42 <confidence>1</confidence> \n"
+    assert confidence_end(text, last(text), last) == len(text) - 2
+
+
+def test_a_missing_tokenizer_is_said(tmp_path):
+    with pytest.raises(ConfigError, match="expected a directory with a Hugging Face tokenizer"):
+        TokenCounter(tmp_path / "no")
+    with pytest.raises(ConfigError, match="cannot be loaded"):
+        TokenCounter(tmp_path)

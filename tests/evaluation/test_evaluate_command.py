@@ -1,0 +1,117 @@
+"""`coca-mindspeed evaluate`: from files to metrics, intervals and tables."""
+
+import json
+
+import pytest
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.data.records import Record, write_records
+from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, write_predictions
+
+
+@pytest.fixture
+def files(tmp_path):
+    pairs = [(0.9, True), (0.8, False), (0.2, False), (0.7, True), (None, True)]
+    for name, shift in (("one", 0.0), ("two", -0.1)):
+        rows = [
+            Prediction(str(i), dataset, "q", "r", None if s is None else s + shift, y, 10, tokens=30)
+            for dataset in ("gsm8k", "aime24")
+            for i, (s, y) in enumerate(pairs)
+        ]
+        write_predictions(tmp_path / f"{name}.jsonl", rows)
+    return tmp_path
+
+
+def evaluate(*arguments):
+    return main(["evaluate", *map(str, arguments)])
+
+
+def test_predictions(files, capsys):
+    out = files / "out"
+    assert evaluate(files / "one.jsonl", "--output", out, "--method", "coca", "--replicates", 50) == 0
+    printed = capsys.readouterr().out
+    assert (out / "metrics.md").read_text() == printed
+    assert "| math (mean) |" in printed
+    result = json.loads((out / "metrics.json").read_text())
+    gsm8k = result["results"]["coca"]["gsm8k"]
+    assert gsm8k["n"] == 5
+    assert gsm8k["metrics"]["accuracy"]["estimate"] == pytest.approx(0.6)
+    assert gsm8k["metrics"]["auroc"]["estimate"] == pytest.approx(0.75)
+    assert gsm8k["metrics"]["success_rate"]["low"] <= 0.8 <= gsm8k["metrics"]["success_rate"]["high"]
+    assert result["results"]["coca"]["math"]["mean_of"] == ["gsm8k", "aime24"]
+    assert {p.method for p in read_predictions(out / "predictions.jsonl")} == {"coca"}
+    # What it wrote can be read again, with the same result.
+    assert evaluate(out / "predictions.jsonl", "--output", files / "again", "--replicates", 50) == 0
+    assert json.loads((files / "again" / "metrics.json").read_text()) == result
+
+
+def test_paired_difference(files, capsys):
+    out = files / "out"
+    arguments = (files / "two.jsonl", "--output", out, "--against", files / "one.jsonl", "--replicates", 50)
+    assert evaluate(*arguments) == 0
+    assert "Difference to one.jsonl, paired by question" in capsys.readouterr().out
+    difference = json.loads((out / "metrics.json").read_text())["differences"]["all/gsm8k"]
+    assert difference["accuracy"] == {"estimate": 0.0, "low": 0.0, "high": 0.0}
+    assert difference["brier"]["estimate"] == pytest.approx(-0.02)
+
+
+def test_options_reach_the_metrics(files):
+    estimates = []
+    for options in ((), ("--bins", 1), ("--bin-scheme", "equal_mass", "--bins", 2), ("--debias",)):
+        assert evaluate(files / "one.jsonl", "--output", files / "out", "--replicates", 5, *options) == 0
+        result = json.loads((files / "out" / "metrics.json").read_text())
+        estimates.append(result["results"]["all"]["gsm8k"]["metrics"]["ece"]["estimate"])
+    assert estimates[0] == pytest.approx((0.1 + 0.8 + 0.2 + 0.3) / 4)
+    assert estimates[1] == pytest.approx(0.65 - 0.5)
+    assert estimates[2] == pytest.approx((abs(0.45 - 0.5) + abs(0.85 - 0.5)) / 2)
+    assert len(set(estimates)) >= 3
+
+
+def test_responses_are_graded(files, capsys):
+    write_records(files / "gold.jsonl", [Record("a", "sums", "math", "1+1", "2")])
+    (files / "r.jsonl").write_text(json.dumps({"id": "a", "response": "<confidence>1</confidence> \\boxed{2}"}))
+    common = (files / "r.jsonl", "--format", "responses", "--output", files / "out")
+    assert evaluate(*common) == 1
+    assert "needs --gold" in capsys.readouterr().err
+    for grader, correct in (("exact", False), ("math", True)):
+        assert evaluate(*common, "--gold", files / "gold.jsonl", "--grader", grader) == 0
+        [row] = read_predictions(files / "out" / "predictions.jsonl")
+        assert (row.correct, row.confidence) == (correct, 1.0)
+
+
+def test_rollouts_and_opencompass(files):
+    rollout = {"prompt": "p", "response": "<confidence>0.25</confidence> 2", "correct": True}
+    (files / "rollouts.jsonl").write_text(json.dumps(rollout))
+    assert evaluate(files / "rollouts.jsonl", "--format", "rollouts", "--output", files / "out") == 0
+    arguments = (files / "rollouts.jsonl", "--format", "rollouts", "--output", files / "strict", "--decimals", 1)
+    assert evaluate(*arguments) == 0
+    read = [read_predictions(files / name / "predictions.jsonl")[0].confidence for name in ("out", "strict")]
+    assert read == [0.25, None]
+    for folder, content in (
+        ("predictions", {"0": {"prediction": "<confidence>0.5</confidence> x", "origin_prompt": "q", "gold": "x"}}),
+        ("results", {"accuracy": 100.0, "details": [{"correct": True}]}),
+    ):
+        path = files / "run" / folder / "m" / "gsm8k.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(content))
+    assert evaluate(files / "run", "--format", "opencompass", "--output", files / "oc") == 0
+    [row] = read_predictions(files / "oc" / "predictions.jsonl")
+    assert (row.model, row.confidence, row.correct) == ("m", 0.5, True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["one.jsonl", "one.jsonl"], "gsm8k 0, sample 0, is there twice for one method"),
+        (["one.jsonl", "--bins", "0"], "--bins and --replicates should be at least 1"),
+        (["one.jsonl", "--format", "rollouts", "--decimals", "0"], "--decimals should be at least 1"),
+        (["no.jsonl"], "no.jsonl: cannot be read"),
+        (["one.jsonl", "--against", "other.jsonl"], "other.jsonl: shares no question with the files"),
+    ],
+)
+def test_errors(files, capsys, arguments, message, monkeypatch):
+    write_predictions(files / "other.jsonl", [Prediction("x", "other", "q", "r", 0.5, True, 1)])
+    monkeypatch.chdir(files)
+    assert evaluate(*arguments, "--output", "out") == 1
+    assert message in capsys.readouterr().err
+    assert not (files / "out").exists()

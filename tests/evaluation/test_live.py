@@ -1,0 +1,91 @@
+"""The terminal view of a running training."""
+
+import io
+import json
+import threading
+
+import pytest
+from rich.console import Console
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.commands import watch
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.evaluation.live import RunDirectory, dashboard, sparkline
+
+
+def show(path):
+    stream = io.StringIO()
+    Console(width=110, file=stream).print(dashboard(RunDirectory(path)))
+    return stream.getvalue()
+
+
+@pytest.fixture
+def run(tmp_path):
+    rows = [{"step": i, "reward/confidence": -1 / i, "eval/auroc": None, "rollout/ece": 0.4 / i} for i in range(1, 41)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "samples").mkdir()
+    samples = [{"confidence": 0.9, "correct": i < 3} for i in range(4)] + [{"confidence": None, "correct": False}]
+    (tmp_path / "samples" / "step_000040.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
+    return tmp_path
+
+
+def test_scalars_and_reliability(run):
+    text = show(run)
+    assert "step 40" in text
+    assert "-1.000" in text
+    assert "-0.025" in text
+    assert "AUROC, held out" in text
+    assert "--" in text
+    assert "4 of 5 answers state a confidence; ECE 0.150" in text
+    [line] = [line for line in text.splitlines() if "0.8-0.9" in line]
+    assert " 4 " in line
+    assert "0.75" in line
+    # Three quarters of the bar are filled; the mark of the stated confidence stands behind its end.
+    assert line.count("█") == 23
+    assert line.rindex("█") < line.index("│", line.rindex("█")) < line.rindex("│")
+
+
+def test_a_line_that_is_being_written_waits(run):
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 41, "rew')
+    assert "step 40" in show(run)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write("\n")
+    with pytest.raises(DataError, match=r"metrics\.jsonl:41"):
+        show(run)
+
+
+def test_before_the_first_step(tmp_path):
+    assert "waiting for the first step" in show(tmp_path)
+
+
+def test_without_samples(run):
+    (run / "samples" / "step_000040.jsonl").unlink()
+    assert "no rollout samples yet" in show(run)
+
+
+def test_sparkline():
+    assert sparkline([0, 1]) == "▁█"
+    assert sparkline([float("nan")]) == ""
+    assert sparkline([1, 1]) == "▁▁"
+    assert len(sparkline(range(1000), 30)) == 30
+
+
+def test_command(run, capsys, monkeypatch):
+    assert main(["watch", str(run), "--once"]) == 0
+    assert "confidence reward" in capsys.readouterr().out
+    assert main(["watch", str(run / "no")]) == 1
+    assert "is not a directory" in capsys.readouterr().err
+
+    looks = []
+
+    def stop(seconds):
+        looks.append(seconds)
+        if len(looks) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(watch.time, "sleep", stop)
+    before = threading.active_count()
+    assert main(["watch", str(run), "--interval", "0.5"]) == 0
+    assert looks == [0.5, 0.5, 0.5]
+    assert threading.active_count() == before

@@ -1,0 +1,98 @@
+"""The paper's figures, and the fifteen cells in which its tables disagree."""
+
+import math
+from decimal import Decimal
+
+import pytest
+
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.evaluation.catalogue import round_half_up, show
+from coca_mindspeed.evaluation.paper import category_mean, disagreements, paper, published, rebuilt_cells
+from coca_mindspeed.evaluation.paper_tables import paper_report
+
+# (setting, method, metric, category): printed, rebuilt
+KNOWN = {
+    ("qwen2.5-3b/math", "rlvr", "accuracy", "math"): ("42.86", "42.94"),
+    ("qwen2.5-7b/math", "rlvr+question_prob", "ece", "factual"): ("0.30", "0.31"),
+    ("qwen2.5-7b/math", "rlvr+assessor", "ece", "math"): ("0.24", "0.25"),
+    ("qwen2.5-7b/math", "rlvr+assessor", "ece", "factual"): ("0.26", "0.27"),
+    ("answer_first/qwen2.5-7b", "majority_voting", "tokens_to_confidence", "math"): ("9549.16", "9549.15"),
+    ("answer_first/qwen2.5-7b", "rlcr", "tokens_to_confidence", "factual"): ("121.78", "121.77"),
+} | {
+    ("llama3-8b/math", f"rlvr+{name}", "accuracy", category): figures
+    for name in ("question_prob", "assessor", "probe")
+    for category, figures in (
+        ("math", ("28.15", "26.73")),
+        ("code", ("61.48", "44.55")),
+        ("factual", ("35.70", "32.24")),
+    )
+}
+
+
+def test_category_tables_are_rebuilt_in_every_cell_but_fifteen():
+    cells = list(rebuilt_cells())
+    assert len(cells) == 411
+    found = {
+        (c.setting, c.method, c.metric, c.category): (f"{c.printed:.2f}", f"{c.rebuilt:.2f}")
+        for c in cells
+        if not c.agrees
+    }
+    assert found == KNOWN
+    assert len(disagreements()) == 15
+
+
+def test_category_mean_leaves_undefined_out_and_rounds_halves_up():
+    assert category_mean([Decimal("0.62"), Decimal("0.67"), None]) == Decimal("0.65")  # 0.645
+    assert category_mean([Decimal("0.125")]) == Decimal("0.13")
+    assert category_mean([None, None]) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "decimals", "expected"),
+    [
+        (0.125, 2, "0.13"),
+        (2.675, 2, "2.68"),
+        (0.12499999999999999, 2, "0.13"),
+        (-0.125, 2, "-0.13"),
+        (0.1249, 2, "0.12"),
+    ],
+)
+def test_round_half_up(value, decimals, expected):
+    assert str(round_half_up(value, decimals)) == expected
+
+
+def test_show():
+    assert show("accuracy", 0.42945) == "42.95"
+    assert show("ece", math.nan) == "--"
+    assert show("ece", 0.05, signed=True) == "+0.05"
+    assert show("accuracy_at_0.5", 0.9) == "90.00"
+
+
+def test_published_figures_in_our_units():
+    assert published("qwen2.5-3b/math", "coca", "ece", "math") == 0.09  # the paper's headline
+    assert published("qwen2.5-3b/math", "instruct", "ece", "math") == 0.54
+    assert published("qwen2.5-7b/math", "instruct", "accuracy", "gsm8k") == pytest.approx(0.8946)
+    assert math.isnan(published("qwen2.5-7b/math", "instruct", "auroc", "aime25"))
+    assert math.isnan(published("qwen2.5-7b/math", "instruct", "ece", "arithmetic"))
+
+
+def test_unknown_names_are_refused_with_the_known_ones():
+    with pytest.raises(ConfigError, match=r"no setting 'qwen3'; it has qwen2\.5-7b/math"):
+        published("qwen3", "coca", "ece", "math")
+    with pytest.raises(ConfigError, match=r"no method 'rlcr' in qwen2\.5-7b/math; it has instruct"):
+        published("qwen2.5-7b/math", "rlcr", "ece", "math")
+
+
+def test_every_figure_is_in_range():
+    for methods in paper().per_dataset.values():
+        for metrics in methods.values():
+            for name, cells in metrics.items():
+                upper = {"accuracy": 100, "success_rate": 100, "tokens_to_confidence": math.inf}.get(name, 1)
+                assert all(value is None or 0 <= value <= upper for value in cells.values())
+
+
+def test_report_lists_the_cells():
+    text = paper_report()
+    assert "15 of 411 cells" in text
+    assert text.count("*") == 15
+    assert "| 42.86   | 42.94   |" in text

@@ -1,0 +1,128 @@
+"""Figures: drawn without pyplot, the same bytes every time, labelled, and true to the numbers."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from coca_mindspeed.evaluation.curves import risk_coverage, roc
+from coca_mindspeed.evaluation.figures import line_style, png_bytes, save_figure
+from coca_mindspeed.evaluation.metrics import calibration_metrics
+from coca_mindspeed.evaluation.plots import moving_average, reliability_diagram, reliability_image, training_curves
+from coca_mindspeed.evaluation.predictions import Prediction
+
+STATED = np.array([0.05, 0.95, 0.95, 0.95, 0.3, np.nan])
+RIGHT = np.array([False, True, True, False, False, True])
+
+
+def texts(figure):
+    return [text.get_text() for axes in figure.axes for text in (*axes.texts, axes.title)]
+
+
+def test_reliability_diagram_shows_accuracy_counts_and_metrics():
+    figure = reliability_diagram({"before": (STATED, RIGHT), "after": (STATED, ~RIGHT)})
+    bars = figure.axes[0].containers[0]
+    assert [bar.get_height() for bar in bars] == pytest.approx([0, 0, 2 / 3])
+    assert [bar.get_x() for bar in bars] == pytest.approx([0, 0.2, 0.9])  # 0.3 lies in (0.2, 0.3]
+    assert {"1", "3"} <= set(texts(figure))
+    title = figure.axes[0].get_title()
+    assert title.startswith("before\n")
+    assert f"ECE {calibration_metrics(STATED, RIGHT).ece:.3f}" in title
+    for axes in figure.axes:
+        assert axes.get_ylabel()
+    assert "5 of 6 valid" in figure.axes[2].get_xlabel()
+
+
+def test_predictions_and_arrays_give_the_same_picture():
+    rows = [
+        Prediction(str(i), "d", "q", "r", None if np.isnan(s) else float(s), bool(y), None)
+        for i, (s, y) in enumerate(zip(STATED, RIGHT, strict=True))
+    ]
+    pictures = [png_bytes(reliability_diagram({"x": data})) for data in (rows, (STATED, RIGHT), (STATED, RIGHT))]
+    assert pictures[0] == pictures[1] == pictures[2]
+
+
+def test_no_valid_confidence_is_said_in_the_picture():
+    figure = reliability_diagram({"x": (np.array([np.nan]), np.array([True]))})
+    assert "no valid confidence" in texts(figure)
+
+
+def test_reliability_image_is_pixels():
+    image = reliability_image(STATED, RIGHT, title="step 3")
+    assert image.dtype == np.uint8
+    assert image.ndim == 3
+    assert image.shape[2] == 3
+    assert image.min() < 60
+    assert image.max() == 255
+
+
+def test_training_curves_of_one_and_of_several_runs():
+    rows = [
+        {
+            "step": i,
+            "reward/confidence": -1 / (i + 1),
+            "reward/answer": None if i == 3 else 0.5,
+            "eval/ece": 0.3,
+            "response/length": 12.0,
+        }
+        for i in range(1, 50)
+    ]
+    lone = training_curves(rows)
+    assert [axes.get_title() for axes in lone.axes] == [
+        "Confidence reward",
+        "Answer reward",
+        "Expected calibration error",
+        "Response length",
+    ]
+    assert all(axes.get_xlabel() == "training step" for axes in lone.axes)
+    several = training_curves({"coca": rows, "rlvr": [{"step": 1, "reward/answer": 0.4}]}, smooth=1)
+    assert [len(axes.lines) for axes in several.axes] == [1, 2, 1, 1]
+    assert len(several.axes[1].lines[0].get_xdata()) == 48
+    [legend] = several.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["coca", "rlvr"]
+
+
+def test_missing_metrics_are_said_in_the_picture():
+    assert "no reward/confidence in the metrics" in texts(training_curves([{"step": 1, "reward/answer": 0.4}]))
+
+
+def test_moving_average_by_hand():
+    assert moving_average([1, 2, np.nan, 4], 2).tolist() == [1, 1.5, 2, 4]
+
+
+def test_lines_can_be_told_apart_without_colour():
+    styles = [line_style(i) for i in range(16)]
+    seen = {(s["marker"], s["markerfacecolor"] == "white") for s in styles}
+    assert len(seen) == 16
+
+
+def test_figures_are_saved_whole(tmp_path):
+    path = tmp_path / "deep" / "x.png"
+    save_figure(reliability_diagram({"x": (STATED, RIGHT)}), path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    assert [p.name for p in path.parent.iterdir()] == ["x.png"]
+
+
+def test_pyplot_is_never_imported():
+    code = (
+        "import sys, coca_mindspeed.evaluation.plots, coca_mindspeed.evaluation.report;"
+        "sys.exit('matplotlib.pyplot' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_risk_coverage_by_hand():
+    coverage, risk = risk_coverage(STATED, RIGHT)
+    assert coverage == pytest.approx([3 / 5, 4 / 5, 1])
+    assert risk == pytest.approx([1 / 3, 2 / 4, 3 / 5])
+    assert len(risk_coverage(np.array([np.nan]), np.array([True]))[0]) == 0
+
+
+def test_area_below_roc_is_auroc():
+    rng = np.random.default_rng(0)
+    stated = np.round(rng.random(300), 1)
+    right = rng.random(300) < stated
+    alarm, hit = roc(stated, right)
+    assert np.trapezoid(hit, alarm) == pytest.approx(calibration_metrics(stated, right).auroc)
+    assert len(roc(stated, np.ones(300, dtype=bool))[0]) == 0

@@ -1,0 +1,174 @@
+"""Reports: self-contained, safe against what models write, readable as Markdown, and looked at in a browser."""
+
+import json
+import re
+import time
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.evaluation.paper_tables import markdown_table
+from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
+from coca_mindspeed.evaluation.report import most_miscalibrated, write_report
+from coca_mindspeed.evaluation.runs import Run, read_runs
+
+DATASETS = ("gsm8k", "math500", "aime24", "aime25", "mbpp_sanitized", "humaneval", "simpleqa", "triviaqa")
+HOSTILE = "<script>document.title='hacked'</script><img src=http://example.org/x.png> | pipe {{ 7*7 }}"
+
+
+def predictions(dataset, n, seed, method=None, bias=0.0):
+    rng = np.random.default_rng(seed)
+    difficulty = rng.random(n)
+    right = rng.random(n) < difficulty
+    stated = np.round(np.clip(difficulty + bias, 0, 1), 2)
+    return [
+        Prediction(
+            str(i),
+            dataset,
+            f"question {i} {HOSTILE}",
+            f"<confidence>{stated[i]}</confidence> {HOSTILE}",
+            None if i % 40 == 0 else float(stated[i]),
+            bool(right[i]),
+            None if i % 40 == 0 else 10,
+            method=method,
+            gold="42",
+        )
+        for i in range(n)
+    ]
+
+
+def make_run(folder, name, datasets, n, method=None, bias=0.0, steps=20):
+    rows = [p for seed, d in enumerate(datasets) for p in predictions(d, n, seed, method, bias)]
+    write_predictions(folder / name / "predictions.jsonl", rows)
+    keys = ("reward/confidence", "reward/answer", "rollout/ece", "response/length")
+    metrics = [{"step": i, **dict.fromkeys(keys, 1 / i)} for i in range(1, steps + 1)]
+    (folder / name / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in metrics))
+    return folder / name
+
+
+class References(HTMLParser):
+    """Everything that a page refers to, and its tags."""
+
+    def __init__(self):
+        super().__init__()
+        self.tags, self.links, self.images = [], [], 0
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        values = dict(attrs)
+        self.images += tag == "img"
+        self.links += [values[key] for key in ("src", "href", "action", "srcset", "data") if key in values]
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    paths = [
+        make_run(folder, "coca", ("gsm8k", "aime24", "mine"), 120, "coca"),
+        make_run(folder, "a|b <i>", ("gsm8k", "aime24"), 120, "rlvr", bias=0.2),
+    ]
+    output = folder / "report"
+    arguments = [*map(str, paths), "--output", str(output), "--replicates", "100", "--title", "Ours & theirs"]
+    assert main(["report", *arguments]) == 0
+    return output
+
+
+def test_page_refers_to_nothing_outside_itself(report):
+    text = (report / "report.html").read_text()
+    parsed = References()
+    parsed.feed(text)
+    assert parsed.images == 2 + 3 * 3  # training, cost; three pictures for each of three data sets
+    assert all(link.startswith(("data:image/png;base64,", "#")) for link in parsed.links)
+    assert not {"script", "link", "iframe", "object", "i"} & set(parsed.tags)
+    assert "url(" not in text
+    assert "@import" not in text
+
+
+def test_model_text_is_text(report):
+    text = (report / "report.html").read_text()
+    assert "<script" not in text
+    assert "&lt;script&gt;document.title" in text
+    assert "{{ 7*7 }}" in text
+    assert "a|b &lt;i&gt;" in text
+
+
+def test_best_is_bold_in_markdown_and_pictures_are_there(report):
+    text = (report / "report.md").read_text()
+    table = text[text.index("### ECE") :].split("###")[1]
+    rows = [line for line in table.splitlines() if line.startswith("| coca")]
+    assert rows[0].count("**") == 4 + 2  # gsm8k, aime24 and their mean; alone on its own set, it is not the best
+    assert "a\\|b" in table
+    for name in re.findall(r"\((figures/[^)]+)\)", text):
+        assert (report / name).read_bytes().startswith(b"\x89PNG")
+    columns = [line.count("|") - line.count("\\|") for line in table.splitlines() if line.startswith("|")]
+    assert len(set(columns)) == 1
+
+
+def test_the_same_runs_give_the_same_report(report, tmp_path):
+    runs = read_runs([report.parent / "coca"])
+    first = write_report(runs, tmp_path / "1")[0].read_bytes()
+    assert write_report(runs, tmp_path / "2")[0].read_bytes() == first
+
+
+def test_undefined_says_why(tmp_path):
+    run = Run("all right", [Prediction(str(i), "d", "q", "r", 0.9, True, None) for i in range(3)])
+    text = write_report([run], tmp_path)[0].read_text()
+    assert 'title="all answers with a valid confidence are right"><span>--</span>' in text
+    assert "tokens to confidence" not in (tmp_path / "report.md").read_text().split("## Pictures")[1]
+
+
+def test_samples_are_the_most_miscalibrated():
+    rows = [
+        Prediction("a", "d", "q", "r", 0.9, False, 1),
+        Prediction("b", "d", "q", "r", 0.9, True, 1),
+        Prediction("c", "d", "q", "x" * 5000, 0.0, True, 1),
+        Prediction("e", "d", "q", "r", None, False, None),
+    ]
+    samples = most_miscalibrated(Run("x", rows), 2)
+    assert [(s.prediction.id, s.miss) for s in samples] == [("c", 1.0), ("a", 0.9)]
+    assert "3800 characters left out" in samples[0].response
+    assert len(samples[0].response) < 1300
+
+
+def test_a_run_that_is_still_training_has_its_curves(tmp_path):
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "metrics.jsonl").write_text('{"step": 1, "reward/answer": 0.5}\n')
+    assert main(["report", str(tmp_path / "new"), "--output", str(tmp_path / "out")]) == 0
+    assert [p.name for p in (tmp_path / "out" / "figures").iterdir()] == ["training.png"]
+    assert "## Results" not in (tmp_path / "out" / "report.md").read_text()
+
+
+def test_comparison_with_the_paper_is_printed_and_in_the_report(report, tmp_path, capsys):
+    run = str(report.parent / "coca")
+    arguments = ["report", run, "--output", str(tmp_path), "--replicates", "50", "--compare-paper", "qwen2.5-3b/math"]
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    assert "Beside the paper's qwen2.5-3b/math" in printed
+    assert re.search(r"\| coca +\| gsm8k +\| ECE ", printed)
+    assert "Beside the paper: qwen2.5-3b/math" in (tmp_path / "report.html").read_text()
+    assert printed.split("\n\n")[1] in (tmp_path / "report.md").read_text()
+
+
+def test_command_errors(tmp_path, capsys):
+    assert main(["report"]) == 1
+    assert "name at least one run" in capsys.readouterr().err
+    assert main(["report", "--paper", "x"]) == 1
+    assert main(["report", "--paper"]) == 0
+    assert "15 of 411 cells" in capsys.readouterr().out
+    assert main(["report", str(tmp_path / "no")]) == 1
+    assert "does not exist" in capsys.readouterr().err
+
+
+def test_markdown_table_escapes_and_aligns():
+    assert markdown_table(["a", "b"], [["x|y", "1\n2"]]) == "| a    | b   |\n|------|-----|\n| x\\|y | 1 2 |\n"
+
+
+@pytest.mark.slow
+def test_sixteen_runs_on_eight_data_sets(tmp_path):
+    paths = [make_run(tmp_path, f"run {i}", DATASETS, 1000, bias=i / 50, steps=300) for i in range(16)]
+    start = time.process_time()
+    [page, _] = write_report(read_runs(paths), tmp_path / "report")
+    assert time.process_time() - start < 30
+    assert page.stat().st_size < 10_000_000

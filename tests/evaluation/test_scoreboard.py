@@ -1,0 +1,126 @@
+"""Runs and their numbers: reading, columns, averages, best cells, paired differences."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.evaluation.paper_tables import compare_with_paper
+from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
+from coca_mindspeed.evaluation.runs import Run, read_runs
+from coca_mindspeed.evaluation.scoreboard import Column, Scoreboard
+
+
+def rows(dataset, pairs, **fields):
+    return [Prediction(str(i), dataset, "q", "r", s, y, 10, **fields) for i, (s, y) in enumerate(pairs)]
+
+
+GOOD = [(0.9, True), (0.8, True), (0.2, False), (0.7, True)]
+BAD = [(0.9, False), (0.9, True), (0.9, False), (0.9, True)]
+ALL_WRONG = [(0.3, False), (0.2, False)]
+
+
+@pytest.fixture
+def board():
+    first = Run("coca", [*rows("aime24", GOOD), *rows("gsm8k", GOOD), *rows("aime25", ALL_WRONG), *rows("mine", GOOD)])
+    second = Run("rlvr", [*rows("gsm8k", BAD), *rows("aime24", BAD), *rows("aime25", ALL_WRONG)])
+    return Scoreboard([first, second, Run("empty", [])], replicates=50)
+
+
+def test_columns_are_in_the_papers_order_with_averages_behind(board):
+    assert [(c.name, c.is_average) for c in board.columns] == [
+        ("gsm8k", False),
+        ("aime24", False),
+        ("aime25", False),
+        ("math", True),
+        ("mine", False),
+    ]
+    assert [run.label for run in board.runs] == ["coca", "rlvr"]
+
+
+def test_average_leaves_undefined_data_sets_out(board):
+    [math_] = [column for column in board.columns if column.is_average]
+    assert board.interval("coca", math_, "accuracy").estimate == pytest.approx((0.75 + 0.75 + 0) / 3)
+    assert board.interval("coca", math_, "auroc").estimate == pytest.approx(1.0)  # of two: undefined on aime25
+    assert board.count("coca", math_) == 10
+
+
+def test_a_run_without_a_data_set_has_no_cell(board):
+    assert math.isnan(board.interval("rlvr", Column("mine", ("mine",), False), "ece").estimate)
+
+
+def test_best_follows_the_direction_and_ties(board):
+    gsm8k, aime25 = board.columns[0], board.columns[2]
+    assert board.best(gsm8k, "accuracy") == {"coca"}
+    assert board.best(gsm8k, "ece") == {"coca"}
+    assert board.best(aime25, "ece") == {"coca", "rlvr"}
+    assert board.best(gsm8k, "uncertainty") == set()
+    assert board.best(board.columns[-1], "accuracy") == set()  # one run alone is not the best
+
+
+def test_data_sets_do_not_share_their_draws(board):
+    values = [board._cells["coca", name].values["accuracy"] for name in ("gsm8k", "aime24")]
+    assert not np.array_equal(*values)
+
+
+def test_difference_is_paired_by_question(board):
+    coca, rlvr = board.runs
+    found = board.difference(rlvr, coca, "gsm8k")
+    assert found["accuracy"].estimate == pytest.approx(0.25)
+    assert board.difference(rlvr, coca, "mine") is None
+
+
+def test_comparison_with_the_paper():
+    run = Run("ours", rows("gsm8k", [(0.9, True)] * 9 + [(0.9, False)], method="coca"), method="coca")
+    comparison = compare_with_paper(Scoreboard([run], replicates=50), "qwen2.5-7b/math")
+    by_metric = {row[2]: row for row in comparison.rows}
+    assert by_metric["Acc"][3] == "90.00"
+    ours, theirs, difference = (float(by_metric["Acc"][i]) for i in (3, 4, 5))
+    assert difference == pytest.approx(ours - theirs)
+    assert " to " in by_metric["ECE"][6]
+    assert "TTC" not in by_metric  # the paper prints none in this setting
+
+
+def test_comparison_needs_a_method_and_data_of_the_paper():
+    mine = Run("ours", rows("mine", GOOD), method="coca")
+    with pytest.raises(ConfigError, match="nothing to compare: the runs' data sets are mine"):
+        compare_with_paper(Scoreboard([mine], replicates=5), "qwen2.5-7b/math")
+    other = Run("ours", rows("gsm8k", GOOD), method="ppo")
+    with pytest.raises(ConfigError, match="run 'ours': method 'ppo' is not in the paper's table"):
+        compare_with_paper(Scoreboard([other], replicates=5), "qwen2.5-7b/math")
+
+
+def test_runs_are_read_from_files_and_directories(tmp_path):
+    demo = tmp_path / "demo"
+    write_predictions(demo / "predictions_before.jsonl", rows("arithmetic", BAD))
+    write_predictions(demo / "predictions_after.jsonl", rows("arithmetic", GOOD))
+    (demo / "metrics.jsonl").write_text(json.dumps({"step": 1, "reward/answer": 0.5}) + "\n")
+    write_predictions(
+        tmp_path / "both.jsonl", [*rows("gsm8k", GOOD, method="coca"), *rows("gsm8k", BAD, method="rlvr", model="qwen")]
+    )
+    runs = read_runs([demo, tmp_path / "both.jsonl"])
+    assert [run.label for run in runs] == ["demo before", "demo after", "demo", "coca", "qwen rlvr"]
+    assert [bool(run.training) for run in runs] == [False, False, True, False, False]
+    assert [run.method for run in runs] == [None, None, None, "coca", "rlvr"]
+
+
+def test_training_only_and_repeated_labels(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "metrics.jsonl").write_text('{"step": 1}\n')
+    write_predictions(tmp_path / "b" / "predictions.jsonl", rows("gsm8k", GOOD))
+    write_predictions(tmp_path / "c" / "b" / "predictions.jsonl", rows("gsm8k", GOOD))
+    runs = read_runs([tmp_path / "a", tmp_path / "b", tmp_path / "c" / "b"])
+    assert [run.label for run in runs] == ["a", "b #1", "b #2"]
+    assert runs[0].predictions == ()
+
+
+def test_bad_paths_are_refused(tmp_path):
+    with pytest.raises(DataError, match="does not exist"):
+        read_runs([tmp_path / "no"])
+    with pytest.raises(DataError, match="holds neither predictions"):
+        read_runs([tmp_path])
+    (tmp_path / "metrics.jsonl").write_text('{"stp": 1}\n')
+    with pytest.raises(DataError, match=r"metrics\.jsonl:1: expected a whole-number 'step', found None"):
+        read_runs([tmp_path])

@@ -1,0 +1,252 @@
+"""Code grading: the three kinds of tests, the separation of tests and program, order and limits."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import DataError, GradingError
+from coca_mindspeed.grading.code import CodeGrader
+from coca_mindspeed.grading.verdict import Outcome, Verdict
+
+
+def sandbox_problem() -> str:
+    try:
+        CodeGrader(workers=1).close()
+    except GradingError as error:
+        return str(error)
+    return ""
+
+
+PROBLEM = sandbox_problem()
+pytestmark = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[CodeGrader]:
+    grader = CodeGrader(seconds=5.0, total_seconds=10.0, workers=2)
+    yield grader
+    grader.close()
+
+
+def record(tests: dict[str, object], **metadata: object) -> Record:
+    return Record("r1", "test", "code", "?", "", metadata={"tests": tests, **metadata})
+
+
+def asserts(code: str, entry_point: str | None = None, **metadata: object) -> Record:
+    return record({"kind": "asserts", "code": code, "entry_point": entry_point}, **metadata)
+
+
+def grade(grader: CodeGrader, record: Record, answer: str) -> Verdict:
+    return grader.grade([record], [answer])[0]
+
+
+# name: (tests, program, whether it passes)
+ASSERTS = {
+    "right": ("assert f(2) == 4", "def f(x): return 2 * x", True),
+    "wrong": ("assert f(2) == 5", "def f(x): return 2 * x", False),
+    "another name": ("assert f(2) == 4", "def g(x): return 2 * x", False),
+    "syntax error": ("assert f(2) == 4", "def f(x) return 2 * x", False),
+    "values keep their types": (
+        "assert f() == (1, [2.5, {3}], {'a': None, (1,): b'x'}, 2**70, -1j, 'ü')",
+        "def f(): return (1, [2.5, {3}], {'a': None, (1,): b'x'}, 2**70, -1j, 'ü')",
+        True,
+    ),
+    "a list is no tuple": ("assert f() == (1, 2)", "def f(): return [1, 2]", False),
+    "identity of constants": ("assert f() is True", "def f(): return True", True),
+    "special floats": (
+        "import math\nassert math.isnan(f()) and math.isinf(g())",
+        "def f(): return float('nan')\ndef g(): return float('-inf')",
+        True,
+    ),
+    "exact numbers": (
+        "from fractions import Fraction\nfrom decimal import Decimal\nassert f() == [Fraction(1, 3), Decimal('0.1')]",
+        "from fractions import *\nfrom decimal import *\ndef f(): return [Fraction(1, 3), Decimal('0.1')]",
+        True,
+    ),
+    "collections": (
+        "from collections import Counter, deque\nassert f() == Counter('aab') and g() == deque([1])",
+        "from collections import Counter, deque\ndef f(): return Counter('aab')\ndef g(): return deque([1])",
+        True,
+    ),
+    "a generator": ("assert list(f(3)) == [0, 1, 2]", "def f(n):\n    yield from range(n)", True),
+    "an iterator": ("assert list(f()) == [1, 2]", "def f(): return map(int, '12')", True),
+    "objects of the program": (
+        "root = Node(1)\nroot.left = Node(2)\nassert total(root) == 3 and root.left.value == 2",
+        "class Node:\n    def __init__(self, value): self.value, self.left = value, None\n"
+        "def total(n): return n.value + (total(n.left) if n.left else 0)",
+        True,
+    ),
+    "functions of the program": (
+        "assert apply(double, 4) == 8",
+        "def double(x): return 2 * x\ndef apply(f, x): return f(x)",
+        True,
+    ),
+    "keywords": ("assert f(key=3) == 3", "def f(*, key): return key", True),
+    "an expected exception": (
+        "try:\n    f()\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'no'",
+        "def f(): raise ValueError('no')",
+        True,
+    ),
+    "an exception of its own": ("f()", "class Mine(Exception): pass\ndef f(): raise Mine()", False),
+    "a module that the program imported": ("assert math.sqrt(f()) == 2.0", "import math\ndef f(): return 4", True),
+    "a constant of the program": ("assert f() == LIMIT", "LIMIT = 7\ndef f(): return 7", True),
+    "a function named like a builtin": ("assert sum(10, 15) == 6", "def sum(a, b): return 6", True),
+    "printing and a main block": (
+        "assert f() == 1",
+        "print('x' * 10**6)\ndef f(): return 1\nif __name__ == '__main__':\n    input()",
+        True,
+    ),
+    "a dataclass": (
+        "assert f() == 1",
+        "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int = 1\ndef f(): return A().x",
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ASSERTS)
+def test_asserts(grader: CodeGrader, name: str) -> None:
+    code, program, right = ASSERTS[name]
+    verdict = grade(grader, asserts(code), program)
+    assert verdict.correct is right, verdict.reason
+    assert right or verdict.reason
+
+
+def test_tests_that_cannot_cross_processes_are_ungradable_not_wrong(grader: CodeGrader) -> None:
+    verdict = grade(grader, asserts("assert f(lambda x: x + 1) == 2"), "def f(g): return g(1)")
+    assert verdict.outcome is Outcome.UNGRADABLE
+    assert "function" in verdict.reason
+
+
+PROMPT = (
+    "import math\n\ndef poly(xs, x):\n    return sum(c * x**i for i, c in enumerate(xs))\n\n"
+    'def find_zero(xs):\n    """A zero."""\n'
+)
+CHECK = "def check(candidate):\n    assert abs(poly([1, 2], candidate([1, 2]))) < 1e-4\ncheck(find_zero)\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("    return -xs[0] / xs[1]", True),
+        ("```python\ndef find_zero(xs):\n    return -xs[0] / xs[1]\n```", True),
+        ("    return 0", False),
+        # A program may not redefine the helpers of the tests, Python's or the prompt's.
+        ("```python\ndef poly(xs, x): return 0\ndef find_zero(xs): return 1\n```", False),
+        ("```python\ndef abs(x): return 0\ndef find_zero(xs): return 1\n```", False),
+        ("```python\ndef check(f): pass\ndef find_zero(xs): return 1\n```", False),
+        ("```python\nimport math\nmath.fabs = abs = lambda x: 0\ndef find_zero(xs): return 1\n```", False),
+    ],
+)
+def test_humaneval_with_a_prompt(grader: CodeGrader, answer: str, right: bool) -> None:
+    verdict = grade(grader, asserts(CHECK, "find_zero", prompt=PROMPT), answer)
+    assert verdict.correct is right, verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("program", "right"),
+    [
+        ("a, b = map(int, input().split())\nprint(a + b)", True),
+        ("import sys\na, b = map(int, sys.stdin.read().split())\nsys.stdout.write(f'{a + b}\\n\\n')", True),
+        ("def main():\n    print(sum(map(int, input().split())))\nif __name__ == '__main__':\n    main()", True),
+        ("print(3)", False),
+        ("a, b = map(int, input().split())\nprint(a + b, end='')\nexit(0)", True),
+        ("a, b = map(int, input().split())\nprint(a + b)\nexit(1)", False),
+        ("print(input())", False),
+        ("while True: print('x' * 100000)", False),
+        ("import os\nos.close(1)", False),
+        ("", False),
+    ],
+)
+def test_stdio(grader: CodeGrader, program: str, right: bool) -> None:
+    cases = [{"input": "1 2\n", "output": "3\n"}, {"input": "10 20", "output": "30"}]
+    verdict = grade(grader, record({"kind": "stdio", "cases": cases}), program)
+    assert verdict.correct is right, verdict.reason
+
+
+def test_stdio_names_the_case_and_the_error(grader: CodeGrader) -> None:
+    cases = [{"input": "1", "output": "1"}, {"input": "0", "output": "inf"}]
+    verdict = grade(grader, record({"kind": "stdio", "cases": cases}), "print(1 // int(input()))")
+    assert verdict.reason.startswith("case 2: exit code 1: ZeroDivisionError")
+
+
+def test_stdio_takes_large_input_and_output(grader: CodeGrader) -> None:
+    text = "\n".join(str(n) for n in range(300_000))
+    cases = [{"input": text, "output": text}]
+    program = "import sys\nsys.stdout.write(sys.stdin.read())"
+    assert grade(grader, record({"kind": "stdio", "cases": cases}), program).correct
+    # A program need not read its input.
+    cases = [{"input": text, "output": "ok"}]
+    assert grade(grader, record({"kind": "stdio", "cases": cases}), "print('ok')").correct
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "right"),
+    [
+        ("0.5", "0.5000000001", True),
+        ("0.5", "0.51", False),
+        ("1 2\n3", "1 2 3", True),
+        ("16030", "16030.0", False),
+        ("YES", "Yes", False),
+        ("1.0 2", "1.0", False),
+        ("1.0", "nan", False),
+    ],
+)
+def test_stdio_compares_words(grader: CodeGrader, expected: str, printed: str, right: bool) -> None:
+    cases = [{"input": "", "output": expected}]
+    assert grade(grader, record({"kind": "stdio", "cases": cases}), f"print({printed!r})").correct is right
+
+
+@pytest.mark.parametrize(
+    ("program", "right"),
+    [
+        ("def pair(a, b): return (a, [b])", True),
+        ("class Solution:\n    def pair(self, a, b): return [a, [b]]", True),
+        ("def pair(a, b): return [a, b]", False),
+        ("def pair(a, b): raise KeyError(a)", False),
+        ("pair = 3", False),
+        ("x = 1", False),
+        ("def pair(a, b): return [True, [b]]", False),
+    ],
+)
+def test_call(grader: CodeGrader, program: str, right: bool) -> None:
+    cases = [{"arguments": [1, "x"], "expected": [1, ["x"]]}, {"arguments": [1, None], "expected": [1, [None]]}]
+    verdict = grade(grader, record({"kind": "call", "entry_point": "pair", "cases": cases}), program)
+    assert verdict.correct is right, verdict.reason
+
+
+def test_verdicts_come_in_order_whatever_they_take(grader: CodeGrader) -> None:
+    programs = [f"import time\ntime.sleep({0.3 if n % 7 == 0 else 0})\ndef f(): return {n}" for n in range(24)]
+    records = [asserts(f"assert f() == {n if n % 3 else -1}") for n in range(24)]
+    assert [v.correct for v in grader.grade(records, programs)] == [bool(n % 3) for n in range(24)]
+
+
+def test_time_limits_are_the_records_or_the_graders(grader: CodeGrader) -> None:
+    slow = "import time\ndef f():\n    time.sleep(1.5)\n    return 1"
+    assert grade(grader, asserts("assert f() == 1"), slow).correct
+    limited = grade(grader, asserts("assert f() == 1", time_limit=0.5), slow)
+    assert limited.outcome is Outcome.WRONG
+    assert "longer than 0.5 s" in limited.reason
+
+
+def test_malformed_tests_stop_the_batch_before_anything_runs(grader: CodeGrader) -> None:
+    with pytest.raises(DataError, match="r1"):
+        grader.grade([asserts("assert True"), record({"kind": "?"})], ["", ""])
+
+
+def test_metrics(grader: CodeGrader) -> None:
+    before = grader.metrics()
+    grader.grade([asserts("assert f() == 1")] * 2, ["def f(): return 1", "def f(): return 2"])
+    after = grader.metrics()
+    assert after["right"] == before["right"] + 1
+    assert after["wrong"] == before["wrong"] + 1
+    assert after["seconds"] > before["seconds"]
+
+
+@pytest.mark.parametrize(
+    "options", [{"workers": 0}, {"workers": 99}, {"seconds": 0}, {"seconds": 9.0, "total_seconds": 1.0}]
+)
+def test_senseless_options_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(GradingError):
+        CodeGrader(**options)  # type: ignore[arg-type]

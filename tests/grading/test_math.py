@@ -1,0 +1,203 @@
+"""Math grading: the table of settled pairs, and what must hold for any answers."""
+
+import csv
+import time
+from collections.abc import Iterator
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.math import MathGrader
+from coca_mindspeed.grading.verdict import Outcome
+
+PAIRS_FILE = Path(__file__).with_name("math_pairs.tsv")
+
+
+def read_pairs() -> list[tuple[str, str, str, str]]:
+    with PAIRS_FILE.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    # A character that nobody sees is written by name in the table.
+    return [(r["gold"], r["answer"].replace("<U+200B>", "\u200b"), r["verdict"], r["reason"]) for r in rows]
+
+
+PAIRS = read_pairs()
+
+
+def record(gold: str, number: int = 0) -> Record:
+    return Record(id=str(number), dataset="test", category="math", question="?", answer=gold)
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[MathGrader]:
+    grader = MathGrader(seconds=2.0, workers=2)
+    yield grader
+    grader.close()
+
+
+def outcomes(grader: MathGrader, pairs: list[tuple[str, str]]) -> list[str]:
+    records = [record(gold, number) for number, (gold, _) in enumerate(pairs)]
+    return [v.outcome.value for v in grader.grade(records, [rf"So it is $\boxed{{{a}}}$." for _, a in pairs])]
+
+
+def test_the_table_of_pairs(grader: MathGrader) -> None:
+    assert len(PAIRS) >= 120
+    assert len({pair[:2] for pair in PAIRS}) == len(PAIRS)
+    found = outcomes(grader, [(gold, answer) for gold, answer, _, _ in PAIRS])
+    different = [(*pair, was) for pair, was in zip(PAIRS, found, strict=True) if pair[2] != was]
+    assert different == []
+
+
+def test_verdicts_do_not_depend_on_order_batches_or_the_number_of_workers(grader: MathGrader) -> None:
+    # Time limits depend on the machine's load, so the bombs are left out here.
+    pairs = [pair[:2] for pair in PAIRS if pair[2] != "ungradable"][::3]
+    expected = outcomes(grader, pairs)
+    assert outcomes(grader, pairs[::-1])[::-1] == expected
+    assert [outcomes(grader, [pair])[0] for pair in pairs] == expected
+    alone = MathGrader(seconds=5.0, workers=1)
+    try:
+        assert outcomes(alone, pairs) == expected
+    finally:
+        alone.close()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.fractions(min_value=-(10**9), max_value=10**9), st.fractions(min_value=-(10**9), max_value=10**9))
+def test_fractions_are_right_exactly_when_they_are_equal(grader: MathGrader, a: Fraction, b: Fraction) -> None:
+    # Both notations go through the exact path; Fraction is the oracle.
+    found = outcomes(
+        grader,
+        [
+            (str(a), rf"\frac{{{a.numerator}}}{{{a.denominator}}}"),
+            (str(a), f"{2 * a.numerator}/{2 * a.denominator}"),
+            (str(a), str(b)),
+            (f"{a.numerator:,}", str(a.numerator)),
+        ],
+    )
+    assert found == ["right", "right", "right" if a == b else "wrong", "right"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.decimals(min_value=-(10**6), max_value=10**6, places=4), st.integers(min_value=1, max_value=99))
+def test_decimals_are_not_rounded(grader: MathGrader, gold: object, difference: int) -> None:
+    text = f"{gold:.4f}"
+    assert outcomes(grader, [(text, text + "00"), (text, f"{text}{difference:02d}")]) == ["right", "wrong"]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=200), st.sampled_from(["12", r"\frac{1}{2}", "x+1", r"\text{yes}", "(1,2)", "50\\%"]))
+def test_no_text_raises_or_is_right_by_accident(grader: MathGrader, answer: str, gold: str) -> None:
+    verdict = grader.grade([record(gold)], [answer])[0]
+    if verdict.correct:  # then it says so: something of the gold answer stands in it
+        assert any(character.isalnum() for character in answer)
+    if verdict.outcome is Outcome.UNGRADABLE:
+        assert verdict.reason
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        "9^{9^{9^9}}",
+        r"\boxed{" * 20_000,
+        "{" * 50_000 + "}" * 50_000,
+        r"\boxed{" + "{" * 900 + "1" + "}" * 900 + "}",
+        r"\boxed{" + "(" * 990 + "1" + ")" * 990 + "}",
+        r"\boxed{" + "9" * 100_000 + "}",
+        r"\boxed{1e999999999}",
+        r"\boxed{10^{999999999}}",
+        r"\boxed{" + "9!" * 50 + "}",
+        r"\boxed{99999999!}",
+        r"\boxed{\sum_{k=1}^{10^{12}} \frac{1}{k^{k}}}",
+        r"\boxed{" + "x" * 1_900 + "!}",
+        r"\boxed{" + "1 " * 950 + "}",
+        r"\boxed{" + r"\text{a} " * 200 + "!}",
+        "$" * 100_000,
+        "answer is " * 10_000,
+        "1," * 50_000,
+        "\u0000\ud800\uffff",
+        r"\boxed{__import__('os').system('touch /tmp/grading_was_here')}",
+        r"\boxed{\text{__import__('os').system('touch /tmp/grading_was_here')}}",
+    ],
+    ids=lambda bomb: bomb[:40].encode("ascii", "backslashreplace").decode(),
+)
+def test_a_bomb_is_not_right_and_costs_no_more_than_its_limit(grader: MathGrader, bomb: str) -> None:
+    started = time.perf_counter()
+    verdicts = grader.grade([record("7"), record("x+1")], [bomb, r"\boxed{1+x}"])
+    assert not verdicts[0].correct
+    assert verdicts[1].correct
+    assert time.perf_counter() - started < 8.0
+    assert not Path("/tmp/grading_was_here").exists()
+
+
+def test_the_last_box_counts(grader: MathGrader) -> None:
+    answers = [r"First \boxed{7}, no: \boxed{8}.", r"First \boxed{8}, no: \boxed{7}.", r"\boxed{7} and then \boxed{8"]
+    verdicts = grader.grade([record("7")] * 3, answers)
+    assert [v.correct for v in verdicts] == [False, True, True]
+
+
+def test_each_distinct_answer_is_compared_once(grader: MathGrader) -> None:
+    bomb = r"\boxed{3^{3^{3^{33}}}}"
+    before = grader.metrics()["timeouts"]
+    verdicts = grader.grade([record("7")] * 16, [bomb] * 16)
+    assert {v.outcome for v in verdicts} == {Outcome.UNGRADABLE}
+    assert grader.metrics()["timeouts"] == before + 1
+
+
+def test_metrics_count_every_outcome() -> None:
+    grader = MathGrader(seconds=1.0, workers=1)
+    try:
+        grader.grade([record("7")] * 4, [r"\boxed{7}", r"\boxed{8}", "", r"\boxed{9^{9^{9^9}}}"])
+        metrics = grader.metrics()
+    finally:
+        grader.close()
+    assert {k: metrics[k] for k in ("right", "wrong", "ungradable", "timeouts", "restarts")} == {
+        "right": 1,
+        "wrong": 2,
+        "ungradable": 1,
+        "timeouts": 1,
+        "restarts": 1,
+    }
+    assert metrics["seconds"] >= 1.0
+
+
+def test_gold_answers_that_cannot_be_used_are_named(grader: MathGrader) -> None:
+    golds = [
+        "7",
+        r"\frac{1}{2}",
+        "x^2+1",
+        r"\text{Tuesday}",
+        "(C)",
+        "",
+        r"2n+1, n\in\mathbb{Z}",
+        r"\frac{1",
+        "9" * 3_000,
+    ]
+    problems = grader.gold_problems(golds)
+    assert [bool(problem) for problem in problems] == [False] * 5 + [True] * 4
+    assert "empty" in problems[5]
+    assert "parsed" in problems[6]
+    assert "characters" in problems[8]
+
+
+def test_a_gold_answer_may_be_boxed(grader: MathGrader) -> None:
+    assert grader.grade([record(r"\boxed{7}")], [r"\boxed{7}"])[0].correct
+
+
+def test_boxed_only_takes_no_other_answer() -> None:
+    strict, lenient = MathGrader(workers=1, boxed_only=True), MathGrader(workers=1)
+    for grader, expected in ((strict, False), (lenient, True)):
+        assert grader.grade([record("7")], ["The answer is 7."])[0].correct is expected
+        grader.close()
+
+
+def test_equivalence_does_not_depend_on_the_order_of_the_pair(grader: MathGrader) -> None:
+    finals = grader.final_answers(
+        [r"\boxed{\frac{1}{2}}", "The answer is 0.5.", r"\boxed{x<2}", r"\boxed{(-\infty,2)}", "?"]
+    )
+    assert finals[4] is None
+    half, decimal, condition, interval = (final or "" for final in finals[:4])
+    pairs = [(half, decimal), (decimal, half), (condition, interval), (interval, condition), (half, condition)]
+    assert grader.equivalent(pairs) == [True, True, True, True, False]

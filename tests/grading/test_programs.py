@@ -1,0 +1,82 @@
+"""Extracting a program from an answer, and building its job."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.grading.programs import build_job, extract_program, time_limit
+
+PROMPT = 'import math\n\ndef helper(x):\n    return x\n\ndef answer(x):\n    """Say it."""\n'
+
+
+def record(metadata: dict[str, object]) -> Record:
+    return Record("r1", "test", "code", "?", "", metadata=metadata)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("```python\nx = 1\n```", "x = 1\n"),
+        ("a\n```python\nx = 1\n```\nb\n```python\nx = 2\n```\nc", "x = 2\n"),
+        ("```py\nx = 1\n```\n```\noutput\n```", "x = 1\n"),
+        ("```\nx = 1\n```\n```text\ny\n```", "y\n"),
+        ("```python\nx = 1\n", "x = 1\n"),
+        ("````python\ns = '''\n```\n'''\n````", "s = '''\n```\n'''\n"),
+        ("~~~python\nx = 1\n~~~", "x = 1\n"),
+        ("    return x\n", "    return x"),
+        ("x = 1", "x = 1"),
+        ("```Python3\nx\n```", "x\n"),
+        ("", ""),
+    ],
+)
+def test_extract_program(answer: str, expected: str) -> None:
+    assert extract_program(answer) == expected
+
+
+@given(st.text(alphabet="`~python \nx", max_size=200))
+def test_extraction_gives_a_part_of_the_answer(answer: str) -> None:
+    assert extract_program(answer) in answer
+
+
+def test_a_completion_continues_the_prompt_and_a_function_replaces_it() -> None:
+    tests = {"kind": "asserts", "code": "assert answer(1) == 2", "entry_point": "answer"}
+    r = record({"tests": tests, "prompt": PROMPT})
+    for answer in ("    return x + 1", "return x + 1", "```python\ndef answer(x):\n    return helper(x) + 1\n```"):
+        source = build_job(r, answer)["source"]
+        names: dict[str, object] = {}
+        exec(source, names)  # noqa: S102  # written here
+        assert callable(names["answer"])
+        assert names["answer"](1) == 2
+        assert names["math"]
+
+
+@pytest.mark.parametrize(
+    ("tests", "message"),
+    [
+        (None, "should be an object"),
+        ({"kind": "unit"}, "'asserts', 'stdio' or 'call'"),
+        ({"kind": "asserts"}, "'code'"),
+        ({"kind": "asserts", "code": "", "entry_point": "a b"}, "entry_point"),
+        ({"kind": "stdio", "cases": []}, "any program would pass"),
+        ({"kind": "stdio", "cases": [{"input": "1"}]}, "case 1"),
+        ({"kind": "stdio", "cases": [{"input": "1", "output": 2}]}, "'output'"),
+        ({"kind": "call", "cases": [{"arguments": [], "expected": None}]}, "entry_point"),
+    ],
+)
+def test_malformed_tests_are_refused_by_name(tests: object, message: str) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        build_job(record({"tests": tests}), "x = 1")
+    assert "'r1' of 'test'" in str(caught.value)
+
+
+@pytest.mark.parametrize("seconds", [0, -1, "2", True, float("inf"), float("nan")])
+def test_senseless_time_limits_are_refused(seconds: object) -> None:
+    with pytest.raises(DataError, match="time_limit"):
+        time_limit(record({"time_limit": seconds}), 10.0)
+
+
+def test_time_limits() -> None:
+    assert time_limit(record({}), 10.0) == 10.0
+    assert time_limit(record({"time_limit": 2}), 10.0) == 2.0

@@ -1,0 +1,149 @@
+"""The sandbox: attacks as root and as a normal user, and what it says where it cannot run."""
+
+import http.server
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coca_mindspeed.errors import GradingError
+from coca_mindspeed.grading import sandbox as sandbox_module
+from coca_mindspeed.grading.sandbox import Sandbox
+from tests.grading import sandbox_attacks
+
+REPOSITORY = Path(__file__).parents[2]
+NOBODY = 65534
+
+
+def sandbox_problem() -> str:
+    try:
+        Sandbox()
+    except GradingError as error:
+        return str(error)
+    return ""
+
+
+PROBLEM = sandbox_problem()
+needs_sandbox = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
+
+
+def a_python_for_everybody() -> str | None:
+    """An interpreter that an unprivileged user may start (not one below /root)."""
+    for candidate in (getattr(sys, "_base_executable", sys.executable), "/usr/bin/python3", "/usr/local/bin/python3"):
+        code = "import sys; sys.exit(sys.version_info < (3, 10))"
+        try:
+            done = subprocess.run([candidate, "-c", code], user=NOBODY, group=NOBODY, extra_groups=[], check=False)
+        except OSError:
+            continue
+        if done.returncode == 0:
+            return candidate
+    return None
+
+
+@pytest.fixture(scope="module")
+def server_port() -> Iterator[int]:
+    server = http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server.server_port
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+@pytest.fixture(scope="module", params=["this user", "nobody"])
+def reports(request: pytest.FixtureRequest, server_port: int) -> dict[str, dict[str, object]]:
+    """Every attack's report; run once as the user of these tests and, where that is root, once as nobody."""
+    if request.param == "this user":
+        return sandbox_attacks.run_all(str(REPOSITORY), server_port)
+    if os.geteuid() != 0:
+        pytest.skip("these tests run as a normal user already")
+    if (python := a_python_for_everybody()) is None:
+        pytest.skip("no Python 3.10 or newer that an unprivileged user may start")
+    with tempfile.TemporaryDirectory() as directory:
+        # The sandbox needs no more of the package than this, wherever the repository lies.
+        package = Path(directory) / "coca_mindspeed"
+        (package / "grading").mkdir(parents=True)
+        Path(directory).chmod(0o755)
+        for name in ("__init__.py", "errors.py", "grading/__init__.py", "grading/sandbox.py"):
+            shutil.copy(REPOSITORY / "coca_mindspeed" / name, package / name)
+        shutil.copytree(REPOSITORY / "coca_mindspeed/grading/inside", package / "grading/inside")
+        shutil.copy(REPOSITORY / "tests/grading/sandbox_attacks.py", directory)
+        done = subprocess.run(
+            [python, f"{directory}/sandbox_attacks.py", str(REPOSITORY), str(server_port)],
+            user=NOBODY,
+            group=NOBODY,
+            extra_groups=[],
+            cwd=directory,
+            env={"PATH": os.environ["PATH"], "GRADING_SECRET": "x", "HOME": "/"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    if "no sandbox" in done.stderr or "there is none" in done.stderr:
+        pytest.skip(f"a normal user has no sandbox here: {done.stderr.strip().splitlines()[-1]:.200}")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, dict[str, object]] = json.loads(done.stdout)
+    return found
+
+
+@needs_sandbox
+@pytest.mark.parametrize("name", sandbox_attacks.PROBES)
+def test_nothing_of_the_host_can_be_reached(reports: dict[str, dict[str, object]], name: str) -> None:
+    assert (reports[name]["outcome"], reports[name]["reason"]) == ("right", "")
+
+
+@needs_sandbox
+@pytest.mark.parametrize("name", sandbox_attacks.HOSTILE)
+def test_no_hostile_program_passes_or_outlives_its_limit(reports: dict[str, dict[str, object]], name: str) -> None:
+    report = reports[name]
+    assert report["outcome"] == "wrong", report
+    assert report["reason"]
+    assert isinstance(report["seconds"], float)
+    assert report["seconds"] < 2.0 + 5.0 + 3.0, report  # the limit, the grace, and a busy machine
+
+
+@needs_sandbox
+def test_no_process_is_left_behind(reports: dict[str, dict[str, object]]) -> None:
+    left = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (process / "cmdline").read_text()
+        except OSError:
+            continue
+        if sandbox_attacks.MARKER in command or "/inside/program.py" in command:
+            left.append(command)
+    assert left == []
+    assert not list(REPOSITORY.glob("attack"))
+
+
+@needs_sandbox
+def test_the_environment_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRADING_SECRET", "x")
+    source = sandbox_attacks.PROBES["environment"]
+    job = {"kind": "asserts", "source": source, "tests": "assert attempt() == 'contained'", "seconds": 5.0}
+    assert Sandbox().run({**job, "prompt": None, "entry_point": None}, total_seconds=5.0).outcome == "right"
+
+
+def test_without_bubblewrap_it_refuses_and_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_module.shutil, "which", lambda name: None)
+    with pytest.raises(GradingError, match=r"apt-get install bubblewrap.*allow_unsandboxed"):
+        Sandbox()
+
+
+def test_running_without_a_sandbox_is_an_explicit_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox_module.shutil, "which", lambda name: None)
+    sandbox = Sandbox(allow_unsandboxed=True)
+    assert not sandbox.sandboxed
+    job = {"kind": "asserts", "prompt": None, "entry_point": None, "seconds": 5.0, "tests": "assert answer(6) == 42"}
+    assert sandbox.run({**job, "source": "def answer(x): return 7 * x"}, 5.0).outcome == "right"
+    assert sandbox.run({**job, "source": "import os\ndef answer(x): os._exit(0)"}, 5.0).outcome == "wrong"
+    stdio = {"kind": "stdio", "cases": [{"input": "6", "output": "42"}], "seconds": 5.0}
+    assert sandbox.run({**stdio, "source": "print(7 * int(input()))"}, 5.0).outcome == "right"

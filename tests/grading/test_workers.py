@@ -1,0 +1,180 @@
+"""The pool of processes: order, limits, replacement, memory, and what workers import."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coca_mindspeed.errors import GradingError
+from coca_mindspeed.grading.workers import Failure, Workers, in_order
+
+
+def double(number: int) -> int:
+    return 2 * number
+
+
+def nap(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+def hang_in_one_bytecode(_: int) -> int:
+    return 9**9**9  # signals are not handled before this is done
+
+
+def eat_memory(_: int) -> int:
+    return len(bytearray(8 << 30))
+
+
+def die(_: int) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fail(_: int) -> None:
+    raise KeyError("nothing there")
+
+
+def ignore_termination_and_sleep(_: int) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(60)
+
+
+def process_id(_: int) -> int:
+    return os.getpid()
+
+
+def imported(name: str) -> bool:
+    return name in sys.modules
+
+
+def dispatch(task: tuple[str, float]) -> float:
+    name, value = task
+    return {"double": double, "hang": hang_in_one_bytecode, "die": die, "nap": nap}[name](value)  # type: ignore[operator]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    workers = Workers(count=2, seconds=1.0, memory_bytes=2 << 30)
+    yield workers
+    workers.close()
+
+
+def test_results_come_in_order(workers: Workers) -> None:
+    naps = [0.2, 0.0, 0.1, 0.0]
+    assert [r.value for r in workers.map(nap, naps)] == naps
+    assert [r.value for r in workers.map(double, range(1000))] == [2 * n for n in range(1000)]
+
+
+def test_a_hang_is_killed_and_delays_only_itself(workers: Workers) -> None:
+    timeouts, restarts = workers.timeouts, workers.restarts
+    started = time.perf_counter()
+    results = list(workers.map(dispatch, [("double", 1), ("hang", 0), *[("double", n) for n in range(200)]]))
+    assert time.perf_counter() - started < 3.0
+    assert results[1].failure is Failure.TIMEOUT
+    assert results[1].value is None
+    assert "1 s" in results[1].detail
+    assert [r.value for r in results[2:]] == [2 * n for n in range(200)]
+    assert (workers.timeouts, workers.restarts) == (timeouts + 1, restarts + 1)
+
+
+def test_a_worker_that_ignores_termination_is_killed_all_the_same() -> None:
+    workers = Workers(count=1, seconds=0.5)
+    try:
+        results = list(workers.map(ignore_termination_and_sleep, [1]))
+        assert results[0].failure is Failure.TIMEOUT
+        assert next(iter(workers.map(double, [4]))).value == 8
+    finally:
+        workers.close()
+
+
+def test_other_failures_are_told_apart(workers: Workers) -> None:
+    died, raised, memory = (next(iter(workers.map(f, [0]))) for f in (die, fail, eat_memory))
+    assert (died.failure, died.detail) == (Failure.DIED, "killed its worker process")
+    assert (raised.failure, raised.detail) == (Failure.RAISED, "KeyError: 'nothing there'")
+    assert (memory.failure, memory.detail) == (Failure.DIED, "ran out of memory")
+    assert next(iter(workers.map(double, [21]))).value == 42
+
+
+def test_an_idle_worker_that_is_killed_from_outside_is_replaced(workers: Workers) -> None:
+    for _ in range(3):
+        os.kill(next(r.value for r in workers.map(process_id, [0]) if r.value), signal.SIGKILL)
+        time.sleep(0.3)
+        assert [r.value for r in workers.map(double, range(10))] == [2 * n for n in range(10)]
+
+
+def test_workers_killed_in_the_middle_of_a_batch_lose_nothing_but_their_own_task(workers: Workers) -> None:
+    tasks = [("die", 0.0) if n % 50 == 25 else ("double", float(n)) for n in range(200)]
+    results = list(workers.map(dispatch, tasks))
+    for (name, value), result in zip(tasks, results, strict=True):
+        assert (result.failure is Failure.DIED) if name == "die" else (result.value == 2 * value)
+
+
+def test_workers_are_recycled() -> None:
+    workers = Workers(count=1, seconds=5.0, tasks_per_worker=5)
+    try:
+        assert len({r.value for r in workers.map(process_id, range(12))}) == 3
+    finally:
+        workers.close()
+
+
+def test_closing_leaves_no_process_and_the_pool_refuses_more() -> None:
+    workers = Workers(count=2, seconds=5.0)
+    worker = next(iter(workers.map(process_id, [0]))).value
+    workers.close()
+    workers.close()
+    assert not Path(f"/proc/{worker}").exists()
+    with pytest.raises(GradingError, match="closed"):
+        list(workers.map(double, [1]))
+
+
+def test_workers_do_not_import_torch_or_the_callers_main(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    # No `if __name__ == "__main__"`: with the standard spawn this would start processes without end.
+    script.write_text(
+        "import torch, sys\n"
+        "from coca_mindspeed.data.records import Record\n"
+        "from coca_mindspeed.grading.math import MathGrader\n"
+        "from tests.grading.test_workers import imported\n"
+        "grader = MathGrader(workers=1, seconds=10)\n"
+        "records = [Record('1', 'd', 'math', '?', 'x+1')]\n"
+        "assert grader.grade(records, ['\\\\boxed{1+x}'])[0].correct\n"
+        "names = ['torch', 'sympy', 'math_verify']\n"
+        "print(*[r.value for r in grader._workers.map(imported, names)])\n"
+        "grader.close()\n",
+        encoding="utf-8",
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["False", "True", "True"]
+
+
+def test_items_are_taken_as_room_comes_free() -> None:
+    taken: list[int] = []
+
+    def stream() -> Iterator[int]:
+        for n in range(100):
+            taken.append(n)
+            yield n
+
+    pending = in_order(lambda n: n, stream(), in_flight=7)
+    assert next(pending) == (0, 0)
+    assert len(taken) == 7
+    assert [n for n, _ in pending] == list(range(1, 100))
+
+
+@pytest.mark.parametrize(("count", "seconds"), [(0, 1.0), (1, 0.0), (1, -1.0)])
+def test_senseless_limits_are_refused(count: int, seconds: float) -> None:
+    with pytest.raises(GradingError):
+        Workers(count, seconds)
