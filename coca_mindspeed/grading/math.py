@@ -45,7 +45,7 @@ def _gold_problem(text: str) -> str:
 
 
 def _warm_up() -> None:
-    from coca_mindspeed.grading.symbolic import warm_up
+    from coca_mindspeed.grading.latex import warm_up
 
     warm_up()
 

@@ -1,20 +1,120 @@
-"""Graders by name."""
+"""Graders by name, and the one that picks by record for files that mix data sets."""
 
-from collections.abc import Callable
+import difflib
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.exact import ExactGrader
-from coca_mindspeed.grading.verdict import Grader
+from coca_mindspeed.grading.verdict import MeasuredGrader, Verdict
 
-_GRADERS: dict[str, Callable[[], Grader]] = {"exact": ExactGrader}
+# Imported when asked for: the exact grader needs neither pebble nor openai.
+_GRADERS = {
+    "exact": "coca_mindspeed.grading.exact:ExactGrader",
+    "math": "coca_mindspeed.grading.math:MathGrader",
+    "code": "coca_mindspeed.grading.code:CodeGrader",
+    "factual": "coca_mindspeed.grading.factual:FactualGrader",
+    "simpleqa": "coca_mindspeed.grading.judge:JudgeGrader",
+    "auto": "coca_mindspeed.grading.registry:AutoGrader",
+}
+GRADER_NAMES = tuple(_GRADERS)
+
+# A record's own metadata["grader"] wins over its data set, and that over its category.
+_BY_DATASET = {"arithmetic": "exact", "simpleqa": "simpleqa", "triviaqa": "factual"}
+_BY_CATEGORY = {"math": "math", "code": "code", "factual": "factual"}
 
 
-def build_grader(name: str) -> Grader:
-    """The grader called ``name``.
+def build_grader(name: str, config: Mapping[str, Any] | None = None) -> MeasuredGrader:
+    """Make a grader.
+
+    Args:
+        name: one of ``GRADER_NAMES``.
+        config: its options, as its class documents them; for ``auto``, options of the others by their names.
 
     Raises:
-        GradingError: there is none; the message lists those that there are.
+        GradingError: an unknown name or option, or what the grader itself needs is missing.
     """
-    if name not in _GRADERS:
-        raise GradingError(f"unknown grader {name!r}; known graders: {', '.join(_GRADERS)}")
-    return _GRADERS[name]()
+    module, _, cls = _GRADERS[_known(name, GRADER_NAMES, "grader")].partition(":")
+    grader = getattr(importlib.import_module(module), cls)
+    options = dict(config or {})
+    for option in options:
+        _known(option, tuple(inspect.signature(grader).parameters), f"option of the grader {name!r}")
+    built: MeasuredGrader = grader(**options)
+    return built
+
+
+def grader_name(record: Record) -> str:
+    """Which grader a record is for.
+
+    Raises:
+        GradingError: it names an unknown one, or nothing about it says which.
+    """
+    where = f"record {record.id!r} of {record.dataset!r}: grader"
+    if (named := record.metadata.get("grader")) is not None:
+        if not isinstance(named, str):
+            raise GradingError(f"{where} should be a name, found {named!r:.80}")
+        return _known(named, tuple(n for n in GRADER_NAMES if n != "auto"), where)
+    name = _BY_DATASET.get(record.dataset) or _BY_CATEGORY.get(record.category)
+    if name is None:
+        known = ", ".join(_BY_CATEGORY)
+        raise GradingError(f"{where} of category {record.category!r} is not known; use a category of {known}")
+    return name
+
+
+class AutoGrader:
+    """Gives each record to the grader that it names, or its data set's, or its category's.
+
+    Args:
+        exact, math, code, factual, simpleqa: options of each; a grader is made when its first record comes.
+    """
+
+    def __init__(
+        self,
+        exact: Mapping[str, Any] | None = None,
+        math: Mapping[str, Any] | None = None,
+        code: Mapping[str, Any] | None = None,
+        factual: Mapping[str, Any] | None = None,
+        simpleqa: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._options = {"exact": exact, "math": math, "code": code, "factual": factual, "simpleqa": simpleqa}
+        self._graders: dict[str, MeasuredGrader] = {}
+
+    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        """See :class:`~coca_mindspeed.grading.verdict.Grader`; nothing is graded if any record has no grader."""
+        if len(records) != len(answers):
+            raise ValueError(f"{len(records)} records and {len(answers)} answers")
+        places: dict[str, list[int]] = {}
+        for index, record in enumerate(records):
+            places.setdefault(grader_name(record), []).append(index)
+        for name in places:
+            if name not in self._graders:
+                self._graders[name] = build_grader(name, self._options[name])
+        verdicts: dict[int, Verdict] = {}
+        for name, indices in places.items():
+            graded = self._graders[name].grade([records[i] for i in indices], [answers[i] for i in indices])
+            verdicts.update(zip(indices, graded, strict=True))
+        return [verdicts[index] for index in range(len(records))]
+
+    def metrics(self) -> dict[str, float]:
+        """Totals of all graders, and each one's own as ``name/...``."""
+        totals: dict[str, float] = {}
+        parts: dict[str, float] = {}
+        for name, grader in self._graders.items():
+            for key, value in grader.metrics().items():
+                totals[key] = totals.get(key, 0.0) + value
+                parts[f"{name}/{key}"] = value
+        return {**totals, **parts}
+
+    def close(self) -> None:
+        for grader in self._graders.values():
+            grader.close()
+
+
+def _known(name: str, names: Sequence[str], what: str) -> str:
+    if name in names:
+        return name
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise GradingError(f"unknown {what} {name!r}; {hint}known: {', '.join(names) or 'none'}")

@@ -1,62 +1,31 @@
-"""Symbolic comparison of two final answers, by math-verify.  Runs in worker processes only: sympy can hang or explode.
+"""Symbolic comparison of two final answers.  Runs in worker processes only: sympy can hang or explode.
 
-math-verify's own time limits are signals of the main thread and are off; the pool in :mod:`.workers` kills from
-outside.  Its verdict is not taken alone: it rounds to six decimals and drops what is below 1e-15, so it takes
-``e^{-50}`` for ``e^{-51}``.  Where both sides have numeric values (free symbols are given random ones), these must
-agree to 25 digits as well.
+Where both sides have numeric values (free symbols are given random ones), these decide: they must agree to 25
+digits.  math-verify, which decides about everything else (sets, relations, intervals), would round to six decimals and
+drop what is below 1e-15, and so take ``e^{-50}`` for ``e^{-51}``; and it would simplify, which is slow.  Its time
+limits are signals of the main thread and are off; the pool in :mod:`.workers` kills from outside.
 """
 
-import logging
+import hashlib
 import random
-import re
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import sympy
-from latex2sympy2_extended import NormalizationConfig, is_expr_of_only_symbols
-from math_verify import LatexExtractionConfig, parse, verify
+from latex2sympy2_extended import is_expr_of_only_symbols
+from math_verify import verify
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 
+from coca_mindspeed.grading.latex import parse_latex
 from coca_mindspeed.grading.quantity import DECIMAL_TOLERANCE, read_answer, same_number
 from coca_mindspeed.grading.verdict import Outcome
 
-# units=False: math-verify's list of units includes single letters, and would read 5t as 5.
-_EXTRACTION = (
-    LatexExtractionConfig(
-        boxed_match_priority=0,
-        normalization_config=NormalizationConfig(
-            basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last"
-        ),
-    ),
-)
-_OR = re.compile(r"(?<![a-zA-Z])or(?![a-zA-Z])")
-# The parser drops the degree sign; inside of a function that turns the angle into radians.
-_TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
-_DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
 _DIGITS = 40
 _AGREEMENT = sympy.Float("1e-25", _DIGITS)
 _POINTS = 3
-
-
-def warm_up() -> None:
-    """Build the parser's tables before the first clock starts, and silence math-verify's note on its limits."""
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
-    parse_latex(r"\frac{1}{\sqrt{2}}")
-
-
-def parse_latex(text: str) -> Any | None:
-    """Sympy's reading of a LaTeX answer (a list as a set, a relation as a relation), or None if there is none."""
-    if _TRIGONOMETRIC.search(text):
-        text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
-    parsed = parse(
-        rf"\boxed{{{text}}}", _EXTRACTION, fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True
-    )
-    if not parsed:
-        return None
-    expression = _with_imaginary_unit(parsed[0])
-    return _union_of_conditions(expression) if _OR.search(text) else expression
+_UNEVALUATED = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
 
 
 def gold_problem(text: str) -> str:
@@ -80,31 +49,13 @@ def compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
     agree = _agree(gold, answer)
     if agree is False:
         return Outcome.WRONG, "the values differ"
-    if agree and _is_number(gold) and _is_number(answer) and (gold.has(sympy.Float) or answer.has(sympy.Float)):
-        return Outcome.RIGHT, "a decimal of an exact value"
+    if agree:
+        return Outcome.RIGHT, "the values agree"
     # allow_set_relation_comp: x<2 and (-oo, 2) are the same answer, whichever of them is the gold.
     same = verify(gold, answer, timeout_seconds=None, allow_set_relation_comp=True, raise_on_error=True)
     if not same and (solutions := [_solutions(side) for side in (gold, answer)])[0] is not None:
         same = solutions[0] == solutions[1]
     return (Outcome.RIGHT if same else Outcome.WRONG), ""
-
-
-def _with_imaginary_unit(expression: Any) -> Any:
-    """Read the symbol i as the imaginary unit, as answers mean it."""
-    if not isinstance(expression, sympy.Basic | sympy.MatrixBase):
-        return expression
-    units = {symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"}
-    # Relations and sets keep their form; xreplace would evaluate them away.
-    return expression.xreplace(units) if units and isinstance(expression, sympy.Expr | sympy.MatrixBase) else expression
-
-
-def _union_of_conditions(expression: Any) -> Any:
-    """``x < 1 or x > 2``, which the parser reads as a set of two relations, as the set of numbers that it means."""
-    if not isinstance(expression, sympy.FiniteSet) or len(expression.free_symbols) != 1:
-        return expression
-    if not all(isinstance(part, Relational) and not isinstance(part, sympy.Eq) for part in expression.args):
-        return expression
-    return sympy.Union(*(part.as_set() for part in expression.args))
 
 
 def _is_relation(expression: Any) -> bool:
@@ -169,14 +120,33 @@ def _agree(gold: Any, answer: Any) -> bool | None:
     if isinstance(gold, sympy.FiniteSet) and isinstance(answer, sympy.FiniteSet):
         if not all(map(_is_number, [*gold.args, *answer.args])):
             return None
-        return all(any(_agree(g, a) is not False for a in answer.args) for g in gold.args) and all(
-            any(_agree(g, a) is not False for g in gold.args) for a in answer.args
-        )
+        return _each_has_a_partner(gold.args, answer.args) and _each_has_a_partner(answer.args, gold.args)
     if isinstance(gold, sympy.Interval) and isinstance(answer, sympy.Interval):
+        if (gold.left_open, gold.right_open) != (answer.left_open, answer.right_open):
+            return False
         return _all_agree([(gold.start, answer.start), (gold.end, answer.end)])
+    if isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq):
+        return _equations_agree(gold, answer)
     if not isinstance(gold, sympy.Expr) or not isinstance(answer, sympy.Expr):
         return None
     return _scalars_agree(gold, answer)
+
+
+def _equations_agree(gold: sympy.Eq, answer: sympy.Eq) -> bool | None:
+    """The cases that need no solving: the same variable given a value, or both sides the same up to the sign."""
+    symbol = gold.lhs
+    if symbol == answer.lhs and isinstance(symbol, sympy.Symbol):
+        if symbol not in gold.rhs.free_symbols | answer.rhs.free_symbols:
+            return _agree(gold.rhs, answer.rhs)
+        return None
+    if not all(isinstance(side, sympy.Expr) for side in (*gold.args, *answer.args)):
+        return None
+    difference, other = gold.lhs - gold.rhs, answer.lhs - answer.rhs
+    return True if _agree(difference, other) or _agree(difference, -other) else None
+
+
+def _each_has_a_partner(elements: Any, others: Any) -> bool:
+    return all(any(element == other or _agree(element, other) for other in others) for element in elements)
 
 
 def _all_agree(pairs: Any) -> bool | None:
@@ -191,11 +161,16 @@ def _scalars_agree(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
     tolerance = _AGREEMENT
     if gold.has(sympy.Float) or answer.has(sympy.Float):
         tolerance = sympy.Float(float(DECIMAL_TOLERANCE), _DIGITS)
-    draw = random.Random(0)  # the same points for every pair: a verdict must not depend on what came before
+    sides = [side.doit() if side.has(*_UNEVALUATED) else side for side in (gold, answer)]
+    if any(side.has(*_UNEVALUATED) for side in sides):
+        return None  # numeric quadrature is not good to 25 digits
+    # The points depend on the pair and on nothing else: a verdict is the same in every batch, and no answer can be
+    # made to fit points that follow from its own text.
+    draw = random.Random(hashlib.sha256(f"{gold}\0{answer}".encode()).digest())
     compared = False
     for _ in range(_POINTS if symbols else 1):
         point = {symbol: sympy.Rational(draw.randint(-3000, 3000), 1009) for symbol in symbols}
-        a, b = (sympy.N(side.subs(point), _DIGITS) for side in (gold, answer))
+        a, b = (sympy.N(side.subs(point), _DIGITS) for side in sides)
         if not (_is_finite(a) and _is_finite(b)):
             continue
         compared = True
@@ -205,9 +180,6 @@ def _scalars_agree(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
 
 
 def _is_finite(value: Any) -> bool:
-    return (
-        bool(value.is_number)
-        and value.is_finite is True
-        and value.is_comparable is not None
-        and all(isinstance(part, sympy.Number) for part in value.as_real_imag())
+    return bool(value.is_number) and all(
+        isinstance(part, sympy.Number) and part.is_finite for part in value.as_real_imag()
     )

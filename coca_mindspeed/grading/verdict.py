@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from coca_mindspeed.data.records import Record
 
@@ -55,6 +55,7 @@ class MeasuredGrader(Grader, Protocol):
         ...
 
 
+@runtime_checkable
 class Equivalence(Protocol):
     """Whether two answers mean the same, without a gold one: what majority voting clusters by."""
 

@@ -1,6 +1,7 @@
 """Math grading: the table of settled pairs, and what must hold for any answers."""
 
 import csv
+import resource
 import time
 from collections.abc import Iterator
 from fractions import Fraction
@@ -34,6 +35,13 @@ def record(gold: str, number: int = 0) -> Record:
 @pytest.fixture(scope="module")
 def grader() -> Iterator[MathGrader]:
     grader = MathGrader(seconds=2.0, workers=2)
+    yield grader
+    grader.close()
+
+
+@pytest.fixture(scope="module")
+def impatient_grader() -> Iterator[MathGrader]:
+    grader = MathGrader(seconds=1.0, workers=2)
     yield grader
     grader.close()
 
@@ -123,12 +131,12 @@ def test_no_text_raises_or_is_right_by_accident(grader: MathGrader, answer: str,
     ],
     ids=lambda bomb: bomb[:40].encode("ascii", "backslashreplace").decode(),
 )
-def test_a_bomb_is_not_right_and_costs_no_more_than_its_limit(grader: MathGrader, bomb: str) -> None:
+def test_a_bomb_is_not_right_and_costs_no_more_than_its_limit(impatient_grader: MathGrader, bomb: str) -> None:
     started = time.perf_counter()
-    verdicts = grader.grade([record("7"), record("x+1")], [bomb, r"\boxed{1+x}"])
+    verdicts = impatient_grader.grade([record("7"), record("x+1")], [bomb, r"\boxed{1+x}"])
     assert not verdicts[0].correct
     assert verdicts[1].correct
-    assert time.perf_counter() - started < 8.0
+    assert time.perf_counter() - started < 10.0  # the limit, and starting a worker on a busy machine
     assert not Path("/tmp/grading_was_here").exists()
 
 
@@ -138,12 +146,12 @@ def test_the_last_box_counts(grader: MathGrader) -> None:
     assert [v.correct for v in verdicts] == [False, True, True]
 
 
-def test_each_distinct_answer_is_compared_once(grader: MathGrader) -> None:
+def test_each_distinct_answer_is_compared_once(impatient_grader: MathGrader) -> None:
     bomb = r"\boxed{3^{3^{3^{33}}}}"
-    before = grader.metrics()["timeouts"]
-    verdicts = grader.grade([record("7")] * 16, [bomb] * 16)
+    before = impatient_grader.metrics()["timeouts"]
+    verdicts = impatient_grader.grade([record("7")] * 16, [bomb] * 16)
     assert {v.outcome for v in verdicts} == {Outcome.UNGRADABLE}
-    assert grader.metrics()["timeouts"] == before + 1
+    assert impatient_grader.metrics()["timeouts"] == before + 1
 
 
 def test_metrics_count_every_outcome() -> None:
@@ -201,3 +209,50 @@ def test_equivalence_does_not_depend_on_the_order_of_the_pair(grader: MathGrader
     half, decimal, condition, interval = (final or "" for final in finals[:4])
     pairs = [(half, decimal), (decimal, half), (condition, interval), (interval, condition), (half, condition)]
     assert grader.equivalent(pairs) == [True, True, True, True, False]
+
+
+def test_a_batch_with_bombs_finishes_in_order_with_flat_memory(impatient_grader: MathGrader) -> None:
+    # 1% bombs, as in `python -m benchmarks.math_grading --bombs 10000`, on fewer answers.
+    count = 400
+    answers = [f"9^{{9^{{9^{{{n}}}}}}}" if n % 100 == 50 else f"(x+{n})^2" for n in range(count)]
+    golds = [f"x^2+{2 * n}x+{n * n + n % 2}" for n in range(count)]
+    resident = []
+    for start in range(0, count, 100):
+        found = outcomes(impatient_grader, list(zip(golds, answers, strict=True))[start : start + 100])
+        expected = ["ungradable" if n % 100 == 50 else "wrong" if n % 2 else "right" for n in range(start, start + 100)]
+        assert found == expected
+        statm = Path("/proc/self/statm").read_text(encoding="ascii").split()
+        resident.append(int(statm[1]) * resource.getpagesize())
+    assert resident[-1] - resident[0] < 20 << 20
+
+
+def test_the_quick_parser_agrees_with_the_full_one() -> None:
+    latex = pytest.importorskip("coca_mindspeed.grading.latex")
+    texts = {text for gold, answer, verdict, _ in PAIRS if verdict != "ungradable" for text in (gold, answer)}
+    quick = {text: latex.parse_quickly(text) for text in sorted(texts)}
+    found = {text: expression for text, expression in quick.items() if expression is not None}
+    assert len(found) > 100
+    assert {text: str(expression) for text, expression in found.items()} == {
+        text: str(latex.parse_fully(text)) for text in found
+    }
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer"),
+    [
+        # Agreeing with the gold answer at a few fixed points, or to a few digits, is not enough.
+        ("x", "x+(x-1)(x-2)(x-3)"),
+        ("x", "x+10^{-20}"),
+        (r"\pi", "3.14159265358979"),
+        (r"\pi", r"\frac{355}{113}"),
+        (r"\sqrt{2}", r"\frac{1414213562373095}{1000000000000000}"),
+        ("0", "10^{-30}"),
+        ("e^{-50}", "0"),
+        ("x^2", r"x^2 \text{ or } x^3"),
+        ("1", r"\frac{x}{x+10^{-9}}"),
+    ],
+)
+def test_near_misses(grader: MathGrader, gold: str, answer: str) -> None:
+    # A decimal within a millionth of an exact value is right by the rules; all else here is wrong.
+    expected = "right" if answer == "3.14159265358979" else "wrong"
+    assert outcomes(grader, [(gold, answer)]) == [expected]

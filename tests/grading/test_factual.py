@@ -1,0 +1,95 @@
+"""Facts with aliases."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import DataError, GradingError
+from coca_mindspeed.grading.factual import FactualGrader, normalise, stated_fact
+
+ALIASES = ["Sir Arthur Conan Doyle", "Arthur Conan Doyle", "A. Conan Doyle"]
+
+
+def record(aliases: object) -> Record:
+    return Record("t1", "triviaqa", "factual", "Who?", "", metadata={"aliases": aliases})
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The  Beatles", "beatles"),
+        ("An_apple a day", "apple day"),
+        ("J.R.R. Tolkien", "j r r tolkien"),
+        ("“Hamlet”", "hamlet"),
+        ("Theatre", "theatre"),
+        ("the", ""),
+    ],
+)
+def test_normalise(text: str, expected: str) -> None:
+    assert normalise(text) == expected
+
+
+@given(st.text())
+def test_normalising_twice_is_normalising_once(text: str) -> None:
+    assert normalise(normalise(text)) == normalise(text)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("Paris", "Paris"),
+        ("\n\nParis\nbecause", "Paris"),
+        ("I think hard.\nThe answer is Paris.", "Paris."),
+        ("Answer: Paris\nmore", "Paris"),
+        (r"so \boxed{\text{Paris}}", "Paris"),
+        ("...", ""),
+        ("", ""),
+    ],
+)
+def test_stated_fact(answer: str, expected: str) -> None:
+    assert stated_fact(answer) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "exact", "contains"),
+    [
+        ("Arthur Conan Doyle", True, True),
+        ("arthur conan doyle.", True, True),
+        ("The answer is A. Conan Doyle.", True, True),
+        ("Arthur Conan Doyle. He wrote many books.", True, True),
+        ("It was Arthur Conan Doyle", False, True),
+        ("Arthur Conan Doyleson", False, False),
+        ("Conan", False, False),
+        ("the", False, False),
+        ("", False, False),
+        ("x " * 40 + "Arthur Conan Doyle", False, False),
+    ],
+)
+def test_grading(answer: str, exact: bool, contains: bool) -> None:
+    for match, expected in (("exact", exact), ("contains", contains)):
+        verdict = FactualGrader(match).grade([record(ALIASES)], [answer])[0]  # type: ignore[arg-type]
+        assert verdict.correct is expected, (match, answer)
+
+
+def test_an_alias_of_nothing_but_articles_matches_nothing() -> None:
+    for match in ("exact", "contains"):
+        grader = FactualGrader(match)  # type: ignore[arg-type]
+        assert not grader.grade([record(["The The", "x y"])], ["The. Something else"])[0].correct
+
+
+@pytest.mark.parametrize("aliases", [None, [], "Paris", [1]])
+def test_records_without_aliases_are_refused(aliases: object) -> None:
+    with pytest.raises(DataError, match=r"'t1' of 'triviaqa'.*aliases"):
+        FactualGrader().grade([record(aliases)], ["Paris"])
+
+
+def test_unknown_rule() -> None:
+    with pytest.raises(GradingError, match="'exact' or 'contains'"):
+        FactualGrader("fuzzy")  # type: ignore[arg-type]
+
+
+def test_equivalence() -> None:
+    grader = FactualGrader()
+    assert grader.final_answers(["The answer is Paris.", "..."]) == ["Paris.", None]
+    assert grader.equivalent([("Paris.", "paris"), ("Paris", "Rome"), ("the", "a")]) == [True, False, False]

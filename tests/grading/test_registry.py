@@ -1,0 +1,108 @@
+"""Graders by name, and the choice by record."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import GradingError
+from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader, grader_name
+from coca_mindspeed.grading.verdict import Equivalence, Outcome
+
+
+def record(dataset: str = "mine", category: str = "math", answer: str = "", **metadata: object) -> Record:
+    return Record("r1", dataset, category, "?", answer, metadata=metadata)
+
+
+@pytest.mark.parametrize("name", ["exact", "math", "factual", "auto"])
+def test_every_grader_has_the_same_surface(name: str) -> None:
+    grader = build_grader(name)
+    assert grader.grade([], []) == []
+    assert all(isinstance(value, float) for value in grader.metrics().values())
+    assert isinstance(grader, Equivalence) is (name != "auto")
+    grader.close()
+
+
+def test_unknown_names_are_refused_with_the_nearest_and_all() -> None:
+    with pytest.raises(GradingError) as caught:
+        build_grader("maths")
+    assert "did you mean 'math'?" in str(caught.value)
+    assert all(name in str(caught.value) for name in GRADER_NAMES)
+    with pytest.raises(GradingError, match=r"option of the grader 'math' 'second'; did you mean 'seconds'"):
+        build_grader("math", {"second": 1})
+    with pytest.raises(GradingError, match="known: none"):
+        build_grader("exact", {"strict": True})
+
+
+@pytest.mark.parametrize(
+    ("record", "expected"),
+    [
+        (record("gsm8k", "math"), "math"),
+        (record("mbpp_sanitized", "code"), "code"),
+        (record("triviaqa", "factual"), "factual"),
+        (record("simpleqa", "factual"), "simpleqa"),
+        (record("arithmetic", "math"), "exact"),
+        (record("gsm8k", "math", grader="exact"), "exact"),
+    ],
+)
+def test_the_choice_by_record(record: Record, expected: str) -> None:
+    assert grader_name(record) == expected
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (record(category="poetry"), "category 'poetry'"),
+        (record(grader="maths"), "did you mean 'math'"),
+        (record(grader="auto"), "unknown"),
+        (record(grader=3), "should be a name"),
+    ],
+)
+def test_a_record_without_a_grader_stops_the_batch(bad: Record, message: str) -> None:
+    grader = build_grader("auto")
+    with pytest.raises(GradingError, match=message):
+        grader.grade([record("arithmetic", answer="1"), bad], ["1", "1"])
+    assert grader.metrics() == {}
+    grader.close()
+
+
+def test_mixed_records_are_graded_in_order() -> None:
+    records = [
+        record("gsm8k", "math", answer="7"),
+        record("arithmetic", "math", answer="7"),
+        record("triviaqa", "factual", aliases=["Seven"]),
+        record("gsm8k", "math", answer="8"),
+        record("arithmetic", "math", answer="8"),
+    ]
+    grader = build_grader("auto", {"math": {"workers": 1, "seconds": 9.0}, "factual": {"match": "contains"}})
+    verdicts = grader.grade(records, [r"\boxed{7.0}", "7.0", "It is seven", "8", "8"])
+    metrics = grader.metrics()
+    grader.close()
+    assert [v.outcome for v in verdicts] == [
+        Outcome.RIGHT,
+        Outcome.WRONG,
+        Outcome.RIGHT,
+        Outcome.RIGHT,
+        Outcome.RIGHT,
+    ]
+    assert (metrics["right"], metrics["math/right"], metrics["exact/wrong"]) == (4.0, 2.0, 1.0)
+
+
+def test_simpleqa_without_an_endpoint_says_so_before_anything_is_graded() -> None:
+    grader = build_grader("auto")
+    with pytest.raises(GradingError, match="judge"):
+        grader.grade([record("arithmetic", answer="1"), record("simpleqa", "factual", answer="x")], ["1", "x"])
+    assert grader.metrics().get("right", 0.0) == 0.0
+    grader.close()
+
+
+def test_importing_the_registry_is_cheap() -> None:
+    code = (
+        "import sys, coca_mindspeed.grading.registry as r; r.build_grader('exact'); "
+        "print([m for m in ('torch', 'sympy', 'openai', 'pebble', 'transformers') if m in sys.modules])"
+    )
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
