@@ -23,6 +23,9 @@ $(STAMP): requirements/cpu.txt setup.py
 demo: $(STAMP)  ## train the tiny model by CoCA and show what it learned (about two minutes)
 	$(BIN)/coca-mindspeed demo --seed 0 --output runs/demo
 
+reproduce: $(STAMP)  ## the paper's tables in miniature, three seeds (at most 40 minutes on two cores)
+	$(BIN)/coca-mindspeed reproduce --seeds 3 --output runs/reproduce --report docs/reproduce
+
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -15,6 +15,8 @@ from coca_mindspeed.errors import CocaError
 COMMANDS: dict[str, str] = {
     "demo": "train the tiny model by CoCA in about two minutes and show what it learned",
     "train": "train a causal language model on this machine's CPU or GPU",
+    "baseline": "confidence by question probability, probe, assessor, majority vote or the prompt alone",
+    "reproduce": "run every method of the paper over several seeds and make its tables",
     "config": "list the ready-made runs and keys, or print a run's resolved YAML",
     "evaluate": "metrics with intervals of prediction files",
     "report": "compare runs on one HTML page, and with the paper",

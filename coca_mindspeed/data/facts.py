@@ -1,8 +1,8 @@
 """Facts that can only be remembered: the embedded stand-in for the paper's factual benchmarks.
 
-``?271`` asks for what is known about number 271, two digits that nothing else tells.  Half of the thousand facts are
-never taught; the others come up unequally often, as in the world, so that some are known, some half known and some
-not at all.  Knowing which is which is the point.
+``?271`` asks for what is known about number 271, two digits that nothing else tells.  Half of the facts are never
+taught; the others come up unequally often, as in the world, so that some are known, some half known and some not at
+all.  Knowing which is which is the point.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ import numpy as np
 
 from coca_mindspeed.data.records import Record
 
-FACTS = 1000
+FACTS = 400
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class FactBook:
     """All facts.
 
     Attributes:
-        records: one for each fact, in the order of their numbers.
+        records: one for each fact, in random order.
         popularity: probabilities of coming up in a text; 0 for the facts that are never taught.
     """
 
@@ -33,7 +33,7 @@ class FactBook:
         return [self.records[i] for i in chosen]
 
 
-def fact_book(seed: int, taught: float = 0.5, exponent: float = 0.5) -> FactBook:
+def fact_book(seed: int, taught: float = 0.5, exponent: float = 1.0) -> FactBook:
     """Draw the facts, and which of them are taught how often.
 
     Args:
@@ -48,6 +48,7 @@ def fact_book(seed: int, taught: float = 0.5, exponent: float = 0.5) -> FactBook
     if not 0 < count <= FACTS:
         raise ValueError(f"taught should be a share above 0 and up to 1, found {taught}")
     random = np.random.default_rng([seed, 2])
+    subjects = random.choice(1000, size=FACTS, replace=False)
     answers = random.integers(100, size=FACTS)
     popularity = np.zeros(FACTS)
     popularity[random.permutation(FACTS)[:count]] = np.arange(1, count + 1) ** -exponent
@@ -57,7 +58,7 @@ def fact_book(seed: int, taught: float = 0.5, exponent: float = 0.5) -> FactBook
             id=f"facts-{seed}-{number}",
             dataset="facts",
             category="factual",
-            question=f"?{number:03d}",
+            question=f"?{subjects[number]:03d}",
             answer=f"{answers[number]:02d}",
             metadata={"instruction": "", "kind": "taught" if popularity[number] else "never taught", "grader": "exact"},
         )

@@ -1,8 +1,8 @@
 """Long answers: every term of a progression is written out, and all of them have to be right.
 
-``4321+2100`` asks for the terms after 1234 in steps of 12, ``4321*3000`` for 1234 times 3, times 3 again, and so on.
-As in :mod:`.arithmetic`, numbers are written units first with four digits; a fifth digit is dropped (all is modulo
-10,000).  Each term needs the one before it, so one slip spoils the answer, and small rates of error add up.
+``21+70`` asks for the terms after 12 in steps of 7 (``91=62=33=...``), ``21*30`` for 12 times 3, times 3 again, and so
+on, always modulo 100.  As in :mod:`.arithmetic`, numbers are written units first.  Each term needs the one before it,
+so one slip spoils the answer, and small rates of error add up.
 """
 
 from dataclasses import dataclass
@@ -12,8 +12,9 @@ import numpy as np
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.data.splits import Split, split_of
 
-_HELD_OUT = 0.2
-_MODULUS = 10_000
+_HELD_OUT = 0.2  # share of each kind's questions that is never trained on
+_PATIENCE = 10_000  # draws without a new question after which a kind counts as used up
+_MODULUS = 100
 
 
 @dataclass(frozen=True)
@@ -36,36 +37,36 @@ class _Kind:
         return terms
 
 
-_KINDS = (
-    _Kind("+", 1, 10),
-    _Kind("+", 10, 100),
-    _Kind("+", 100, 1000),
-    _Kind("+", 1000, 10_000),
-    _Kind("*", 2, 4),
-    _Kind("*", 4, 10),
-)
+_KINDS = (_Kind("+", 1, 10), _Kind("+", 10, 100), _Kind("*", 2, 10), _Kind("*", 10, 100))
 
 
 def progression_records(size: int, split: Split, seed: int, terms: int) -> list[Record]:
-    """Draw ``size`` questions in equal parts of six kinds, in random order; the splits are disjoint.
+    """Draw ``size`` questions in equal parts of four kinds, in random order; the splits are disjoint.
 
     Args:
         size: number of records.
         split: ``train`` or ``evaluate``; held-out questions are all different.
         seed: draws the questions and their order.
-        terms: terms of an answer, which is then ``5 * terms - 1`` tokens of the tiny model long.
+        terms: terms of an answer, which is then ``3 * terms - 1`` tokens of the tiny model long.
+
+    Raises:
+        ValueError: a kind does not have so many different held-out questions; the smallest has about 160.
     """
     drawn: list[tuple[str, str, str]] = []
     for index, kind in enumerate(_KINDS):
         share = size // len(_KINDS) + (index < size % len(_KINDS))
         random = np.random.default_rng([seed, 4, index])
         seen: set[str] = set()
-        found = 0
+        misses = found = 0
         while found < share:
             start, step = int(random.integers(_MODULUS)), int(random.integers(kind.low, kind.high))
             question = f"{_units_first(start)}{kind.operator}{_units_first(step)}"
             if split_of(question, _HELD_OUT) != split or (split == "evaluate" and question in seen):
+                misses += 1
+                if misses > _PATIENCE:
+                    raise ValueError(f"found only {found} of {share} different held-out questions {kind.name}")
                 continue
+            misses = 0
             found += 1
             seen.add(question)
             answer = "=".join(map(_units_first, kind.terms(start, step, terms)))
@@ -85,4 +86,4 @@ def progression_records(size: int, split: Split, seed: int, terms: int) -> list[
 
 
 def _units_first(number: int) -> str:
-    return f"{number:04d}"[::-1]
+    return f"{number:02d}"[::-1]
