@@ -6,7 +6,7 @@ all.  Knowing which is which is the point.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class FactBook:
     def lessons(self, size: int, seed: int) -> list[Record]:
         """``size`` mentions of taught facts, the popular ones most often."""
         chosen = np.random.default_rng([seed, 3]).choice(FACTS, size=size, p=np.asarray(self.popularity))
-        return [self.records[i] for i in chosen]
+        return [replace(self.records[fact], id=f"facts-lesson-{seed}-{i}") for i, fact in enumerate(chosen)]
 
 
 def fact_book(seed: int, taught: float = 0.5, exponent: float = 1.0) -> FactBook:
