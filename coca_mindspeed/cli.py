@@ -21,6 +21,7 @@ COMMANDS: dict[str, str] = {
     "evaluate": "metrics with intervals of prediction files",
     "report": "compare runs on one HTML page, and with the paper",
     "watch": "follow a running training in the terminal",
+    "data": "prepare, inspect and export data sets",
 }
 
 
@@ -41,7 +42,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run)
     try:
-        parsed = parser.parse_args(arguments)
+        parsed, rest = parser.parse_known_args(arguments)
+        # argparse takes positional arguments from one place only; overrides may also follow the options.
+        if rest and (not hasattr(parsed, "overrides") or any(text.startswith("-") or "=" not in text for text in rest)):
+            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        if rest:
+            parsed.overrides = [*parsed.overrides, *rest]
         return int(parsed.run(parsed))
     except CocaError as error:
         print(f"coca-mindspeed: {error}", file=sys.stderr)

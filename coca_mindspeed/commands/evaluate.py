@@ -1,14 +1,13 @@
 """``coca-mindspeed evaluate``: metrics with intervals of prediction files, ours or others'."""
 
 import argparse
-import importlib
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from coca_mindspeed.algorithm.response import ResponseParser
-from coca_mindspeed.errors import ConfigError, DataError, MissingDependencyError
+from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
 from coca_mindspeed.evaluation.catalogue import CATALOGUE, show
 from coca_mindspeed.evaluation.opencompass.output import read_opencompass
@@ -19,10 +18,9 @@ from coca_mindspeed.evaluation.scoreboard import Scoreboard
 from coca_mindspeed.evaluation.tokens import TokenCounter
 from coca_mindspeed.evaluation.weighted import MetricOptions
 from coca_mindspeed.files import write_atomically, write_json
-from coca_mindspeed.grading.verdict import Grader
+from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
 
 _PRINTED = ("accuracy", "auroc", "ece", "brier", "success_rate", "tokens_to_confidence")
-_GRADERS = {"exact": "exact.ExactGrader", "math": "math.MathGrader", "code": "code.CodeGrader"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +35,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "responses: lines of id and response, graded against --gold (default: %(default)s)",
     )
     parser.add_argument("--gold", type=Path, help="records to grade responses by")
-    parser.add_argument("--grader", choices=_GRADERS, default="math", help="of responses (default: %(default)s)")
+    parser.add_argument(
+        "--grader", choices=GRADER_NAMES, default="auto", help="of responses; auto: by record (default: %(default)s)"
+    )
     parser.add_argument("--tokenizer", type=Path, help="the model's tokenizer; counts tokens to confidence")
     parser.add_argument("--position", choices=("first", "last"), default="first", help="last: answer-first methods")
     parser.add_argument("--decimals", type=int, help="accept only confidences of so many decimals")
@@ -91,20 +91,11 @@ def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
         return read_opencompass(path, parser=parser, tokenizer=tokenizer)
     if arguments.gold is None:
         raise ConfigError("--format responses needs --gold, the records that hold the gold answers")
-    grader = _grader(arguments.grader)
+    grader = build_grader(arguments.grader)
     try:
         return read_responses(path, arguments.gold, grader, parser=parser, tokenizer=tokenizer)
     finally:
         grader.close()
-
-
-def _grader(name: str) -> Grader:
-    module, _, class_ = _GRADERS[name].partition(".")
-    try:
-        grader: Grader = getattr(importlib.import_module(f"coca_mindspeed.grading.{module}"), class_)()
-    except ImportError as error:
-        raise MissingDependencyError(f"grader {name!r} cannot be loaded: {error}") from error
-    return grader
 
 
 def _refuse_repeats(predictions: Sequence[Prediction], files: Sequence[Path]) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from contextlib import closing
 from pathlib import Path
 
 from rich.console import Console
@@ -26,15 +27,15 @@ def run(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output
     started = time.perf_counter()
     session = open_session(composed, output, resume=arguments.resume, show_progress=not arguments.quiet)
-    trainer = session.trainer
-    trainer.run(session.resume_from)
     console = Console()
-    if trainer.evaluate_records:
-        after = trainer.evaluate(trainer.evaluate_records, "after")
-        write_predictions(output / "predictions_after.jsonl", after)
-        summary = {"seed": composed.run.seed, "method": composed.run.method.name, "after": summary_metrics(after)}
-        write_json(output / "summary.json", {**summary, "seconds": {"total": time.perf_counter() - started}})
-        console.print(metrics_table({"held-out questions": summary_metrics(after)}))
-    trainer.grader.close()
+    with closing(session):
+        trainer = session.trainer
+        trainer.run(session.resume_from)
+        if trainer.evaluate_records:
+            after = trainer.evaluate(trainer.evaluate_records, "after")
+            write_predictions(output / "predictions_after.jsonl", after)
+            summary = {"seed": composed.run.seed, "method": composed.run.method.name, "after": summary_metrics(after)}
+            write_json(output / "summary.json", {**summary, "seconds": {"total": time.perf_counter() - started}})
+            console.print(metrics_table({"held-out questions": summary_metrics(after)}))
     console.print(f"model: {output / 'model'} (a Hugging Face directory); metrics: {output / 'metrics.jsonl'}")
     return 0

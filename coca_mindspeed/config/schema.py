@@ -70,6 +70,9 @@ class DataConfig(Section):
     train_size: int = Field(50_000, ge=1, description="arithmetic: number of training questions")
     evaluate_size: int = Field(2_000, ge=1, description="arithmetic: number of held-out questions")
     grader: str = Field("auto", description="how answers are graded; see docs/grading.md")
+    grader_options: dict[str, Any] = Field(
+        default_factory=dict, description="the grader's own options; docs/grading.md"
+    )
     seed: int = Field(0, ge=0, description="draws the embedded data; the run's seed draws the order of questions")
 
     @model_validator(mode="after")

@@ -7,6 +7,16 @@ from coca_mindspeed.data.records import Record
 _INSTRUCTIONS = {"math": MATH_INSTRUCTION}
 
 
+def instruction_suffix(record: Record) -> str:
+    """What follows the question: its ``metadata["instruction"]`` if that is set, else its category's default.
+
+    An instruction that does not begin with white space of its own stands one space after the question, as in the
+    paper; that of code begins with a blank line.
+    """
+    instruction = str(record.metadata.get("instruction", _INSTRUCTIONS.get(record.category, "")))
+    return f" {instruction}" if instruction and not instruction[0].isspace() else instruction
+
+
 def prompt_messages(record: Record, system_prompt: str | None) -> list[dict[str, str]]:
     """Chat messages for one record.
 
@@ -15,8 +25,6 @@ def prompt_messages(record: Record, system_prompt: str | None) -> list[dict[str,
             be empty), wins over the category's default.
         system_prompt: the method's, or None for no system message.
     """
-    instruction = record.metadata.get("instruction", _INSTRUCTIONS.get(record.category, ""))
-    user = f"{record.question} {instruction}" if instruction else record.question
     system = record.system if record.system is not None else system_prompt
     messages = [] if system is None else [{"role": "system", "content": system}]
-    return [*messages, {"role": "user", "content": user}]
+    return [*messages, {"role": "user", "content": record.question + instruction_suffix(record)}]

@@ -18,7 +18,10 @@ from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
 from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
 from coca_mindspeed.files import read_json_lines
-from coca_mindspeed.grading.verdict import Grader
+from coca_mindspeed.grading.verdict import Grader, Outcome
+
+# Above this share of answers that a grader cannot judge, accuracy would be about the grader.
+_MAX_UNGRADABLE = 0.01
 
 
 def _prompt_text(prompt: Any, where: str) -> str:
@@ -119,7 +122,8 @@ def read_responses(
         tokenizer: counts tokens to confidence; None leaves them unknown.
 
     Raises:
-        DataError: with file and line; also if a record has no response.
+        DataError: with file and line; also if a record has no response, or if more than one answer in a hundred (and
+            more than one) cannot be graded.  Fewer count as wrong.
     """
     parser = parser or ResponseParser()
     records = {record.id: record for record in read_records(gold)}
@@ -137,6 +141,14 @@ def read_responses(
     parsed = [parser(row["response"]) for _, row in rows]
     asked: Sequence[Record] = [records[str(row["id"])] for _, row in rows]
     verdicts = grader.grade(asked, [p.answer for p in parsed])
+    ungradable = [i for i, verdict in enumerate(verdicts) if verdict.outcome is Outcome.UNGRADABLE]
+    if len(ungradable) > max(1, _MAX_UNGRADABLE * len(verdicts)):
+        first = ungradable[0]
+        raise DataError(
+            f"{path}:{rows[first][0]}: {len(ungradable)} of {len(verdicts)} answers cannot be graded, this one "
+            f"because: {verdicts[first].reason}; "
+            f"correct {gold}, or choose another grader"
+        )
     seen: Counter[str] = Counter()
     predictions = []
     for (number, row), record, parts, verdict in zip(rows, asked, parsed, verdicts, strict=True):

@@ -41,7 +41,8 @@ def grid_figure(
     """A grid of small panels that share their axis labels, laid out by hand: the layout engine is slow on many."""
     columns = min(columns, panels)
     rows = -(-panels // columns)
-    width, height = 2.5 * columns + 0.6, 2.2 * rows + 0.7
+    scale = 1.0 if panels > 3 else 1.5
+    width, height = 2.5 * scale * columns + 0.6, 2.2 * scale * rows + 0.7
     figure = Figure(figsize=(width, height), dpi=DPI)
     FigureCanvasAgg(figure)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=share_y)

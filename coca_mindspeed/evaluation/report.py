@@ -37,13 +37,22 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """One metric of all runs; ``rows`` are (label, cells in the order of ``columns``)."""
+class Heading:
+    """A table's column as it is printed; averages stand out."""
 
-    metric: str
+    text: str
+    is_average: bool = False
+    meaning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Numbers of all runs; ``rows`` are (label, cells in the order of ``columns``)."""
+
+    name: str
     heading: str
     meaning: str
-    columns: Sequence[Column]
+    columns: Sequence[Heading]
     rows: Sequence[tuple[str, Sequence[Cell]]]
 
 
@@ -71,21 +80,39 @@ class Sample:
     miss: float
 
 
+def result_tables(board: Scoreboard, metrics: Sequence[str]) -> list[Table]:
+    """A table for each metric with data sets as columns; of a single data set, one table with metrics as columns."""
+    if len(board.columns) != 1:
+        return [metric_table(board, metric) for metric in metrics]
+    [column] = board.columns
+    parts = [metric_table(board, metric) for metric in metrics]
+    columns = [Heading(part.heading, meaning=part.meaning) for part in parts]
+    rows = [
+        (run.label, [cell for part in parts for cell in part.rows[index][1]]) for index, run in enumerate(board.runs)
+    ]
+    return [Table(metrics[0], column.name, "", columns, rows)]
+
+
 def metric_table(board: Scoreboard, metric: str) -> Table:
     """One metric's table, the best of each column marked."""
     info = metric_info(metric)
     arrow = {1: " ↑", -1: " ↓", 0: ""}[info.better]
     best = {column: board.best(column, metric) for column in board.columns}
-    rows = []
-    for run in board.runs:
-        cells = []
-        for column in board.columns:
-            interval = board.interval(run.label, column, metric)
-            shown = show(metric, interval.estimate)
-            bounds = "" if math.isnan(interval.low) else f"{show(metric, interval.low)}–{show(metric, interval.high)}"
-            cells.append(Cell(shown, bounds, run.label in best[column], _reason(board, run, column, metric)))
-        rows.append((run.label, cells))
-    return Table(metric, info.label + arrow, info.meaning, board.columns, rows)
+    rows = [
+        (run.label, [_cell(board, run, column, metric, run.label in best[column]) for column in board.columns])
+        for run in board.runs
+    ]
+    columns = [
+        Heading(f"{column.name} (mean)" if column.is_average else column.name, column.is_average)
+        for column in board.columns
+    ]
+    return Table(metric, info.label + arrow, info.meaning, columns, rows)
+
+
+def _cell(board: Scoreboard, run: Run, column: Column, metric: str, is_best: bool) -> Cell:
+    interval = board.interval(run.label, column, metric)
+    bounds = "" if math.isnan(interval.low) else f"{show(metric, interval.low)}–{show(metric, interval.high)}"
+    return Cell(show(metric, interval.estimate), bounds, is_best, _reason(board, run, column, metric))
 
 
 def _reason(board: Scoreboard, run: Run, column: Column, metric: str) -> str:
@@ -188,8 +215,8 @@ def write_report(
         "title": title,
         "version": __version__,
         "board": board,
-        "tables": [metric_table(board, metric) for metric in HEADLINE_METRICS],
-        "further": [metric_table(board, metric) for metric in FURTHER_METRICS],
+        "tables": result_tables(board, HEADLINE_METRICS),
+        "further": result_tables(board, FURTHER_METRICS),
         "pictures": pictures,
         "samples": [(run.label, most_miscalibrated(run, samples)) for run in board.runs],
         "comparison": comparison,

@@ -15,6 +15,7 @@ from coca_mindspeed.grading.workers import in_order
 
 _MAX_WORKERS = 14  # as many as the sandbox has user ids
 _MAX_PROGRAM_CHARACTERS = 200_000
+_TIMED_OUT = "took longer than"  # as the sandbox and the harness say it
 
 
 class CodeGrader:
@@ -70,6 +71,7 @@ class CodeGrader:
         pending = in_order(lambda job: self._threads.submit(self._run, job), jobs, in_flight=4 * self._count)
         verdicts = [future.result() for _, future in pending]
         self._tally.add(verdicts, time.perf_counter() - started)
+        self._tally.timeouts += sum(_TIMED_OUT in verdict.reason for verdict in verdicts)
         return verdicts
 
     def metrics(self) -> dict[str, float]:
@@ -89,6 +91,4 @@ class CodeGrader:
             report = self._sandbox.run(job, total, slot)
         finally:
             self._slots.put(slot)
-        if report.killed:
-            self._tally.timeouts += 1
         return Verdict(Outcome(report.outcome), report.reason, time.perf_counter() - started)

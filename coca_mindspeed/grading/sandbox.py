@@ -53,11 +53,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a job went: ``outcome`` is ``right``, ``wrong`` or ``ungradable``; ``killed`` if it had to be stopped."""
+    """How a job went: ``outcome`` is ``right``, ``wrong`` or ``ungradable``."""
 
     outcome: str
     reason: str
-    killed: bool = False
 
 
 @dataclass(slots=True)
@@ -114,7 +113,7 @@ class Sandbox:
                 command, json.dumps(content).encode("ascii"), total_seconds + _GRACE_SECONDS
             )
         if killed:
-            return Report("wrong", killed, killed=True)
+            return Report("wrong", killed)
         try:
             said = json.loads(output)
             if not secrets.compare_digest(said["token"], token):

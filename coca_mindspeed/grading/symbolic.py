@@ -24,6 +24,8 @@ from coca_mindspeed.grading.verdict import Outcome
 
 _DIGITS = 40
 _AGREEMENT = sympy.Float("1e-25", _DIGITS)
+# 0.333333 is exactly one part in a million from a third: a hair more than that, for the rounding of 40 digits.
+_ROUNDING = sympy.Rational(DECIMAL_TOLERANCE) * (1 + sympy.Rational(1, 10**20))
 _POINTS = 3
 _UNEVALUATED = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
 
@@ -158,12 +160,13 @@ def _scalars_agree(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
     symbols = sorted(gold.free_symbols, key=str)
     if set(symbols) != set(answer.free_symbols):
         return None
-    tolerance = _AGREEMENT
-    if gold.has(sympy.Float) or answer.has(sympy.Float):
-        tolerance = sympy.Float(float(DECIMAL_TOLERANCE), _DIGITS)
     sides = [side.doit() if side.has(*_UNEVALUATED) else side for side in (gold, answer)]
     if any(side.has(*_UNEVALUATED) for side in sides):
         return None  # numeric quadrature is not good to 25 digits
+    # Only a number that is nothing but a decimal may stand for a value that it cannot write; in 0.5x it is exact.
+    rounded = not symbols and any(side.has(sympy.Float) and side.doit().is_Float for side in sides)
+    tolerance = _ROUNDING if rounded else _AGREEMENT
+    sides = [side.replace(_is_float, lambda value: sympy.Rational(str(value))) for side in sides]
     # The points depend on the pair and on nothing else: a verdict is the same in every batch, and no answer can be
     # made to fit points that follow from its own text.
     draw = random.Random(hashlib.sha256(f"{gold}\0{answer}".encode()).digest())
@@ -177,6 +180,10 @@ def _scalars_agree(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
         if abs(a - b) > tolerance * max(abs(a), abs(b)):
             return False
     return True if compared else None
+
+
+def _is_float(expression: Any) -> bool:
+    return bool(expression.is_Float)
 
 
 def _is_finite(value: Any) -> bool:

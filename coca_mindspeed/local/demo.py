@@ -3,6 +3,7 @@
 import shutil
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +73,15 @@ def run_demo(
     seconds["warm_up"] = clock.lap()
 
     before_path, after_path = output / "predictions_before.jsonl", output / "predictions_after.jsonl"
-    if session.resume_from is None:
-        write_predictions(before_path, trainer.evaluate(trainer.evaluate_records, "before"))
-    before = read_predictions(before_path)
-    evaluating = clock.lap()
-    trainer.run(session.resume_from)
-    seconds["train"] = clock.lap()
-    after = trainer.evaluate(trainer.evaluate_records, "after")
-    write_predictions(after_path, after)
-    trainer.grader.close()
+    with closing(session):
+        if session.resume_from is None:
+            write_predictions(before_path, trainer.evaluate(trainer.evaluate_records, "before"))
+        before = read_predictions(before_path)
+        evaluating = clock.lap()
+        trainer.run(session.resume_from)
+        seconds["train"] = clock.lap()
+        after = trainer.evaluate(trainer.evaluate_records, "after")
+        write_predictions(after_path, after)
     seconds["evaluate"] = evaluating + clock.lap()
     seconds["total"] = clock.total()
 

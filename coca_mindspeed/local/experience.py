@@ -160,7 +160,8 @@ def reward_and_advantage(
 def experience_metrics(experience: Experience) -> dict[str, float]:
     """What a step's responses say, by the names that metrics.jsonl and TensorBoard use; NaN where undefined."""
     graded = experience.graded
-    calibration = calibration_metrics(graded.confidence.flatten().double().numpy(), graded.correct.flatten().numpy())
+    # float32 as it is: widened, 0.3 would be 0.30000001 and fall into the next bin.
+    calibration = calibration_metrics(graded.confidence.flatten().numpy(), graded.correct.flatten().numpy())
     lengths = graded.samples.lengths.cpu().float()
     confidence_length = experience.masks.confidence.sum(dim=1).float().cpu()
     ungradable = sum(v.outcome is Outcome.UNGRADABLE for v in graded.verdicts)

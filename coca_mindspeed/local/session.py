@@ -34,6 +34,10 @@ class Session:
     trainer: Trainer
     resume_from: Checkpoint | None
 
+    def close(self) -> None:
+        """End the grader's processes; for ``contextlib.closing``."""
+        self.trainer.grader.close()
+
 
 def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
     """Training and held-out records.
@@ -86,7 +90,7 @@ def open_session(composed: ComposedConfig, output: Path, *, resume: bool, show_p
     checkpoints = list_checkpoints(output / "checkpoints")
     newest = checkpoints[-1] if checkpoints else None
     policy = _load_or_make_policy(config, output, newest, train, device, show_progress)
-    grader = build_grader(config.data.grader)
+    grader = build_grader(config.data.grader, config.data.grader_options)
     trainer = Trainer(config, policy, grader, train, evaluate, output, show_progress)
     return Session(trainer, newest)
 

@@ -16,7 +16,7 @@ from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.metrics import CalibrationMetrics, calibration_metrics
 from coca_mindspeed.evaluation.plots import reliability_image
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
-from coca_mindspeed.grading.verdict import Grader
+from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import (
     Checkpoint,
     checkpoint_bytes,
@@ -63,7 +63,7 @@ class Trainer:
 
     config: RunConfig
     policy: Policy
-    grader: Grader
+    grader: MeasuredGrader
     train_records: Sequence[Record]
     evaluate_records: Sequence[Record]
     output: Path
@@ -139,6 +139,7 @@ class Trainer:
         timing = {f"seconds/{name}": seconds for name, seconds in graded.seconds.items()}
         timing["seconds/update"] = time.perf_counter() - started
         timing["tokens_per_second/rollout"] = float(graded.samples.lengths.sum()) / graded.seconds["rollout"]
+        timing |= {f"grading/{name}": value for name, value in self.grader.metrics().items()}
         metrics = {"stage": float(stage), "lr": lr, **experience_metrics(experience), **update}
         metrics["epoch"] = (step + 1) * config.rollout.prompts / len(self.train_records)
 

@@ -60,3 +60,14 @@ def test_a_reader_that_has_seen_enough(tmp_path):
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert done.stdout.count("\n") == 1
     assert "Traceback" not in done.stderr
+
+
+def test_overrides_may_stand_before_and_behind_the_options(tmp_path, capsys):
+    arguments = ["train", "demo", "seed=1", "--output", str(tmp_path), "--quiet", "rollout.promts=3"]
+    assert main(arguments) == 1
+    assert "rollout.promts=3: unknown key" in capsys.readouterr().err
+    for mistake in (["--outptu", "x"], ["prompts"]):
+        with pytest.raises(SystemExit) as stopped:
+            main(["train", "demo", "--output", str(tmp_path), "--quiet", *mistake])
+        assert stopped.value.code == 2
+        assert "unrecognized arguments" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
 from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
 from coca_mindspeed.grading.exact import ExactGrader
+from coca_mindspeed.grading.verdict import Outcome, Verdict
 
 
 def write(path, rows):
@@ -111,6 +112,24 @@ def test_responses_are_graded_without_their_confidence(tmp_path, gold):
 def test_bad_responses_are_refused(tmp_path, gold, rows, message):
     with pytest.raises(DataError, match=message):
         read_responses(write(tmp_path / "r.jsonl", rows), gold, ExactGrader())
+
+
+def test_answers_that_cannot_be_graded_are_refused_unless_they_are_rare(tmp_path):
+    class Undecided(ExactGrader):
+        def __init__(self, share):
+            self._share = share
+
+        def grade(self, records, answers):
+            return [
+                Verdict(Outcome.UNGRADABLE, "no parse") if i < self._share else Verdict(Outcome.RIGHT)
+                for i in range(len(answers))
+            ]
+
+    write_records(tmp_path / "gold.jsonl", [Record(str(i), "sums", "math", "1+1", "2") for i in range(100)])
+    path = write(tmp_path / "r.jsonl", [{"id": str(i), "response": "2"} for i in range(100)])
+    assert sum(p.correct for p in read_responses(path, tmp_path / "gold.jsonl", Undecided(1))) == 99
+    with pytest.raises(DataError, match=r"r\.jsonl:1: 2 of 100 answers cannot be graded, this one because: no parse"):
+        read_responses(path, tmp_path / "gold.jsonl", Undecided(2))
 
 
 @pytest.fixture(scope="module")

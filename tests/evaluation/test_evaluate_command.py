@@ -73,7 +73,7 @@ def test_responses_are_graded(files, capsys):
     common = (files / "r.jsonl", "--format", "responses", "--output", files / "out")
     assert evaluate(*common) == 1
     assert "needs --gold" in capsys.readouterr().err
-    for grader, correct in (("exact", False), ("math", True)):
+    for grader, correct in (("exact", False), ("math", True), ("auto", True)):
         assert evaluate(*common, "--gold", files / "gold.jsonl", "--grader", grader) == 0
         [row] = read_predictions(files / "out" / "predictions.jsonl")
         assert (row.correct, row.confidence) == (correct, 1.0)

@@ -119,6 +119,15 @@ def test_undefined_says_why(tmp_path):
     assert "tokens to confidence" not in (tmp_path / "report.md").read_text().split("## Pictures")[1]
 
 
+def test_one_data_set_has_one_table_with_metrics_as_columns(tmp_path):
+    runs = [Run(label, predictions("mine", 80, 0, bias=bias)) for label, bias in (("good", 0.0), ("bad", 0.3))]
+    text = write_report(runs, tmp_path)[1].read_text()
+    assert "| run | Acc ↑ | AUROC ↑ | ECE ↓ | Brier ↓ | SR ↑ | TTC ↓ |" in text
+    [good] = [line for line in text.splitlines() if line.startswith("| good")][:1]
+    assert good.split("|")[4].strip().startswith("**")
+    assert 'title="expected calibration error' in (tmp_path / "report.html").read_text()
+
+
 def test_samples_are_the_most_miscalibrated():
     rows = [
         Prediction("a", "d", "q", "r", 0.9, False, 1),

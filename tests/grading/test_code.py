@@ -119,6 +119,12 @@ def test_tests_that_cannot_cross_processes_are_ungradable_not_wrong(grader: Code
     assert "function" in verdict.reason
 
 
+def test_tests_that_do_not_compile_are_ungradable_not_wrong(grader: CodeGrader) -> None:
+    verdict = grade(grader, asserts("assert f( == 2"), "def f(): return 2")
+    assert verdict.outcome is Outcome.UNGRADABLE
+    assert "do not compile" in verdict.reason
+
+
 PROMPT = (
     "import math\n\ndef poly(xs, x):\n    return sum(c * x**i for i, c in enumerate(xs))\n\n"
     'def find_zero(xs):\n    """A zero."""\n'
@@ -228,6 +234,7 @@ def test_time_limits_are_the_records_or_the_graders(grader: CodeGrader) -> None:
     limited = grade(grader, asserts("assert f() == 1", time_limit=0.5), slow)
     assert limited.outcome is Outcome.WRONG
     assert "longer than 0.5 s" in limited.reason
+    assert grader.metrics()["timeouts"] >= 1
 
 
 def test_malformed_tests_stop_the_batch_before_anything_runs(grader: CodeGrader) -> None:

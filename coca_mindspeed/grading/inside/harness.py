@@ -73,7 +73,10 @@ def confine(limits: dict[str, Any]) -> None:
 
 def run_asserts(job: dict[str, Any]) -> tuple[str, str]:
     """Run test code against the program's functions; the prompt's own helpers are the tests', not the program's."""
-    tests = compile(job["tests"], "<tests>", "exec")
+    try:
+        tests = compile(job["tests"], "<tests>", "exec")
+    except (SyntaxError, ValueError) as error:
+        return UNGRADABLE, f"the tests do not compile: {error}"
     namespace: dict[str, Any] = {"__name__": "tests"}
     if job["prompt"]:
         try:

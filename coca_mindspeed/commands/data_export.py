@@ -1,0 +1,65 @@
+"""``coca-mindspeed data export mindspeed-rl``."""
+
+import argparse
+from pathlib import Path
+
+from coca_mindspeed.commands.data_prepare import SYSTEM_PROMPTS
+from coca_mindspeed.data.chat_layouts import LAYOUTS
+from coca_mindspeed.data.mindspeed_export import MindSpeedExport, export
+
+
+def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    """The target program and its options."""
+    parser.description = "Write prepared records in the form of another program."
+    targets = parser.add_subparsers(dest="target", metavar="TARGET", required=True)
+    target = targets.add_parser("mindspeed-rl", help="for MindSpeed-RL's cli/preprocess_data.py")
+    target.description = (
+        "Write the questions, the prompt template and the data set configuration from which MindSpeed-RL's own "
+        "cli/preprocess_data.py makes packed data. Where the tokenizer directory is at hand, every prompt is compared "
+        "with its chat template, token for token."
+    )
+    target.add_argument("--input", type=Path, required=True, metavar="FILE", help="prepared records (train.jsonl)")
+    target.add_argument("--output", type=Path, required=True, metavar="DIRECTORY", help="the directory to make")
+    target.add_argument("--overwrite", action="store_true", help="replace an earlier export, packed data included")
+    target.add_argument("--template", choices=sorted(LAYOUTS), required=True, help="the model family's chat layout")
+    target.add_argument(
+        "--tokenizer",
+        type=Path,
+        required=True,
+        metavar="DIRECTORY",
+        help="tokenizer directory, also written to the YAML",
+    )
+    target.add_argument(
+        "--prompt",
+        choices=sorted(SYSTEM_PROMPTS),
+        default="confidence-first",
+        help="the method's system prompt; answer-first is for rlcr (default: confidence-first)",
+    )
+    target.add_argument(
+        "--workers", type=int, default=8, metavar="N", help="processes of preprocess_data.py (default: 8)"
+    )
+    parser.set_defaults(run_action=run_export)
+
+
+def run_export(arguments: argparse.Namespace) -> int:
+    """Export, and say what to run next."""
+    what = MindSpeedExport(
+        records=arguments.input,
+        system_prompt=SYSTEM_PROMPTS[arguments.prompt],
+        layout=LAYOUTS[arguments.template],
+        tokenizer=arguments.tokenizer,
+        workers=arguments.workers,
+    )
+    report = export(what, arguments.output, arguments.overwrite)
+    print(f"{report['records']} records exported to {arguments.output}")
+    if report["prompts_equal_to_chat_template"]:
+        compared = report["prompts_equal_to_chat_template"]
+        print(f"all {compared} prompts equal the tokenizer's chat template, token for token")
+    else:
+        print(f"{arguments.tokenizer} is not on this machine: prompts were not compared with its chat template")
+    print("next, in MindSpeed-RL's repository:")
+    print(f"  python cli/preprocess_data.py dataset --config-dir {arguments.output.resolve()}")
+    print("and in the training configuration:")
+    for key, value in report["training"].items():
+        print(f"  {key}: {value}")
+    return 0

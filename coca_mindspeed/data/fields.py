@@ -1,0 +1,84 @@
+"""Columns of a publisher's row, checked: what is missing or of the wrong type is said, never guessed."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+
+class RowError(ValueError):
+    """The row is not in the publisher's form."""
+
+
+class Ungradable(ValueError):  # noqa: N818 - a fact about a well-formed row, not an error of the file
+    """The row is well-formed, but nothing can grade an answer to it."""
+
+
+def column(row: Mapping[str, Any], *names: str) -> Any:
+    """The value of the first of ``names`` that the row has; publishers of the same data spell columns differently.
+
+    Raises:
+        RowError: the row has none of them.
+    """
+    for name in names:
+        if name in row:
+            return row[name]
+    wanted = " or ".join(repr(name) for name in names)
+    raise RowError(f"column {wanted} is missing; the row has {', '.join(map(repr, row)) or 'none'}")
+
+
+def text(row: Mapping[str, Any], *names: str) -> str:
+    """A string that is not blank, as it stands.
+
+    Raises:
+        RowError: it is missing, blank or not a string.
+    """
+    value = column(row, *names)
+    if not isinstance(value, str):
+        raise RowError(f"column {names[0]!r} should be a string, found {describe(value)}")
+    if not value.strip():
+        raise RowError(f"column {names[0]!r} is empty")
+    return value
+
+
+def scalar_text(row: Mapping[str, Any], *names: str) -> str:
+    """A string or a number, as stripped text: some publishers write a gold answer of 42 as a number.
+
+    Raises:
+        RowError: it is missing, blank or neither.
+    """
+    value = column(row, *names)
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        raise RowError(f"column {names[0]!r} should be a string or a number, found {describe(value)}")
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise RowError(f"column {names[0]!r} should be finite, found {value}")
+        value = int(value) if value.is_integer() else value
+    stripped = str(value).strip()
+    if not stripped:
+        raise RowError(f"column {names[0]!r} is empty")
+    return stripped
+
+
+def text_list(row: Mapping[str, Any], name: str) -> list[str]:
+    """A list of strings; null counts as empty.
+
+    Raises:
+        RowError: it is missing or something else.
+    """
+    value = column(row, name)
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise RowError(f"column {name!r} should be a list of strings, found {describe(value)}")
+    return value
+
+
+def optional(row: Mapping[str, Any], **columns: str) -> dict[str, Any]:
+    """Metadata ``{key: value}`` of the columns that are there and hold something JSON can keep."""
+    found = {key: row[name] for key, name in columns.items() if row.get(name) not in (None, "", [])}
+    return {key: value for key, value in found.items() if isinstance(value, (str, int, float, list, dict))}
+
+
+def describe(value: Any) -> str:
+    """The value's type and beginning, for messages."""
+    return "null" if value is None else f"{type(value).__name__} {value!r:.60}"

@@ -1,0 +1,138 @@
+"""``coca-mindspeed data`` as it is typed."""
+
+import json
+
+import pytest
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.data.records import Record, read_records, write_records
+from tests.data import publishers
+from tests.data.test_prepare import big_math_row, findings, write_jsonl
+from tests.data.tokenizers import save_tokenizer
+
+
+def run(*arguments):
+    return main(["data", *map(str, arguments)])
+
+
+def test_prepare_with_every_filter(tmp_path, capsys):
+    passage = "a quick brown fox jumps over one lazy dog each and every day"
+    big_math = write_jsonl(
+        tmp_path / "big.jsonl",
+        [
+            big_math_row("What is two and two?", "4"),
+            big_math_row("What is two and three?", "5", rate=0.0),
+            big_math_row("What is two and four?", "6", source="web"),
+            big_math_row(f"Prove that {passage}", "7"),
+            big_math_row("Why? " * 200, "8"),
+            big_math_row("Once upon a time and a very good time it was there was a moocow coming down", "9"),
+        ],
+    )
+    gsm8k = write_jsonl(tmp_path / "test.jsonl", [{"question": f"If {passage}, why?", "answer": "#### 1"}])
+    write_records(
+        tmp_path / "own.jsonl", [Record("o", "own", "math", "once upon a time and a very good time it was there", "1")]
+    )
+    assert (
+        run(
+            *("prepare", "big_math", "--input", big_math, "--output", tmp_path / "out"),
+            *("--difficulty", 0.1, 0.9, "--exclude-source", "web", "--validation", 0, "--seed", 3),
+            *("--tokenizer", save_tokenizer("qwen", tmp_path / "tokenizer"), "--max-tokens", 500),
+            *("--decontaminate", f"gsm8k={gsm8k}", "--decontaminate", tmp_path / "own.jsonl", "--ngram", 10),
+        )
+        == 0
+    )
+    assert [record.answer for record in read_records(tmp_path / "out" / "train.jsonl")] == ["4"]
+    assert {f["row"]: (f["stage"], f["reason"]) for f in findings(tmp_path / "out")} == {
+        2: ("difficulty", "above 0.9"),
+        3: ("source", "web"),
+        4: ("contamination", "gsm8k"),
+        5: ("length", "prompt longer than 500 tokens"),
+        6: ("contamination", "own"),
+    }
+    printed = capsys.readouterr().out
+    assert "big_math: 6 rows in, 1 rows out" in printed
+    assert "dropped, contamination: 2" in printed
+    options = json.loads((tmp_path / "out" / "report.json").read_text())["options"]
+    assert (options["difficulty"], options["ngram"], options["seed"]) == ([0.1, 0.9], 10, 3)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "rows", "count"),
+    [
+        ("taco", [publishers.taco_row(), publishers.TACO_CALL], 2),
+        ("gsm8k", publishers.GSM8K, 2),
+        ("math500", publishers.MATH500, 1),
+        ("aime24", list(publishers.AIME.values()), 6),
+        ("aime25", list(publishers.AIME.values())[:1], 1),
+        ("mbpp_sanitized", [publishers.mbpp_row(10), publishers.mbpp_row(11)], 1),
+        ("humaneval", publishers.HUMANEVAL, 1),
+        ("simpleqa", publishers.SIMPLEQA, 1),
+        ("triviaqa", [publishers.TRIVIAQA_HUB], 1),
+        ("records", [{"question": "q?", "answer": "1"}], 1),
+    ],
+)
+def test_every_data_set_prepares_and_inspects(tmp_path, capsys, dataset, rows, count):
+    """Also shows that benchmarks are not cleaned: AIME's six spellings of one problem all stay."""
+    path = write_jsonl(tmp_path / "rows.jsonl", rows)
+    assert run("prepare", dataset, "--input", path, "--output", tmp_path / "out") == 0
+    name = "train" if dataset in ("taco", "records") else "test"
+    assert len(list(read_records(tmp_path / "out" / f"{name}.jsonl"))) == count
+    capsys.readouterr()
+    assert run("inspect", tmp_path / "out" / f"{name}.jsonl") == 0
+    prepared = capsys.readouterr().out
+    assert prepared.startswith(f"{count} records\n")
+    assert "<confidence> confidence level here </confidence>" in prepared
+    assert run("inspect", path, "--dataset", dataset) == 0
+    assert capsys.readouterr().out.splitlines()[0] == prepared.splitlines()[0]
+
+
+def test_inspect_counts(tmp_path, capsys):
+    rows = [big_math_row("a?", "10", source="x", rate=1.0), big_math_row("bcd?", "2", source="y", rate=0.5)]
+    path = write_jsonl(tmp_path / "big.jsonl", [*rows, big_math_row("ef?", "3", source="x", rate=None)])
+    tokenizer = save_tokenizer("llama3", tmp_path / "tokenizer")
+    assert run("inspect", path, "--dataset", "big_math", "--show", 1, "--tokenizer", tokenizer) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:5] == ["3 records", "  big_math (math): 3", "sources: 2", "  x: 2", "  y: 1"]
+    assert lines[5:8] == ["difficulty (0 easiest), known of 2", "  0.0 to 0.2: 1", "  0.2 to 0.4: 0"]
+    assert "question, characters: shortest 2, median 3, 90% 4, 99% 4, longest 4" in lines
+    assert any(line.startswith("prompt, tokens: shortest ") for line in lines)
+    assert sum(line.startswith("--- ") for line in lines) == 1
+    assert "[gold] 10" in lines
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--input", "none.parquet"), "none.parquet: no such file or directory"),
+        (("--input", "FILE", "--max-tokens", "9"), "--max-tokens and --min-tokens need --tokenizer DIRECTORY"),
+        (("--input", "FILE", "--tokenizer", "x"), "neither is given"),
+        (("--input", "FILE", "--difficulty", "0.9", "0.1"), "difficulty should be a range within 0 and 1"),
+        (("--input", "FILE", "--decontaminate", "gsm9k=x"), "unknown data set 'gsm9k'"),
+        (("--input", "FILE", "--decontaminate", "gsm8k=nowhere.jsonl"), "nowhere.jsonl: no such file"),
+        (("--input", "FILE", "--decontaminate", "nowhere.jsonl"), "nowhere.jsonl: cannot be read"),
+        (("--input", "FILE", "--validation", "1"), "validation share should be at least 0 and below 1"),
+        (
+            ("--input", "FILE", "--decontaminate", "records=FILE", "--ngram", "3"),
+            "should be at least 6 words long, found 3",
+        ),
+    ],
+)
+def test_mistakes_are_told_in_one_line(tmp_path, capsys, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    write_jsonl(tmp_path / "FILE", [])
+    (tmp_path / "FILE").rename(tmp_path / "FILE.jsonl")
+    arguments = [argument.replace("FILE", "FILE.jsonl") for argument in arguments]
+    assert run("prepare", "big_math", "--output", tmp_path / "out", *arguments) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("coca-mindspeed: ")
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("action", [[], ["prepare"], ["inspect"], ["export"], ["export", "mindspeed-rl"]])
+def test_help(capsys, action):
+    with pytest.raises(SystemExit) as stop:
+        run(*action, "--help")
+    assert stop.value.code == 0
+    assert "usage: coca-mindspeed data" in capsys.readouterr().out

@@ -1,0 +1,166 @@
+"""Rows in each publisher's schema, with every column that it ships; the contents are our own."""
+
+import json
+from typing import Any
+
+BIG_MATH: list[dict[str, Any]] = [
+    {
+        "problem": "What is $3^4$?",
+        "answer": "81",
+        "source": "orca_math",
+        "domain": ["Mathematics -> Algebra -> Prealgebra"],
+        "llama8b_solve_rate": 0.90625,
+    },
+    {
+        "problem": "Find all real $x$ with $x^2 = 2$.",
+        "answer": "\\pm\\sqrt{2}",
+        "source": "olympiads",
+        "domain": None,
+        "llama8b_solve_rate": None,
+    },
+]
+
+
+def taco_row(**changes: Any) -> dict[str, Any]:
+    """A TACO row with these columns changed."""
+    row = {
+        "question": "Read two integers and print their sum.",
+        "solutions": json.dumps(["a, b = map(int, input().split())\nprint(a + b)"]),
+        "starter_code": "",
+        "input_output": json.dumps({"inputs": ["1 2\n", "-5 5\n"], "outputs": ["3\n", "0\n"]}),
+        "difficulty": "MEDIUM",
+        "raw_tags": "['implementation']",
+        "name": None,
+        "source": "codeforces",
+        "tags": "['Implementation', 'Mathematics']",
+        "skill_types": "[]",
+        "url": "https://example.org/problem/1/A",
+        "Expected Auxiliary Space": None,
+        "time_limit": "2.0 seconds",
+        "date": "2020-01-31",
+        "picture_num": "0",
+        "memory_limit": "256.0 megabytes",
+        "Expected Time Complexity": None,
+    }
+    return {**row, **changes}
+
+
+TACO_CALL = taco_row(
+    question="Write a function that doubles a number.",
+    starter_code="def double(n):\n\t",
+    input_output=json.dumps({"fn_name": "double", "inputs": [[2], [-7]], "outputs": [[4], [-14]]}),
+    difficulty="EASY",
+    time_limit=None,
+    source="codewars",
+)
+
+GSM8K = [
+    {
+        "question": "A box holds 12 eggs. How many eggs are in 100 boxes?",
+        "answer": "Each box holds 12 eggs.\nThat is 12 * 100 = <<12*100=1200>>1200 eggs.\n#### 1,200",
+    },
+    {"question": "It was 3 degrees and fell by 8. How cold is it?", "answer": "3 - 8 = -5\n#### -5"},
+]
+
+MATH500 = [
+    {
+        "problem": "Compute $\\frac{1}{2} + \\frac{1}{3}$.",
+        "solution": "Over a common denominator this is $\\boxed{\\frac{5}{6}}$.",
+        "answer": "\\frac{5}{6}",
+        "subject": "Prealgebra",
+        "level": 2,
+        "unique_id": "test/prealgebra/1.json",
+    }
+]
+
+#: The same AIME-like problem as five publishers would ship it.
+AIME = {
+    "HuggingFaceH4": {
+        "id": 60,
+        "problem": "Find the number of widgets.",
+        "solution": "There are \\boxed{25}.",
+        "answer": "025",
+        "url": "https://example.org/1",
+        "year": "2024",
+    },
+    "Maxwell-Jia": {
+        "ID": "2024-I-1",
+        "Problem": "Find the number of widgets.",
+        "Solution": "There are 25.",
+        "Answer": 25,
+    },
+    "math-ai": {"problem": "Find the number of widgets.", "answer": "25", "id": "0"},
+    "MathArena": {
+        "problem_idx": 1,
+        "answer": 25,
+        "problem": "Find the number of widgets.",
+        "problem_type": ["Algebra"],
+    },
+    "OpenCompass": {"origin_prompt": "Find the number of widgets.", "gold_answer": "25"},
+    "OpenCompass 2025": {"question": "Find the number of widgets.", "answer": "25^\\circ"},
+}
+
+
+def mbpp_row(task_id: int = 11, **changes: Any) -> dict[str, Any]:
+    """A row of sanitized MBPP."""
+    row = {
+        "source_file": "Benchmark Questions Verification V2.ipynb",
+        "task_id": task_id,
+        "prompt": f"Write a function that adds {task_id} to a number.",
+        "code": f"def add(n):\n  return n + {task_id}",
+        "test_imports": ["import math"],
+        "test_list": [f"assert add(1) == {task_id + 1}", f"assert math.isclose(add(0.5), {task_id}.5)"],
+    }
+    return {**row, **changes}
+
+
+HUMANEVAL = [
+    {
+        "task_id": "HumanEval/0",
+        "prompt": 'def triple(n: int) -> int:\n    """Three times n."""\n',
+        "canonical_solution": "    return 3 * n\n",
+        "test": "def check(candidate):\n    assert candidate(2) == 6\n",
+        "entry_point": "triple",
+    }
+]
+
+SIMPLEQA = [
+    {
+        "metadata": "{'topic': 'Geography', 'answer_type': 'Place', 'urls': ['https://example.org/a,b']}",
+        "problem": 'Which town is called "the quiet one"?',
+        "answer": "Nowhere, Province",
+    }
+]
+
+TRIVIAQA_HUB = {
+    "question": "Which planet is the red one?",
+    "question_id": "tc_1",
+    "question_source": "https://example.org/",
+    "entity_pages": {"doc_source": [], "filename": [], "title": [], "wiki_context": []},
+    "search_results": {"description": [], "filename": [], "rank": [], "search_context": [], "title": [], "url": []},
+    "answer": {
+        "aliases": ["Mars (planet)", "Planet Mars", "Mars"],
+        "normalized_aliases": ["mars planet", "planet mars", "mars"],
+        "matched_wiki_entity_name": "",
+        "normalized_matched_wiki_entity_name": "",
+        "normalized_value": "mars",
+        "type": "WikipediaEntity",
+        "value": "Mars",
+    },
+}
+TRIVIAQA_AUTHORS = {
+    "Answer": {
+        "Aliases": ["Mars (planet)", "Planet Mars", "Mars"],
+        "HumanAnswers": ["The planet Mars"],
+        "MatchedWikiEntityName": "Mars",
+        "NormalizedAliases": ["mars planet", "planet mars", "mars"],
+        "NormalizedValue": "mars",
+        "Type": "WikipediaEntity",
+        "Value": "Mars",
+    },
+    "EntityPages": [],
+    "Question": "Which planet is the red one?",
+    "QuestionId": "tc_1",
+    "QuestionSource": "https://example.org/",
+}
+TRIVIAQA_OPENCOMPASS_LINE = "Which planet is the red one?\t['Mars', \"Mars' surface\"]\n"

@@ -1,0 +1,79 @@
+"""Difficulty, source and length, with values at the edges."""
+
+import pytest
+
+from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.data.filters import DifficultyFilter, LengthFilter, PromptCounter, SourceFilter
+from coca_mindspeed.data.prompts import prompt_messages
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import DataError
+from tests.data.tokenizers import save_tokenizer
+
+
+def record(question="q", **metadata):
+    return Record("i", "d", "math", question, "1", None, metadata)
+
+
+@pytest.mark.parametrize(
+    ("difficulty", "reason"),
+    [(0.0, "below 0.25"), (0.25, None), (0.5, None), (0.75, None), (0.7500001, "above 0.75"), (1, "above 0.75")],
+)
+def test_difficulty_is_closed_at_both_ends(difficulty, reason):
+    assert DifficultyFilter(0.25, 0.75, False)(record(difficulty=difficulty)) == reason
+
+
+def test_unknown_difficulty_is_dropped_unless_asked_for():
+    assert DifficultyFilter(0, 1, False)(record()) == "unknown"
+    assert DifficultyFilter(0, 1, True)(record()) is None
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.5, 0.4), (-0.1, 1), (0, 1.1), (float("nan"), 1)])
+def test_difficulty_ranges_that_are_none(low, high):
+    with pytest.raises(DataError, match="difficulty should be a range within 0 and 1"):
+        DifficultyFilter(low, high, False)
+
+
+def test_source():
+    assert SourceFilter({"a"}, set())(record(source="a")) is None
+    assert SourceFilter({"a"}, set())(record(source="b")) == "b"
+    assert SourceFilter({"a"}, set())(record()) == "unknown"
+    assert SourceFilter(set(), {"a"})(record(source="a")) == "a"
+    assert SourceFilter(set(), {"a"})(record()) is None
+    assert SourceFilter({"a"}, {"a"})(record(source="a")) == "a"
+
+
+@pytest.mark.parametrize("family", ["qwen", "llama3"])
+def test_length_counts_the_whole_prompt(tmp_path, family):
+    directory = save_tokenizer(family, tmp_path)
+    count = PromptCounter(directory, CONFIDENCE_FIRST_PROMPT)
+    one = record("What is 1 + 2?")
+    tokenizer = count._tokenizer
+    rendered = tokenizer.apply_chat_template(
+        prompt_messages(one, CONFIDENCE_FIRST_PROMPT), add_generation_prompt=True, tokenize=False
+    )
+    length = len(tokenizer.encode(rendered, add_special_tokens=False))
+    assert count(one) == length
+    assert LengthFilter(directory, 0, length, CONFIDENCE_FIRST_PROMPT)(one) is None
+    assert LengthFilter(directory, length, None, CONFIDENCE_FIRST_PROMPT)(one) is None
+    longer = LengthFilter(directory, 0, length - 1, CONFIDENCE_FIRST_PROMPT)
+    assert longer(one) == f"prompt longer than {length - 1} tokens"
+    shorter = LengthFilter(directory, length + 1, None, CONFIDENCE_FIRST_PROMPT)
+    assert shorter(one) == f"prompt shorter than {length + 1} tokens"
+
+
+def test_without_a_chat_template_the_texts_are_counted(tmp_path):
+    directory = save_tokenizer("qwen", tmp_path)
+    count = PromptCounter(directory, "Be brief.")
+    count._tokenizer.chat_template = None
+    one = record("What is 1 + 2?", instruction="")
+    encode = count._tokenizer.encode
+    assert count(one) == len(encode("Be brief.")) + len(encode("What is 1 + 2?"))
+
+
+def test_tokenizers_that_are_none(tmp_path):
+    with pytest.raises(DataError, match=r"no such directory; expected one with tokenizer\.json"):
+        LengthFilter(tmp_path / "none", 0, 1, None)
+    with pytest.raises(DataError, match="holds no tokenizer that transformers can load"):
+        LengthFilter(tmp_path, 0, 1, None)
+    with pytest.raises(DataError, match=r"the shortest prompt \(2 tokens\) is longer than the longest \(1\)"):
+        LengthFilter(tmp_path, 2, 1, None)

@@ -1,0 +1,150 @@
+"""Every format that publishers use, row numbers in errors, and what cannot be read."""
+
+import csv
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from coca_mindspeed.data.formats import count_rows, data_files, read_rows
+from coca_mindspeed.errors import DataError
+
+ROWS = [
+    {"problem": "1 + 1?", "answer": "2", "note": "naïve, 数学"},
+    {"problem": 'two\nlines and "quotes", commas', "answer": "-1", "note": ""},
+    {"problem": "x\ty", "answer": "½", "note": "z"},
+]
+
+
+def write_jsonl(path, opener=open):
+    with opener(path, "wt", encoding="utf-8") as file:
+        file.write("\n" + "\n\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS))
+
+
+def write_csv(path, delimiter=",", opener=open):
+    with opener(path, "wt", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, list(ROWS[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(ROWS)
+
+
+def write_arrow(path, maker):
+    table = pa.Table.from_pylist(ROWS)
+    with maker(str(path), table.schema) as writer:
+        writer.write_table(table)
+
+
+WRITERS = {
+    "a.parquet": lambda p: pq.write_table(pa.Table.from_pylist(ROWS), p),
+    "stream.arrow": lambda p: write_arrow(p, pa.ipc.new_stream),
+    "file.arrow": lambda p: write_arrow(p, pa.ipc.new_file),
+    "a.jsonl": write_jsonl,
+    "a.jsonl.gz": lambda p: write_jsonl(p, gzip.open),
+    "lines.json": write_jsonl,
+    "array.json": lambda p: p.write_text(json.dumps(ROWS)),
+    "indented.json": lambda p: p.write_text(json.dumps(ROWS, indent=2)),
+    "wrapped.json": lambda p: p.write_text(json.dumps({"Data": ROWS, "Version": 1.0}, indent=4)),
+    "array.json.gz": lambda p: p.write_bytes(gzip.compress(json.dumps(ROWS).encode())),
+    "bom.csv": lambda p: (write_csv(p), p.write_bytes(b"\xef\xbb\xbf" + p.read_bytes())),
+    "a.csv": write_csv,
+    "a.csv.gz": lambda p: write_csv(p, opener=gzip.open),
+    "a.tsv": lambda p: write_csv(p, delimiter="\t"),
+    "UPPER.PARQUET": lambda p: pq.write_table(pa.Table.from_pylist(ROWS), p),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_reads_what_was_written(tmp_path, name):
+    WRITERS[name](tmp_path / name)
+    rows = list(read_rows(tmp_path / name))
+    assert [dict(row.values) for row in rows] == ROWS
+    expected = [2, 4, 6] if "lines" in name or "jsonl" in name else [1, 2, 3]
+    assert [row.number for row in rows] == expected
+    assert {row.file for row in rows} == {str(tmp_path / name)}
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "stream.arrow"])
+def test_columnar_files_are_read_only_where_asked(tmp_path, name):
+    WRITERS[name](tmp_path / name)
+    rows = read_rows(tmp_path / name, columns=frozenset({"answer", "absent"}))
+    assert [dict(row.values) for row in rows] == [{"answer": row["answer"]} for row in ROWS]
+
+
+def test_headerless_files_take_the_names_they_are_given(tmp_path):
+    (tmp_path / "trivia-dev.qa.csv").write_text("who?\t['a']\n\"Hey\" is where?\t['b', 'c']\n")
+    rows = read_rows(tmp_path / "trivia-dev.qa.csv", header=["question", "answer"])
+    assert [dict(row.values) for row in rows] == [
+        {"question": "who?", "answer": "['a']"},
+        {"question": "Hey is where?", "answer": "['b', 'c']"},
+    ]
+
+
+def test_a_broken_line_is_one_bad_row(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b'{"a": 1}\n{"a": \n[1]\n"\xff"\n{"a": 2}\n')
+    rows = list(read_rows(tmp_path / "a.jsonl"))
+    assert [(row.number, bool(row.error)) for row in rows] == [(1, False), (2, True), (3, True), (4, True), (5, False)]
+    assert "expected a JSON object, found list" in rows[2].error
+    assert rows[1].where == f"{tmp_path / 'a.jsonl'}:2"
+
+
+def test_a_csv_row_of_the_wrong_width_is_one_bad_row(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n1,2,3\n\n4,5\n")
+    rows = list(read_rows(tmp_path / "a.csv"))
+    assert [row.error for row in rows] == ["", "expected 2 columns, found 3", ""]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.parquet", b"PAR1 not really", "not a Parquet file that can be read"),
+        ("a.arrow", b"not arrow at all", "not an Arrow file that can be read"),
+        ("a.jsonl.gz", b"not gzip", "cannot be read"),
+        ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 1000)[:-20], "cannot be read"),
+        ("a.csv", b"", "empty; expected a header line"),
+        ("a.csv", b"a,b\n\xff,1\n", "cannot be read beyond row 0"),
+        ("a.csv", b'a,b\n1,2\n"open', "cannot be read beyond row 1"),
+        ("a.json", b"[\xff]", "not UTF-8"),
+    ],
+)
+def test_a_file_that_cannot_be_read_says_so(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"{name}.*{message}"):
+        list(read_rows(tmp_path / name))
+
+
+def test_directories_stand_for_their_data_files_in_order(tmp_path):
+    for name in ("train-00001-of-00002.parquet", "train-00000-of-00002.parquet", "README.md", "state.bin"):
+        (tmp_path / name).touch()
+    assert [path.name for path in data_files([tmp_path])] == [
+        "train-00000-of-00002.parquet",
+        "train-00001-of-00002.parquet",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("none.jsonl", "no such file"),
+        ("a.xlsx", r"unknown suffix; expected one of \.parquet"),
+        ("a.parquet.gz", "unknown suffix"),
+        ("empty", "no data file in this directory"),
+    ],
+)
+def test_inputs_that_are_no_data(tmp_path, name, message):
+    (tmp_path / "a.xlsx").touch()
+    (tmp_path / "a.parquet.gz").touch()
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=message):
+        data_files([tmp_path / name])
+
+
+def test_row_counts_are_known_for_parquet_alone(tmp_path):
+    WRITERS["a.parquet"](tmp_path / "a.parquet")
+    WRITERS["a.csv"](tmp_path / "a.csv")
+    assert count_rows(tmp_path / "a.parquet") == 3
+    assert count_rows(tmp_path / "a.csv") is None
+    (tmp_path / "b.parquet").write_bytes(b"nothing")
+    with pytest.raises(DataError, match=r"b\.parquet: not a Parquet file"):
+        count_rows(tmp_path / "b.parquet")

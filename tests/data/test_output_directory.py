@@ -1,0 +1,103 @@
+"""The output appears whole or not at all, also when the process is killed."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from coca_mindspeed.data.output_directory import MARKER, output_directory
+from coca_mindspeed.errors import DataError
+
+
+def make(path, overwrite=False, content="x"):
+    with output_directory(path, overwrite) as directory:
+        (directory / MARKER).write_text(content)
+        (directory / "data").write_text(content)
+
+
+def fail_in_the_middle(path, overwrite):
+    with output_directory(path, overwrite) as directory:
+        (directory / "data").write_text("half")
+        raise KeyError
+
+
+def names(path):
+    return sorted(child.name for child in path.iterdir())
+
+
+def test_success_leaves_the_output_and_nothing_else(tmp_path):
+    make(tmp_path / "deep" / "out")
+    assert names(tmp_path / "deep") == ["out"]
+    assert names(tmp_path / "deep" / "out") == ["data", MARKER]
+
+
+def test_failure_leaves_nothing(tmp_path):
+    with pytest.raises(KeyError):
+        fail_in_the_middle(tmp_path / "out", overwrite=False)
+    assert names(tmp_path) == []
+
+
+def test_failure_leaves_the_earlier_output_as_it_was(tmp_path):
+    make(tmp_path / "out", content="old")
+    with pytest.raises(KeyError):
+        fail_in_the_middle(tmp_path / "out", overwrite=True)
+    assert names(tmp_path) == ["out"]
+    assert (tmp_path / "out" / "data").read_text() == "old"
+
+
+def test_overwriting_replaces_the_whole_directory(tmp_path):
+    make(tmp_path / "out", content="old")
+    (tmp_path / "out" / "validation.jsonl").touch()
+    make(tmp_path / "out", overwrite=True, content="new")
+    assert names(tmp_path) == ["out"]
+    assert names(tmp_path / "out") == ["data", MARKER]
+    assert (tmp_path / "out" / "data").read_text() == "new"
+
+
+def test_an_empty_directory_is_free(tmp_path):
+    (tmp_path / "out").mkdir()
+    make(tmp_path / "out")
+    assert names(tmp_path / "out") == ["data", MARKER]
+
+
+def test_taken_places_are_refused(tmp_path):
+    make(tmp_path / "out")
+    with pytest.raises(DataError, match="already exists; choose another --output, or replace it with --overwrite"):
+        make(tmp_path / "out")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").touch()
+    with pytest.raises(DataError, match=r"holds no report\.json, so it is not an earlier output and is not replaced"):
+        make(tmp_path / "home", overwrite=True)
+    with pytest.raises(DataError, match="is a file; the output is a directory"):
+        make(tmp_path / "home" / "thesis.tex", overwrite=True)
+    assert names(tmp_path / "home") == ["thesis.tex"]
+
+
+_WAITING = """
+import sys, time
+from pathlib import Path
+from coca_mindspeed.data.output_directory import output_directory
+with output_directory(Path(sys.argv[1]), True) as directory:
+    (directory / "data").write_text("half")
+    print("working", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_killed_process_leaves_the_old_output_and_the_next_run_cleans_up(tmp_path):
+    make(tmp_path / "out", content="old")
+    with subprocess.Popen([sys.executable, "-c", _WAITING, str(tmp_path / "out")], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"working\n"
+        # While the other process is at work, its directory is left alone.
+        make(tmp_path / "other")
+        make(tmp_path / "out", overwrite=True, content="between")
+        assert [name for name in names(tmp_path) if ".partial-" in name]
+        process.kill()
+    assert (tmp_path / "out" / "data").read_text() == "between"
+    assert [name for name in names(tmp_path) if ".partial-" in name]
+    deadline = time.monotonic() + 10
+    while [name for name in names(tmp_path) if ".partial-" in name] and time.monotonic() < deadline:
+        make(tmp_path / "out", overwrite=True, content="new")
+    assert names(tmp_path) == ["other", "out"]
+    assert (tmp_path / "out" / "data").read_text() == "new"

@@ -1,0 +1,323 @@
+"""Preparing data sets from end to end: every row is accounted for, the same input gives the same bytes."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from coca_mindspeed.data.catalogue import SOURCES
+from coca_mindspeed.data.contamination import EvaluationIndex
+from coca_mindspeed.data.filters import DifficultyFilter, SourceFilter
+from coca_mindspeed.data.prepare import Preparation, prepare
+from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.errors import DataError
+from tests.data import publishers, synthetic_big_math
+from tests.data.test_duplicates import LONG
+
+
+def big_math_row(problem, answer="1", source="orca_math", rate=0.5):
+    return {"problem": problem, "answer": answer, "source": source, "domain": ["x"], "llama8b_solve_rate": rate}
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def findings(output):
+    return [json.loads(line) for line in (output / "findings.jsonl").read_text().splitlines()]
+
+
+EVERY_FATE = [
+    big_math_row(LONG.format(30)),
+    big_math_row("What is the capital of nowhere?", source="web"),
+    big_math_row("Too easy?", rate=1.0),
+    big_math_row("It is said that a quick brown fox jumps over one lazy dog each and every day of the year"),
+    big_math_row("What is wrong with this gold answer?", answer="\\text{"),
+    big_math_row(LONG.format(30).upper()),
+    big_math_row(LONG.format(30), answer="2"),
+    big_math_row(LONG.format(30).replace("farmer", "grower")),
+    big_math_row(LONG.format(31)),
+    {"problem": "no answer", "source": "x", "llama8b_solve_rate": 0.5},
+]
+EVALUATION = [Record("e7", "gsm8k", "math", "A quick brown fox jumps over one lazy dog each and every day", "1")]
+
+
+def every_fate(tmp_path, **changes):
+    values = {
+        "source": SOURCES["big_math"],
+        "inputs": [write_jsonl(tmp_path / "big.jsonl", EVERY_FATE)],
+        "skip_bad": 1,
+        "filters": [SourceFilter(set(), {"web"}), DifficultyFilter(0.1, 0.9, False)],
+        "evaluation": EvaluationIndex(EVALUATION, 12),
+        "near_duplicates": 0.7,
+        "shuffle": False,
+    }
+    return Preparation(**{**values, **changes})
+
+
+def test_every_dropped_row_is_listed_with_its_reason(tmp_path):
+    report = prepare(every_fate(tmp_path), tmp_path / "out")
+    file = str(tmp_path / "big.jsonl")
+    assert [(f["file"], f["row"], f["stage"], f["reason"]) for f in findings(tmp_path / "out")] == [
+        (file, 2, "source", "web"),
+        (file, 3, "difficulty", "below 0.1"),
+        (file, 4, "contamination", "gsm8k"),
+        (file, 10, "malformed", "malformed"),
+        (file, 5, "gold", "math-verify cannot parse the gold answer"),
+        (file, 6, "duplicate", "same gold answer"),
+        (file, 7, "duplicate", "another gold answer"),
+        (file, 8, "near_duplicate", "same numbers and gold answer"),
+    ]
+    details = {f["row"]: f["detail"] for f in findings(tmp_path / "out")}
+    assert details[4] == "e7: a quick brown fox jumps over one lazy dog each and every"
+    assert details[10] == "column 'answer' is missing; the row has 'problem', 'source', 'llama8b_solve_rate'"
+    assert details[6] == details[7] == f"of {file}:1"
+    assert details[8].endswith(f"to {file}:1")
+    assert [record.id for record in read_records(tmp_path / "out" / "train.jsonl")] == ["big_math-0", "big_math-8"]
+    assert (report.rows_in, report.rows_out) == (10, 2)
+
+
+def test_the_report_says_what_became_of_the_rows(tmp_path):
+    prepare(every_fate(tmp_path), tmp_path / "out")
+    report = json.loads((tmp_path / "out" / "report.json").read_text())
+    assert (report["rows_in"], report["rows_out"]) == (10, 2)
+    assert report["dropped"]["duplicate"] == {"another gold answer": 1, "same gold answer": 1}
+    assert sum(sum(reasons.values()) for reasons in report["dropped"].values()) == 8
+    assert report["inputs"][0]["rows"] == 10
+    assert len(report["inputs"][0]["sha256"]) == 64
+    assert report["outputs"]["train.jsonl"]["rows"] == 2
+    markdown = (tmp_path / "out" / "report.md").read_text()
+    assert "# big_math: 10 rows in, 2 rows out" in markdown
+    assert f"- `{tmp_path / 'big.jsonl'}:4` contamination: gsm8k: e7: a quick brown fox" in markdown
+
+
+def test_a_malformed_row_stops_the_run_and_leaves_nothing(tmp_path):
+    with pytest.raises(DataError, match=r"big\.jsonl:10: column 'answer' is missing.*--skip-bad allows 0"):
+        prepare(every_fate(tmp_path, skip_bad=0), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_one_bad_row_more_than_allowed_stops_the_run(tmp_path):
+    path = tmp_path / "big.jsonl"
+    path.write_text('{"problem": \n' + json.dumps(big_math_row("q?")) + "\n[]\n")
+    preparation = Preparation(SOURCES["big_math"], [path], skip_bad=1)
+    with pytest.raises(DataError, match=r"big\.jsonl:3: expected a JSON object.*bad row 2, and --skip-bad allows 1"):
+        prepare(preparation, tmp_path / "out")
+    report = prepare(Preparation(SOURCES["big_math"], [path], skip_bad=2), tmp_path / "out")
+    assert (report.rows_in, report.rows_out) == (3, 1)
+
+
+def test_a_data_set_of_which_nothing_is_left_says_why(tmp_path):
+    preparation = every_fate(tmp_path, filters=[SourceFilter({"nothing"}, set())])
+    with pytest.raises(DataError, match="big_math: no row is left of 10: source: 9, malformed: 1"):
+        prepare(preparation, tmp_path / "out")
+    empty = write_jsonl(tmp_path / "empty.jsonl", [])
+    with pytest.raises(DataError, match="no row is left of 0: the input has no rows"):
+        prepare(Preparation(SOURCES["big_math"], [empty]), tmp_path / "out")
+
+
+def test_ids_have_to_be_unique(tmp_path):
+    path = write_jsonl(tmp_path / "m.jsonl", publishers.MATH500 * 2)
+    with pytest.raises(DataError, match=r"m\.jsonl:2: id 'test/prealgebra/1\.json' was already used by .*m\.jsonl:1"):
+        prepare(Preparation(SOURCES["math500"], [path]), tmp_path / "out")
+
+
+def test_a_benchmark_is_kept_whole_and_doubtful_gold_is_reported(tmp_path):
+    rows = [{**publishers.MATH500[0], "unique_id": str(i), "answer": a} for i, a in enumerate(["1", "\\text{", "3"])]
+    preparation = Preparation(
+        SOURCES["math500"],
+        [write_jsonl(tmp_path / "m.jsonl", rows)],
+        gold="report",
+        drop_duplicates=False,
+        near_duplicates=None,
+        shuffle=False,
+    )
+    report = prepare(preparation, tmp_path / "out")
+    assert [record.id for record in read_records(tmp_path / "out" / "test.jsonl")] == ["0", "1", "2"]
+    assert report.dropped == {}
+    assert {stage: reasons.total() for stage, reasons in report.reported.items()} == {"gold": 1}
+    assert [(f["row"], f["dropped"]) for f in findings(tmp_path / "out")] == [(2, False)]
+
+
+def test_rows_outside_the_test_split_are_dropped(tmp_path):
+    rows = [publishers.mbpp_row(task) for task in (10, 11, 510, 511)]
+    report = prepare(
+        Preparation(SOURCES["mbpp_sanitized"], [write_jsonl(tmp_path / "m.jsonl", rows)]), tmp_path / "out"
+    )
+    assert report.rows_out == 2
+    assert report.dropped["split"].total() == 2
+
+
+def test_what_json_cannot_hold_is_dropped_with_its_row(tmp_path):
+    calls = '{"fn_name": "f", "inputs": [[1]], "outputs": [[NaN]]}'
+    rows = [
+        publishers.taco_row(question="half \ud800 pair"),
+        publishers.taco_row(),
+        publishers.taco_row(input_output=calls),
+    ]
+    report = prepare(Preparation(SOURCES["taco"], [write_jsonl(tmp_path / "t.jsonl", rows)]), tmp_path / "out")
+    assert report.dropped["ungradable"] == {"holds a value that JSON has no form for": 2}
+    assert [f["row"] for f in findings(tmp_path / "out")] == [1, 3]
+
+
+def synthetic(tmp_path, rows=600):
+    path = tmp_path / "big.parquet"
+    if not path.exists():
+        synthetic_big_math.write(rows, path)
+    return path
+
+
+def prepared(tmp_path, name, **changes):
+    values = {"gold": "off", "validation": 0.1, "seed": 1}
+    prepare(Preparation(SOURCES["big_math"], [synthetic(tmp_path)], **{**values, **changes}), tmp_path / name)
+    return {f.name: f.read_bytes() for f in (tmp_path / name).iterdir()}
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_an_other_order(tmp_path):
+    first, again = prepared(tmp_path, "a"), prepared(tmp_path, "b")
+    other = prepared(tmp_path, "c", seed=2)
+    assert first == again
+    assert sorted(first) == ["findings.jsonl", "report.json", "report.md", "train.jsonl", "validation.jsonl"]
+    assert first["train.jsonl"] != other["train.jsonl"]
+    lines = [sorted((files["train.jsonl"] + files["validation.jsonl"]).splitlines()) for files in (first, other)]
+    assert lines[0] == lines[1]
+
+
+def test_splits_are_disjoint_and_of_the_size_asked_for(tmp_path):
+    files = prepared(tmp_path, "a", validation=0.25)
+    train, validation = (files[f"{name}.jsonl"].splitlines() for name in ("train", "validation"))
+    assert len(validation) == round(0.25 * (len(train) + len(validation)))
+    assert not set(train) & set(validation)
+
+
+def test_without_shuffling_both_splits_keep_the_order_of_the_input(tmp_path):
+    files = prepared(tmp_path, "a", validation=0.25, shuffle=False)
+    for name in ("train.jsonl", "validation.jsonl"):
+        numbers = [int(json.loads(line)["id"].removeprefix("big_math-")) for line in files[name].splitlines()]
+        assert numbers == sorted(numbers)
+
+
+def test_dropping_rows_does_not_reorder_the_others(tmp_path):
+    options = {"validation": 0.0, "drop_duplicates": False, "near_duplicates": None}
+    everything = prepared(tmp_path, "a", **options)
+    fewer = prepared(tmp_path, "b", **options, filters=[SourceFilter(set(), {"olympiads"})])
+    kept = set(fewer["train.jsonl"].splitlines())
+    assert kept
+    assert [line for line in everything["train.jsonl"].splitlines() if line in kept] == fewer[
+        "train.jsonl"
+    ].splitlines()
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    questions=st.lists(st.sampled_from(["a", "A ", "b", "c 1", "c 2", ""]), min_size=1, max_size=12),
+    validation=st.sampled_from([0.0, 0.3]),
+    shuffle=st.booleans(),
+)
+def test_every_row_comes_out_or_is_listed(tmp_path_factory, questions, validation, shuffle):
+    directory = tmp_path_factory.mktemp("rows")
+    path = write_jsonl(directory / "big.jsonl", [big_math_row(question) for question in questions])
+    preparation = Preparation(
+        SOURCES["big_math"], [path], skip_bad=99, validation=validation, shuffle=shuffle, near_duplicates=0.9
+    )
+    if not any(questions):
+        with pytest.raises(DataError, match="no row is left"):
+            prepare(preparation, directory / "out")
+        return
+    report = prepare(preparation, directory / "out")
+    listed = Counter(f["row"] for f in findings(directory / "out"))
+    written = [
+        int(record.id.removeprefix("big_math-")) + 1
+        for name in report.outputs
+        for record in read_records(directory / "out" / name)
+    ]
+    assert sorted([*listed.elements(), *written]) == list(range(1, len(questions) + 1))
+
+
+def test_several_files_number_their_rows_each_and_their_ids_together(tmp_path):
+    for name in ("b", "a"):
+        write_jsonl(tmp_path / f"{name}.jsonl", [big_math_row(f"{name} one?"), big_math_row(f"{name} two?"), {}])
+    preparation = Preparation(SOURCES["big_math"], [tmp_path], skip_bad=2, shuffle=False)
+    prepare(preparation, tmp_path / "out")
+    records = list(read_records(tmp_path / "out" / "train.jsonl"))
+    assert [(r.id, r.question) for r in records] == [
+        ("big_math-0", "a one?"), ("big_math-1", "a two?"), ("big_math-3", "b one?"), ("big_math-4", "b two?"),
+    ]  # fmt: skip
+    assert [f["file"][-7:] + str(f["row"]) for f in findings(tmp_path / "out")] == ["a.jsonl3", "b.jsonl3"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"validation": 1.0}, "validation share should be at least 0 and below 1, found 1.0"),
+        ({"validation": -0.1}, "validation share"),
+        ({"skip_bad": -1}, "should not be negative, found -1"),
+        ({"near_duplicates": 1.5}, "near-duplicate similarity should be above 0.3 and at most 1, found 1.5"),
+    ],
+)
+def test_options_that_cannot_be(changes, message):
+    with pytest.raises(DataError, match=message):
+        Preparation(SOURCES["big_math"], [], **changes)
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "coca_mindspeed.cli", "data", "prepare", *map(str, arguments)]
+
+
+def test_killed_in_the_middle_it_leaves_nothing_and_can_be_run_again(tmp_path):
+    """The input is a pipe, so the process is certainly in the middle of its work when it is killed."""
+    pipe = tmp_path / "big.jsonl"
+    os.mkfifo(pipe)
+    arguments = ("big_math", "--input", pipe, "--output", tmp_path / "out")
+    with subprocess.Popen(command(*arguments)) as process, pipe.open("w") as writing:
+        for row in synthetic_big_math.rows(900):  # enough for the graders' processes to be at work
+            writing.write(json.dumps(row) + "\n")
+        writing.flush()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert process.returncode == -signal.SIGKILL
+    assert not (tmp_path / "out").exists()
+    pipe.unlink()
+    write_jsonl(pipe, synthetic_big_math.rows(900))
+    subprocess.run(command(*arguments), check=True, stdout=subprocess.DEVNULL)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["big.jsonl", "out"]
+
+
+@pytest.mark.slow
+def test_memory_for_250_000_rows_extrapolates_to_less_than_2_gigabytes(tmp_path):
+    peaks = {}
+    for rows in (3_000, 15_000):
+        path = tmp_path / f"{rows}.parquet"
+        synthetic_big_math.write(rows, path)
+        code = (
+            "import resource, sys; from coca_mindspeed.cli import main; main(sys.argv[1:]); "
+            "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+        )
+        arguments = ["data", "prepare", "big_math", "--input", path, "--output", tmp_path / "out", "--overwrite"]
+        done = subprocess.run(
+            [sys.executable, "-c", code, *map(str, arguments), "--gold", "off"],
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        peaks[rows] = int(done.stdout.splitlines()[-1]) * 1024  # Linux counts in KiB
+    slope = (peaks[15_000] - peaks[3_000]) / 12_000
+    assert peaks[15_000] + slope * (250_000 - 15_000) < 2 * 10**9
+
+
+def test_parquet_of_the_publisher_with_null_and_list_columns(tmp_path):
+    path = tmp_path / "train-00000-of-00001.parquet"
+    pq.write_table(pa.Table.from_pylist(publishers.BIG_MATH, schema=synthetic_big_math.SCHEMA), path)
+    prepare(Preparation(SOURCES["big_math"], [path], shuffle=False), tmp_path / "out")
+    first, second = read_records(tmp_path / "out" / "train.jsonl")
+    assert first.metadata["domain"] == ["Mathematics -> Algebra -> Prealgebra"]
+    assert second.answer == "\\pm\\sqrt{2}"

@@ -1,0 +1,161 @@
+"""Big-Math and TACO: each publisher's row becomes the record it should, or an error that names the column."""
+
+import json
+
+import pytest
+
+from coca_mindspeed.data.big_math import big_math
+from coca_mindspeed.data.fields import RowError, Ungradable
+from coca_mindspeed.data.prompts import prompt_messages
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.data.taco import taco
+from tests.data.publishers import BIG_MATH, TACO_CALL, taco_row
+
+
+def test_big_math_row():
+    assert big_math(BIG_MATH[0], 7) == Record(
+        "big_math-7",
+        "big_math",
+        "math",
+        "What is $3^4$?",
+        "81",
+        None,
+        {
+            "source": "orca_math",
+            "domain": ["Mathematics -> Algebra -> Prealgebra"],
+            "solve_rate": 0.90625,
+            "difficulty": 0.09375,
+        },
+    )
+    assert big_math(BIG_MATH[1], 8).metadata == {"source": "olympiads"}
+
+
+def test_big_math_prompt_is_the_papers():
+    *_, user = prompt_messages(big_math(BIG_MATH[0], 0), None)
+    assert user["content"] == "What is $3^4$? Please reason step by step, and put your final answer within \\boxed{}."
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"problem": None}, "column 'problem' should be a string, found null"),
+        ({"problem": " \n"}, "column 'problem' is empty"),
+        ({"answer": ""}, "column 'answer' is empty"),
+        ({"answer": ["81"]}, "column 'answer' should be a string or a number, found list"),
+        ({"answer": True}, "column 'answer' should be a string or a number, found bool"),
+        ({"answer": float("inf")}, "column 'answer' should be finite"),
+        ({"llama8b_solve_rate": 64}, "should be between 0 and 1 or null, found int 64"),
+        ({"llama8b_solve_rate": "0.5"}, "should be between 0 and 1 or null, found str '0.5'"),
+    ],
+)
+def test_big_math_rows_that_are_malformed(changes, message):
+    with pytest.raises(RowError, match=message):
+        big_math({**BIG_MATH[0], **changes}, 0)
+
+
+def test_a_missing_column_lists_those_there_are():
+    with pytest.raises(RowError, match="column 'llama8b_solve_rate' is missing; the row has 'problem', 'answer'"):
+        big_math({"problem": "q", "answer": "a"}, 0)
+
+
+def test_numbers_as_answers_lose_no_digits():
+    assert big_math({**BIG_MATH[0], "answer": 81}, 0).answer == "81"
+    assert big_math({**BIG_MATH[0], "answer": 81.0}, 0).answer == "81"
+    assert big_math({**BIG_MATH[0], "answer": 0.1}, 0).answer == "0.1"
+    assert "difficulty" not in big_math({**BIG_MATH[0], "llama8b_solve_rate": float("nan")}, 0).metadata
+
+
+def test_taco_stdin_row():
+    record = taco(taco_row(), 3)
+    assert (record.id, record.dataset, record.category, record.answer) == ("taco-3", "taco", "code", "")
+    assert record.metadata["tests"] == {
+        "kind": "stdio",
+        "cases": [{"input": "1 2\n", "output": "3\n"}, {"input": "-5 5\n", "output": "0\n"}],
+    }
+    assert record.metadata["difficulty"] == 0.25
+    assert record.metadata["time_limit"] == 2.0
+    assert record.metadata["source"] == "codeforces"
+    assert record.metadata["tags"] == ["Implementation", "Mathematics"]
+    assert "skill_types" not in record.metadata
+    assert "standard input" in record.metadata["instruction"]
+
+
+def test_taco_call_row():
+    record = taco(TACO_CALL, 0)
+    assert record.metadata["tests"] == {
+        "kind": "call",
+        "entry_point": "double",
+        "cases": [{"arguments": [2], "expected": 4}, {"arguments": [-7], "expected": -14}],
+    }
+    assert record.metadata["difficulty"] == 0.0
+    assert "time_limit" not in record.metadata
+    *_, user = prompt_messages(record, None)
+    assert user["content"].startswith("Write a function that doubles a number.\n\nWrite it in Python")
+    assert "```python\ndef double(n):\n```" in user["content"]
+
+
+@pytest.mark.parametrize(
+    ("outputs", "expected"),
+    [
+        ([[4], [-14]], [4, -14]),  # every output wrapped: unwrapped
+        ([4, -14], [4, -14]),  # none wrapped
+        ([[4], [1, 2]], [[4], [1, 2]]),  # lists of several lengths are values
+        ([[[4]], [[5]]], [[4], [5]]),  # one wrapping is taken off, not two
+        ([[4], []], [[4], []]),
+    ],
+)
+def test_taco_expected_values_lose_one_wrapping_or_none(outputs, expected):
+    tests = {"fn_name": "f", "inputs": [[1], [2]], "outputs": outputs}
+    record = taco(taco_row(input_output=json.dumps(tests)), 0)
+    assert [case["expected"] for case in record.metadata["tests"]["cases"]] == expected
+    assert "a Python function named f" in record.metadata["instruction"]
+
+
+def test_taco_lists_of_lines_are_joined():
+    tests = {"inputs": [["1", "2"]], "outputs": ["3"]}
+    record = taco(taco_row(input_output=json.dumps(tests)), 0)
+    assert record.metadata["tests"]["cases"] == [{"input": "1\n2", "output": "3"}]
+
+
+@pytest.mark.parametrize(
+    ("tests", "message"),
+    [
+        ("", "no tests"),
+        (json.dumps({"inputs": [], "outputs": []}), "no tests"),
+        (json.dumps({"fn_name": "f", "inputs": [[{"1": 2}]], "outputs": [1]}), "integer keys"),
+        (json.dumps({"inputs": ["1" * 5000], "outputs": ["x"]}).replace('"' + "1" * 5000 + '"', "1" * 5000), "digits"),
+    ],
+)
+def test_taco_rows_that_nothing_can_grade(tests, message):
+    with pytest.raises(Ungradable, match=message):
+        taco(taco_row(input_output=tests), 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input_output": "{"}, "column 'input_output' is not JSON"),
+        ({"input_output": "[1]"}, "should hold a JSON object, found list"),
+        ({"input_output": '{"inputs": ["1"], "outputs": []}'}, "lists of one length"),
+        ({"input_output": '{"inputs": [1], "outputs": ["1"]}'}, "a test's text should be a string, found int 1"),
+        ({"input_output": '{"fn_name": 3, "inputs": [1], "outputs": [1]}'}, "'fn_name' should be a string"),
+        ({"difficulty": "IMPOSSIBLE"}, "column 'difficulty' should be one of EASY"),
+        ({"time_limit": "soon"}, "column 'time_limit' should be seconds like"),
+        ({"tags": "[1]"}, "column 'tags' should be a list of strings"),
+        ({"tags": "['a'"}, "column 'tags' should be a list, found"),
+        ({"starter_code": 3}, "column 'starter_code' should be a string"),
+        ({"question": ""}, "column 'question' is empty"),
+    ],
+)
+def test_taco_rows_that_are_malformed(changes, message):
+    with pytest.raises(RowError, match=message):
+        taco(taco_row(**changes), 0)
+
+
+@pytest.mark.parametrize(("written", "seconds"), [("1 second", 1.0), ("0.5 s", 0.5), ("3", 3.0), (4, 4.0)])
+def test_taco_time_limits(written, seconds):
+    assert taco(taco_row(time_limit=written), 0).metadata["time_limit"] == seconds
+
+
+def test_taco_unknown_difficulty_is_no_difficulty():
+    assert "difficulty" not in taco(taco_row(difficulty="UNKNOWN_DIFFICULTY"), 0).metadata
