@@ -68,8 +68,9 @@ class Assessor:
                 use_cache=False,
                 logits_to_keep=1,
             ).logits[:, -1]
-        right, wrong = (last[:, label].float() for label in self._label_ids)
-        return right - wrong
+        right, wrong = self._label_ids
+        log_odds: Tensor = last[:, right].float() - last[:, wrong].float()
+        return log_odds
 
     @torch.no_grad()
     def confidence(self, records: Sequence[Record]) -> list[float]:

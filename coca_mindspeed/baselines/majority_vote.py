@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from coca_mindspeed.baselines.subject import Subject
 from coca_mindspeed.data.records import Record
@@ -95,7 +96,7 @@ def majority_predictions(
     for index, record in enumerate(records):
         rows = slice(index * k, (index + 1) * k)
         finals = final_answers(record, [parsed.answer for parsed in graded.parsed[rows]])
-        result = vote(cluster(finals, lambda pairs, record=record: same(record, pairs)))
+        result = vote(cluster(finals, partial(same, record)))
         winner = index * k + result.winner
         predictions.append(
             Prediction(

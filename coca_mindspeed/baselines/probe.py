@@ -54,7 +54,7 @@ class Probe(nn.Module):
     @torch.no_grad()
     def confidence(self, states: Tensor) -> Tensor:
         """Probability ``[n]`` that each answer will be correct."""
-        return self(states).sigmoid()
+        return self.forward(states).sigmoid()
 
 
 def train_probe(

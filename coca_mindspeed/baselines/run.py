@@ -93,6 +93,7 @@ def run_baseline(
         if name == "verbalised":
             predictions = given
         else:
+            ask: Ask
             if name == "question_probability":
                 ask = work.question_probability
             elif name == "probe":

@@ -22,7 +22,7 @@ from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    path = {"type": Path, "metavar": "PATH"}
+    path: dict[str, Any] = {"type": Path, "metavar": "PATH"}
     parser.add_argument("name", choices=BASELINES, metavar="NAME", help=", ".join(BASELINES))
     parser.add_argument("--model", **path, required=True, help="Hugging Face directory of the model under test")
     parser.add_argument("--data", **path, required=True, help="records to evaluate on (JSON Lines)")

@@ -55,7 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
     directory = arguments.report or output / "report"
     shown = f"coca-mindspeed reproduce --plan {arguments.plan} --seeds {arguments.seeds} --jobs {arguments.jobs}"
     tables = write_report(collect(output, cells), plan, directory, shown)
-    for table in tables[:1]:
-        console.print(table.markdown(), markup=False)
+    print(tables[0].markdown())
     console.print(f"{len(tables)} tables: {directory / 'README.md'}")
     return 0

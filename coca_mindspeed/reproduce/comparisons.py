@@ -128,7 +128,7 @@ def comparison_table(comparison: Comparison, numbers: list[Entry]) -> Table:
             arrow = {1: " ↑", -1: " ↓", 0: ""}[metric_info(metric).better]
             theirs = [show(metric, e.paper) for e in row if with_paper]
             rows.append((method, metric_info(metric).label + arrow, *(e.ours.show(metric) for e in row), *theirs))
-    long_rows = [
+    long_rows: list[tuple[str | float, ...]] = [
         (e.method, e.category, e.metric, e.ours.mean, e.ours.deviation, *_padded(e.ours.values, numbers), e.paper)
         for e in numbers
     ]

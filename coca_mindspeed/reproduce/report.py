@@ -68,7 +68,8 @@ def sequential_table(results: Results, plan: Plan, setting: str, seeds: Sequence
         "response/answer_length": "answer length in tokens",
         "rollout/invalid_share": "share of invalid responses",
     }
-    rows, csv_rows = [], []
+    rows: list[tuple[str, ...]] = []
+    csv_rows: list[tuple[str | float, ...]] = []
     for key, label in labels.items():
         over_seeds = [spread([phase[i][key] for phase in phases]) for i in range(3)]
         rows.append((label, *(f"{s.mean:.3f} ± {s.deviation:.3f}" for s in over_seeds)))

@@ -156,8 +156,8 @@ def _with_data(place: Workplace, setting: SettingPlan, cell: Cell, config: RunCo
     if setting.miniature is None:
         return config
     tasks = place.output / cell.setting / "tasks"
-    files = {name: str(tasks / f"{name}.jsonl") for name in ("train", "evaluate")}
-    return config.model_copy(update={"data": DataConfig(name="records", grader="auto", **files)})
+    train, evaluate = (str(tasks / f"{name}.jsonl") for name in ("train", "evaluate"))
+    return config.model_copy(update={"data": DataConfig(name="records", grader="auto", train=train, evaluate=evaluate)})
 
 
 def _start(place: Workplace, cell: Cell, config: RunConfig, position: str) -> Path:

@@ -1,9 +1,11 @@
 """Finished cells made by hand."""
 
+import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
-from coca_mindspeed.files import write_json, write_json_lines
+from coca_mindspeed.evaluation.predictions import Prediction, prediction_to_json
 from coca_mindspeed.reproduce.cells import Cell, cells_of
 from coca_mindspeed.reproduce.plan import Plan, SettingPlan
 from coca_mindspeed.reproduce.results import Results, collect
@@ -27,6 +29,12 @@ PLAN = Plan(
 )
 
 
+def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Plain writing: hundreds of files would wait for the disk otherwise."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def finish(output: Path, cell: Cell, **metrics: float | None) -> None:
     """Write a cell's results: two data sets of math whose accuracies differ by 0.2, one of facts."""
     values = {"accuracy": 0.5, "auroc": 0.5, "ece": 0.3, "brier": 0.3, "tokens_to_confidence": 6.0, **metrics}
@@ -36,13 +44,9 @@ def finish(output: Path, cell: Cell, **metrics: float | None) -> None:
         "products": {"category": "math", **values, "accuracy": values["accuracy"] + 0.1, "auroc": None},
         "facts": {"category": "factual", **values},
     }
-    write_predictions(
-        directory / "predictions.jsonl",
-        [
-            Prediction(str(i), "sums", f"{i}+1", f"<confidence>0.50</confidence>{i}", 0.5, i % 2 == 0, 6)
-            for i in range(9)
-        ],
-    )
+    response = "<confidence>0.50</confidence>4"
+    said = [Prediction(str(i), "sums", f"{i}+1", response, 0.5, i == 3, 6) for i in range(9)]
+    _write(directory / "predictions.jsonl", map(prediction_to_json, said))
     if cell.name == "sequential":
         rows = []
         for step in range(1, 61):
@@ -58,9 +62,9 @@ def finish(output: Path, cell: Cell, **metrics: float | None) -> None:
                     "rollout/invalid_share": 0.0,
                 }
             )
-        write_json_lines(directory / "run" / "metrics.jsonl", rows)
+        _write(directory / "run" / "metrics.jsonl", rows)
     summary = {"setting": cell.setting, "seed": cell.seed, "name": cell.name, "seconds": 60.0}
-    write_json(directory / "cell.json", {**summary, "datasets": datasets} if cell.kind != "start" else summary)
+    _write(directory / "cell.json", [{**summary, "datasets": datasets} if cell.kind != "start" else summary])
 
 
 def finished(output: Path, seeds: int = 3, **by_method: list[dict[str, float | None]]) -> Results:

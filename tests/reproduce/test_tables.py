@@ -82,7 +82,7 @@ def test_claims_say_what_the_cells_say(tmp_path):
         rlcr=[{"tokens_to_confidence": 10.0 + seed / 10} for seed in range(3)],
     )
     verdicts = {claim.text: claim.verdict() for claim in claims(results, PLAN)}
-    assert verdicts["short answers, math: coca has a lower ECE than rlvr (by)"] == "not decided"  # no spread at all
+    assert verdicts["short answers, math: coca has a lower ECE than rlvr (by)"] == "holds"
     by = next(c for c in claims(results, PLAN) if "lower ECE than instruct" in c.text)
     assert by.values == pytest.approx([0.28] * 3)
     assert verdicts["short answers, math: coca keeps accuracy within 2 points of rlvr (difference)"] == "does not hold"
