@@ -1,8 +1,8 @@
 """Long answers: every term of a progression is written out, and all of them have to be right.
 
 ``21+70`` asks for the terms after 12 in steps of 7 (``91=62=33=...``), ``21*30`` for 12 times 3, times 3 again, and so
-on, always modulo 100.  As in :mod:`.arithmetic`, numbers are written units first.  Each term needs the one before it,
-so one slip spoils the answer, and small rates of error add up.
+on, always modulo 100, with steps and factors below ten.  As in :mod:`.arithmetic`, numbers are written units first.
+Each term needs the one before it, so one slip spoils the answer, and small rates of error add up.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ import numpy as np
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.data.splits import Split, split_of
 
-_HELD_OUT = 0.2  # share of each kind's questions that is never trained on
+_HELD_OUT = 0.5  # share of the questions that is never trained on; there are only 300 to 600 of a kind
 _PATIENCE = 10_000  # draws without a new question after which a kind counts as used up
 _MODULUS = 100
 
@@ -37,7 +37,7 @@ class _Kind:
         return terms
 
 
-_KINDS = (_Kind("+", 1, 10), _Kind("+", 10, 100), _Kind("*", 2, 10), _Kind("*", 10, 100))
+_KINDS = (_Kind("+", 1, 4), _Kind("+", 4, 10), _Kind("*", 2, 5), _Kind("*", 5, 10))
 
 
 def progression_records(size: int, split: Split, seed: int, terms: int) -> list[Record]:
@@ -50,7 +50,7 @@ def progression_records(size: int, split: Split, seed: int, terms: int) -> list[
         terms: terms of an answer, which is then ``3 * terms - 1`` tokens of the tiny model long.
 
     Raises:
-        ValueError: a kind does not have so many different held-out questions; the smallest has about 160.
+        ValueError: a kind does not have so many different held-out questions; the smallest has about 150.
     """
     drawn: list[tuple[str, str, str]] = []
     for index, kind in enumerate(_KINDS):
