@@ -39,7 +39,7 @@ class Workplace:
     Attributes:
         plan: the reproduction's.
         output: its directory.
-        threads: CPU threads of this cell; None: as PyTorch likes.
+        threads: CPU threads of a cell whose run names none (trainer.threads); None: as PyTorch likes.
     """
 
     plan: Plan
@@ -63,10 +63,11 @@ def run_cell(place: Workplace, cell: Cell) -> float:
     """Run the cell unless it is done, and write its ``cell.json`` last; returns seconds of wall time."""
     if cell.done(place.output):
         return 0.0
-    if place.threads is not None:
-        torch.set_num_threads(place.threads)
     started = time.perf_counter()
     setting = place.plan.settings[cell.setting]
+    threads = run_config(setting, [], cell.seed).trainer.threads or place.threads
+    if threads is not None:
+        torch.set_num_threads(threads)
     directory = cell.directory(place.output)
     directory.mkdir(parents=True, exist_ok=True)
     summary: dict[str, object] = {"setting": cell.setting, "seed": cell.seed, "name": cell.name}
