@@ -18,6 +18,8 @@ COMMANDS: dict[str, str] = {
     "check": "print the plan of a run for Ascend, or why it cannot run; needs no accelerator",
     "doctor": "look at an Ascend machine: what is found, what is wanted, how to fix it",
     "patches": "compare a MindSpeed-RL checkout with the releases that the hooks support",
+    "baseline": "confidence by question probability, probe, assessor, majority vote or the prompt alone",
+    "reproduce": "run every method of the paper over several seeds and make its tables",
     "config": "list the ready-made runs and keys, or print a run's resolved YAML",
     "evaluate": "metrics with intervals of prediction files",
     "report": "compare runs on one HTML page, and with the paper",

@@ -59,6 +59,7 @@ class WarmUpConfig(Section):
     batch: int = Field(128, ge=1, description="responses in an update")
     lr: float = Field(4e-3, gt=0, description="peak learning rate, with cosine decay")
     wrong_answers: float = Field(0.1, ge=0, le=1, description="share of answers shown with one digit changed")
+    question_weight: float = Field(0.0, ge=0, description="weight of the questions' own tokens in the loss")
     overconfident: float = Field(0.85, ge=0, le=1, description="share of confidences near 1; the others are uniform")
 
 

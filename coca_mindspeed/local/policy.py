@@ -1,5 +1,7 @@
 """A causal language model with its tokenizer, loaded from any Hugging Face directory."""
 
+import importlib
+import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,17 +85,32 @@ class Policy:
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto`` is CUDA where there is a device, else the CPU.
+    """``auto`` is CUDA where there is a device, else an NPU where there is one, else the CPU.
 
     Raises:
-        ConfigError: a CUDA device is asked for that is not there.
+        ConfigError: the name is none that PyTorch knows, or a device is asked for that is not there.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(f"trainer.device={name}: PyTorch sees {torch.cuda.device_count()} CUDA devices")
+        return torch.device("cuda" if torch.cuda.is_available() else "npu" if _npu_count() else "cpu")
+    try:
+        if name.startswith("npu"):
+            _npu_count()  # torch knows the name only once torch_npu is imported
+        device = torch.device(name)
+    except RuntimeError as error:
+        raise ConfigError(f"device {name!r}: expected auto, cpu, cuda, cuda:N, npu or npu:N") from error
+    counts = {"cuda": torch.cuda.device_count, "npu": _npu_count}
+    if device.type in counts and (device.index or 0) >= counts[device.type]():
+        raise ConfigError(f"device {name}: PyTorch sees {counts[device.type]()} {device.type.upper()} devices")
     return device
+
+
+def _npu_count() -> int:
+    """NPUs that PyTorch sees; it sees none without torch_npu."""
+    if importlib.util.find_spec("torch_npu") is None:
+        return 0
+    importlib.import_module("torch_npu")
+    npu: Any = torch.npu  # type: ignore[attr-defined]  # torch_npu puts it there
+    return int(npu.device_count())
 
 
 def load_policy(path: Path, config: ModelConfig, device: torch.device, *, where: str = "model.path") -> Policy:

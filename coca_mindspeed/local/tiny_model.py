@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from coca_mindspeed.algorithm.response import CLOSE_TAG, OPEN_TAG
 
 PAD, EOS = "<pad>", "<eos>"
-_TOKENS = [PAD, EOS, OPEN_TAG, CLOSE_TAG, ".", "=", "+", "*", "%", *"0123456789"]
+_TOKENS = [PAD, EOS, OPEN_TAG, CLOSE_TAG, ".", "=", "+", "*", "%", *"0123456789", *"?#>"]
 
 # The tiny model has no letters: it is shown the question and an equals sign, never a system prompt.
 _CHAT_TEMPLATE = "{%- for m in messages if m.role == 'user' %}{{ m.content }}{%- endfor %}="

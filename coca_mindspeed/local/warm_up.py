@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from coca_mindspeed.algorithm.response import CLOSE_TAG, OPEN_TAG, ConfidencePosition
 from coca_mindspeed.algorithm.rewards import TrainingMethod
@@ -46,12 +47,8 @@ def warm_up(
         responses = [
             [*ids, policy.eos_ids[0]] for ids in policy.tokenizer(texts, add_special_tokens=False)["input_ids"]
         ]
-        width = max(map(len, responses))
-        token_ids = torch.tensor([r + [policy.pad_id] * (width - len(r)) for r in responses], device=policy.device)
-        inside = torch.tensor([[t < len(r) for t in range(width)] for r in responses], device=policy.device)
         prompts = policy.encode_prompts(chosen, method.system_prompt, max_tokens)
-        log_probs = response_log_probs(policy, prompts, token_ids, temperature=1.0, share_prompts=False)
-        loss = -log_probs[inside].mean()
+        loss = _imitation_loss(policy, prompts, responses, config.question_weight)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         for group in optimizer.param_groups:
@@ -61,11 +58,30 @@ def warm_up(
         progress(step + 1, float(loss.detach()))
 
 
+def _imitation_loss(
+    policy: Policy, prompts: Sequence[list[int]], responses: Sequence[list[int]], question_weight: float
+) -> Tensor:
+    """Mean NLL of the responses' tokens, and ``question_weight`` times that of the prompts' (all but their first)."""
+    heads = [prompt[:1] if question_weight else prompt for prompt in prompts]
+    tails = [prompt[len(head) :] for prompt, head in zip(prompts, heads, strict=True)]
+    texts = [tail + response for tail, response in zip(tails, responses, strict=True)]
+    width = max(map(len, texts))
+    token_ids = torch.tensor([text + [policy.pad_id] * (width - len(text)) for text in texts], device=policy.device)
+    position = torch.arange(width, device=policy.device)
+    start, end = (torch.tensor([len(x) for x in xs], device=policy.device)[:, None] for xs in (tails, texts))
+    log_probs = response_log_probs(policy, heads, token_ids, temperature=1.0, share_prompts=False)
+    loss = -log_probs[(position >= start) & (position < end)].mean()
+    if question_weight:
+        loss = loss - question_weight * log_probs[position < start].mean()
+    return loss
+
+
 def _overconfident_response(
     answer: str, position: ConfidencePosition, config: WarmUpConfig, random: np.random.Generator
 ) -> str:
     if random.random() < config.wrong_answers:
-        place = int(random.integers(len(answer)))
+        places = [i for i, character in enumerate(answer) if character.isdecimal()]
+        place = places[int(random.integers(len(places)))]
         wrong = (int(answer[place]) + int(random.integers(1, 10))) % 10
         answer = f"{answer[:place]}{wrong}{answer[place + 1 :]}"
     confidence = random.uniform(0.9, 1.0) if random.random() < config.overconfident else random.random()

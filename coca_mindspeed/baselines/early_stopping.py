@@ -1,0 +1,102 @@
+"""Fitting a binary predictor of correctness, stopped when it gets no better on unseen questions."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
+
+from coca_mindspeed.errors import DataError
+
+_FEWEST = 10  # examples below which a validation split says nothing
+
+
+@dataclass(frozen=True)
+class FitConfig:
+    """How a predictor is fitted.
+
+    Attributes:
+        lr: AdamW's learning rate.
+        weight_decay: AdamW's.
+        batch: examples in an update.
+        epochs: at most so many passes.
+        patience: passes without a better validation loss after which fitting ends.
+        validation: share of the examples that is held out for that.
+    """
+
+    lr: float = 1e-3
+    weight_decay: float = 1e-2
+    batch: int = 256
+    epochs: int = 100
+    patience: int = 8
+    validation: float = 0.2
+
+    def __post_init__(self) -> None:
+        if not 0 < self.validation < 1:
+            raise ValueError(f"validation should be between 0 and 1, found {self.validation}")
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What a fit gave: validation losses (nats) by epoch, the one before any training first, and the best epoch."""
+
+    losses: list[float]
+    best_epoch: int
+
+
+def fit_with_early_stopping(
+    model: nn.Module,
+    logits_of: Callable[[Tensor], Tensor],
+    labels: Tensor,
+    config: FitConfig,
+    seed: int,
+    progress: Callable[[int, float], None] = lambda epoch, loss: None,
+) -> Fit:
+    """Minimise the cross-entropy of ``labels`` in place; the weights of the best epoch are the ones that stay.
+
+    Args:
+        model: its trainable parameters are fitted.
+        logits_of: maps indices int64 ``[b]`` of examples to logits ``[b]``, with gradient.
+        labels: bool ``[n]``, whether the subject answered correctly.
+        config: see :class:`FitConfig`.
+        seed: draws the validation split and the order of the examples.
+        progress: called after each epoch with the epochs done and the validation loss.
+
+    Raises:
+        DataError: fewer than ten examples.
+    """
+    n = len(labels)
+    if n < _FEWEST:
+        raise DataError(f"a predictor of correctness needs at least {_FEWEST} answered questions, found {n}")
+    random = torch.Generator().manual_seed(seed)
+    order = torch.randperm(n, generator=random)
+    held_out, rest = order.tensor_split([max(1, round(n * config.validation))])
+    targets = labels.float()
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
+
+    def validation_loss() -> float:
+        with torch.no_grad():
+            logits = torch.cat([logits_of(part).float().cpu() for part in held_out.split(config.batch)])
+        return float(binary_cross_entropy_with_logits(logits, targets[held_out]))
+
+    losses = [validation_loss()]
+    best, best_epoch = copy.deepcopy(model.state_dict()), 0
+    for epoch in range(1, config.epochs + 1):
+        for part in rest[torch.randperm(len(rest), generator=random)].split(config.batch):
+            logits = logits_of(part)
+            loss = binary_cross_entropy_with_logits(logits.float(), targets[part].to(logits.device))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        losses.append(validation_loss())
+        progress(epoch, losses[-1])
+        if losses[-1] < losses[best_epoch]:
+            best, best_epoch = copy.deepcopy(model.state_dict()), epoch
+        elif epoch - best_epoch >= config.patience:
+            break
+    model.load_state_dict(best)
+    return Fit(losses, best_epoch)

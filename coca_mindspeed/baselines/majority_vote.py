@@ -1,0 +1,114 @@
+"""Majority voting: sample k answers, cluster those that mean the same; confidence is the largest cluster's share."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from coca_mindspeed.baselines.subject import Subject
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.local.experience import respond_and_grade
+
+Pairs = Sequence[tuple[str, str]]
+FinalAnswers = Callable[[Record, Sequence[str]], Sequence[str | None]]
+Same = Callable[[Record, Pairs], Sequence[bool]]
+
+
+@dataclass(frozen=True)
+class Vote:
+    """The outcome of a vote.
+
+    Attributes:
+        winner: index of the representative, the first sample of the largest cluster.
+        share: of all samples, those without a final answer included, that are in the largest cluster.
+    """
+
+    winner: int
+    share: float
+
+
+def cluster(finals: Sequence[str | None], same: Callable[[Pairs], Sequence[bool]]) -> list[int | None]:
+    """The cluster of each answer, numbered in order of appearance; None where there is no final answer.
+
+    An answer joins the first cluster whose first answer it equals, so the result is the same on every run even where
+    ``same`` is not transitive.
+    """
+    representatives: list[str] = []
+    of_text: dict[str, int] = {}
+    for final in finals:
+        if final is None or final in of_text:
+            continue
+        verdicts = same([(known, final) for known in representatives]) if representatives else []
+        of_text[final] = next((i for i, equal in enumerate(verdicts) if equal), len(representatives))
+        if of_text[final] == len(representatives):
+            representatives.append(final)
+    return [None if final is None else of_text[final] for final in finals]
+
+
+def vote(clusters: Sequence[int | None]) -> Vote:
+    """Count; between clusters of one size the one that appeared first wins.
+
+    Where no sample gives a final answer, the first sample wins with a share of 0: nothing was agreed upon.
+    """
+    if not clusters:
+        raise ValueError("a vote needs at least one sample")
+    counts: dict[int, int] = {}
+    for number in clusters:
+        if number is not None:
+            counts[number] = counts.get(number, 0) + 1
+    if not counts:
+        return Vote(0, 0.0)
+    largest = min(counts, key=lambda number: (-counts[number], number))
+    return Vote(clusters.index(largest), counts[largest] / len(clusters))
+
+
+def majority_predictions(
+    subject: Subject, records: Sequence[Record], k: int, final_answers: FinalAnswers, same: Same, *purpose: object
+) -> list[Prediction]:
+    """Sample k responses to each record at temperature 1 and vote.
+
+    A verbalised confidence is removed and otherwise ignored; TTC counts the tokens of all k samples, for only then is
+    the confidence known.
+
+    Args:
+        subject: the model and its prompt.
+        records: the questions.
+        k: samples of each.
+        final_answers: the final answers of a record's responses.
+        same: whether the two final answers of each pair mean the same, for a record.
+        purpose: names the random numbers.
+    """
+    if k < 1:
+        raise ValueError(f"k should be at least 1, found {k}")
+    rollout = subject.rollout.model_copy(update={"temperature": 1.0})
+    graded = respond_and_grade(
+        subject.policy,
+        records,
+        subject.grader,
+        subject.method,
+        subject.method_config,
+        rollout,
+        subject.generator(*purpose),
+        k,
+    )
+    lengths = graded.samples.lengths.cpu().view(-1, k).sum(dim=1).tolist()
+    predictions = []
+    for index, record in enumerate(records):
+        rows = slice(index * k, (index + 1) * k)
+        finals = final_answers(record, [parsed.answer for parsed in graded.parsed[rows]])
+        result = vote(cluster(finals, partial(same, record)))
+        winner = index * k + result.winner
+        predictions.append(
+            Prediction(
+                id=record.id,
+                dataset=record.dataset,
+                question=record.question,
+                response=graded.texts[winner],
+                confidence=result.share,
+                correct=graded.verdicts[winner].correct,
+                tokens_to_confidence=lengths[index],
+                category=record.category,
+                tokens=lengths[index],
+            )
+        )
+    return predictions

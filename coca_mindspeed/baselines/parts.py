@@ -1,0 +1,73 @@
+"""Long work in parts: each is written whole when it is done, so that a stopped run goes on behind the last one."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.files import read_json_lines, write_json, write_json_lines
+from coca_mindspeed.local.progress import StepProgress
+
+_Item = TypeVar("_Item")
+Rows = Sequence[Mapping[str, Any]]
+
+
+def work_in_parts(
+    directory: Path,
+    items: Sequence[_Item],
+    size: int,
+    work: Callable[[int, Sequence[_Item]], Rows],
+    *,
+    title: str,
+    show_progress: bool = True,
+) -> list[dict[str, Any]]:
+    """Run ``work(part number, items of the part)`` on each part that ``directory`` does not hold yet.
+
+    Args:
+        directory: of the parts' JSON Lines.
+        items: everything there is to do.
+        size: items of a part.
+        work: returns JSON rows; it must draw its random numbers from the part's number alone, so that a run that was
+            stopped gives the same result as one that was not.
+        title: for the progress bar.
+        show_progress: draw one.
+
+    Returns:
+        The rows of all parts, in order.
+    """
+    if size < 1:
+        raise ValueError(f"size should be at least 1, found {size}")
+    count = -(-len(items) // size)
+    rows: list[dict[str, Any]] = []
+    progress = StepProgress(count, show_progress)
+    progress.title = title
+    with progress:
+        for number in range(count):
+            path = directory / f"part_{number:06d}.jsonl"
+            if not path.exists():
+                write_json_lines(path, work(number, items[number * size : (number + 1) * size]))
+            rows += [row for _, row in read_json_lines(path)]
+            progress.show(number + 1, f"{min(len(items), (number + 1) * size)} of {len(items)}")
+    return rows
+
+
+def claim_directory(directory: Path, settings: Mapping[str, Any]) -> None:
+    """Make ``directory`` this work's own, or make sure that it already is.
+
+    Raises:
+        ConfigError: it holds another work's results; the message names the first setting that differs.
+    """
+    path = directory / "settings.json"
+    if path.exists():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        for name in sorted({*before, *settings}):
+            if before.get(name) != settings.get(name):
+                raise ConfigError(
+                    f"--output {directory}: holds results with {name}={before.get(name)!r}, found "
+                    f"{settings.get(name)!r}; choose another directory or the same settings"
+                )
+        return
+    if directory.exists() and any(directory.iterdir()):
+        raise ConfigError(f"--output {directory}: is not empty and has no settings.json; choose another directory")
+    write_json(path, settings)

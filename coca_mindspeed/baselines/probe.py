@@ -1,0 +1,107 @@
+"""Probe: a two-layer MLP on the frozen model's hidden states, trained on whether it answered correctly."""
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from coca_mindspeed.baselines.early_stopping import Fit, FitConfig, fit_with_early_stopping
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.files import write_json
+
+
+@dataclass(frozen=True)
+class ProbeConfig:
+    """A probe's shape and training.
+
+    Attributes:
+        layer: whose hidden states, at the prompt's last token; see :func:`..subject.prompt_states`.
+        width: hidden units.
+        fit: how it is trained.
+    """
+
+    layer: int = -1
+    width: int = 128
+    fit: FitConfig = field(default_factory=FitConfig)
+
+
+class Probe(nn.Module):
+    """``sigmoid(W2 gelu(W1 z + b1) + b2)`` of standardised hidden states z."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, hidden_size: int, width: int, layer: int) -> None:
+        super().__init__()
+        self.hidden_size, self.width, self.layer = hidden_size, width, layer
+        self.register_buffer("mean", torch.zeros(hidden_size))
+        self.register_buffer("scale", torch.ones(hidden_size))
+        self.inner = nn.Linear(hidden_size, width)
+        self.outer = nn.Linear(width, 1)
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Logits ``[n]`` of correctness from hidden states, float32 ``[n, hidden]``."""
+        standardised = (states - self.mean) / self.scale
+        logits: Tensor = self.outer(nn.functional.gelu(self.inner(standardised))).squeeze(-1)
+        return logits
+
+    @torch.no_grad()
+    def confidence(self, states: Tensor) -> Tensor:
+        """Probability ``[n]`` that each answer will be correct."""
+        return self.forward(states).sigmoid()
+
+
+def train_probe(
+    states: Tensor,
+    correct: Tensor,
+    config: ProbeConfig,
+    seed: int,
+    progress: Callable[[int, float], None] = lambda epoch, loss: None,
+) -> tuple[Probe, Fit]:
+    """Train a probe.
+
+    Args:
+        states: float32 ``[n, hidden]``.
+        correct: bool ``[n]``, of the subject's own samples.
+        config: see :class:`ProbeConfig`.
+        seed: draws weights, split and order; the global random state is left alone.
+        progress: called after each epoch.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        probe = Probe(states.shape[1], config.width, config.layer)
+    probe.mean.copy_(states.mean(dim=0))
+    probe.scale.copy_(states.std(dim=0, correction=0).clamp(min=1e-6))
+    fit = fit_with_early_stopping(probe, lambda rows: probe(states[rows]), correct, config.fit, seed, progress)
+    return probe, fit
+
+
+def save_probe(probe: Probe, fit: Fit, directory: Path) -> None:
+    """Write ``probe.safetensors`` and ``probe.json``; the directory appears whole or not at all."""
+    temporary = directory.with_name(f".{directory.name}.writing")
+    shutil.rmtree(temporary, ignore_errors=True)
+    shape = {"hidden_size": probe.hidden_size, "width": probe.width, "layer": probe.layer}
+    write_json(temporary / "probe.json", {**shape, "fit": asdict(fit)})
+    save_file(probe.state_dict(), temporary / "probe.safetensors")
+    temporary.rename(directory)
+
+
+def load_probe(directory: Path) -> Probe:
+    """Read a probe that :func:`save_probe` wrote.
+
+    Raises:
+        DataError: the directory does not hold one, or it is damaged.
+    """
+    try:
+        shape = json.loads((directory / "probe.json").read_text(encoding="utf-8"))
+        probe = Probe(shape["hidden_size"], shape["width"], shape["layer"])
+        probe.load_state_dict(load_file(directory / "probe.safetensors"))
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        raise DataError(f"{directory}: does not hold a probe that can be read: {error}") from error
+    return probe

@@ -1,0 +1,75 @@
+"""Question probability: how likely the model finds the question itself (paper, section 4.1).
+
+``c = mean over the question's tokens of P(x_i | x_<i)``.  What counts as the question: the tokens that hold at least
+one character of the record's question, not the system prompt, the answer instruction or the chat template's own
+tokens (they are the same for all questions); all of these are context, though.  The text's very first token has
+nothing before it, so it has no probability and is left out.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from coca_mindspeed.baselines.subject import Subject
+from coca_mindspeed.data.prompts import prompt_messages
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.sampler import pad_left, positions_of
+
+# Stands in for the user's message when the template's own text is found; no template writes it.
+_SENTINEL = "7f3aquestion0c55"
+
+
+def question_probabilities(subject: Subject, records: Sequence[Record]) -> list[float]:
+    """The confidence of each record, in [0, 1]; all records are run in one batch.
+
+    Raises:
+        DataError: a prompt is too long, or its question cannot be found in it.
+    """
+    policy, system_prompt = subject.policy, subject.method.system_prompt
+    prompts = policy.encode_prompts(records, system_prompt, subject.rollout.max_prompt_tokens)
+    places = [question_tokens(policy, record, system_prompt) for record in records]
+    ids, mask = pad_left(prompts, policy.pad_id, policy.device)
+    with torch.inference_mode(), policy.autocast():
+        logits = policy.model(
+            input_ids=ids, attention_mask=mask, position_ids=positions_of(mask, ids), use_cache=False
+        ).logits
+        result = []
+        for row, (prompt, place) in enumerate(zip(prompts, places, strict=True)):
+            position = torch.tensor(place, device=policy.device) + (ids.shape[1] - len(prompt))
+            # Row by row: float32 probabilities of the whole batch would be the largest tensor of all.
+            probabilities = logits[row, position - 1].float().softmax(dim=-1)
+            result.append(float(probabilities.gather(1, ids[row, position][:, None]).mean()))
+    return result
+
+
+def question_tokens(policy: Policy, record: Record, system_prompt: str | None) -> list[int]:
+    """Positions in the record's prompt of the question's tokens that have a predecessor, in order.
+
+    Raises:
+        DataError: the chat template changes the question, or no token is left.
+    """
+    messages = prompt_messages(record, system_prompt)
+    rendered, blank = (
+        policy.tokenizer.apply_chat_template(conversation, add_generation_prompt=True, tokenize=False)
+        for conversation in (messages, [*messages[:-1], {**messages[-1], "content": _SENTINEL}])
+    )
+    question = record.question.strip()
+    start = blank.index(_SENTINEL) if _SENTINEL in blank else len(rendered)
+    start += len(rendered[start:]) - len(rendered[start:].lstrip())  # some templates strip the message, some do not
+    if not rendered.startswith(question, start):
+        raise DataError(
+            f"record {record.id!r} of {record.dataset}: its question is not found in the prompt that the model's chat "
+            "template makes of it, so its tokens cannot be told from the template's"
+        )
+    end = start + len(question)
+    encoded = policy.tokenizer(rendered, add_special_tokens=False, return_offsets_mapping=True)
+    places = [
+        index
+        for index, (first, last) in enumerate(encoded["offset_mapping"])
+        if index > 0 and first < end and last > start and last > first
+    ]
+    if not places:
+        raise DataError(f"record {record.id!r} of {record.dataset}: its question has no token with a predecessor")
+    return places

@@ -1,0 +1,230 @@
+"""One baseline from end to end: answers, whatever has to be trained, confidences; resumable, in parts."""
+
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+
+from coca_mindspeed.baselines.assessor import Assessor, AssessorConfig, train_assessor
+from coca_mindspeed.baselines.equivalence import Equivalences
+from coca_mindspeed.baselines.majority_vote import majority_predictions
+from coca_mindspeed.baselines.parts import work_in_parts
+from coca_mindspeed.baselines.probe import Probe, ProbeConfig, load_probe, save_probe, train_probe
+from coca_mindspeed.baselines.question_probability import question_probabilities
+from coca_mindspeed.baselines.subject import Subject, prompt_states
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.evaluation.predictions import (
+    Prediction,
+    prediction_from_json,
+    prediction_to_json,
+    write_predictions,
+)
+from coca_mindspeed.local.checkpoint import export_model
+from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.schedule import derived_seed
+
+BASELINES = ("verbalised", "question_probability", "probe", "assessor", "majority_vote")
+NEEDS_TRAINING = ("probe", "assessor")
+
+
+@dataclass(frozen=True)
+class BaselineOptions:
+    """What a baseline may be told.
+
+    Attributes:
+        batch: questions run at once, which is also the size of the parts that a stopped run goes on from.
+        samples: k of majority voting.
+        label: method name written into the predictions; None for the baseline's own.
+        probe: its shape and training.
+        assessor: its reading and training.
+        trained: directory of a probe or assessor that was trained before; None trains one.
+        show_progress: draw progress bars.
+    """
+
+    batch: int = 64
+    samples: int = 16
+    label: str | None = None
+    probe: ProbeConfig = field(default_factory=ProbeConfig)
+    assessor: AssessorConfig = field(default_factory=AssessorConfig)
+    trained: Path | None = None
+    show_progress: bool = True
+
+
+def run_baseline(
+    name: str,
+    subject: Subject,
+    records: Sequence[Record],
+    output: Path,
+    options: BaselineOptions,
+    *,
+    training_records: Sequence[Record] = (),
+    open_assessor: Callable[[Path | None], Policy] | None = None,
+    answers: Sequence[Prediction] | None = None,
+) -> list[Prediction]:
+    """Run the baseline and write ``output/predictions.jsonl``.
+
+    All but majority voting say how likely the subject's own answer is to be right: one answer to each record is
+    sampled and graded, and the confidence that it states is replaced by the baseline's.  Nothing has to be generated
+    before that is known, so its TTC is 0.
+
+    Args:
+        name: one of :data:`BASELINES`.
+        subject: the model under test.
+        records: the questions to evaluate on.
+        output: parts, trained predictors and predictions go here; what is already there is not done again.
+        options: see :class:`BaselineOptions`.
+        training_records: questions that a probe or an assessor is trained on.
+        open_assessor: loads the assessor's model: the given directory, or for None the one it starts from.
+        answers: the subject's graded answers to ``records``, if there are any already.
+
+    Raises:
+        ConfigError: an unknown baseline, or something that it needs is missing.
+    """
+    if name not in BASELINES:
+        raise ConfigError(f"unknown baseline {name!r}; known: {', '.join(BASELINES)}")
+    work = _Work(subject, output, options)
+    if name == "majority_vote":
+        predictions = work.votes(records)
+    else:
+        given = work.answers(records, "answers") if answers is None else _in_order(answers, records)
+        if name == "verbalised":
+            predictions = given
+        else:
+            ask: Ask
+            if name == "question_probability":
+                ask = work.question_probability
+            elif name == "probe":
+                ask = work.ask_probe(work.probe(training_records))
+            else:
+                ask = work.ask_assessor(work.assessor(training_records, open_assessor))
+            confidences = work.confidences(records, ask)
+            predictions = [
+                replace(answer, confidence=confidence, tokens_to_confidence=0)
+                for answer, confidence in zip(given, confidences, strict=True)
+            ]
+    categories = {record.id: record.category for record in records}
+    label = options.label or name
+    predictions = [replace(p, method=label, category=categories[p.id], seed=subject.seed) for p in predictions]
+    write_predictions(output / "predictions.jsonl", predictions)
+    return predictions
+
+
+Ask = Callable[[Sequence[Record]], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The steps that baselines share, each of which skips what ``output`` already holds."""
+
+    subject: Subject
+    output: Path
+    options: BaselineOptions
+
+    def answers(self, records: Sequence[Record], purpose: str) -> list[Prediction]:
+        def answer(part: int, chunk: Sequence[Record]) -> list[dict[str, object]]:
+            return [prediction_to_json(p) for p in self.subject.answers(chunk, purpose, part)]
+
+        return self._predictions(purpose, records, self.options.batch, answer)
+
+    def votes(self, records: Sequence[Record]) -> list[Prediction]:
+        with Equivalences() as equivalences:
+
+            def ballot(part: int, chunk: Sequence[Record]) -> list[dict[str, object]]:
+                voted = majority_predictions(
+                    self.subject,
+                    chunk,
+                    self.options.samples,
+                    equivalences.final_answers,
+                    equivalences.same,
+                    "votes",
+                    part,
+                )
+                return [prediction_to_json(p) for p in voted]
+
+            return self._predictions("votes", records, self.options.batch, ballot)
+
+    def confidences(self, records: Sequence[Record], ask: Ask) -> list[float]:
+        rows = work_in_parts(
+            self.output / "confidences",
+            records,
+            self.options.batch,
+            lambda part, chunk: [{"confidence": confidence} for confidence in ask(chunk)],
+            title="confidences",
+            show_progress=self.options.show_progress,
+        )
+        return [row["confidence"] for row in rows]
+
+    def question_probability(self, records: Sequence[Record]) -> list[float]:
+        return question_probabilities(self.subject, records)
+
+    def ask_probe(self, probe: Probe) -> Ask:
+        def ask(records: Sequence[Record]) -> list[float]:
+            confidence: list[float] = probe.confidence(prompt_states(self.subject, records, probe.layer)).tolist()
+            return confidence
+
+        return ask
+
+    def ask_assessor(self, assessor: Assessor) -> Ask:
+        return assessor.confidence
+
+    def probe(self, records: Sequence[Record]) -> Probe:
+        """The trained probe, trained now if it is not there yet."""
+        directory = self.options.trained or self.output / "probe"
+        if not directory.exists():
+            correct = self._training_outcomes("probe", records)
+            states = torch.cat(
+                [
+                    prompt_states(self.subject, records[i : i + self.options.batch], self.options.probe.layer)
+                    for i in range(0, len(records), self.options.batch)
+                ]
+            )
+            seed = derived_seed(self.subject.seed, "probe")
+            probe, fit = train_probe(states, torch.tensor(correct), self.options.probe, seed, self._epoch)
+            save_probe(probe, fit, directory)
+        return load_probe(directory)
+
+    def assessor(self, records: Sequence[Record], open_assessor: Callable[[Path | None], Policy] | None) -> Assessor:
+        """The trained assessor, trained now if it is not there yet."""
+        if open_assessor is None:
+            raise ConfigError("the assessor needs a model of its own to be trained (--assessor-model)")
+        directory = self.options.trained or self.output / "assessor"
+        if not directory.exists():
+            correct = self._training_outcomes("assessor", records)
+            policy = open_assessor(None)
+            seed = derived_seed(self.subject.seed, "assessor")
+            train_assessor(policy, records, correct, self.options.assessor, seed, self._epoch)
+            export_model(policy, directory)
+        return Assessor(open_assessor(directory), self.options.assessor)
+
+    def _training_outcomes(self, name: str, records: Sequence[Record]) -> list[bool]:
+        if not records:
+            raise ConfigError(f"the {name} is trained on answered questions, and none were given (--train)")
+        return [p.correct for p in self.answers(records, "training_answers")]
+
+    def _predictions(
+        self,
+        directory: str,
+        records: Sequence[Record],
+        size: int,
+        work: Callable[[int, Sequence[Record]], list[dict[str, object]]],
+    ) -> list[Prediction]:
+        title, show = directory.replace("_", " "), self.options.show_progress
+        rows = work_in_parts(self.output / directory, records, size, work, title=title, show_progress=show)
+        return [prediction_from_json(row, f"{self.output / directory}: row {i}") for i, row in enumerate(rows)]
+
+    def _epoch(self, epoch: int, loss: float) -> None:
+        if self.options.show_progress:
+            print(f"epoch {epoch}: validation loss {loss:.4f} nats", file=sys.stderr, flush=True)
+
+
+def _in_order(answers: Sequence[Prediction], records: Sequence[Record]) -> list[Prediction]:
+    by_key = {(p.dataset, p.id): p for p in answers}
+    if missing := [r for r in records if (r.dataset, r.id) not in by_key]:
+        raise ConfigError(
+            f"--answers: {len(missing)} of {len(records)} records have no answer, the first is "
+            f"{missing[0].id!r} of {missing[0].dataset!r}"
+        )
+    return [by_key[r.dataset, r.id] for r in records]

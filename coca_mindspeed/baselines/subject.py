@@ -1,0 +1,81 @@
+"""The model whose confidence is asked for, how it is prompted, and its answers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coca_mindspeed.algorithm.rewards import TrainingMethod
+from coca_mindspeed.config.schema import MethodConfig, RolloutConfig
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.grading.verdict import Grader
+from coca_mindspeed.local.evaluate import predict
+from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.sampler import pad_left, positions_of
+from coca_mindspeed.local.schedule import generator
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model under test.
+
+    Attributes:
+        policy: the model; it is never changed.
+        grader: says which of its answers are right.
+        method: gives the prompt and the place of the verbalised confidence.
+        method_config: the width of the verbalised confidence.
+        rollout: length limits and how many responses to sample at once.
+        seed: draws its answers.
+    """
+
+    policy: Policy
+    grader: Grader
+    method: TrainingMethod
+    method_config: MethodConfig
+    rollout: RolloutConfig
+    seed: int
+
+    def generator(self, *purpose: object) -> torch.Generator:
+        """Random numbers for one purpose, on the policy's device."""
+        return generator(self.policy.device, self.seed, "baseline", *purpose)
+
+    def answers(self, records: Sequence[Record], *purpose: object) -> list[Prediction]:
+        """One graded answer at temperature 1 to each record, with the confidence that it states itself."""
+        draw = self.generator(*purpose)
+        return predict(self.policy, records, self.grader, self.method, self.method_config, self.rollout, draw)
+
+
+def prompt_states(subject: Subject, records: Sequence[Record], layer: int) -> Tensor:
+    """Hidden states of each prompt's last token, where the answer is about to begin.
+
+    Args:
+        subject: the frozen model.
+        records: n questions, all in one batch.
+        layer: 0 is the embedding, i the output of block i, negative ones count from the last; Hugging Face models
+            give the last one after the final norm.
+
+    Returns:
+        float32 ``[n, hidden]`` on the CPU.
+
+    Raises:
+        ValueError: the model has no such layer.
+    """
+    policy = subject.policy
+    layers = int(policy.model.config.num_hidden_layers) + 1
+    if not -layers <= layer < layers:
+        raise ValueError(f"layer should be from {-layers} to {layers - 1}, found {layer}")
+    prompts = policy.encode_prompts(records, subject.method.system_prompt, subject.rollout.max_prompt_tokens)
+    ids, mask = pad_left(prompts, policy.pad_id, policy.device)
+    with torch.inference_mode(), policy.autocast():
+        output = policy.model(
+            input_ids=ids,
+            attention_mask=mask,
+            position_ids=positions_of(mask, ids),
+            output_hidden_states=True,
+            use_cache=False,
+            logits_to_keep=1,
+        )
+    states: Tensor = output.hidden_states[layer][:, -1].float().cpu()
+    return states.clone()  # inference tensors may not enter a graph

@@ -1,0 +1,1 @@
+"""The paper's comparison as one command: every method, several seeds, its tables with our numbers in them."""

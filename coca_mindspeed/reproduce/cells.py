@@ -1,0 +1,95 @@
+"""The cells of a reproduction: what there is to run, what each needs, and where its results lie."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from coca_mindspeed.algorithm.response import ConfidencePosition
+from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
+from coca_mindspeed.reproduce.plan import Plan, SettingPlan
+
+Kind = Literal["start", "instruct", "trained", "question_probability", "probe", "assessor", "majority_vote"]
+
+# Names as in the paper's tables; what the baseline command calls them.
+_BASELINES: dict[str, tuple[Kind, tuple[str, ...]]] = {
+    "instruct": ("instruct", ("start-first",)),
+    "majority_voting": ("majority_vote", ("start-first",)),
+    "rlvr+question_prob": ("question_probability", ("rlvr",)),
+    "rlvr+probe": ("probe", ("rlvr",)),
+    "rlvr+assessor": ("assessor", ("rlvr", "start-first")),
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One method, one seed, one setting.
+
+    Attributes:
+        setting: name in the plan.
+        seed: the run's seed.
+        name: the method's name in the tables.
+        kind: what is to be done.
+        needs: names of the cells of the same setting and seed that come first.
+    """
+
+    setting: str
+    seed: int
+    name: str
+    kind: Kind
+    needs: tuple[str, ...] = ()
+
+    def directory(self, output: Path) -> Path:
+        return output / self.setting / f"seed_{self.seed}" / self.name.replace(" ", "_").replace(",", "")
+
+    def of(self, name: str) -> "Cell":
+        """Another cell's place, of the same setting and seed."""
+        return Cell(self.setting, self.seed, name, self.kind)
+
+    def done(self, output: Path) -> bool:
+        """Whether the cell is finished: its summary is written last."""
+        return (self.directory(output) / "cell.json").is_file()
+
+    def summary(self, output: Path) -> dict[str, Any]:
+        """The content of a finished cell's ``cell.json``."""
+        content: dict[str, Any] = json.loads((self.directory(output) / "cell.json").read_text(encoding="utf-8"))
+        return content
+
+    def predictions(self, output: Path) -> list[Prediction]:
+        """A finished cell's predictions."""
+        return read_predictions(self.directory(output) / "predictions.jsonl")
+
+    def __str__(self) -> str:
+        return f"{self.setting}, seed {self.seed}, {self.name}"
+
+
+def cells_of(plan: Plan, seeds: Sequence[int]) -> list[Cell]:
+    """All cells, each after those that it needs; seed after seed, so that what there is can be read early."""
+    return [cell for seed in seeds for name in plan.settings for cell in _cells(name, plan.settings[name], seed)]
+
+
+def _cells(name: str, setting: SettingPlan, seed: int) -> Iterator[Cell]:
+    positions = {method: position_of(setting, method, seed) for method in setting.trained}
+    if setting.baselines or "first" in positions.values():
+        yield Cell(name, seed, "start-first", "start")
+    if "last" in positions.values():
+        yield Cell(name, seed, "start-last", "start")
+    for method, position in positions.items():
+        yield Cell(name, seed, method, "trained", (f"start-{position}",))
+    for baseline in setting.baselines:
+        kind, needs = _BASELINES[baseline]
+        yield Cell(name, seed, baseline, kind, needs)
+
+
+def run_config(setting: SettingPlan, overrides: Sequence[str], seed: int) -> RunConfig:
+    """A cell's configuration, without its data and start."""
+    return compose_run(setting.run, [*setting.overrides, *overrides, f"seed={seed}"]).run
+
+
+def position_of(setting: SettingPlan, method: str, seed: int) -> ConfidencePosition:
+    """Whether a trained method states its confidence first or last, which decides what it starts from."""
+    return training_method(run_config(setting, setting.trained[method], seed).method.name).confidence_position

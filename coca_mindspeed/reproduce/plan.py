@@ -1,0 +1,75 @@
+"""The plan of a reproduction: which runs, on which data, compared how; one YAML file."""
+
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+from coca_mindspeed.config.compose import config_directory
+from coca_mindspeed.config.schema import Section
+from coca_mindspeed.data.miniature import MiniatureName
+from coca_mindspeed.errors import ConfigError
+
+BaselineCell = Literal["instruct", "rlvr+question_prob", "rlvr+probe", "rlvr+assessor", "majority_voting"]
+
+
+class SettingPlan(Section):
+    """One table's worth of runs: the same data and the same start for every method."""
+
+    title: str = Field(description="as it stands above the tables")
+    run: str = Field(description="ready-made run or YAML file that every training starts from")
+    miniature: MiniatureName | None = Field(None, description="embedded data; null: what the run's data.* names")
+    overrides: list[str] = Field(default_factory=list, description="of the run, for every cell")
+    trained: dict[str, list[str]] = Field(description="name of each trained method -> its own overrides")
+    baselines: list[BaselineCell] = Field(default_factory=list, description="what is not trained by reward")
+
+
+class Plan(Section):
+    """A whole reproduction."""
+
+    title: str = Field(description="title of the report")
+    settings: dict[str, SettingPlan]
+    train_questions: int = Field(50_000, ge=100, description="of the embedded data")
+    evaluate_questions: int = Field(1000, ge=8, description="held-out ones of each embedded family")
+    samples: int = Field(16, ge=1, description="k of majority voting")
+    predictor_questions: int = Field(4000, ge=10, description="answered questions a probe and an assessor learn from")
+    assessor_model: str | None = Field(None, description="what becomes the assessor; null: the start of the setting")
+    assessor_lr: float = Field(1e-5, gt=0, description="of its fine-tuning")
+    assessor_epochs: int = Field(3, ge=1, description="at most")
+    paper_setting: str = Field("qwen2.5-7b/math", description="the paper's main table that ours stands beside")
+
+    @field_validator("settings")
+    @classmethod
+    def _baselines_have_what_they_need(cls, settings: dict[str, SettingPlan]) -> dict[str, SettingPlan]:
+        for name, setting in settings.items():
+            for baseline in setting.baselines:
+                if baseline.startswith("rlvr+") and "rlvr" not in setting.trained:
+                    raise ValueError(f"{name}: {baseline} needs 'rlvr' among the trained methods")
+        return settings
+
+
+def plan_path(name: str) -> Path:
+    """A plan of ``configs/reproduce`` by its name, or a path of your own."""
+    path = Path(name)
+    return path if path.suffix in (".yaml", ".yml") else config_directory() / "reproduce" / f"{name}.yaml"
+
+
+def read_plan(path: Path) -> Plan:
+    """Read and check a plan.
+
+    Raises:
+        ConfigError: the file is missing or not a plan; every problem on a line of its own.
+    """
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        ours = ", ".join(sorted(p.stem for p in (config_directory() / "reproduce").glob("*.yaml")))
+        raise ConfigError(f"--plan {path}: cannot be read: {error.strerror}; ready-made plans: {ours}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"--plan {path}: is not valid YAML: {error}") from error
+    try:
+        return Plan.model_validate(content)
+    except ValidationError as error:
+        lines = [f"{path}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
+        raise ConfigError("\n".join(lines)) from error

@@ -1,0 +1,157 @@
+"""The report: every table as Markdown, CSV and picture, and a page with all of them."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from coca_mindspeed import __version__
+from coca_mindspeed.evaluation.plots import training_curves
+from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.files import write_atomically
+from coca_mindspeed.reproduce.claims import claims, claims_table, sequential_phases
+from coca_mindspeed.reproduce.comparisons import comparison_table, comparisons, entries
+from coca_mindspeed.reproduce.pictures import dot_chart
+from coca_mindspeed.reproduce.plan import Plan
+from coca_mindspeed.reproduce.results import Results, spread
+from coca_mindspeed.reproduce.table import Table, printed_table, write_table
+
+_SAMPLES = 6  # questions of each data set that are shown
+_LONGEST = 48  # characters of a response that are shown
+
+
+def write_report(results: Results, plan: Plan, directory: Path, command: str) -> list[Table]:
+    """Write all tables and ``README.md``, which includes them.
+
+    Args:
+        results: finished cells; what is not finished is named in the report.
+        plan: the reproduction's.
+        directory: of the report.
+        command: the command line that made it.
+
+    Returns:
+        The tables.
+    """
+    tables = [claims_table(claims(results, plan))]
+    sections = [write_table(tables[0], directory)]
+    for name in plan.settings:
+        for comparison in comparisons(plan, name):
+            numbers = entries(results, name, comparison)
+            if numbers:
+                tables.append(comparison_table(comparison, numbers))
+                sections.append(write_table(tables[-1], directory, dot_chart(numbers)))
+        if seeds := results.seeds(name, "sequential"):
+            tables.append(sequential_table(results, plan, name, seeds))
+            curves = training_curves(
+                {f"seed {seed}": results.training_rows(name, "sequential", seed) for seed in seeds}
+            )
+            sections.append(write_table(tables[-1], directory, curves))
+        if (sample := samples_table(results, plan, name)) is not None:
+            tables.append(sample)
+            sections.append(write_table(sample, directory))
+    head = f"# {plan.title}\n\n{_provenance(results, command)}\n"
+    write_atomically(directory / "README.md", "\n".join([head, *sections]))
+    return tables
+
+
+def sequential_table(results: Results, plan: Plan, setting: str, seeds: Sequence[int]) -> Table:
+    """Training metrics of ``sequential`` at the ends of its stages."""
+    phases = [sequential_phases(results, setting, seed) for seed in seeds]
+    header = ("", "start", "after the accuracy stage", "after the confidence stage")
+    labels = {
+        "reward/confidence": "confidence reward",
+        "reward/answer": "accuracy",
+        "response/length": "response length in tokens",
+        "response/answer_length": "answer length in tokens",
+        "rollout/invalid_share": "share of invalid responses",
+    }
+    rows: list[tuple[str, ...]] = []
+    csv_rows: list[tuple[str | float, ...]] = []
+    for key, label in labels.items():
+        over_seeds = [spread([phase[i][key] for phase in phases]) for i in range(3)]
+        rows.append((label, *(f"{s.mean:.3f} ± {s.deviation:.3f}" for s in over_seeds)))
+        csv_rows.append((key, *(value for s in over_seeds for value in (s.mean, s.deviation))))
+    names = [f"{phase}_{what}" for phase in ("start", "accuracy", "confidence") for what in ("mean", "deviation")]
+    return Table(
+        f"{setting}_sequential_curves",
+        f"{plan.settings[setting].title}: what sequential training does",
+        "Means over ten training steps; mean and deviation over seeds. The curves show one stage after the other.",
+        header,
+        rows,
+        ("metric", *names),
+        csv_rows,
+    )
+
+
+def samples_table(results: Results, plan: Plan, setting: str) -> Table | None:
+    """What the methods say to the same questions, at the first seed; degenerate outputs show here."""
+    methods = [m for m in ("instruct", "rlvr", "sequential", "joint", "coca") if results.seeds(setting, m)]
+    seeds = results.seeds(setting, *methods) if methods else []
+    if not seeds:
+        return None
+    said: dict[str, Mapping[tuple[str, str, int], Prediction]] = {
+        m: {p.key: p for p in results.cells[setting, m, seeds[0]].predictions(results.output)} for m in methods
+    }
+    by_dataset: dict[str, list[tuple[str, str, int]]] = {}
+    for key in said[methods[0]]:
+        by_dataset.setdefault(key[0], []).append(key)
+    keys = [keys[i * len(keys) // _SAMPLES] for keys in by_dataset.values() for i in range(min(_SAMPLES, len(keys)))]
+    rows = [
+        (said[m][key].question, m, _shortened(said[m][key].response), "right" if said[m][key].correct else "wrong")
+        for key in keys
+        for m in methods
+    ]
+    return printed_table(
+        f"{setting}_samples",
+        f"{plan.settings[setting].title}: what the methods say",
+        f"Evenly spaced held-out questions, seed {seeds[0]}; nothing was picked by hand.",
+        ("question", "method", "response", "answer"),
+        [tuple(f"`{cell}`" if i in (0, 2) else cell for i, cell in enumerate(row)) for row in rows],
+    )
+
+
+def _shortened(text: str) -> str:
+    shown = text.replace("`", "'")
+    return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}… ({len(text)} characters)"
+
+
+def _provenance(results: Results, command: str) -> str:
+    summaries = results.summaries.values()
+    seeds = sorted({seed for _, _, seed in results.summaries})
+    minutes = sum(summary["seconds"] for summary in summaries) / 60
+    lines = [
+        f"Made by `{command}` at commit `{_commit()}` (version {__version__}).",
+        f"Seeds {', '.join(map(str, seeds)) or 'none'}; {len(summaries)} cells, {minutes:.0f} minutes of work in all; "
+        f"{_processor()}, {len(os.sched_getaffinity(0))} cores; PyTorch {torch.__version__}, Python "
+        f"{platform.python_version()}.",
+        "Figures are mean ± sample deviation over seeds. ↑: higher is better, ↓: lower is better; `--` is undefined.",
+    ]
+    if results.unfinished:
+        names = "; ".join(map(str, results.unfinished))
+        lines.append(f"**Not finished yet, and so not in the tables:** {names}.")
+    return "\n\n".join(lines) + "\n"
+
+
+def _commit() -> str:
+    """The source's commit, with ``+`` where files differ from it; ``unknown`` outside of a clone."""
+    here = Path(__file__).parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", str(here)) else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()

@@ -1,0 +1,64 @@
+"""Running cells in processes, each as soon as those that it needs are done."""
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+
+from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.reproduce.cells import Cell
+from coca_mindspeed.reproduce.work import Workplace, run_cell
+
+
+def run_cells(
+    place: Workplace,
+    cells: Sequence[Cell],
+    jobs: int,
+    report: Callable[[Cell, float], None],
+    work: Callable[[Workplace, Cell], float] = run_cell,
+) -> None:
+    """Run every cell that is not done yet.
+
+    Args:
+        place: where and by which plan.
+        cells: each after those that it needs.
+        jobs: processes; 1 runs all cells in this one.
+        report: called with each cell that was run and its seconds.
+        work: runs one cell; can be pickled.
+
+    Raises:
+        CocaError: a cell failed; those that ran beside it are finished first, and nothing new is begun.
+    """
+    pending = [cell for cell in cells if not cell.done(place.output)]
+    if jobs == 1:
+        for cell in pending:
+            report(cell, work(place, cell))
+        return
+    # Spawned, not forked: a process that has used PyTorch's threads must not be forked.
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+        running: dict[Future[float], Cell] = {}
+        failure: BaseException | None = None
+        while running or (pending and failure is None):
+            if failure is None:
+                for cell in [c for c in pending if all(c.of(n).done(place.output) for n in c.needs)]:
+                    if len(running) == jobs:
+                        break
+                    pending.remove(cell)
+                    running[pool.submit(work, place, cell)] = cell
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                cell = running.pop(future)
+                error = future.exception()
+                if error is None:
+                    report(cell, future.result())
+                elif failure is None:
+                    failure = _named(cell, error)
+        if failure is not None:
+            raise failure
+
+
+def _named(cell: Cell, error: BaseException) -> BaseException:
+    if isinstance(error, BrokenProcessPool):
+        return TrainingError(
+            f"{cell}: a process died (out of memory, or killed); finished cells are kept, run the same command again"
+        )
+    return error

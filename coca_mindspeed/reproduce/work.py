@@ -1,0 +1,194 @@
+"""Running one cell; it may run in a process of its own, so everything that it needs is on disk or in its arguments."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.baselines.assessor import AssessorConfig
+from coca_mindspeed.baselines.early_stopping import FitConfig
+from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
+from coca_mindspeed.baselines.subject import Subject
+from coca_mindspeed.config.compose import ComposedConfig
+from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
+from coca_mindspeed.data.miniature import miniature
+from coca_mindspeed.data.records import Record, read_records, write_records
+from coca_mindspeed.evaluation.metrics import calibration_metrics
+from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
+from coca_mindspeed.files import write_json
+from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.local.checkpoint import export_model
+from coca_mindspeed.local.policy import Policy, choose_device, load_policy
+from coca_mindspeed.local.schedule import derived_seed
+from coca_mindspeed.local.session import load_data, open_session
+from coca_mindspeed.local.tiny_model import write_tiny_model
+from coca_mindspeed.local.warm_up import warm_up
+from coca_mindspeed.reproduce.cells import Cell, run_config
+from coca_mindspeed.reproduce.plan import Plan, SettingPlan
+
+_BATCH = 500  # questions of a baseline at once, and of its parts
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """What every cell's work needs to know.
+
+    Attributes:
+        plan: the reproduction's.
+        output: its directory.
+        threads: CPU threads of a cell whose run names none (trainer.threads); None: as PyTorch likes.
+    """
+
+    plan: Plan
+    output: Path
+    threads: int | None = None
+
+
+def write_tasks(plan: Plan, output: Path) -> None:
+    """Write the embedded data of every setting as record files; those that are there already are left alone."""
+    for name, setting in plan.settings.items():
+        directory = output / name / "tasks"
+        if setting.miniature is None or (directory / "evaluate.jsonl").exists():
+            continue
+        data = miniature(setting.miniature, size=plan.train_questions, evaluate=plan.evaluate_questions)
+        write_records(directory / "warm_up.jsonl", data.warm_up)
+        write_records(directory / "train.jsonl", data.train)
+        write_records(directory / "evaluate.jsonl", data.evaluate)
+
+
+def run_cell(place: Workplace, cell: Cell) -> float:
+    """Run the cell unless it is done, and write its ``cell.json`` last; returns seconds of wall time."""
+    if cell.done(place.output):
+        return 0.0
+    started = time.perf_counter()
+    setting = place.plan.settings[cell.setting]
+    threads = run_config(setting, [], cell.seed).trainer.threads or place.threads
+    if threads is not None:
+        torch.set_num_threads(threads)
+    directory = cell.directory(place.output)
+    directory.mkdir(parents=True, exist_ok=True)
+    summary: dict[str, object] = {"setting": cell.setting, "seed": cell.seed, "name": cell.name}
+    if cell.kind == "start":
+        _warm_start(place, setting, cell)
+    else:
+        predictions = _predictions(place, setting, cell)
+        write_predictions(directory / "predictions.jsonl", predictions)
+        summary["datasets"] = _metrics_by_dataset(predictions)
+    seconds = time.perf_counter() - started
+    write_json(directory / "cell.json", {**summary, "seconds": seconds})
+    return seconds
+
+
+def _predictions(place: Workplace, setting: SettingPlan, cell: Cell) -> list[Prediction]:
+    if cell.kind == "trained":
+        return _train(place, setting, cell)
+    config = _with_data(place, setting, cell, run_config(setting, setting.trained.get("rlvr", []), cell.seed))
+    train, evaluate = load_data(config.data)
+    device = choose_device(config.trainer.device)
+    on_start = cell.kind in ("instruct", "majority_vote")
+    model = _start(place, cell, config, "first") if on_start else cell.of("rlvr").directory(place.output) / "run/model"
+    policy = load_policy(model, config.model, device)
+    grader = build_grader(config.data.grader)
+    subject = Subject(policy, grader, training_method(config.method.name), config.method, config.rollout, cell.seed)
+
+    def open_assessor(trained: Path | None) -> Policy:
+        begin = place.plan.assessor_model
+        path = trained or (_start(place, cell, config, "first") if begin is None else Path(begin))
+        return load_policy(path, ModelConfig(compute_dtype=config.model.compute_dtype), device, where="assessor_model")
+
+    try:
+        return run_baseline(
+            "verbalised" if cell.kind == "instruct" else cell.kind,
+            subject,
+            evaluate,
+            cell.directory(place.output),
+            _baseline_options(place.plan, cell, config),
+            training_records=train[: place.plan.predictor_questions],
+            open_assessor=open_assessor,
+            # The same answers as RLVR's own row: only their confidence differs.
+            answers=None if on_start else cell.of("rlvr").predictions(place.output),
+        )
+    finally:
+        grader.close()
+
+
+def _baseline_options(plan: Plan, cell: Cell, config: RunConfig) -> BaselineOptions:
+    fit = FitConfig(
+        lr=plan.assessor_lr, weight_decay=0.0, batch=32, epochs=plan.assessor_epochs, patience=3, validation=0.1
+    )
+    return BaselineOptions(
+        batch=min(_BATCH, config.rollout.batch_responses or _BATCH),
+        samples=plan.samples,
+        label=cell.name,
+        assessor=AssessorConfig(max_prompt_tokens=config.rollout.max_prompt_tokens, fit=fit),
+        show_progress=False,
+    )
+
+
+def _train(place: Workplace, setting: SettingPlan, cell: Cell) -> list[Prediction]:
+    config = _with_data(place, setting, cell, run_config(setting, setting.trained[cell.name], cell.seed))
+    position = training_method(config.method.name).confidence_position
+    start = _start(place, cell, config, position)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(start)})})
+    session = open_session(
+        ComposedConfig(config, setting.run, ()),
+        cell.directory(place.output) / "run",
+        resume=True,
+        show_progress=False,
+    )
+    trainer = session.trainer
+    trainer.run(session.resume_from)
+    predictions = trainer.evaluate(trainer.evaluate_records, "after")
+    trainer.grader.close()
+    return _labelled(predictions, trainer.evaluate_records, cell)
+
+
+def _labelled(predictions: Sequence[Prediction], records: Sequence[Record], cell: Cell) -> list[Prediction]:
+    return [
+        replace(p, category=record.category, method=cell.name, seed=cell.seed)
+        for p, record in zip(predictions, records, strict=True)
+    ]
+
+
+def _with_data(place: Workplace, setting: SettingPlan, cell: Cell, config: RunConfig) -> RunConfig:
+    if setting.miniature is None:
+        return config
+    tasks = place.output / cell.setting / "tasks"
+    train, evaluate = (str(tasks / f"{name}.jsonl") for name in ("train", "evaluate"))
+    return config.model_copy(update={"data": DataConfig(name="records", grader="auto", train=train, evaluate=evaluate)})
+
+
+def _start(place: Workplace, cell: Cell, config: RunConfig, position: str) -> Path:
+    """The model that every method of the setting starts from."""
+    if config.model.path is not None:
+        return Path(config.model.path)
+    return cell.of(f"start-{position}").directory(place.output) / "model"
+
+
+def _warm_start(place: Workplace, setting: SettingPlan, cell: Cell) -> None:
+    """Warm up the tiny model; a run that names a model of its own starts from that."""
+    method = next(m for m in ("coca", "rlcr") if cell.name.endswith(training_method(m).confidence_position))
+    config = run_config(setting, [f"method={method}"], cell.seed)
+    directory = cell.directory(place.output)
+    if config.model.path is not None or (directory / "model").exists():
+        return
+    device = choose_device(config.trainer.device)
+    tasks = place.output / cell.setting / "tasks" / "warm_up.jsonl"
+    records = load_data(config.data)[0] if setting.miniature is None else list(read_records(tasks))
+    write_tiny_model(directory / "untrained", derived_seed(cell.seed, "weights"))
+    policy = load_policy(directory / "untrained", config.model, device)
+    warm_up(policy, records, training_method(method), config.warm_up, cell.seed)
+    export_model(policy, directory / "model")
+
+
+def _metrics_by_dataset(predictions: Sequence[Prediction]) -> dict[str, object]:
+    result: dict[str, object] = {}
+    for dataset in dict.fromkeys(p.dataset for p in predictions):
+        chosen = [p for p in predictions if p.dataset == dataset]
+        data = outcomes(chosen)
+        metrics = calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence).headline()
+        result[dataset] = {"category": chosen[0].category, **metrics}
+    return result

@@ -1,0 +1,123 @@
+"""Majority voting against clusters made by hand."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coca_mindspeed.baselines.equivalence import Equivalences
+from coca_mindspeed.baselines.majority_vote import Vote, cluster, vote
+from coca_mindspeed.baselines.same_programs import SamePrograms, test_inputs
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import DataError, GradingError
+
+
+def by_value(pairs):
+    return [float(a) == float(b) for a, b in pairs]
+
+
+@pytest.mark.parametrize(
+    ("finals", "clusters", "expected"),
+    [
+        (["1", "1.0", "2", "1"], [0, 0, 1, 0], Vote(0, 0.75)),
+        (["2", "1", "1.0", "3"], [0, 1, 1, 2], Vote(1, 0.5)),
+        (["2", "1", "1.0", "2.0"], [0, 1, 1, 0], Vote(0, 0.5)),  # a tie: the cluster that appeared first
+        (["1", "2", "3"], [0, 1, 2], Vote(0, 1 / 3)),
+        (["7"], [0], Vote(0, 1.0)),
+        ([None, "5", None, "5.0"], [None, 0, None, 0], Vote(1, 0.5)),  # no answer counts in the denominator
+        ([None, None], [None, None], Vote(0, 0.0)),
+    ],
+)
+def test_hand_made_votes(finals, clusters, expected):
+    assert cluster(finals, by_value) == clusters
+    assert vote(clusters) == expected
+
+
+def test_a_relation_that_is_not_transitive_still_gives_one_result():
+    def near(pairs):
+        return [abs(float(a) - float(b)) <= 1 for a, b in pairs]
+
+    assert cluster(["1", "2", "3", "2"], near) == [0, 0, 1, 0]  # each is compared with a cluster's first answer
+
+
+def test_equal_texts_are_never_compared():
+    def same(pairs):
+        assert all(a != b for a, b in pairs)
+        return [False] * len(pairs)
+
+    assert cluster(["a", "b", "a", "b", "b"], same) == [0, 1, 0, 1, 1]
+
+
+def test_no_samples_is_an_error():
+    with pytest.raises(ValueError, match="at least one"):
+        vote([])
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=20), st.randoms())
+def test_the_share_does_not_depend_on_the_order(values, random_state: random.Random):
+    finals = [str(v) for v in values]
+    shuffled = random_state.sample(finals, len(finals))
+    one, other = (vote(cluster(texts, by_value)) for texts in (finals, shuffled))
+    assert one.share == other.share == max(finals.count(f) for f in finals) / len(finals)
+    assert finals.count(finals[one.winner]) == shuffled.count(shuffled[other.winner])
+
+
+def record(category: str, dataset: str, **metadata) -> Record:
+    return Record("r", dataset, category, "q", "", metadata=metadata)
+
+
+def test_each_category_has_its_own_equivalence():
+    with Equivalences() as equivalences:
+        exact, factual = record("math", "arithmetic"), record("factual", "triviaqa", aliases=["x"])
+        assert equivalences.final_answers(exact, [" 64 ", ""]) == ["64", None]
+        assert equivalences.same(exact, [("64", "64"), ("64", "46")]) == [True, False]
+        assert equivalences.same(factual, [("The Beatles", "beatles"), ("Paris", "Rome")]) == [True, False]
+        assert equivalences.same(record("factual", "simpleqa"), [("Paris.", "paris")]) == [True]
+
+
+def test_math_is_symbolic():
+    math = record("math", "gsm8k")
+    with Equivalences() as equivalences:
+        finals = equivalences.final_answers(math, [r"so \boxed{1/2}", r"\boxed{0.5}", r"\boxed{2}"])
+        assert equivalences.same(math, [(finals[0], finals[1]), (finals[0], finals[2])]) == [True, False]
+
+
+ASSERTS = {"kind": "asserts", "code": "assert add(1, 2) == 3\nassert add(-1, 5) == 4\n", "entry_point": None}
+
+
+def test_the_inputs_of_tests_are_found_without_their_outputs():
+    assert test_inputs(record("code", "mbpp", tests=ASSERTS)) == [
+        ("add(1, 2)", None, None),
+        ("add(-1, 5)", None, None),
+    ]
+    check = (
+        "def check(candidate):\n    assert candidate([1]) == 2\n    for i in range(3):\n        assert candidate(i)\n"
+    )
+    human_eval = record("code", "humaneval", tests={"kind": "asserts", "code": check, "entry_point": "f"})
+    assert test_inputs(human_eval) == [("f([1])", None, None)]
+    with pytest.raises(DataError, match="cannot be compared"):
+        test_inputs(record("code", "x", tests={"kind": "asserts", "code": "assert True", "entry_point": "f"}))
+
+
+def test_programs_are_the_same_if_their_outputs_are(tmp_path):
+    from coca_mindspeed.grading.code import CodeGrader
+
+    try:
+        grader = CodeGrader(workers=1)
+    except GradingError as error:
+        pytest.skip(f"no sandbox: {error}")
+    good, other = "def add(a, b):\n    return a + b", "def add(x, y):\n    return sum([y, x])"
+    wrong = "def add(a, b):\n    return a - b"
+    broken = "def add(a, b):\n    return c"
+    programs = SamePrograms(grader)
+    assert programs.final_answers([f"```python\n{good}\n```", ""]) == [good, None]
+    pairs = [(good, other), (good, wrong), (wrong, wrong.replace("a - b", "-(b - a)")), (good, broken)]
+    # Two wrong programs that agree are the same: the expected outputs play no part.
+    assert programs.same(record("code", "mbpp", tests=ASSERTS), pairs) == [True, False, True, False]
+    echo = {"kind": "stdio", "cases": [{"input": "3\n", "output": "?"}]}
+    pairs = [("print(int(input()) * 2)", "n = input()\nprint(int(n) + int(n))"), ("print(1)", "print(2)")]
+    assert programs.same(record("code", "taco", tests=echo), pairs) == [True, False]
+    call = {"kind": "call", "entry_point": "add", "cases": [{"arguments": [1, 2], "expected": 0}]}
+    assert programs.same(record("code", "taco", tests=call), [(good, other), (good, wrong)]) == [True, False]
+    grader.close()

@@ -1,0 +1,100 @@
+"""The probe finds what is there, finds nothing where there is nothing, and comes back from disk the same."""
+
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+
+from coca_mindspeed.baselines.early_stopping import FitConfig, fit_with_early_stopping
+from coca_mindspeed.baselines.probe import ProbeConfig, load_probe, save_probe, train_probe
+from coca_mindspeed.errors import DataError
+
+HIDDEN = 32
+
+
+def planted(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """States of very different scales, and labels that a line through them decides, up to a little noise."""
+    random = torch.Generator().manual_seed(seed)
+    states = torch.randn(n, HIDDEN, generator=random)
+    direction = torch.randn(HIDDEN, generator=torch.Generator().manual_seed(99))
+    signal = states @ direction / direction.norm()
+    labels = signal + 0.2 * torch.randn(n, generator=random) > 0
+    scales = torch.logspace(-2, 2, HIDDEN)
+    return states * scales + 5 * scales, labels
+
+
+def auroc(probe, states, labels) -> float:
+    return roc_auc_score(labels.numpy(), probe.confidence(states).numpy())
+
+
+def test_it_finds_a_planted_linear_signal():
+    probe, fit = train_probe(*planted(4000, 0), ProbeConfig(), seed=0)
+    states, labels = planted(2000, 1)
+    assert auroc(probe, states, labels) >= 0.95
+    assert fit.losses[fit.best_epoch] == min(fit.losses) < fit.losses[0]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_it_finds_nothing_in_shuffled_labels(seed):
+    states, labels = planted(4000, 0)
+    shuffled = labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))]
+    probe, _ = train_probe(states, shuffled, ProbeConfig(), seed=seed)
+    held_out, _ = planted(8000, 1)
+    fresh = torch.rand(8000, generator=torch.Generator().manual_seed(seed + 10)) < 0.5
+    assert 0.45 <= auroc(probe, held_out, fresh) <= 0.55
+    # Nothing was learned means that it says the base rate, not that its confident guesses cancel.
+    assert probe.confidence(held_out).std() < 0.1
+
+
+def test_a_save_and_a_load_change_nothing(tmp_path):
+    states, labels = planted(200, 0)
+    probe, fit = train_probe(states, labels, ProbeConfig(layer=1, width=16, fit=FitConfig(epochs=3)), seed=0)
+    save_probe(probe, fit, tmp_path / "probe")
+    again = load_probe(tmp_path / "probe")
+    assert torch.equal(again.confidence(states), probe.confidence(states))
+    assert (again.layer, again.width) == (1, 16)
+    assert {p.name for p in (tmp_path / "probe").iterdir()} == {"probe.safetensors", "probe.json"}
+
+
+def test_a_damaged_probe_is_an_error(tmp_path):
+    states, labels = planted(50, 0)
+    save_probe(*train_probe(states, labels, ProbeConfig(fit=FitConfig(epochs=1)), seed=0), tmp_path / "probe")
+    file = tmp_path / "probe" / "probe.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(DataError, match="does not hold a probe"):
+        load_probe(tmp_path / "probe")
+    with pytest.raises(DataError, match="does not hold a probe"):
+        load_probe(tmp_path)
+
+
+def test_too_few_examples_are_refused():
+    with pytest.raises(DataError, match="at least 10"):
+        train_probe(*planted(9, 0), ProbeConfig(), seed=0)
+
+
+def test_the_weights_of_the_best_epoch_are_the_ones_that_stay():
+    # One weight that grows with every step: better at first, then far too large for labels that are noisy.
+    class Slope(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    random = torch.Generator().manual_seed(0)
+    x = torch.randn(400, generator=random)
+    labels = torch.rand(400, generator=random) < (2 * x).sigmoid()
+    model = Slope()
+    fit = fit_with_early_stopping(
+        model, lambda rows: model.weight * x[rows], labels, FitConfig(lr=1.0, batch=20, epochs=30, patience=5), seed=0
+    )
+    assert len(fit.losses) - 1 == fit.best_epoch + 5 < 30
+    assert fit.losses[fit.best_epoch] == min(fit.losses)
+    held_out = torch.randperm(400, generator=torch.Generator().manual_seed(0))[:80]
+    loss = torch.nn.functional.binary_cross_entropy_with_logits(
+        model.weight.detach() * x[held_out], labels[held_out].float()
+    )
+    assert float(loss) == pytest.approx(min(fit.losses), abs=1e-6)
+
+
+def test_the_global_random_state_is_left_alone():
+    before = torch.get_rng_state()
+    train_probe(*planted(50, 0), ProbeConfig(fit=FitConfig(epochs=1)), seed=0)
+    assert torch.equal(before, torch.get_rng_state())

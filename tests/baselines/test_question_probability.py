@@ -1,0 +1,82 @@
+"""Question probability against a computation by hand, one token at a time."""
+
+import pytest
+import torch
+
+from coca_mindspeed.baselines.question_probability import question_probabilities, question_tokens
+from coca_mindspeed.data.arithmetic import arithmetic_records
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import DataError
+from tests.baselines.models_for_tests import random_policy, subject_of, tiny_policy
+
+
+@torch.no_grad()
+def by_hand(policy, prompt: list[int], places: list[int]) -> float:
+    """The definition: run the text before each token by itself, and read that token's probability."""
+    probabilities = [
+        float(policy.model(torch.tensor([prompt[:i]])).logits[0, -1].softmax(-1)[prompt[i]]) for i in places
+    ]
+    return sum(probabilities) / len(probabilities)
+
+
+def test_the_tiny_model_by_hand(tmp_path):
+    policy = tiny_policy(tmp_path / "tiny")
+    records = [
+        *arithmetic_records(5, "train", 0),
+        Record("f", "facts", "factual", "?271", "00", metadata={"instruction": ""}),
+    ]
+    found = question_probabilities(subject_of(policy), records)
+    for record, value in zip(records, found, strict=True):
+        prompt = policy.tokenizer(f"{record.question}=")["input_ids"]
+        # One token a character; the first has nothing before it and "=" is the template's.
+        assert value == pytest.approx(by_hand(policy, prompt, list(range(1, len(record.question)))), rel=1e-4)
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+@pytest.mark.parametrize("question", ["What is 12 + 34?", "Où est la gare ? 駅はどこ", " spaces around \n", "user"])
+def test_chat_models_by_hand(tmp_path, architecture, question):
+    policy = random_policy(tmp_path / "model", architecture)
+    record = Record("r", "d", "math", question, "46")
+    subject = subject_of(policy)
+    prompt = policy.encode_prompts([record], subject.method.system_prompt, 512)[0]
+    places = question_tokens(policy, record, subject.method.system_prompt)
+    assert places == list(range(places[0], places[-1] + 1))
+    text = policy.tokenizer.decode([prompt[i] for i in places], clean_up_tokenization_spaces=False)
+    assert question.strip() in text
+    assert len(text) <= len(question.strip()) + 2  # tokens that straddle an end of the question, no more
+    [value] = question_probabilities(subject, [record])
+    assert value == pytest.approx(by_hand(policy, prompt, places), rel=1e-3)
+
+
+def test_a_batch_says_what_single_questions_say(tmp_path):
+    policy = random_policy(tmp_path / "model", "qwen2")
+    records = [Record(str(i), "d", "factual", "why " * (i + 1), "") for i in range(5)]
+    subject = subject_of(policy)
+    together = question_probabilities(subject, records)
+    assert together == pytest.approx([question_probabilities(subject, [r])[0] for r in records], rel=1e-4)
+    assert len(set(together)) == 5
+
+
+def test_system_prompt_and_instruction_are_context_but_not_counted(tmp_path):
+    policy = random_policy(tmp_path / "model", "qwen2")
+    plain = Record("r", "d", "factual", "Who wrote it?", "")
+    told = Record("r", "d", "factual", "Who wrote it?", "", metadata={"instruction": "Be brief."})
+    asked = Record("r", "d", "factual", "Who wrote it?", "", system="You are a poet.")
+    tokens = [len(question_tokens(policy, record, "Answer.")) for record in (plain, told, asked)]
+    assert len(set(tokens)) == 1
+    values = question_probabilities(subject_of(policy), [plain, told, asked])
+    assert values[0] == pytest.approx(values[1], rel=1e-4)  # what follows the question cannot change it
+    assert values[0] != pytest.approx(values[2], rel=1e-4)  # what precedes it does
+
+
+def test_a_template_that_changes_the_question_is_an_error(tmp_path):
+    policy = tiny_policy(tmp_path / "tiny")
+    policy.tokenizer.chat_template = "{% for m in messages %}{{ m.content[1:] }}{% endfor %}="
+    with pytest.raises(DataError, match="not found in the prompt"):
+        question_tokens(policy, Record("r", "d", "math", "12+3", "15", metadata={"instruction": ""}), None)
+
+
+def test_a_question_of_one_first_token_has_no_probability(tmp_path):
+    policy = tiny_policy(tmp_path / "tiny")
+    with pytest.raises(DataError, match="no token with a predecessor"):
+        question_tokens(policy, Record("r", "d", "math", "1", "1", metadata={"instruction": ""}), None)

@@ -1,0 +1,154 @@
+"""Whole baselines on the tiny model: their predictions, and going on after a stop."""
+
+import json
+
+import pytest
+
+from coca_mindspeed import cli
+from coca_mindspeed.baselines import run as baseline_run
+from coca_mindspeed.baselines.assessor import AssessorConfig
+from coca_mindspeed.baselines.early_stopping import FitConfig
+from coca_mindspeed.baselines.parts import claim_directory, work_in_parts
+from coca_mindspeed.baselines.probe import ProbeConfig
+from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
+from coca_mindspeed.data.arithmetic import arithmetic_records
+from coca_mindspeed.data.records import write_records
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.evaluation.predictions import read_predictions
+from tests.baselines.models_for_tests import subject_of, tiny_policy
+
+QUICK = FitConfig(epochs=1, batch=16)
+OPTIONS = BaselineOptions(
+    batch=8,
+    samples=3,
+    probe=ProbeConfig(fit=QUICK),
+    assessor=AssessorConfig(fit=QUICK),
+    show_progress=False,
+)
+
+
+def run(name, tmp_path, output, **more):
+    subject = subject_of(tiny_policy(tmp_path / "tiny"))
+
+    def open_assessor(path):
+        return tiny_policy(tmp_path / "assessor_start", seed=1) if path is None else tiny_policy(tmp_path / "other", 2)
+
+    return run_baseline(
+        name,
+        subject,
+        arithmetic_records(20, "evaluate", 0),
+        tmp_path / output,
+        OPTIONS,
+        training_records=arithmetic_records(24, "train", 0),
+        open_assessor=open_assessor,
+        **more,
+    )
+
+
+@pytest.mark.parametrize("name", baseline_run.BASELINES)
+def test_every_baseline_writes_predictions_and_goes_on_after_a_stop(tmp_path, name, monkeypatch):
+    whole = run(name, tmp_path, "whole")
+    records = arithmetic_records(20, "evaluate", 0)
+    assert [p.id for p in whole] == [r.id for r in records]
+    assert read_predictions(tmp_path / "whole" / "predictions.jsonl") == whole
+    assert {p.method for p in whole} == {name}
+    if name == "majority_vote":
+        assert all(p.tokens_to_confidence >= 3 and p.confidence in (0.0, 1 / 3, 2 / 3, 1.0) for p in whole)
+    elif name != "verbalised":
+        assert all(p.tokens_to_confidence == 0 and 0 <= p.confidence <= 1 for p in whole)
+        assert len({p.confidence for p in whole}) > 1
+
+    # Stopped when the second part of whatever is done in parts is about to be written, then run again.
+    written = []
+
+    def dying(path, rows):
+        if "part_000001" in path.name:
+            raise KeyboardInterrupt
+        written.append(path)
+        write(path, rows)
+
+    from coca_mindspeed.baselines import parts
+
+    write = parts.write_json_lines
+    monkeypatch.setattr(parts, "write_json_lines", dying)
+    with pytest.raises(KeyboardInterrupt):
+        run(name, tmp_path, "stopped")
+    assert written
+    assert not (tmp_path / "stopped" / "predictions.jsonl").exists()
+
+    def again(path, rows):
+        assert path not in written, f"{path} was done twice"
+        write(path, rows)
+
+    monkeypatch.setattr(parts, "write_json_lines", again)
+    assert run(name, tmp_path, "stopped") == whole
+
+
+def test_answers_that_exist_are_not_sampled_again(tmp_path):
+    answers = run("verbalised", tmp_path, "answers")
+    probability = run("question_probability", tmp_path, "probability", answers=answers)
+    assert [(p.response, p.correct) for p in probability] == [(p.response, p.correct) for p in answers]
+    assert not (tmp_path / "probability" / "answers").exists()
+    with pytest.raises(ConfigError, match="1 of 20 records have no answer"):
+        run("question_probability", tmp_path, "other", answers=answers[1:])
+
+
+def test_what_a_baseline_needs_is_asked_for(tmp_path):
+    subject = subject_of(tiny_policy(tmp_path / "tiny"))
+    records = arithmetic_records(5, "evaluate", 0)
+    with pytest.raises(ConfigError, match="trained on answered questions"):
+        run_baseline("probe", subject, records, tmp_path / "a", OPTIONS)
+    with pytest.raises(ConfigError, match="model of its own"):
+        run_baseline("assessor", subject, records, tmp_path / "b", OPTIONS)
+    with pytest.raises(ConfigError, match="unknown baseline 'prob'"):
+        run_baseline("prob", subject, records, tmp_path / "c", OPTIONS)
+
+
+def test_parts_are_done_once_and_in_order(tmp_path):
+    done = []
+
+    def work(part, items):
+        done.append((part, list(items)))
+        return [{"double": 2 * item} for item in items]
+
+    rows = work_in_parts(tmp_path, range(7), 3, work, title="x", show_progress=False)
+    assert [row["double"] for row in rows] == [0, 2, 4, 6, 8, 10, 12]
+    assert done == [(0, [0, 1, 2]), (1, [3, 4, 5]), (2, [6])]
+    assert work_in_parts(tmp_path, range(7), 3, work, title="x", show_progress=False) == rows
+    assert len(done) == 3
+
+
+def test_a_directory_belongs_to_one_set_of_settings(tmp_path):
+    claim_directory(tmp_path / "a", {"seed": 0, "k": 16})
+    claim_directory(tmp_path / "a", {"seed": 0, "k": 16})
+    with pytest.raises(ConfigError, match="k=16, found 8"):
+        claim_directory(tmp_path / "a", {"seed": 0, "k": 8})
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "thesis.tex").touch()
+    with pytest.raises(ConfigError, match="is not empty"):
+        claim_directory(tmp_path / "b", {})
+
+
+def test_the_command_line(tmp_path, capsys):
+    tiny_policy(tmp_path / "tiny")
+    write_records(tmp_path / "data.jsonl", arithmetic_records(6, "evaluate", 0))
+    command = ["baseline", "question_probability", "--model", str(tmp_path / "tiny"), "--device", "cpu", "--quiet"]
+    command += ["--data", str(tmp_path / "data.jsonl"), "--max-new-tokens", "4", "--dtype", "float32"]
+    assert cli.main([*command, "--output", str(tmp_path / "out")]) == 0
+    assert len(read_predictions(tmp_path / "out" / "predictions.jsonl")) == 6
+    assert json.loads((tmp_path / "out" / "settings.json").read_text())["name"] == "question_probability"
+    assert cli.main([*command, "--output", str(tmp_path / "out"), "--seed", "1"]) == 1
+    assert "seed=0, found 1" in capsys.readouterr().err
+    probe = ["baseline", "probe", *command[2:], "--output", str(tmp_path / "probe")]
+    assert cli.main(probe) == 1
+    assert "--train" in capsys.readouterr().err
+
+
+def test_devices(monkeypatch):
+    from coca_mindspeed.local.policy import choose_device
+
+    assert choose_device("cpu").type == "cpu"
+    with pytest.raises(ConfigError, match="expected auto, cpu"):
+        choose_device("abacus")
+    with pytest.raises(ConfigError, match=r"npu"):
+        choose_device("npu")
