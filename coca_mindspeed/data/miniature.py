@@ -13,6 +13,7 @@ from coca_mindspeed.data.facts import fact_book
 from coca_mindspeed.data.progressions import progression_records
 from coca_mindspeed.data.records import Record
 
+SYMBOLS = "?#>"  # of the questions, besides those of the arithmetic
 MiniatureName = Literal["short", "long"]
 _TERMS = 25  # of a progression: a response of 80 tokens, six of which are the confidence
 

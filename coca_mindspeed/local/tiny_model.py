@@ -13,15 +13,16 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from coca_mindspeed.algorithm.response import CLOSE_TAG, OPEN_TAG
 
 PAD, EOS = "<pad>", "<eos>"
-_TOKENS = [PAD, EOS, OPEN_TAG, CLOSE_TAG, ".", "=", "+", "*", "%", *"0123456789", *"?#>"]
+_TOKENS = [PAD, EOS, OPEN_TAG, CLOSE_TAG, ".", "=", "+", "*", "%", *"0123456789"]
 
 # The tiny model has no letters: it is shown the question and an equals sign, never a system prompt.
 _CHAT_TEMPLATE = "{%- for m in messages if m.role == 'user' %}{{ m.content }}{%- endfor %}="
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a character, and one for each confidence tag."""
-    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(_TOKENS)}, unk_token=PAD))
+def tiny_tokenizer(symbols: str = "") -> PreTrainedTokenizerFast:
+    """One token a character, those of ``symbols`` behind the others, and one for each confidence tag."""
+    tokens = [*_TOKENS, *symbols]
+    tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=PAD))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (PAD, EOS)])
@@ -32,10 +33,10 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def tiny_config() -> Qwen2Config:
+def tiny_config(symbols: str = "") -> Qwen2Config:
     """Hidden size 64, two layers, four heads; the vocabulary is :func:`tiny_tokenizer`'s."""
     return Qwen2Config(
-        vocab_size=len(_TOKENS),
+        vocab_size=len(_TOKENS) + len(symbols),
         hidden_size=64,
         intermediate_size=192,
         num_hidden_layers=2,
@@ -53,12 +54,18 @@ def tiny_config() -> Qwen2Config:
     )
 
 
-def write_tiny_model(directory: Path, seed: int) -> None:
-    """Write an untrained tiny model with weights drawn from ``seed``; the global random state is left alone."""
+def write_tiny_model(directory: Path, seed: int, symbols: str = "") -> None:
+    """Write an untrained tiny model; the global random state is left alone.
+
+    Args:
+        directory: becomes a Hugging Face directory.
+        seed: draws the weights.
+        symbols: characters that it can read and write besides those of the embedded arithmetic.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(tiny_config())
+        model = Qwen2ForCausalLM(tiny_config(symbols))
     model.generation_config.pad_token_id = _TOKENS.index(PAD)
     model.generation_config.eos_token_id = _TOKENS.index(EOS)
     model.save_pretrained(directory)
-    tiny_tokenizer().save_pretrained(directory)
+    tiny_tokenizer(symbols).save_pretrained(directory)

@@ -14,7 +14,7 @@ from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
 from coca_mindspeed.baselines.subject import Subject
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
-from coca_mindspeed.data.miniature import miniature
+from coca_mindspeed.data.miniature import SYMBOLS, miniature
 from coca_mindspeed.data.records import Record, read_records, write_records
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
@@ -178,7 +178,8 @@ def _warm_start(place: Workplace, setting: SettingPlan, cell: Cell) -> None:
     device = choose_device(config.trainer.device)
     tasks = place.output / cell.setting / "tasks" / "warm_up.jsonl"
     records = load_data(config.data)[0] if setting.miniature is None else list(read_records(tasks))
-    write_tiny_model(directory / "untrained", derived_seed(cell.seed, "weights"))
+    symbols = "" if setting.miniature is None else SYMBOLS
+    write_tiny_model(directory / "untrained", derived_seed(cell.seed, "weights"), symbols)
     policy = load_policy(directory / "untrained", config.model, device)
     warm_up(policy, records, training_method(method), config.warm_up, cell.seed)
     export_model(policy, directory / "model")

@@ -7,6 +7,7 @@ import torch
 from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.baselines.subject import Subject
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
+from coca_mindspeed.data.miniature import SYMBOLS
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.tiny_model import write_tiny_model
@@ -14,7 +15,7 @@ from tests.local.models_for_tests import write_random_model
 
 
 def tiny_policy(directory: Path, seed: int = 0) -> Policy:
-    write_tiny_model(directory, seed)
+    write_tiny_model(directory, seed, SYMBOLS)
     return load_policy(directory, ModelConfig(), torch.device("cpu"))
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from coca_mindspeed.data.digits import digit_records
 from coca_mindspeed.data.facts import FACTS, fact_book
-from coca_mindspeed.data.miniature import miniature
+from coca_mindspeed.data.miniature import SYMBOLS, miniature
 from coca_mindspeed.data.progressions import progression_records
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
 
@@ -83,7 +83,7 @@ def test_the_tiny_model_can_read_and_write_all_of_it(name):
     data = miniature(name, size=500, evaluate=40)
     for records in (data.warm_up, data.train, data.evaluate):
         assert len({(r.dataset, r.id) for r in records}) == len({r.id for r in records}) == len(records)
-    tokenizer, limit = tiny_tokenizer(), tiny_config().max_position_embeddings
+    tokenizer, limit = tiny_tokenizer(SYMBOLS), tiny_config(SYMBOLS).max_position_embeddings
     for record in [*data.warm_up, *data.train, *data.evaluate]:
         ids = tokenizer(f"{record.question}={record.answer}", add_special_tokens=False)["input_ids"]
         assert tokenizer.pad_token_id not in ids  # what stands for an unknown character
