@@ -9,81 +9,52 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from coca_mindspeed.data.generated import Generator, Question, Split, units_first
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.data.splits import Split, split_of
 
-_HELD_OUT = 0.5  # share of the questions that is never trained on; there are only 300 to 600 of a kind
-_PATIENCE = 10_000  # draws without a new question after which a kind counts as used up
 _MODULUS = 100
+_STEPS = (("+", 1, 4), ("+", 4, 10), ("*", 2, 5), ("*", 5, 10))  # operator, and the right operand's range
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """Steps of one size: ``operator`` with a right operand from ``low`` to ``high`` - 1."""
+    """Steps of one size: ``operator`` with a right operand from ``low`` to ``high`` - 1; answers of ``count`` terms."""
 
     operator: str
     low: int
     high: int
+    count: int
 
     @property
     def name(self) -> str:
         return f"{self.operator}{self.high - 1}"
 
-    def terms(self, start: int, step: int, count: int) -> list[int]:
+    def draw(self, random: np.random.Generator) -> Question:
+        """One question at random."""
+        start, step = int(random.integers(_MODULUS)), int(random.integers(self.low, self.high))
+        text = f"{units_first(start, 2)}{self.operator}{units_first(step, 2)}"
         terms = []
-        for _ in range(count):
+        for _ in range(self.count):
             start = (start + step if self.operator == "+" else start * step) % _MODULUS
-            terms.append(start)
-        return terms
-
-
-_KINDS = (_Kind("+", 1, 4), _Kind("+", 4, 10), _Kind("*", 2, 5), _Kind("*", 5, 10))
+            terms.append(units_first(start, 2))
+        return Question(text, "=".join(terms), split_key=text)
 
 
 def progression_records(size: int, split: Split, seed: int, terms: int) -> list[Record]:
-    """Draw ``size`` questions in equal parts of four kinds, in random order; the splits are disjoint.
+    """Draw questions of four kinds; see :meth:`.generated.Generator.records`.
 
     Args:
         size: number of records.
-        split: ``train`` or ``evaluate``; held-out questions are all different.
+        split: ``train`` or ``evaluate``.
         seed: draws the questions and their order.
         terms: terms of an answer, which is then ``3 * terms - 1`` tokens of the tiny model long.
 
     Raises:
         ValueError: a kind does not have so many different held-out questions; the smallest has about 150.
     """
-    drawn: list[tuple[str, str, str]] = []
-    for index, kind in enumerate(_KINDS):
-        share = size // len(_KINDS) + (index < size % len(_KINDS))
-        random = np.random.default_rng([seed, 4, index])
-        seen: set[str] = set()
-        misses = found = 0
-        while found < share:
-            start, step = int(random.integers(_MODULUS)), int(random.integers(kind.low, kind.high))
-            question = f"{_units_first(start)}{kind.operator}{_units_first(step)}"
-            if split_of(question, _HELD_OUT) != split or (split == "evaluate" and question in seen):
-                misses += 1
-                if misses > _PATIENCE:
-                    raise ValueError(f"found only {found} of {share} different held-out questions {kind.name}")
-                continue
-            misses = 0
-            found += 1
-            seen.add(question)
-            answer = "=".join(map(_units_first, kind.terms(start, step, terms)))
-            drawn.append((question, answer, kind.name))
-    order = np.random.default_rng([seed, 4, len(_KINDS)]).permutation(size)
-    return [
-        Record(
-            id=f"progressions-{split}-{seed}-{number}",
-            dataset="progressions",
-            category="math",
-            question=drawn[i][0],
-            answer=drawn[i][1],
-            metadata={"instruction": "", "kind": drawn[i][2], "grader": "exact"},
-        )
-        for number, i in enumerate(order)
+    kinds = [
+        _Kind(operator, low, high, terms)
+        for operator, low, high in (("+", 1, 4), ("+", 4, 10), ("*", 2, 5), ("*", 5, 10))
     ]
-
-
-def _units_first(number: int) -> str:
-    return f"{number:02d}"[::-1]
+    # There are only 300 to 600 questions of a kind, so half of them are held out.
+    return Generator("progressions", "math", kinds, held_out=0.5, stream=(4,)).records(size, split, seed)
