@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = {k: _plain(v) for k, v in vars(arguments).items() if k not in ("output", "quiet", "run", "command")}
     claim_directory(arguments.output, settings)
 
-    device = choose_device(arguments.device)
+    device = choose_device(arguments.device, where="--device")
     model = ModelConfig(compute_dtype=arguments.dtype)
     policy = load_policy(arguments.model, model, device, where="--model")
     rollout = RolloutConfig(max_prompt_tokens=arguments.max_prompt_tokens, max_new_tokens=arguments.max_new_tokens)

@@ -84,8 +84,12 @@ class Policy:
         return prompts
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, *, where: str = "trainer.device") -> torch.device:
     """``auto`` is CUDA where there is a device, else an NPU where there is one, else the CPU.
+
+    Args:
+        name: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``npu`` or ``npu:N``.
+        where: the key or option that named it, for messages.
 
     Raises:
         ConfigError: the name is none that PyTorch knows, or a device is asked for that is not there.
@@ -97,10 +101,10 @@ def choose_device(name: str) -> torch.device:
             _npu_count()  # torch knows the name only once torch_npu is imported
         device = torch.device(name)
     except RuntimeError as error:
-        raise ConfigError(f"device {name!r}: expected auto, cpu, cuda, cuda:N, npu or npu:N") from error
+        raise ConfigError(f"{where}={name}: expected auto, cpu, cuda, cuda:N, npu or npu:N") from error
     counts = {"cuda": torch.cuda.device_count, "npu": _npu_count}
     if device.type in counts and (device.index or 0) >= counts[device.type]():
-        raise ConfigError(f"device {name}: PyTorch sees {counts[device.type]()} {device.type.upper()} devices")
+        raise ConfigError(f"{where}={name}: PyTorch sees {counts[device.type]()} {device.type.upper()} devices")
     return device
 
 
