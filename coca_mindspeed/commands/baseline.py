@@ -16,8 +16,8 @@ from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfi
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import read_predictions
+from coca_mindspeed.evaluation.summary import metrics_table, summary_metrics
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
-from coca_mindspeed.local.demo import metrics_table, summary_metrics
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 
 

@@ -10,8 +10,8 @@ from rich.console import Console
 from coca_mindspeed.commands.config import add_run_arguments
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.evaluation.predictions import write_predictions
+from coca_mindspeed.evaluation.summary import metrics_table, summary_metrics
 from coca_mindspeed.files import write_json
-from coca_mindspeed.local.demo import metrics_table, summary_metrics
 from coca_mindspeed.local.session import open_session
 
 

@@ -8,27 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.figures import save_figure
-from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.plots import reliability_diagram, training_curves
-from coca_mindspeed.evaluation.predictions import Prediction, outcomes, read_predictions, write_predictions
+from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, write_predictions
+from coca_mindspeed.evaluation.summary import COLUMNS, metrics_table, shown_value, summary_metrics
 from coca_mindspeed.files import read_json_lines, write_atomically, write_json
 from coca_mindspeed.local.session import open_session
-
-# metric -> (column title, whether more is better, None where neither is)
-_COLUMNS: dict[str, tuple[str, bool | None]] = {
-    "accuracy": ("accuracy", True),
-    "auroc": ("AUROC", True),
-    "ece": ("ECE", False),
-    "brier": ("Brier", False),
-    "success_rate": ("SR", True),
-    "tokens_to_confidence": ("TTC", None),
-    "n": ("questions", None),
-}
 
 
 def run_demo(
@@ -95,36 +83,6 @@ def run_demo(
     return summary
 
 
-def summary_metrics(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """The seven headline metrics of a summary, None where undefined."""
-    data = outcomes(predictions)
-    return calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence).headline()
-
-
-def metrics_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
-    """A terminal table with a row for each set of metrics."""
-    table = Table()
-    table.add_column("")
-    for name in _COLUMNS:
-        table.add_column(_title(name), justify="right")
-    for name, metrics in rows.items():
-        table.add_row(name, *(_shown(key, metrics[key]) for key in _COLUMNS))
-    return table
-
-
-def _title(name: str) -> str:
-    title, more_is_better = _COLUMNS[name]
-    return title + {True: " ↑", False: " ↓", None: ""}[more_is_better]
-
-
-def _shown(name: str, value: float | None) -> str:
-    if value is None:
-        return "--"
-    if name == "n":
-        return f"{value:,}"
-    return f"{value:.1%}" if name in ("accuracy", "success_rate") else f"{value:.3f}"
-
-
 def _write_report(
     output: Path, summary: Mapping[str, Any], before: Sequence[Prediction], after: Sequence[Prediction]
 ) -> None:
@@ -132,10 +90,10 @@ def _write_report(
     save_figure(reliability_diagram({"before": before, "after": after}), output / "reliability.png")
     save_figure(training_curves(metrics), output / "training_curves.png")
     titles = [
-        f"{title} {'' if better is None else '↑' if better else '↓'}".strip() for title, better in _COLUMNS.values()
+        f"{title} {'' if better is None else '↑' if better else '↓'}".strip() for title, better in COLUMNS.values()
     ]
     rows = [
-        f"| {name} | " + " | ".join(_shown(key, summary[name][key]) for key in _COLUMNS) + " |"
+        f"| {name} | " + " | ".join(shown_value(key, summary[name][key]) for key in COLUMNS) + " |"
         for name in ("before", "after")
     ]
     text = f"""# Confidence before answering, by `{summary["method"]}`, seed {summary["seed"]}
@@ -144,7 +102,7 @@ A tiny model was warmed up to answer arithmetic with a confidence that means not
 question is answered once at temperature 1, before and after.
 
 | | {" | ".join(titles)} |
-| --- |{" ---: |" * len(_COLUMNS)}
+| --- |{" ---: |" * len(COLUMNS)}
 {chr(10).join(rows)}
 
 ## Does the confidence mean what it says?
