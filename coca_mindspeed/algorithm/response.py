@@ -9,6 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
 OPEN_TAG = "<confidence>"
 CLOSE_TAG = "</confidence>"
 
@@ -35,6 +37,15 @@ ConfidencePosition = Literal["first", "last"]
 _WHITESPACE = r"[ \t\n\r\f\v]*"
 # A plain ASCII decimal in [0, 1]: the grammar itself excludes signs, exponents, percent and anything above 1.
 _NUMBER = r"[01]|0?\.[0-9]+|1\.0+"
+
+
+def as_stated(confidence: float) -> float:
+    """A confidence as it was written: 0.3 that went through a float32 tensor has become 0.30000001192092896.
+
+    Widened, it would fall into the next bin of the calibration error.
+    """
+    narrow = np.float32(confidence)
+    return float(str(narrow)) if float(narrow) == confidence else confidence
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.algorithm.response import ResponseParser, as_stated
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
@@ -45,13 +43,6 @@ def _correct(row: Mapping[str, Any], where: str) -> bool:
     raise DataError(f"{where}: expected 'correct' true or false, or 'grade' 0 or 1; found {correct!r} and {grade!r}")
 
 
-def _stated(value: Any) -> Any:
-    """A confidence as it was written: 0.3 that went through a float32 tensor has become 0.30000001192092896."""
-    if isinstance(value, float) and float(np.float32(value)) == value:
-        return float(str(np.float32(value)))
-    return value
-
-
 def read_rollouts(path: Path, *, dataset: str | None = None, parser: ResponseParser | None = None) -> list[Prediction]:
     """Predictions of a rollout dump: a line a sample with ``prompt``, ``response`` and ``correct`` or ``grade``.
 
@@ -82,7 +73,9 @@ def read_rollouts(path: Path, *, dataset: str | None = None, parser: ResponsePar
             raise DataError(f"{where}: field 'response' should be text, found {type(response).__name__}")
         id_ = str(row.get("id", hashlib.sha256(question.encode()).hexdigest()[:16]))
         name = row.get("dataset", dataset or path.stem)
-        stated = _stated(row["confidence"]) if "confidence" in row else parser(response).confidence
+        stated = row["confidence"] if "confidence" in row else parser(response).confidence
+        if isinstance(stated, float):
+            stated = as_stated(stated)
         values: dict[str, Any] = {
             "id": id_,
             "dataset": name,

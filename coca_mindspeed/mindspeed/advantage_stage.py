@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import group_advantages, token_advantages
+from coca_mindspeed.algorithm.response import as_stated
 from coca_mindspeed.algorithm.rewards import group_success_rate
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.mindspeed import columns
@@ -157,11 +158,10 @@ def _sample_rows(
     confidence_lengths: Tensor,
     lengths: Tensor,
 ) -> list[dict[str, Any]]:
-    stated = torch.where(confidence.isnan(), -1.0, confidence).tolist()
     return [
         {
             "index": index,
-            "confidence": None if stated[i] < 0 else stated[i],
+            "confidence": None if confidence[i].isnan() else as_stated(float(confidence[i])),
             "correct": bool(correct[i]),
             "success_rate": float(result.success_rate[i]),
             "confidence_advantage": float(result.confidence[i]),

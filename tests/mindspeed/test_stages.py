@@ -184,7 +184,7 @@ def _judged_dock(shuffle: bool = False) -> FakeDock:
     filled = FakeDock(rows=4, group=2, shuffle=shuffle)
     for name, values in {
         "rm_scores": [1.0, 0.0, 1.0, 1.0],
-        columns.CONFIDENCE: [0.5, 0.0, 0.9, NAN],
+        columns.CONFIDENCE: [0.3, 0.0, 0.9, NAN],
     }.items():
         filled._put_experience({name: [torch.tensor([v]) for v in values]}, [0, 1, 2, 3])
     lengths = [2, 3, 1, 4]
@@ -216,7 +216,7 @@ def test_the_stage_gives_the_same_whatever_the_dispatch(
         torch.testing.assert_close(filled.data["advantages"][index], torch.tensor(row))
         assert filled.data["returns"][index] is not None
     assert [(s["index"], s["correct"], s["confidence"], s["success_rate"]) for s in samples] == [
-        (0, True, 0.5, 0.5),
+        (0, True, 0.3, 0.5),
         (1, False, 0.0, 0.5),
     ]
     assert len(filled.metrics["coca/confidence_reward"]) == 4 // count
