@@ -113,13 +113,27 @@ def _load_or_make_policy(
 
 
 def warm_start(
-    config: RunConfig, output: Path, train: Sequence[Record], device: torch.device, show_progress: bool
+    config: RunConfig,
+    output: Path,
+    train: Sequence[Record],
+    device: torch.device,
+    show_progress: bool,
+    symbols: str = "",
 ) -> Path:
-    """The directory of the warmed-up tiny model, made if it is not there yet."""
+    """The directory of the warmed-up tiny model, made if it is not there yet.
+
+    Args:
+        config: the run's.
+        output: where it is made.
+        train: what it is warmed up on.
+        device: to warm it up on.
+        show_progress: draw a progress bar.
+        symbols: characters that the model's vocabulary has besides its own.
+    """
     path = output / "warm_start"
     if not path.exists():
         untrained = output / "untrained"
-        write_tiny_model(untrained, derived_seed(config.seed, "weights"))
+        write_tiny_model(untrained, derived_seed(config.seed, "weights"), symbols)
         policy = load_policy(untrained, config.model, device, where="tiny model")
         with WarmUpProgress(config.warm_up.steps, show_progress) as progress:
             warm_up(policy, train, training_method(config.method.name), config.warm_up, config.seed, progress.advance)

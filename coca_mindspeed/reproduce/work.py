@@ -20,12 +20,8 @@ from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
 from coca_mindspeed.files import write_json
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
-from coca_mindspeed.local.schedule import derived_seed
-from coca_mindspeed.local.session import load_data, open_session
-from coca_mindspeed.local.tiny_model import write_tiny_model
-from coca_mindspeed.local.warm_up import warm_up
+from coca_mindspeed.local.session import load_data, open_session, warm_start
 from coca_mindspeed.reproduce.cells import Cell, run_config
 from coca_mindspeed.reproduce.plan import Plan, SettingPlan
 
@@ -165,24 +161,20 @@ def _start(place: Workplace, cell: Cell, config: RunConfig, position: str) -> Pa
     """The model that every method of the setting starts from."""
     if config.model.path is not None:
         return Path(config.model.path)
-    return cell.of(f"start-{position}").directory(place.output) / "model"
+    return cell.of(f"start-{position}").directory(place.output) / "warm_start"
 
 
 def _warm_start(place: Workplace, setting: SettingPlan, cell: Cell) -> None:
     """Warm up the tiny model; a run that names a model of its own starts from that."""
     method = next(m for m in ("coca", "rlcr") if cell.name.endswith(training_method(m).confidence_position))
     config = run_config(setting, [f"method={method}"], cell.seed)
-    directory = cell.directory(place.output)
-    if config.model.path is not None or (directory / "model").exists():
+    if config.model.path is not None:
         return
-    device = choose_device(config.trainer.device)
     tasks = place.output / cell.setting / "tasks" / "warm_up.jsonl"
     records = load_data(config.data)[0] if setting.miniature is None else list(read_records(tasks))
     symbols = "" if setting.miniature is None else SYMBOLS
-    write_tiny_model(directory / "untrained", derived_seed(cell.seed, "weights"), symbols)
-    policy = load_policy(directory / "untrained", config.model, device)
-    warm_up(policy, records, training_method(method), config.warm_up, cell.seed)
-    export_model(policy, directory / "model")
+    device = choose_device(config.trainer.device)
+    warm_start(config, cell.directory(place.output), records, device, show_progress=False, symbols=symbols)
 
 
 def _metrics_by_dataset(predictions: Sequence[Prediction]) -> dict[str, object]:
