@@ -158,8 +158,10 @@ wait_for_child() {
 
 # Ray on this node, as a child of this script.
 start_ray() {
-  local role=$1 npus=$2
+  local role=$1 npus=$2 platform=$3
   local -a command=("$PYTHON" -m ray.scripts.scripts start --block "--resources={\"NPU\": $npus}")
+  # MindSpeed-RL asks for tens of CPUs by name; without an NPU they are only numbers.
+  [[ $platform == host ]] && command+=(--num-cpus=64)
   if [[ $role == head ]]; then
     if port_is_open "$MASTER_ADDR" "$RAY_PORT" && ! "$DRY_RUN"; then
       fail "$MASTER_ADDR:$RAY_PORT is taken, by another Ray perhaps; set RAY_PORT to a free port on every node"
@@ -173,13 +175,13 @@ start_ray() {
 }
 
 join_cluster() {
-  local npus=$1 waited=0
+  local npus=$1 platform=$2 waited=0
   until "$DRY_RUN" || port_is_open "$MASTER_ADDR" "$RAY_PORT"; do
     ((waited < CLUSTER_TIMEOUT)) || fail "no Ray head at $MASTER_ADDR:$RAY_PORT after $CLUSTER_TIMEOUT seconds"
     sleep 2
     waited=$((waited + 2))
   done
-  start_ray worker "$npus"
+  start_ray worker "$npus" "$platform"
   "$DRY_RUN" && return
   wait_for_child || true # it ends when the head does
   echo "launch: the head has ended the cluster; it has the training's exit code"
@@ -232,7 +234,7 @@ launch() {
 }
 
 train_on_ascend() {
-  local run=$1 output=$2 resume=$3 npus plan stages=
+  local run=$1 output=$2 resume=$3 npus platform plan stages=
   shift 3
   local -a overrides=("$@")
   local nodes=${NNODES:-1} rank=${NODE_RANK:-0}
@@ -253,11 +255,13 @@ train_on_ascend() {
       rm -f "$plan"
       exit 1
     fi
+    platform=$(sed -n 's/^platform //p' "$plan")
     npus=$(sed -n 's/^npus_per_node //p' "$plan")
     stages=$(sed -n 's/^stage //p' "$plan")
     rm -f "$plan"
   else
     coca check "$run" "${overrides[@]}"
+    platform=$(coca config get "$run" hardware.platform "${overrides[@]}")
     npus=$(coca config get "$run" hardware.npus_per_node "${overrides[@]}")
   fi
 
@@ -265,7 +269,7 @@ train_on_ascend() {
     echo "launch: every iteration of $output is done"
     return
   fi
-  ascend_environment
+  [[ $platform == host ]] || ascend_environment
   echo "+ coca-mindspeed doctor $run ${overrides[*]}"
   if ! "$DRY_RUN" && [[ -z ${SKIP_DOCTOR:-} ]] && ! coca doctor "$run" "${overrides[@]}" --only-problems; then
     fail "this machine is not ready for $run (above: what is missing and how to get it).
@@ -273,10 +277,10 @@ Without NPUs, the same configuration runs on the tiny model:  bash ${0} --smoke"
   fi
 
   if ((rank > 0)); then
-    join_cluster "$npus"
+    join_cluster "$npus" "$platform"
     return
   fi
-  start_ray head "$npus"
+  start_ray head "$npus" "$platform"
   export RAY_ADDRESS=$MASTER_ADDR:$RAY_PORT
   execute "$PYTHON" -m coca_mindspeed.mindspeed.cluster --npus $((nodes * npus)) --timeout "$CLUSTER_TIMEOUT"
   train_stages "$run" "$output" "$stages" "${overrides[@]}"

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--for-script",
         type=Path,
         metavar="FILE",
-        help="write what the launch scripts ask: NPUs of a node, and each stage still to do as fresh or resume",
+        help="write what the launch scripts ask: platform, NPUs of a node, each stage still to do as fresh or resume",
     )
     parser.add_argument("--quiet", action="store_true", help="no table")
 
@@ -45,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"{composed.name} cannot run:\n{reasons}")
     output = arguments.output or Path("runs") / Path(composed.name).stem
     if arguments.for_script is not None:
-        lines = [f"npus_per_node {composed.run.hardware.npus_per_node}"]
+        hardware = composed.run.hardware
+        lines = [f"platform {hardware.platform}", f"npus_per_node {hardware.npus_per_node}"]
         for stage, has_checkpoint in stages_to_do(composed.run, plan, output, resume=arguments.resume):
             lines.append(f"stage {stage} {'resume' if has_checkpoint else 'fresh'}")
         write_atomically(arguments.for_script, "\n".join(lines) + "\n")

@@ -42,7 +42,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A run's plan; where there are problems, ``memory`` may be None.
+    """A run's plan; ``memory`` is None on the host platform, whose memory is another, and where there are problems.
 
     Attributes:
         iterations: of each stage, or None where the number of questions is not known.
@@ -70,7 +70,7 @@ def make_plan(run: RunConfig) -> Plan:
         value = getattr(facts, violation.field)
         problems.append(Problem(violation.key, value, violation.reason, nearest_working(facts, violation.field)))
     memory = None
-    if not violations(facts):
+    if run.hardware.platform == "npu" and not violations(facts):
         memory = memory_plan(facts)
         problems += _memory_problems(facts, memory)
     rows, rows_from = training_rows(run.data)

@@ -44,7 +44,7 @@ class Finding:
 
 
 def examine_machine(machine: Machine, run: RunConfig | None, release: str | None = None) -> list[Finding]:
-    """Look at everything; without a run, only at what every run needs.
+    """Look at everything; without a run, only at what every run needs; for the host platform, at nothing of an NPU's.
 
     Args:
         machine: the machine.
@@ -53,6 +53,8 @@ def examine_machine(machine: Machine, run: RunConfig | None, release: str | None
     """
     checkout, found_release = _mindspeed_rl(machine)
     stack = STACKS[release or found_release or "2.3.0"]
+    if run is not None and run.hardware.platform == "host":
+        return [*_host_packages(machine), checkout, *_sources(machine, stack), *_run(run)]
     findings = [*_cann(machine, stack), *_packages(machine, stack), checkout, *_sources(machine, stack)]
     findings += [*_host(machine), *_network(machine, run)]
     wanted = run.hardware.npus_per_node if run else 1
@@ -97,6 +99,13 @@ def _packages(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
     triton = machine.package_version("triton-ascend")
     fix = "pip uninstall triton-ascend: MindSpeed-RL forbids it beside vllm-ascend"
     yield _finding("triton-ascend", triton, "absent", triton is None, fix)
+
+
+def _host_packages(machine: Machine) -> Iterator[Finding]:
+    for name in ("ray", "torch", "transformers"):
+        version = machine.package_version(name)
+        fix = "pip install -r requirements/mindspeed-host.txt (docs/port.md)"
+        yield _finding(name, version, "any, without an NPU", version is not None, fix)
 
 
 def _mindspeed_rl(machine: Machine) -> tuple[Finding, str | None]:
@@ -167,7 +176,7 @@ def _run(run: RunConfig) -> Iterator[Finding]:
         yield Finding("plan", "none", "holds", str(error))
     if run.model.path is not None and run.model.architecture is not None:
         yield _model(Path(run.model.path), run.model.architecture)
-    if plan is not None:
+    if plan is not None and (run.hardware.platform == "npu" or run.mindspeed_rl["actor_config"].get("load")):
         yield _weights(run, plan)
     for key, value in (("data.train", run.data.train), ("data.evaluate", run.data.evaluate)):
         if value is not None:

@@ -31,7 +31,8 @@ HOMES = {
     "MINDSPEED_HOME": "mindspeed",
     "MINDSPEED_LLM_HOME": "mindspeed_llm",
 }
-_HOST_LOGICAL_CPUS = 64  # MindSpeed-RL asks for tens of CPUs by name; on the host they are only numbers
+#: MindSpeed-RL asks for tens of CPUs by name; on the host platform they are only numbers.
+HOST_CPUS = 64
 
 
 def homes(environment: Mapping[str, str]) -> dict[str, Path]:
@@ -107,14 +108,42 @@ def _check_mindspeed_keys(config: DictConfig, settings: CocaSettings) -> None:
         raise ConfigError("coca.rollout_log_probs: not available with rl_config.async_engine; set it to false")
     if not (config.get("actor_config") or {}).get("save"):
         raise ConfigError("actor_config.save: MindSpeed-RL always saves after the last iteration; say where to")
-    if settings.platform == "host":
-        for key in ("offload_train_optimizer", "offload_train_grad", "offload_train_param"):
-            if generate.get(key):
+    if not rl.get("use_integrated_worker", True):
+        for name in ("ref_config", "reward_config"):
+            if not config.get(name):
                 raise ConfigError(
-                    f"generate_config.{key}: the host platform has nowhere to offload to; set it to false"
+                    f"{name}: rl_config.use_integrated_worker: false needs this section, as actor_config (MindSpeed-RL "
+                    "reads it whether or not there is such a model), found none"
                 )
-        if rl.get("zmq_communication", True):
-            raise ConfigError("rl_config.zmq_communication: the host platform supports false only")
+        if not rl.get("reference_resource"):
+            raise ConfigError(
+                "rl_config.reference_resource: rl_config.use_integrated_worker: false needs it (MindSpeed-RL reads it "
+                "whether or not there is a reference), found none"
+            )
+    if settings.platform == "host":
+        _check_host_keys(config, settings, rl, generate)
+
+
+def _check_host_keys(config: DictConfig, settings: CocaSettings, rl: dict[str, Any], generate: dict[str, Any]) -> None:
+    for key in ("offload_train_optimizer", "offload_train_grad", "offload_train_param"):
+        if generate.get(key):
+            raise ConfigError(f"generate_config.{key}: the host platform has nowhere to offload to; set it to false")
+    if rl.get("zmq_communication", True):
+        raise ConfigError("rl_config.zmq_communication: the host platform supports false only")
+    paths = [
+        (config.get("actor_config") or {}).get("load"),
+        (rl.get("integrated_mode_config") or {}).get("ref_model_load_path"),
+        (config.get("ref_config") or {}).get("load"),
+    ]
+    if settings.host.initial_weights is not None and _needs_reference(config) and not any(paths):
+        raise ConfigError(
+            "coca.host.initial_weights: only the actor's; with rl_config.init_kl_coef above 0 the reference needs "
+            "Megatron weights: set actor_config.load instead"
+        )
+
+
+def _needs_reference(config: DictConfig) -> bool:
+    return float((config.get("rl_config") or {}).get("init_kl_coef", 0.01)) > 0
 
 
 def process_settings(settings: CocaSettings, config: DictConfig, checkouts: Mapping[str, Path]) -> ProcessSettings:
@@ -129,7 +158,7 @@ def process_settings(settings: CocaSettings, config: DictConfig, checkouts: Mapp
         mindspeed_rl_home=root,
         import_paths=tuple(checkouts.values()),
         release=matching_manifest(root).release,
-        reference=float((config.get("rl_config") or {}).get("init_kl_coef", 0.01)) > 0,
+        reference=_needs_reference(config),
     )
 
 
@@ -164,7 +193,7 @@ def start_ray(process: ProcessSettings, config: DictConfig) -> None:
             int((config.rl_config.get(key) or {}).get("num_npus") or 0)
             for key in ("actor_resource", "reference_resource", "reward_resource")
         )
-        arguments |= {"num_cpus": _HOST_LOGICAL_CPUS, "resources": {"NPU": npus}, "include_dashboard": False}
+        arguments |= {"num_cpus": HOST_CPUS, "resources": {"NPU": npus}, "include_dashboard": False}
     ray.init(**arguments)
 
 

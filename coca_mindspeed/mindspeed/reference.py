@@ -28,7 +28,8 @@ class NoReference:
 def worker_groups(original: Any) -> Any:
     """For the manifest: MindSpeed-RL's ``RayActorGroup`` as ``train`` uses it, without a group of reference workers.
 
-    A subclass, because the trainer tells worker groups from other reward workers by this class.
+    A subclass, because the trainer tells worker groups from other reward workers by this class.  It also completes
+    separate-worker mode: ``train`` gives that mode's actors no profiler and no msprobe settings, which they read.
     """
 
     class WorkerGroup(original):
@@ -37,7 +38,18 @@ def worker_groups(original: Any) -> Any:
                 return NoReference(megatron_config)
             return super().__new__(cls)
 
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **{**_switched_off(), **kwargs})
+
     return WorkerGroup
+
+
+def _switched_off() -> dict[str, Any]:
+    """Settings under which MindSpeed-RL neither profiles nor probes."""
+    from mindspeed_rl.config_cls.mindstudio_config import MsprobeConfig, ProfilerConfig
+
+    role = "integrated"  # what train itself calls it
+    return {"profiler_config": ProfilerConfig({}, role=role), "msprobe_config": MsprobeConfig({}, role=role)}
 
 
 def _is_reference(worker: Any) -> bool:

@@ -91,6 +91,7 @@ def mindspeed_values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: b
     if run.logging.wandb is not None:
         names = {"wandb_project": run.logging.wandb, "wandb_exp_name": files.output.name}
         values["rl_config"] |= {**names, "wandb_save_dir": str(files.results.absolute())}
+    _fix_reference(values)
     coca = values.setdefault("coca", {})
     coca |= {"stage": files.stage, "output_dir": str(files.results.absolute())}
     if resume:
@@ -101,6 +102,25 @@ def mindspeed_values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: b
         before = StageFiles(files.output, files.stage - 1).checkpoints
         actor["load"] = str(before.absolute())
     return values
+
+
+def _fix_reference(values: dict[str, Any]) -> None:
+    """Let the reference be the weights that the run began with, in every stage and after every resume.
+
+    MindSpeed-RL's integrated worker loads its reference from where it loads the actor, unless told otherwise; after a
+    resume that would be the policy as it was saved.
+    """
+    rl, initial = values.get("rl_config", {}), values["actor_config"].get("load")
+    if not float(rl.get("init_kl_coef", 0.01)) or not rl.get("use_integrated_worker", True):
+        return
+    mode = rl.get("integrated_mode_config") or {}
+    if mode.get("ref_model_load_path") is None:
+        if initial is None:
+            raise ConfigError(
+                "mindspeed_rl.rl_config.init_kl_coef: the reference needs Megatron weights: set "
+                "mindspeed_rl.actor_config.load, or +mindspeed_rl.rl_config.integrated_mode_config.ref_model_load_path"
+            )
+        rl["integrated_mode_config"] = {**mode, "ref_model_load_path": initial}
 
 
 def _make_paths_absolute(values: dict[str, Any]) -> None:

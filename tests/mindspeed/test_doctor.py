@@ -138,6 +138,19 @@ def test_one_thing_wrong_in_the_environment(good, variable, value, name, fix):
     assert fix in found[name]
 
 
+def test_on_the_host_platform_nothing_of_an_npu_is_asked_for(good, monkeypatch):
+    machine, run = good
+    overrides = ["hardware=host", "hardware.npus_per_node=4", f"model.path={run.model.path}"]
+    host = compose_run("qwen25_7b_910b", [*overrides, f"data.train={run.data.train}", "data.evaluate=null"]).run
+    here = replace(machine, environment={name: machine.environment[name] for name in doctor.HOMES})
+    names = [finding.name for finding in doctor.examine_machine(here, host)]
+    assert problems(here, host) == {}
+    assert "CANN" not in names
+    assert "weights" not in names
+    monkeypatch.setattr(FakeMachine, "packages", {})
+    assert "requirements/mindspeed-host.txt" in problems(here, host)["ray"]
+
+
 def test_versions_that_do_not_belong_together(good, monkeypatch):
     machine, run = good
     wrong = {**FakeMachine.packages, "torch_npu": "2.6.0", "vllm": "0.11.0", "triton-ascend": "3.2.0"}

@@ -28,7 +28,7 @@ def _config(**changes: dict[str, Any]) -> Any:
         "coca": {},
     }
     for section, values in changes.items():
-        config[section] = {**config[section], **values}
+        config[section] = {**config.get(section, {}), **values}
     return OmegaConf.create(config)
 
 
@@ -58,11 +58,28 @@ def test_mindspeed_keys_pass_through_untouched() -> None:
         ("coca", {"eval_interval": 5}, "eval_data: eval_interval is set"),
         ("coca", {"samples_interval": 5}, "output_dir: validation and samples need"),
         ("coca", {"platform": "host"}, "zmq_communication: the host platform supports false only"),
+        ("rl_config", {"use_integrated_worker": False}, "ref_config: .*as actor_config"),
     ],
 )
 def test_what_cannot_work_is_refused_by_key_and_value(section: str, values: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         driver.split_config(_config(**{section: values}))
+
+
+def test_separate_workers_need_sections_that_mindspeed_reads_without_asking() -> None:
+    separate = {"use_integrated_worker": False}
+    sections: dict[str, Any] = {"ref_config": {"model": "m"}, "reward_config": {"model": "m"}}
+    with pytest.raises(ConfigError, match=r"rl_config.reference_resource: .* found none"):
+        driver.split_config(_config(rl_config=separate, **sections))
+    driver.split_config(_config(rl_config={**separate, "reference_resource": {"num_npus": 1}}, **sections))
+
+
+def test_a_reference_on_the_host_needs_megatron_weights() -> None:
+    host = {"platform": "host", "host": {"initial_weights": "/hf"}}
+    rl = {"init_kl_coef": 0.1, "zmq_communication": False}
+    with pytest.raises(ConfigError, match="initial_weights: only the actor's"):
+        driver.split_config(_config(coca=host, rl_config=rl))
+    driver.split_config(_config(coca=host, rl_config=rl, actor_config={"load": "/megatron"}))
 
 
 def test_sequential_has_two_stages() -> None:

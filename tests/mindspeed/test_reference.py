@@ -1,6 +1,7 @@
 """Without a KL term there is no reference worker group, whoever asks for one."""
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +13,11 @@ from coca_mindspeed.mindspeed.reference import NoReference, worker_groups
 class _Group:
     """MindSpeed-RL's ``RayActorGroup`` takes more, and starts processes."""
 
-    def __init__(self, worker: Any, placement_group: Any = None, megatron_config: Any = None) -> None:
+    def __init__(
+        self, worker: Any, megatron_config: Any, profiler_config: Any = None, msprobe_config: Any = None
+    ) -> None:
         self.worker, self.megatron_config = worker, megatron_config
+        self.tools = (profiler_config, msprobe_config)
 
 
 def _worker(name: str) -> Any:
@@ -26,14 +30,32 @@ def with_reference(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPat
     return bool(request.param)
 
 
+@pytest.fixture(autouse=True)
+def _mindstudio(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("mindspeed_rl.config_cls.mindstudio_config")
+    for name in ("ProfilerConfig", "MsprobeConfig"):
+        setattr(module, name, lambda values, role, name=name: (name, values, role))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+
+
 def test_only_the_reference_group_is_left_out(with_reference: bool) -> None:
     groups = worker_groups(_Group)
-    actor = groups(worker=_worker("ActorHybridWorker"), placement_group=None, megatron_config=1)
+    actor = groups(worker=_worker("ActorHybridWorker"), megatron_config=1)
     assert isinstance(actor, _Group)
     assert actor.megatron_config == 1
-    group = groups(worker=_worker("ReferenceWorker"), placement_group=None, megatron_config=2)
+    group = groups(worker=_worker("ReferenceWorker"), megatron_config=2)
     assert isinstance(group, _Group) == with_reference
     assert group.megatron_config == 2
+
+
+def test_actors_that_are_given_no_profiler_get_one_that_is_off() -> None:
+    groups = worker_groups(_Group)
+    assert groups(worker=_worker("ActorHybridWorker"), megatron_config=1).tools == (
+        ("ProfilerConfig", {}, "integrated"),
+        ("MsprobeConfig", {}, "integrated"),
+    )
+    given = groups(worker=_worker("IntegratedWorker"), megatron_config=1, profiler_config="p", msprobe_config="m")
+    assert given.tools == ("p", "m")
 
 
 def test_no_reference_does_what_the_trainer_asks() -> None:

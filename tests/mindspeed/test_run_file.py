@@ -57,6 +57,20 @@ def test_the_second_stage_starts_with_the_first_ones_weights(tmp_path):
         values_of(tmp_path, stage=1)
 
 
+def test_the_reference_stays_what_the_run_began_with(tmp_path):
+    kl = "mindspeed_rl.rl_config.init_kl_coef=0.05"
+    begun = str(Path("models/Qwen2.5-7B-Instruct-mcore-tp4-pp1").absolute())
+    assert "integrated_mode_config" not in values_of(tmp_path)["rl_config"]
+    checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="50")
+    for how in ({}, {"resume": True}, {"stage": 1}):
+        rl = values_of(tmp_path, kl, "method=sequential", **how)["rl_config"]
+        assert rl["integrated_mode_config"] == {"ref_model_load_path": begun}
+    path = "+mindspeed_rl.rl_config.integrated_mode_config.ref_model_load_path=/ref"
+    assert values_of(tmp_path, kl, path)["rl_config"]["integrated_mode_config"] == {"ref_model_load_path": "/ref"}
+    with pytest.raises(ConfigError, match="init_kl_coef: the reference needs Megatron weights"):
+        values_of(tmp_path, kl, "mindspeed_rl.actor_config.load=null")
+
+
 def test_iterations_must_be_known(tmp_path):
     with pytest.raises(ConfigError, match=r"the number of questions is not known; prepare data/big_math/train.jsonl"):
         values_of(tmp_path, "data.rows=null")
@@ -89,7 +103,7 @@ def test_check_writes_what_the_driver_reads(tmp_path, capsys):
     assert yaml.safe_load(file.read_text())["megatron_training"]["model"] in config.model
     script = tmp_path / "script"
     assert main(["check", RUN, "--output", str(tmp_path), "--quiet", "--for-script", str(script)]) == 0
-    assert script.read_text() == "npus_per_node 8\nstage 0 fresh\n"
+    assert script.read_text() == "platform npu\nnpus_per_node 8\nstage 0 fresh\n"
 
 
 def test_check_refuses_and_writes_nothing(tmp_path, capsys):

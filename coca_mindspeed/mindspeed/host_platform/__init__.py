@@ -20,7 +20,6 @@ def install() -> None:
     """Prepare this process; to be called before MindSpeed-RL is imported.  Idempotent."""
     device = devices.install()
     stand_ins.ANSWERS["torch_npu.npu"] = sys.modules["torch_npu.npu"] = torch.npu  # type: ignore[attr-defined]
-    # Where MindSpeed-RL asks for the number of devices it falls back to the number that the configuration names.
     stand_ins.ANSWERS["acl.rt"] = _AclRuntime
     stand_ins.ANSWERS.update(OPERATORS)
     rollout_groups.install()
@@ -37,5 +36,11 @@ def _compile_nothing(module: Any) -> None:
 class _AclRuntime:
     @staticmethod
     def get_device_count() -> tuple[int, int]:
-        """``(count, error code)``; an error, as without a driver."""
-        return 0, 1
+        """``(count, error code)``: the NPUs that each Ray node was started with; an error where that is not known."""
+        import ray
+
+        if not ray.is_initialized():
+            return 0, 1
+        counts = [int(node.get("Resources", {}).get("NPU", 0)) for node in ray.nodes() if node.get("Alive")]
+        most = max(counts, default=0)
+        return (most, 0) if most else (0, 1)

@@ -19,12 +19,15 @@ def host_training_config(original: Any) -> Any:
 
 
 def with_initial_weights(original: Any) -> Any:
-    """Wrap ``ActorHybridWorkerBase._build_model_optimizer``: start from a Hugging Face directory, unless resuming."""
+    """Wrap ``ActorHybridWorkerBase._build_model_optimizer``: start from a Hugging Face directory.
+
+    A checkpoint that is loaded (a resume, the second stage of a method) has the last word.
+    """
 
     def build_model_optimizer(self: Any) -> Any:
         model, optimizer, scheduler = original(self)
         weights = process_settings().coca.host.initial_weights
-        if weights is not None and self.iteration == 0:
+        if weights is not None and self.megatron_config.load is None:
             from transformers import AutoConfig, AutoModelForCausalLM
 
             from coca_mindspeed.mindspeed.host_platform.weights import Layout, load_shard

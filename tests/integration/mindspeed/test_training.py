@@ -3,22 +3,19 @@
 Every test starts the driver as users do, with a tiny model on the host platform.  None of this touches an NPU.
 """
 
-import json
 import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.integration.mindspeed import tiny
-from tests.integration.mindspeed.environment import REPOSITORY, environment, needs_mindspeed
+from tests.integration.mindspeed.environment import needs_mindspeed
+from tests.integration.mindspeed.runs import copy_of, finish, json_lines, metrics_of, start_driver
 
 pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -26,96 +23,94 @@ MASTER = "MINDSPEED_RL_MASTER_HOME"
 LEARNING_ITERATIONS = 100
 
 
-@pytest.fixture(scope="module")
-def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a warmed-up model and questions; copied for every run."""
-    directory = tmp_path_factory.mktemp("warm")
-    (directory / "model").mkdir()
-    tiny.write_model(directory / "model", warm_up_steps=300)
-    tiny.write_questions(directory)
-    return directory
-
-
-@pytest.fixture
-def ray_directory() -> Iterator[str]:
-    """Ray's sockets need a short path of their own."""
-    directory = Path(f"/tmp/coca-ray-{os.getpid()}")
-    yield str(directory)
-    shutil.rmtree(directory, ignore_errors=True)
-
-
-def _start(directory: Path, config: dict[str, Any], ray_directory: str, **variables: str) -> subprocess.Popen[bytes]:
-    path = tiny.write_configuration(directory / "run.yaml", config)
-    with (directory / "log").open("ab") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "coca_mindspeed.mindspeed.driver", str(path)],
-            cwd=REPOSITORY,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment(RAY_TMPDIR=ray_directory, **variables),
-        )
-
-
-def _finish(process: subprocess.Popen[bytes], directory: Path, timeout: float = 900) -> str:
-    """Wait for the driver; its log, and a failure if it failed."""
-    try:
-        code = process.wait(timeout=timeout)
-    finally:
-        process.kill()
-    log = (directory / "log").read_text(errors="replace")
-    if code:
-        pytest.fail(f"the driver returned {code}; the end of its log:\n{log[-4000:]}")
-    return log
-
-
-def _metrics(directory: Path, name: str = "metrics.jsonl") -> list[dict[str, float]]:
-    return [json.loads(line) for line in (directory / "output" / name).read_text().splitlines()]
-
-
-def _copy(warm: Path, target: Path) -> Path:
-    shutil.copytree(warm, target, dirs_exist_ok=True)
-    return target
-
-
-LAYOUTS: dict[str, tuple[int, dict[str, Any], dict[str, Any]]] = {
-    "TP1": (1, {}, {}),
-    "TP2": (2, {"tensor_model_parallel_size": 2}, {"guarantee_order": True}),
-    "PP2": (2, {"pipeline_model_parallel_size": 2}, {"mini_batch_size": 8}),
-    "DP2": (2, {"micro_batch_size": 16}, {"adv_dispatch_size": 32, "reward_dispatch_size": 64}),
+# What differs from tiny.configuration, section by section.
+SEPARATE: dict[str, dict[str, Any]] = {
+    "rl_config": {"use_integrated_worker": False, "reference_resource": {"num_npus": 1}},
+    "ref_config": {"model": "tiny", "micro_batch_size": 32},
+    "reward_config": {"model": "tiny", "micro_batch_size": 32},
+}
+LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
+    "TP1": {},
+    "TP2": {
+        "actor_config": {"tensor_model_parallel_size": 2},
+        "rl_config": {"actor_resource": {"num_npus": 2}, "guarantee_order": True},
+    },
+    "PP2": {
+        "actor_config": {"pipeline_model_parallel_size": 2},
+        "rl_config": {"actor_resource": {"num_npus": 2}, "mini_batch_size": 8},
+    },
+    "DP2": {
+        "actor_config": {"micro_batch_size": 16},
+        "rl_config": {
+            "actor_resource": {"num_npus": 2},
+            "adv_dispatch_size": 32,
+            "reward_dispatch_size": 64,
+            "blocking": False,
+            "verifier_function": ["coca_math"],
+        },
+    },
+    "separate workers": SEPARATE,
+    "a verifier of MindSpeed-RL": {"rl_config": {"verifier_function": ["acc"]}},
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_loop_runs_at(layout: str, warm: Path, tmp_path: Path, ray_directory: str) -> None:
-    npus, actor, rl = LAYOUTS[layout]
-    _run_and_check(warm, tmp_path, ray_directory, npus, actor, rl)
+    rows = _run_and_check(warm, tmp_path, ray_directory, LAYOUTS[layout])
+    assert "reference" not in "".join(key for row in rows for key in row)
 
 
 def _run_and_check(
-    warm: Path, tmp_path: Path, ray_directory: str, npus: int, actor: dict[str, Any], rl: dict[str, Any], **home: str
-) -> None:
-    directory = _copy(warm, tmp_path)
+    warm: Path, tmp_path: Path, ray_directory: str, changes: dict[str, dict[str, Any]], **home: str
+) -> list[dict[str, float]]:
+    directory = copy_of(warm, tmp_path)
     config = tiny.configuration(
         directory,
-        megatron_training={"train_iters": 3},
-        actor_config=actor,
-        rl_config={"actor_resource": {"num_npus": npus}, **rl},
-        coca={"samples_interval": 2, "eval_interval": 2, "eval_data": str(directory / "eval.jsonl")},
+        **{
+            **changes,
+            "megatron_training": {"train_iters": 3, **changes.get("megatron_training", {})},
+            "coca": {"samples_interval": 2, "eval_interval": 2, "eval_data": str(directory / "eval.jsonl")},
+        },
     )
-    log = _finish(_start(directory, config, ray_directory, **home), directory)
-    rows = _metrics(directory)
+    log = finish(start_driver(directory, config, ray_directory, **home), directory)
+    rows = metrics_of(directory)
     assert [row["iteration"] for row in rows] == [1, 2, 3]
     for row in rows:
         assert 0 < row["actor/grad_norm"] < float("inf")
         assert row["actor/rollout_log_prob_gap"] < 1e-4
         assert -1 <= row["coca/confidence_reward"] <= 0
+        assert 0 < row["coca/answer_reward"] < 1
         assert row["coca/grading_seconds"] > 0
-    assert [row["iteration"] for row in _metrics(directory, "validation.jsonl")] == [0, 2, 3]
-    samples = (directory / "output" / "samples" / "iteration_000002.jsonl").read_text().splitlines()
+    assert [row["iteration"] for row in metrics_of(directory, "validation.jsonl")] == [0, 2, 3]
+    samples = json_lines(directory / "output" / "samples" / "iteration_000002.jsonl")
     assert len(samples) == 2 * 8
-    assert {"prompt", "response", "confidence", "success_rate", "answer_advantage"} <= set(json.loads(samples[0]))
+    assert {"prompt", "response", "confidence", "success_rate", "answer_advantage"} <= set(samples[0])
     assert "coca/confidence_reward" in log  # MindSpeed-RL's own logger shows it
-    assert "reference" not in "".join(key for row in rows for key in row)
+    return rows
+
+
+@pytest.mark.parametrize("mode", ["integrated", "separate"])
+def test_with_a_kl_term_the_reference_is_what_training_began_with(
+    mode: str, warm: Path, tmp_path: Path, ray_directory: str
+) -> None:
+    """MindSpeed-RL's own reference, in both of its modes; both models load the same Megatron checkpoint."""
+    directory = copy_of(warm, tmp_path / "first")
+    config = tiny.configuration(directory, megatron_training={"train_iters": 1})
+    finish(start_driver(directory, config, ray_directory), directory)
+    weights = {"load": str(directory / "checkpoints")}
+
+    separate = SEPARATE if mode == "separate" else {}
+    changes: dict[str, dict[str, Any]] = {
+        "actor_config": weights,
+        "rl_config": {**separate.get("rl_config", {}), "init_kl_coef": 0.05, "mini_batch_size": 16},
+    }
+    if mode == "separate":
+        changes |= {"ref_config": {**SEPARATE["ref_config"], **weights}, "reward_config": SEPARATE["reward_config"]}
+    rows = _run_and_check(warm, tmp_path / "second", ray_directory, changes)
+    penalties = [row["actor/kl_loss"] for row in rows]
+    assert abs(penalties[0]) < 1e-6  # the policy is the reference
+    assert min(penalties[1:]) > 1e-6
+    assert any("reference" in key for key in rows[0])
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
@@ -130,8 +125,8 @@ def test_it_learns_to_say_how_sure_it_is(seed: int, tmp_path: Path, ray_director
         rl_config={"mini_batch_size": 32},
         actor_config={"lr": 1.0e-3, "micro_batch_size": 256},
     )
-    _finish(_start(tmp_path, config, ray_directory), tmp_path, timeout=1500)
-    rows = _metrics(tmp_path)
+    finish(start_driver(tmp_path, config, ray_directory), tmp_path, timeout=1500)
+    rows = metrics_of(tmp_path)
     assert len(rows) == LEARNING_ITERATIONS
 
     def mean(name: str, part: list[dict[str, float]]) -> float:
@@ -147,11 +142,11 @@ def test_it_learns_to_say_how_sure_it_is(seed: int, tmp_path: Path, ray_director
 
 @pytest.mark.skipif(MASTER not in os.environ, reason=f"needs a checkout of MindSpeed-RL's master: {MASTER} not set")
 def test_the_loop_runs_on_master(warm: Path, tmp_path: Path, ray_directory: str) -> None:
-    _run_and_check(warm, tmp_path, ray_directory, 1, {}, {}, MINDSPEED_RL_HOME=os.environ[MASTER])
+    _run_and_check(warm, tmp_path, ray_directory, {}, MINDSPEED_RL_HOME=os.environ[MASTER])
 
 
 def test_an_edited_mindspeed_rl_is_refused_before_anything_starts(warm: Path, tmp_path: Path) -> None:
-    directory = _copy(warm, tmp_path / "run")
+    directory = copy_of(warm, tmp_path / "run")
     edited = tmp_path / "edited"
     original = Path(os.environ["MINDSPEED_RL_HOME"])
     for part in ("cli", "configs", "mindspeed_rl"):
@@ -159,7 +154,7 @@ def test_an_edited_mindspeed_rl_is_refused_before_anything_starts(warm: Path, tm
     loss = edited / "mindspeed_rl" / "models" / "loss" / "base_loss_func.py"
     loss.write_text(loss.read_text().replace("skip_entropy=True", "skip_entropy=False"))
     started = time.monotonic()
-    process = _start(directory, tiny.configuration(directory), "/nonexistent", MINDSPEED_RL_HOME=str(edited))
+    process = start_driver(directory, tiny.configuration(directory), "/nonexistent", MINDSPEED_RL_HOME=str(edited))
     assert process.wait(timeout=120) == 1
     log = (directory / "log").read_text()
     assert "mindspeed_rl.models.loss.base_loss_func:BaseLossFunc (expected" in log
@@ -167,9 +162,9 @@ def test_an_edited_mindspeed_rl_is_refused_before_anything_starts(warm: Path, tm
 
 
 def test_a_killed_worker_ends_the_run_and_a_resume_goes_on(warm: Path, tmp_path: Path, ray_directory: str) -> None:
-    directory = _copy(warm, tmp_path)
+    directory = copy_of(warm, tmp_path)
     config = tiny.configuration(directory, megatron_training={"train_iters": 20, "save_interval": 2})
-    process = _start(directory, config, ray_directory)
+    process = start_driver(directory, config, ray_directory)
     marker = directory / "checkpoints" / "latest_checkpointed_iteration.txt"
     deadline = time.monotonic() + 600
     while not marker.exists() and process.poll() is None and time.monotonic() < deadline:
@@ -182,7 +177,7 @@ def test_a_killed_worker_ends_the_run_and_a_resume_goes_on(warm: Path, tmp_path:
     assert re.search(r"coca-mindspeed: training ended: .*ActorDiedError.*ActorWithoutReference", log)
     assert f"resume from the last checkpoint in {directory / 'checkpoints'}" in log
     saved = int(marker.read_text())
-    done = len(_metrics(directory))
+    done = len(metrics_of(directory))
 
     config["actor_config"] |= {
         "load": str(directory / "checkpoints"),
@@ -190,5 +185,5 @@ def test_a_killed_worker_ends_the_run_and_a_resume_goes_on(warm: Path, tmp_path:
         "no_load_optim": False,
         "no_load_rng": True,
     }
-    _finish(_start(directory, config, ray_directory), directory)
-    assert [row["iteration"] for row in _metrics(directory)[done:]] == list(range(saved + 1, 21))
+    finish(start_driver(directory, config, ray_directory), directory)
+    assert [row["iteration"] for row in metrics_of(directory)[done:]] == list(range(saved + 1, 21))

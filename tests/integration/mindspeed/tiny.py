@@ -178,3 +178,30 @@ def write_configuration(path: Path, config: dict[str, Any]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     return path
+
+
+def run_overrides(directory: Path) -> list[str]:
+    """What turns a ready-made run for Ascend into one for the model and the questions in ``directory``."""
+    hf = json.loads((directory / "model" / "config.json").read_text())
+    architecture = {
+        "layers": hf["num_hidden_layers"],
+        "hidden": hf["hidden_size"],
+        "heads": hf["num_attention_heads"],
+        "kv_groups": hf["num_key_value_heads"],
+        "ffn": hf["intermediate_size"],
+        "vocab": hf["vocab_size"],
+        "untied_embeddings": str(not hf["tie_word_embeddings"]).lower(),
+        "rope_theta": int(hf["rope_theta"]),
+        "context": hf["max_position_embeddings"],
+    }
+    return [
+        "hardware=host",
+        f"model.path={directory / 'model'}",
+        *(f"model.architecture.{name}={value}" for name, value in architecture.items()),
+        f"data.train={directory / 'train.jsonl'}",
+        f"data.evaluate={directory / 'eval.jsonl'}",
+        *("data.grader=exact", "data.grader_options={}", "data.epochs=null"),
+        *("method.confidence_decimals=2", "method.max_confidence_tokens=6", "method.advantage_eps=0.05"),
+        *("rollout.prompts=16", "rollout.group_size=8", "rollout.max_prompt_tokens=32", "rollout.max_new_tokens=16"),
+        *("optimizer.lr=5e-4", "logging.samples_interval=1", "evaluation.interval=2", "checkpoint.interval=2"),
+    ]

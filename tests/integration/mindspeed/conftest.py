@@ -1,0 +1,28 @@
+"""What several modules of tests start from."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.mindspeed import tiny
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a warmed-up model and questions; to be copied for every run."""
+    directory = tmp_path_factory.mktemp("warm")
+    (directory / "model").mkdir()
+    tiny.write_model(directory / "model", warm_up_steps=300)
+    tiny.write_questions(directory)
+    return directory
+
+
+@pytest.fixture
+def ray_directory() -> Iterator[str]:
+    """Ray's sockets need a short path of their own."""
+    directory = Path(f"/tmp/coca-ray-{os.getpid()}")
+    yield str(directory)
+    shutil.rmtree(directory, ignore_errors=True)

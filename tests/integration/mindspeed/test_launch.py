@@ -1,0 +1,89 @@
+"""The launch scripts with nothing stood in for but the NPU: real Ray clusters, the real MindSpeed-RL, a ready-made run.
+
+``hardware=host`` is the only part of the configuration that a cluster of NPUs would not have; the sizes are scaled
+down to the tiny model.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.integration.mindspeed import tiny
+from tests.integration.mindspeed.environment import REPOSITORY, environment, free_port, needs_mindspeed
+from tests.integration.mindspeed.runs import copy_of, finish, json_lines
+
+pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+SCRIPT = REPOSITORY / "launch" / "qwen25_1p5b_910b.sh"
+
+
+def _launch(directory: Path, ray_directory: str, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
+    with (directory / "log").open("ab") as log:
+        return subprocess.Popen(
+            ["bash", str(SCRIPT), "--output", str(directory / "run"), *tiny.run_overrides(directory), *arguments],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment(
+                **{"PYTHON": sys.executable, "RAY_TMPDIR": ray_directory, "RAY_PORT": str(free_port()), **variables}
+            ),
+        )
+
+
+def _iterations(stage: Path) -> list[int]:
+    return [int(row["iteration"]) for row in json_lines(stage / "metrics.jsonl")]
+
+
+def test_both_stages_of_a_method_one_after_the_other(warm: Path, tmp_path: Path, ray_directory: str) -> None:
+    directory = copy_of(warm, tmp_path)
+    log = finish(_launch(directory, ray_directory, "method=sequential", "trainer.steps=2"), directory)
+    assert "the Ray cluster has 1 NPUs" in log
+    for stage in ("stage0", "stage1"):
+        assert _iterations(directory / "run" / stage) == [1, 2]
+        rows = json_lines(directory / "run" / stage / "metrics.jsonl")
+        assert all(0 < row["actor/grad_norm"] < float("inf") for row in rows)
+        assert all(row["actor/rollout_log_prob_gap"] < 1e-4 for row in rows)
+    # The second stage goes on from the first one's weights: it validates them before its first iteration.
+    last, first = (
+        json_lines(directory / "run" / stage / "validation.jsonl")[at] for stage, at in (("stage0", -1), ("stage1", 0))
+    )
+    assert abs(last["validation/acc"] - first["validation/acc"]) < 5
+
+
+def test_a_run_that_was_stopped_is_resumed(warm: Path, tmp_path: Path, ray_directory: str) -> None:
+    directory = copy_of(warm, tmp_path)
+    process = _launch(directory, ray_directory, "trainer.steps=8")
+    checkpoints = directory / "run" / "stage0" / "checkpoints"
+    marker = checkpoints / "latest_checkpointed_iteration.txt"
+    deadline = time.monotonic() + 600
+    while not marker.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=120) == 143, (directory / "log").read_text(errors="replace")[-3000:]
+    saved, done = int(marker.read_text()), len(_iterations(directory / "run" / "stage0"))
+    assert saved < 8
+    again = _launch(directory, ray_directory, "trainer.steps=8")
+    assert again.wait(timeout=120) == 1
+    assert "already holds a run; add --resume" in (directory / "log").read_text()
+    finish(_launch(directory, ray_directory, "trainer.steps=8", "--resume"), directory)
+    assert _iterations(directory / "run" / "stage0")[done:] == list(range(saved + 1, 9))
+    assert marker.read_text() == "8"
+
+
+def test_two_nodes(warm: Path, tmp_path: Path, ray_directory: str) -> None:
+    """Two Ray nodes on this machine, each with one NPU: data-parallel training, a reward worker on each."""
+    directory = copy_of(warm, tmp_path)
+    variables = {"NNODES": "2", "MASTER_ADDR": "127.0.0.1", "RAY_PORT": str(free_port())}
+    head = _launch(directory, ray_directory, "trainer.steps=2", NODE_RANK="0", **variables)
+    worker = _launch(directory, ray_directory, "trainer.steps=2", NODE_RANK="1", **variables)
+    try:
+        log = finish(head, directory)
+        assert worker.wait(timeout=120) == 0
+    finally:
+        worker.kill()
+    assert "the Ray cluster has 2 NPUs" in log
+    assert "the head has ended the cluster" in (directory / "log").read_text(errors="replace")
+    assert _iterations(directory / "run" / "stage0") == [1, 2]
