@@ -39,6 +39,7 @@ class Facts:
     tp: int
     pp: int
     cp: int
+    cp_algorithm: str
     micro_batch: int
     seq_length: int
     bf16: bool
@@ -67,6 +68,7 @@ class Facts:
     verifier_weights: int
     guarantee_order: bool
     partial_rollout_splits: int
+    zmq: bool
     # rollout
     rollout_tp: int
     rollout_pp: int
@@ -77,6 +79,7 @@ class Facts:
     max_sequences: int
     memory_utilization: float
     rollout_dtype: str
+    temperature: float
     sampling_seed: int | None
     top_k: int
     top_p: float
@@ -155,6 +158,7 @@ KEYS: dict[str, str] = {
     "max_batched_tokens": f"{_GENERATE}.max_num_batched_tokens",
     "memory_utilization": f"{_GENERATE}.gpu_memory_utilization",
     "rollout_dtype": f"{_GENERATE}.dtype",
+    "temperature": f"{_GENERATE}.sampling_config.temperature",
     "sampling_seed": f"{_GENERATE}.sampling_config.seed",
     "top_k": f"{_GENERATE}.sampling_config.top_k",
     "top_p": f"{_GENERATE}.sampling_config.top_p",
@@ -248,6 +252,7 @@ def read_facts(run: RunConfig) -> Facts:
         tp=actor.integer("tensor_model_parallel_size", 1),
         pp=actor.integer("pipeline_model_parallel_size", 1),
         cp=actor.integer("context_parallel_size", 1),
+        cp_algorithm=str(actor.text("context_parallel_algo", "ulysses_cp_algo")),
         micro_batch=actor.integer("micro_batch_size"),
         seq_length=actor.integer("seq_length"),
         bf16=actor.switch("bf16", True),
@@ -275,6 +280,7 @@ def read_facts(run: RunConfig) -> Facts:
         verifier_weights=rl.length("verifier_weight", 1),
         guarantee_order=rl.switch("guarantee_order", False),
         partial_rollout_splits=rl.integer("partial_rollout_max_split", 1),
+        zmq=rl.switch("zmq_communication", True),
         rollout_tp=generate.integer("infer_tensor_parallel_size", 8),
         rollout_pp=generate.integer("infer_pipeline_parallel_size", 1),
         max_prompt=rl.integer("max_prompt_length", 512),
@@ -284,6 +290,7 @@ def read_facts(run: RunConfig) -> Facts:
         max_sequences=generate.integer("max_num_seqs", 1),
         memory_utilization=generate.number("gpu_memory_utilization", 0.5),
         rollout_dtype=str(generate.text("dtype", "bfloat16")),
+        temperature=sampling.number("temperature", 1.0),
         sampling_seed=sampling.optional("seed"),
         top_k=sampling.integer("top_k", 50),
         top_p=sampling.number("top_p", 1.0),

@@ -23,6 +23,7 @@ _FIXED = {  # values that MindSpeed-RL or the method allows alone
     "top_p": 1.0,
     "min_p": 0.0,
     "rollout_pp": 1,
+    "temperature": 1.0,
 }
 
 
@@ -96,6 +97,9 @@ def _unsupported(run: RunConfig, facts: Facts) -> Iterator[Problem]:
         yield Problem(
             "optimizer.warmup_steps", run.optimizer.warmup_steps, "cannot be had with several updates a step", (0,)
         )
+    if run.optimizer.schedule != "constant" and run.trainer.epochs > 1:
+        reason = f"Megatron would finish it after 1/{run.trainer.epochs} of the run: it knows of no trainer.epochs"
+        yield Problem("optimizer.schedule", run.optimizer.schedule, reason, ("constant",))
     if run.evaluation.questions is not None:
         reason = "validation uses all of data.evaluate; shorten that file instead"
         yield Problem("evaluation.questions", run.evaluation.questions, reason, (None,))

@@ -52,13 +52,19 @@ def pipeline_parallel(facts: Facts) -> Iterator[Violation]:
 
 
 def context_parallel(facts: Facts) -> Iterator[Violation]:
-    """Megatron's ``validate_args`` for context parallel; Ulysses also cuts the heads of each tensor-parallel rank."""
+    """Megatron's ``validate_args`` for context parallel; Ulysses also cuts the heads of each tensor-parallel rank.
+
+    ``BaseWorker.dispatch_transfer_dock_data`` pads small batches to TP x CP when they go through ZMQ; the ring cuts
+    them into twice as many parts as there are ranks.
+    """
     if facts.cp == 1:
         return
     if facts.seq_length % (2 * facts.cp):
         yield Violation("cp", f"twice it does not divide the sequence length {facts.seq_length}")
     if facts.heads % (facts.tp * facts.cp):
         yield Violation("cp", f"{facts.tp} x {facts.cp} ranks do not divide the {facts.heads} attention heads")
+    if facts.cp_algorithm == "megatron_cp_algo" and facts.zmq and facts.tp % 2 and not facts.remove_padding:
+        yield Violation("remove_padding", "megatron_cp_algo with zmq_communication and an odd TP needs true")
 
 
 def npus_by_layout(facts: Facts) -> Iterator[Violation]:
@@ -117,7 +123,10 @@ def batch(facts: Facts) -> Iterator[Violation]:
 
 
 def dispatch_sizes(facts: Facts) -> Iterator[Violation]:
-    """``validate_rl_args._validate_experience_ratio`` and ``_validate_dispatch_size``; whole groups for our stages."""
+    """``validate_rl_args._validate_experience_ratio`` and ``_validate_dispatch_size``; whole groups for our stages.
+
+    In order, ``ActorHybridWorkerBase.update`` takes one dispatch of each rank's share and no more.
+    """
     if facts.npus % facts.model_parallel or facts.npus % (facts.rollout_tp * facts.rollout_pp):
         return
     for field, ranks in (
@@ -138,6 +147,9 @@ def dispatch_sizes(facts: Facts) -> Iterator[Violation]:
     per_rank = facts.mini_batch * facts.group // facts.dp
     if facts.update_dispatch is not None and facts.update_dispatch < per_rank:
         yield Violation("update_dispatch", f"is less than a rank's minibatch of {per_rank} responses")
+    share = facts.responses // facts.dp
+    if facts.guarantee_order and facts.update_dispatch is not None and facts.update_dispatch != share:
+        yield Violation("update_dispatch", f"with guarantee_order a rank trains that many of its {share} responses")
 
 
 def lengths(facts: Facts) -> Iterator[Violation]:
@@ -199,6 +211,12 @@ def sampling(facts: Facts) -> Iterator[Violation]:
         yield Violation("min_p", "cuts the policy's distribution, whose success rate the confidence states: needs 0.0")
 
 
+def temperature(facts: Facts) -> Iterator[Violation]:
+    """``BaseTrainingEngine.forward_step`` divides the output of every pipeline stage by it, not the logits alone."""
+    if facts.temperature != 1.0 and facts.pp > 1:
+        yield Violation("temperature", "MindSpeed-RL divides every pipeline stage's output by it: with PP it needs 1.0")
+
+
 RULES: tuple[Rule, ...] = (
     tensor_parallel,
     pipeline_parallel,
@@ -212,6 +230,7 @@ RULES: tuple[Rule, ...] = (
     precision,
     rewards,
     sampling,
+    temperature,
 )
 
 

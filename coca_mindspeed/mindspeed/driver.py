@@ -81,11 +81,22 @@ def split_config(config: DictConfig) -> tuple[CocaSettings, DictConfig]:
     """
     section = OmegaConf.to_container(config.get("coca") or OmegaConf.create({}), resolve=True)
     assert isinstance(section, dict)
-    settings = coca_settings({str(key): value for key, value in section.items()})
+    settings = _comparable(coca_settings({str(key): value for key, value in section.items()}), config)
     with open_dict(config):
         config.pop("coca", None)
     _check_mindspeed_keys(config, settings)
     return settings, config
+
+
+def _comparable(settings: CocaSettings, config: DictConfig) -> CocaSettings:
+    """Without the rollout's log-probabilities where they are of another distribution than the training's.
+
+    vLLM returns them before the temperature is applied, the host platform after.
+    """
+    sampling = (config.get("generate_config") or {}).get("sampling_config") or {}
+    if settings.platform == "npu" and float(sampling.get("temperature", 1.0)) != 1.0:
+        return settings.model_copy(update={"rollout_log_probs": False})
+    return settings
 
 
 def _check_mindspeed_keys(config: DictConfig, settings: CocaSettings) -> None:
@@ -170,6 +181,8 @@ def runtime_environment(process: ProcessSettings, config: DictConfig) -> dict[st
     generate = config.get("generate_config") or {}
     if generate.get("enable_expert_parallel"):
         variables["VLLM_DP_SIZE"] = str(generate.get("infer_expert_parallel_size"))
+    if (buffer := rl.get("hccl_buffersize")) is not None:  # a key of MindSpeed-RL's master
+        variables["HCCL_BUFFSIZE"] = str(buffer)
     own_package = Path(__file__).resolve().parents[2]
     python_path = [str(own_package), *map(str, process.import_paths), os.environ.get("PYTHONPATH", "")]
     return {

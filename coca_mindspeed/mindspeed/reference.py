@@ -41,6 +41,13 @@ def worker_groups(original: Any) -> Any:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **{**_switched_off(), **kwargs})
 
+        def get_consumed_train_samples(self) -> int:
+            """Prompts of the finished iterations, so that a resumed run goes on behind them.
+
+            MindSpeed-RL's workers add a whole iteration's for every dispatch of an update.
+            """
+            return int(self.get_iteration() * self.megatron_config.global_batch_size)
+
     return WorkerGroup
 
 

@@ -162,8 +162,7 @@ class RewardWorker:
         Raises:
             GradingError: the worker could not be initialised; the cause is chained.
         """
-        if self._failure is not None:
-            raise GradingError(f"the reward worker could not be initialised: {self._failure}") from self._failure
+        self._check_initialised()
         settings, rl_config = self._settings, self._rl_config
         group = rl_config.n_samples_per_prompt
         count = rl_config.reward_dispatch_size
@@ -199,7 +198,11 @@ class RewardWorker:
 
         Returns:
             ``correct``, ``confidence``, ``confidence_lengths`` and ``texts``.
+
+        Raises:
+            GradingError: as :meth:`compute_rm_score`.
         """
+        self._check_initialised()
         self._lookup = RecordLookup(eval_data, self._tokenizer, [columns.RECORD])
         try:
             judged = self._judge(Rows(columns_, indexes))
@@ -211,6 +214,10 @@ class RewardWorker:
             "confidence_lengths": judged.confidence_lengths,
             "texts": judged.texts,
         }
+
+    def _check_initialised(self) -> None:
+        if self._failure is not None:
+            raise GradingError(f"the reward worker could not be initialised: {self._failure}") from self._failure
 
     def _judge(self, rows: Rows) -> JudgedResponses:
         return judge(

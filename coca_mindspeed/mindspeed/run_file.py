@@ -118,7 +118,7 @@ def _fix_reference(values: dict[str, Any]) -> None:
         if initial is None:
             raise ConfigError(
                 "mindspeed_rl.rl_config.init_kl_coef: the reference needs Megatron weights: set "
-                "mindspeed_rl.actor_config.load, or +mindspeed_rl.rl_config.integrated_mode_config.ref_model_load_path"
+                "mindspeed_rl.actor_config.load, or mindspeed_rl.rl_config.integrated_mode_config.ref_model_load_path"
             )
         rl["integrated_mode_config"] = {**mode, "ref_model_load_path": initial}
 

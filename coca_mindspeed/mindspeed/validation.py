@@ -5,6 +5,7 @@ judges the responses, and the dock is cleared again; nothing is learned from the
 """
 
 import math
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +15,7 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.mindspeed import columns
 from coca_mindspeed.mindspeed.dataset import load_prompts
-from coca_mindspeed.mindspeed.dock import fetch, read_rows
+from coca_mindspeed.mindspeed.dock import fetch, read_rows, report
 from coca_mindspeed.mindspeed.samples import append_line
 from coca_mindspeed.mindspeed.settings import CocaSettings
 
@@ -39,7 +40,7 @@ class Validation:
 
     def run(self, iteration: int) -> dict[str, float]:
         """Judge the current weights and log Acc, AUROC, ECE, Brier, SR and TTC under ``validation/``."""
-        trainer = self._trainer
+        trainer, start = self._trainer, time.perf_counter()
         judged = [self._roll_out(prompts) for prompts in self._chunks()]
         joined = {name: torch.cat([part[name] for part in judged]) for name in judged[0]}
         metrics = validation_metrics(joined["correct"], joined["confidence"], joined["confidence_lengths"])
@@ -51,6 +52,8 @@ class Validation:
         for logger in (trainer.wandb, getattr(trainer, "swanlab", None)):
             if logger is not None:
                 logger.log_metrics(named, iteration)
+        # MindSpeed-RL's timing/all of the iteration that follows includes it.
+        report(trainer.transfer_dock, {"coca/validation_seconds": [time.perf_counter() - start]})
         print(f"validation at iteration {iteration}: {named}", flush=True)
         return named
 
@@ -74,6 +77,12 @@ class Validation:
         fetch(dock.put_experience.remote(data_dict=rows, indexes=indexes, is_prompt=True))
         trainer.actor_worker.generate_sequences(blocking=True)
         trainer.actor_worker.wait_all_ref_objs_run_over()
+        # Every row with every column, of the repetitions too: what came after the dock is cleared would be the next
+        # iteration's.
+        written = ["responses", "response_length", "input_ids"]
+        if self._settings.rollout_log_probs:
+            written.append(columns.ROLLOUT_LOG_PROBS)
+        read_rows(dock, written, list(range(len(full) * samples)))
         wanted = list(range(len(questions) * samples))
         responses = read_rows(dock, ["responses", "response_length", columns.RECORD], wanted)
         judged: dict[str, Any] = fetch(self._graders[0].judge_rows.remote(responses, wanted, str(self._file)))

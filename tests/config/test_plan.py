@@ -214,6 +214,26 @@ def test_what_layouts_do_to_memory(seven):
             [RL + "partial_rollout_max_split=2", RL + "guarantee_order=true"],
             "partial_rollout_max_split=2: cannot be more than 1",
         ),
+        (
+            [RL + "actor_update_dispatch_size=512", RL + "guarantee_order=true", RL + "mini_batch_size=64"],
+            "size=512: with guarantee_order a rank trains that many of its 1024 responses; nearest that works: 1024",
+        ),
+        (
+            ["rollout.temperature=0.7", ACTOR + "pipeline_model_parallel_size=2"],
+            "temperature=0.7: .* with PP it needs 1.0; nearest that works: 1.0",
+        ),
+        (
+            [
+                *(ACTOR + "tensor_model_parallel_size=1", ACTOR + "context_parallel_size=2"),
+                *(ACTOR + "context_parallel_algo=megatron_cp_algo", RL + "zmq_communication=true"),
+                *(RL + "use_remove_padding=false", RL + "use_dynamic_bsz=false"),
+            ],
+            "use_remove_padding=false: megatron_cp_algo with zmq_communication and an odd TP needs true",
+        ),
+        (
+            ["optimizer.schedule=cosine", "trainer.epochs=2"],
+            "schedule=cosine: Megatron would finish it after 1/2 of the run",
+        ),
         ([RL + "actor_resource.num_npus=4"], "num_npus=4: hardware has 1 x 8 NPUs; nearest that works: 8"),
         ([RL + "n_samples_per_prompt=8"], "rollout.group_size=16: mindspeed_rl says 8"),
         (
@@ -243,6 +263,18 @@ def test_what_cannot_run_is_refused_by_key_value_and_what_works(overrides, messa
     assert problems
     text = "\n".join(map(str, problems))
     assert re.search(message, text), text
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [RL + "actor_update_dispatch_size=1024", RL + "guarantee_order=true", RL + "mini_batch_size=64"],
+        ["rollout.temperature=0.7"],
+        ["optimizer.schedule=cosine"],
+    ],
+)
+def test_what_can_run_is_not_refused(overrides):
+    assert make_plan(compose_run("qwen25_7b_910b", overrides).run).problems == ()
 
 
 def test_pipelines_of_packed_responses_need_no_padding():

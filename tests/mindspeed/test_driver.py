@@ -82,6 +82,15 @@ def test_a_reference_on_the_host_needs_megatron_weights() -> None:
     driver.split_config(_config(coca=host, rl_config=rl, actor_config={"load": "/megatron"}))
 
 
+@pytest.mark.parametrize(("temperature", "measured"), [(1.0, True), (0.7, False)])
+def test_log_probabilities_of_another_distribution_are_not_compared(temperature: float, measured: bool) -> None:
+    sampling = {"sampling_config": {"temperature": temperature}}
+    settings, _ = driver.split_config(_config(generate_config=sampling))
+    assert settings.rollout_log_probs == measured
+    host = _config(generate_config=sampling, coca={"platform": "host"}, rl_config={"zmq_communication": False})
+    assert driver.split_config(host)[0].rollout_log_probs
+
+
 def test_sequential_has_two_stages() -> None:
     assert coca_settings({"method": "sequential", "stage": 1}).stage == 1
 
@@ -127,6 +136,8 @@ def test_every_ray_process_is_told_the_settings(tmp_path: Path, monkeypatch: pyt
     process = _process(home=tmp_path)
     runtime = driver.runtime_environment(process, _config())
     assert runtime["env_vars"]["HCCL_BUFFSIZE"] == "256"
+    smaller = driver.runtime_environment(process, _config(rl_config={"hccl_buffersize": 64}))
+    assert smaller["env_vars"]["HCCL_BUFFSIZE"] == "64"
     assert runtime["env_vars"]["PYTHONPATH"].split(":")[1:3] == ["/a", "/b"]
     assert runtime["worker_process_setup_hook"] == "coca_mindspeed.mindspeed.process.setup_worker"
     monkeypatch.setenv(VARIABLE, runtime["env_vars"][VARIABLE])

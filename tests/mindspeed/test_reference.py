@@ -19,6 +19,9 @@ class _Group:
         self.worker, self.megatron_config = worker, megatron_config
         self.tools = (profiler_config, msprobe_config)
 
+    def get_iteration(self) -> int:
+        return 50
+
 
 def _worker(name: str) -> Any:
     return SimpleNamespace(__ray_actor_class__=type(name, (), {}))
@@ -56,6 +59,13 @@ def test_actors_that_are_given_no_profiler_get_one_that_is_off() -> None:
     )
     given = groups(worker=_worker("IntegratedWorker"), megatron_config=1, profiler_config="p", msprobe_config="m")
     assert given.tools == ("p", "m")
+
+
+def test_a_resumed_run_goes_on_behind_the_prompts_of_its_finished_iterations() -> None:
+    group = worker_groups(_Group)(
+        worker=_worker("ActorHybridWorker"), megatron_config=SimpleNamespace(global_batch_size=8)
+    )
+    assert group.get_consumed_train_samples() == 50 * 8
 
 
 def test_no_reference_does_what_the_trainer_asks() -> None:

@@ -284,3 +284,5 @@ def test_a_reward_worker_that_could_not_start_says_why_when_it_is_used() -> None
         worker.initialize(None, None, None)
     with pytest.raises(GradingError, match="could not be initialised: COCA_MINDSPEED_PROCESS is not set"):
         worker.compute_rm_score()
+    with pytest.raises(GradingError, match="could not be initialised: COCA_MINDSPEED_PROCESS is not set"):
+        worker.judge_rows({}, [], "eval.jsonl")

@@ -1,0 +1,109 @@
+"""What hooks for NPUs alone do to the real classes, in a process of its own: ``python -m ...npu_only HOME``.
+
+vLLM is stood in for, so this shows that upstream's code does what our hooks correct, and that it no longer does so when
+hooked; it shows nothing about an NPU.
+"""
+
+import contextlib
+import sys
+from typing import Any
+
+from coca_mindspeed.mindspeed import host_platform
+from coca_mindspeed.mindspeed.rollout_engine import prompts_as_token_ids, with_training_weights_there
+
+
+class _Weights:
+    """An offloader and a weight container in one: reading what was offloaded is an error."""
+
+    weight_buffers = ()
+
+    def __init__(self) -> None:
+        self.there = True
+
+    def onload_param(self) -> None:
+        self.there = True
+
+    def offload_param(self) -> None:
+        self.there = False
+
+    def get_infer_params(self) -> None:
+        if not self.there:
+            raise RuntimeError("offloaded weights were read")
+
+    def sync_model_weights(self, *_args: Any, **_kwargs: Any) -> None: ...
+
+    offload_model_weights = sync_model_weights
+
+
+def rollouts_in_a_row() -> None:
+    from mindspeed_rl.workers.resharding.megatron_sharding_manager import MegatronShardingManager
+
+    original = MegatronShardingManager.enter_infer_mode
+    for enter, fails in ((original, True), (with_training_weights_there(original), False)):
+        manager = object.__new__(MegatronShardingManager)
+        weights = _Weights()
+        manager.train_param_offload = True
+        manager.vllm_weight_container = manager.megatron_offloader = manager.inference_engine = weights
+        enter(manager)
+        manager.exit_infer_mode()
+        try:
+            enter(manager)
+        except RuntimeError:
+            assert fails, "the hook does not bring the weights back"
+        else:
+            assert not fails, "upstream brings the weights back itself: the hook can go"
+
+
+class _Engine:
+    """What ``generate_sequences`` touches of an engine, and a tokenizer that has one special token."""
+
+    sampling_params = None
+
+    def __init__(self) -> None:
+        self.llm = self.tokenizer = self
+        self.asked: dict[str, Any] = {}
+
+    @property
+    def seen(self) -> list[Any]:
+        """The prompts, as token ids or as text."""
+        ids = self.asked.get("prompt_token_ids")
+        return ids or [p["prompt_token_ids"] if isinstance(p, dict) else p for p in self.asked["prompts"]]
+
+    def init_cache_engine(self) -> None: ...
+
+    free_cache_engine = init_cache_engine
+
+    @contextlib.contextmanager
+    def update_sampling_params(self, **_changes: Any) -> Any:
+        yield
+
+    def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
+        return " ".join(str(token) for token in ids if not (skip_special_tokens and token > 100))
+
+    def generate(self, **asked: Any) -> None:
+        self.asked = asked
+
+    def _post_process_outputs(self, _outputs: None) -> None: ...
+
+
+def special_tokens(release: str) -> None:
+    from mindspeed_rl.models.rollout import vllm_engine
+    from mindspeed_rl.utils import utils
+
+    vllm_engine.is_multimodal = utils.is_multimodal = lambda: False
+    original = vllm_engine.VLLMInferEngine.generate_sequences
+    prompts = [[151644, 1], [2, 3]]
+    upstream, hooked = _Engine(), _Engine()
+    original(upstream, prompts, n=2)
+    prompts_as_token_ids(original)(hooked, prompts, n=2)
+    assert hooked.seen == prompts
+    if release == "master":
+        assert upstream.seen == ["1", "2 3"], "upstream keeps the special tokens now: the hook can go"
+    else:
+        assert upstream.seen == prompts, "upstream no longer hands over token ids: it needs the hook of master"
+
+
+if __name__ == "__main__":
+    host_platform.install()
+    rollouts_in_a_row()
+    special_tokens(sys.argv[1])
