@@ -67,7 +67,7 @@ def test_our_keys_reach_mindspeed_rl_without_being_written_twice():
     overrides += ["method=joint", "hardware.nodes=2", "optimizer.betas=[0.8,0.9]", "method.clip=0.3", "seed=7"]
     values = compose_run("qwen25_7b_910b", overrides).run.mindspeed_rl
     training, rl, generate = values["megatron_training"], values["rl_config"], values["generate_config"]
-    assert (training["global_batch_size"], training["seq_length"], training["seed"]) == (64, 3072, 7)
+    assert (training["global_batch_size"], training["seq_length"], training["seed"]) == (64, 3072, 8)
     assert (rl["n_samples_per_prompt"], rl["mini_batch_size"], rl["clip_ratio"]) == (8, 32, 0.3)
     assert rl["actor_resource"]["num_npus"] == 16
     assert rl["verifier_function"] == ["coca_math"]
