@@ -6,8 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.integration.mindspeed import tiny
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Two threads on a tiny model wait for each other, and for whatever else runs beside them."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
