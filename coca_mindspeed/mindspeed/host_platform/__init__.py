@@ -26,11 +26,18 @@ def install() -> None:
     stand_ins.install()
     devices.use_backend_of(device)
     after_import("megatron.core.datasets.utils", _compile_nothing)
+    after_import("megatron.core.optimizer.distrib_optimizer", _load_without_gradients)
 
 
 def _compile_nothing(module: Any) -> None:
     """Megatron compiles an index builder for its pre-training data into its own checkout; prompts need none."""
     module.compile_helpers = lambda: None
+
+
+def _load_without_gradients(module: Any) -> None:
+    """In float32 the optimizer's weights are the model's own, which want a gradient; Megatron copies into them."""
+    original = module.DistributedOptimizer._set_main_param_and_optimizer_states
+    module.DistributedOptimizer._set_main_param_and_optimizer_states = torch.no_grad()(original)
 
 
 class _AclRuntime:
