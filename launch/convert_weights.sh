@@ -8,6 +8,15 @@
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
+# The converter changes the modes of the original model's files, to which it is given links; finish puts them back,
+# and this does where finish is not reached.
+restore_modes() {
+  local code=$?
+  trap - EXIT
+  cd "$REPOSITORY" && "${RESTORE[@]}" || true
+  exit "$code"
+}
+
 convert_weights() {
   (($# >= 2)) || fail "usage: bash $0 hf2mcore|mcore2hf RUN [--dry-run] [--output DIR] [KEY=VALUE ...]"
   local direction=$1 run=$2 output=runs/$2 arguments
@@ -40,11 +49,17 @@ convert_weights() {
     ascend_environment
     cd "$MINDSPEED_LLM_HOME" # the converter finds its own configs/ from there
     export PYTHONPATH=$MINDSPEED_LLM_HOME:$MINDSPEED_HOME:$MEGATRON_HOME:$PYTHONPATH
+    if [[ $direction == mcore2hf ]]; then
+      RESTORE=("$PYTHON" -m coca_mindspeed.mindspeed.conversion restore "$direction" "$run" "${overrides[@]}"
+        --output "$output")
+      trap restore_modes EXIT
+    fi
   fi
   execute "$PYTHON" "${command[@]}"
   cd "$REPOSITORY"
   execute "$PYTHON" -m coca_mindspeed.mindspeed.conversion finish "$direction" "$run" "${overrides[@]}" \
     --output "$output"
+  trap - EXIT
 }
 
 convert_weights "$@"

@@ -52,6 +52,13 @@ find_python() {
     [[ -x $REPOSITORY/.venv/bin/python ]] && PYTHON=$REPOSITORY/.venv/bin/python
   fi
   command -v "$PYTHON" >/dev/null || fail "PYTHON=$PYTHON: no such program"
+  if [[ $PYTHON == */* ]]; then
+    # ATB's set_env.sh asks whatever python3 is found first which C++ ABI torch was built with.
+    local folder
+    folder=$(cd "$(dirname "$PYTHON")" && pwd)
+    PYTHON=$folder/$(basename "$PYTHON")
+    export PATH=$folder:$PATH
+  fi
   export PYTHONPATH=$REPOSITORY${PYTHONPATH:+:$PYTHONPATH}
 }
 
@@ -59,15 +66,18 @@ coca() {
   "$PYTHON" -m coca_mindspeed.cli "$@"
 }
 
-# CANN's and ATB's scripts read variables that may not be set.
+# CANN's and ATB's scripts read variables that may not be set, and run commands that fail on good machines; whether
+# they did their work, the doctor says.
 source_if_there() {
   local script
   for script in "$@"; do
     if [[ -f $script ]]; then
       echo "+ source $script"
+      set -- # they would take our arguments for theirs
       set +u
+      # After || nothing in the script ends this one, whatever set -e says.
       # shellcheck disable=SC1090  # where it is depends on the machine
-      source "$script"
+      source "$script" || echo "launch: $script ended with code $?" >&2
       set -u
       return
     fi

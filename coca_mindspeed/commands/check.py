@@ -1,8 +1,9 @@
-"""``coca-mindspeed check``: the plan of a run for Ascend, or every reason why it cannot run; needs no accelerator."""
+"""``coca-mindspeed check``: the plan of a run for Ascend, or why it cannot run; needs no accelerator."""
 
 import argparse
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 from omegaconf import OmegaConf
 from rich.console import Console
@@ -12,10 +13,12 @@ from coca_mindspeed.commands.config import add_run_arguments
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.memory import Part, model_parameters
 from coca_mindspeed.config.plan import Plan, make_plan
+from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.files import write_atomically
 from coca_mindspeed.mindspeed.driver import split_config
 from coca_mindspeed.mindspeed.run_file import StageFiles, mindspeed_values, stages_to_do, write_run_file
+from coca_mindspeed.mindspeed.upstream_keys import keys_where_there_is_a_checkout
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,8 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
     plan = make_plan(composed.run)
     if not arguments.quiet:
         _print_plan(plan, composed.name)
-    if plan.problems:
-        reasons = "\n".join(f"  {problem}" for problem in plan.problems)
+    keys = keys_where_there_is_a_checkout()
+    unknown = [] if keys is None else [f"mindspeed_rl.{line}" for line in keys.unknown(composed.run.mindspeed_rl)]
+    if problems := [*map(str, plan.problems), *unknown]:
+        reasons = "\n".join(f"  {problem}" for problem in problems)
         raise ConfigError(f"{composed.name} cannot run:\n{reasons}")
     output = arguments.output or Path("runs") / Path(composed.name).stem
     if arguments.for_script is not None:
@@ -49,14 +54,21 @@ def run(arguments: argparse.Namespace) -> int:
         lines = [f"platform {hardware.platform}", f"npus_per_node {hardware.npus_per_node}"]
         for stage, has_checkpoint in stages_to_do(composed.run, plan, output, resume=arguments.resume):
             lines.append(f"stage {stage} {'resume' if has_checkpoint else 'fresh'}")
+            _values(composed.run, plan, StageFiles(output, stage), resume=has_checkpoint)
         write_atomically(arguments.for_script, "\n".join(lines) + "\n")
         return 0
     files = StageFiles(output, arguments.stage)
-    values = mindspeed_values(composed.run, plan, files, resume=arguments.resume)
-    split_config(OmegaConf.create(deepcopy(values)))  # the driver's own conditions
+    values = _values(composed.run, plan, files, resume=arguments.resume)
     if arguments.write is not None:
         write_run_file(arguments.write, values, composed.name)
     return 0
+
+
+def _values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: bool) -> dict[str, Any]:
+    """MindSpeed-RL's sections of one stage, which the driver's own conditions let pass."""
+    values = mindspeed_values(run, plan, files, resume=resume)
+    split_config(OmegaConf.create(deepcopy(values)))
+    return values
 
 
 def _print_plan(plan: Plan, name: str) -> None:

@@ -46,6 +46,9 @@ class Facts:
     sequence_parallel: bool
     distributed_optimizer: bool
     recompute: str | None
+    recompute_method: str | None
+    recompute_layers: int | None
+    attention_mask: str | None
     reset_attention_mask: bool
     no_pad_to_seq_lengths: bool
     # the batch
@@ -135,6 +138,10 @@ KEYS: dict[str, str] = {
     "micro_batch": f"{_ACTOR}.micro_batch_size",
     "seq_length": f"{_TRAINING}.seq_length",
     "bf16": f"{_TRAINING}.bf16",
+    "recompute": f"{_TRAINING}.recompute_granularity",
+    "recompute_method": f"{_TRAINING}.recompute_method",
+    "recompute_layers": f"{_TRAINING}.recompute_num_layers",
+    "attention_mask": f"{_ACTOR}.attention_mask_type",
     "reset_attention_mask": f"{_TRAINING}.reset_attention_mask",
     "no_pad_to_seq_lengths": f"{_TRAINING}.no_pad_to_seq_lengths",
     "prompts": "rollout.prompts",
@@ -259,6 +266,9 @@ def read_facts(run: RunConfig) -> Facts:
         sequence_parallel=actor.switch("sequence_parallel", False),
         distributed_optimizer=actor.switch("use_distributed_optimizer", False),
         recompute=actor.text("recompute_granularity", None),
+        recompute_method=actor.text("recompute_method", None),
+        recompute_layers=actor.optional("recompute_num_layers"),
+        attention_mask=actor.text("attention_mask_type", "causal"),
         reset_attention_mask=actor.switch("reset_attention_mask", False),
         no_pad_to_seq_lengths=actor.switch("no_pad_to_seq_lengths", False),
         prompts=actor.integer("global_batch_size"),

@@ -150,6 +150,14 @@ def _candidates(facts: Facts, field: str) -> Iterator[Any]:
         yield from range(1, facts.npus + 1)
     elif field == "memory_utilization":
         yield from (percent / 100 for percent in range(5, 100, 5))
+    elif field == "recompute":
+        yield from (None, "selective", "full")
+    elif field == "recompute_method":
+        yield from (None,) if facts.recompute == "selective" else ("uniform", "block")
+    elif field == "recompute_layers":
+        yield from (None,) if facts.recompute == "selective" else range(1, facts.layers // facts.pp + 1)
+    elif field == "attention_mask":
+        yield from ("general", "causal")
     elif field == "verifier_weights":
         yield facts.verifiers
     elif field in ("seq_length", "max_new", "max_prompt"):

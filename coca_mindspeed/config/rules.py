@@ -67,6 +67,36 @@ def context_parallel(facts: Facts) -> Iterator[Violation]:
         yield Violation("remove_padding", "megatron_cp_algo with zmq_communication and an odd TP needs true")
 
 
+def attention_mask(facts: Facts) -> Iterator[Violation]:
+    """MindSpeed-LLM's ``_validate_create_attention_mask_in_dataloader``; MindSpeed-RL's page on context parallel."""
+    if facts.cp == 1:
+        return
+    if facts.cp_algorithm == "megatron_cp_algo":
+        if facts.attention_mask != "causal":
+            yield Violation("attention_mask", "context parallel by ring attention needs causal")
+    elif facts.reset_attention_mask and facts.attention_mask != "general":
+        yield Violation("attention_mask", "context parallel by Ulysses with reset_attention_mask needs general")
+
+
+def recomputation(facts: Facts) -> Iterator[Violation]:
+    """``TransformerConfig.__post_init__`` and ``validate_args`` on activations that are computed twice."""
+    if facts.recompute is None:
+        return
+    if facts.recompute not in ("full", "selective"):
+        yield Violation("recompute", "is neither full nor selective")
+    elif facts.recompute == "selective":
+        if facts.recompute_method is not None:
+            yield Violation("recompute_method", "recompute_granularity: selective needs null")
+        if facts.recompute_layers is not None:
+            yield Violation("recompute_layers", "recompute_granularity: selective needs null")
+    else:
+        if facts.recompute_method not in ("uniform", "block"):
+            yield Violation("recompute_method", "recompute_granularity: full needs uniform or block")
+        stage = facts.layers // facts.pp
+        if facts.recompute_layers is None or not 1 <= facts.recompute_layers <= stage:
+            yield Violation("recompute_layers", f"recompute_granularity: full needs a number from 1 to {stage}")
+
+
 def npus_by_layout(facts: Facts) -> Iterator[Violation]:
     """``validate_rl_args._validate_resource``; the launcher's whole nodes."""
     if facts.npus % facts.model_parallel:
@@ -221,6 +251,8 @@ RULES: tuple[Rule, ...] = (
     tensor_parallel,
     pipeline_parallel,
     context_parallel,
+    attention_mask,
+    recomputation,
     npus_by_layout,
     rollout_layout,
     batch,

@@ -156,7 +156,7 @@ class TrainerConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Evaluation on held-out questions while training; one sample each at temperature 1, as in the paper."""
+    """Evaluation on held-out questions while training: one sample of each; on Ascend, a whole group of each."""
 
     interval: int = Field(0, ge=0, description="steps between evaluations; 0: none while training")
     questions: int | None = Field(None, ge=1, description="held-out questions used while training; null: all")
@@ -172,7 +172,7 @@ class CheckpointConfig(Section):
 class LoggingConfig(Section):
     """Where metrics and samples go, besides metrics.jsonl."""
 
-    tensorboard: bool = Field(True, description="event files in OUTPUT/tensorboard")
+    tensorboard: bool = Field(True, description="event files in OUTPUT/tensorboard; on Ascend in ./runs")
     wandb: str | None = Field(None, description="Weights & Biases project (needs the extra 'wandb')")
     swanlab: str | None = Field(None, description="SwanLab project (needs the extra 'swanlab')")
     samples_interval: int = Field(10, ge=0, description="steps between dumps of rollout samples; 0: none")

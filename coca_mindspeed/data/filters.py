@@ -108,5 +108,5 @@ def load_tokenizer(directory: Path) -> Any:
         raise DataError(f"{directory}: no such directory; expected one with tokenizer.json and tokenizer_config.json")
     try:
         return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, AttributeError) as error:
         raise DataError(f"{directory}: holds no tokenizer that transformers can load: {error}") from error

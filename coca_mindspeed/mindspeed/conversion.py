@@ -1,12 +1,15 @@
 """What MindSpeed-LLM's converter is called with, for a run: TP, PP, paths and shapes from its YAML.
 
 ``prepare`` checks everything that can be checked beforehand and prints the converter's arguments, one on a line;
-``finish`` checks what it left.  ``launch/convert_weights.sh`` calls the converter in between.
+``finish`` checks what it left.  ``launch/convert_weights.sh`` calls the converter in between, and ``restore`` if it
+fails.
 """
 
 import argparse
+import json
 import os
 import shutil
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +26,10 @@ from coca_mindspeed.mindspeed.run_file import StageFiles
 # MindSpeed-LLM's name for decoders with RMSNorm, rotary embeddings and a gated MLP; its own examples use it for both
 # Llama 3 and Qwen2.5, whose biases --add-qkv-bias adds.
 _FAMILY = "llama2"
-_NEW_WEIGHTS = "mg2hg"  # the folder that the converter makes in --save-dir
+#: The folder that the converter makes in --save-dir.  Its examples' comments call it mg2hg; its code does not.
+NEW_WEIGHTS = "mg2hf"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
+_MODES = "original_modes.json"
 
 
 def converter_arguments(direction: str, run: RunConfig, facts: Facts, output: Path) -> list[str]:
@@ -57,7 +63,8 @@ def prepare(direction: str, run: RunConfig, facts: Facts, output: Path) -> None:
     """Refuse what would go wrong, and make the folder that ``mcore2hf`` writes into.
 
     Raises:
-        CocaError: checkouts, weights or the model are missing, or the target is there already.
+        CocaError: checkouts, weights or the model are missing, or the target is there already, or an earlier
+            conversion got as far as writing weights.
     """
     homes(os.environ)
     source = Path(str(run.model.path))
@@ -72,14 +79,41 @@ def prepare(direction: str, run: RunConfig, facts: Facts, output: Path) -> None:
     checkpoint_layout(newest_stage(run, output))
     if (output / "hf").exists():
         raise ConfigError(f"{output / 'hf'}: is there already; remove it to convert anew")
-    # The converter reads the model's own directory and writes into it: give it links, and leave the original alone.
     frame = _frame(output)
     if frame.exists():
-        shutil.rmtree(frame)  # of a conversion that failed; it holds links and half of new weights
+        restore(output)
+        if _holds_weights(frame / NEW_WEIGHTS):
+            raise ConfigError(
+                f"{frame / NEW_WEIGHTS}: holds the new weights of an earlier conversion.  If that one was complete, "
+                "put them in their place with `python -m coca_mindspeed.mindspeed.conversion finish mcore2hf RUN "
+                f"--output {output}`; if it was not, remove {frame}"
+            )
+        shutil.rmtree(frame)  # of a conversion that failed before it had anything to show
     frame.mkdir(parents=True)
-    for path in source.iterdir():
-        if path.is_file():
-            (frame / path.name).symlink_to(path.resolve())
+    # The converter reads the model from the directory that it writes into: give it one of its own, with copies of what
+    # is small and links to the weights.  At the end it sets the mode of every file in there, and a link's is that of
+    # the original: remember those.
+    files = [path for path in source.iterdir() if path.is_file()]
+    linked = {path.name: path.resolve() for path in files if path.suffix in _WEIGHTS}
+    modes = {str(path): stat.S_IMODE(path.stat().st_mode) for path in linked.values()}
+    (frame / _MODES).write_text(json.dumps(modes, indent=1), encoding="utf-8")
+    for path in files:
+        if path.name in linked:
+            (frame / path.name).symlink_to(linked[path.name])
+        else:
+            shutil.copyfile(path, frame / path.name)
+
+
+def restore(output: Path) -> None:
+    """Give the original model's files the modes that they had before ``mcore2hf``; do nothing where none is known."""
+    try:
+        modes: dict[str, int] = json.loads((_frame(output) / _MODES).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    for name, mode in modes.items():
+        path = Path(name)
+        if path.is_file() and stat.S_IMODE(path.stat().st_mode) != mode:
+            path.chmod(mode)
 
 
 def finish(direction: str, run: RunConfig, facts: Facts, output: Path) -> str:
@@ -95,11 +129,13 @@ def finish(direction: str, run: RunConfig, facts: Facts, output: Path) -> str:
             raise ConfigError(f"{target}: expected TP {facts.tp}, PP {facts.pp}, found TP {layout.tp}, PP {layout.pp}")
         return f"{target}: Megatron weights for TP {layout.tp}, PP {layout.pp}"
     frame = _frame(output)
-    new = frame / _NEW_WEIGHTS
-    if not any(new.glob("*.safetensors")) and not any(new.glob("*.bin")):
+    new = frame / NEW_WEIGHTS
+    restore(output)
+    if not _holds_weights(new):
         raise ConfigError(f"{new}: the converter left no weights there")
     for path in frame.iterdir():  # tokenizer and generation settings; the converter writes weights and config.json
-        if path.is_symlink() and path.suffix in (".json", ".txt", ".model", ".jinja") and "index" not in path.name:
+        ours = path.name == _MODES or "index" in path.name  # the index is the original weights'
+        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja") and not ours:
             target = new / path.name
             if not target.exists():
                 shutil.copyfile(path, target)
@@ -108,13 +144,17 @@ def finish(direction: str, run: RunConfig, facts: Facts, output: Path) -> str:
     return f"{output / 'hf'}: a Hugging Face directory"
 
 
+def _holds_weights(directory: Path) -> bool:
+    return any(any(directory.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
+
+
 def _frame(output: Path) -> Path:
     return (output / "hf.converting").absolute()
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m coca_mindspeed.mindspeed.conversion", description=__doc__)
-    parser.add_argument("phase", choices=("prepare", "finish"))
+    parser.add_argument("phase", choices=("prepare", "finish", "restore"))
     parser.add_argument("direction", choices=("hf2mcore", "mcore2hf"))
     parser.add_argument("run_name", metavar="RUN")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
@@ -128,6 +168,8 @@ def main(arguments: Sequence[str]) -> int:
             if not parsed.dry_run:
                 prepare(parsed.direction, run, facts, parsed.output)
             print("\n".join(converter_arguments(parsed.direction, run, facts, parsed.output)))
+        elif parsed.phase == "restore":
+            restore(parsed.output)
         else:
             print(finish(parsed.direction, run, facts, parsed.output))
     except CocaError as error:

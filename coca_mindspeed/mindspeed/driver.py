@@ -19,9 +19,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, TrainingError
+from coca_mindspeed.mindspeed import columns
+from coca_mindspeed.mindspeed.dataset import is_record_file
 from coca_mindspeed.mindspeed.manifest import matching_manifest
 from coca_mindspeed.mindspeed.process import setup_driver
 from coca_mindspeed.mindspeed.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
+from coca_mindspeed.mindspeed.upstream_keys import read_upstream_keys
 from coca_mindspeed.mindspeed.verifiers import check_names
 
 #: Environment variable -> a package that its checkout must hold.
@@ -103,8 +106,7 @@ def _check_mindspeed_keys(config: DictConfig, settings: CocaSettings) -> None:
     rl, training, generate = (
         dict(config.get(name) or {}) for name in ("rl_config", "megatron_training", "generate_config")
     )
-    if training.get("stage") != "ray_grpo":
-        raise ConfigError(f"megatron_training.stage: expected ray_grpo, found {training.get('stage')!r}")
+    _check_what_the_hooks_need(config, settings, rl, training)
     check_names(list(rl.get("verifier_function") or []))
     group = int(rl.get("n_samples_per_prompt", 1))
     if group < 2:
@@ -133,6 +135,48 @@ def _check_mindspeed_keys(config: DictConfig, settings: CocaSettings) -> None:
             )
     if settings.platform == "host":
         _check_host_keys(config, settings, rl, generate)
+
+
+def _check_what_the_hooks_need(
+    config: DictConfig, settings: CocaSettings, rl: dict[str, Any], training: dict[str, Any]
+) -> None:
+    """The conditions of docs/port.md, which the hooks would otherwise find broken when the cluster is up."""
+    actor = dict(config.get("actor_config") or {})
+
+    def value_of(key: str, default: Any = None) -> tuple[str, Any]:  # MindSpeed-RL lets actor_config win
+        section = "actor_config" if key in actor else "megatron_training"
+        return f"{section}.{key}", {**training, **actor}.get(key, default)
+
+    key, stage = value_of("stage")
+    if stage != "ray_grpo":
+        raise ConfigError(f"{key}: expected ray_grpo, found {stage!r}")
+    if entropy := float(rl.get("entropy_coeff") or 0.0):
+        raise ConfigError(f"rl_config.entropy_coeff: the objective has no entropy term: expected 0, found {entropy}")
+    if (splits := int(rl.get("partial_rollout_max_split") or 1)) > 1:
+        raise ConfigError(f"rl_config.partial_rollout_max_split: groups must be whole: expected 1, found {splits}")
+    strategy = str(rl.get("data_strategy") or "td")
+    if strategy.strip().lower() not in ("td", "dock", "transfer_dock"):
+        raise ConfigError(f"rl_config.data_strategy: the hooks know the transfer dock: expected td, found {strategy!r}")
+    if not rl.get("rule_reward", True):
+        raise ConfigError(
+            "rl_config.rule_reward: the rule reward's worker also reads the confidences: expected true, found false"
+        )
+    if rl.get("use_integrated_worker", True) and (extra := [n for n in ("ref_config", "reward_config") if n in config]):
+        raise ConfigError(f"{extra[0]}: rl_config.use_integrated_worker: true takes no such section, found one")
+    _check_columns(settings, value_of("data_path")[1], *value_of("dataset_additional_keys", []))
+
+
+def _check_columns(settings: CocaSettings, data_path: Any, key: str, found: Any) -> None:
+    names = list(found or [])
+    if isinstance(data_path, str):
+        wanted, other = (columns.RECORD, None) if is_record_file(data_path) else ("labels", columns.RECORD)
+        if wanted not in names or other in names:
+            raise ConfigError(f"{key}: {data_path} has the column {wanted}: expected [{wanted}], found {names}")
+    if settings.eval_interval and columns.RECORD not in names:
+        raise ConfigError(
+            f"coca.eval_interval={settings.eval_interval}: validation needs {columns.RECORD} among {key}, "
+            f"found {names}; without it, expected 0"
+        )
 
 
 def _check_host_keys(config: DictConfig, settings: CocaSettings, rl: dict[str, Any], generate: dict[str, Any]) -> None:
@@ -164,10 +208,13 @@ def process_settings(settings: CocaSettings, config: DictConfig, checkouts: Mapp
         ManifestError: the MindSpeed-RL is not a supported one.
     """
     root = checkouts["MINDSPEED_RL_HOME"]
+    # MindSpeed-RL's own guide copies the other three into its folder; what the environment names has to win over
+    # those copies.  Of MindSpeed-RL's other folders Python imports cli alone, which none of the others has.
+    others = [path for variable, path in checkouts.items() if variable != "MINDSPEED_RL_HOME"]
     return ProcessSettings(
         coca=settings,
         mindspeed_rl_home=root,
-        import_paths=tuple(checkouts.values()),
+        import_paths=(*others, root),
         release=matching_manifest(root).release,
         reference=_needs_reference(config),
     )
@@ -231,6 +278,8 @@ def train(path: Path, overrides: Sequence[str]) -> None:
     checkouts = homes(os.environ)
     settings, config = split_config(compose_config(path, overrides, checkouts["MINDSPEED_RL_HOME"]))
     process = process_settings(settings, config, checkouts)
+    if unknown := read_upstream_keys(process.mindspeed_rl_home).unknown(config):
+        raise ConfigError("\n".join(unknown))
     start_ray(process, config)
     try:
         ray.get(ray.remote(run_mindspeed_rl).options(num_cpus=1, max_retries=0).remote(config))

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import platform
 import re
 import resource
 import socket
@@ -37,6 +38,22 @@ class Machine:
         """Soft limit of open files."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         return 2**63 - 1 if limit == resource.RLIM_INFINITY else limit
+
+    def open_files_at_most(self) -> int:
+        """Hard limit of open files."""
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        return 2**63 - 1 if limit == resource.RLIM_INFINITY else limit
+
+    def installed(self, *names: str) -> Path | None:
+        """The first of these files of Ascend's software that is there, where the launch scripts look for it."""
+        folder = self.environment.get("ASCEND_INSTALL_PATH") or str(self.root / "usr" / "local" / "Ascend")
+        return next((path for name in names if (path := Path(folder) / name).is_file()), None)
+
+    def jemalloc(self) -> Path | None:
+        """The library that the launch scripts preload."""
+        folders = (f"usr/lib/{platform.machine()}-linux-gnu", "usr/lib64", "usr/local/lib")
+        paths = (self.root / folder / "libjemalloc.so.2" for folder in folders)
+        return next((path for path in paths if path.is_file()), None)
 
     def interfaces(self) -> list[str]:
         """Names of the network interfaces."""

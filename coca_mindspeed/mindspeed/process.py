@@ -30,9 +30,9 @@ def setup_driver() -> AppliedHooks:
 
 def _setup(processes: tuple[str, ...]) -> AppliedHooks:
     settings = process_settings()
-    for path in map(str, reversed(settings.import_paths)):
-        if path not in sys.path:
-            sys.path.insert(0, path)
+    # In this order, even where Ray has put some of them on the path already: MindSpeed-RL's folder may hold copies.
+    first = [str(path) for path in settings.import_paths]
+    sys.path[:] = [*first, *(path for path in sys.path if path not in first)]
     if settings.coca.platform == "host":
         from coca_mindspeed.mindspeed import host_platform
 

@@ -16,6 +16,11 @@ class SoftwareStack:
     packages: dict[str, str] = field(default_factory=dict)
 
 
+#: What MindSpeed-RL imports when it starts and pins to no version.
+UNPINNED = ("codetiming",)
+#: What MindSpeed-LLM's weight converter needs beside that: one import, and transformers' loading by ``device_map``.
+CONVERTER = ("peft", "accelerate")
+
 STACKS: dict[str, SoftwareStack] = {
     "2.3.0": SoftwareStack(
         release="2.3.0",
@@ -28,6 +33,7 @@ STACKS: dict[str, SoftwareStack] = {
             "vllm_ascend": "0.9.1",
             "ray": "2.42.1",
             "transformers": "4.52.1",
+            "tensordict": "0.1.2",
         },
     ),
     "master": SoftwareStack(
@@ -41,6 +47,7 @@ STACKS: dict[str, SoftwareStack] = {
             "vllm_ascend": "0.11.0",
             "ray": "2.54.0",
             "transformers": "4.57.1",
+            "tensordict": "0.8.1",
         },
     ),
 }

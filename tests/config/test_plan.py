@@ -277,6 +277,56 @@ def test_what_can_run_is_not_refused(overrides):
     assert make_plan(compose_run("qwen25_7b_910b", overrides).run).problems == ()
 
 
+TRAINING = "mindspeed_rl.megatron_training."
+FULL = [TRAINING + "recompute_granularity=full"]
+ULYSSES = [ACTOR + "tensor_model_parallel_size=2", ACTOR + "context_parallel_size=2"]
+RING = [*ULYSSES, ACTOR + "context_parallel_algo=megatron_cp_algo"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "messages"),
+    [
+        (
+            FULL,
+            [
+                "recompute_method=null: .* full needs uniform or block; nearest that works: uniform, block",
+                "recompute_num_layers=null: .* full needs a number from 1 to 28; nearest that works: 1, 2, 3",
+            ],
+        ),
+        ([*FULL, ACTOR + "recompute_method=uniform"], ["recompute_num_layers=null"]),
+        (
+            [*FULL, TRAINING + "recompute_method=block", TRAINING + "recompute_num_layers=29"],
+            ["recompute_num_layers=29: .*nearest that works: 26, 27, 28"],
+        ),
+        (
+            [TRAINING + "recompute_granularity=selective", TRAINING + "recompute_method=uniform"],
+            ["recompute_method=uniform: recompute_granularity: selective needs null; nearest that works: null"],
+        ),
+        ([TRAINING + "recompute_granularity=half"], ["recompute_granularity=half: is neither full nor selective"]),
+        (ULYSSES, ["attention_mask_type=causal: .* Ulysses .* needs general; nearest that works: general"]),
+        ([*RING, ACTOR + "attention_mask_type=general"], ["attention_mask_type=general: .* ring .* needs causal"]),
+    ],
+)
+def test_what_megatron_and_mindspeed_llm_would_refuse(overrides, messages):
+    problems = make_plan(compose_run("qwen25_7b_910b", overrides).run).problems
+    assert len(problems) == len(messages)
+    for problem, message in zip(problems, messages, strict=True):
+        assert re.search(message, str(problem)), str(problem)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [*FULL, TRAINING + "recompute_method=uniform", TRAINING + "recompute_num_layers=1"],
+        [TRAINING + "recompute_granularity=selective"],
+        [*ULYSSES, TRAINING + "attention_mask_type=general"],
+        RING,
+    ],
+)
+def test_recomputation_and_context_parallel_that_hold(overrides):
+    assert make_plan(compose_run("qwen25_7b_910b", overrides).run).problems == ()
+
+
 def test_pipelines_of_packed_responses_need_no_padding():
     overrides = [ACTOR + "pipeline_model_parallel_size=2", "mindspeed_rl.megatron_training.no_pad_to_seq_lengths=false"]
     (problem,) = make_plan(compose_run("qwen25_7b_910b", overrides).run).problems

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.config.compose import ready_made_runs
-from tests.mindspeed.test_doctor import checkpoint
+from coca_mindspeed.mindspeed.driver import HOMES
+from tests.mindspeed.test_doctor import checkpoint, write
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(path for path in (ROOT / "launch").glob("*.sh") if path.stem not in ("lib", "convert_weights"))
@@ -204,6 +205,72 @@ def test_a_run_that_is_done_starts_nothing(stand_in):
     assert ended.returncode == 0, ended.stderr
     assert "every iteration of" in ended.stdout
     assert not (folder / "ray").exists()
+
+
+def sourced(ascend: Path, python: Path | str, then: str) -> subprocess.CompletedProcess[str]:
+    """What a launch script's shell is like after CANN's and ATB's scripts."""
+    steps = f'. "{ROOT}/launch/lib.sh"; find_python; ascend_environment; {then}'
+    environment = {**os.environ, "PYTHON": str(python), "ASCEND_INSTALL_PATH": str(ascend)}
+    command = ["bash", "-euo", "pipefail", "-c", steps]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False, cwd=ROOT)
+
+
+def ascend_scripts(folder: Path, cann: str, atb: str) -> Path:
+    for name, text in (("ascend-toolkit", cann), ("nnal/atb", atb)):
+        (folder / name).mkdir(parents=True)
+        (folder / name / "set_env.sh").write_text(text)
+    return folder
+
+
+def test_commands_that_fail_in_canns_script_do_not_end_ours(tmp_path):
+    cann = "false\nexport NOTHING=$NOT_SET\nfalse | cat\nexport ASCEND_TOOLKIT_HOME=/cann\n"
+    ascend = ascend_scripts(tmp_path, cann, 'export ATB_ARGUMENTS="$#"\nreturn 3\n')
+    went = sourced(ascend, sys.executable, 'echo "$ASCEND_TOOLKIT_HOME $ATB_ARGUMENTS"')
+    assert went.returncode == 0, went.stderr
+    assert went.stdout.splitlines()[-1] == "/cann 0"
+    assert f"launch: {ascend}/nnal/atb/set_env.sh ended with code 3" in went.stderr
+    for mistake in ("false; echo still here", "echo $NOT_SET; echo still here"):
+        ended = sourced(ascend, sys.executable, mistake)
+        assert ended.returncode == 1  # our own mistakes end the script as before
+        assert "still here" not in ended.stdout
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_canns_and_atbs_scripts_find_the_python_that_trains(tmp_path, relative):
+    for name in ("python", "python3"):
+        program = tmp_path / "env" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text('#!/usr/bin/env bash\necho "the one that trains"\n')
+        program.chmod(0o755)
+    atb = 'export ATB_PYTHON=$(python3 -c "import torch")\n'
+    python = tmp_path / "env" / "python"
+    chosen = os.path.relpath(python, ROOT) if relative else python
+    went = sourced(ascend_scripts(tmp_path / "ascend", "", atb), chosen, 'cd /; echo "$ATB_PYTHON"; "$PYTHON"')
+    assert went.returncode == 0, went.stderr
+    assert went.stdout.splitlines()[-2:] == ["the one that trains"] * 2
+
+
+def test_a_converter_that_fails_leaves_the_original_models_modes(tmp_path):
+    model, output, home = tmp_path / "model", tmp_path / "run", tmp_path / "home"
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        write(model / name, "old").chmod(0o444)
+    checkpoint(output / "stage0/checkpoints", 2, iteration="10")
+    for package in HOMES.values():
+        (home / package).mkdir(parents=True)
+    write(
+        home / "convert_ckpt.py",
+        "import pathlib, sys\n"
+        "folder = pathlib.Path(sys.argv[sys.argv.index('--save-dir') + 1])\n"
+        "[path.chmod(0o640) for path in folder.iterdir()]\n"
+        "sys.exit(5)\n",
+    )
+    failed = call(
+        *(ROOT / "launch" / "convert_weights.sh", "mcore2hf", "qwen25_3b_910b"),
+        *("--output", str(output), f"model.path={model}"),
+        **dict.fromkeys(HOMES, str(home)),
+    )
+    assert failed.returncode == 5, failed.stderr
+    assert {stat.S_IMODE(path.stat().st_mode) for path in model.iterdir()} == {0o444}
 
 
 @pytest.mark.parametrize("direction", ["hf2mcore", "mcore2hf"])

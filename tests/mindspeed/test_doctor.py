@@ -12,22 +12,28 @@ from coca_mindspeed.commands import doctor as command
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.mindspeed import doctor
+from coca_mindspeed.mindspeed import doctor, prompt_lengths
 from coca_mindspeed.mindspeed.machine import Machine, git_commit, megatron_version
 from coca_mindspeed.mindspeed.manifest import ManifestError
 from coca_mindspeed.mindspeed.megatron_checkpoint import checkpoint_layout, newest_iteration
-from coca_mindspeed.mindspeed.releases import STACKS, is_version
+from coca_mindspeed.mindspeed.releases import CONVERTER, STACKS, UNPINNED, is_version
 
 
 class FakeMachine(Machine):
     """A machine with the packages of release 2.3.0."""
 
-    packages: ClassVar[dict[str, str]] = dict(STACKS["2.3.0"].packages)
+    packages: ClassVar[dict[str, str]] = {
+        **STACKS["2.3.0"].packages,
+        **dict.fromkeys((*UNPINNED, *CONVERTER), "1.0"),
+    }
 
     def package_version(self, name: str) -> str | None:
         return self.packages.get(name)
 
     def open_files(self) -> int:
+        return 65536
+
+    def open_files_at_most(self) -> int:
         return 65536
 
 
@@ -158,6 +164,84 @@ def test_versions_that_do_not_belong_together(good, monkeypatch):
     found = problems(machine, run)
     assert set(found) == {"torch_npu", "vllm", "triton-ascend"}
     assert "pip uninstall triton-ascend" in found["triton-ascend"]
+
+
+def test_packages_that_training_and_conversion_import(good, monkeypatch):
+    machine, run = good
+    few = {name: version for name, version in FakeMachine.packages.items() if name not in (*UNPINNED, *CONVERTER)}
+    monkeypatch.setattr(FakeMachine, "packages", {**few, "tensordict": "0.8.1"})
+    found = problems(machine, run)  # its weights are there: nothing is left to convert
+    assert set(found) == {"codetiming", "tensordict"}
+    assert "requirements.txt" in found["codetiming"]
+    unconverted = run.model_copy(
+        update={
+            "mindspeed_rl": {**run.mindspeed_rl, "actor_config": {**run.mindspeed_rl["actor_config"], "load": "/no"}}
+        }
+    )
+    found = problems(machine, unconverted)
+    assert set(found) == {"codetiming", "tensordict", "weights", "peft", "accelerate"}
+    assert "--no-deps peft" in found["peft"]
+    assert {"peft", "accelerate"} <= set(problems(machine, None))
+
+
+def test_what_the_launch_scripts_do_by_themselves_is_said(good, monkeypatch):
+    machine, run = good
+    bare = {name: machine.environment[name] for name in doctor.HOMES}
+    fresh = replace(machine, environment=bare)
+    monkeypatch.setattr(FakeMachine, "open_files", lambda _self: 1024)
+    found = problems(fresh, run)
+    assert set(found) == {"CANN", "ATB (NNAL)", "jemalloc", "open files"}
+    assert "install CANN 8.5.0" in found["CANN"]
+    assert "apt install libjemalloc2" in found["jemalloc"]
+    ascend = machine.root / "usr/local/Ascend"
+    scripts = {"CANN": ascend / "cann/set_env.sh", "ATB (NNAL)": ascend / "nnal/atb/set_env.sh"}
+    for path in (*scripts.values(), machine.root / "usr/lib64/libjemalloc.so.2"):
+        write(path)
+    found = problems(fresh, run)
+    for name in ("CANN", "ATB (NNAL)", "jemalloc", "open files"):
+        assert "nothing to do for the launch scripts" in found[name]
+    for name, path in scripts.items():
+        assert found[name].endswith(f"source {path}")
+    other = replace(machine, environment={**bare, "ASCEND_INSTALL_PATH": str(machine.root)})
+    assert "install CANN 8.5.0" in problems(other, run)["CANN"]
+    monkeypatch.setattr(FakeMachine, "open_files_at_most", lambda _self: 4096)
+    assert "raise the hard limit" in problems(fresh, run)["open files"]
+
+
+def test_copies_in_mindspeed_rls_folder_are_told_and_do_no_harm(good):
+    machine, run = good
+    (Path(machine.environment["MINDSPEED_RL_HOME"]) / "mindspeed_llm").mkdir(parents=True)
+    findings = {finding.name: finding for finding in doctor.examine_machine(machine, run)}
+    assert findings["MindSpeed-RL"].ok
+    assert findings["MindSpeed-RL"].found.endswith("not used: its copies of mindspeed_llm")
+
+
+def test_prompts_that_are_too_long(good, tmp_path, monkeypatch):
+    machine, run = good
+    asked = []
+
+    class Counter:
+        def __init__(self, model: Path, system_prompt: str | None) -> None:
+            assert model == tmp_path / "model"
+            assert system_prompt is not None
+            assert "<confidence>" in system_prompt
+
+        def __call__(self, record) -> int:
+            asked.append(record.id)
+            return len(record.question) // 2
+
+    monkeypatch.setattr(prompt_lengths, "PromptCounter", Counter)
+    rows = [("short", "q" * 500), ("bytes", "é" * 1500), ("long", "q" * 4100), ("longer", "q" * 5000)]
+    lines = (json.dumps({"id": name, "question": question, "answer": "a"}) for name, question in rows)
+    write(tmp_path / "train.jsonl", "\n".join(lines) + "\n")
+    found = {finding.name: finding for finding in doctor.examine_machine(machine, run)}
+    assert set(asked) == {"bytes", "long", "longer"}  # a short prompt cannot be too long, whatever the tokenizer
+    assert found["prompts of data.train"].found == "2 longer, the longest 2500 (record 'longer')"
+    assert "--max-tokens 2048" in found["prompts of data.train"].fix
+    roomy = run.model_copy(update={"rollout": run.rollout.model_copy(update={"max_prompt_tokens": 2500})})
+    assert doctor._prompts(roomy, "data.train", tmp_path / "train.jsonl").ok
+    monkeypatch.undo()
+    assert "holds no tokenizer" in doctor._prompts(run, "data.train", tmp_path / "train.jsonl").fix
 
 
 def test_files_of_the_machine(good):

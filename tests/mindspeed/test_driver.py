@@ -1,5 +1,7 @@
 """What the driver refuses before anything starts, and what it hands to MindSpeed-RL."""
 
+import importlib.machinery
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +14,7 @@ from omegaconf import OmegaConf
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, MissingDependencyError
 from coca_mindspeed.grading.exact import ExactGrader
-from coca_mindspeed.mindspeed import columns, driver
+from coca_mindspeed.mindspeed import columns, driver, process
 from coca_mindspeed.mindspeed.actor_columns import training_columns
 from coca_mindspeed.mindspeed.dataset import RecordPrompts, prompt_ids
 from coca_mindspeed.mindspeed.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
@@ -66,6 +68,48 @@ def test_what_cannot_work_is_refused_by_key_and_value(section: str, values: dict
         driver.split_config(_config(**{section: values}))
 
 
+@pytest.mark.parametrize(
+    ("section", "values", "message"),
+    [
+        ("actor_config", {"stage": "ray_dapo"}, r"actor_config.stage: expected ray_grpo, found 'ray_dapo'"),
+        ("rl_config", {"entropy_coeff": 0.01}, r"entropy_coeff: .* expected 0, found 0.01"),
+        ("rl_config", {"partial_rollout_max_split": 2}, r"partial_rollout_max_split: .* expected 1, found 2"),
+        ("rl_config", {"data_strategy": "TQ"}, r"data_strategy: .* expected td, found 'TQ'"),
+        ("rl_config", {"rule_reward": False}, r"rule_reward: .* expected true, found false"),
+        ("ref_config", {"model": "m"}, "ref_config: rl_config.use_integrated_worker: true takes no such section"),
+        ("megatron_training", {"data_path": "a.jsonl"}, r"dataset_additional_keys: .* \[coca_record\], found \[\]"),
+        (
+            "actor_config",
+            {"data_path": "a.jsonl", "dataset_additional_keys": ["labels"]},
+            r"actor_config.dataset_additional_keys: a.jsonl .* expected \[coca_record\], found \['labels'\]",
+        ),
+        (
+            "megatron_training",
+            {"data_path": "prefix", "dataset_additional_keys": ["labels", "coca_record"]},
+            r"dataset_additional_keys: prefix has the column labels: expected \[labels\]",
+        ),
+        (
+            "coca",
+            {"eval_interval": 50, "eval_data": "e.jsonl", "output_dir": "o"},
+            "eval_interval=50: validation needs coca_record among megatron_training.dataset_additional_keys",
+        ),
+    ],
+)
+def test_what_the_hooks_would_refuse_on_the_cluster(section: str, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        driver.split_config(_config(**{section: values}))
+
+
+def test_what_the_hooks_take() -> None:
+    driver.split_config(_config(actor_config={"stage": "ray_grpo"}, megatron_training={"stage": "ray_dapo"}))
+    driver.split_config(_config(rl_config={"data_strategy": "dock", "partial_rollout_max_split": 1}))
+    labels = {"data_path": "prefix", "dataset_additional_keys": ["labels"]}
+    driver.split_config(_config(megatron_training=labels))
+    records = {"data_path": "a.jsonl", "dataset_additional_keys": ["coca_record"]}
+    validated = {"eval_interval": 50, "eval_data": "e.jsonl", "output_dir": "o"}
+    driver.split_config(_config(megatron_training=records, coca=validated))
+
+
 def test_separate_workers_need_sections_that_mindspeed_reads_without_asking() -> None:
     separate = {"use_integrated_worker": False}
     sections: dict[str, Any] = {"ref_config": {"model": "m"}, "reward_config": {"model": "m"}}
@@ -104,6 +148,30 @@ def test_checkouts_are_looked_for_in_the_environment(tmp_path: Path) -> None:
         driver.homes({**environment, "MINDSPEED_HOME": ""})
     with pytest.raises(MissingDependencyError, match="folder megatron/, found none"):
         driver.homes({**environment, "MEGATRON_HOME": str(tmp_path)})
+
+
+def test_copies_of_the_others_in_mindspeed_rls_folder_do_not_win(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable, package in driver.HOMES.items():
+        (tmp_path / variable / package).mkdir(parents=True)
+        (tmp_path / variable / package / "__init__.py").write_text(f"home = {variable!r}\n")
+    for package in ("megatron", "mindspeed", "mindspeed_llm"):  # as MindSpeed-RL's guide has it
+        (tmp_path / "MINDSPEED_RL_HOME" / package).mkdir()
+        (tmp_path / "MINDSPEED_RL_HOME" / package / "__init__.py").write_text("home = 'a copy'\n")
+    checkouts = driver.homes({variable: str(tmp_path / variable) for variable in driver.HOMES})
+    monkeypatch.setattr(driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0"))
+    settings = driver.process_settings(CocaSettings(), _config(), checkouts)
+    monkeypatch.setenv(VARIABLE, settings.model_dump_json())
+    monkeypatch.setattr(process, "process_settings", lambda: settings)
+    monkeypatch.setattr(process, "apply", lambda *_arguments, **_options: None)
+    # Ray has put the folder in front, say because it was started there.
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "MINDSPEED_RL_HOME"), *sys.path])
+    process.setup_worker()
+    for variable, package in driver.HOMES.items():
+        spec = importlib.machinery.PathFinder.find_spec(package)
+        assert spec is not None
+        assert Path(str(spec.origin)).is_relative_to(tmp_path / variable), package
 
 
 def test_a_configuration_may_use_mindspeeds_own_groups(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """From a run to what the driver reads, stage by stage; resuming; and the converter's command line."""
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -153,7 +154,7 @@ def test_conversion_leaves_the_original_model_alone(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"has no config\.json"):
         conversion.prepare("hf2mcore", run, facts, output)
     for name in ("config.json", "tokenizer.json", "model.safetensors.index.json", "model.safetensors"):
-        write(model / name, "old")
+        write(model / name, "old").chmod(0o444)
     conversion.prepare("hf2mcore", run, facts, output)
     checkpoint(tmp_path / "mcore", 2)
     with pytest.raises(ConfigError, match="expected TP 4, PP 1, found TP 2, PP 1"):
@@ -167,15 +168,71 @@ def test_conversion_leaves_the_original_model_alone(tmp_path, monkeypatch):
         conversion.prepare("mcore2hf", run, facts, output)
     checkpoint(output / "stage0/checkpoints", 4, iteration="10")
     conversion.prepare("mcore2hf", run, facts, output)
+    converter_runs(output, weights=False)
     with pytest.raises(ConfigError, match="left no weights there"):
         conversion.finish("mcore2hf", run, facts, output)
-    write(output / "hf.converting/mg2hg/model.safetensors", "new")
-    write(output / "hf.converting/mg2hg/config.json", "new")
+    assert untouched(model)
+    conversion.prepare("mcore2hf", run, facts, output)  # anew: what is left of the failure is no obstacle
+    converter_runs(output)
     conversion.finish("mcore2hf", run, facts, output)
     assert {path.name for path in (output / "hf").iterdir()} == {"config.json", "tokenizer.json", "model.safetensors"}
     assert (output / "hf/config.json").read_text() == "new"
     assert not (output / "hf.converting").exists()
-    assert (model / "model.safetensors").read_text() == "old"
+    assert untouched(model)
+
+
+def converter_runs(output: Path, *, weights: bool = True) -> None:
+    """What MindSpeed-LLM's converter does to its --save-dir: the new folder, and then the mode of every file."""
+    frame = output / "hf.converting"
+    if weights:
+        write(frame / conversion.NEW_WEIGHTS / "model.safetensors", "new")
+        write(frame / conversion.NEW_WEIGHTS / "config.json", "new")
+    for path in frame.rglob("*"):
+        if path.is_file():
+            path.chmod(0o640)
+
+
+def untouched(model: Path) -> bool:
+    return all(path.read_text() == "old" and stat.S_IMODE(path.stat().st_mode) == 0o444 for path in model.iterdir())
+
+
+def test_a_conversion_that_was_never_moved_is_not_deleted(tmp_path, monkeypatch):
+    for variable, package in HOMES.items():
+        (tmp_path / variable / package).mkdir(parents=True)
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    model, output = tmp_path / "model", tmp_path / "out"
+    for name in ("config.json", "tokenizer.json", "model-00001-of-00001.safetensors"):
+        write(model / name, "old").chmod(0o444)
+    checkpoint(output / "stage0/checkpoints", 4, iteration="10")
+    run = compose_run(RUN, [f"model.path={model}"]).run
+    facts = read_facts(run)
+    conversion.prepare("mcore2hf", run, facts, output)
+    converter_runs(output)
+    assert not untouched(model)  # killed before finish
+    with pytest.raises(ConfigError, match=r"mg2hf: holds the new weights of an earlier conversion"):
+        conversion.prepare("mcore2hf", run, facts, output)
+    assert untouched(model)
+    assert main_of_conversion("finish", output, f"model.path={model}") == 0
+    assert (output / "hf" / "model.safetensors").read_text() == "new"
+
+
+def test_modes_are_given_back_when_the_converter_fails(tmp_path, monkeypatch):
+    for variable, package in HOMES.items():
+        (tmp_path / variable / package).mkdir(parents=True)
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    model, output = tmp_path / "model", tmp_path / "out"
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        write(model / name, "old").chmod(0o444)
+    checkpoint(output / "stage0/checkpoints", 4, iteration="10")
+    assert main_of_conversion("prepare", output, f"model.path={model}") == 0
+    converter_runs(output, weights=False)
+    assert main_of_conversion("restore", output, f"model.path={model}") == 0
+    assert untouched(model)
+    assert main_of_conversion("restore", tmp_path / "elsewhere", f"model.path={model}") == 0
+
+
+def main_of_conversion(phase: str, output: Path, *overrides: str) -> int:
+    return conversion.main([phase, "mcore2hf", RUN, *overrides, "--output", str(output)])
 
 
 def test_waiting_for_a_cluster_has_a_limit():

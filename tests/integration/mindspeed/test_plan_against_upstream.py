@@ -22,6 +22,7 @@ from coca_mindspeed.config.plan import make_plan
 from coca_mindspeed.config.rules import violations
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.mindspeed.run_file import StageFiles, mindspeed_values
+from coca_mindspeed.mindspeed.upstream_keys import read_upstream_keys
 
 HOME = os.environ.get("MINDSPEED_RL_HOME")
 pytestmark = pytest.mark.skipif(HOME is None, reason="MINDSPEED_RL_HOME is not set")
@@ -42,7 +43,10 @@ class Upstream:
         for module in (package, configs, utilities, more):
             monkeypatch.setitem(sys.modules, module.__name__, module)
         self.modules = {}
-        for name in ("base_config", "megatron_config", "rl_config", "generate_config", "validate_config"):
+        for name in (
+            *("base_config", "megatron_config", "rl_config"),
+            *("generate_config", "validate_config", "mindstudio_config"),
+        ):
             full = f"mindspeed_rl.config_cls.{name}"
             path = root / "mindspeed_rl" / "config_cls" / f"{name}.py"
             spec = importlib.util.spec_from_file_location(full, path)
@@ -129,6 +133,57 @@ def test_what_passes_here_passes_there(upstream: Upstream) -> None:
         upstream.validate(values, nodes)
     assert passed > 20
     assert refused > 20
+
+
+CHECKOUTS = [path for path in (HOME, os.environ.get("MINDSPEED_RL_MASTER_HOME")) if path]
+CLASSES = {
+    "megatron_training": ("megatron_config", "MegatronConfig", {"training_config": {}, "model_config": {}}),
+    "rl_config": ("rl_config", "RLConfig", {"config_dict": {}}),
+    "generate_config": ("generate_config", "GenerateConfig", {"config_dict": {}}),
+    "msprobe_config": ("mindstudio_config", "MsprobeConfig", {"config_dict": {}}),
+    "profiler_config.integrated": ("mindstudio_config", "ProfilerConfig", {"config_dict": {}}),
+}
+
+
+@pytest.mark.parametrize("home", CHECKOUTS)
+def test_the_keys_that_we_read_are_those_that_upstream_takes(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    modules = Upstream(Path(home), monkeypatch).modules
+    keys = read_upstream_keys(Path(home))
+    for section, (module, name, arguments) in CLASSES.items():
+        attributes = set(vars(getattr(modules[module], name)(**arguments)))
+        assert set(keys.sections[section]) - {"model"} == attributes, section
+    generate = modules["generate_config"].GenerateConfig({})
+    assert keys.sections["generate_config.sampling_config"] == set(generate.sampling_config)
+    assert keys.sections["rl_config.actor_resource"] == {"num_npus"}
+
+
+@pytest.mark.parametrize("home", CHECKOUTS)
+@pytest.mark.parametrize("name", ON_ASCEND)
+def test_upstream_knows_every_key_of_ours(home: str, name: str) -> None:
+    for overrides in ([], ["logging.wandb=coca"], ["mindspeed_rl.rl_config.init_kl_coef=0.1"]):
+        assert read_upstream_keys(Path(home)).unknown(_values(compose_run(name, overrides).run)) == []
+
+
+@pytest.mark.parametrize("home", CHECKOUTS)
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("rl_config", "use_dynamic_bs", True),
+        ("rl_config", "actor_resource", {"npus": 8}),
+        ("generate_config", "enable_sleep_mode", True),
+        ("generate_config", "sampling_config", {"n": 2}),
+        ("actor_config", "recompute", "full"),
+    ],
+)
+def test_upstream_refuses_the_keys_that_we_refuse(
+    home: str, section: str, key: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values = _values(compose_run("qwen25_7b_910b").run)
+    values[section][key] = value
+    (unknown,) = read_upstream_keys(Path(home)).unknown(values)
+    assert unknown.startswith(f"{section}.{key}")
+    with pytest.raises(ValueError, match="is missing"):
+        Upstream(Path(home), monkeypatch).validate(values, 1)
 
 
 def test_llama_has_the_names_of_the_general_adaptor(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,105 @@
+"""Key names of a MindSpeed-RL, read from made-up config classes that have the real ones' form."""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.mindspeed import doctor
+from coca_mindspeed.mindspeed.machine import Machine
+from coca_mindspeed.mindspeed.upstream_keys import keys_where_there_is_a_checkout, read_upstream_keys
+from tests.mindspeed.test_doctor import write
+
+_FORM = """raise SystemExit("is never imported")
+class BaseConfig: ...
+class {name}(BaseConfig):
+    def __init__(self, config_dict, role=""):
+        {body}
+        self.update(config_dict)
+        self.made_of_the_others = 1
+"""
+
+
+def checkout(root: Path) -> Path:
+    def config_class(module: str, *classes: tuple[str, str]) -> None:
+        text = "\n".join(_FORM.format(name=name, body=body) for name, body in classes)
+        write(root / "mindspeed_rl" / "config_cls" / f"{module}.py", text)
+
+    config_class("megatron_config", ("MegatronConfig", "self.num_layers = None; self.lr: float = 1.0"))
+    rl = 'self.use_dynamic_bsz = False; self.actor_resource = {"num_npus": None}; self.a = self.b = 1'
+    config_class("rl_config", ("RLConfig", rl))
+    config_class("generate_config", ("GenerateConfig", 'self.sampling_config = {"top_k": 50, "seed": None}'))
+    config_class("mindstudio_config", ("ProfilerConfig", "self.stage = 1"), ("MsprobeConfig", "self.dump = 1"))
+    return root
+
+
+def test_what_is_known_is_taken(tmp_path: Path) -> None:
+    keys = read_upstream_keys(checkout(tmp_path))
+    assert keys.sections["rl_config"] == {"use_dynamic_bsz", "actor_resource", "a", "b"}
+    values = {
+        "model": {"tiny": {"num-layers": 2}, "another": {"is_never_read": 1}},
+        "megatron_training": {"model": "tiny", "lr": 1.0},
+        "rl_config": {"use_dynamic_bsz": True, "actor_resource": {"num_npus": 8}},
+        "generate_config": {"sampling_config": {"top_k": -1}},
+        "profiler_config": {"integrated": {"stage": "all"}},
+        "coca": {"ours": 1},
+    }
+    assert keys.unknown(values) == []
+    assert keys.unknown(OmegaConf.create(values)) == []
+
+
+def test_what_is_not_is_named_with_the_nearest(tmp_path: Path) -> None:
+    keys = read_upstream_keys(checkout(tmp_path))
+    found = keys.unknown(
+        {
+            "model": {"tiny": {"num_layer": 2}},
+            "actor_config": {"model": "tiny", "made_of_the_others": 1},
+            "rl_config": {"use_dynamic_bs": True, "actor_resource": {"npus": 8}},
+            "generate_config": {"enable_sleep_mode": True, "sampling_config": {"n": 2}},
+            "msprobe_config": {"stage": 1},
+        }
+    )
+    assert [line.partition(": ")[0] for line in found] == [
+        "actor_config.made_of_the_others=1",
+        "rl_config.use_dynamic_bs=True",
+        "rl_config.actor_resource.npus=8",
+        "generate_config.enable_sleep_mode=True",
+        "generate_config.sampling_config.n=2",
+        "msprobe_config.stage=1",
+        "model.tiny.num_layer=2",
+    ]
+    assert found[1].endswith("has no such key, did you mean 'use_dynamic_bsz'?")
+
+
+def test_a_folder_that_is_no_mindspeed_rl(tmp_path: Path) -> None:
+    assert keys_where_there_is_a_checkout({}) is None
+    with pytest.raises(ConfigError, match=r"MINDSPEED_RL_HOME: expected .* MegatronConfig in .*megatron_config.py"):
+        keys_where_there_is_a_checkout({"MINDSPEED_RL_HOME": str(tmp_path)})
+    write(checkout(tmp_path) / "mindspeed_rl/config_cls/rl_config.py", "class RLConfig:\n    x = 1\n")
+    with pytest.raises(ConfigError, match=r"class RLConfig with an __init__ in .*rl_config.py, found none"):
+        read_upstream_keys(tmp_path)
+
+
+def test_check_tells_unknown_keys_with_everything_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    overrides = ["rollout.prompts=127", "mindspeed_rl.rl_config.use_dynamic_bs=true"]
+    monkeypatch.delenv("MINDSPEED_RL_HOME", raising=False)
+    assert main(["check", "qwen25_7b_910b", overrides[1], "--quiet"]) == 0
+    monkeypatch.setenv("MINDSPEED_RL_HOME", str(checkout(tmp_path)))
+    assert main(["check", "qwen25_7b_910b", *overrides, "--quiet"]) == 1
+    told = capsys.readouterr().err
+    assert "rollout.prompts=127: is not a multiple" in told
+    assert "mindspeed_rl.rl_config.use_dynamic_bs=True: the MindSpeed-RL at" in told
+
+
+def test_the_doctor_leaves_what_is_no_checkout_to_another_finding(tmp_path: Path) -> None:
+    run = compose_run("qwen25_7b_910b").run
+    nothing = Machine({"MINDSPEED_RL_HOME": str(tmp_path)}, tmp_path)
+    assert list(doctor._keys(nothing, run)) == []
+    (finding,) = doctor._keys(Machine({"MINDSPEED_RL_HOME": str(checkout(tmp_path))}, tmp_path), run)
+    assert not finding.ok  # the made-up classes know few of the real keys
+    assert "mindspeed_rl.rl_config.init_kl_coef=0.0: the MindSpeed-RL at" in finding.fix
