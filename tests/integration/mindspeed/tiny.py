@@ -17,6 +17,8 @@ from coca_mindspeed.local.tiny_model import EOS, tiny_tokenizer, write_tiny_mode
 from coca_mindspeed.local.warm_up import warm_up
 from coca_mindspeed.tokenization import token_text
 
+_EVEN = "#"  # one character more, for a vocabulary that two tensor-parallel ranks can share
+
 
 def write_model(directory: Path, *, seed: int = 0, warm_up_steps: int = 0) -> Policy:
     """Write the tiny model, warmed up into one that answers and is too sure of itself; EOS also pads.
@@ -24,8 +26,8 @@ def write_model(directory: Path, *, seed: int = 0, warm_up_steps: int = 0) -> Po
     MindSpeed-RL takes EOS for padding where the pad token's id is 0, as the tiny tokenizer's is, so both engines are
     given the tokenizer that this amounts to.
     """
-    write_tiny_model(directory, seed)
-    tokenizer = tiny_tokenizer()
+    write_tiny_model(directory, seed, _EVEN)
+    tokenizer = tiny_tokenizer(_EVEN)
     tokenizer.pad_token = EOS
     tokenizer.save_pretrained(directory)
     run = compose_run("demo", [f"model.path={directory}", f"seed={seed}"]).run
