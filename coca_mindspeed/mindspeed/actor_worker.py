@@ -14,6 +14,7 @@ from coca_mindspeed.mindspeed.actor_columns import training_columns
 from coca_mindspeed.mindspeed.process import process_settings
 
 _TRAINING_STAGE = "actor_train"
+_NPU_SHARE = 0.7  # MindSpeed-RL's: the rest of each NPU is a reference worker's
 
 
 class ActorWithoutReference(ActorHybridWorkerBase):
@@ -32,8 +33,16 @@ class ActorWithoutReference(ActorHybridWorkerBase):
 def integrated_worker(original: Any) -> Any:
     """For the manifest: the class to use as ``IntegratedWorker``; with a KL term it is MindSpeed-RL's own."""
     if process_settings().reference:
-        return original
-    return ray.remote(resources={"NPU": 0.7})(ActorWithoutReference)
+        return hooked_actor(original)
+    return ray.remote(resources={"NPU": _NPU_SHARE})(ActorWithoutReference)
+
+
+def hooked_actor(original: Any) -> Any:
+    """For the manifest: MindSpeed-RL's actor class, made into one anew now that the hooks are in place.
+
+    Ray copies every method, inherited ones too, at the moment when a class is made an actor.
+    """
+    return ray.remote(resources={"NPU": _NPU_SHARE})(original.__ray_actor_class__)
 
 
 def actor_resource(rl_config: Any) -> Any:
