@@ -99,7 +99,7 @@ def rollout_and_log_probs(worker: Any, engine: Any, prompts: list[list[int]]) ->
     lengths = [int((row == eos).nonzero()[0]) + 1 if (row == eos).any() else len(row) for row in ids]
     inputs = [torch.cat([torch.tensor(p), row[:n]]) for p, row, n in zip(rows, ids, lengths, strict=True)]
     batch = {
-        "input_ids": torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True, padding_value=eos),
+        "input_ids": padded(inputs, eos),
         "responses": ids,
         "prompt_length": torch.tensor([[len(p)] for p in rows]),
         "response_length": torch.tensor([[n] for n in lengths]),
@@ -110,6 +110,12 @@ def rollout_and_log_probs(worker: Any, engine: Any, prompts: list[list[int]]) ->
     inside = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]
     gap = (torch.cat(log_probs)[:, : ids.shape[1]].float() - rollout).abs()[inside]
     return {"rollout_gap": gap.max(), "rollout_tokens": inside.sum(), "world": torch.tensor(world)}
+
+
+def padded(rows: list[torch.Tensor], value: int, multiple: int = 2) -> torch.Tensor:
+    """Rows as MindSpeed-RL hands them to the training engine: as wide as two ranks can share."""
+    width = -(-max(map(len, rows)) // multiple) * multiple
+    return torch.stack([torch.nn.functional.pad(row, (0, width - len(row)), value=value) for row in rows])
 
 
 def count_reference_models(worker: Any) -> int:

@@ -28,6 +28,7 @@ from coca_mindspeed.local.update import update_policy
 from coca_mindspeed.mindspeed import columns, driver
 from coca_mindspeed.mindspeed.settings import VARIABLE, coca_settings
 from tests.integration.mindspeed import tiny
+from tests.integration.mindspeed.engine_rank import padded
 from tests.integration.mindspeed.environment import needs_mindspeed, run_ranks
 
 pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -116,7 +117,7 @@ def _dock_batch(case: Case, segment: str) -> dict[str, torch.Tensor]:
     inputs = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
     eos = case.policy.eos_ids[0]
     return {
-        "input_ids": torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True, padding_value=eos),
+        "input_ids": padded(inputs, eos),
         "responses": torch.nn.utils.rnn.pad_sequence(responses, batch_first=True, padding_value=eos),
         "prompt_length": torch.tensor([[len(p)] for p in prompts], dtype=torch.int32),
         "response_length": samples.lengths[:, None].int(),
@@ -132,6 +133,7 @@ PACKED: dict[str, dict[str, Any]] = {
     "rl_config": {"use_remove_padding": True},
     "megatron_training": {**FLASH, "reset_attention_mask": True, "no_pad_to_seq_lengths": True},
 }
+ULYSSES = {"context_parallel_size": 2, "context_parallel_algo": "ulysses_cp_algo"}
 LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "one plain batch": (1, "sum", {}),
     "microbatches": (1, "token_mean", {"actor_config": {"micro_batch_size": 8}}),
@@ -150,13 +152,23 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "TP2": (2, "sum", {"actor_config": {"tensor_model_parallel_size": 2}}),
     "PP2": (2, "token_mean", {"actor_config": {"pipeline_model_parallel_size": 2, "micro_batch_size": 8}}),
     "DP2": (2, "segment_mean", {"actor_config": {"micro_batch_size": 16}}),
+    "CP2": (2, "sum", {"actor_config": ULYSSES, "megatron_training": FLASH}),
+    "CP2, packed": (
+        2,
+        "token_mean",
+        {
+            "actor_config": {**ULYSSES, "micro_batch_size": 8},
+            "rl_config": PACKED["rl_config"],
+            "megatron_training": {**PACKED["megatron_training"], "attention_mask_type": "general"},
+        },
+    ),
 }
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradient_is_that_of_the_local_engine(case: Case, layout: str) -> None:
     ranks, aggregation, changes = LAYOUTS[layout]
-    found = _engine(case, layout.replace(" ", "_"), ranks, aggregation, changes)
+    found = _engine(case, layout.replace(", ", "_").replace(" ", "_"), ranks, aggregation, changes)
     assert int(found["reference_models"]) == 0
     assert float(found["rollout_gap"]) < 1e-4
     for segment in SEGMENTS:
