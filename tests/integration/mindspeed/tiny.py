@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 import yaml
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.compose import compose_run
@@ -44,6 +45,24 @@ def write_model(directory: Path, *, seed: int = 0, warm_up_steps: int = 0) -> Po
         warm_up(policy, records, training_method("coca"), WarmUpConfig(steps=warm_up_steps), seed)
         policy.model.save_pretrained(directory)
     return policy
+
+
+def write_llama(directory: Path) -> None:
+    """Write an untrained tiny Llama 3: output weights of its own, no biases, groups of queries."""
+    config = LlamaConfig(
+        vocab_size=len(tiny_tokenizer(_EVEN)),
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=128,
+        rms_norm_eps=1e-5,
+        rope_theta=500_000.0,
+        tie_word_embeddings=False,
+    )
+    LlamaForCausalLM(config).save_pretrained(directory)
+    tiny_tokenizer(_EVEN).save_pretrained(directory)
 
 
 def write_questions(directory: Path, *, seed: int = 0, train: int = 4000, evaluate: int = 128) -> None:
