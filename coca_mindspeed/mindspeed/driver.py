@@ -183,8 +183,6 @@ def _check_host_keys(config: DictConfig, settings: CocaSettings, rl: dict[str, A
     for key in ("offload_train_optimizer", "offload_train_grad", "offload_train_param"):
         if generate.get(key):
             raise ConfigError(f"generate_config.{key}: the host platform has nowhere to offload to; set it to false")
-    if rl.get("zmq_communication", True):
-        raise ConfigError("rl_config.zmq_communication: the host platform supports false only")
     paths = [
         (config.get("actor_config") or {}).get("load"),
         (rl.get("integrated_mode_config") or {}).get("ref_model_load_path"),

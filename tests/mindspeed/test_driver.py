@@ -59,7 +59,6 @@ def test_mindspeed_keys_pass_through_untouched() -> None:
         ("coca", {"groups": 3}, "coca.groups: Extra inputs are not permitted"),
         ("coca", {"eval_interval": 5}, "eval_data: eval_interval is set"),
         ("coca", {"samples_interval": 5}, "output_dir: validation and samples need"),
-        ("coca", {"platform": "host"}, "zmq_communication: the host platform supports false only"),
         ("rl_config", {"use_integrated_worker": False}, "ref_config: .*as actor_config"),
     ],
 )
@@ -120,7 +119,7 @@ def test_separate_workers_need_sections_that_mindspeed_reads_without_asking() ->
 
 def test_a_reference_on_the_host_needs_megatron_weights() -> None:
     host = {"platform": "host", "host": {"initial_weights": "/hf"}}
-    rl = {"init_kl_coef": 0.1, "zmq_communication": False}
+    rl = {"init_kl_coef": 0.1}
     with pytest.raises(ConfigError, match="initial_weights: only the actor's"):
         driver.split_config(_config(coca=host, rl_config=rl))
     driver.split_config(_config(coca=host, rl_config=rl, actor_config={"load": "/megatron"}))
@@ -131,7 +130,7 @@ def test_log_probabilities_of_another_distribution_are_not_compared(temperature:
     sampling = {"sampling_config": {"temperature": temperature}}
     settings, _ = driver.split_config(_config(generate_config=sampling))
     assert settings.rollout_log_probs == measured
-    host = _config(generate_config=sampling, coca={"platform": "host"}, rl_config={"zmq_communication": False})
+    host = _config(generate_config=sampling, coca={"platform": "host"})
     assert driver.split_config(host)[0].rollout_log_probs
 
 

@@ -18,6 +18,8 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
+from tests.integration.mindspeed.tiny import padded
+
 
 def main(job: dict[str, Any]) -> None:
     # Rank and device come from the environment here, not from a Ray actor's resources.
@@ -110,12 +112,6 @@ def rollout_and_log_probs(worker: Any, engine: Any, prompts: list[list[int]]) ->
     inside = torch.arange(ids.shape[1]) < torch.tensor(lengths)[:, None]
     gap = (torch.cat(log_probs)[:, : ids.shape[1]].float() - rollout).abs()[inside]
     return {"rollout_gap": gap.max(), "rollout_tokens": inside.sum(), "world": torch.tensor(world)}
-
-
-def padded(rows: list[torch.Tensor], value: int, multiple: int = 2) -> torch.Tensor:
-    """Rows as MindSpeed-RL hands them to the training engine: as wide as two ranks can share."""
-    width = -(-max(map(len, rows)) // multiple) * multiple
-    return torch.stack([torch.nn.functional.pad(row, (0, width - len(row)), value=value) for row in rows])
 
 
 def count_reference_models(worker: Any) -> int:

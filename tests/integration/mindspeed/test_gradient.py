@@ -28,7 +28,6 @@ from coca_mindspeed.local.update import update_policy
 from coca_mindspeed.mindspeed import columns, driver
 from coca_mindspeed.mindspeed.settings import VARIABLE, coca_settings
 from tests.integration.mindspeed import tiny
-from tests.integration.mindspeed.engine_rank import padded
 from tests.integration.mindspeed.environment import needs_mindspeed, run_ranks
 
 pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -117,7 +116,7 @@ def _dock_batch(case: Case, segment: str) -> dict[str, torch.Tensor]:
     inputs = [torch.cat(pair) for pair in zip(prompts, responses, strict=True)]
     eos = case.policy.eos_ids[0]
     return {
-        "input_ids": padded(inputs, eos),
+        "input_ids": tiny.padded(inputs, eos),
         "responses": torch.nn.utils.rnn.pad_sequence(responses, batch_first=True, padding_value=eos),
         "prompt_length": torch.tensor([[len(p)] for p in prompts], dtype=torch.int32),
         "response_length": samples.lengths[:, None].int(),

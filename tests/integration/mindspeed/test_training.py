@@ -33,7 +33,7 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "TP1": {},
     "TP2": {
         "actor_config": {"tensor_model_parallel_size": 2},
-        "rl_config": {"actor_resource": {"num_npus": 2}, "guarantee_order": True},
+        "rl_config": {"actor_resource": {"num_npus": 2}, "guarantee_order": True, "zmq_communication": True},
     },
     "PP2": {
         "actor_config": {"pipeline_model_parallel_size": 2},

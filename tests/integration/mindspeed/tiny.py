@@ -226,3 +226,9 @@ def run_overrides(directory: Path) -> list[str]:
         *("rollout.prompts=16", "rollout.group_size=8", "rollout.max_prompt_tokens=32", "rollout.max_new_tokens=16"),
         *("optimizer.lr=5e-4", "logging.samples_interval=1", "evaluation.interval=2", "checkpoint.interval=2"),
     ]
+
+
+def padded(rows: list[torch.Tensor], value: int, multiple: int = 2) -> torch.Tensor:
+    """Rows as MindSpeed-RL hands them to the training engine: as wide as two ranks can share."""
+    width = -(-max(map(len, rows)) // multiple) * multiple
+    return torch.stack([torch.nn.functional.pad(row, (0, width - len(row)), value=value) for row in rows])
