@@ -33,7 +33,10 @@ MINDSPEED_VERIFIERS = (
 
 
 class MindSpeedVerifier:
-    """MindSpeed-RL's own verifiers as a grader: the weighted score must be 0 or 1."""
+    """MindSpeed-RL's own verifiers as a grader: a weighted score of 1 is right, 0 or a penalty is wrong.
+
+    ``acc`` takes 0.5 off for a wrong answer and 1 for one without a box, ``acc_for_dapo`` 1 for either.
+    """
 
     def __init__(self, rl_config: Any) -> None:
         self._config = rl_config
@@ -43,12 +46,12 @@ class MindSpeedVerifier:
 
         scores, _ = rule_verifier.verifier(list(answers), {"labels": [r.answer for r in records]}, self._config)
         for score in scores:
-            if score not in (0, 1):
+            if not (score == 1 or score <= 0):
                 raise GradingError(
                     f"rl_config.verifier_function {list(self._config.verifier_function)} scored an answer {score}; "
-                    "correctness must be 0 or 1, because the confidence is trained towards a success rate"
+                    "expected 1 for right, 0 or less for wrong: the confidence is trained towards a success rate"
                 )
-        return [Verdict(Outcome.RIGHT if score else Outcome.WRONG) for score in scores]
+        return [Verdict(Outcome.RIGHT if score == 1 else Outcome.WRONG) for score in scores]
 
     def close(self) -> None:
         """Nothing is held."""

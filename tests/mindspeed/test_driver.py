@@ -3,7 +3,7 @@
 import importlib.machinery
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError, DataError, MissingDependencyError
+from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.mindspeed import columns, driver, process
 from coca_mindspeed.mindspeed.actor_columns import training_columns
@@ -251,3 +251,17 @@ def test_verifiers() -> None:
     assert isinstance(build_verifier(SimpleNamespace(verifier_function=["coca_exact"]), {}), ExactGrader)
     assert isinstance(build_verifier(SimpleNamespace(verifier_function=["math_17k_acc"]), {}), MindSpeedVerifier)
     check_names(["acc", "format"])
+
+
+def test_penalties_of_mindspeeds_verifiers_are_wrong_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = [1.0, 0.0, -0.5, -1.0]
+    models = ModuleType("mindspeed_rl.models")
+    models.rule_verifier = SimpleNamespace(verifier=lambda *_: (scores, {}))  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mindspeed_rl.models", models)
+    verifier = MindSpeedVerifier(SimpleNamespace(verifier_function=["acc", "format"]))
+    record = Record(id="0", dataset="d", category="math", question="q", answer="4")
+    assert [v.correct for v in verifier.grade([record] * 4, ["4"] * 4)] == [True, False, False, False]
+    for partial in (0.5, 1.1, float("nan")):
+        scores[0] = partial
+        with pytest.raises(GradingError, match=r"\['acc', 'format'\] scored an answer .*expected 1 for right"):
+            verifier.grade([record] * 4, ["4"] * 4)
