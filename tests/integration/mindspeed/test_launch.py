@@ -1,4 +1,4 @@
-"""The launch scripts with nothing stood in for but the NPU: real Ray clusters, the real MindSpeed-RL, a ready-made run.
+"""The launch scripts on a ready-made run, real Ray and the real MindSpeed-RL; only the NPU and vLLM are stood in.
 
 ``hardware=host`` is the only part of the configuration that a cluster of NPUs would not have; the sizes are scaled
 down to the tiny model.
@@ -71,6 +71,11 @@ def test_a_run_that_was_stopped_is_resumed(warm: Path, tmp_path: Path, ray_direc
     finish(_launch(directory, ray_directory, "trainer.steps=8", "--resume"), directory)
     assert _iterations(directory / "run" / "stage0")[done:] == list(range(saved + 1, 9))
     assert marker.read_text() == "8"
+    # The questions go on where they were: none comes twice.
+    samples = sorted((directory / "run" / "stage0" / "samples").iterdir())
+    assert len(samples) == 8
+    prompts = [prompt for file in samples for prompt in {row["prompt"] for row in json_lines(file)}]
+    assert len(set(prompts)) == len(prompts)
 
 
 def test_two_nodes(warm: Path, tmp_path: Path, ray_directory: str) -> None:
