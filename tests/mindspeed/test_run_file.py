@@ -196,7 +196,9 @@ def untouched(model: Path) -> bool:
     return all(path.read_text() == "old" and stat.S_IMODE(path.stat().st_mode) == 0o444 for path in model.iterdir())
 
 
-def test_a_conversion_that_was_never_moved_is_not_deleted(tmp_path, monkeypatch):
+@pytest.fixture
+def trained(tmp_path, monkeypatch):
+    """A model of nobody's to change, and a finished run that started from it."""
     for variable, package in HOMES.items():
         (tmp_path / variable / package).mkdir(parents=True)
         monkeypatch.setenv(variable, str(tmp_path / variable))
@@ -204,6 +206,11 @@ def test_a_conversion_that_was_never_moved_is_not_deleted(tmp_path, monkeypatch)
     for name in ("config.json", "tokenizer.json", "model-00001-of-00001.safetensors"):
         write(model / name, "old").chmod(0o444)
     checkpoint(output / "stage0/checkpoints", 4, iteration="10")
+    return model, output
+
+
+def test_a_conversion_that_was_never_moved_is_not_deleted(trained):
+    model, output = trained
     run = compose_run(RUN, [f"model.path={model}"]).run
     facts = read_facts(run)
     conversion.prepare("mcore2hf", run, facts, output)
@@ -216,14 +223,8 @@ def test_a_conversion_that_was_never_moved_is_not_deleted(tmp_path, monkeypatch)
     assert (output / "hf" / "model.safetensors").read_text() == "new"
 
 
-def test_modes_are_given_back_when_the_converter_fails(tmp_path, monkeypatch):
-    for variable, package in HOMES.items():
-        (tmp_path / variable / package).mkdir(parents=True)
-        monkeypatch.setenv(variable, str(tmp_path / variable))
-    model, output = tmp_path / "model", tmp_path / "out"
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        write(model / name, "old").chmod(0o444)
-    checkpoint(output / "stage0/checkpoints", 4, iteration="10")
+def test_modes_are_given_back_when_the_converter_fails(trained, tmp_path):
+    model, output = trained
     assert main_of_conversion("prepare", output, f"model.path={model}") == 0
     converter_runs(output, weights=False)
     assert main_of_conversion("restore", output, f"model.path={model}") == 0
