@@ -19,13 +19,11 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, TrainingError
-from coca_mindspeed.mindspeed import columns
-from coca_mindspeed.mindspeed.dataset import is_record_file
+from coca_mindspeed.mindspeed.conditions import check_mindspeed_keys, needs_reference
 from coca_mindspeed.mindspeed.manifest import matching_manifest
 from coca_mindspeed.mindspeed.process import setup_driver
 from coca_mindspeed.mindspeed.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from coca_mindspeed.mindspeed.upstream_keys import read_upstream_keys
-from coca_mindspeed.mindspeed.verifiers import check_names
 
 #: Environment variable -> a package that its checkout must hold.
 HOMES = {
@@ -34,8 +32,8 @@ HOMES = {
     "MINDSPEED_HOME": "mindspeed",
     "MINDSPEED_LLM_HOME": "mindspeed_llm",
 }
-#: MindSpeed-RL asks for tens of CPUs by name; on the host platform they are only numbers.
-HOST_CPUS = 64
+# MindSpeed-RL asks for tens of CPUs by name; on the host platform they are only numbers.
+_HOST_CPUS = 64
 
 
 def homes(environment: Mapping[str, str]) -> dict[str, Path]:
@@ -87,7 +85,7 @@ def split_config(config: DictConfig) -> tuple[CocaSettings, DictConfig]:
     settings = _comparable(coca_settings({str(key): value for key, value in section.items()}), config)
     with open_dict(config):
         config.pop("coca", None)
-    _check_mindspeed_keys(config, settings)
+    check_mindspeed_keys(config, settings)
     return settings, config
 
 
@@ -100,103 +98,6 @@ def _comparable(settings: CocaSettings, config: DictConfig) -> CocaSettings:
     if settings.platform == "npu" and float(sampling.get("temperature", 1.0)) != 1.0:
         return settings.model_copy(update={"rollout_log_probs": False})
     return settings
-
-
-def _check_mindspeed_keys(config: DictConfig, settings: CocaSettings) -> None:
-    rl, training, generate = (
-        dict(config.get(name) or {}) for name in ("rl_config", "megatron_training", "generate_config")
-    )
-    _check_what_the_hooks_need(config, settings, rl, training)
-    check_names(list(rl.get("verifier_function") or []))
-    group = int(rl.get("n_samples_per_prompt", 1))
-    if group < 2:
-        raise ConfigError(f"rl_config.n_samples_per_prompt: a group has at least 2 responses, found {group}")
-    for key in ("reward_dispatch_size", "adv_dispatch_size"):
-        if (size := rl.get(key)) and int(size) % group:
-            nearest = max(group, int(size) // group * group)
-            raise ConfigError(
-                f"rl_config.{key}: {size} does not hold whole groups of {group}; the nearest is {nearest}"
-            )
-    if rl.get("async_engine") and settings.rollout_log_probs:
-        raise ConfigError("coca.rollout_log_probs: not available with rl_config.async_engine; set it to false")
-    if not (config.get("actor_config") or {}).get("save"):
-        raise ConfigError("actor_config.save: MindSpeed-RL always saves after the last iteration; say where to")
-    if not rl.get("use_integrated_worker", True):
-        for name in ("ref_config", "reward_config"):
-            if not config.get(name):
-                raise ConfigError(
-                    f"{name}: rl_config.use_integrated_worker: false needs this section, as actor_config (MindSpeed-RL "
-                    "reads it whether or not there is such a model), found none"
-                )
-        if not rl.get("reference_resource"):
-            raise ConfigError(
-                "rl_config.reference_resource: rl_config.use_integrated_worker: false needs it (MindSpeed-RL reads it "
-                "whether or not there is a reference), found none"
-            )
-    if settings.platform == "host":
-        _check_host_keys(config, settings, rl, generate)
-
-
-def _check_what_the_hooks_need(
-    config: DictConfig, settings: CocaSettings, rl: dict[str, Any], training: dict[str, Any]
-) -> None:
-    """The conditions of docs/port.md, which the hooks would otherwise find broken when the cluster is up."""
-    actor = dict(config.get("actor_config") or {})
-
-    def value_of(key: str, default: Any = None) -> tuple[str, Any]:  # MindSpeed-RL lets actor_config win
-        section = "actor_config" if key in actor else "megatron_training"
-        return f"{section}.{key}", {**training, **actor}.get(key, default)
-
-    key, stage = value_of("stage")
-    if stage != "ray_grpo":
-        raise ConfigError(f"{key}: expected ray_grpo, found {stage!r}")
-    if entropy := float(rl.get("entropy_coeff") or 0.0):
-        raise ConfigError(f"rl_config.entropy_coeff: the objective has no entropy term: expected 0, found {entropy}")
-    if (splits := int(rl.get("partial_rollout_max_split") or 1)) > 1:
-        raise ConfigError(f"rl_config.partial_rollout_max_split: groups must be whole: expected 1, found {splits}")
-    strategy = str(rl.get("data_strategy") or "td")
-    if strategy.strip().lower() not in ("td", "dock", "transfer_dock"):
-        raise ConfigError(f"rl_config.data_strategy: the hooks know the transfer dock: expected td, found {strategy!r}")
-    if not rl.get("rule_reward", True):
-        raise ConfigError(
-            "rl_config.rule_reward: the rule reward's worker also reads the confidences: expected true, found false"
-        )
-    if rl.get("use_integrated_worker", True) and (extra := [n for n in ("ref_config", "reward_config") if n in config]):
-        raise ConfigError(f"{extra[0]}: rl_config.use_integrated_worker: true takes no such section, found one")
-    _check_columns(settings, value_of("data_path")[1], *value_of("dataset_additional_keys", []))
-
-
-def _check_columns(settings: CocaSettings, data_path: Any, key: str, found: Any) -> None:
-    names = list(found or [])
-    if isinstance(data_path, str):
-        wanted, other = (columns.RECORD, None) if is_record_file(data_path) else ("labels", columns.RECORD)
-        if wanted not in names or other in names:
-            raise ConfigError(f"{key}: {data_path} has the column {wanted}: expected [{wanted}], found {names}")
-    if settings.eval_interval and columns.RECORD not in names:
-        raise ConfigError(
-            f"coca.eval_interval={settings.eval_interval}: validation needs {columns.RECORD} among {key}, "
-            f"found {names}; without it, expected 0"
-        )
-
-
-def _check_host_keys(config: DictConfig, settings: CocaSettings, rl: dict[str, Any], generate: dict[str, Any]) -> None:
-    for key in ("offload_train_optimizer", "offload_train_grad", "offload_train_param"):
-        if generate.get(key):
-            raise ConfigError(f"generate_config.{key}: the host platform has nowhere to offload to; set it to false")
-    paths = [
-        (config.get("actor_config") or {}).get("load"),
-        (rl.get("integrated_mode_config") or {}).get("ref_model_load_path"),
-        (config.get("ref_config") or {}).get("load"),
-    ]
-    if settings.host.initial_weights is not None and _needs_reference(config) and not any(paths):
-        raise ConfigError(
-            "coca.host.initial_weights: only the actor's; with rl_config.init_kl_coef above 0 the reference needs "
-            "Megatron weights: set actor_config.load instead"
-        )
-
-
-def _needs_reference(config: DictConfig) -> bool:
-    return float((config.get("rl_config") or {}).get("init_kl_coef", 0.01)) > 0
 
 
 def process_settings(settings: CocaSettings, config: DictConfig, checkouts: Mapping[str, Path]) -> ProcessSettings:
@@ -214,7 +115,7 @@ def process_settings(settings: CocaSettings, config: DictConfig, checkouts: Mapp
         mindspeed_rl_home=root,
         import_paths=(*others, root),
         release=matching_manifest(root).release,
-        reference=_needs_reference(config),
+        reference=needs_reference(config),
     )
 
 
@@ -251,7 +152,7 @@ def start_ray(process: ProcessSettings, config: DictConfig) -> None:
             int((config.rl_config.get(key) or {}).get("num_npus") or 0)
             for key in ("actor_resource", "reference_resource", "reward_resource")
         )
-        arguments |= {"num_cpus": HOST_CPUS, "resources": {"NPU": npus}, "include_dashboard": False}
+        arguments |= {"num_cpus": _HOST_CPUS, "resources": {"NPU": npus}, "include_dashboard": False}
     ray.init(**arguments)
 
 

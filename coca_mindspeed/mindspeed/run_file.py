@@ -15,6 +15,7 @@ from coca_mindspeed.config.plan import Plan
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.files import write_atomically
+from coca_mindspeed.mindspeed.conditions import needs_reference
 from coca_mindspeed.mindspeed.megatron_checkpoint import newest_iteration
 
 _PATHS = (
@@ -111,7 +112,7 @@ def _fix_reference(values: dict[str, Any]) -> None:
     resume that would be the policy as it was saved.
     """
     rl, initial = values.get("rl_config", {}), values["actor_config"].get("load")
-    if not float(rl.get("init_kl_coef", 0.01)) or not rl.get("use_integrated_worker", True):
+    if not needs_reference(values) or not rl.get("use_integrated_worker", True):
         return
     mode = rl.get("integrated_mode_config") or {}
     if mode.get("ref_model_load_path") is None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed import columns
 from coca_mindspeed.mindspeed.advantage_stage import compute_advantages
 from coca_mindspeed.mindspeed.dock import fetch, report
@@ -34,11 +33,6 @@ def grpo_trainer(original: Any) -> Any:
     class SegmentGRPOTrainer(original):
         def __init__(self, actor_worker: Any, ref_worker: Any, reward_list: Any, **kwargs: Any) -> None:
             self._process = process_settings()
-            rl_config = actor_worker.rl_config
-            if rl_config.partial_rollout_max_split > 1:
-                raise ConfigError("rl_config.partial_rollout_max_split: groups must be whole; expected 1")
-            if str(getattr(rl_config, "data_strategy", "td")) not in ("td", "dock", "transfer_dock"):
-                raise ConfigError("rl_config.data_strategy: expected td, the transfer dock; the queue is not supported")
             if not self._process.reference:
                 ref_worker = NoReference(actor_worker.megatron_config)
             super().__init__(actor_worker, ref_worker, reward_list, **kwargs)

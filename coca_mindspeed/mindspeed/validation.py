@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.mindspeed import columns
 from coca_mindspeed.mindspeed.dataset import load_prompts
@@ -31,12 +30,6 @@ class Validation:
         rl_config = trainer.actor_worker.rl_config
         _, self._prompts = load_prompts(self._file, trainer.tokenizer.tokenizer, rl_config.max_prompt_length)
         self._graders = [reward for reward in trainer.reward_list if hasattr(reward, "judge_rows")]
-        if not self._graders:
-            raise ConfigError("coca.eval_interval: validation needs rl_config.rule_reward: true")
-        if columns.RECORD not in trainer.dataset_additional_keys:
-            raise ConfigError(
-                f"coca.eval_interval: validation needs {columns.RECORD} among megatron_training.dataset_additional_keys"
-            )
 
     def run(self, iteration: int) -> dict[str, float]:
         """Judge the current weights and log Acc, AUROC, ECE, Brier, SR and TTC under ``validation/``."""
@@ -79,12 +72,11 @@ class Validation:
         trainer.actor_worker.wait_all_ref_objs_run_over()
         # Every row with every column, of the repetitions too: what came after the dock is cleared would be the next
         # iteration's.
-        written = ["responses", "response_length", "input_ids"]
-        if self._settings.rollout_log_probs:
-            written.append(columns.ROLLOUT_LOG_PROBS)
-        read_rows(dock, written, list(range(len(full) * samples)))
+        judged_by = ["responses", "response_length", columns.RECORD]
+        others = ["input_ids", *([columns.ROLLOUT_LOG_PROBS] if self._settings.rollout_log_probs else [])]
+        everything = read_rows(dock, [*judged_by, *others], list(range(len(full) * samples)))
         wanted = list(range(len(questions) * samples))
-        responses = read_rows(dock, ["responses", "response_length", columns.RECORD], wanted)
+        responses = {name: everything[name][: len(wanted)] for name in judged_by}
         judged: dict[str, Any] = fetch(self._graders[0].judge_rows.remote(responses, wanted, str(self._file)))
         judged.pop("texts")
         fetch(dock.clear.remote())

@@ -65,7 +65,7 @@ def write_llama(directory: Path) -> None:
     tiny_tokenizer(_EVEN).save_pretrained(directory)
 
 
-def write_questions(directory: Path, *, seed: int = 0, train: int = 4000, evaluate: int = 128) -> None:
+def write_questions(directory: Path, *, seed: int = 0, train: int = 4000, evaluate: int = 120) -> None:
     """Write ``train.jsonl`` and ``eval.jsonl``."""
     write_records(directory / "train.jsonl", arithmetic_records(train, "train", seed))
     write_records(directory / "eval.jsonl", arithmetic_records(evaluate, "evaluate", seed))
