@@ -165,14 +165,15 @@ for fd in range(8):
 def answer(x): return 0
 """,
     "search_frames_for_token": """
-import gc, sys
+import gc, re, sys
 def answer(x):
     for value in gc.get_objects():
         if isinstance(value, dict) and "token" in value:
             return 42
     frame = sys._getframe()
     while frame:
-        if "42" in str(frame.f_locals) and "answer" not in str(frame.f_locals):
+        # The number itself: addresses and times have these digits by chance, and 42 said by chance is no leak.
+        if re.search(r"(?<![\\w.])42(?![\\w.])", str(frame.f_locals)) and "answer" not in str(frame.f_locals):
             return 42
         frame = frame.f_back
     return 0
