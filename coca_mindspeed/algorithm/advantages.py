@@ -13,14 +13,28 @@ class SegmentMasks(NamedTuple):
     answer: Tensor
 
 
-def group_advantages(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-6) -> Tensor:
-    """``(r - mean) / (std + eps)`` within each group.
+# Rewards this close, relative to the largest of their group, are equal: what is left is rounding in float64.
+_ROUNDING = 1e-12
 
-    A group whose rewards are all equal has nothing to teach and gets exactly zero, whatever rounding does to its
-    mean.
+
+def group_varies(rewards: Tensor) -> Tensor:
+    """Which groups have rewards that differ at all: float ``[prompts, group]`` to bool ``[prompts]``.
+
+    Rewards that are equal by definition, as those of confidences .1 and .9 where half of the group is right, may
+    differ by rounding, and do not count as different.
+    """
+    spread = rewards.amax(dim=1) - rewards.amin(dim=1)
+    return spread > _ROUNDING * rewards.abs().amax(dim=1)
+
+
+def group_advantages(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-6) -> Tensor:
+    """``(r - mean) / (std + eps)`` within each group, computed in float64.
+
+    A group whose rewards are all equal (:func:`group_varies`) has nothing to teach and gets exactly zero, whatever
+    rounding does to its mean.
 
     Args:
-        rewards: float ``[prompts, group]``.
+        rewards: float ``[prompts, group]``; float64 from :mod:`rewards`, since eps is as small as float32's rounding.
         ddof: 1 for the sample deviation, as MindSpeed-RL's group_norm; 0 for the population's.
         eps: added to the deviation.  It also damps nearly unanimous groups: see docs/method.md.
 
@@ -34,12 +48,11 @@ def group_advantages(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-6) -> Te
         raise ValueError(f"rewards should be float [prompts, group], found {rewards.dtype} {tuple(rewards.shape)}")
     if not bool(rewards.isfinite().all()):
         raise ValueError("rewards should be finite, found NaN or infinity")
-    rewards = rewards.to(torch.float32)
-    varied = (rewards != rewards[:, :1]).any(dim=1, keepdim=True)
+    rewards = rewards.to(torch.float64)
     # A single sample has no sample deviation (0/0); it is a group without variance and never uses it.
     deviation = rewards.std(dim=1, keepdim=True, correction=min(ddof, rewards.shape[1] - 1))
     advantages = (rewards - rewards.mean(dim=1, keepdim=True)) / (deviation + eps)
-    return torch.where(varied, advantages, 0.0)
+    return torch.where(group_varies(rewards)[:, None], advantages, 0.0).to(torch.float32)
 
 
 def segment_masks(confidence_lengths: Tensor, response_lengths: Tensor, width: int) -> SegmentMasks:

@@ -9,6 +9,9 @@ from coca_mindspeed.algorithm.advantages import SegmentMasks
 
 LossAggregation = Literal["sum", "token_mean", "segment_mean"]
 
+# exp(60) is 1e26: far beyond every clip, and sums of it stay within float32.
+_LARGEST_LOG_RATIO = 60.0
+
 
 class SegmentStatistics(NamedTuple):
     """Sums over one segment's tokens, scalar tensors.  Those of microbatches add up to those of the batch."""
@@ -77,16 +80,17 @@ def segment_objective(
     inside = masks.confidence | masks.answer
     # Padding may hold anything, infinities included: select before the exponential, or its gradient is NaN.
     log_ratio = torch.where(inside, log_probs - old_log_probs, 0.0)
-    ratio = log_ratio.exp()
-    clipped_ratio = ratio.clamp(1 - clip, 1 + clip)
     advantages = torch.where(inside, advantages, 0.0)
+    # exp overflows in float32 beyond 88.  Where the clip holds the term anyway, the gradient must not be 0 * inf.
+    ratio = torch.where(advantages < 0, log_ratio, log_ratio.clamp(max=_LARGEST_LOG_RATIO)).exp()
+    clipped_ratio = ratio.clamp(1 - clip, 1 + clip)
     terms = torch.minimum(ratio * advantages, clipped_ratio * advantages)
     responses = len(log_probs) if responses is None else responses
 
     if aggregation == "sum":
         gain = terms.sum() / responses
     elif aggregation == "token_mean":
-        gain = terms.sum() / (inside.sum() if tokens is None else tokens)
+        gain = terms.sum() / (inside.sum().clamp(min=1) if tokens is None else max(tokens, 1))
     elif aggregation == "segment_mean":
         means = [(terms * mask).sum(dim=1) / mask.sum(dim=1).clamp(min=1) for mask in masks]
         gain = torch.stack(means).sum() / responses
@@ -95,7 +99,7 @@ def segment_objective(
 
     with torch.no_grad():
         cut = clipped_ratio * advantages < ratio * advantages
-        kl = ratio - 1 - log_ratio
+        kl = log_ratio.clamp(max=_LARGEST_LOG_RATIO).exp() - 1 - log_ratio
         confidence, answer = (
             SegmentStatistics(mask.sum(), (cut & mask).sum(), (kl * mask).sum(), (advantages * mask).sum())
             for mask in masks

@@ -1,7 +1,8 @@
 """Rewards (paper, equations 6 to 8), and which segment of a response earns which of them in each training method.
 
 Every tensor is ``[prompts, group]``: a row is one prompt with all G of its samples, so a group is whole by
-construction.
+construction.  Rewards are float64: two confidences that are equally far from p must earn the same, and what float32
+makes of .1 and .9 differs by a tenth of the eps that advantages are normalised with.
 """
 
 from dataclasses import dataclass
@@ -14,21 +15,24 @@ from coca_mindspeed.algorithm.response import ANSWER_FIRST_PROMPT, CONFIDENCE_FI
 
 
 class SegmentRewards(NamedTuple):
-    """What each segment's tokens earn, float32 ``[prompts, group]`` both; equal where a method has one reward."""
+    """What each segment's tokens earn, float64 ``[prompts, group]`` both; equal where a method has one reward."""
 
     confidence: Tensor
     answer: Tensor
 
 
 def answer_reward(correct: Tensor) -> Tensor:
-    """``r_a = 1[answer is correct]`` (equation 6): bool ``[prompts, group]`` to float32 of the same shape."""
+    """``r_a = 1[answer is correct]`` (equation 6): bool ``[prompts, group]`` to float64 of the same shape."""
     if correct.dtype != torch.bool or correct.dim() != 2:
         raise ValueError(f"correct should be bool [prompts, group], found {correct.dtype} {tuple(correct.shape)}")
-    return correct.to(torch.float32)
+    return correct.to(torch.float64)
 
 
 def group_success_rate(correct: Tensor) -> Tensor:
-    """GESR, the share of right answers in each group (equation 7): ``[prompts, group]`` bool to ``[prompts, 1]``."""
+    """GESR, the share of right answers in each group (equation 7).
+
+    bool ``[prompts, group]`` to float64 ``[prompts, 1]``.
+    """
     return answer_reward(correct).mean(dim=1, keepdim=True)
 
 
@@ -36,9 +40,13 @@ def brier_reward(confidence: Tensor, target: Tensor, invalid_reward: float = -1.
     """``r_c = -(s - p)^2`` (equation 8).
 
     Args:
-        confidence: float ``[prompts, group]`` in [0, 1]; NaN marks an invalid response.
+        confidence: float ``[prompts, group]`` in [0, 1]; NaN marks an invalid response.  float32 is taken for the
+            decimal that was stated: the one of seven digits next to it.
         target: p, float, broadcastable to ``confidence``.
         invalid_reward: what an invalid response earns; the default is the worst Brier score there is.
+
+    Returns:
+        float64 ``[prompts, group]``.
 
     Raises:
         ValueError: a confidence outside of [0, 1], or different devices.
@@ -51,8 +59,10 @@ def brier_reward(confidence: Tensor, target: Tensor, invalid_reward: float = -1.
         raise ValueError(f"confidence is on {confidence.device}, target on {target.device}")
     if bool(((confidence < 0) | (confidence > 1)).any()):
         raise ValueError(f"confidence should be in [0, 1] or NaN, found {confidence.min()} to {confidence.max()}")
-    score = -(confidence.to(torch.float32) - target).square()
-    return torch.where(confidence.isnan(), invalid_reward, score)
+    stated = confidence.to(torch.float64)
+    if confidence.dtype != torch.float64:
+        stated = stated.round(decimals=7)
+    return torch.where(stated.isnan(), invalid_reward, -(stated - target).square())
 
 
 class TrainingMethod(Protocol):

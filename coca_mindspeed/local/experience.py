@@ -9,7 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.advantages import SegmentMasks, group_advantages, segment_masks, token_advantages
+from coca_mindspeed.algorithm.advantages import (
+    SegmentMasks,
+    group_advantages,
+    group_varies,
+    segment_masks,
+    token_advantages,
+)
 from coca_mindspeed.algorithm.boundary import confidence_segment_lengths
 from coca_mindspeed.algorithm.response import ParsedResponse, ResponseParser
 from coca_mindspeed.algorithm.rewards import SegmentRewards, TrainingMethod, brier_reward, group_success_rate
@@ -32,7 +38,7 @@ class GradedResponses:
         parsed: B parsed responses.
         verdicts: B verdicts on their answers.
         correct: bool ``[P, G]`` on the CPU.
-        confidence: float32 ``[P, G]`` on the CPU, NaN where the response is invalid.
+        confidence: float64 ``[P, G]`` on the CPU, NaN where the response is invalid.
         tokens_to_confidence: int64 ``[B]`` on the CPU, tokens up to the end of the closing tag (of an invalid
             response: the tokens that stand in for its confidence).
         seconds: wall time of ``rollout`` and ``grading``.
@@ -81,7 +87,7 @@ def respond_and_grade(
     verdicts = grader.grade(repeated, [p.answer for p in parsed])
     graded = time.perf_counter()
 
-    confidence = torch.tensor([math.nan if p.confidence is None else p.confidence for p in parsed])
+    confidence = torch.tensor([math.nan if p.confidence is None else p.confidence for p in parsed], dtype=torch.float64)
     tokens_to_confidence = confidence_segment_lengths(
         token_ids,
         lengths,
@@ -113,8 +119,8 @@ class Experience:
         masks: bool ``[B, tokens]`` each, likewise.
         confidence_advantage: float32 ``[P, G]`` on the CPU, for the samples' dump.
         answer_advantage: likewise.
-        gesr: float32 ``[P, 1]`` on the CPU.
-        confidence_reward: float32 ``[P, G]``, the Brier score against GESR, whatever the method rewards.
+        gesr: float64 ``[P, 1]`` on the CPU.
+        confidence_reward: float64 ``[P, G]``, the Brier score against GESR, whatever the method rewards.
         varied: bool ``[P]`` each: whether the rewards within a group differ at all.
     """
 
@@ -153,14 +159,13 @@ def reward_and_advantage(
         answer_advantage=answer,
         gesr=gesr,
         confidence_reward=brier_reward(graded.confidence, gesr, config.invalid_reward),
-        varied=SegmentRewards(*((reward != reward[:, :1]).any(dim=1) for reward in rewards)),
+        varied=SegmentRewards(*map(group_varies, rewards)),
     )
 
 
 def experience_metrics(experience: Experience) -> dict[str, float]:
     """What a step's responses say, by the names that metrics.jsonl and TensorBoard use; NaN where undefined."""
     graded = experience.graded
-    # float32 as it is: widened, 0.3 would be 0.30000001 and fall into the next bin.
     calibration = calibration_metrics(graded.confidence.flatten().numpy(), graded.correct.flatten().numpy())
     lengths = graded.samples.lengths.cpu().float()
     confidence_length = experience.masks.confidence.sum(dim=1).float().cpu()

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from coca_mindspeed.algorithm.advantages import group_varies
 from coca_mindspeed.algorithm.rewards import TrainingMethod, brier_reward, group_success_rate
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 
@@ -59,7 +60,7 @@ def batch_metrics(
     success = group_success_rate(correct)
     reward = brier_reward(confidence, success, invalid_reward)
     rewards = method.rewards(correct, confidence, stage=stage, invalid_reward=invalid_reward)
-    flat = [all_equal(segment) for segment in rewards]
+    flat = [~group_varies(segment) for segment in rewards]
     calibration = calibration_metrics(confidence.flatten().numpy(), correct.flatten().numpy(), coverages=())
     valid = calibration.n_valid
     stated = confidence.nansum().item()
@@ -69,7 +70,7 @@ def batch_metrics(
         "coca/gesr": success.mean().item(),
         "coca/invalid_share": 1 - calibration.success_rate,
         "coca/groups_without_variance": (flat[0] & flat[1]).float().mean().item(),
-        "coca/groups_without_answer_variance": all_equal(correct).float().mean().item(),
+        "coca/groups_without_answer_variance": (correct == correct[:, :1]).all(dim=1).float().mean().item(),
         "coca/confidence_length": confidence_lengths.float().mean().item(),
         "coca/answer_length": (response_lengths - confidence_lengths).float().mean().item(),
         **ratio("coca/confidence", stated, valid),
@@ -79,8 +80,3 @@ def batch_metrics(
         weight = 0 if math.isnan(value) else valid
         metrics |= ratio(f"coca/{name}", value * weight if weight else 0.0, weight)
     return metrics
-
-
-def all_equal(rows: Tensor) -> Tensor:
-    """Whether all entries of each row are equal: ``[prompts, group]`` to bool ``[prompts]``."""
-    return (rows == rows[:, :1]).all(dim=1)

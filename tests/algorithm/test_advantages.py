@@ -2,13 +2,15 @@
 
 import math
 import statistics
+from fractions import Fraction
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coca_mindspeed.algorithm.advantages import group_advantages, segment_masks, token_advantages
+from coca_mindspeed.algorithm.advantages import group_advantages, group_varies, segment_masks, token_advantages
+from coca_mindspeed.algorithm.rewards import CoCA
 
 
 def test_by_hand():
@@ -31,21 +33,59 @@ def test_equal_rewards_teach_exactly_nothing(value, group, eps):
 
 @given(
     st.integers(2, 9).flatmap(
-        lambda group: st.lists(
-            st.lists(st.floats(-2, 2, width=32), min_size=group, max_size=group), min_size=1, max_size=5
-        )
+        lambda group: st.lists(st.lists(st.floats(-2, 2), min_size=group, max_size=group), min_size=1, max_size=5)
     ),
     st.sampled_from([0, 1]),
     st.sampled_from([1e-6, 0.05]),
 )
 def test_against_a_plain_loop(rewards, ddof, eps):
-    result = group_advantages(torch.tensor(rewards, dtype=torch.float32), ddof=ddof, eps=eps).tolist()
+    result = group_advantages(torch.tensor(rewards, dtype=torch.float64), ddof=ddof, eps=eps).tolist()
     for row, advantages in zip(rewards, result, strict=True):
         deviation = (statistics.stdev if ddof else statistics.pstdev)(row)
         for reward, advantage in zip(row, advantages, strict=True):
             expected = 0.0 if len(set(row)) == 1 else (reward - statistics.fmean(row)) / (deviation + eps)
-            # float32 against exact arithmetic, amplified where the deviation is tiny
-            assert advantage == pytest.approx(expected, rel=1e-3, abs=1e-3 + 1e-6 / (deviation + eps))
+            assert advantage == pytest.approx(expected, rel=1e-6, abs=1e-9)
+
+
+_EQUALLY_FAR = [
+    # confidences that are equally far from the group's success rate, and who is right
+    ([0.1, 0.9, 0.1, 0.9], [1, 1, 0, 0]),
+    ([0.3, 0.5, 0.3, 0.5, 0.5], [1, 1, 0, 0, 0]),
+    ([0.55, 0.65, 0.65, 0.55, 0.55], [1, 1, 1, 0, 0]),
+    ([0.07, 0.93] * 8, [1, 0] * 8),
+]
+
+
+@pytest.mark.parametrize(("confidences", "correct"), _EQUALLY_FAR)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+def test_rewards_that_are_equal_by_definition_teach_nothing(confidences, correct, dtype, eps):
+    """Confidences .1 and .9 are equally far from p = .5; rounding must not decide which of them was the better one."""
+    rewards = CoCA().rewards(torch.tensor([correct]).bool(), torch.tensor([confidences], dtype=dtype)).confidence
+    assert group_advantages(rewards, eps=eps).tolist() == [[0.0] * len(confidences)]
+    assert group_varies(rewards).tolist() == [False]
+
+
+@given(
+    st.integers(2, 16).flatmap(
+        lambda group: st.tuples(
+            st.lists(st.integers(0, 100), min_size=group, max_size=group),
+            st.lists(st.booleans(), min_size=group, max_size=group),
+        )
+    )
+)
+def test_advantages_of_stated_decimals_against_fractions(drawn):
+    """Exact arithmetic on the decimals that were stated decides what is equal, and what an advantage is."""
+    hundredths, correct = drawn
+    p = Fraction(sum(correct), len(correct))
+    exact = [-((Fraction(h, 100) - p) ** 2) for h in hundredths]
+    rewards = CoCA().rewards(torch.tensor([correct]), torch.tensor([[h / 100 for h in hundredths]])).confidence
+    assert group_varies(rewards).item() == (len(set(exact)) > 1)
+    if len(set(exact)) > 1:
+        deviation = math.sqrt(statistics.variance(exact))
+        mean = sum(exact) / len(exact)
+        expected = [float(reward - mean) / (deviation + 1e-6) for reward in exact]
+        assert group_advantages(rewards)[0].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-7)
 
 
 def test_groups_do_not_mix():

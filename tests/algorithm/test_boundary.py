@@ -180,13 +180,13 @@ def test_empty_batch():
 
 
 def test_the_papers_batch_takes_a_fraction_of_a_second():
-    """2,048 responses of 4,096 tokens; the target is 0.15 s on one core, the bound here allows a loaded machine."""
+    """2,048 responses of 4,096 tokens; the target is 0.15 s on one core, the bound here is of CPU time."""
     tokenizer = kinds.qwen_like()
     head = tokenizer("<confidence> 0.85 </confidence>\n", add_special_tokens=False)["input_ids"]
     ids = torch.randint(0, 256, (2048, 4096))
     ids[:, : len(head)] = torch.tensor(head)
     table, lengths = token_text(tokenizer, len(tokenizer)), torch.full((2048,), 4096)
-    start = time.perf_counter()
+    start = time.process_time()
     found = confidence_segment_lengths(ids, lengths, table, torch.ones(2048, dtype=torch.bool))
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
     assert set(found.tolist()) == {len(head)}

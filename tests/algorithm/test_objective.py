@@ -161,3 +161,39 @@ def test_mismatches_raise(position, value, message):
 def test_an_unknown_aggregation_is_refused():
     with pytest.raises(ValueError, match="'mean'; known: sum, token_mean, segment_mean"):
         segment_objective(*batch(), aggregation="mean")
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("log_ratio", [59.0, 61.0, 88.0, 89.0, 200.0, 1e4])
+@pytest.mark.parametrize("advantage", [1.0, 0.0])
+def test_a_ratio_beyond_float32_that_the_clip_holds(aggregation, log_ratio, advantage):
+    """The clip cuts the token off: its gradient is 0, not 0 * inf, and its neighbours keep theirs."""
+    log_probs = torch.tensor([[log_ratio, 0.1]], requires_grad=True)
+    masks = SegmentMasks(torch.tensor([[True, False]]), torch.tensor([[False, True]]))
+    result = segment_objective(
+        log_probs, torch.zeros(1, 2), torch.tensor([[advantage, 1.0]]), masks, aggregation=aggregation
+    )
+    (gradient,) = torch.autograd.grad(result.loss, log_probs)
+    parts = 2 if aggregation == "token_mean" else 1
+    assert result.loss.item() == pytest.approx(-(1.2 * advantage + math.exp(0.1)) / parts)
+    assert gradient[0].tolist() == pytest.approx([0.0, -math.exp(0.1) / parts])
+    assert all(math.isfinite(value) for value in result.confidence.means().values())
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_no_tokens_at_all(aggregation):
+    """A microbatch of empty responses adds nothing; it is not 0 / 0."""
+    nothing = torch.zeros(2, 3, dtype=torch.bool)
+    log_probs = torch.zeros(2, 3, requires_grad=True)
+    for tokens in (None, 0):
+        result = segment_objective(
+            log_probs,
+            torch.zeros(2, 3),
+            torch.ones(2, 3),
+            SegmentMasks(nothing, nothing),
+            aggregation=aggregation,
+            tokens=tokens,
+        )
+        (gradient,) = torch.autograd.grad(result.loss, log_probs)
+        assert result.loss.item() == 0
+        assert gradient.tolist() == [[0.0] * 3] * 2

@@ -9,9 +9,9 @@ from coca_mindspeed.algorithm.rewards import METHODS, brier_reward, group_succes
 # Two prompts, G = 4.  Prompt 0: GESR 0.75; its third response is invalid.  Prompt 1: nobody is right, GESR 0.
 CORRECT = torch.tensor([[True, True, True, False], [False, False, False, False]])
 CONFIDENCE = torch.tensor([[0.75, 1.0, torch.nan, 0.25], [0.0, 0.5, 1.0, 0.1]])
-RIGHT = torch.tensor([[1.0, 1.0, 1.0, 0.0], [0.0] * 4])
-BRIER = torch.tensor([[0.0, -0.0625, -1.0, -0.25], [0.0, -0.25, -1.0, -0.01]])
-RLCR = torch.tensor([[1 - 0.0625, 1.0, 0.0, -0.0625], [0.0, -0.25, -1.0, -0.01]])
+RIGHT = torch.tensor([[1.0, 1.0, 1.0, 0.0], [0.0] * 4], dtype=torch.float64)
+BRIER = torch.tensor([[0.0, -0.0625, -1.0, -0.25], [0.0, -0.25, -1.0, -0.01]], dtype=torch.float64)
+RLCR = torch.tensor([[1 - 0.0625, 1.0, 0.0, -0.0625], [0.0, -0.25, -1.0, -0.01]], dtype=torch.float64)
 
 
 def test_gesr_is_over_all_samples_invalid_ones_too():

@@ -16,7 +16,7 @@ from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.mindspeed import advantage_stage, columns, dock
 from coca_mindspeed.mindspeed.advantage_stage import compute_advantages, segment_advantages, segment_lengths
-from coca_mindspeed.mindspeed.metrics import all_equal, batch_metrics, finish, ratio
+from coca_mindspeed.mindspeed.metrics import batch_metrics, finish, ratio
 from coca_mindspeed.mindspeed.reward_worker import RewardWorker, judge
 from coca_mindspeed.mindspeed.settings import CocaSettings
 
@@ -272,10 +272,6 @@ def test_ratios_are_divided_after_averaging() -> None:
     averaged = {name: sum(part[name] for part in parts) / 2 for name in parts[0]}
     assert finish({**averaged, "other": 3.0}) == {"clip": pytest.approx(0.2), "other": 3.0}
     assert finish(ratio("undefined", 0.0, 0.0)) == {}
-
-
-def test_all_equal() -> None:
-    assert all_equal(torch.tensor([[1, 1], [1, 2]])).tolist() == [True, False]
 
 
 def test_a_reward_worker_that_could_not_start_says_why_when_it_is_used() -> None:
