@@ -95,7 +95,7 @@ def majority_predictions(
     predictions = []
     for index, record in enumerate(records):
         rows = slice(index * k, (index + 1) * k)
-        finals = final_answers(record, [parsed.answer for parsed in graded.parsed[rows]])
+        finals = final_answers(record, [parsed.answer for parsed in graded.judged.parsed[rows]])
         result = vote(cluster(finals, partial(same, record)))
         winner = index * k + result.winner
         predictions.append(
@@ -103,9 +103,9 @@ def majority_predictions(
                 id=record.id,
                 dataset=record.dataset,
                 question=record.question,
-                response=graded.texts[winner],
+                response=graded.judged.texts[winner],
                 confidence=result.share,
-                correct=graded.verdicts[winner].correct,
+                correct=graded.judged.verdicts[winner].correct,
                 tokens_to_confidence=lengths[index],
                 category=record.category,
                 tokens=lengths[index],

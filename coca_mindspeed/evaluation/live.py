@@ -18,7 +18,6 @@ from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.binning import bin_table
 from coca_mindspeed.evaluation.catalogue import UNDEFINED
 from coca_mindspeed.evaluation.metrics import calibration_metrics
-from coca_mindspeed.evaluation.training_metrics import common_names
 from coca_mindspeed.files import read_json_lines
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -54,7 +53,7 @@ class RunDirectory:
         rows = []
         try:
             for _, row in read_json_lines(path):
-                rows.append(common_names(row))
+                rows.append(row)
         except DataError:
             if path.read_bytes().endswith(b"\n"):
                 raise

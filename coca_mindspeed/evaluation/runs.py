@@ -7,7 +7,7 @@ from typing import Any
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
-from coca_mindspeed.evaluation.training_metrics import read_training
+from coca_mindspeed.files import read_json_lines
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +91,17 @@ def _unique(run: Run, index: int, runs: Sequence[Run]) -> Run:
     if len(same) == 1:
         return run
     return replace(run, label=f"{run.label} #{same.index(index) + 1}")
+
+
+def read_training(path: Path) -> list[dict[str, Any]]:
+    """The rows of a ``metrics.jsonl``; every engine writes the same names.
+
+    Raises:
+        DataError: a row has no whole-number ``step``.
+    """
+    rows = []
+    for number, row in read_json_lines(path):
+        if not isinstance(row.get("step"), int):
+            raise DataError(f"{path}:{number}: expected a whole-number 'step', found {row.get('step')!r}")
+        rows.append(row)
+    return rows

@@ -40,7 +40,9 @@ def predict(
     predictions: list[Prediction] = []
     for start in range(0, len(records), at_once):
         chunk = records[start : start + at_once]
-        graded = respond_and_grade(policy, chunk, grader, method, method_config, rollout, generator, group_size=1)
+        judged = respond_and_grade(
+            policy, chunk, grader, method, method_config, rollout, generator, group_size=1
+        ).judged
         predictions += [
             Prediction(
                 id=record.id,
@@ -53,10 +55,10 @@ def predict(
             )
             for record, text, parsed, verdict, tokens in zip(
                 chunk,
-                graded.texts,
-                graded.parsed,
-                graded.verdicts,
-                graded.tokens_to_confidence.tolist(),
+                judged.texts,
+                judged.parsed,
+                judged.verdicts,
+                judged.confidence_lengths.tolist(),
                 strict=True,
             )
         ]

@@ -19,7 +19,6 @@ from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.algorithm.objective import SegmentStatistics, segment_objective
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.mindspeed import columns
-from coca_mindspeed.mindspeed.advantage_stage import segment_lengths
 from coca_mindspeed.mindspeed.metrics import ratio
 from coca_mindspeed.mindspeed.process import process_settings
 
@@ -99,8 +98,8 @@ class SegmentActorLoss(BaseLossFunc):
     ) -> tuple[Tensor, dict[str, float]]:
         width = log_probs.shape[1]
         lengths = batch["response_length"].flatten().long()
-        confidence_lengths = segment_lengths(batch[columns.CONFIDENCE_LENGTH][:, 0].long(), self._settings)
-        masks = segment_masks(confidence_lengths, lengths, width)
+        segment = self._settings.credit_rule().segment_lengths(batch[columns.CONFIDENCE_LENGTH][:, 0].long())
+        masks = segment_masks(segment, lengths, width)
         old_log_probs = batch["old_log_prob"][:, :width] if "old_log_prob" in batch else log_probs.detach()
         objective = segment_objective(
             log_probs,

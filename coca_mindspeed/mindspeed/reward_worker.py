@@ -5,90 +5,22 @@ It stands where MindSpeed-RL's ``RuleReward`` would, one actor on each node, wit
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths
-from coca_mindspeed.algorithm.response import ResponseParser
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.verdict import Grader, Outcome
+from coca_mindspeed.judging.batch_metrics import grading_metrics
+from coca_mindspeed.judging.responses import JudgedResponses, ResponseJudge
 from coca_mindspeed.mindspeed import columns
 from coca_mindspeed.mindspeed.dock import Rows, batches, check_groups, put, report
+from coca_mindspeed.mindspeed.metrics import as_ratios
 from coca_mindspeed.mindspeed.process import process_settings
 from coca_mindspeed.mindspeed.verifiers import build_verifier
 from coca_mindspeed.tokenization import token_text
-
-
-@dataclass(frozen=True, slots=True)
-class JudgedResponses:
-    """What the reward stage finds out about ``n`` responses.
-
-    Attributes:
-        correct: bool ``[n]``.
-        confidence: float32 ``[n]``, NaN where the response is invalid.
-        confidence_lengths: int64 ``[n]``, tokens of the confidence segment.
-        texts: decoded responses.
-        ungradable: how many answers could not be graded (they earn nothing).
-        grading_seconds: wall time of grading alone.
-    """
-
-    correct: Tensor
-    confidence: Tensor
-    confidence_lengths: Tensor
-    texts: list[str]
-    ungradable: int
-    grading_seconds: float
-
-
-def judge(
-    token_ids: Tensor,
-    response_lengths: Tensor,
-    records: Sequence[Record],
-    *,
-    text: TokenText,
-    parser: ResponseParser,
-    grader: Grader,
-    max_confidence_tokens: int,
-) -> JudgedResponses:
-    """Grade responses, read their confidences, and find the ends of their confidence segments.
-
-    Args:
-        token_ids: int ``[n, tokens]``, right-padded with anything.
-        response_lengths: int ``[n]``.
-        records: the question of each response.
-        text: bytes of each token id.
-        parser: of the method's response format.
-        grader: of the answers.
-        max_confidence_tokens: segment length of an invalid response.
-    """
-    texts = text.decode(token_ids, response_lengths)
-    parsed = [parser(response) for response in texts]
-    confidence = torch.tensor(
-        [float("nan") if p.confidence is None else p.confidence for p in parsed], dtype=torch.float32
-    )
-    lengths = confidence_segment_lengths(
-        token_ids,
-        response_lengths,
-        text,
-        ~confidence.isnan(),
-        max_confidence_tokens=max_confidence_tokens,
-        position=parser.position,
-    )
-    start = time.perf_counter()
-    verdicts = grader.grade(records, [p.answer for p in parsed])
-    return JudgedResponses(
-        correct=torch.tensor([verdict.correct for verdict in verdicts], dtype=torch.bool),
-        confidence=confidence,
-        confidence_lengths=lengths,
-        texts=texts,
-        ungradable=sum(verdict.outcome is Outcome.UNGRADABLE for verdict in verdicts),
-        grading_seconds=time.perf_counter() - start,
-    )
 
 
 class RecordLookup:
@@ -144,9 +76,12 @@ class RewardWorker:
         self._columns = ["responses", "response_length", *megatron_config.dataset_additional_keys]
         self._tokenizer = tokenizer.tokenizer
         self._vocabulary = int(megatron_config.padded_vocab_size or 0)
-        self._text = token_text(self._tokenizer, self._vocabulary)
-        self._parser = settings.parser()
-        self._grader = build_verifier(rl_config, settings.grading)
+        self._responses = ResponseJudge(
+            text=token_text(self._tokenizer, self._vocabulary),
+            parser=settings.parser(),
+            grader=build_verifier(rl_config, settings.grading),
+            max_confidence_tokens=settings.max_confidence_tokens,
+        )
         self._train_records = RecordLookup(
             megatron_config.data_path, self._tokenizer, megatron_config.dataset_additional_keys
         )
@@ -181,7 +116,7 @@ class RewardWorker:
                 self._dock,
                 {
                     "rm_scores": list(judged.correct.float().unsqueeze(1)),
-                    columns.CONFIDENCE: list(judged.confidence.unsqueeze(1)),
+                    columns.CONFIDENCE: list(judged.confidence.float().unsqueeze(1)),
                     columns.CONFIDENCE_LENGTH: list(judged.confidence_lengths.unsqueeze(1)),
                 },
                 rows.indexes,
@@ -220,14 +155,10 @@ class RewardWorker:
             raise GradingError(f"the reward worker could not be initialised: {self._failure}") from self._failure
 
     def _judge(self, rows: Rows) -> JudgedResponses:
-        return judge(
+        return self._responses(
             rows.padded("responses").to(torch.int64),
             rows.scalars("response_length").to(torch.int64),
             self._lookup(rows),
-            text=self._text,
-            parser=self._parser,
-            grader=self._grader,
-            max_confidence_tokens=self._settings.max_confidence_tokens,
         )
 
     def _assigned_rows(self, count: int) -> list[list[int]]:
@@ -245,7 +176,7 @@ class RewardWorker:
                 "start_time/rule_reward": [round(start, 4)],
                 "end_time/rule_reward": [round(end, 4)],
                 "coca/grading_seconds": [judged.grading_seconds],
-                "coca/ungradable_share": [judged.ungradable / len(judged.correct)],
+                **{name: [value] for name, value in as_ratios(grading_metrics(judged)).items()},
             },
         )
 

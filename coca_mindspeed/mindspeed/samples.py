@@ -30,7 +30,7 @@ class SampleWriter:
         write_json_lines(
             self._settings.output_dir / "samples" / f"iteration_{iteration:06d}.jsonl",
             (
-                {"iteration": iteration, "prompt": prompt, "response": response, **row}
+                {"step": iteration, "prompt": prompt, "response": response, **row}
                 for row, prompt, response in zip(rows, decoded["prompts"], decoded["responses"], strict=True)
             ),
         )

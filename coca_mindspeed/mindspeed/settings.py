@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.objective import LossAggregation
 from coca_mindspeed.algorithm.response import ResponseParser
 from coca_mindspeed.algorithm.rewards import METHODS, TrainingMethod, training_method
@@ -75,6 +76,12 @@ class CocaSettings(_Section):
     @property
     def training_method(self) -> TrainingMethod:
         return training_method(self.method)
+
+    def credit_rule(self) -> CreditRule:
+        """How this method's rewards become advantages."""
+        return CreditRule(
+            self.training_method, self.stage, self.invalid_reward, self.advantage_ddof, self.advantage_eps
+        )
 
     def parser(self) -> ResponseParser:
         """The parser of this method's responses."""

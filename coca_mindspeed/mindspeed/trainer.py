@@ -102,7 +102,7 @@ def finishing_ratios(original: Any) -> Any:
         finished = finish(original(metrics))
         coca = process_settings().coca
         if coca.output_dir is not None and coca.metrics_file:
-            append_line(coca.output_dir / "metrics.jsonl", {"iteration": _progress.iteration, **finished})
+            append_line(coca.output_dir / "metrics.jsonl", {"step": _progress.iteration, **finished})
         return finished
 
     return metrics_post_processing

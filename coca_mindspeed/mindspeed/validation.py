@@ -4,7 +4,6 @@ Between two iterations the dock is empty.  Held-out prompts are put into it, the
 judges the responses, and the dock is cleared again; nothing is learned from them.
 """
 
-import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -32,13 +31,13 @@ class Validation:
         self._graders = [reward for reward in trainer.reward_list if hasattr(reward, "judge_rows")]
 
     def run(self, iteration: int) -> dict[str, float]:
-        """Judge the current weights and log Acc, AUROC, ECE, Brier, SR and TTC under ``validation/``."""
+        """Judge the current weights; log Acc, AUROC, ECE, Brier, SR and TTC under ``eval/``, as locally."""
         trainer, start = self._trainer, time.perf_counter()
         judged = [self._roll_out(prompts) for prompts in self._chunks()]
         joined = {name: torch.cat([part[name] for part in judged]) for name in judged[0]}
         metrics = validation_metrics(joined["correct"], joined["confidence"], joined["confidence_lengths"])
-        named = {f"validation/{name}": value for name, value in metrics.items()}
-        append_line(self._log, {"iteration": iteration, **named})
+        named = {f"eval/{name}": value for name, value in metrics.items()}
+        append_line(self._log, {"step": iteration, **named})
         if trainer.tensorboard is not None:
             for name, value in named.items():
                 trainer.tensorboard.add_scalar(name, value, iteration)
@@ -94,7 +93,7 @@ def validation_metrics(
         confidence_lengths: int ``[n]``, tokens until the confidence is known.
 
     Returns:
-        ``acc`` and ``sr`` in percent, ``auroc``, ``ece`` and ``brier`` over valid responses, ``ttc`` in tokens.
+        :meth:`CalibrationMetrics.headline`.
     """
     metrics = calibration_metrics(
         confidence.numpy(),
@@ -102,12 +101,4 @@ def validation_metrics(
         torch.where(confidence.isnan(), torch.nan, confidence_lengths.double()).numpy(),
         coverages=(),
     )
-    named = {
-        "acc": 100 * metrics.accuracy,
-        "sr": 100 * metrics.success_rate,
-        "auroc": metrics.auroc,
-        "ece": metrics.ece,
-        "brier": metrics.brier,
-        "ttc": metrics.tokens_to_confidence,
-    }
-    return {name: value for name, value in named.items() if not math.isnan(value)}
+    return {name: float(value) for name, value in metrics.headline().items() if value is not None}

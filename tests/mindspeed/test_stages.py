@@ -9,101 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.boundary import TokenText
-from coca_mindspeed.algorithm.response import ResponseParser
-from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
-from coca_mindspeed.grading.exact import ExactGrader
+from coca_mindspeed.judging.batch_metrics import Mean
 from coca_mindspeed.mindspeed import advantage_stage, columns, dock
-from coca_mindspeed.mindspeed.advantage_stage import compute_advantages, segment_advantages, segment_lengths
-from coca_mindspeed.mindspeed.metrics import batch_metrics, finish, ratio
-from coca_mindspeed.mindspeed.reward_worker import RewardWorker, judge
+from coca_mindspeed.mindspeed.advantage_stage import compute_advantages
+from coca_mindspeed.mindspeed.metrics import as_ratios, finish, ratio
+from coca_mindspeed.mindspeed.reward_worker import RewardWorker
 from coca_mindspeed.mindspeed.settings import CocaSettings
 
 NAN = math.nan
-# One token of each kind: tags, digits, and a token that straddles the end of the tag.
-TOKENS = [b"", b"<confidence>", b"0.5", b"</confidence>", b"</confidence>\n4", b"4", b"7", b"1"]
-
-
-def _judge(rows: Sequence[Sequence[int]], answers: Sequence[str], **kwargs: Any) -> Any:
-    width = max(map(len, rows))
-    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
-    return judge(
-        ids,
-        torch.tensor([len(row) for row in rows]),
-        [Record(id=str(i), dataset="d", category="math", question="q", answer=a) for i, a in enumerate(answers)],
-        text=TokenText(TOKENS),
-        parser=kwargs.pop("parser", ResponseParser()),
-        grader=ExactGrader(),
-        max_confidence_tokens=2,
-    )
-
-
-def test_judging_by_hand() -> None:
-    judged = _judge([[1, 2, 3, 5], [1, 2, 4], [1, 2, 3, 6], [5, 5, 5]], ["4", "4", "4", "444"])
-    assert judged.correct.tolist() == [True, True, False, True]
-    torch.testing.assert_close(judged.confidence, torch.tensor([0.5, 0.5, 0.5, NAN]), equal_nan=True)
-    # The straddling token belongs to the confidence; an invalid response lends its first two tokens.
-    assert judged.confidence_lengths.tolist() == [3, 3, 3, 2]
-    assert judged.texts[1] == "<confidence>0.5</confidence>\n4"
-    assert judged.ungradable == 0
-
-
-def test_an_invalid_confidence_is_never_guessed() -> None:
-    judged = _judge([[1, 7, 5, 3], [5, 1, 2, 3], []], ["x", "x", ""])
-    assert judged.confidence.isnan().all()
-    assert judged.confidence_lengths.tolist() == [2, 2, 0]
-    assert judged.correct.tolist() == [False, False, True]
-
-
-def test_answer_first_responses() -> None:
-    judged = _judge([[5, 1, 2, 3]], ["4"], parser=ResponseParser("last"))
-    assert (judged.correct.tolist(), judged.confidence.tolist()) == ([True], [0.5])
-    assert judged.confidence_lengths.tolist() == [4]  # tokens until the confidence is known
-
-
-def test_advantages_by_hand() -> None:
-    # One group of two: r_a = (1, 0), GESR 0.5, s = (0.5, 0) so r_c = (0, -0.25).
-    result = segment_advantages(
-        torch.tensor([True, False]),
-        torch.tensor([0.5, 0.0]),
-        torch.tensor([1, 2]),
-        torch.tensor([3, 4]),
-        5,
-        group_size=2,
-        settings=CocaSettings(advantage_eps=0.0),
-    )
-    up = 1 / math.sqrt(2)  # (x - mean) / sample deviation of two unequal numbers
-    expected = torch.tensor([[up, up, up, 0, 0], [-up, -up, -up, -up, 0]])
-    torch.testing.assert_close(result.tokens, expected)
-    assert result.success_rate.tolist() == [0.5, 0.5]
-
-
-def test_segments_get_different_advantages() -> None:
-    # r_a = (1, 0), s = (0, 0.5): the wrong answer has the better confidence.
-    result = segment_advantages(
-        torch.tensor([True, False]),
-        torch.tensor([0.0, 0.5]),
-        torch.tensor([1, 2]),
-        torch.tensor([3, 3]),
-        3,
-        group_size=2,
-        settings=CocaSettings(advantage_eps=0.0),
-    )
-    up = 1 / math.sqrt(2)
-    torch.testing.assert_close(result.tokens, torch.tensor([[-up, up, up], [up, up, -up]]))
-
-
-def test_answer_first_methods_have_one_segment() -> None:
-    lengths = torch.tensor([4, 2])
-    assert segment_lengths(lengths, CocaSettings(method="rlcr")).tolist() == [0, 0]
-    assert segment_lengths(lengths, CocaSettings(method="coca")).tolist() == [4, 2]
-
-
-def test_unequal_groups_are_an_error() -> None:
-    three = torch.ones(3)
-    with pytest.raises(TrainingError, match="3 responses are not whole groups of 2"):
-        segment_advantages(three.bool(), three, three.long(), three.long(), 1, group_size=2, settings=CocaSettings())
 
 
 @pytest.mark.parametrize(
@@ -215,11 +129,14 @@ def test_the_stage_gives_the_same_whatever_the_dispatch(
     for index, row in enumerate(expected):
         torch.testing.assert_close(filled.data["advantages"][index], torch.tensor(row))
         assert filled.data["returns"][index] is not None
-    assert [(s["index"], s["correct"], s["confidence"], s["success_rate"]) for s in samples] == [
+    assert [(s["index"], s["correct"], s["confidence"], s["gesr"]) for s in samples] == [
         (0, True, 0.3, 0.5),
         (1, False, 0.0, 0.5),
     ]
-    assert len(filled.metrics["coca/confidence_reward"]) == 4 // count
+    assert len(filled.metrics["coca/advantage_seconds"]) == 4 // count
+    means = {name: sum(values) / len(values) for name, values in filled.metrics.items()}
+    # Brier against GESR .5 and 1: (.2^2, .5^2) and (.1^2, invalid)
+    assert finish(means)["reward/confidence"] == pytest.approx(-(0.04 + 0.25 + 0.01 + 1) / 4)
 
 
 def test_a_dispatch_that_cuts_groups_is_refused(use_settings: Callable[..., None]) -> None:
@@ -234,36 +151,11 @@ def test_a_stage_whose_rows_never_come_gives_up_and_says_what_it_waited_for(use_
         compute_advantages(FakeDock(4, 2), count=2, group_size=2, rows=4, guarantee_order=False, sample_prompts=0)
 
 
-def test_batch_metrics_by_hand() -> None:
-    correct = torch.tensor([[True, False], [True, True]])
-    confidence = torch.tensor([[0.5, 0.0], [0.9, NAN]])
-    coca = CocaSettings()
-    metrics = finish(
-        batch_metrics(
-            correct,
-            confidence,
-            torch.tensor([1, 1, 1, 1]),
-            torch.tensor([2, 3, 1, 4]),
-            coca.training_method,
-            stage=0,
-            invalid_reward=-1.0,
-        )
-    )
-    expected = {
-        "coca/confidence_reward": (0 - 0.25 - 0.01 - 1) / 4,
-        "coca/answer_reward": 0.75,
-        "coca/gesr": 0.75,
-        "coca/invalid_share": 0.25,
-        "coca/groups_without_variance": 0.0,
-        "coca/groups_without_answer_variance": 0.5,
-        "coca/confidence_length": 1.0,
-        "coca/answer_length": 1.5,
-        "coca/confidence": 1.4 / 3,
-        "coca/brier": (0.25 + 0 + 0.01) / 3,
-        "coca/auroc": 1.0,
-        "coca/batch_ece": (0.5 + 0 + 0.1) / 3,
-    }
-    assert metrics == pytest.approx(expected, abs=1e-6)
+def test_means_of_batches_are_averaged_over_their_entries() -> None:
+    """MindSpeed-RL averages what each batch reports; an undefined mean has no weight."""
+    parts = [as_ratios({"ece": Mean(0.5, 1)}), as_ratios({"ece": Mean(0.1, 3)}), as_ratios({"ece": Mean(NAN, 0)})]
+    averaged = {name: sum(part[name] for part in parts) / 3 for name in parts[0]}
+    assert finish(averaged) == {"ece": pytest.approx(0.2)}
 
 
 def test_ratios_are_divided_after_averaging() -> None:

@@ -122,7 +122,7 @@ def _dock_batch(case: Case, segment: str) -> dict[str, torch.Tensor]:
         "response_length": samples.lengths[:, None].int(),
         "advantages": experience.advantages.contiguous(),
         "old_log_prob": samples.log_probs.contiguous(),
-        columns.CONFIDENCE_LENGTH: experience.graded.tokens_to_confidence[:, None].int(),
+        columns.CONFIDENCE_LENGTH: experience.graded.judged.confidence_lengths[:, None].int(),
         columns.ROLLOUT_LOG_PROBS: samples.log_probs.clone(),
     }
 

@@ -59,7 +59,7 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
 def test_the_loop_runs_at(layout: str, warm: Path, tmp_path: Path, ray_directory: str) -> None:
     rows = _run_and_check(warm, tmp_path, ray_directory, LAYOUTS[layout])
     assert "reference" not in "".join(key for row in rows for key in row)
-    assert all((row["coca/answer_reward"] > 0) == (layout != UPSTREAM_VERIFIER) for row in rows)
+    assert all((row["reward/answer"] > 0) == (layout != UPSTREAM_VERIFIER) for row in rows)
 
 
 def _run_and_check(
@@ -76,18 +76,18 @@ def _run_and_check(
     )
     log = finish(start_driver(directory, config, ray_directory, **home), directory)
     rows = metrics_of(directory)
-    assert [row["iteration"] for row in rows] == [1, 2, 3]
+    assert [row["step"] for row in rows] == [1, 2, 3]
     for row in rows:
         assert 0 < row["actor/grad_norm"] < float("inf")
         assert row["actor/rollout_log_prob_gap"] < 1e-4
-        assert -1 <= row["coca/confidence_reward"] <= 0
-        assert 0 <= row["coca/answer_reward"] < 1
+        assert -1 <= row["reward/confidence"] <= 0
+        assert 0 <= row["reward/answer"] < 1
         assert row["coca/grading_seconds"] > 0
-    assert [row["iteration"] for row in metrics_of(directory, "validation.jsonl")] == [0, 2, 3]
+    assert [row["step"] for row in metrics_of(directory, "validation.jsonl")] == [0, 2, 3]
     samples = json_lines(directory / "output" / "samples" / "iteration_000002.jsonl")
     assert len(samples) == 2 * 8
     assert {"prompt", "response", "confidence", "success_rate", "answer_advantage"} <= set(samples[0])
-    assert "coca/confidence_reward" in log  # MindSpeed-RL's own logger shows it
+    assert "reward/confidence" in log  # MindSpeed-RL's own logger shows it
     return rows
 
 
@@ -135,11 +135,11 @@ def test_it_learns_to_say_how_sure_it_is(seed: int, tmp_path: Path, ray_director
         return sum(row[name] for row in part) / len(part)
 
     before, after = rows[:10], rows[-10:]
-    for name in ("coca/confidence_reward", "coca/batch_ece", "coca/answer_reward", "coca/confidence"):
+    for name in ("reward/confidence", "rollout/ece", "reward/answer", "rollout/confidence"):
         print(f"seed {seed}: {name} {mean(name, before):.3f} -> {mean(name, after):.3f}")
-    assert mean("coca/confidence_reward", after) > 0.6 * mean("coca/confidence_reward", before)  # both are negative
-    assert mean("coca/batch_ece", after) < 0.6 * mean("coca/batch_ece", before)
-    assert mean("coca/answer_reward", after) > mean("coca/answer_reward", before) - 0.05
+    assert mean("reward/confidence", after) > 0.6 * mean("reward/confidence", before)  # both are negative
+    assert mean("rollout/ece", after) < 0.6 * mean("rollout/ece", before)
+    assert mean("reward/answer", after) > mean("reward/answer", before) - 0.05
 
 
 @pytest.mark.skipif(MASTER not in os.environ, reason=f"needs a checkout of MindSpeed-RL's master: {MASTER} not set")
@@ -188,4 +188,4 @@ def test_a_killed_worker_ends_the_run_and_a_resume_goes_on(warm: Path, tmp_path:
         "no_load_rng": True,
     }
     finish(start_driver(directory, config, ray_directory), directory)
-    assert [row["iteration"] for row in metrics_of(directory)[done:]] == list(range(saved + 1, 21))
+    assert [row["step"] for row in metrics_of(directory)[done:]] == list(range(saved + 1, 21))

@@ -1,0 +1,1 @@
+"""What every engine does with sampled responses: judge them, describe the batch, show some of it."""

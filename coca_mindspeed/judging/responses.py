@@ -1,0 +1,93 @@
+"""Sampled tokens taken apart and graded: text, stated confidence, the end of its segment, right or wrong."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths
+from coca_mindspeed.algorithm.response import ParsedResponse, ResponseParser
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedResponses:
+    """``n`` responses, on the CPU; where they form groups, one group after the other.
+
+    Attributes:
+        texts: decoded responses.
+        parsed: stated confidence and answer of each.
+        verdicts: of the grader, on each answer.
+        correct: bool ``[n]``.
+        confidence: float64 ``[n]``, NaN where the response is invalid.
+        confidence_lengths: int64 ``[n]``, tokens up to the end of the closing tag; of an invalid response the tokens
+            that stand in for its confidence.
+        grading_seconds: wall time of grading alone.
+    """
+
+    texts: list[str]
+    parsed: list[ParsedResponse]
+    verdicts: list[Verdict]
+    correct: Tensor
+    confidence: Tensor
+    confidence_lengths: Tensor
+    grading_seconds: float
+
+    @property
+    def ungradable(self) -> Tensor:
+        """Answers that could not be graded, and earn nothing: bool ``[n]``."""
+        return torch.tensor([verdict.outcome is Outcome.UNGRADABLE for verdict in self.verdicts], dtype=torch.bool)
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseJudge:
+    """Judges responses of one format.
+
+    Attributes:
+        text: bytes of each token id.
+        parser: of the method's response format.
+        grader: of the answers.
+        max_confidence_tokens: tokens that stand in for the confidence of an invalid response.
+    """
+
+    text: TokenText
+    parser: ResponseParser
+    grader: Grader
+    max_confidence_tokens: int
+
+    def __call__(self, token_ids: Tensor, response_lengths: Tensor, records: Sequence[Record]) -> JudgedResponses:
+        """Decode, parse, find the boundary, grade.
+
+        Args:
+            token_ids: int64 ``[n, tokens]`` on the CPU, padded on the right with anything.
+            response_lengths: int64 ``[n]`` on the CPU.
+            records: the question of each response.
+        """
+        texts = self.text.decode(token_ids, response_lengths)
+        parsed = [self.parser(text) for text in texts]
+        confidence = torch.tensor(
+            [math.nan if p.confidence is None else p.confidence for p in parsed], dtype=torch.float64
+        )
+        lengths = confidence_segment_lengths(
+            token_ids,
+            response_lengths,
+            self.text,
+            ~confidence.isnan(),
+            max_confidence_tokens=self.max_confidence_tokens,
+            position=self.parser.position,
+        )
+        start = time.perf_counter()
+        verdicts = self.grader.grade(records, [p.answer for p in parsed])
+        return JudgedResponses(
+            texts=texts,
+            parsed=parsed,
+            verdicts=verdicts,
+            correct=torch.tensor([verdict.correct for verdict in verdicts], dtype=torch.bool),
+            confidence=confidence,
+            confidence_lengths=lengths,
+            grading_seconds=time.perf_counter() - start,
+        )

@@ -1,0 +1,44 @@
+"""Rows of a samples dump: what some responses stated, earned and learned, under one set of names for every engine."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from coca_mindspeed.algorithm.credit import SegmentCredit
+from coca_mindspeed.algorithm.response import as_stated
+
+
+def credit_rows(
+    rows: Iterable[int],
+    correct: Tensor,
+    confidence: Tensor,
+    confidence_lengths: Tensor,
+    response_lengths: Tensor,
+    credit: SegmentCredit,
+) -> list[dict[str, Any]]:
+    """The part of a dump that every engine knows; an engine adds question and response.
+
+    Args:
+        rows: of the batch, which to show.
+        correct: bool ``[P, G]``.
+        confidence: float ``[P, G]``, NaN where the response is invalid.
+        confidence_lengths: int ``[P * G]``, tokens up to the end of the stated confidence.
+        response_lengths: int ``[P * G]``.
+        credit: what the responses earned.
+    """
+    group = correct.shape[1]
+    stated = confidence.flatten()
+    return [
+        {
+            "confidence": None if bool(stated[row].isnan()) else as_stated(float(stated[row])),
+            "correct": bool(correct.flatten()[row]),
+            "gesr": float(credit.gesr[row // group]),
+            "confidence_reward": float(credit.confidence_reward.flatten()[row]),
+            "confidence_advantage": float(credit.confidence.flatten()[row]),
+            "answer_advantage": float(credit.answer.flatten()[row]),
+            "tokens": int(response_lengths[row]),
+            "confidence_tokens": int(confidence_lengths[row]),
+        }
+        for row in rows
+    ]
