@@ -2,12 +2,16 @@
 
 A command module has ``add_arguments(parser)`` and ``run(arguments) -> exit code``.  Only the chosen one is imported,
 so ``--help`` is quick and an optional dependency is asked for only by the command that needs it.
+
+Exit codes: 0, 1 for what failed, 2 for what was typed wrong, 130 for an interrupt, 141 where nobody reads the output.
 """
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from coca_mindspeed import __version__
 from coca_mindspeed.errors import CocaError
@@ -26,12 +30,63 @@ COMMANDS: dict[str, str] = {
     "watch": "follow a running training in the terminal",
     "data": "prepare, inspect and export data sets",
 }
+_EXTRAS = ("wandb", "swanlab", "datasets")  # of setup.py, named like their packages
+
+
+class _Parser(argparse.ArgumentParser):
+    """Refuses unknown arguments with the usage of the subcommand that got them, and takes overrides from anywhere.
+
+    argparse itself takes positional arguments from one place only, and leaves the refusal to the top level.
+    """
+
+    _has_subcommands = False
+
+    def add_subparsers(self, **options: Any) -> Any:
+        """See :class:`argparse.ArgumentParser`."""
+        self._has_subcommands = True
+        return super().add_subparsers(**options)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """See :class:`argparse.ArgumentParser`; nothing is left over by a parser without subcommands."""
+        parsed, rest = super().parse_known_args(args, namespace)
+        if not rest or self._has_subcommands:
+            return parsed, rest
+        if not hasattr(parsed, "overrides") or any(text.startswith("-") or "=" not in text for text in rest):
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        parsed.overrides = [*parsed.overrides, *rest]
+        return parsed, []
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; errors that are meant for the user are printed without a traceback."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    parser = argparse.ArgumentParser(
+    _escape_what_cannot_be_encoded()
+    try:
+        parsed = _parser(arguments).parse_args(arguments)
+        code = int(parsed.run(parsed))
+        sys.stdout.flush()
+    except CocaError as error:
+        return _end(error, error.exit_code)
+    except KeyboardInterrupt:
+        return _end("interrupted", 130)
+    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
+        _leave_output_unread()
+        return 141
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package in ("", __package__):
+            raise
+        what = f"coca-mindspeed[{package}]" if package in _EXTRAS else package
+        return _end(f"the package {package!r} is not installed; pip install '{what}'", 1)
+    except OSError as error:
+        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        return _end(f"{where}{error.strerror or error}", 1)
+    return code
+
+
+def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The parser of the command line, complete for the one command that ``arguments`` name."""
+    parser = _Parser(
         prog="coca-mindspeed",
         description="Confidence before answering (CoCA): train, evaluate and inspect language models that say how "
         "sure they are before they answer.",
@@ -44,23 +99,29 @@ def main(argv: Sequence[str] | None = None) -> int:
             module = importlib.import_module(f"coca_mindspeed.commands.{name}")
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run)
+    return parser
+
+
+def _end(message: object, code: int) -> int:
+    from coca_mindspeed.console import print_text  # --help needs no rich
+
+    print_text(f"coca-mindspeed: {message}", sys.stderr)
+    return code
+
+
+def _escape_what_cannot_be_encoded() -> None:
+    """Let a path that is not UTF-8, or a locale that is not, cost an escape and not the command."""
+    for stream in (sys.stdout, sys.stderr):
+        if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
+            reconfigure(errors="backslashreplace")
+
+
+def _leave_output_unread() -> None:
+    """Let the interpreter's own flush at the end succeed."""
     try:
-        parsed, rest = parser.parse_known_args(arguments)
-        # argparse takes positional arguments from one place only; overrides may also follow the options.
-        if rest and (not hasattr(parsed, "overrides") or any(text.startswith("-") or "=" not in text for text in rest)):
-            parser.error(f"unrecognized arguments: {' '.join(rest)}")
-        if rest:
-            parsed.overrides = [*parsed.overrides, *rest]
-        return int(parsed.run(parsed))
-    except CocaError as error:
-        print(f"coca-mindspeed: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("coca-mindspeed: interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
-        sys.stderr.close()
-        return 141
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError:  # not a file of the system
+        sys.stdout = None  # type: ignore[assignment]
 
 
 if __name__ == "__main__":

@@ -15,6 +15,12 @@ class ConfigError(CocaError):
     """A configuration file or an override cannot be used."""
 
 
+class UsageError(ConfigError):
+    """The command line asks for what cannot be: a contradiction, an unknown name, a value out of range."""
+
+    exit_code = 2
+
+
 class DataError(CocaError):
     """A data file does not hold what it should; the message names the file and the line."""
 

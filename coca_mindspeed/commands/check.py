@@ -6,14 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from rich.console import Console
 from rich.table import Table
 
 from coca_mindspeed.commands.config import add_run_arguments
+from coca_mindspeed.commands.options import at_least
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.memory import Part, model_parameters
 from coca_mindspeed.config.plan import Plan, make_plan
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.console import PlainConsole, print_text
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.files import write_atomically
 from coca_mindspeed.mindspeed.driver import split_config
@@ -26,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--write", type=Path, metavar="FILE", help="write MindSpeed-RL's configuration there")
     parser.add_argument("--output", type=Path, metavar="DIR", help="where the run goes (default: runs/RUN)")
     parser.add_argument(
-        "--stage", type=int, default=0, metavar="N", help="stage of the method (sequential has 0 and 1)"
+        "--stage", type=at_least(0), default=0, metavar="N", help="stage of the method (sequential has 0 and 1)"
     )
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in DIR")
     parser.add_argument(
@@ -72,11 +73,11 @@ def _values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: bool) -> d
 
 
 def _print_plan(plan: Plan, name: str) -> None:
-    facts, console = plan.facts, Console(width=110)
+    facts, console = plan.facts, PlainConsole()
     table = Table("", "", title=f"plan of {name}", show_header=False, title_justify="left")
     for label, value in _layout_rows(plan):
         table.add_row(label, value)
-    console.print(table)
+    console.print_table(table)
     if plan.memory is None:
         return
     memory = Table("estimated memory of one NPU", "GiB", "formula", title_justify="left")
@@ -88,8 +89,8 @@ def _print_plan(plan: Plan, name: str) -> None:
             memory.add_row(*_memory_row(phase, part))
         memory.add_row(f"{phase}, together", f"{total:.1f}", f"of {plan.memory.limit_gib:.1f}", style="bold")
         memory.add_section()
-    console.print(memory)
-    print(
+    console.print_table(memory)
+    print_text(
         f"the KV cache of a rollout engine holds {plan.memory.longest_responses:.0f} sequences of "
         f"{facts.max_model_len} tokens; estimates, not measured on an NPU (docs/ascend.md)"
     )

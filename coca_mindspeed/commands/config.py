@@ -6,8 +6,10 @@ import sys
 from typing import Any
 
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
+from coca_mindspeed.config.overrides import nearest
 from coca_mindspeed.config.reference import reference_markdown
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.console import print_text
+from coca_mindspeed.errors import UsageError
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,12 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     show = actions.add_parser("show", help="print a run's resolved YAML", description="Print a run's resolved YAML.")
     add_run_arguments(show)
-    get = actions.add_parser("get", help="print one value", description="Print one value of a run, for scripts.")
+    get = actions.add_parser(
+        "get",
+        help="print one value",
+        description="Print one value of a run, for scripts: text as it is, the rest as JSON.",
+    )
     get.add_argument("run_name", metavar="RUN", help="as in show")
-    get.add_argument("key", metavar="KEY", help="rollout.prompts")
+    get.add_argument("key", metavar="KEY", help="of a value or a section: rollout.prompts, rollout")
     get.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as in show")
-    actions.add_parser("list", help="list the ready-made runs")
-    actions.add_parser("keys", help="list every key with its type, range, default and meaning")
+    for name, summary in (
+        ("list", "list the ready-made runs"),
+        ("keys", "list every key with its type, range, default and meaning"),
+    ):
+        actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,15 +48,16 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.action == "get":
         print(_value(compose_run(arguments.run_name, arguments.overrides).run.model_dump(mode="json"), arguments.key))
     elif arguments.action == "list":
-        print("\n".join(ready_made_runs()))
+        print_text("\n".join(ready_made_runs()))
     else:
-        print(reference_markdown())
+        print_text(reference_markdown())
     return 0
 
 
 def _value(values: Any, key: str) -> str:
     for part in key.split("."):
         if not isinstance(values, dict) or part not in values:
-            raise ConfigError(f"{key}: no such key; coca-mindspeed config show prints those that there are")
+            near = nearest(part, list(values)) if isinstance(values, dict) else ""
+            raise UsageError(f"{key}: no such key{near}; coca-mindspeed config show prints those that there are")
         values = values[part]
     return json.dumps(values) if not isinstance(values, str) else values

@@ -2,10 +2,10 @@
 
 import argparse
 
-from rich.console import Console
 from rich.table import Table
 
 from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.console import PlainConsole
 from coca_mindspeed.mindspeed.doctor import examine_machine
 from coca_mindspeed.mindspeed.machine import Machine
 from coca_mindspeed.mindspeed.releases import STACKS
@@ -26,6 +26,6 @@ def run(arguments: argparse.Namespace) -> int:
     for finding in wrong if arguments.only_problems else findings:
         table.add_row("ok" if finding.ok else "NO", finding.name, finding.found, finding.wanted, finding.fix)
     if table.row_count:
-        Console(width=160).print(table)
+        PlainConsole().print_table(table)
     print(f"{len(findings) - len(wrong)} of {len(findings)} as wanted")
     return 1 if wrong else 0

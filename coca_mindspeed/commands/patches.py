@@ -5,30 +5,40 @@ import os
 from pathlib import Path
 
 import yaml
-from rich.console import Console
 from rich.table import Table
 
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.console import PlainConsole, print_text
+from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.files import write_atomically
 from coca_mindspeed.mindspeed.manifest import Finding, Manifest, ManifestError, examine, load_manifests, skeleton
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    verify = actions.add_parser("verify", help="say whether a checkout is a supported, unedited release")
-    verify.add_argument(
-        "--mindspeed-rl",
-        type=Path,
-        metavar="PATH",
-        default=os.environ.get("MINDSPEED_RL_HOME"),
-        help="the checkout (default: MINDSPEED_RL_HOME)",
+    verify = actions.add_parser(
+        "verify",
+        help="say whether the definitions that the hooks need are those of a supported release",
+        description="Compare the definitions that the hooks replace or lean on, one by one, with those of a supported "
+        "release; the rest of the checkout is not looked at. Exit code 0 if all are the same, 1 if any differs.",
     )
-    verify.add_argument("--release", help="compare with this release's manifest (default: the one that fits best)")
-    fingerprint = actions.add_parser("fingerprint", help="write a manifest's skeleton for another release")
-    fingerprint.add_argument("path", type=Path, help="the checkout")
-    fingerprint.add_argument("--release", required=True, help="name of the new release")
-    fingerprint.add_argument("--commit", required=True, help="its commit")
-    fingerprint.add_argument("--like", help="take the hooks of this release (default: the one that fits best)")
+    verify.add_argument("path", nargs="?", type=Path, metavar="PATH", help="the checkout (default: MINDSPEED_RL_HOME)")
+    verify.add_argument("--mindspeed-rl", type=Path, metavar="PATH", help="the same, by name")
+    verify.add_argument(
+        "--release", metavar="NAME", help="compare with this release's manifest (default: the one that fits best)"
+    )
+    fingerprint = actions.add_parser(
+        "fingerprint",
+        help="write a manifest's skeleton for another release",
+        description="Write the manifest of a release that is not known yet, with the hooks of one that is and the "
+        "fingerprints of this checkout. A definition that is not there keeps its hook, with the reason in place of a "
+        "fingerprint.",
+    )
+    fingerprint.add_argument("path", type=Path, metavar="PATH", help="the checkout")
+    fingerprint.add_argument("--release", required=True, metavar="NAME", help="name of the new release")
+    fingerprint.add_argument("--commit", required=True, metavar="HASH", help="its commit")
+    fingerprint.add_argument(
+        "--like", metavar="NAME", help="take the hooks of this release (default: the one that fits best)"
+    )
     fingerprint.add_argument("--output", type=Path, metavar="FILE", help="write here instead of to the terminal")
 
 
@@ -37,23 +47,26 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    if arguments.mindspeed_rl is None:
-        raise ConfigError("which checkout? give --mindspeed-rl PATH or set MINDSPEED_RL_HOME")
-    root = _checkout(Path(arguments.mindspeed_rl))
+    if arguments.path is not None and arguments.mindspeed_rl is not None:
+        raise UsageError(f"one checkout at a time; found {arguments.path} and --mindspeed-rl {arguments.mindspeed_rl}")
+    path = arguments.path or arguments.mindspeed_rl or os.environ.get("MINDSPEED_RL_HOME")
+    if not path:
+        raise UsageError("which checkout? name its PATH or set MINDSPEED_RL_HOME")
+    root = _checkout(Path(path))
     manifest, findings = _best_fit(root, arguments.release)
     table = Table(title=f"{root} against release {manifest.release} ({manifest.commit})", title_justify="left")
     for heading in ("target", "kind", "process", "result"):
-        table.add_column(heading, overflow="fold")
+        table.add_column(heading)
     for finding in findings:
         hook = finding.hook
         result = "ok" if finding.matches else f"differs: expected {hook.sha256[:12]}, found {_short(finding)}"
         table.add_row(hook.target, hook.kind, hook.process, result)
-    Console().print(table)
+    PlainConsole().print_table(table)
     differing = [finding.hook.target for finding in findings if not finding.matches]
     if differing:
-        print(f"{len(differing)} of {len(findings)} differ: {', '.join(differing)}")
+        print_text(f"{len(differing)} of {len(findings)} differ: {', '.join(differing)}")
         return 1
-    print(f"all {len(findings)} hooked definitions are those of release {manifest.release}")
+    print_text(f"all {len(findings)} hooked definitions are those of release {manifest.release}")
     return 0
 
 

@@ -5,10 +5,9 @@ import os
 import time
 from pathlib import Path
 
-from rich.console import Console
-
 from coca_mindspeed.baselines.parts import claim_directory
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.commands.options import at_least
+from coca_mindspeed.console import PlainConsole, print_text
 from coca_mindspeed.reproduce.cells import Cell, cells_of
 from coca_mindspeed.reproduce.plan import plan_path, read_plan
 from coca_mindspeed.reproduce.report import write_report
@@ -19,23 +18,22 @@ from coca_mindspeed.reproduce.work import Workplace, write_tasks
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plan", default="miniature", metavar="NAME|YAML", help="which runs (default: miniature)")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N-1 (default: 3)")
+    parser.add_argument("--seeds", type=at_least(1), default=3, metavar="N", help="seeds 0 to N-1 (default: 3)")
     parser.add_argument(
         "--output", type=Path, default=Path("runs/reproduce"), metavar="DIR", help="default: runs/reproduce"
     )
     parser.add_argument("--report", type=Path, metavar="DIR", help="where the tables go (default: OUTPUT/report)")
-    parser.add_argument("--jobs", type=int, default=2, metavar="N", help="cells at a time, a process each (default: 2)")
+    parser.add_argument(
+        "--jobs", type=at_least(1), default=2, metavar="N", help="cells at a time, a process each (default: 2)"
+    )
     parser.add_argument("--report-only", action="store_true", help="run nothing; tables of what is finished")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    for name in ("seeds", "jobs"):
-        if getattr(arguments, name) < 1:
-            raise ConfigError(f"--{name}: should be at least 1, found {getattr(arguments, name)}")
     output: Path = arguments.output
     plan = read_plan(plan_path(arguments.plan))
     cells = cells_of(plan, range(arguments.seeds))
-    console = Console()
+    console = PlainConsole()
     # More seeds may be asked for later; another plan would not be the same reproduction.
     claim_directory(output, {"plan": plan.model_dump(mode="json")})
     if not arguments.report_only:
@@ -48,13 +46,13 @@ def run(arguments: argparse.Namespace) -> int:
             nonlocal done
             done += 1
             elapsed = time.perf_counter() - started
-            console.print(f"[{done}/{waiting}] {cell}: {seconds:.0f} s ({elapsed / 60:.1f} min in all)", markup=False)
+            console.print(f"[{done}/{waiting}] {cell}: {seconds:.0f} s ({elapsed / 60:.1f} min in all)")
 
         threads = max(1, len(os.sched_getaffinity(0)) // arguments.jobs)
         run_cells(Workplace(plan, output, threads), cells, arguments.jobs, report)
     directory = arguments.report or output / "report"
     shown = f"coca-mindspeed reproduce --plan {arguments.plan} --seeds {arguments.seeds} --jobs {arguments.jobs}"
     tables = write_report(collect(output, cells), plan, directory, shown)
-    print(tables[0].markdown())
+    print_text(tables[0].markdown())
     console.print(f"{len(tables)} tables: {directory / 'README.md'}")
     return 0

@@ -36,7 +36,7 @@ def test_version(capsys):
 
 
 def test_mistakes_end_with_one_line_and_a_code(capsys):
-    assert main(["config", "show", "demoo"]) == 1
+    assert main(["config", "show", "demoo"]) == 2
     captured = capsys.readouterr()
     assert captured.err == (
         "coca-mindspeed: unknown run 'demoo', did you mean 'demo'?; ready-made: demo, "
@@ -69,7 +69,7 @@ def test_a_reader_that_has_seen_enough(tmp_path):
 
 def test_overrides_may_stand_before_and_behind_the_options(tmp_path, capsys):
     arguments = ["train", "demo", "seed=1", "--output", str(tmp_path), "--quiet", "rollout.promts=3"]
-    assert main(arguments) == 1
+    assert main(arguments) == 2
     assert "rollout.promts=3: unknown key" in capsys.readouterr().err
     for mistake in (["--outptu", "x"], ["prompts"]):
         with pytest.raises(SystemExit) as stopped:

@@ -1,0 +1,145 @@
+"""Exit codes and usage: 2 for what is typed wrong, with the subcommand's own usage; 1 for failures; 130 for ^C."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from coca_mindspeed import cli
+from coca_mindspeed.cli import main
+from coca_mindspeed.commands import config as config_command
+
+
+def usage_error(capsys, *arguments):
+    """What is printed on a usage error; argparse ends by SystemExit, our own checks return the code."""
+    try:
+        code = main([*map(str, arguments)])
+    except SystemExit as stopped:
+        code = stopped.code
+    assert code == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "usage"),
+    [
+        (["patches", "verify", "PATH", "too", "many"], "coca-mindspeed patches verify"),
+        (["patches", "fingerprint"], "coca-mindspeed patches fingerprint"),
+        (["config", "list", "more"], "coca-mindspeed config list"),
+        (["config", "show", "demo", "--resume"], "coca-mindspeed config show"),
+        (["train", "demo", "--output", "x", "--outptu", "x"], "coca-mindspeed train"),
+        (["data", "inspect", "a", "b"], "coca-mindspeed data inspect"),
+        (["data", "export", "mindspeed-rl", "--inputs"], "coca-mindspeed data export mindspeed-rl"),
+        (["doctor", "--onlyproblems"], "coca-mindspeed doctor"),
+        ([], "coca-mindspeed"),
+        (["trian"], "coca-mindspeed"),
+    ],
+)
+def test_usage_is_that_of_the_subcommand(capsys, arguments, usage):
+    error = usage_error(capsys, *arguments)
+    assert error.startswith(f"usage: {usage} [-h]")
+    assert error.splitlines()[-1].startswith(f"{usage}: error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["config", "show", "demoo"], "unknown run 'demoo', did you mean 'demo'?"),
+        (["config", "show", "demo", "rollout.promts=3"], "did you mean 'prompts'?"),
+        (["config", "show", "demo", "method=coka"], "did you mean 'coca'?"),
+        (["config", "get", "demo", "rollout.promts"], "did you mean 'prompts'?"),
+        (["reproduce", "--seeds", "0"], "--seeds: "),
+        (["check", "qwen25_7b_910b", "--stage", "-1"], "--stage: "),
+        (["patches", "verify"], "which checkout?"),
+        (["data", "inspect", "x.jsonl", "--show", "-1"], "--show: "),
+        (
+            ["data", "prepare", "records", "--input", "a.jsonl", "--output", "o", "--max-tokens", "5"],
+            "need --tokenizer",
+        ),
+        (["data", "prepare", "records", "--input", "a.jsonl", "--output", "o", "--max-tokens", "0"], "--max-tokens: "),
+        (
+            ["data", "prepare", "records", "--input", "a.jsonl", "--output", "o", "--validation", "nan"],
+            "--validation: ",
+        ),
+        (["data", "prepare", "records", "--input", "a.jsonl", "--output", "o", "--seed", "-1"], "--seed: "),
+        (["data", "prepare", "records", "--hub", "--output", "o"], "no place on the hub"),
+    ],
+)
+def test_what_is_typed_wrong_ends_with_two(capsys, monkeypatch, arguments, message):
+    monkeypatch.delenv("MINDSPEED_RL_HOME", raising=False)
+    assert message in usage_error(capsys, *arguments)
+
+
+def test_what_a_file_says_wrong_ends_with_one(tmp_path, capsys):
+    (tmp_path / "mine.yaml").write_text("defaults: [demo, _self_]\nseed: red\n")
+    assert main(["config", "show", str(tmp_path / "mine.yaml")]) == 1
+    assert "seed='red'" in capsys.readouterr().err
+
+
+def raising(error):
+    def run(arguments):
+        raise error
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (FileExistsError(17, "File exists", "/data/out"), 1, "/data/out: File exists"),
+        (OSError(28, "No space left on device"), 1, "No space left on device"),
+        (ModuleNotFoundError("No module named 'wandb'", name="wandb"), 1, "pip install 'coca-mindspeed[wandb]'"),
+        (
+            ModuleNotFoundError("No module named 'scipy.stats'", name="scipy.stats"),
+            1,
+            "package 'scipy' is not installed",
+        ),
+    ],
+)
+def test_surroundings_that_fail_give_one_line(capsys, monkeypatch, error, code, message):
+    monkeypatch.setattr(config_command, "run", raising(error))
+    assert main(["config", "list"]) == code
+    shown = capsys.readouterr().err
+    assert shown.startswith("coca-mindspeed: ")
+    assert message in shown
+    assert len(shown.splitlines()) == 1
+
+
+def test_mistakes_of_our_own_keep_their_traceback(monkeypatch):
+    for error in (ModuleNotFoundError("No module", name="coca_mindspeed.nothing"), KeyError("x")):
+        monkeypatch.setattr(config_command, "run", raising(error))
+        with pytest.raises(type(error)):
+            main(["config", "list"])
+
+
+def test_an_interrupt_while_a_command_is_imported(monkeypatch, capsys):
+    def interrupted(name):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli.importlib, "import_module", interrupted)
+    assert main(["config", "list"]) == 130
+    assert capsys.readouterr().err == "coca-mindspeed: interrupted\n"
+
+
+def test_control_c_ends_a_process_with_130(tmp_path):
+    pipe = tmp_path / "rows.jsonl"
+    os.mkfifo(pipe)
+    command = [sys.executable, "-m", "coca_mindspeed.cli", "data", "inspect", str(pipe)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    with pipe.open("w"):  # open as soon as the command reads from it, which then waits for a line
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=200)
+    assert process.returncode == 130
+    assert error == "coca-mindspeed: interrupted\n"
+
+
+@pytest.mark.parametrize("environment", [{"LC_ALL": "C", "PYTHONIOENCODING": "ascii:strict"}, {"PYTHONUTF8": "1"}])
+def test_any_locale_can_print_any_path(tmp_path, environment):
+    path = os.fsencode(tmp_path) + b"/\xff\xe6\x95\xb0.yaml"
+    command = [sys.executable, "-m", "coca_mindspeed.cli", "config", "show", path]
+    done = subprocess.run(command, capture_output=True, env={**os.environ, **environment}, check=False)
+    assert b"Traceback" not in done.stderr
+    assert b"no such configuration file" in done.stderr
