@@ -1,12 +1,10 @@
 """Hydra composition, and errors that name file, key, value and the nearest valid name."""
 
-import difflib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
@@ -15,13 +13,14 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from yaml import YAMLError
 
-from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.config.overrides import GROUPS, hydra_override, known_keys, nearest
+from coca_mindspeed.config.schema import PATH_KEYS, RunConfig
+from coca_mindspeed.errors import ConfigError, UsageError
 
-_GROUPS = ("model", "hardware", "method", "data")
+_LONGEST_SHOWN = 200  # characters of a value in a message
 
 # Interpolations compute with these: MindSpeed-RL's keys are derived from ours, never written twice.
 OmegaConf.register_new_resolver("sum", lambda *terms: sum(terms), replace=True)
@@ -80,44 +79,67 @@ def compose_run(name: str, overrides: Sequence[str] = ()) -> ComposedConfig:
     Raises:
         ConfigError: the name is unknown, the YAML cannot be composed, or a value is not valid.
     """
-    path = Path(name)
+    path = Path(name).expanduser()
     ours = config_directory()
     is_path = path.suffix in (".yaml", ".yml") or len(path.parts) > 1
     if is_path and not path.is_file():
         raise ConfigError(f"{path}: no such configuration file")
+    if is_path and path.suffix != ".yaml":
+        raise ConfigError(f"{path}: expected a file whose name ends in .yaml")
     if not is_path and name not in ready_made_runs():
-        raise ConfigError(
-            f"unknown run {name!r}{_nearest(name, ready_made_runs())}; ready-made: {', '.join(ready_made_runs())}"
+        raise UsageError(
+            f"unknown run {name!r}{nearest(name, ready_made_runs())}; ready-made: {', '.join(ready_made_runs())}"
         )
     directory, stem = (path.resolve().parent, path.stem) if is_path else (ours, name)
-    file = directory / f"{stem}{path.suffix if is_path else '.yaml'}"
+    file = directory / f"{stem}.yaml"
     _parse_yaml(file)
-    search = [] if directory == ours else [f"hydra.searchpath=[file://{ours}]"]
-    hydra_overrides = [*search, *map(_set_or_add, overrides)]
+    hydra_overrides = [hydra_override(override, (directory, ours)) for override in overrides]
     try:
-        with initialize_config_dir(str(directory), version_base="1.3"):
-            composed = compose(stem, overrides=hydra_overrides)
-            loader = GlobalHydra.instance().config_loader()
-            defaults = loader.compute_defaults_list(stem, hydra_overrides, RunMode.RUN).defaults
-        _add_defaults(composed)
-        values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        values, defaults = _compose(directory, stem, hydra_overrides)
     except MissingMandatoryValue as error:
         key = error.full_key
-        raise ConfigError(f"{file}: {key}=???: needs a value; give it on the command line: {key}=...") from error
+        raise UsageError(f"{file}: {key}=???: needs a value; give it on the command line: {key}=...") from error
     except (HydraException, OmegaConfBaseException, YAMLError) as error:
+        if overrides and _composes(directory, stem):
+            typed = ", ".join(f"override {override!r}" for override in overrides)
+            raise UsageError(f"{typed}: cannot be composed: {error}") from error
         raise ConfigError(f"{file}: cannot be composed: {error}") from error
     sources = tuple(
-        found
-        for default in defaults
-        if default.config_path is not None
-        for root in (directory, ours)
-        if (found := root / f"{default.config_path}.yaml").is_file()
+        found for default in defaults for root in (directory, ours) if (found := root / f"{default}.yaml").is_file()
     )
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: expected a mapping of keys, found {type(values).__name__}")
     return ComposedConfig(
         validate_run({str(k): v for k, v in values.items()}, sources or (file,), overrides), name, sources
     )
+
+
+def _compose(directory: Path, stem: str, overrides: Sequence[str]) -> tuple[Any, list[str]]:
+    """What Hydra makes of a file and overrides, and the files of its groups, without suffix, later ones winning."""
+    search = [] if directory == config_directory() else [f"hydra.searchpath=['file://{_escaped(config_directory())}']"]
+    with initialize_config_dir(str(directory), version_base="1.3"):
+        composed = compose(stem, overrides=[*search, *overrides])
+        loader = GlobalHydra.instance().config_loader()
+        defaults = loader.compute_defaults_list(stem, [*search, *overrides], RunMode.RUN).defaults
+    _add_defaults(composed)
+    _expand_home(composed)
+    values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    return values, [default.config_path for default in defaults if default.config_path is not None]
+
+
+def _composes(directory: Path, stem: str) -> bool:
+    """Whether the file composes by itself, with or without keys that still need a value."""
+    try:
+        _compose(directory, stem, ())
+    except MissingMandatoryValue:
+        return True
+    except (HydraException, OmegaConfBaseException, YAMLError):
+        return False
+    return True
+
+
+def _escaped(path: Path) -> str:
+    return str(path).replace("'", "\\'")
 
 
 def validate_run(values: dict[str, Any], sources: Sequence[Path] = (), overrides: Sequence[str] = ()) -> RunConfig:
@@ -129,7 +151,7 @@ def validate_run(values: dict[str, Any], sources: Sequence[Path] = (), overrides
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        lines = []
+        lines, origins = [], []
         for problem in error.errors():
             key = ".".join(str(part) for part in problem["loc"])
             message = problem["msg"].removeprefix("Value error, ")
@@ -138,11 +160,12 @@ def validate_run(values: dict[str, Any], sources: Sequence[Path] = (), overrides
                 key = f"{key}.{inner}" if key else inner
             if problem["type"] == "extra_forbidden":
                 parent, _, name = key.rpartition(".")
-                known = _known_keys(parent)
-                message = f"unknown key{_nearest(name, known)}; known: {', '.join(known)}"
-            value = _lookup(values, key)
-            lines.append(f"{_origin(key, sources, overrides)}: {key}={value!r}: {message[0].lower()}{message[1:]}")
-        raise ConfigError("\n".join(lines)) from error
+                known = known_keys(parent)
+                message = f"unknown key{nearest(name, known)}; known: {', '.join(known)}"
+            origins.append(_origin(key, sources, overrides))
+            lines.append(f"{origins[-1]}: {key}={_shown(_lookup(values, key))}: {message[0].lower()}{message[1:]}")
+        typed = all(origin.startswith("override ") for origin in origins)
+        raise (UsageError if typed else ConfigError)("\n".join(lines)) from error
 
 
 def _add_defaults(composed: DictConfig) -> None:
@@ -156,38 +179,33 @@ def _add_defaults(composed: DictConfig) -> None:
                     composed[section][key] = defaults[key]
 
 
-def _set_or_add(override: str) -> str:
-    """Let ``key=value`` set a key whether or not a YAML file mentions it: the schema, not Hydra, knows the keys."""
-    key = override.split("=", 1)[0]
-    return override if key in _GROUPS or key[:1] in "+~" or key.startswith("hydra") else f"++{override}"
+def _expand_home(composed: DictConfig) -> None:
+    """Read ``~`` in paths as the user's home directory, before other keys are made of them."""
+    for section, _, key in (name.partition(".") for name in PATH_KEYS):
+        values = composed.get(section)
+        if OmegaConf.is_dict(values) and not OmegaConf.is_missing(values, key) and isinstance(values.get(key), str):
+            raw = OmegaConf.to_container(values, resolve=False)
+            assert isinstance(raw, dict)
+            if raw[key].startswith("~"):
+                values[key] = str(Path(raw[key]).expanduser())
 
 
 def _parse_yaml(file: Path) -> None:
     """Report YAML syntax errors with file and line, which Hydra's own message hides."""
     try:
         yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, YAMLError) as error:
+    except RecursionError as error:
+        raise ConfigError(f"{file}: is not valid YAML: nested too deeply") from error
+    except (OSError, ValueError, YAMLError) as error:  # ValueError: not UTF-8, or a number beyond Python's limit
         raise ConfigError(f"{file}: is not valid YAML: {error}") from error
 
 
-def _known_keys(section: str) -> list[str]:
-    model: Any = RunConfig
-    for part in section.split(".") if section else []:
-        model = next(m for m in _models(model.model_fields[part].annotation))
-    return list(model.model_fields)
-
-
-def _models(annotation: Any) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    elif get_origin(annotation) in (Union, UnionType):
-        for argument in get_args(annotation):
-            yield from _models(argument)
-
-
-def _nearest(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
+def _shown(value: Any) -> str:
+    try:
+        shown = repr(value)
+    except ValueError:
+        return "a number of more than 4300 digits"
+    return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}..."
 
 
 def _lookup(values: Any, key: str) -> Any:
@@ -204,8 +222,9 @@ def _lookup(values: Any, key: str) -> Any:
 def _origin(key: str, sources: Sequence[Path], overrides: Sequence[str]) -> str:
     """The override or the last file in the composition that sets ``key`` (or, failing that, its section)."""
     for override in reversed(overrides):
-        if override.lstrip("+~").split("=", 1)[0] == key:
-            return f"override {override!r}"
+        named = override.lstrip("+~").split("=", 1)[0]
+        if f"{key}.".startswith(f"{named}.") or named.startswith(f"{key}."):
+            return f"override {override[:_LONGEST_SHOWN]!r}"
     parts = key.split(".")
     for depth in range(len(parts), 0, -1):
         for source in reversed(sources):
@@ -216,7 +235,7 @@ def _origin(key: str, sources: Sequence[Path], overrides: Sequence[str]) -> str:
 
 def _sets(source: Path, parts: Sequence[str]) -> bool:
     content = yaml.safe_load(source.read_text(encoding="utf-8")) or {}
-    if source.parent.name in _GROUPS and "@package _global_" not in source.read_text(encoding="utf-8"):
+    if source.parent.name in GROUPS and "@package _global_" not in source.read_text(encoding="utf-8"):
         if source.parent.name != parts[0]:
             return False
         parts = parts[1:]

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterator
-from typing import Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -35,12 +35,23 @@ def _rows(name: str, section: type[Section]) -> Iterator[str]:
 def _row(key: str, field: FieldInfo) -> str:
     default = field.get_default(call_default_factory=True)
     shown = "" if default is PydanticUndefined else json.dumps(default)
-    ranges = [_range(constraint) for constraint in field.metadata]
+    ranges = [_range(constraint) for constraint in [*field.metadata, *_inner_constraints(field.annotation)]]
     cells = [f"`{key}`", _type_name(field.annotation), f"`{shown}`", " ".join(filter(None, ranges)), field.description]
     return "| " + " | ".join(str(cell or "").replace("|", "\\|") for cell in cells) + " |"
 
 
+def _inner_constraints(annotation: Any) -> list[Any]:
+    """Constraints of a tuple's elements, which are the same for all."""
+    first = next(iter(get_args(annotation)), None)
+    if get_origin(first) is not Annotated:
+        return []
+    return [constraint for field in first.__metadata__ for constraint in field.metadata]
+
+
 def _type_name(annotation: Any) -> str:
+    if get_origin(annotation) is tuple:
+        names = (inner.__origin__ if get_origin(inner) is Annotated else inner for inner in get_args(annotation))
+        return f"tuple[{', '.join(_type_name(name) for name in names)}]"
     if isinstance(annotation, type) and not getattr(annotation, "__args__", None):
         return annotation.__name__
     if any(isinstance(inner, type) and issubclass(inner, Section) for inner in get_args(annotation)):

@@ -3,18 +3,24 @@
 Both engines read it.  Keys of MindSpeed-RL itself live under ``mindspeed_rl`` and pass through untouched.
 """
 
-from typing import Any, Literal
+import difflib
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from coca_mindspeed.algorithm.objective import LossAggregation
 from coca_mindspeed.algorithm.rewards import METHODS
 
+#: Keys that name a file or a directory of this machine; ``~`` in them is the user's home directory.
+PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate")
+_LARGEST_SEED = 2**31 - 1  # the largest that NumPy's and Megatron's generators take on every rank
+
 
 class Section(BaseModel):
-    """A section of the YAML: unknown keys are refused, and nothing is coerced ("8" is not 8)."""
+    """A section of the YAML: unknown keys are refused, nothing is coerced ("8" is not 8), and numbers are finite."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class ArchitectureConfig(Section):
@@ -36,9 +42,12 @@ class ArchitectureConfig(Section):
 class ModelConfig(Section):
     """Which model is trained."""
 
-    path: str | None = Field(None, description="Hugging Face directory of a causal LM; null: the built-in tiny model")
+    path: str | None = Field(
+        None, min_length=1, description="Hugging Face directory of a causal LM; null: the built-in tiny model"
+    )
     megatron_path: str | None = Field(
         None,
+        min_length=1,
         description="Ascend: its weights in Megatron's form, cut for the run's TP and PP (launch/convert_weights.sh)",
     )
     architecture: ArchitectureConfig | None = Field(
@@ -57,7 +66,7 @@ class WarmUpConfig(Section):
 
     steps: int = Field(700, ge=1, description="updates")
     batch: int = Field(128, ge=1, description="responses in an update")
-    lr: float = Field(4e-3, gt=0, description="peak learning rate, with cosine decay")
+    lr: float = Field(4e-3, gt=0, le=1, description="peak learning rate, with cosine decay")
     wrong_answers: float = Field(0.1, ge=0, le=1, description="share of answers shown with one digit changed")
     question_weight: float = Field(0.0, ge=0, description="weight of the questions' own tokens in the loss")
     overconfident: float = Field(0.85, ge=0, le=1, description="share of confidences near 1; the others are uniform")
@@ -67,18 +76,22 @@ class MethodConfig(Section):
     """Which training method, and the choices that the paper leaves open (docs/method.md)."""
 
     name: str = Field("coca", description="coca, rlvr, joint, sequential or rlcr")
-    invalid_reward: float = Field(-1.0, le=0, description="confidence reward of a response without a valid confidence")
+    invalid_reward: float = Field(
+        -1.0, ge=-100, le=0, description="confidence reward of a response without a valid confidence"
+    )
     max_confidence_tokens: int = Field(16, ge=1, description="tokens that stand for an invalid response's confidence")
     confidence_decimals: int | None = Field(None, ge=1, le=6, description="exact digits after the point; null: any")
     advantage_ddof: Literal[0, 1] = Field(1, description="1: sample deviation, 0: population deviation")
-    advantage_eps: float = Field(1e-6, ge=0, description="added to the deviation of a group's rewards")
+    advantage_eps: float = Field(1e-6, ge=0, le=1, description="added to the deviation of a group's rewards")
     clip: float = Field(0.2, gt=0, lt=1, description="epsilon of the clipped ratio")
     loss_aggregation: LossAggregation = Field("sum", description="sum, token_mean or segment_mean")
 
     @model_validator(mode="after")
     def _known_method(self) -> "MethodConfig":
         if self.name not in METHODS:
-            raise ValueError(f"name: unknown training method {self.name!r}; known methods: {', '.join(METHODS)}")
+            close = difflib.get_close_matches(self.name, METHODS, n=1)
+            near = f", did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"name: unknown training method {self.name!r}{near}; known methods: {', '.join(METHODS)}")
         return self
 
 
@@ -88,12 +101,15 @@ class DataConfig(Section):
     name: Literal["arithmetic", "records"] = Field(
         "arithmetic", description="arithmetic: the embedded data; records: JSON Lines files of records"
     )
-    train: str | None = Field(None, description="records to train on (JSON Lines), for name: records")
-    evaluate: str | None = Field(None, description="held-out records (JSON Lines), for name: records")
+    train: str | None = Field(None, min_length=1, description="records to train on (JSON Lines), for name: records")
+    evaluate: str | None = Field(None, min_length=1, description="held-out records (JSON Lines), for name: records")
     train_size: int = Field(50_000, ge=1, description="arithmetic: number of training questions")
     evaluate_size: int = Field(2_000, ge=1, description="arithmetic: number of held-out questions")
     epochs: float | None = Field(
-        None, gt=0, description="passes over the training questions of each stage, 0.5 too; null: trainer.steps decides"
+        None,
+        gt=0,
+        le=1e6,
+        description="passes over the training questions of each stage, 0.5 too; null: trainer.steps decides",
     )
     rows: int | None = Field(
         None, ge=1, description="records: how many to expect in train; a file that is there is counted instead"
@@ -102,7 +118,14 @@ class DataConfig(Section):
     grader_options: dict[str, Any] = Field(
         default_factory=dict, description="the grader's own options; docs/grading.md"
     )
-    seed: int = Field(0, ge=0, description="draws the embedded data; the run's seed draws the order of questions")
+    seed: int = Field(
+        0, ge=0, le=_LARGEST_SEED, description="draws the embedded data; the run's seed draws the order of questions"
+    )
+
+    @field_validator("grader_options")
+    @classmethod
+    def _finite_options(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return _finite(values)
 
     @model_validator(mode="after")
     def _files_for_records(self) -> "DataConfig":
@@ -111,12 +134,31 @@ class DataConfig(Section):
         return self
 
 
+def _finite(values: dict[str, Any]) -> dict[str, Any]:
+    """The values of a free-form section, of which the schema knows only that numbers have to be finite."""
+    waiting: list[tuple[str, Any]] = [("", values)]
+    while waiting:
+        place, value = waiting.pop()
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{place}: should be a finite number, found {value}")
+        if isinstance(value, dict):
+            waiting += [(f"{place}.{name}".lstrip("."), inner) for name, inner in value.items()]
+        elif isinstance(value, list):
+            waiting += [(f"{place}.{index}", inner) for index, inner in enumerate(value)]
+    return values
+
+
 class RolloutConfig(Section):
     """How responses are sampled.  No top-k and no nucleus: s must speak of the policy's own distribution."""
 
-    prompts: int = Field(128, ge=1, description="prompts a step")
-    group_size: int = Field(16, ge=2, description="G, responses to each prompt")
-    temperature: float = Field(1.0, gt=0, description="divides the logits, in sampling and in training alike")
+    prompts: int = Field(128, ge=1, le=1_000_000, description="prompts a step")
+    group_size: int = Field(16, ge=2, le=100_000, description="G, responses to each prompt")
+    temperature: float = Field(
+        1.0,
+        ge=0.01,  # vLLM samples at 0.01 whatever smaller number it is given, and training would divide by another
+        le=100,
+        description="divides the logits, in sampling and in training alike",
+    )
     max_prompt_tokens: int = Field(2048, ge=1, description="a longer prompt is an error, never cut")
     max_new_tokens: int = Field(4096, ge=1, description="a response is cut off here and graded as it is")
     batch_responses: int | None = Field(None, ge=1, description="responses sampled at once; null: all of the step's")
@@ -125,9 +167,16 @@ class RolloutConfig(Section):
 class OptimizerConfig(Section):
     """AdamW, its schedule and gradient clipping."""
 
-    lr: float = Field(1e-6, gt=0, description="peak learning rate")
-    betas: tuple[float, float] = Field((0.9, 0.95), description="AdamW's beta1 and beta2")
-    eps: float = Field(1e-8, gt=0, description="AdamW's eps")
+    lr: float = Field(1e-6, gt=0, le=1, description="peak learning rate")
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
+        (0.9, 0.95), description="AdamW's beta1 and beta2"
+    )
+    eps: float = Field(
+        1e-8,
+        ge=1e-30,  # a smaller one is 0 in float32, and 0/0 where a gradient is 0
+        le=1,
+        description="AdamW's eps",
+    )
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay")
     grad_clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
     schedule: Literal["constant", "linear", "cosine"] = Field(
@@ -141,6 +190,15 @@ class OptimizerConfig(Section):
         if isinstance(values, dict) and isinstance(values.get("betas"), list):
             return {**values, "betas": tuple(values["betas"])}
         return values
+
+    @model_validator(mode="after")
+    def _decay_shrinks(self) -> "OptimizerConfig":
+        if self.lr * self.weight_decay >= 1:
+            raise ValueError(
+                f"weight_decay: a step multiplies the weights by 1 - lr x weight_decay, which {self.lr:g} x "
+                f"{self.weight_decay:g} does not leave positive"
+            )
+        return self
 
 
 class TrainerConfig(Section):
@@ -194,7 +252,7 @@ class HardwareConfig(Section):
 class RunConfig(Section):
     """A whole run."""
 
-    seed: int = Field(0, ge=0, description="seed of everything that is drawn")
+    seed: int = Field(0, ge=0, le=_LARGEST_SEED, description="seed of everything that is drawn")
     model: ModelConfig = ModelConfig()
     warm_up: WarmUpConfig = WarmUpConfig()
     method: MethodConfig = MethodConfig()
@@ -209,6 +267,11 @@ class RunConfig(Section):
     mindspeed_rl: dict[str, Any] = Field(
         default_factory=dict, description="MindSpeed-RL's own keys, passed to it untouched; the local engine reads none"
     )
+
+    @field_validator("mindspeed_rl")
+    @classmethod
+    def _finite_options(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return _finite(values)
 
     @model_validator(mode="after")
     def _batch_arithmetic(self) -> "RunConfig":

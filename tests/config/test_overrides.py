@@ -1,0 +1,156 @@
+"""Overrides as they are typed: plain paths need no quotes, and what cannot be is told with the override."""
+
+from pathlib import Path
+
+import pytest
+
+from coca_mindspeed.config.compose import compose_run, ready_made_runs
+from coca_mindspeed.config.schema import PATH_KEYS
+from coca_mindspeed.errors import ConfigError, UsageError
+
+AWKWARD = [
+    "ünïcödé/模型",
+    "a=b",
+    "a,b",
+    "a b",
+    " a ",
+    "[a]",
+    "[a",
+    "{a}",
+    "a}",
+    "(a)",
+    "it's",
+    'say "x"',
+    "back\\slash",
+    "ends\\",
+    "'half",
+    "a:b",
+    "a#b",
+    "@x",
+    "*",
+    "123",
+    "1e3",
+    "true",
+    "-x",
+    "range(1,3)",
+    "choice(a)",
+    "$x",
+    "100%",
+    "a\\'b",
+    "a\tb",
+    "café 数学/[v2] a=b; c/model",
+]
+
+
+@pytest.mark.parametrize("value", AWKWARD)
+def test_plain_text_needs_no_quotes(value):
+    """And under ``mindspeed_rl``, where a key may hold anything, what Hydra cannot read is a text."""
+    typed = ["model.path", "++data.train", "logging.wandb"]
+    unreadable = value in ("it's", "ends\\", "'half", "a}", "café 数学/[v2] a=b; c/model")
+    run = compose_run("demo", [f"{key}={value}" for key in (*typed, *["mindspeed_rl.a.b"] * unreadable)]).run
+    assert (run.model.path, run.data.train, run.logging.wandb) == (value, value, value)
+    assert run.mindspeed_rl == ({"a": {"b": value}} if unreadable else {})
+
+
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [("'a b'", "a b"), ('"a,b"', "a,b"), (r"'it\'s'", "it's"), ("null", None), ("'null'", "null"), ("", "")],
+)
+def test_quotes_and_null_mean_what_they_do_in_hydra(typed, value):
+    assert compose_run("demo", [f"logging.wandb={typed}"]).run.logging.wandb == value
+    assert compose_run("demo", [f"++logging.wandb={typed}"]).run.logging.wandb == value
+
+
+def test_interpolations_still_resolve():
+    run = compose_run("demo", ["model.path=m/x", "logging.wandb=${model.path}-1"]).run
+    assert run.logging.wandb == "m/x-1"
+
+
+def test_the_home_directory_is_expanded_wherever_a_path_is_named(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    run = compose_run("qwen25_3b_910b", [f"{key}=~/x y/{key}" for key in PATH_KEYS]).run
+    values = run.model_dump()
+    assert {key: values[key.split(".")[0]][key.split(".")[1]] for key in PATH_KEYS} == {
+        key: f"{tmp_path}/x y/{key}" for key in PATH_KEYS
+    }
+    assert "~" not in str(run.mindspeed_rl)  # keys that are made of ours
+    (tmp_path / "mine.yaml").write_text("defaults: [demo, _self_]\nmodel: {path: ~/m}\nlogging: {wandb: ~/no path}\n")
+    mine = compose_run("~/mine.yaml").run
+    assert (mine.model.path, mine.logging.wandb) == (f"{tmp_path}/m", "~/no path")
+
+
+@pytest.mark.parametrize("folder", ["with blank", "数学", "a=b,c", "[x]", "it's"])
+def test_configuration_files_lie_anywhere(tmp_path, folder):
+    (tmp_path / folder).mkdir()
+    (tmp_path / folder / "my run.yaml").write_text("defaults: [demo, _self_]\nseed: 5\n")
+    assert compose_run(str(tmp_path / folder / "my run.yaml")).run.seed == 5
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rollout.prompts", "override 'rollout.prompts': expected KEY=VALUE"),
+        ("method", "override 'method': expected KEY=VALUE"),
+        ("method=coka", r"override 'method=coka': no such method, did you mean 'coca'\?; known: coca, joint"),
+        ("methud=coca", r"override 'methud=coca': methud='coca': unknown key, did you mean 'method'\?"),
+        ("hardware=acsend_910b", r"did you mean 'ascend_910b'\?"),
+        ("method.name=coka", r"unknown training method 'coka', did you mean 'coca'\?"),
+        ("rollout.prompts=1,2", "override 'rollout.prompts=1,2': expected one value, found several"),
+        ("mindspeed_rl.a=x,y", r"""for a text with a comma: mindspeed_rl\.a="'x,y'" """.strip()),
+        ("mindspeed_rl.a={x", r"""override 'mindspeed_rl\.a=\{x': .*as text: mindspeed_rl\.a="'\{x'" """.strip()),
+        ("rollout.prompts=a b", "override 'rollout.prompts=a b': rollout.prompts='a b': input should be a valid int"),
+        ("rollout.prompts=" + "9" * 5000, "override 'rollout.prompts=99999.*: a number of more than 4300 digits"),
+        ("rollout.prompts=0x" + "f" * 9000, "rollout.prompts"),
+        ("data.grader_options=" + "[" * 2000 + "]" * 2000, "override 'data.grader_options=.*nested too deeply"),
+        ("seed.x=3", "override 'seed.x=3'"),
+        ("sééd=3", r"override 'sééd=3': unknown key; known: seed"),
+        ("=3", "override '=3': expected KEY=VALUE"),
+        ("optimizer.betas=[0.9,1.0]", r"override 'optimizer\.betas=\[0\.9,1\.0\]': optimizer\.betas\.1=1\.0: "),
+        ("~optimizer.lrr", "override '~optimizer.lrr'"),
+    ],
+)
+def test_the_override_is_blamed_and_not_the_file(override, message):
+    with pytest.raises(UsageError, match=message) as caught:
+        compose_run("demo", [override])
+    assert "demo.yaml" not in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+def test_a_file_is_blamed_for_its_own_mistakes_whatever_is_typed(tmp_path):
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("defaults: [nothing, _self_]\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml: cannot be composed") as caught:
+        compose_run(str(mine), ["seed=3"])
+    assert caught.value.exit_code == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed: " + "9" * 5000, "mine.yaml: is not valid YAML: .*digits"),
+        ("seed: 0x" + "f" * 9000, "a number of more than 4300 digits"),
+        ("a: " + "[" * 3000 + "]" * 3000, "mine.yaml: is not valid YAML: nested too deeply"),
+        ("a: \udc80", "mine.yaml: is not valid YAML"),
+    ],
+)
+def test_files_that_would_break_a_parser(tmp_path, text, message):
+    (tmp_path / "mine.yaml").write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ConfigError, match=message):
+        compose_run(str(tmp_path / "mine.yaml"))
+
+
+@pytest.mark.parametrize("name", ["mine.yml", "folder/mine"])
+def test_configuration_files_end_in_yaml(tmp_path, name):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("defaults: [demo, _self_]\n")
+    with pytest.raises(ConfigError, match=r"expected a file whose name ends in \.yaml"):
+        compose_run(str(path))
+
+
+def test_a_file_of_ones_own_beside_a_ready_made_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("demo.yaml").write_text("seed: 9\n")
+    assert compose_run("demo.yaml").run.seed == 9
+    assert compose_run("demo").run.seed == 0
+    assert "demo" in ready_made_runs()

@@ -1,0 +1,94 @@
+"""Every number of the schema: never infinite or NaN, and at the edges of its range."""
+
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any, get_args, get_origin
+
+import pytest
+from pydantic import ValidationError
+
+from coca_mindspeed.config.reference import reference_markdown
+from coca_mindspeed.config.schema import PATH_KEYS, ArchitectureConfig, RunConfig, Section
+
+RUN = RunConfig()
+SHAPE = dict.fromkeys(ArchitectureConfig.model_fields, 1) | {"untied_embeddings": True, "qkv_bias": True}
+
+
+def numbers(model: type[Section] = RunConfig, above: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        inner = [t for t in (field.annotation, *get_args(field.annotation)) if isinstance(t, type)]
+        sections = [t for t in inner if issubclass(t, Section)]
+        for section in sections:
+            yield from numbers(section, f"{above}{name}.")
+        if not sections and (float in inner or get_origin(field.annotation) is tuple):
+            yield f"{above}{name}"
+
+
+def with_value(key: str, value: Any) -> RunConfig:
+    """A configuration in which one key has another value, everything else valid."""
+    values: dict[str, Any] = {"model": {"architecture": dict(SHAPE)}}
+    *sections, name = key.split(".")
+    inner = values
+    for section in sections:
+        inner = inner.setdefault(section, {})
+    inner[name] = value
+    return RunConfig.model_validate(values)
+
+
+def test_the_floats_are_all_found():
+    assert {"optimizer.lr", "optimizer.betas", "model.architecture.norm_eps", "data.epochs"} < set(numbers())
+
+
+@pytest.mark.parametrize("key", numbers())
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_no_number_is_infinite_or_none(key, value):
+    with pytest.raises(ValidationError, match=key.replace(".", r"\.")):
+        with_value(key, [0.9, value] if key == "optimizer.betas" else value)
+
+
+@pytest.mark.parametrize("key", ["mindspeed_rl.actor_config.lr", "data.grader_options.math.seconds"])
+@pytest.mark.parametrize("value", [math.inf, [1.0, [math.nan]], {"a": -math.inf}])
+def test_neither_are_those_of_free_sections(key, value):
+    with pytest.raises(ValidationError, match="should be a finite number"):
+        with_value(key, value)
+
+
+@pytest.mark.parametrize(
+    ("key", "good", "bad"),
+    [
+        ("optimizer.betas", [[0.0, 0.999999], [0.9, 0.95]], [[1.0, 0.9], [0.9, 2.0], [-0.1, 0.9], [0.9], [0.9] * 3]),
+        ("optimizer.lr", [1e-12, 1.0], [0.0, -1e-6, 1.5, 1e300]),
+        ("warm_up.lr", [1e-12, 1.0], [0.0, 2.0]),
+        ("optimizer.eps", [1e-30, 1e-8, 1.0], [0.0, 1e-50, 2.0]),
+        ("optimizer.weight_decay", [0.0, 0.1, 1000.0], [-0.1, 1e6, 1e300]),
+        ("rollout.temperature", [0.01, 1.0, 100.0], [0.0, 0.009, 1e-300, 1e300]),
+        ("method.advantage_eps", [0.0, 1.0], [-1e-9, 1e300]),
+        ("method.invalid_reward", [-100.0, -0.5, 0.0], [0.1, -1e300]),
+        ("data.epochs", [1e-3, 1e6], [0.0, 1e308]),
+        ("seed", [0, 2**31 - 1], [-1, 2**31, 10**400]),
+        ("data.seed", [0, 2**31 - 1], [-1, 2**64]),
+        ("rollout.prompts", [1, 1_000_000], [0, 10**30]),
+        ("rollout.group_size", [2, 100_000], [1, 10**30]),
+        ("hardware.memory_gib", [0.5, 64.0], [0.0, -1.0]),
+        ("trainer.threads", [1], [0]),
+    ],
+)
+def test_edges_of_ranges(key, good, bad):
+    for value in good:
+        with_value(key, value)
+    for value in bad:
+        with pytest.raises(ValidationError):
+            with_value(key, value)
+
+
+def test_a_path_is_not_empty_and_is_a_key():
+    for key in PATH_KEYS:
+        section, _, name = key.partition(".")
+        assert getattr(getattr(RUN, section), name) is None
+        with pytest.raises(ValidationError, match="at least 1 character"):
+            with_value(key, "")
+
+
+def test_the_reference_shows_the_ranges_of_pairs():
+    assert "| `optimizer.betas` | tuple[float, float] | `[0.9, 0.95]` | >= 0 < 1 |" in reference_markdown()
+    assert Annotated.__name__ not in reference_markdown()
