@@ -11,28 +11,25 @@ set -euo pipefail
 # The converter changes the modes of the original model's files, to which it is given links; finish puts them back,
 # and this does where finish is not reached.
 restore_modes() {
-  local code=$?
-  trap - EXIT
-  cd "$REPOSITORY" && "${RESTORE[@]}" || true
-  exit "$code"
+  cd "$REPOSITORY" && "${RESTORE[@]}"
 }
 
 convert_weights() {
-  (($# >= 2)) || fail "usage: bash $0 hf2mcore|mcore2hf RUN [--dry-run] [--output DIR] [KEY=VALUE ...]"
+  (($# >= 2)) || misuse "usage: bash $0 hf2mcore|mcore2hf RUN [--dry-run] [--output DIR] [KEY=VALUE ...]"
   local direction=$1 run=$2 output=runs/$2 arguments
   shift 2
-  [[ $direction == hf2mcore || $direction == mcore2hf ]] || fail "expected hf2mcore or mcore2hf, found $direction"
+  [[ $direction == hf2mcore || $direction == mcore2hf ]] || misuse "expected hf2mcore or mcore2hf, found $direction"
   local -a overrides=() command
   while (($#)); do
     case $1 in
       --dry-run) DRY_RUN=true ;;
       --output)
-        (($# > 1)) || fail "--output needs a directory"
+        (($# > 1)) || misuse "--output needs a directory"
         output=$2
         shift
         ;;
       *=*) overrides+=("$1") ;;
-      *) fail "expected KEY=VALUE, --dry-run or --output, found $1" ;;
+      *) misuse "expected KEY=VALUE, --dry-run or --output, found $1" ;;
     esac
     shift
   done
@@ -52,14 +49,14 @@ convert_weights() {
     if [[ $direction == mcore2hf ]]; then
       RESTORE=("$PYTHON" -m coca_mindspeed.mindspeed.conversion restore "$direction" "$run" "${overrides[@]}"
         --output "$output")
-      trap restore_modes EXIT
+      ON_EXIT=(restore_modes)
     fi
   fi
-  execute "$PYTHON" "${command[@]}"
+  run_child "$PYTHON" "${command[@]}"
   cd "$REPOSITORY"
   execute "$PYTHON" -m coca_mindspeed.mindspeed.conversion finish "$direction" "$run" "${overrides[@]}" \
     --output "$output"
-  trap - EXIT
+  ON_EXIT=()
 }
 
 convert_weights "$@"

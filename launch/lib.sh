@@ -9,11 +9,17 @@ REPOSITORY=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 : "${RAY_PORT:=6766}"
 : "${CLUSTER_TIMEOUT:=600}"   # seconds in which all nodes have to be there
 DRY_RUN=false
-CHILDREN=() # processes that this script started, and therefore stops
+ON_EXIT=() # a command that puts something back, whatever ends the script
 
 fail() {
   printf 'launch: %s\n' "$*" >&2
   exit 1
+}
+
+# What was typed cannot be; as the commands of coca-mindspeed do, with code 2.
+misuse() {
+  printf 'launch: %s\n' "$*" >&2
+  exit 2
 }
 
 usage() {
@@ -24,7 +30,10 @@ usage: bash ${0} [--dry-run | --smoke] [--resume] [--output DIR] [KEY=VALUE ...]
   --smoke       a few steps of the same configuration on the tiny model, on this machine's CPU or GPU
   --resume      go on from the newest checkpoint in DIR
   --output DIR  where the run goes (default: runs/$1; --smoke: runs/smoke/$1-TIME)
-  KEY=VALUE     change the configuration, e.g. method=joint data.epochs=0.5 rollout.prompts=64
+  KEY=VALUE     change the configuration, e.g. method=joint data.epochs=0.5 rollout.prompts=64; of a smoke run
+                everything but its model and its data
+
+exit codes: that of the training; 2 what was typed wrong, 1 what cannot run, 130 and 143 a signal
 
 environment: NNODES, NODE_RANK, MASTER_ADDR, RAY_PORT, CLUSTER_TIMEOUT, PYTHON; MINDSPEED_RL_HOME, MEGATRON_HOME,
 MINDSPEED_HOME, MINDSPEED_LLM_HOME; SKIP_DOCTOR=1 starts although coca-mindspeed doctor finds fault
@@ -113,17 +122,24 @@ ascend_environment() {
 }
 
 smoke() {
-  local run=$1 output=$2
+  local run=$1 output=$2 override setting
   shift 2
   : "${output:=runs/smoke/$run-$(date +%Y%m%d-%H%M%S)}"
-  # The run's own YAML, scaled down; what is not named here is as in the run.  Ours come last, so that they win.
-  execute coca train "$run" "$@" \
-    model.path=null model.compute_dtype=float32 warm_up.steps=20 \
-    data.name=arithmetic data.train=null data.evaluate=null data.grader=exact data.grader_options={} data.epochs=null \
-    data.train_size=200 data.evaluate_size=16 \
+  # The run's own YAML, scaled down; what is not named here is as in the run.  These make it a smoke run:
+  local -a fixed=(model.path=null model.compute_dtype=float32
+    data.name=arithmetic data.train=null data.evaluate=null data.grader=exact 'data.grader_options={}'
+    data.epochs=null)
+  for override in "$@"; do
+    override=${override##+}
+    for setting in "${fixed[@]}"; do
+      [[ ${override##+} != "${setting%%=*}="* ]] || misuse "--smoke sets $setting itself; leave ${override##+} out"
+    done
+  done
+  # These are sizes; what is typed comes last, so that it wins.
+  run_child coca train "$run" "${fixed[@]}" warm_up.steps=20 data.train_size=200 data.evaluate_size=16 \
     rollout.prompts=8 rollout.group_size=4 rollout.max_prompt_tokens=64 rollout.max_new_tokens=24 \
     trainer.steps=2 trainer.minibatches=1 trainer.threads=1 evaluation.interval=0 checkpoint.interval=0 \
-    logging.samples_interval=1 logging.wandb=null logging.swanlab=null --output "$output" --quiet
+    logging.samples_interval=1 logging.wandb=null logging.swanlab=null "$@" --output "$output" --quiet
 }
 
 port_is_open() {
@@ -131,23 +147,28 @@ port_is_open() {
 }
 
 # Stop what was started, the newest first; ray start --block takes its own processes with it, and nothing else.
-stop_children() {
+clean_up() {
   local code=$? index
+  local -a children
   trap - EXIT
-  for ((index = ${#CHILDREN[@]} - 1; index >= 0; index--)); do
-    kill -TERM "${CHILDREN[index]}" 2>/dev/null || true
-    wait "${CHILDREN[index]}" 2>/dev/null || true
+  mapfile -t children <<<"$(jobs -p)" # those that are not waited for yet
+  for ((index = ${#children[@]} - 1; index >= 0; index--)); do
+    kill -TERM "${children[index]}" 2>/dev/null || true
+    wait "${children[index]}" 2>/dev/null || true
   done
+  "${ON_EXIT[@]}" || true
   exit "$code"
 }
 
 # In the background, so that a signal to this script is acted upon at once.
 start_child() {
-  trap stop_children EXIT
+  trap clean_up EXIT
+  trap 'exit 129' HUP
   trap 'exit 130' INT
   trap 'exit 143' TERM
+  # Not the function coca: a signal would reach the shell that it runs in, and not Python.
+  [[ $1 == coca ]] && set -- "$PYTHON" -m coca_mindspeed.cli "${@:2}"
   "$@" &
-  CHILDREN+=($!)
 }
 
 # Run a command as a child and return its exit code.
@@ -155,15 +176,7 @@ run_child() {
   show "$@"
   "$DRY_RUN" && return
   start_child "$@"
-  wait_for_child
-}
-
-# Wait for the newest child; once it has ended, its number may be somebody else's.
-wait_for_child() {
-  local code=0
-  wait "${CHILDREN[-1]}" || code=$?
-  unset 'CHILDREN[-1]'
-  return "$code"
+  wait "$!"
 }
 
 # Ray on this node, as a child of this script.
@@ -193,7 +206,7 @@ join_cluster() {
   done
   start_ray worker "$npus" "$platform"
   "$DRY_RUN" && return
-  wait_for_child || true # it ends when the head does
+  wait "$!" || true # it ends when the head does
   echo "launch: the head has ended the cluster; it has the training's exit code"
 }
 
@@ -222,21 +235,21 @@ launch() {
       --smoke) mode=smoke ;;
       --resume) resume=true ;;
       --output)
-        (($# > 1)) || fail "--output needs a directory"
+        (($# > 1)) || misuse "--output needs a directory"
         output=$2
         shift
         ;;
       -h | --help) usage "$run" && return ;;
-      -*) fail "unknown option $1 (--help lists them)" ;;
+      -*) misuse "unknown option $1 (--help lists them)" ;;
       *=*) overrides+=("$1") ;;
-      *) fail "expected KEY=VALUE, found $1 (--help explains)" ;;
+      *) misuse "expected KEY=VALUE, found $1 (--help explains)" ;;
     esac
     shift
   done
   cd "$REPOSITORY" || exit
   find_python
   if [[ $mode == smoke ]]; then
-    "$resume" && fail "--smoke starts afresh; it has nothing to resume"
+    "$resume" && misuse "--smoke starts afresh; it has nothing to resume"
     smoke "$run" "$output" "${overrides[@]}"
     return
   fi
@@ -248,12 +261,12 @@ train_on_ascend() {
   shift 3
   local -a overrides=("$@")
   local nodes=${NNODES:-1} rank=${NODE_RANK:-0}
-  [[ $nodes =~ ^[1-9][0-9]*$ ]] || fail "NNODES=$nodes: expected a number from 1 on"
+  [[ $nodes =~ ^[1-9][0-9]*$ ]] || misuse "NNODES=$nodes: expected a number from 1 on"
   if [[ ! $rank =~ ^[0-9]+$ ]] || ((rank >= nodes)); then
-    fail "NODE_RANK=$rank: expected a number from 0 to $((nodes - 1))"
+    misuse "NODE_RANK=$rank: expected a number from 0 to $((nodes - 1))"
   fi
   if ((nodes > 1)); then
-    [[ -n ${MASTER_ADDR:-} ]] || fail "NNODES=$nodes needs MASTER_ADDR, the address of the node with NODE_RANK=0"
+    [[ -n ${MASTER_ADDR:-} ]] || misuse "NNODES=$nodes needs MASTER_ADDR, the address of the node with NODE_RANK=0"
     overrides+=("hardware.nodes=$nodes")
   fi
   : "${MASTER_ADDR:=127.0.0.1}"
@@ -261,9 +274,11 @@ train_on_ascend() {
     local -a resume_flag=()
     "$resume" && resume_flag=(--resume)
     plan=$(mktemp)
-    if ! coca check "$run" "${overrides[@]}" --output "$output" "${resume_flag[@]}" --for-script "$plan"; then
+    local code=0
+    coca check "$run" "${overrides[@]}" --output "$output" "${resume_flag[@]}" --for-script "$plan" || code=$?
+    if ((code)); then
       rm -f "$plan"
-      exit 1
+      exit "$code"
     fi
     platform=$(sed -n 's/^platform //p' "$plan")
     npus=$(sed -n 's/^npus_per_node //p' "$plan")
@@ -292,6 +307,6 @@ Without NPUs, the same configuration runs on the tiny model:  bash ${0} --smoke"
   fi
   start_ray head "$npus" "$platform"
   export RAY_ADDRESS=$MASTER_ADDR:$RAY_PORT
-  execute "$PYTHON" -m coca_mindspeed.mindspeed.cluster --npus $((nodes * npus)) --timeout "$CLUSTER_TIMEOUT"
+  run_child "$PYTHON" -m coca_mindspeed.mindspeed.cluster --npus $((nodes * npus)) --timeout "$CLUSTER_TIMEOUT"
   train_stages "$run" "$output" "$stages" "${overrides[@]}"
 }

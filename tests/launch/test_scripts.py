@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -93,6 +94,9 @@ def test_dry_run_of_two_stages_and_two_nodes():
         (["joint"], {}, "expected KEY=VALUE, found joint"),
         (["--output"], {}, "--output needs a directory"),
         (["--smoke", "--resume"], {}, "nothing to resume"),
+        (["--smoke", "model.path=/weights"], {}, "--smoke sets model.path=null itself; leave model.path=/weights out"),
+        (["--smoke", "++data.grader=math"], {}, "--smoke sets data.grader=exact itself"),
+        (["--dry-run", "rollout.promts=3"], {}, "did you mean 'prompts'?"),
         (["--dry-run"], {"NNODES": "2"}, "needs MASTER_ADDR"),
         (["--dry-run"], {"NNODES": "two"}, "NNODES=two: expected a number"),
         (
@@ -100,12 +104,23 @@ def test_dry_run_of_two_stages_and_two_nodes():
             {"NNODES": "2", "MASTER_ADDR": "x", "NODE_RANK": "2"},
             "NODE_RANK=2: expected a number from 0 to 1",
         ),
+    ],
+)
+def test_what_is_typed_wrong_ends_with_two(arguments, environment, message):
+    refused = call(SEVEN, *arguments, **environment)
+    assert refused.returncode == 2
+    assert message in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
         (["--dry-run"], {"PYTHON": "/nowhere/python"}, "PYTHON=/nowhere/python: no such program"),
         (["--dry-run", "rollout.prompts=127"], {}, "rollout.prompts=127: is not a multiple"),
         (["--dry-run", "--resume", "--output", "/nowhere/run"], {}, "holds no checkpoint"),
     ],
 )
-def test_mistakes_are_refused(arguments, environment, message):
+def test_what_cannot_run_ends_with_one(arguments, environment, message):
     refused = call(SEVEN, *arguments, **environment)
     assert refused.returncode == 1
     assert message in refused.stderr
@@ -129,7 +144,9 @@ def stand_in(tmp_path):
 case "$*" in
   *ray.scripts.scripts*) trap 'echo stopped >> "{tmp_path}/ray"; exit 0' TERM
     echo "started $*" >> "{tmp_path}/ray"; while true; do sleep 0.1; done ;;
-  *mindspeed.cluster*) until [[ -f "{tmp_path}/ray" ]]; do sleep 0.1; done ;;
+  *"coca_mindspeed.cli train"* | *convert_ckpt*) echo "$$ $*" > "{tmp_path}/training"; exec sleep 60 ;;
+  *mindspeed.cluster*) [[ ${{CLUSTER_SLEEPS:-}} ]] && echo "$$" > "{tmp_path}/training" && exec sleep 60
+    until [[ -f "{tmp_path}/ray" ]]; do sleep 0.1; done ;;
   *mindspeed.driver*) echo "$RAY_ADDRESS ${{@: -1}}" >> "{tmp_path}/driver"
     [[ ${{DRIVER_SLEEPS:-}} ]] && sleep 60; exit "${{DRIVER_EXIT:-0}}" ;;
   *) exec "{sys.executable}" "$@" ;;
@@ -162,7 +179,28 @@ def test_stages_follow_each_other(stand_in):
     assert len((folder / "driver").read_text().splitlines()) == 2
 
 
-def test_a_signal_stops_what_was_started(stand_in):
+def until(path: Path) -> None:
+    deadline = time.monotonic() + 200
+    while not (path.exists() and path.read_text().endswith("\n")):
+        assert time.monotonic() < deadline, f"{path} was not written"
+        time.sleep(0.05)
+
+
+def ended(pid: int) -> bool:
+    """Whether a process that is not our child is gone; nobody may have reaped it yet."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_stops_what_was_started(stand_in, sent):
     folder, environment = stand_in
     process = subprocess.Popen(
         ["bash", str(SEVEN), "--output", str(folder / "run")],
@@ -170,12 +208,38 @@ def test_a_signal_stops_what_was_started(stand_in):
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    deadline = time.monotonic() + 200
-    while not (folder / "driver").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.terminate()
-    assert process.wait(timeout=60) == 143
+    until(folder / "driver")
+    process.send_signal(sent)
+    assert process.wait(timeout=60) == 128 + sent
     assert (folder / "ray").read_text().splitlines()[-1] == "stopped"
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("what", ["--smoke", "cluster"])
+def test_a_signal_to_the_script_alone_leaves_no_orphan(stand_in, what, sent):
+    """In a smoke run, and while nodes are waited for: the child is stopped, and at once."""
+    folder, environment = stand_in
+    arguments = [what] if what == "--smoke" else []
+    process = subprocess.Popen(
+        ["bash", str(SEVEN), *arguments, "--output", str(folder / "run")],
+        env={**os.environ, **environment, "CLUSTER_SLEEPS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    until(folder / "training")
+    child = int((folder / "training").read_text().split()[0])
+    process.send_signal(sent)
+    assert process.wait(timeout=40) == 128 + sent  # the child would sleep for longer
+    assert ended(child)
+
+
+def test_what_is_typed_wins_over_the_sizes_of_a_smoke_run():
+    shown = call(SEVEN, "--smoke", "--dry-run", "trainer.steps=3000", "rollout.group_size=8")
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.startswith("+ coca-mindspeed train qwen25_7b_910b ")
+    words = shown.stdout.split()
+    assert words.index("trainer.steps=3000") > words.index("trainer.steps=2")
+    assert words.index("rollout.group_size=8") > words.index("rollout.group_size=4")
 
 
 def test_a_port_that_is_taken(stand_in):
@@ -273,6 +337,31 @@ def test_a_converter_that_fails_leaves_the_original_models_modes(tmp_path):
     assert {stat.S_IMODE(path.stat().st_mode) for path in model.iterdir()} == {0o444}
 
 
+def test_a_signal_stops_the_converter_and_puts_the_modes_back(stand_in, tmp_path):
+    folder, environment = stand_in
+    model, output, home = tmp_path / "model", tmp_path / "run", tmp_path / "home"
+    for name in ("config.json", "tokenizer.json", "model.safetensors"):
+        write(model / name, "old").chmod(0o444)
+    checkpoint(output / "stage0/checkpoints", 2, iteration="10")
+    for package in HOMES.values():
+        (home / package).mkdir(parents=True)
+    write(home / "convert_ckpt.py", "")
+    process = subprocess.Popen(
+        [
+            *("bash", str(ROOT / "launch/convert_weights.sh"), "mcore2hf", "qwen25_3b_910b"),
+            *("--output", str(output), f"model.path={model}"),
+        ],
+        env={**os.environ, **environment, **dict.fromkeys(HOMES, str(home))},
+        stdout=subprocess.DEVNULL,
+    )
+    until(folder / "training")
+    model.joinpath("model.safetensors").chmod(0o640)
+    process.terminate()
+    assert process.wait(timeout=50) == 143
+    assert ended(int((folder / "training").read_text().split()[0]))
+    assert {stat.S_IMODE(path.stat().st_mode) for path in model.iterdir()} == {0o444}
+
+
 @pytest.mark.parametrize("direction", ["hf2mcore", "mcore2hf"])
 def test_conversion_shows_its_commands(direction):
     shown = call(ROOT / "launch" / "convert_weights.sh", direction, "qwen25_3b_910b", "--dry-run")
@@ -284,7 +373,9 @@ def test_conversion_shows_its_commands(direction):
 def test_conversion_refuses_what_it_cannot_do():
     script = ROOT / "launch" / "convert_weights.sh"
     assert "expected hf2mcore or mcore2hf, found there" in call(script, "there", "qwen25_3b_910b").stderr
-    assert "usage" in call(script).stderr
+    misused = call(script)
+    assert "usage" in misused.stderr
+    assert misused.returncode == 2
     missing = call(script, "hf2mcore", "qwen25_3b_910b", MINDSPEED_RL_HOME="")
     assert missing.returncode == 1
     assert "MINDSPEED_RL_HOME is not set" in missing.stderr
