@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.errors import DataError
+from coca_mindspeed.json_text import JsonError, line_bound, numbered_lines, parse_json
 
 
 def fsync_directory(directory: Path) -> None:
@@ -59,16 +60,18 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield ``(line number from 1, object)`` for each line that is not blank.
 
     Raises:
-        DataError: the file cannot be read, or a line is not UTF-8 or not a JSON object.
+        DataError: the file cannot be read, or a line is too long, not UTF-8 or not a JSON object.
     """
     try:
         with path.open("rb") as file:
-            for number, raw in enumerate(file, start=1):
+            for number, raw in numbered_lines(file):
+                if raw is None:
+                    raise DataError(f"{path}:{number}: {line_bound()}")
                 if not raw.strip():
                     continue
                 try:
-                    row = json.loads(raw.decode("utf-8"))
-                except (UnicodeDecodeError, json.JSONDecodeError) as error:
+                    row = parse_json(raw.decode("utf-8"))
+                except (UnicodeDecodeError, JsonError) as error:
                     raise DataError(f"{path}:{number}: expected one JSON object a line; {error}") from error
                 if not isinstance(row, dict):
                     raise DataError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")

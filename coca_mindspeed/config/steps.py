@@ -4,6 +4,7 @@ from pathlib import Path
 
 from coca_mindspeed.config.schema import DataConfig, RunConfig
 from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.json_text import numbered_lines
 
 
 def steps_of_epochs(epochs: float, rows: int, prompts: int) -> int:
@@ -42,6 +43,6 @@ def training_rows(config: DataConfig) -> tuple[int | None, str]:
         return config.rows, "data.rows, for the file is not here" if config.rows else "unknown"
     try:
         with path.open("rb") as file:
-            return sum(bool(line.strip()) for line in file), str(path)
+            return sum(line is None or bool(line.strip()) for _, line in numbered_lines(file)), str(path)
     except OSError as error:
         raise DataError(f"data.train={path}: cannot be read: {error.strerror}") from error

@@ -1,11 +1,20 @@
 """The paper's eight evaluation sets, each from any of the forms in which it is published."""
 
-import ast
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from coca_mindspeed.data.fields import RowError, Ungradable, column, describe, optional, scalar_text, text, text_list
+from coca_mindspeed.data.fields import (
+    RowError,
+    Ungradable,
+    column,
+    describe,
+    literal,
+    optional,
+    scalar_text,
+    text,
+    text_list,
+)
 from coca_mindspeed.data.records import Record
 
 _CODE_BLOCK = "Give the whole program in one ```python code block."
@@ -108,10 +117,7 @@ def simpleqa(row: Mapping[str, Any], number: int) -> Record:
     """``metadata`` (a Python dictionary written as text), ``problem``, ``answer``."""
     metadata: dict[str, Any] = {"instruction": _SHORT_ANSWER, "grader": "simpleqa"}
     if details := row.get("metadata"):
-        try:
-            parsed = ast.literal_eval(details) if isinstance(details, str) else details
-        except (ValueError, SyntaxError) as error:
-            raise RowError(f"column 'metadata' should be a dictionary, found {describe(details)}") from error
+        parsed = literal(details, "metadata", "a dictionary") if isinstance(details, str) else details
         if not isinstance(parsed, dict):
             raise RowError(f"column 'metadata' should be a dictionary, found {describe(details)}")
         metadata |= optional(parsed, source="topic", answer_type="answer_type")
@@ -129,10 +135,7 @@ def triviaqa(row: Mapping[str, Any], number: int) -> Record:
     """
     answer = column(row, "answer", "Answer")
     if isinstance(answer, str) and answer.lstrip().startswith("["):  # OpenCompass's trivia-dev.qa.csv
-        try:
-            answer = ast.literal_eval(answer)
-        except (ValueError, SyntaxError) as error:
-            raise RowError(f"column 'answer' should be a list of answers, found {describe(answer)}") from error
+        answer = literal(answer, "answer", "a list of answers")
     if isinstance(answer, dict):
         gold = column(answer, "value", "Value")
         aliases = [gold, *(column(answer, "aliases", "Aliases") or []), *(answer.get("HumanAnswers") or [])]

@@ -1,5 +1,6 @@
 """Columns of a publisher's row, checked: what is missing or of the wrong type is said, never guessed."""
 
+import ast
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -77,6 +78,18 @@ def optional(row: Mapping[str, Any], **columns: str) -> dict[str, Any]:
     """Metadata ``{key: value}`` of the columns that are there and hold something JSON can keep."""
     found = {key: row[name] for key, name in columns.items() if row.get(name) not in (None, "", [])}
     return {key: value for key, value in found.items() if isinstance(value, (str, int, float, list, dict))}
+
+
+def literal(value: str, name: str, expected: str) -> Any:
+    """A list or dictionary that a publisher wrote as a Python literal inside a string.
+
+    Raises:
+        RowError: it is none, or so large or deep that Python does not read it.
+    """
+    try:
+        return ast.literal_eval(value)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise RowError(f"column {name!r} should be {expected}, found {describe(value)}") from error
 
 
 def describe(value: Any) -> str:

@@ -6,15 +6,15 @@ yielded with its error, so that the caller decides whether to stop; a file that 
 
 import csv
 import gzip
-import json
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO, cast
+from typing import Any, BinaryIO, TextIO, cast
 
 from coca_mindspeed.data.json_stream import wrapped_elements
 from coca_mindspeed.errors import DataError
+from coca_mindspeed.json_text import JsonError, line_bound, numbered_lines, parse_json
 
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
 _ROWS_PER_BATCH = 256  # TACO's rows reach megabytes
@@ -162,16 +162,18 @@ def _arrow_rows(path: Path, columns: Collection[str] | None) -> Iterator[Row]:
 
 def _json_lines(path: Path) -> Iterator[Row]:
     with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            line = raw.removeprefix(b"\xef\xbb\xbf") if number == 1 else raw
-            if line.strip():
+        for number, line in numbered_lines(cast(BinaryIO, file)):
+            if line is None:
+                yield Row(str(path), number, error=line_bound())
+            elif line.strip():
                 yield _json_row(str(path), number, line)
 
 
 def _json_row(file: str, number: int, line: bytes) -> Row:
     try:
-        value = json.loads(line.decode("utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        # Half of a surrogate pair is told later, where the row has to be written.
+        value = parse_json(line.decode("utf-8"), surrogates=True)
+    except (UnicodeDecodeError, JsonError) as error:
         return Row(file, number, error=f"expected one JSON object a line; {error}")
     return _object_row(file, number, value)
 
@@ -189,7 +191,10 @@ def _json_rows(path: Path) -> Iterator[Row]:
             elements = wrapped_elements(file, str(path))
             if elements is not None:
                 for number, value in enumerate(elements, start=1):
-                    yield _object_row(str(path), number, value)
+                    if isinstance(value, JsonError):
+                        yield Row(str(path), number, error=str(value))
+                    else:
+                        yield _object_row(str(path), number, value)
                 return
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8: {error}") from error

@@ -7,9 +7,12 @@ own parser and its workers; without it, ``math-verify`` is asked in this process
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
 
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import DataError, GradingError
+from coca_mindspeed.grading.factual import aliases_of
+from coca_mindspeed.grading.programs import build_job, time_limit
+from coca_mindspeed.grading.registry import grader_name
 
 #: For each record, why its gold cannot be graded against, or an empty string.
 GoldChecker = Callable[[Sequence[Record]], Sequence[str]]
@@ -18,11 +21,10 @@ MathGoldProblems = Callable[[Sequence[str]], Sequence[str]]
 
 _PLAIN_NUMBER = re.compile(r"-?(?:[0-9]+(?:\.[0-9]+)?|[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+/[0-9]*[1-9][0-9]*)")
 _LONGEST = 2_000  # characters; longer ones are no answers, and parsing takes minutes
-_TEST_KEYS = {"asserts": "code", "stdio": "cases", "call": "cases"}
 
 
 def gold_checker(math: MathGoldProblems | None = None) -> GoldChecker:
-    """The checker of all categories: math parses, code has tests, factual answers have a name to match.
+    """The checker of all records: mathematics parses, and what other graders need is there, by their own checks.
 
     Args:
         math: asked for all math records of a batch at once; None for :func:`math_gold_problems`.
@@ -30,8 +32,9 @@ def gold_checker(math: MathGoldProblems | None = None) -> GoldChecker:
     ask = math_gold_problems if math is None else math
 
     def check(records: Sequence[Record]) -> list[str]:
-        problems = [_other_problem(record) for record in records]
-        places = [index for index, record in enumerate(records) if record.category == "math"]
+        graders = [_grader(record) for record in records]
+        problems = [why or _other_problem(record, name) for record, (name, why) in zip(records, graders, strict=True)]
+        places = [index for index, (name, _) in enumerate(graders) if name == "math"]
         for index, problem in zip(places, ask([records[index].answer for index in places]), strict=True):
             problems[index] = problem
         return problems
@@ -64,16 +67,27 @@ def _math_gold_problem(gold: str) -> str:
     return "" if parsed else "math-verify cannot parse the gold answer"
 
 
-def _other_problem(record: Record) -> str:
-    if record.category == "code":
-        return _code_problem(record.metadata.get("tests"))
-    if record.category == "factual":
-        return "" if record.answer.strip() else "empty gold answer"
-    return "" if record.category == "math" else f"unknown category {record.category!r}"
+def _grader(record: Record) -> tuple[str, str]:
+    """``(name of its grader, why it has none)``, one of them empty."""
+    try:
+        return grader_name(record), ""
+    except GradingError as error:
+        return "", _of_any_record(str(error), record)
 
 
-def _code_problem(tests: Any) -> str:
-    kind = tests.get("kind") if isinstance(tests, dict) else None
-    if kind not in _TEST_KEYS:
-        return f"no tests of a known kind ({', '.join(_TEST_KEYS)})"
-    return "" if tests.get(_TEST_KEYS[kind]) else "no tests"
+def _other_problem(record: Record, grader: str) -> str:
+    """Why a grader other than that of mathematics would refuse the record, by its own checks."""
+    try:
+        if grader == "code":
+            build_job(record, "")
+            time_limit(record, default=1.0)
+        elif grader == "factual":
+            aliases_of(record)
+    except DataError as error:
+        return _of_any_record(str(error), record)
+    return "" if grader == "code" or record.answer.strip() else "empty gold answer"
+
+
+def _of_any_record(message: str, record: Record) -> str:
+    """A grader's message without the record's name: reasons are counted."""
+    return message.removeprefix(f"record {record.id!r} of {record.dataset!r}: ")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from coca_mindspeed.errors import DataError
+from coca_mindspeed.json_text import DEEPEST, LONGEST_LINE, JsonError, check_depth
 
 _CHUNK = 1 << 20  # characters
-_LARGEST_ELEMENT = 1 << 28
 _TAIL = 4  # a number cut by the end of a chunk parses without its last ".", "e" or "e-"
 _WHITESPACE = " \t\r\n"
 # TriviaQA's own files are one object whose first key holds the rows.
@@ -18,8 +18,10 @@ _WRAPPED = re.compile(r'\s*(?:\{\s*"(?:Data|data|rows|examples)"\s*:\s*)?\[')
 def wrapped_elements(file: TextIO, name: str) -> Iterator[Any] | None:
     """Elements of the array that the file is, or that is the value of its first key; None if it starts otherwise.
 
+    An element that is nested too deeply is yielded as the :class:`~coca_mindspeed.json_text.JsonError` that says so.
+
     Raises:
-        DataError: while iterating: the array is broken; the message names the element.
+        DataError: while iterating: the array is broken, or its parser cannot go on; the message names the element.
     """
     head = file.read(_CHUNK)
     match = _WRAPPED.match(head)
@@ -47,11 +49,19 @@ def _elements(file: TextIO, name: str, buffer: str) -> Iterator[Any]:
             if len(buffer) - end < _TAIL and not ended:
                 raise json.JSONDecodeError("may go on", buffer, end)
         except json.JSONDecodeError as error:
-            if ended or len(buffer) - position > _LARGEST_ELEMENT:
+            if ended or len(buffer) - position > LONGEST_LINE:
                 raise DataError(f"{name}: element {number + 1} of the array is not JSON: {error.msg}") from error
             more = file.read(chunk)
             ended, chunk = not more, chunk * 2
             buffer, position = buffer[position:] + more, 0
             continue
+        except RecursionError as error:
+            raise DataError(f"{name}: element {number + 1} is nested more than {DEEPEST} levels deep") from error
+        except ValueError as error:
+            raise DataError(f"{name}: element {number + 1} holds an integer of more than 4300 digits") from error
+        try:
+            check_depth(value, buffer[start:end])
+        except JsonError as error:
+            value = error
         number, position, chunk = number + 1, end, _CHUNK
         yield value

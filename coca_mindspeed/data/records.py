@@ -61,7 +61,20 @@ def record_from_json(row: Mapping[str, Any], where: str, dataset: str, number: i
             raise DataError(f"{where}: field {name!r} should be {wanted}, found {type(value).__name__} {value!r:.80}")
     if not values["question"].strip():
         raise DataError(f"{where}: field 'question' is empty")
+    _check_metadata(values.get("metadata", {}), where)
     return Record(**values)
+
+
+def _check_metadata(metadata: Mapping[str, Any], where: str) -> None:
+    """What every reader of records relies on; the rest of the metadata is the graders' own."""
+    if "difficulty" in metadata:
+        value = metadata["difficulty"]
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+            found = f"{type(value).__name__} {value!r:.80}"
+            raise DataError(f"{where}: metadata['difficulty'] should be a number from 0 to 1, found {found}")
+    if not isinstance(value := metadata.get("instruction", ""), str):
+        found = "null" if value is None else f"{type(value).__name__} {value!r:.80}"
+        raise DataError(f"{where}: metadata['instruction'] should be a string, found {found}")
 
 
 def read_records(path: Path) -> Iterator[Record]:

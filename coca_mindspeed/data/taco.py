@@ -1,13 +1,12 @@
 """TACO, the paper's code training set (BAAI/TACO): programming problems with stdin/stdout or call-based tests."""
 
-import ast
-import json
 import re
 from collections.abc import Mapping
 from typing import Any
 
-from coca_mindspeed.data.fields import RowError, Ungradable, column, describe, optional, text
+from coca_mindspeed.data.fields import RowError, Ungradable, column, describe, literal, optional, text
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.json_text import JsonError, JsonLimitError, parse_json
 
 # The solutions, most of the data, are not needed.
 COLUMNS = frozenset(
@@ -63,10 +62,7 @@ def taco(row: Mapping[str, Any], number: int) -> Record:
 
 def _names(value: Any, name: str) -> list[str]:
     """TACO writes lists as Python literals inside strings."""
-    try:
-        names = ast.literal_eval(value) if isinstance(value, str) and value else value or []
-    except (ValueError, SyntaxError) as error:
-        raise RowError(f"column {name!r} should be a list, found {describe(value)}") from error
+    names = literal(value, name, "a list") if isinstance(value, str) and value else value or []
     if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
         raise RowError(f"column {name!r} should be a list of strings, found {describe(value)}")
     return names
@@ -76,11 +72,11 @@ def _tests(value: Any) -> dict[str, Any]:
     if value in (None, "", "{}"):
         raise Ungradable("no tests")
     try:
-        parsed = json.loads(value) if isinstance(value, str) else value
-    except json.JSONDecodeError as error:
-        raise RowError(f"column 'input_output' is not JSON: {error}") from error
-    except ValueError as error:  # Python refuses integers of more than 4300 digits
+        parsed = parse_json(value, surrogates=True) if isinstance(value, str) else value
+    except JsonLimitError as error:
         raise Ungradable(f"tests cannot be read: {error}") from error
+    except JsonError as error:
+        raise RowError(f"column 'input_output' is not JSON: {error}") from error
     if not isinstance(parsed, dict):
         raise RowError(f"column 'input_output' should hold a JSON object, found {describe(parsed)}")
     inputs, outputs = parsed.get("inputs"), parsed.get("outputs")

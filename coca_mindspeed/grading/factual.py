@@ -62,7 +62,7 @@ class FactualGrader:
         """
         started = time.perf_counter()
         verdicts = [
-            self._verdict({normalise(alias) for alias in _aliases(record)}, stated_fact(answer))
+            self._verdict({normalise(alias) for alias in aliases_of(record)}, stated_fact(answer))
             for record, answer in zip(records, answers, strict=True)
         ]
         self._tally.add(verdicts, time.perf_counter() - started)
@@ -93,7 +93,12 @@ class FactualGrader:
         return Verdict(Outcome.RIGHT if right else Outcome.WRONG)
 
 
-def _aliases(record: Record) -> list[str]:
+def aliases_of(record: Record) -> list[str]:
+    """The names of the gold answer.
+
+    Raises:
+        DataError: there is none.
+    """
     aliases = record.metadata.get("aliases")
     if not isinstance(aliases, list) or not aliases or not all(isinstance(alias, str) for alias in aliases):
         raise DataError(

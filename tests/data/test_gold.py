@@ -38,11 +38,17 @@ def test_code_needs_tests_and_factual_questions_an_answer():
     check = gold_checker()
     assert check([record("code", tests={"kind": "stdio", "cases": [{"input": "", "output": ""}]})]) == [""]
     assert check([record("code", tests={"kind": "asserts", "code": "assert True", "entry_point": None})]) == [""]
-    assert check([record("code", tests={"kind": "stdio", "cases": []})]) == ["no tests"]
-    assert "no tests of a known kind" in check([record("code")])[0]
-    assert "no tests of a known kind" in check([record("code", tests={"kind": "pytest"})])[0]
-    assert check([record("factual", "Mars"), record("factual")]) == ["", "empty gold answer"]
-    assert "unknown category 'poetry'" in check([record("poetry", "x")])[0]
+    assert check([record("code", tests={"kind": "stdio", "cases": []})]) == [
+        "tests['cases'] is empty, so that any program would pass"
+    ]
+    assert "metadata['tests'] should be an object, found NoneType" in check([record("code")])[0]
+    assert "tests of kind 'pytest'; expected" in check([record("code", tests={"kind": "pytest"})])[0]
+    assert check([record("factual", "Mars", aliases=["Mars"]), record("factual", aliases=["x"])]) == [
+        "",
+        "empty gold answer",
+    ]
+    assert "metadata['aliases'] should be a list" in check([record("factual", "Mars")])[0]
+    assert "of category 'poetry' is not known" in check([record("poetry", "x")])[0]
 
 
 def test_a_grader_takes_the_place_of_math_verify_for_mathematics_alone():
@@ -53,7 +59,8 @@ def test_a_grader_takes_the_place_of_math_verify_for_mathematics_alone():
         return ["too odd" if gold == "3" else "" for gold in golds]
 
     records = [
-        Record(str(i), "d", category, "q", str(i)) for i, category in enumerate(["math", "factual", "math", "math"])
+        Record(str(i), "d", category, "q", str(i), None, {"aliases": ["x"]})
+        for i, category in enumerate(["math", "factual", "math", "math"])
     ]
     assert gold_checker(grader)(records) == ["", "", "", "too odd"]
     assert asked == [["0", "2", "3"]]

@@ -56,7 +56,7 @@ def test_other_files_are_left_to_the_caller(text):
 
 
 def test_a_runaway_element_stops_instead_of_filling_memory(monkeypatch):
-    monkeypatch.setattr(json_stream, "_LARGEST_ELEMENT", 100)
+    monkeypatch.setattr(json_stream, "LONGEST_LINE", 100)
     file = io.StringIO('["' + "a" * 5_000_000)
     with pytest.raises(DataError, match="element 1 of the array"):
         list(wrapped_elements(file, "x.json"))

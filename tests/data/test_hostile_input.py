@@ -1,0 +1,211 @@
+"""Files that would break a parser, fill the memory or fail much later: one clear error, or one row stepped over."""
+
+import gzip
+import json
+import resource
+import subprocess
+import sys
+
+import pytest
+
+from coca_mindspeed import json_text
+from coca_mindspeed.cli import main
+from coca_mindspeed.data.records import read_records
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.files import read_json_lines
+
+GOOD = '{"question": "1 + 1?", "answer": "2"}'
+HOSTILE = {
+    "a 5,000-digit integer": ('{"question": "q", "answer": "1", "metadata": {"n": %s}}' % ("9" * 5000), "4300 digits"),
+    "nesting that ends the parser": (
+        '{"question": "q", "answer": "1", "metadata": {"n": %s}}' % ("[" * 90_000 + "]" * 90_000),
+        "nested more than 100 levels deep",
+    ),
+    "nesting that ends a copy": (
+        '{"question": "q", "answer": "1", "metadata": {"n": %s}}' % ('{"a":' * 400 + "1" + "}" * 400),
+        "nested more than 100 levels deep",
+    ),
+    "a difficulty in words": (
+        '{"question": "q", "answer": "1", "metadata": {"difficulty": "hard"}}',
+        "metadata['difficulty'] should be a number from 0 to 1, found str 'hard'",
+    ),
+    "a difficulty out of range": (
+        '{"question": "q", "answer": "1", "metadata": {"difficulty": 3}}',
+        "metadata['difficulty'] should be a number from 0 to 1, found int 3",
+    ),
+    "a difficulty that is none": (
+        '{"question": "q", "answer": "1", "metadata": {"difficulty": NaN}}',
+        "metadata['difficulty'] should be a number from 0 to 1, found float nan",
+    ),
+    "an instruction that is none": (
+        '{"question": "q", "answer": "1", "metadata": {"instruction": null}}',
+        "metadata['instruction'] should be a string, found null",
+    ),
+}
+SURROGATE = ('{"question": "half \\ud800 pair", "answer": "1"}', "half of a surrogate pair ('\\ud800')")
+
+
+@pytest.fixture(params=HOSTILE)
+def hostile(request, tmp_path):
+    line, message = HOSTILE[request.param]
+    path = tmp_path / "mine.jsonl"
+    path.write_text(f"{GOOD}\n{line}\n{GOOD.replace('1 + 1', '1 + 2')}\n")
+    return path, message
+
+
+def prepare(path, *options):
+    arguments = ["data", "prepare", "records", "--input", path, "--output", path.parent / "out", "--no-duplicates"]
+    return main([*map(str, arguments), "--gold", "off", *options])
+
+
+def test_prepare_names_the_line(hostile, capsys):
+    path, message = hostile
+    assert prepare(path) == 1
+    error = capsys.readouterr().err
+    assert f"{path}:2: " in error
+    assert message in error
+    assert len(error.splitlines()) == 1
+
+
+def test_prepare_steps_over_it(hostile, capsys):
+    path, message = hostile
+    assert prepare(path, "--skip-bad", "1") == 0
+    assert len(list(read_records(path.parent / "out/train.jsonl"))) == 2
+    (finding,) = map(json.loads, (path.parent / "out/findings.jsonl").read_text().splitlines())
+    assert (finding["stage"], finding["row"]) == ("malformed", 2)
+    assert message in finding["detail"]
+
+
+def test_training_and_inspection_name_the_line(hostile, capsys):
+    path, message = hostile
+    with pytest.raises(DataError, match=r"mine\.jsonl:2: ") as caught:
+        list(read_records(path))
+    assert message in str(caught.value)
+    assert main(["data", "inspect", str(path)]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_half_of_a_surrogate_pair(tmp_path, capsys):
+    path = tmp_path / "mine.jsonl"
+    path.write_text(f"{GOOD}\n{SURROGATE[0]}\n")
+    with pytest.raises(DataError, match=r"mine\.jsonl:2: .*half of a surrogate pair \('\\ud800'\)"):
+        list(read_records(path))
+    assert prepare(path) == 0  # a row that JSON Lines cannot hold is listed like any other
+    (finding,) = map(json.loads, (tmp_path / "out/findings.jsonl").read_text().splitlines())
+    assert finding["row"] == 2
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".jsonl.gz"])
+def test_a_byte_order_mark_is_no_text(tmp_path, suffix):
+    path = tmp_path / f"mine{suffix}"
+    content = f"\ufeff{GOOD}\n".encode()
+    path.write_bytes(gzip.compress(content) if suffix.endswith(".gz") else content)
+    assert prepare(path) == 0
+    if suffix == ".jsonl":
+        assert [record.answer for record in read_records(path)] == ["2"]
+
+
+def test_a_byte_order_mark_elsewhere_is_one(tmp_path):
+    (tmp_path / "mine.jsonl").write_text(f"{GOOD}\n\ufeff{GOOD}\n")
+    with pytest.raises(DataError, match=r":2: expected one JSON object a line"):
+        list(read_json_lines(tmp_path / "mine.jsonl"))
+
+
+@pytest.fixture
+def short_lines(monkeypatch):
+    monkeypatch.setattr(json_text, "LONGEST_LINE", len(GOOD) + 1)
+
+
+def test_a_line_that_is_too_long_is_one_bad_row(tmp_path, short_lines, capsys):
+    path = tmp_path / "mine.jsonl"
+    path.write_text(f"{GOOD}\n{GOOD[:-1]}  }}\n{GOOD}\n")
+    assert prepare(path) == 1
+    assert f"{path}:2: longer than" in capsys.readouterr().err
+    assert prepare(path, "--skip-bad", "1") == 0
+    with pytest.raises(DataError, match=r"mine\.jsonl:2: longer than"):
+        list(read_json_lines(path))
+
+
+def test_the_longest_line_may_be_the_last_without_its_end(tmp_path, short_lines):
+    path = tmp_path / "mine.jsonl"
+    for end in ("", "\n"):
+        path.write_text(f"{GOOD}\n{GOOD}{end}")
+        assert len(list(read_json_lines(path))) == 2
+
+
+def test_a_line_of_200_megabytes_is_not_held(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    with path.open("wb") as file:
+        file.write(b'{"question": "q", "answer": "1", "metadata": {"n": [')
+        for _ in range(200):
+            file.write(b"1," * (1 << 19))
+        file.write(b"1]}}\n")
+    code = (
+        "import resource, sys; from coca_mindspeed.data.formats import read_rows; from pathlib import Path\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "(row,) = read_rows(Path(sys.argv[1])); assert row.error\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+    assert int(done.stdout) < 150 << 10  # KiB
+    assert resource.RUSAGE_SELF == 0
+
+
+@pytest.mark.parametrize("element", ["9" * 5000, "[" * 90_000 + "]" * 90_000, '{"a":' * 200 + "1" + "}" * 200])
+def test_arrays_name_the_element(tmp_path, element):
+    path = tmp_path / "mine.json"
+    path.write_text(f"[{GOOD}, {element}]")
+    arguments = ["--skip-bad", "1"]
+    code = prepare(path, *arguments)
+    assert code == (0 if element.startswith("{") else 1)
+
+
+def tests(**values):
+    return {"question": "q", "answer": "", "category": "code", "metadata": {"tests": values}}
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (tests(kind="stdio", cases=[{"input": "1", "output": 2}]), "case 1 should have 'output' of type str"),
+        (tests(kind="stdio", cases=["1"]), "case 1 should have 'input' of type str"),
+        (tests(kind="call", cases=[{"arguments": [1], "expected": 2}]), "tests['entry_point'] should be the name"),
+        (tests(kind="asserts", code=["assert f()"]), "tests['code'] should be str, found list"),
+        (tests(kind="assert", code="x"), "tests of kind 'assert'; expected 'asserts', 'stdio' or 'call'"),
+        ({**tests(kind="asserts", code="x"), "metadata": {"tests": ["assert f()"]}}, "should be an object, found list"),
+        (
+            {"question": "q", "answer": "", "category": "code"}
+            | {"metadata": {"time_limit": "2 s", "tests": {"kind": "asserts", "code": "f()"}}},
+            "metadata['time_limit'] should be seconds above 0",
+        ),
+        ({"question": "q", "answer": "x", "category": "factual"}, "metadata['aliases'] should be a list"),
+        ({"question": "q", "answer": "x", "metadata": {"grader": "maths"}}, "did you mean 'math'?"),
+        ({"question": "q", "answer": "x", "category": "Math"}, "of category 'Math' is not known"),
+        ({"question": "q", "answer": " ", "metadata": {"grader": "exact"}}, "empty gold answer"),
+    ],
+)
+def test_what_a_grader_would_refuse_is_found_when_data_is_prepared(tmp_path, record, reason):
+    path = tmp_path / "mine.jsonl"
+    path.write_text(f"{GOOD}\n{json.dumps(record)}\n")
+    arguments = ["data", "prepare", "records", "--input", path, "--output", tmp_path / "out"]
+    assert main([*map(str, arguments)]) == 0
+    (finding,) = map(json.loads, (tmp_path / "out/findings.jsonl").read_text().splitlines())
+    assert (finding["stage"], finding["row"]) == ("gold", 2)
+    assert reason in finding["reason"]
+
+
+def test_an_exact_gold_answer_need_not_be_mathematics(tmp_path):
+    path = tmp_path / "mine.jsonl"
+    path.write_text(json.dumps({"question": "q", "answer": "\\text{", "metadata": {"grader": "exact"}}) + "\n")
+    arguments = ["data", "prepare", "records", "--input", path, "--output", tmp_path / "out"]
+    assert main([*map(str, arguments)]) == 0
+
+
+def test_terminal_commands_in_data_are_shown_and_not_obeyed(tmp_path, capsys):
+    path = tmp_path / "mine.jsonl"
+    row = {"question": "red \x1b[31m [bold] \u202e", "answer": "\x9b2J", "metadata": {"source": "\x07bell"}}
+    path.write_text(json.dumps(row) + "\n")
+    assert main(["data", "inspect", str(path)]) == 0
+    shown = capsys.readouterr().out
+    assert not set(shown) & set("\x1b\x9b\x07\u202e")
+    assert "red \\x1b[31m [bold] \\u202e" in shown
