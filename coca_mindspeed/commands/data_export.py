@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 
 from coca_mindspeed.commands.data_prepare import SYSTEM_PROMPTS
+from coca_mindspeed.commands.options import at_least
+from coca_mindspeed.console import print_text
 from coca_mindspeed.data.chat_layouts import LAYOUTS
 from coca_mindspeed.data.mindspeed_export import MindSpeedExport, export
 
@@ -36,7 +38,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         help="the method's system prompt; answer-first is for rlcr (default: confidence-first)",
     )
     target.add_argument(
-        "--workers", type=int, default=8, metavar="N", help="processes of preprocess_data.py (default: 8)"
+        "--workers", type=at_least(1), default=8, metavar="N", help="processes of preprocess_data.py (default: 8)"
     )
     parser.set_defaults(run_action=run_export)
 
@@ -51,15 +53,15 @@ def run_export(arguments: argparse.Namespace) -> int:
         workers=arguments.workers,
     )
     report = export(what, arguments.output, arguments.overwrite)
-    print(f"{report['records']} records exported to {arguments.output}")
+    print_text(f"{report['records']} records exported to {arguments.output}")
     if report["prompts_equal_to_chat_template"]:
         compared = report["prompts_equal_to_chat_template"]
-        print(f"all {compared} prompts equal the tokenizer's chat template, token for token")
+        print_text(f"all {compared} prompts equal the tokenizer's chat template, token for token")
     else:
-        print(f"{arguments.tokenizer} is not on this machine: prompts were not compared with its chat template")
-    print("next, in MindSpeed-RL's repository:")
-    print(f"  python cli/preprocess_data.py dataset --config-dir {arguments.output.resolve()}")
-    print("and in the training configuration:")
+        print_text(f"{arguments.tokenizer} is not on this machine: prompts were not compared with its chat template")
+    print_text("next, in MindSpeed-RL's repository:")
+    print_text(f"  python cli/preprocess_data.py dataset --config-dir {arguments.output.resolve()}")
+    print_text("and in the training configuration:")
     for key, value in report["training"].items():
-        print(f"  {key}: {value}")
+        print_text(f"  {key}: {value}")
     return 0

@@ -4,6 +4,8 @@ import argparse
 from pathlib import Path
 
 from coca_mindspeed.commands.data_prepare import SYSTEM_PROMPTS
+from coca_mindspeed.commands.options import at_least
+from coca_mindspeed.console import print_text
 from coca_mindspeed.data.catalogue import SOURCES, source_named
 from coca_mindspeed.data.filters import PromptCounter
 from coca_mindspeed.data.reading import read_published
@@ -23,9 +25,12 @@ def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dataset", choices=sorted(SOURCES), metavar="DATASET", help="the publisher's form it is in")
     parser.add_argument("--tokenizer", type=Path, metavar="DIRECTORY", help="also count prompt tokens")
     parser.add_argument(
-        "--prompt", choices=sorted(SYSTEM_PROMPTS), default="confidence-first", help="the system prompt"
+        "--prompt",
+        choices=sorted(SYSTEM_PROMPTS),
+        default="confidence-first",
+        help="the system prompt of the examples (default: confidence-first)",
     )
-    parser.add_argument("--show", type=int, default=2, metavar="N", help="number of examples (default: 2)")
+    parser.add_argument("--show", type=at_least(0), default=2, metavar="N", help="number of examples (default: 2)")
     parser.set_defaults(run_action=run_inspect)
 
 
@@ -43,7 +48,7 @@ def run_inspect(arguments: argparse.Namespace) -> int:
         summary.add(record, None if count is None else count(record))
         if len(examples) < arguments.show:
             examples.append(example(record, prompt))
-    print(summary.text())
+    print_text(summary.text())
     for shown in examples:
-        print(f"\n{shown}")
+        print_text(f"\n{shown}")
     return 0

@@ -1,23 +1,24 @@
 """``coca-mindspeed data prepare``."""
 
 import argparse
-import sys
 from contextlib import closing
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from coca_mindspeed.algorithm.response import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.commands.options import at_least, number
+from coca_mindspeed.console import PlainConsole, print_text
 from coca_mindspeed.data.catalogue import SOURCES, DataSource, Publication, source_named
-from coca_mindspeed.data.contamination import EvaluationIndex
+from coca_mindspeed.data.contamination import SHORTEST, EvaluationIndex
 from coca_mindspeed.data.filters import DifficultyFilter, Filter, LengthFilter, SourceFilter
 from coca_mindspeed.data.formats import SUFFIXES, count_rows, data_files
 from coca_mindspeed.data.gold import GoldChecker, gold_checker
+from coca_mindspeed.data.output_place import check_place
 from coca_mindspeed.data.preparation_report import PreparationReport
 from coca_mindspeed.data.prepare import Preparation, prepare
 from coca_mindspeed.data.reading import read_evaluation_sets
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.errors import UsageError
 from coca_mindspeed.grading.math import MathGrader
 
 SYSTEM_PROMPTS = {"confidence-first": CONFIDENCE_FIRST_PROMPT, "answer-first": ANSWER_FIRST_PROMPT}
@@ -64,13 +65,17 @@ def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, required=True, metavar="DIRECTORY", help="the directory to make")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier output")
     parser.add_argument(
-        "--skip-bad", type=int, default=0, metavar="N", help="step over up to N malformed rows, listed (default: stop)"
+        "--skip-bad",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="step over up to N malformed rows, listed (default: stop)",
     )
 
     wanted = parser.add_argument_group("filters")
     wanted.add_argument(
         "--difficulty",
-        type=float,
+        type=number("a number from 0 to 1", lambda value: 0 <= value <= 1),
         nargs=2,
         metavar=("LOW", "HIGH"),
         help="keep difficulties in this range within 0 (easiest) to 1; for Big-Math, 1 minus the solve rate",
@@ -79,10 +84,13 @@ def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
     wanted.add_argument("--source", nargs="+", default=[], metavar="NAME", help="keep only these sources")
     wanted.add_argument("--exclude-source", nargs="+", default=[], metavar="NAME", help="drop these sources")
     wanted.add_argument("--tokenizer", type=Path, metavar="DIRECTORY", help="tokenizer that counts prompt tokens")
-    wanted.add_argument("--max-tokens", type=int, metavar="N", help="longest prompt, chat template included")
-    wanted.add_argument("--min-tokens", type=int, default=0, metavar="N", help="shortest prompt")
+    wanted.add_argument("--max-tokens", type=at_least(1), metavar="N", help="longest prompt, chat template included")
+    wanted.add_argument("--min-tokens", type=at_least(0), default=0, metavar="N", help="shortest prompt")
     wanted.add_argument(
-        "--prompt", choices=sorted(SYSTEM_PROMPTS), default="confidence-first", help="system prompt that is counted"
+        "--prompt",
+        choices=sorted(SYSTEM_PROMPTS),
+        default="confidence-first",
+        help="system prompt that is counted (default: confidence-first)",
     )
 
     cleaning = parser.add_argument_group("cleaning")
@@ -95,7 +103,7 @@ def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
         "prepared records; may be repeated",
     )
     cleaning.add_argument(
-        "--ngram", type=int, default=13, metavar="N", help="length of a passage in words (default: 13)"
+        "--ngram", type=at_least(SHORTEST), default=13, metavar="N", help="length of a passage in words (default: 13)"
     )
     cleaning.add_argument(
         "--gold",
@@ -109,22 +117,33 @@ def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
     )
     cleaning.add_argument(
         "--near-duplicates",
-        type=float,
+        type=number("0, or a number above 0.3 and at most 1", lambda value: value == 0 or 0.3 < value <= 1),
         metavar="SIMILARITY",
         help="drop questions this similar (Jaccard of token trigrams) to an earlier one with the same numbers and "
         "gold answer; 0 turns it off (default: 0.8 for training sets)",
     )
 
     order = parser.add_argument_group("order")
-    order.add_argument("--validation", type=float, default=0.0, metavar="SHARE", help="share for validation.jsonl")
+    order.add_argument(
+        "--validation",
+        type=number("a number from 0 to below 1", lambda value: 0 <= value < 1),
+        default=0.0,
+        metavar="SHARE",
+        help="share for validation.jsonl (default: 0, none)",
+    )
     order.add_argument("--shuffle", action=argparse.BooleanOptionalAction, help="default: training sets only")
-    order.add_argument("--seed", type=int, default=0, help="decides order and split (default: 0)")
+    order.add_argument("--seed", type=at_least(0), default=0, help="decides order and split (default: 0)")
     parser.set_defaults(run_action=run_prepare)
 
 
 def run_prepare(arguments: argparse.Namespace) -> int:
     """Prepare, with a progress bar on a terminal, and print the report's counts."""
-    console = Console(stderr=True)
+    if arguments.difficulty is not None and arguments.difficulty[0] > arguments.difficulty[1]:
+        raise UsageError(f"--difficulty: expected LOW <= HIGH, found {arguments.difficulty}")
+    if arguments.max_tokens is not None and arguments.min_tokens > arguments.max_tokens:
+        raise UsageError(f"--min-tokens {arguments.min_tokens} is above --max-tokens {arguments.max_tokens}")
+    check_place(arguments.output, arguments.overwrite)
+    console = PlainConsole(stderr=True)
     with (
         closing(MathGrader()) as grader,
         Progress(
@@ -161,12 +180,15 @@ def preparation_from(arguments: argparse.Namespace, check_gold: GoldChecker) -> 
     def default(value: bool | None) -> bool:
         return training if value is None else value
 
+    inputs = arguments.input if arguments.hub is None else _publication(source, arguments.hub)
+    if not isinstance(inputs, Publication):
+        data_files(inputs)  # before tokenizers are loaded and evaluation sets read
     near = arguments.near_duplicates
     if near is None:
         near = 0.8 if default(arguments.duplicates) else 0.0
     return Preparation(
         source=source,
-        inputs=arguments.input if arguments.hub is None else _publication(source, arguments.hub),
+        inputs=inputs,
         skip_bad=arguments.skip_bad,
         filters=_filters(arguments),
         evaluation=_evaluation(arguments),
@@ -200,11 +222,11 @@ def _filters(arguments: argparse.Namespace) -> list[Filter]:
         filters.append(DifficultyFilter(low, high, arguments.keep_unknown_difficulty))
     if arguments.max_tokens is not None or arguments.min_tokens:
         if arguments.tokenizer is None:
-            raise DataError("--max-tokens and --min-tokens need --tokenizer DIRECTORY to count with")
+            raise UsageError("--max-tokens and --min-tokens need --tokenizer DIRECTORY to count with")
         prompt = SYSTEM_PROMPTS[arguments.prompt]
         filters.append(LengthFilter(arguments.tokenizer, arguments.min_tokens, arguments.max_tokens, prompt))
     elif arguments.tokenizer is not None:
-        raise DataError("--tokenizer counts for --max-tokens or --min-tokens, and neither is given")
+        raise UsageError("--tokenizer counts for --max-tokens or --min-tokens, and neither is given")
     return filters
 
 
@@ -217,7 +239,7 @@ def _evaluation(arguments: argparse.Namespace) -> EvaluationIndex | None:
 def _publication(source: DataSource, named: str) -> Publication:
     if not named:
         if source.hub is None:
-            raise DataError(f"{source.name} has no place on the hub of its own; name one: --hub REPOSITORY")
+            raise UsageError(f"{source.name} has no place on the hub of its own; name one: --hub REPOSITORY")
         return source.hub
     repository, _, rest = named.partition(":")
     configuration, _, split = rest.partition(":")
@@ -233,11 +255,11 @@ def _total(preparation: Preparation) -> int | None:
 
 
 def _print(report: PreparationReport, output: Path) -> None:
-    print(f"{report.dataset}: {report.rows_in} rows in, {report.rows_out} rows out")
+    print_text(f"{report.dataset}: {report.rows_in} rows in, {report.rows_out} rows out")
     for stage, reasons in report.dropped.items():
-        print(f"  dropped, {stage}: {sum(reasons.values())}")
+        print_text(f"  dropped, {stage}: {sum(reasons.values())}")
     for stage, reasons in report.reported.items():
-        print(f"  reported and kept, {stage}: {sum(reasons.values())}")
+        print_text(f"  reported and kept, {stage}: {sum(reasons.values())}")
     for name, written in report.outputs.items():
-        print(f"  {output / name}: {written['rows']} rows")
-    print(f"  {output / 'report.md'}", file=sys.stdout)
+        print_text(f"  {output / name}: {written['rows']} rows")
+    print_text(f"  {output / 'report.md'}")

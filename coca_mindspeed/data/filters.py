@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from coca_mindspeed.data.prompts import prompt_messages
+from coca_mindspeed.data.prompts import prompt_messages, prompt_tokens
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
 
@@ -93,7 +93,7 @@ class PromptCounter:
         messages = prompt_messages(record, self._system_prompt)
         if self._tokenizer.chat_template is None:
             return sum(len(self._tokenizer.encode(m["content"], add_special_tokens=False)) for m in messages)
-        return len(self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True))
+        return len(prompt_tokens(self._tokenizer, messages))
 
 
 def load_tokenizer(directory: Path) -> Any:

@@ -20,7 +20,8 @@ import yaml
 from coca_mindspeed.data.chat_layouts import ChatLayout
 from coca_mindspeed.data.filters import load_tokenizer
 from coca_mindspeed.data.output_directory import output_directory
-from coca_mindspeed.data.prompts import instruction_suffix, prompt_messages
+from coca_mindspeed.data.output_place import check_place
+from coca_mindspeed.data.prompts import instruction_suffix, prompt_messages, prompt_tokens
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.files import to_json_line, write_atomically, write_json
@@ -59,6 +60,9 @@ def export(what: MindSpeedExport, output: Path, overwrite: bool = False) -> dict
         DataError: there are no records, one cannot be said in MindSpeed-RL's form, the template does not give the
             tokens of the tokenizer's own chat template, or the output exists.
     """
+    # What can be known is known before the records are read through.
+    check_place(output, overwrite)
+    tokenizer = _tokenizer(what)
     suffix = _shared_suffix(read_records(what.records))
     template = what.layout.template(what.system_prompt, suffix)
     with output_directory(output, overwrite) as directory:
@@ -67,7 +71,7 @@ def export(what: MindSpeedExport, output: Path, overwrite: bool = False) -> dict
             for record in read_records(what.records):
                 questions.write(to_json_line(_row(record, suffix, what)))
                 number += 1
-        checked = _check(what, template, directory / "questions.jsonl") if what.tokenizer.is_dir() else 0
+        checked = 0 if tokenizer is None else _check(what, tokenizer, template, directory / "questions.jsonl")
         final = output.resolve()
         write_json(directory / "templates.json", [template])
         settings = _dataset_yaml(what, template["name"], final)
@@ -150,16 +154,28 @@ def _dataset_yaml(what: MindSpeedExport, template: str, final: Path) -> dict[str
     }
 
 
-def _check(what: MindSpeedExport, template: dict[str, Any], questions: Path) -> int:
-    """Compare every prompt's tokens with the tokenizer's chat template; returns how many were compared."""
+def _tokenizer(what: MindSpeedExport) -> Any:
+    """The tokenizer to compare with, or None if it is on another machine."""
+    if not what.tokenizer.is_dir():
+        return None
     tokenizer = load_tokenizer(what.tokenizer)
     if tokenizer.chat_template is None:
         raise DataError(f"{what.tokenizer}: the tokenizer has no chat template to export prompts for")
+    if what.layout.begins_with_bos and tokenizer.bos_token_id is None:
+        raise DataError(
+            f"{what.tokenizer}: the prompt template {what.layout.name!r} begins with a BOS token, and this tokenizer "
+            "has none. Choose the --template of this model's family"
+        )
+    return tokenizer
+
+
+def _check(what: MindSpeedExport, tokenizer: Any, template: dict[str, Any], questions: Path) -> int:
+    """Compare every prompt's tokens with the tokenizer's chat template; returns how many were compared."""
     number = 0
     for record, row in zip(read_records(what.records), _rows(questions), strict=True):
         number += 1
         messages = prompt_messages(record, what.system_prompt)
-        expected = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True)
+        expected = prompt_tokens(tokenizer, messages)
         actual = what.layout.encode(tokenizer, template, row["question"], row["system"])
         if actual != expected:
             place = next(

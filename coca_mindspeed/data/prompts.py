@@ -1,5 +1,8 @@
 """From a record to chat messages: the method's system prompt, the question, and its instruction."""
 
+from collections.abc import Sequence
+from typing import Any
+
 from coca_mindspeed.algorithm.response import MATH_INSTRUCTION
 from coca_mindspeed.data.records import Record
 
@@ -28,3 +31,15 @@ def prompt_messages(record: Record, system_prompt: str | None) -> list[dict[str,
     system = record.system if record.system is not None else system_prompt
     messages = [] if system is None else [{"role": "system", "content": system}]
     return [*messages, {"role": "user", "content": record.question + instruction_suffix(record)}]
+
+
+def prompt_tokens(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
+    """Token ids of chat messages, up to where the response begins.
+
+    The template is rendered to text first: what ``apply_chat_template(tokenize=True)`` returns differs between
+    releases of ``transformers``, a list of ids or a mapping of several lists.
+    """
+    rendered = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    # The template writes the special tokens itself.
+    ids: list[int] = tokenizer.encode(rendered, add_special_tokens=False)
+    return ids

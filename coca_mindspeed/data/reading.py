@@ -38,9 +38,19 @@ def read_evaluation_sets(named: Sequence[str]) -> Iterator[Record]:
     Raises:
         DataError: a data set is unknown, or a file cannot be read.
     """
-    for name in named:
-        dataset, equals, path = name.partition("=")
-        if equals:
-            yield from read_published(source_named(dataset), [Path(path)])
-        else:
-            yield from read_records(Path(name))
+    sets = [_evaluation_set(name) for name in named]
+    for source, path in sets:
+        yield from read_records(path) if source is None else read_published(source, [path])
+
+
+def _evaluation_set(name: str) -> tuple[DataSource | None, Path]:
+    """``(publisher's form, or None for prepared records; path)``, both of which are there."""
+    if "=" not in name or Path(name).exists():
+        path = Path(name)
+        if not path.is_file():
+            raise DataError(f"{path}: no such file; expected prepared records, or DATASET=PATH")
+        return None, path
+    dataset, _, path_text = name.partition("=")
+    source = source_named(dataset)
+    data_files([Path(path_text)])
+    return source, Path(path_text)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset
 
-from coca_mindspeed.data.prompts import prompt_messages
+from coca_mindspeed.data.prompts import prompt_messages, prompt_tokens
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.mindspeed import columns
@@ -25,9 +25,7 @@ def prompt_ids(record: Record, tokenizer: Any, system_prompt: str | None, max_to
     Raises:
         DataError: it is longer than ``max_tokens``; a prompt is never cut.
     """
-    ids: list[int] = tokenizer.apply_chat_template(
-        prompt_messages(record, system_prompt), add_generation_prompt=True, tokenize=True
-    )
+    ids = prompt_tokens(tokenizer, prompt_messages(record, system_prompt))
     if len(ids) > max_tokens:
         raise DataError(
             f"record {record.id!r} has a prompt of {len(ids)} tokens, rl_config.max_prompt_length is {max_tokens}; "

@@ -1,6 +1,7 @@
 """``coca-mindspeed data`` as it is typed."""
 
 import json
+import os
 
 import pytest
 
@@ -104,17 +105,10 @@ def test_inspect_counts(tmp_path, capsys):
     ("arguments", "message"),
     [
         (("--input", "none.parquet"), "none.parquet: no such file or directory"),
-        (("--input", "FILE", "--max-tokens", "9"), "--max-tokens and --min-tokens need --tokenizer DIRECTORY"),
-        (("--input", "FILE", "--tokenizer", "x"), "neither is given"),
-        (("--input", "FILE", "--difficulty", "0.9", "0.1"), "difficulty should be a range within 0 and 1"),
         (("--input", "FILE", "--decontaminate", "gsm9k=x"), "unknown data set 'gsm9k'"),
         (("--input", "FILE", "--decontaminate", "gsm8k=nowhere.jsonl"), "nowhere.jsonl: no such file"),
-        (("--input", "FILE", "--decontaminate", "nowhere.jsonl"), "nowhere.jsonl: cannot be read"),
-        (("--input", "FILE", "--validation", "1"), "validation share should be at least 0 and below 1"),
-        (
-            ("--input", "FILE", "--decontaminate", "records=FILE", "--ngram", "3"),
-            "should be at least 6 words long, found 3",
-        ),
+        (("--input", "FILE", "--decontaminate", "nowhere.jsonl"), "nowhere.jsonl: no such file"),
+        (("--input", "FILE", "--tokenizer", "x", "--max-tokens", "9"), "x: no such directory"),
     ],
 )
 def test_mistakes_are_told_in_one_line(tmp_path, capsys, monkeypatch, arguments, message):
@@ -128,6 +122,55 @@ def test_mistakes_are_told_in_one_line(tmp_path, capsys, monkeypatch, arguments,
     assert message in error
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--max-tokens", "9"), "--max-tokens and --min-tokens need --tokenizer DIRECTORY"),
+        (("--tokenizer", "x"), "neither is given"),
+        (("--difficulty", "0.9", "0.1"), "--difficulty: expected LOW <= HIGH"),
+        (("--difficulty", "nan", "1"), "--difficulty: expected a number from 0 to 1, found 'nan'"),
+        (("--max-tokens", "5", "--min-tokens", "6", "--tokenizer", "x"), "--min-tokens 6 is above --max-tokens 5"),
+        (("--validation", "1"), "--validation: expected a number from 0 to below 1, found '1'"),
+        (("--near-duplicates", "0.3"), "--near-duplicates: expected 0, or a number above 0.3"),
+        (("--ngram", "3"), "--ngram: expected a whole number from 6 on, found '3'"),
+        (("--skip-bad", "9" * 5000), "--skip-bad: expected a whole number from 0 on"),
+    ],
+)
+def test_options_that_cannot_be_end_with_two(tmp_path, capsys, arguments, message):
+    path = write_jsonl(tmp_path / "big.jsonl", [])
+    try:
+        code = run("prepare", "big_math", "--input", path, "--output", tmp_path / "out", *arguments)
+    except SystemExit as stopped:
+        code = stopped.code
+    assert code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_what_can_be_known_is_known_before_a_row_is_read(tmp_path, capsys, monkeypatch):
+    """The output's place first, then the inputs, the tokenizer and every evaluation set."""
+    path = write_jsonl(tmp_path / "big.jsonl", [big_math_row("q?")])
+    for module in ("formats", "reading", "prepare"):
+        monkeypatch.setattr(f"coca_mindspeed.data.{module}.read_rows", lambda *_: pytest.fail("read too early"))
+    monkeypatch.setattr("coca_mindspeed.data.reading.read_records", lambda *_: pytest.fail("read too early"))
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "x").touch()
+    missing = ("--tokenizer", tmp_path / "none", "--max-tokens", 5)
+    sets = ("--decontaminate", path, "--decontaminate", f"gsm8k={tmp_path / 'none.jsonl'}")
+    for output, options, message in (
+        (tmp_path / "taken", missing, "taken: already exists"),
+        (path, missing, "is a file; the output is a directory"),
+        (path / "out", missing, "is a file"),
+        (tmp_path / "out", missing, "none: no such directory"),
+        (tmp_path / "out", sets, "none.jsonl: no such file"),
+    ):
+        assert run("prepare", "big_math", "--input", path, "--output", output, *options) == 1
+        assert message in capsys.readouterr().err
+    if os.geteuid():
+        (tmp_path / "taken").chmod(0o500)
+        assert run("prepare", "big_math", "--input", path, "--output", tmp_path / "taken" / "out") == 1
+        assert "may not be written to" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("action", [[], ["prepare"], ["inspect"], ["export"], ["export", "mindspeed-rl"]])

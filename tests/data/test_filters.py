@@ -1,10 +1,11 @@
 """Difficulty, source and length, with values at the edges."""
 
 import pytest
+from transformers import BatchEncoding
 
 from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.data.filters import DifficultyFilter, LengthFilter, PromptCounter, SourceFilter
-from coca_mindspeed.data.prompts import prompt_messages
+from coca_mindspeed.data.prompts import prompt_messages, prompt_tokens
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
 from tests.data.tokenizers import save_tokenizer
@@ -59,6 +60,40 @@ def test_length_counts_the_whole_prompt(tmp_path, family):
     assert longer(one) == f"prompt longer than {length - 1} tokens"
     shorter = LengthFilter(directory, length + 1, None, CONFIDENCE_FIRST_PROMPT)
     assert shorter(one) == f"prompt shorter than {length + 1} tokens"
+
+
+class OfRelease:
+    """A tokenizer whose ``apply_chat_template(tokenize=True)`` returns what a release of transformers does."""
+
+    def __init__(self, tokenizer, major):
+        self._tokenizer, self._major = tokenizer, major
+        self.chat_template = tokenizer.chat_template
+
+    def encode(self, text, add_special_tokens=True):
+        return self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def apply_chat_template(self, messages, add_generation_prompt=False, tokenize=True):
+        text = self._tokenizer.apply_chat_template(
+            messages, add_generation_prompt=add_generation_prompt, tokenize=False
+        )
+        if not tokenize:
+            return text
+        ids = self.encode(text, add_special_tokens=False)
+        if self._major < 5:
+            return ids
+        return BatchEncoding({"input_ids": ids, "attention_mask": [1] * len(ids)})
+
+
+@pytest.mark.parametrize("major", [4, 5])
+@pytest.mark.parametrize("family", ["qwen", "llama3"])
+def test_length_is_counted_alike_on_every_release_of_transformers(tmp_path, family, major):
+    keep = LengthFilter(save_tokenizer(family, tmp_path), 0, 100, None)
+    keep._count._tokenizer = OfRelease(keep._count._tokenizer, major)
+    assert keep(record("word " * 5, instruction="")) is None
+    assert keep(record("word " * 500)) == "prompt longer than 100 tokens"
+    ids = prompt_tokens(keep._count._tokenizer, [{"role": "user", "content": "q"}])
+    assert isinstance(ids, list)
+    assert all(isinstance(token, int) for token in ids)
 
 
 def test_without_a_chat_template_the_texts_are_counted(tmp_path):

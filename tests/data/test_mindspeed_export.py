@@ -7,7 +7,9 @@ import yaml
 
 from coca_mindspeed.algorithm.response import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, MATH_INSTRUCTION
 from coca_mindspeed.cli import main
+from coca_mindspeed.data import mindspeed_export
 from coca_mindspeed.data.records import Record, write_records
+from tests.data.test_filters import OfRelease
 from tests.data.tokenizers import save_tokenizer
 
 MATH = [Record("a", "big_math", "math", "What is 1 + 1?", "2"), Record("b", "big_math", "math", "数学 3^2?\n", "9")]
@@ -89,6 +91,38 @@ def test_the_wrong_family_is_noticed(tmp_path, capsys):
     assert not (tmp_path / "out").exists()
 
 
+def test_a_tokenizer_without_bos_is_not_llamas(tmp_path, capsys):
+    tokenizer = save_tokenizer("qwen", tmp_path / "other")
+    assert export(tmp_path, MATH, family="llama3", tokenizer=tokenizer) == 1
+    assert "begins with a BOS token, and this tokenizer has none. Choose the --template" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("release", [4, 5])
+def test_prompts_are_compared_on_every_release_of_transformers(tmp_path, capsys, monkeypatch, release):
+    load = mindspeed_export.load_tokenizer
+
+    def of_release(directory):
+        tokenizer = OfRelease(load(directory), release)
+        tokenizer.bos_token_id = None
+        return tokenizer
+
+    monkeypatch.setattr(mindspeed_export, "load_tokenizer", of_release)
+    assert export(tmp_path, MATH) == 0
+    assert "all 2 prompts equal" in capsys.readouterr().out
+
+
+def test_what_can_be_known_is_known_before_the_records_are_read(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(mindspeed_export, "read_records", lambda path: pytest.fail("read too early"))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").touch()
+    assert export(tmp_path, MATH, tokenizer=tmp_path / "empty") == 1
+    assert "holds no tokenizer" in capsys.readouterr().err
+    assert export(tmp_path, MATH, "--output", str(tmp_path / "file")) == 1
+    assert "is a file; the output is a directory" in capsys.readouterr().err
+    assert export(tmp_path, MATH, "--output", str(tmp_path / "file" / "out")) == 1
+    assert f"cannot be made: {tmp_path / 'file'} is a file" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [
@@ -107,8 +141,9 @@ def test_what_mindspeed_rl_would_change_is_refused(tmp_path, capsys, record, mes
 def test_other_refusals(tmp_path, capsys):
     assert export(tmp_path, []) == 1
     assert "there are no records to export" in capsys.readouterr().err
-    assert export(tmp_path, MATH, "--workers", "0") == 1
-    assert "the number of workers should be at least 1, found 0" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        export(tmp_path, MATH, "--workers", "0")
+    assert "--workers: expected a whole number from 1 on, found '0'" in capsys.readouterr().err
     assert export(tmp_path, MATH) == 0
     assert export(tmp_path, MATH) == 1
     assert "already exists" in capsys.readouterr().err

@@ -241,7 +241,7 @@ def test_every_epoch_shows_every_record_once() -> None:
 
 
 def test_a_prompt_is_never_cut() -> None:
-    tokenizer = SimpleNamespace(apply_chat_template=lambda *_a, **_k: [1, 2, 3])
+    tokenizer = SimpleNamespace(apply_chat_template=lambda *_a, **_k: "abc", encode=lambda *_a, **_k: [1, 2, 3])
     assert prompt_ids(_record(0), tokenizer, None, 3) == [1, 2, 3]
     with pytest.raises(DataError, match="record '0' has a prompt of 3 tokens"):
         prompt_ids(_record(0), tokenizer, None, 2)
