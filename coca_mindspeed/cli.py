@@ -121,7 +121,7 @@ def _leave_output_unread() -> None:
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError:  # not a file of the system
-        sys.stdout = None  # type: ignore[assignment]
+        sys.stdout = None
 
 
 if __name__ == "__main__":

@@ -220,6 +220,7 @@ train_stages() {
     file=$output/stage$stage/mindspeed_rl.yaml
     resume_flag=()
     [[ $how == resume ]] && resume_flag=(--resume)
+    execute mkdir -p "${file%/*}"
     execute coca check "$run" "$@" --output "$output" --stage "$stage" "${resume_flag[@]}" --quiet --write "$file"
     run_child "$PYTHON" -m coca_mindspeed.mindspeed.driver "$file"
   done <<<"$stages"

@@ -24,7 +24,12 @@ from coca_mindspeed.mindspeed.upstream_keys import keys_where_there_is_a_checkou
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
-    parser.add_argument("--write", type=Path, metavar="FILE", help="write MindSpeed-RL's configuration there")
+    parser.add_argument(
+        "--write",
+        type=Path,
+        metavar="FILE",
+        help="write MindSpeed-RL's configuration there, in a directory that exists",
+    )
     parser.add_argument("--output", type=Path, metavar="DIR", help="where the run goes (default: runs/RUN)")
     parser.add_argument(
         "--stage", type=at_least(0), default=0, metavar="N", help="stage of the method (sequential has 0 and 1)"
@@ -61,7 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
     files = StageFiles(output, arguments.stage)
     values = _values(composed.run, plan, files, resume=arguments.resume)
     if arguments.write is not None:
+        if not arguments.write.parent.is_dir():
+            raise ConfigError(f"--write {arguments.write}: {arguments.write.parent} is no directory; make it first")
+        if arguments.write.is_dir():
+            raise ConfigError(f"--write {arguments.write}: is a directory; name a file in it")
         write_run_file(arguments.write, values, composed.name)
+        print_text(f"written: {arguments.write}")
     return 0
 
 

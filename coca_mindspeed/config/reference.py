@@ -42,7 +42,7 @@ def _row(key: str, field: FieldInfo) -> str:
 
 def _inner_constraints(annotation: Any) -> list[Any]:
     """Constraints of a tuple's elements, which are the same for all."""
-    first = next(iter(get_args(annotation)), None)
+    first: Any = next(iter(get_args(annotation)), None)
     if get_origin(first) is not Annotated:
         return []
     return [constraint for field in first.__metadata__ for constraint in field.metadata]

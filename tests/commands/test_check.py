@@ -1,0 +1,33 @@
+"""``coca-mindspeed check --write`` writes where it was told and makes no directories."""
+
+import yaml
+
+from coca_mindspeed.cli import main
+
+CHECK = ("check", "qwen25_3b_910b", "--quiet", "--output", "/nowhere/run", "--write")
+
+
+def test_it_says_what_it_wrote(tmp_path, capsys):
+    file = tmp_path / "[run].yaml"
+    assert main([*CHECK, str(file)]) == 0
+    assert capsys.readouterr().out == f"written: {file}\n"
+    assert "actor_config" in yaml.safe_load(file.read_text())
+
+
+def test_it_makes_no_directory(tmp_path, capsys):
+    for place, message in ((tmp_path / "typo" / "x.yaml", "is no directory; make it first"), (tmp_path, "name a file")):
+        assert main([*CHECK, str(place)]) == 1
+        assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_patches_verify_takes_the_checkout_in_both_ways(tmp_path, capsys, monkeypatch):
+    (tmp_path / "mindspeed_rl").mkdir()
+    monkeypatch.delenv("MINDSPEED_RL_HOME", raising=False)
+    assert main(["patches", "verify", str(tmp_path)]) == 1
+    shown = capsys.readouterr().out
+    assert "46 of 46 differ" in shown
+    assert main(["patches", "verify", "--mindspeed-rl", str(tmp_path)]) == 1
+    assert capsys.readouterr().out == shown
+    assert main(["patches", "verify", str(tmp_path), "--mindspeed-rl", str(tmp_path)]) == 2
+    assert "one checkout at a time" in capsys.readouterr().err
