@@ -138,10 +138,7 @@ def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_prepare(arguments: argparse.Namespace) -> int:
     """Prepare, with a progress bar on a terminal, and print the report's counts."""
-    if arguments.difficulty is not None and arguments.difficulty[0] > arguments.difficulty[1]:
-        raise UsageError(f"--difficulty: expected LOW <= HIGH, found {arguments.difficulty}")
-    if arguments.max_tokens is not None and arguments.min_tokens > arguments.max_tokens:
-        raise UsageError(f"--min-tokens {arguments.min_tokens} is above --max-tokens {arguments.max_tokens}")
+    _check_usage(arguments)
     check_place(arguments.output, arguments.overwrite)
     console = PlainConsole(stderr=True)
     with (
@@ -162,6 +159,19 @@ def run_prepare(arguments: argparse.Namespace) -> int:
         report = prepare(preparation, arguments.output, arguments.overwrite, lambda: progress.advance(task))
     _print(report, arguments.output)
     return 0
+
+
+def _check_usage(arguments: argparse.Namespace) -> None:
+    """Refuse options that contradict each other, before anything is looked at."""
+    if arguments.difficulty is not None and arguments.difficulty[0] > arguments.difficulty[1]:
+        raise UsageError(f"--difficulty: expected LOW <= HIGH, found {arguments.difficulty}")
+    if arguments.max_tokens is not None and arguments.min_tokens > arguments.max_tokens:
+        raise UsageError(f"--min-tokens {arguments.min_tokens} is above --max-tokens {arguments.max_tokens}")
+    counts = arguments.max_tokens is not None or arguments.min_tokens > 0
+    if counts and arguments.tokenizer is None:
+        raise UsageError("--max-tokens and --min-tokens need --tokenizer DIRECTORY to count with")
+    if arguments.tokenizer is not None and not counts:
+        raise UsageError("--tokenizer counts for --max-tokens or --min-tokens, and neither is given")
 
 
 def preparation_from(arguments: argparse.Namespace, check_gold: GoldChecker) -> Preparation:
@@ -221,12 +231,8 @@ def _filters(arguments: argparse.Namespace) -> list[Filter]:
         low, high = arguments.difficulty
         filters.append(DifficultyFilter(low, high, arguments.keep_unknown_difficulty))
     if arguments.max_tokens is not None or arguments.min_tokens:
-        if arguments.tokenizer is None:
-            raise UsageError("--max-tokens and --min-tokens need --tokenizer DIRECTORY to count with")
         prompt = SYSTEM_PROMPTS[arguments.prompt]
         filters.append(LengthFilter(arguments.tokenizer, arguments.min_tokens, arguments.max_tokens, prompt))
-    elif arguments.tokenizer is not None:
-        raise UsageError("--tokenizer counts for --max-tokens or --min-tokens, and neither is given")
     return filters
 
 
