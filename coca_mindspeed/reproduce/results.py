@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import t as student_t
 
-from coca_mindspeed.evaluation.bootstrap import Interval
 from coca_mindspeed.evaluation.catalogue import UNDEFINED, metric_info, round_half_up, show
+from coca_mindspeed.evaluation.intervals import Interval
 from coca_mindspeed.files import read_json_lines
 from coca_mindspeed.reproduce.cells import Cell
 
