@@ -56,5 +56,5 @@ def run(arguments: argparse.Namespace) -> int:
     shown = f"coca-mindspeed reproduce --plan {arguments.plan} --seeds {arguments.seeds} --jobs {arguments.jobs}"
     tables = write_report(collect(output, cells), plan, directory, shown)
     print(tables[0].markdown())
-    console.print(f"{len(tables)} tables: {directory / 'README.md'}")
+    console.print(f"{len(tables)} tables: {directory / 'README.md'}", markup=False)
     return 0

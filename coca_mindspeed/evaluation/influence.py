@@ -21,7 +21,7 @@ MEANS = ("accuracy", "success_rate", "brier", "auroc")
 
 
 def question_index(questions: npt.NDArray[Any] | None, rows: int) -> npt.NDArray[np.intp]:
-    """The number of each row's question (rows,), from 0; every row is a question of its own where ``questions`` is None.
+    """The number of each row's question (rows,), from 0; without ``questions`` every row is of its own.
 
     Raises:
         ValueError: there are not as many as rows.
