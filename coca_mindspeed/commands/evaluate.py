@@ -9,37 +9,52 @@ from pathlib import Path
 from coca_mindspeed.algorithm.response import ResponseParser
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
-from coca_mindspeed.evaluation.catalogue import CATALOGUE, show
+from coca_mindspeed.evaluation.catalogue import (
+    CALIBRATED_LABEL,
+    CATALOGUE,
+    HEADLINE_METRICS,
+    UNDEFINED,
+    show,
+    show_calibrated,
+    show_range,
+)
 from coca_mindspeed.evaluation.opencompass.output import read_opencompass
 from coca_mindspeed.evaluation.paper_tables import markdown_table
-from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, write_predictions
-from coca_mindspeed.evaluation.runs import Run
+from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
+from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, read_named, split_runs, unique_labels
+from coca_mindspeed.evaluation.safe_text import one_line
 from coca_mindspeed.evaluation.scoreboard import Scoreboard
 from coca_mindspeed.evaluation.tokens import TokenCounter
 from coca_mindspeed.evaluation.weighted import MetricOptions
 from coca_mindspeed.files import write_atomically, write_json
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
 
-_PRINTED = ("accuracy", "auroc", "ece", "brier", "success_rate", "tokens_to_confidence")
+# Which options each format can use; the others would be ignored.
+_OPTIONS_OF = {
+    "predictions": (),
+    "rollouts": ("position", "decimals"),
+    "opencompass": ("position", "decimals", "tokenizer"),
+    "responses": ("position", "decimals", "tokenizer", "gold", "grader"),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``evaluate``."""
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="predictions, or what --format says")
+    parser.add_argument(
+        "files", nargs="+", type=Path, metavar="PATH", help="predictions or run directories, or what --format says"
+    )
     parser.add_argument("--output", type=Path, required=True, help="directory of metrics.json, .md and predictions")
     parser.add_argument(
         "--format",
-        choices=("predictions", "opencompass", "rollouts", "responses"),
+        choices=tuple(_OPTIONS_OF),
         default="predictions",
         help="predictions: our JSON Lines; opencompass: a run's time-stamped folder; rollouts: a dump of a training; "
         "responses: lines of id and response, graded against --gold (default: %(default)s)",
     )
     parser.add_argument("--gold", type=Path, help="records to grade responses by")
-    parser.add_argument(
-        "--grader", choices=GRADER_NAMES, default="auto", help="of responses; auto: by record (default: %(default)s)"
-    )
+    parser.add_argument("--grader", choices=GRADER_NAMES, help="of responses; auto: by record (default: auto)")
     parser.add_argument("--tokenizer", type=Path, help="the model's tokenizer; counts tokens to confidence")
-    parser.add_argument("--position", choices=("first", "last"), default="first", help="last: answer-first methods")
+    parser.add_argument("--position", choices=("first", "last"), help="last: answer-first methods (default: first)")
     parser.add_argument("--decimals", type=int, help="accept only confidences of so many decimals")
     parser.add_argument("--method", help="name of the method, for reports and the paper's table")
     parser.add_argument("--bins", type=int, default=10, help="bins of ECE (default: %(default)s)")
@@ -47,30 +62,29 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--debias", action="store_true", help="take the noise of small bins off ECE")
     parser.add_argument("--replicates", type=int, default=1000, help="of the bootstrap (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: %(default)s)")
-    parser.add_argument("--against", type=Path, metavar="FILE", help="predictions to subtract, paired by question")
+    parser.add_argument(
+        "--against", type=Path, metavar="FILE", help="predictions of one method to subtract, by question"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, measure, write and print."""
+    _refuse_ignored(arguments)
+    if arguments.bins < 1 or arguments.replicates < 1:
+        raise ConfigError("--bins and --replicates should be at least 1")
     predictions = [p for path in arguments.files for p in _read(path, arguments)]
     if arguments.method is not None:
         predictions = [replace(p, method=arguments.method) for p in predictions]
     _refuse_repeats(predictions, arguments.files)
-    if arguments.bins < 1 or arguments.replicates < 1:
-        raise ConfigError("--bins and --replicates should be at least 1")
     options = MetricOptions(bins=arguments.bins, scheme=arguments.bin_scheme, debias=arguments.debias)
-    groups: dict[str, list[Prediction]] = {}
-    for prediction in predictions:
-        groups.setdefault(" ".join(filter(None, (prediction.model, prediction.method))) or "all", []).append(prediction)
-    runs = [Run(label, rows, method=rows[0].method) for label, rows in groups.items()]
-    board = Scoreboard(runs, replicates=arguments.replicates, seed=arguments.seed, options=options)
+    board = Scoreboard(_runs(predictions), replicates=arguments.replicates, seed=arguments.seed, options=options)
     table = _table(board)
     text = table
     differences: dict[str, object] = {}
     if arguments.against is not None:
-        base = Run("against", read_predictions(arguments.against))
-        differences, compared = _differences(board, base, arguments.against)
-        text += f"\nDifference to {arguments.against.name}, paired by question:\n\n{compared}"
+        differences, compared = _differences(board, _base(arguments.against), arguments.against)
+        name = one_line(arguments.against.name)
+        text += f"\nDifference to {name}, paired by question:\n\n{compared}"
     write_predictions(arguments.output / "predictions.jsonl", predictions)
     write_json(arguments.output / "metrics.json", _json(board, arguments, differences))
     write_atomically(arguments.output / "metrics.md", text)
@@ -78,12 +92,57 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
-    if arguments.format == "predictions":
-        return read_predictions(path)
+def _refuse_ignored(arguments: argparse.Namespace) -> None:
+    usable = _OPTIONS_OF[arguments.format]
+    every = _OPTIONS_OF["responses"]
+    if ignored := [f"--{name}" for name in every if name not in usable and getattr(arguments, name) is not None]:
+        formats = [name for name, own in _OPTIONS_OF.items() if ignored[0].removeprefix("--") in own]
+        raise ConfigError(
+            f"{', '.join(ignored)}: means nothing with --format {arguments.format}; {ignored[0]} is for "
+            f"--format {' or '.join(formats)}"
+        )
     if arguments.decimals is not None and arguments.decimals < 1:
         raise ConfigError(f"--decimals should be at least 1, found {arguments.decimals}")
-    parser = ResponseParser(arguments.position, arguments.decimals)
+
+
+def _runs(predictions: Sequence[Prediction]) -> list[Run]:
+    """A run for each model and method, labelled by what they are called."""
+    runs = split_runs(predictions, "all")
+    if len(runs) == 1:
+        first = predictions[0]
+        runs = [replace(runs[0], label=" ".join(filter(None, (first.model, first.method))) or "all")]
+    return unique_labels(runs)
+
+
+def _base(path: Path) -> Run:
+    """What ``--against`` names: predictions of one model and method."""
+    runs = split_runs(_predictions(path), "against")
+    if len(runs) > 1:
+        raise ConfigError(
+            f"--against {path}: holds predictions of {len(runs)} methods ({', '.join(run.label for run in runs)}); "
+            "a difference is to one, so name a file with one of them"
+        )
+    return replace(runs[0], label="against")
+
+
+def _predictions(path: Path) -> list[Prediction]:
+    """Predictions of a file, or of all prediction files of a run directory, told apart by what they are called."""
+    if not path.is_dir():
+        return read_named(path)
+    files = prediction_files(path)
+    if not files:
+        raise DataError(f"{path}: holds no predictions*.jsonl; expected a run directory, or name --format")
+    return [
+        p if p.model is not None else replace(p, model=file_label(file, path))
+        for file in files
+        for p in read_named(file)
+    ]
+
+
+def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
+    if arguments.format == "predictions":
+        return _predictions(path)
+    parser = ResponseParser(arguments.position or "first", arguments.decimals)
     if arguments.format == "rollouts":
         return read_rollouts(path, parser=parser)
     tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
@@ -91,7 +150,7 @@ def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
         return read_opencompass(path, parser=parser, tokenizer=tokenizer)
     if arguments.gold is None:
         raise ConfigError("--format responses needs --gold, the records that hold the gold answers")
-    grader = build_grader(arguments.grader)
+    grader = build_grader(arguments.grader or "auto")
     try:
         return read_responses(path, arguments.gold, grader, parser=parser, tokenizer=tokenizer)
     finally:
@@ -111,16 +170,18 @@ def _refuse_repeats(predictions: Sequence[Prediction], files: Sequence[Path]) ->
 
 
 def _table(board: Scoreboard) -> str:
-    header = ["run", "data", "n", *(CATALOGUE[m].label for m in _PRINTED), "95% interval of ECE"]
+    labels = [CATALOGUE[metric].heading for metric in HEADLINE_METRICS]
+    header = ["run", "data", "n", *labels, "95% interval of ECE", CALIBRATED_LABEL]
     rows = []
     for run in board.runs:
         for column in board.columns:
-            intervals = {metric: board.interval(run.label, column, metric) for metric in _PRINTED}
-            ece = intervals["ece"]
+            intervals = {metric: board.interval(run.label, column, metric) for metric in HEADLINE_METRICS}
+            ece, calibrated = intervals["ece"], board.calibrated(run.label, column)
             name = f"{column.name} (mean)" if column.is_average else column.name
             shown = [show(metric, interval.estimate) for metric, interval in intervals.items()]
-            bounds = f"{show('ece', ece.low)} to {show('ece', ece.high)}"
-            rows.append([run.label, name, board.count(run.label, column), *shown, bounds])
+            beside = UNDEFINED if calibrated is None else show_calibrated(calibrated.mean, calibrated.high)
+            bounds = show_range("ece", ece.low, ece.high) or UNDEFINED
+            rows.append([run.label, name, board.count(run.label, column), *shown, bounds, beside])
     return markdown_table(header, rows)
 
 
@@ -135,13 +196,13 @@ def _differences(board: Scoreboard, base: Run, path: Path) -> tuple[dict[str, ob
             values[f"{run.label}/{dataset}"] = {metric: interval.as_dict() for metric, interval in found.items()}
             cells = [
                 f"{show(m, found[m].estimate, signed=True)} "
-                f"({show(m, found[m].low, signed=True)} to {show(m, found[m].high, signed=True)})"
-                for m in _PRINTED
+                f"({show_range(m, found[m].low, found[m].high, signed=True) or UNDEFINED})"
+                for m in HEADLINE_METRICS
             ]
             rows.append([run.label, dataset, *cells])
     if not rows:
         raise DataError(f"{path}: shares no question with the files; predictions are paired by data set, id and sample")
-    return values, markdown_table(["run", "data", *(CATALOGUE[m].label for m in _PRINTED)], rows)
+    return values, markdown_table(["run", "data", *(CATALOGUE[m].label for m in HEADLINE_METRICS)], rows)
 
 
 def _json(board: Scoreboard, arguments: argparse.Namespace, differences: dict[str, object]) -> dict[str, object]:
@@ -158,6 +219,7 @@ def _json(board: Scoreboard, arguments: argparse.Namespace, differences: dict[st
                 "n": board.count(run.label, column),
                 "mean_of": list(column.datasets) if column.is_average else None,
                 "metrics": cells,
+                "ece_if_calibrated": None if (of := board.calibrated(run.label, column)) is None else of.as_dict(),
                 "undefined": undefined,
             }
     return {

@@ -13,14 +13,18 @@ from coca_mindspeed.evaluation.scoreboard import Scoreboard
 DEFAULT_SETTING = "qwen2.5-7b/math"
 
 
+_DEFAULTS = {"output": Path("report"), "title": "Calibration report", "samples": 3, "replicates": 1000, "seed": 0}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``report``."""
+    defaults = {name: f"(default: {value})" for name, value in _DEFAULTS.items()}
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run directories and prediction files")
-    parser.add_argument("--output", type=Path, default=Path("report"), help="directory to write (default: %(default)s)")
-    parser.add_argument("--title", default="Calibration report", help="of the page (default: %(default)s)")
-    parser.add_argument("--samples", type=int, default=3, help="responses shown a run and data set (%(default)s)")
-    parser.add_argument("--replicates", type=int, default=1000, help="of the bootstrap (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: %(default)s)")
+    parser.add_argument("--output", type=Path, help=f"directory to write {defaults['output']}")
+    parser.add_argument("--title", help=f"of the page {defaults['title']}")
+    parser.add_argument("--samples", type=int, help=f"responses shown a run and data set {defaults['samples']}")
+    parser.add_argument("--replicates", type=int, help=f"of the bootstrap {defaults['replicates']}")
+    parser.add_argument("--seed", type=int, help=f"of the bootstrap {defaults['seed']}")
     parser.add_argument(
         "--compare-paper",
         nargs="?",
@@ -28,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SETTING",
         help=f"put the paper's figures beside the runs'; model and training data, {DEFAULT_SETTING} if not said",
     )
-    parser.add_argument("--paper", action="store_true", help="rebuild the paper's own category tables and stop")
+    parser.add_argument("--paper", action="store_true", help="print the paper's own category tables, rebuilt, and stop")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,8 +40,14 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.paper:
         if arguments.runs:
             raise ConfigError("--paper takes no runs; to put the paper beside them use --compare-paper")
+        if given := [name for name in (*_DEFAULTS, "compare_paper") if getattr(arguments, name) is not None]:
+            named = ", ".join("--" + name.replace("_", "-") for name in given)
+            raise ConfigError(f"{named}: means nothing with --paper, which prints the paper's own tables and stops")
         sys.stdout.write(paper_report())
         return 0
+    for name, value in _DEFAULTS.items():
+        if getattr(arguments, name) is None:
+            setattr(arguments, name, value)
     if not arguments.runs:
         raise ConfigError("name at least one run directory or prediction file, or use --paper")
     if arguments.replicates < 1:

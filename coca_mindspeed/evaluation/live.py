@@ -16,8 +16,9 @@ from rich.text import Text
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.binning import bin_table
-from coca_mindspeed.evaluation.catalogue import UNDEFINED
+from coca_mindspeed.evaluation.catalogue import UNDEFINED, metric_info, show
 from coca_mindspeed.evaluation.metrics import calibration_metrics
+from coca_mindspeed.evaluation.safe_text import terminal_text
 from coca_mindspeed.files import read_json_lines
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -109,20 +110,17 @@ def _reliability(samples: Sequence[Mapping[str, Any]]) -> RenderableType:
         bar = ["█" if (k + 0.5) / _WIDTH <= bins.accuracy[i] else " " for k in range(_WIDTH)]
         bar[min(_WIDTH - 1, int(bins.confidence[i] * _WIDTH))] = "│"
         table.add_row(span, f"{count}", f"{bins.accuracy[i]:.2f}", "".join(bar))
-    shown = {name: "--" if value is None else f"{value:.3f}" for name, value in metrics.headline().items()}
-    line = (
-        f"{metrics.n_valid} of {metrics.n} answers state a confidence; ECE {shown['ece']}, AUROC {shown['auroc']}, "
-        f"Brier {shown['brier']}"
-    )
-    return Group(table, Text(line))
+    values = metrics.values()
+    shown = ", ".join(f"{metric_info(name).label} {show(name, values[name])}" for name in ("ece", "auroc", "brier"))
+    return Group(table, Text(f"{metrics.n_valid} of {metrics.n} answers state a confidence; {shown}"))
 
 
 def dashboard(directory: RunDirectory) -> RenderableType:
     """What is known about a run, for rich to print."""
     rows = directory.metrics()
     if not rows:
-        return Panel(Text("waiting for the first step"), title=str(directory.path))
+        return Panel(Text("waiting for the first step"), title=terminal_text(str(directory.path)))
     return Group(
-        Panel(_scalars(rows), title=f"{directory.path.name}, step {rows[-1].get('step', '?')}"),
+        Panel(_scalars(rows), title=terminal_text(f"{directory.path.name}, step {rows[-1].get('step', '?')}")),
         Panel(_reliability(directory.samples()), title="Reliability of the latest rollout samples"),
     )

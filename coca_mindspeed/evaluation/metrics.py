@@ -13,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from coca_mindspeed.evaluation.binning import BinScheme
+from coca_mindspeed.evaluation.catalogue import CATALOGUE, HEADLINE_METRICS
 from coca_mindspeed.evaluation.weighted import MetricOptions, WeightedSample, coverage_name
 
-HEADLINE = ("accuracy", "auroc", "ece", "brier", "success_rate", "tokens_to_confidence", "n")
+HEADLINE = (*HEADLINE_METRICS, "n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +61,8 @@ class CalibrationMetrics:
 
     def values(self) -> dict[str, float]:
         """Every metric by name, NaN where undefined; selective accuracy as ``accuracy_at_0.5``."""
-        names = [
-            *("accuracy", "auroc", "ece", "mce", "brier", "reliability", "resolution", "uncertainty", "log_score"),
-            *("aurc", "success_rate", "tokens_to_confidence"),
-        ]
         selective = {coverage_name(c): value for c, value in self.selective_accuracy.items()}
-        return {name: getattr(self, name) for name in names} | selective
+        return {name: getattr(self, name) for name in CATALOGUE} | selective
 
     def as_dict(self) -> dict[str, Any]:
         """Strict JSON: every metric with None for NaN, ``n``, ``n_valid`` and the reasons under ``undefined``."""

@@ -5,6 +5,7 @@ text).  Accuracy and success rate are in percent there, as printed.
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import ROUND_HALF_UP, Decimal
@@ -12,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.evaluation.catalogue import CATALOGUE
+from coca_mindspeed.evaluation.catalogue import CATALOGUE, UNDEFINED, round_half_up
 
 Figures = Mapping[str, Mapping[str, Mapping[str, Mapping[str, Decimal | None]]]]
 
@@ -63,6 +64,14 @@ def paper() -> Paper:
     text = files(__package__).joinpath("paper_figures.json").read_text(encoding="utf-8")
     # Decimals, so that a mean of printed figures is exact and its halves are halves.
     return Paper(**json.loads(text, parse_float=Decimal))
+
+
+def printed(metric: str, value: float) -> str:
+    """A figure of the paper as it prints it, with two decimals; ``--`` where there is none."""
+    if math.isnan(value):
+        return UNDEFINED
+    info = CATALOGUE[metric]
+    return f"{round_half_up(value * info.scale, 2)}{'%' if info.percent else ''}"
 
 
 def category_mean(values: Sequence[Decimal | None], decimals: int = 2) -> Decimal | None:

@@ -6,17 +6,24 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.evaluation.catalogue import CATALOGUE, UNDEFINED, show
-from coca_mindspeed.evaluation.paper import Cell, disagreements, paper, published, rebuilt_cells
+from coca_mindspeed.evaluation.catalogue import (
+    CALIBRATED_LABEL,
+    CATALOGUE,
+    HEADLINE_METRICS,
+    UNDEFINED,
+    show,
+    show_calibrated,
+    show_range,
+)
+from coca_mindspeed.evaluation.paper import Cell, disagreements, paper, printed, published, rebuilt_cells
 from coca_mindspeed.evaluation.runs import Run
-from coca_mindspeed.evaluation.scoreboard import Scoreboard
-
-_COMPARED = ("accuracy", "auroc", "ece", "brier", "success_rate", "tokens_to_confidence")
+from coca_mindspeed.evaluation.safe_text import one_line
+from coca_mindspeed.evaluation.scoreboard import Column, Scoreboard
 
 
 def markdown_cell(text: object) -> str:
     """Text for a Markdown table: one line, with its bars escaped."""
-    return " ".join(str(text).split()).replace("|", "\\|")
+    return one_line(str(text)).replace("|", "\\|")
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -58,21 +65,21 @@ def compare_with_paper(board: Scoreboard, setting: str) -> PaperComparison:
     for run in board.runs:
         method = _method(run, setting)
         for column in board.columns:
-            for metric in _COMPARED:
+            for metric in HEADLINE_METRICS:
                 theirs = published(setting, method, metric, column.name)
                 ours = board.interval(run.label, column, metric)
                 if math.isnan(theirs) or math.isnan(ours.estimate):
                     continue
-                low, high = (show(metric, bound - theirs, signed=True) for bound in (ours.low, ours.high))
                 rows.append(
                     [
                         run.label,
                         column.name,
                         CATALOGUE[metric].label,
                         show(metric, ours.estimate),
-                        show(metric, theirs),
+                        printed(metric, theirs),
                         show(metric, ours.estimate - theirs, signed=True),
-                        f"{low} to {high}",
+                        show_range(metric, ours.low - theirs, ours.high - theirs, signed=True),
+                        _calibrated(board, run, column) if metric == "ece" else "",
                     ]
                 )
     if not rows:
@@ -80,7 +87,16 @@ def compare_with_paper(board: Scoreboard, setting: str) -> PaperComparison:
             f"nothing to compare: the runs' data sets are {', '.join(board.datasets)}, the paper's "
             f"{', '.join(name for sets in paper().categories.values() for name in sets)}"
         )
-    return PaperComparison(setting, ["run", "data", "metric", "ours", "paper", "difference", "95% interval"], rows)
+    return PaperComparison(
+        setting,
+        ["run", "data", "metric", "ours", "paper", "difference", "95% interval", CALIBRATED_LABEL],
+        rows,
+    )
+
+
+def _calibrated(board: Scoreboard, run: Run, column: Column) -> str:
+    found = board.calibrated(run.label, column)
+    return UNDEFINED if found is None else show_calibrated(found.mean, found.high)
 
 
 def _method(run: Run, setting: str) -> str:

@@ -1,6 +1,5 @@
 """Pictures of calibration and of training, as matplotlib figures."""
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,9 +9,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from coca_mindspeed.evaluation.binning import bin_table
+from coca_mindspeed.evaluation.catalogue import metric_info, show
 from coca_mindspeed.evaluation.figures import GREY, SKY, VERMILION, line_style, new_figure, pixels, tidy
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Outcomes, Prediction, outcomes
+from coca_mindspeed.evaluation.safe_text import plot_text
 
 # Predictions, or their arrays (confidence, correct).
 PlotData = Sequence[Prediction] | Outcomes | tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]
@@ -34,10 +35,6 @@ def arrays(data: PlotData) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     if not isinstance(data, Outcomes):
         data = outcomes(data)
     return data.confidence, data.correct
-
-
-def _number(value: float) -> str:
-    return "--" if math.isnan(value) else f"{value:.3f}"
 
 
 def _draw_reliability(axes: Axes, counts: Axes, label: str, data: PlotData, bins: int) -> None:
@@ -64,10 +61,8 @@ def _draw_reliability(axes: Axes, counts: Axes, label: str, data: PlotData, bins
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1.2, label="perfect calibration")
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     metrics = calibration_metrics(confidence, correct, bins=bins)
-    axes.set_title(
-        f"{label}\nECE {_number(metrics.ece)}   AUROC {_number(metrics.auroc)}   accuracy {_number(metrics.accuracy)}",
-        fontsize=10,
-    )
+    shown = "   ".join(f"{metric_info(m).label} {show(m, metrics.values()[m])}" for m in ("ece", "auroc", "accuracy"))
+    axes.set_title(f"{plot_text(label)}\n{shown}", fontsize=10)
     if not full.any():
         axes.text(0.5, 0.5, "no valid confidence", ha="center", va="center")
     tidy(axes, xlabel="", ylabel="share of right answers")
@@ -165,7 +160,7 @@ def training_curves(rows: MetricRows | Mapping[str, MetricRows], *, smooth: int 
                 markevery=max(1, len(steps) // 8),
                 markersize=5,
                 linewidth=1.6,
-                label=label,
+                label=plot_text(label),
             )
         if not axes.lines:
             axes.text(0.5, 0.5, f"no {keys[0]} in the metrics", transform=axes.transAxes, ha="center", va="center")

@@ -1,7 +1,6 @@
 """Reports: one self-contained HTML page, and Markdown with its pictures beside it."""
 
 import base64
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,30 +9,38 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from coca_mindspeed import __version__
-from coca_mindspeed.evaluation.catalogue import metric_info, show
+from coca_mindspeed.evaluation.catalogue import (
+    CALIBRATED_LABEL,
+    FURTHER_METRICS,
+    HEADLINE_METRICS,
+    metric_info,
+    show,
+    show_calibrated,
+    show_range,
+)
 from coca_mindspeed.evaluation.figures import png_bytes
 from coca_mindspeed.evaluation.paper_tables import PaperComparison, markdown_cell
 from coca_mindspeed.evaluation.plots import training_curves
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.report_figures import cost_scatter, histogram_grid, reliability_grid, threshold_curves
 from coca_mindspeed.evaluation.runs import Run
+from coca_mindspeed.evaluation.safe_text import printable
 from coca_mindspeed.evaluation.scoreboard import Column, Scoreboard
 from coca_mindspeed.files import write_atomically
 
-HEADLINE_METRICS = ("accuracy", "auroc", "ece", "brier", "success_rate", "tokens_to_confidence")
-FURTHER_METRICS = ("mce", "reliability", "resolution", "uncertainty", "log_score", "aurc")
 _REPORT_DPI = 100
 _SHOWN_CHARACTERS = 1200
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A number as it is printed."""
+    """A number as it is printed; ``beside`` is what belongs to it, such as the ECE of a calibrated model."""
 
     text: str
     interval: str
     best: bool
     reason: str
+    beside: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +103,6 @@ def result_tables(board: Scoreboard, metrics: Sequence[str]) -> list[Table]:
 def metric_table(board: Scoreboard, metric: str) -> Table:
     """One metric's table, the best of each column marked."""
     info = metric_info(metric)
-    arrow = {1: " ↑", -1: " ↓", 0: ""}[info.better]
     best = {column: board.best(column, metric) for column in board.columns}
     rows = [
         (run.label, [_cell(board, run, column, metric, run.label in best[column]) for column in board.columns])
@@ -106,13 +112,16 @@ def metric_table(board: Scoreboard, metric: str) -> Table:
         Heading(f"{column.name} (mean)" if column.is_average else column.name, column.is_average)
         for column in board.columns
     ]
-    return Table(metric, info.label + arrow, info.meaning, columns, rows)
+    return Table(metric, info.heading, info.meaning + (", percent" if info.percent else ""), columns, rows)
 
 
 def _cell(board: Scoreboard, run: Run, column: Column, metric: str, is_best: bool) -> Cell:
     interval = board.interval(run.label, column, metric)
-    bounds = "" if math.isnan(interval.low) else f"{show(metric, interval.low)}–{show(metric, interval.high)}"
-    return Cell(show(metric, interval.estimate), bounds, is_best, _reason(board, run, column, metric))
+    bounds = show_range(metric, interval.low, interval.high)
+    beside = ""
+    if metric == "ece" and (found := board.calibrated(run.label, column)) is not None:
+        beside = f"{CALIBRATED_LABEL}: {show_calibrated(found.mean, found.high)}"
+    return Cell(show(metric, interval.estimate), bounds, is_best, _reason(board, run, column, metric), beside)
 
 
 def _reason(board: Scoreboard, run: Run, column: Column, metric: str) -> str:
@@ -228,6 +237,8 @@ def write_report(
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        # Whatever is put into a page is text from somewhere: a control character never gets there as such.
+        finalize=lambda value: printable(value) if isinstance(value, str) else value,
     )
     environment.filters["cell"] = markdown_cell
     paths = [directory / "report.html", directory / "report.md"]

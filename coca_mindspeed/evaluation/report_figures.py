@@ -12,6 +12,7 @@ from coca_mindspeed.evaluation.binning import bin_table
 from coca_mindspeed.evaluation.curves import risk_coverage, roc
 from coca_mindspeed.evaluation.figures import GREY, SKY, VERMILION, grid_figure, line_style, new_figure, tidy
 from coca_mindspeed.evaluation.predictions import Outcomes
+from coca_mindspeed.evaluation.safe_text import plot_text
 from coca_mindspeed.evaluation.scoreboard import Column, Scoreboard
 
 Groups = Mapping[str, Outcomes]
@@ -43,7 +44,7 @@ def reliability_grid(groups: Groups) -> Figure:
         for x, count in zip(middle, table.count[full], strict=True):
             axes.text(x, 1.04, f"{count}", fontsize=6, ha="center", rotation=60, va="bottom")
         axes.set(xlim=(0, 1), ylim=(0, 1.3), yticks=np.arange(6) / 5)
-        axes.set_title(label, fontsize=8)
+        axes.set_title(plot_text(label), fontsize=8)
     return figure
 
 
@@ -60,7 +61,7 @@ def histogram_grid(groups: Groups) -> Figure:
         top = max(1, int(max(right.max(), wrong.max())))
         axes.set(xlim=(0, 1), ylim=(-1.1 * top, 1.1 * top))
         axes.yaxis.set_major_formatter(lambda value, _: f"{abs(value):g}")
-        axes.set_title(label, fontsize=8)
+        axes.set_title(plot_text(label), fontsize=8)
     return figure
 
 
@@ -71,10 +72,10 @@ def threshold_curves(groups: Groups) -> Figure:
         style = line_style(index) | {"linewidth": 1.4, "markersize": 4}
         coverage, error = risk_coverage(data.confidence, data.correct)
         if len(coverage):
-            risk.plot(coverage, error, **style, markevery=max(1, len(coverage) // 8), label=label)
+            risk.plot(coverage, error, **style, markevery=max(1, len(coverage) // 8), label=plot_text(label))
         alarm, hit = roc(data.confidence, data.correct)
         if len(alarm):
-            hits.plot(alarm, hit, **style, markevery=max(1, len(alarm) // 8), label=label)
+            hits.plot(alarm, hit, **style, markevery=max(1, len(alarm) // 8), label=plot_text(label))
     hits.plot([0, 1], [0, 1], color=GREY, linestyle=":", linewidth=1)
     for axes, title in ((risk, "Risk and coverage"), (hits, "ROC of confidence")):
         axes.set(xlim=(0, 1), ylim=(0, 1.02))
@@ -101,7 +102,7 @@ def cost_scatter(board: Scoreboard, columns: Sequence[Column]) -> Figure | None:
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter("{x:g}")
         axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_title(column.name, fontsize=10)
+        axes.set_title(plot_text(column.name), fontsize=10)
         tidy(axes, xlabel="tokens to confidence (log)", ylabel="accuracy, percent")
     _legend(figure, row)
     return figure
@@ -124,7 +125,7 @@ class _CostPoint:
             np.maximum(spread, 0),
             **style | {"linestyle": "none"},
             capsize=3,
-            label=self.label,
+            label=plot_text(self.label),
         )
 
 

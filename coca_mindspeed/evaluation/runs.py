@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.files import read_json_lines
@@ -34,8 +36,8 @@ class Run:
         return groups
 
 
-def _split(predictions: Sequence[Prediction], name: str) -> list[Run]:
-    """A run for each (model, method) of a file."""
+def split_runs(predictions: Sequence[Prediction], name: str) -> list[Run]:
+    """A run for each (model, method) of a file, labelled by them; a lone one is called ``name``."""
     groups: dict[tuple[str | None, str | None], list[Prediction]] = {}
     for prediction in predictions:
         groups.setdefault((prediction.model, prediction.method), []).append(prediction)
@@ -60,18 +62,43 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
     for path in paths:
         if not path.exists():
             raise DataError(f"{path}: does not exist; expected a predictions file or a run directory")
-        files = sorted(path.glob("predictions*.jsonl"), key=_before_first) if path.is_dir() else [path]
+        files = prediction_files(path) if path.is_dir() else [path]
         metrics = path / "metrics.jsonl"
         training = read_training(metrics) if path.is_dir() and metrics.exists() else []
         if not files and not training:
             raise DataError(f"{path}: holds neither predictions*.jsonl nor metrics.jsonl")
-        found = [run for file in files for run in _split(read_predictions(file), _name(file, path))]
+        found = [run for file in files for run in split_runs(read_named(file), file_label(file, path))]
         if training and len(found) == 1:
             found = [replace(found[0], training=training)]
         elif training:
             # Predictions before and after a training: its curves belong to neither.
             found.append(Run(path.resolve().name, (), training))
         runs += found
+    return unique_labels(runs)
+
+
+def prediction_files(directory: Path) -> list[Path]:
+    """The prediction files of a run directory, those from before its training first."""
+    return sorted(directory.glob("predictions*.jsonl"), key=_before_first)
+
+
+def read_named(file: Path) -> list[Prediction]:
+    """A file's predictions; those of a finished training that name no method have the one in its ``config.yaml``."""
+    predictions = read_predictions(file)
+    config = file.parent / "config.yaml"
+    if not file.stem.endswith("after") or not config.is_file():
+        return predictions
+    try:
+        trained = yaml.safe_load(config.read_text(encoding="utf-8"))["method"]["name"]
+    except (KeyError, TypeError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise DataError(
+            f"{config}: expected the configuration of a run with method.name; found none: {error}"
+        ) from error
+    return [replace(p, method=str(trained)) if p.method is None else p for p in predictions]
+
+
+def unique_labels(runs: Sequence[Run]) -> list[Run]:
+    """The runs, those of one label numbered."""
     return [_unique(run, index, runs) for index, run in enumerate(runs)]
 
 
@@ -79,7 +106,8 @@ def _before_first(file: Path) -> tuple[bool, str]:
     return not file.stem.endswith("before"), file.name
 
 
-def _name(file: Path, path: Path) -> str:
+def file_label(file: Path, path: Path) -> str:
+    """What the predictions of a file are called; ``path`` is the file, or the run directory that it lies in."""
     if not path.is_dir():
         return file.stem if file.stem != "predictions" else file.resolve().parent.name
     suffix = file.stem.removeprefix("predictions").strip("_-. ")

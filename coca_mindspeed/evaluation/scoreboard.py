@@ -7,15 +7,15 @@ from zlib import crc32
 
 import numpy as np
 
-from coca_mindspeed.evaluation.bootstrap import Interval, Replicates, bootstrap, paired_bootstrap, shifted_percentiles
+from coca_mindspeed.evaluation.calibrated import CalibratedEce
 from coca_mindspeed.evaluation.catalogue import metric_info, round_half_up
-from coca_mindspeed.evaluation.metrics import CalibrationMetrics, calibration_metrics
+from coca_mindspeed.evaluation.estimates import Estimates, average_calibrated, average_interval, paired_intervals
+from coca_mindspeed.evaluation.intervals import UNDEFINED_INTERVAL, Interval
+from coca_mindspeed.evaluation.metrics import CalibrationMetrics
 from coca_mindspeed.evaluation.paper import paper
 from coca_mindspeed.evaluation.predictions import CATEGORIES, Prediction, outcomes
 from coca_mindspeed.evaluation.runs import Run
 from coca_mindspeed.evaluation.weighted import MetricOptions
-
-_UNDEFINED = Interval(math.nan, math.nan, math.nan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,31 +43,15 @@ class Scoreboard:
         self.runs = [run for run in runs if run.predictions]
         self._options = options or MetricOptions()
         self._replicates, self._seed = replicates, seed
-        self._cells: dict[tuple[str, str], Replicates] = {}
-        self.metrics: dict[tuple[str, str], CalibrationMetrics] = {}
+        self._cells: dict[tuple[str, str], Estimates] = {}
         categories: dict[str, str | None] = {}
         for run in self.runs:
             for dataset, predictions in run.by_dataset().items():
                 categories.setdefault(dataset, category_of(predictions[0]))
-                data, questions = outcomes(predictions), [p.id for p in predictions]
-                self._cells[run.label, dataset] = bootstrap(
-                    data,
-                    questions=np.array(questions),
-                    replicates=replicates,
-                    # Data sets of one size must not share their draws, or averages over them would seem too sure.
-                    seed=(seed << 32) + crc32(dataset.encode()),
-                    options=self._options,
-                )
-                options_ = self._options
-                self.metrics[run.label, dataset] = calibration_metrics(
-                    data.confidence,
-                    data.correct,
-                    data.tokens_to_confidence,
-                    bins=options_.bins,
-                    scheme=options_.scheme,
-                    debias=options_.debias,
-                    coverages=options_.coverages,
-                )
+                self._cells[run.label, dataset] = self._estimates(predictions, dataset)
+        self.metrics: dict[tuple[str, str], CalibrationMetrics] = {
+            key: cell.metrics for key, cell in self._cells.items()
+        }
         self.columns = _columns(categories)
 
     @property
@@ -84,19 +68,30 @@ class Scoreboard:
 
         A category's average is the plain mean over its data sets, those where the metric is undefined left out.
         """
+        cells = self._defined(run, column, metric)
+        return average_interval(cells, metric) if cells else UNDEFINED_INTERVAL
+
+    def calibrated(self, run: str, column: Column) -> CalibratedEce | None:
+        """The ECE that a calibrated model with the same confidences shows; None where ECE is undefined."""
+        cells = self._defined(run, column, "ece")
+        return average_calibrated(cells) if cells else None
+
+    def _defined(self, run: str, column: Column, metric: str) -> list[Estimates]:
+        """The cells that a figure is over; empty where the run lacks one of the data sets."""
         cells = [self._cells.get((run, name)) for name in column.datasets]
         if any(cell is None for cell in cells):
-            return _UNDEFINED
-        if not column.is_average:
-            cell = cells[0]
-            return _UNDEFINED if cell is None else cell.interval(metric)
-        defined = [cell for cell in cells if cell is not None and not math.isnan(cell.estimates[metric])]
-        if not defined:
-            return _UNDEFINED
-        # A data set that a replicate leaves undefined would change what is averaged: such replicates are left out.
-        values = np.mean([cell.values[metric] for cell in defined], axis=0)
-        estimate = float(np.mean([cell.estimates[metric] for cell in defined]))
-        return shifted_percentiles(estimate, values, lower=0.0, upper=metric_info(metric).upper)
+            return []
+        return [cell for cell in cells if cell is not None and not math.isnan(cell.values[metric])]
+
+    def _estimates(self, predictions: Sequence[Prediction], dataset: str) -> Estimates:
+        return Estimates(
+            outcomes(predictions),
+            questions=np.array([p.id for p in predictions]),
+            replicates=self._replicates,
+            # Data sets of one size must not share their draws, or averages over them would seem too sure.
+            seed=(self._seed << 32) + crc32(dataset.encode()),
+            options=self._options,
+        )
 
     def best(self, column: Column, metric: str) -> set[str]:
         """Labels of the runs with the best printed value in a column; none where no direction is better."""
@@ -117,14 +112,8 @@ class Scoreboard:
         shared = [key for key in groups[0] if key in groups[1]]
         if not shared:
             return None
-        return paired_bootstrap(
-            outcomes([groups[0][key] for key in shared]),
-            outcomes([groups[1][key] for key in shared]),
-            questions=np.array([key[1] for key in shared]),
-            replicates=self._replicates,
-            seed=self._seed,
-            options=self._options,
-        )
+        before, after = (self._estimates([group[key] for key in shared], dataset) for group in groups)
+        return paired_intervals(before, after)
 
 
 def category_of(prediction: Prediction) -> str | None:

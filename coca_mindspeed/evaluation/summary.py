@@ -5,19 +5,10 @@ from typing import Any
 
 from rich.table import Table
 
-from coca_mindspeed.evaluation.metrics import calibration_metrics
+from coca_mindspeed.evaluation.catalogue import metric_info, show
+from coca_mindspeed.evaluation.metrics import HEADLINE, calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
-
-# metric -> (column title, whether more is better, None where neither is)
-COLUMNS: dict[str, tuple[str, bool | None]] = {
-    "accuracy": ("accuracy", True),
-    "auroc": ("AUROC", True),
-    "ece": ("ECE", False),
-    "brier": ("Brier", False),
-    "success_rate": ("SR", True),
-    "tokens_to_confidence": ("TTC", None),
-    "n": ("questions", None),
-}
+from coca_mindspeed.evaluation.safe_text import terminal_text
 
 
 def summary_metrics(predictions: Sequence[Prediction]) -> dict[str, Any]:
@@ -30,23 +21,18 @@ def metrics_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
     """A terminal table with a row for each set of metrics."""
     table = Table()
     table.add_column("")
-    for name in COLUMNS:
+    for name in HEADLINE:
         table.add_column(column_title(name), justify="right")
     for name, metrics in rows.items():
-        table.add_row(name, *(shown_value(key, metrics[key]) for key in COLUMNS))
+        table.add_row(terminal_text(name), *(shown_value(key, metrics[key]) for key in HEADLINE))
     return table
 
 
 def column_title(name: str) -> str:
     """A metric's title, with an arrow to where it is better."""
-    title, more_is_better = COLUMNS[name]
-    return title + {True: " ↑", False: " ↓", None: ""}[more_is_better]
+    return "questions" if name == "n" else metric_info(name).heading
 
 
 def shown_value(name: str, value: float | None) -> str:
     """A metric's value as people read it; ``--`` where it is undefined."""
-    if value is None:
-        return "--"
-    if name == "n":
-        return f"{value:,}"
-    return f"{value:.1%}" if name in ("accuracy", "success_rate") else f"{value:.3f}"
+    return f"{value:,}" if name == "n" else show(name, value)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from scipy.stats import norm
 
 from coca_mindspeed.evaluation.binning import BinScheme, bin_edges, bin_index, check_confidence
+from coca_mindspeed.evaluation.catalogue import CONFIDENCE_METRICS
 
 Floats = npt.NDArray[np.float64]
 
@@ -62,6 +63,12 @@ def coverage_name(coverage: float) -> str:
     return f"accuracy_at_{coverage:g}"
 
 
+def coverage_of(name: str) -> float | None:
+    """The coverage of a metric that is selective accuracy; None for any other."""
+    prefix, _, coverage = name.partition("accuracy_at_")
+    return float(coverage) if coverage and not prefix else None
+
+
 class WeightedSample:
     """Predictions prepared for :meth:`metrics`.
 
@@ -100,6 +107,7 @@ class WeightedSample:
         is_first = np.ones(self.n_valid, dtype=np.bool_)
         is_first[1:] = ordered[1:] != ordered[:-1]
         self.group_starts = np.flatnonzero(is_first)
+        self.group_counts = np.diff(np.append(self.group_starts, self.n_valid)).astype(np.float64)
         values = ordered[self.group_starts]
         groups_bin = bin_index(values, bin_edges(ordered, options.bins, options.scheme))
         self.bin_starts = np.flatnonzero(np.diff(groups_bin, prepend=-1))
@@ -108,6 +116,15 @@ class WeightedSample:
         kept = np.clip(self.values, options.log_epsilon, 1 - options.log_epsilon)
         self.loss_if_right, self.loss_if_wrong = -np.log(kept), -np.log1p(-kept)
         self.harmonic = harmonic_numbers(self.n)
+
+    def bin_sums(self) -> tuple[Floats, Floats, Floats]:
+        """Answers, right answers and sum of confidences of each bin that is not empty, (bins,) each."""
+        if not self.n_valid:
+            return np.zeros(0), np.zeros(0), np.zeros(0)
+        right = np.add.reduceat(self.correct[: self.n_valid], self.group_starts)
+        sums = (self.group_counts, right, self.group_counts * self.values)
+        count, of_them_right, stated = (np.add.reduceat(each, self.bin_starts) for each in sums)
+        return count, of_them_right, stated
 
     def metrics(self, weights: Floats) -> dict[str, Floats]:
         """Every metric (r,) under each weighting; NaN where undefined.
@@ -205,7 +222,4 @@ class WeightedSample:
 
 def calibration_names(options: MetricOptions) -> Sequence[str]:
     """Names of the metrics that are over valid predictions only."""
-    return (
-        *("auroc", "ece", "mce", "brier", "reliability", "resolution", "uncertainty", "log_score", "aurc"),
-        *map(coverage_name, options.coverages),
-    )
+    return (*CONFIDENCE_METRICS, *map(coverage_name, options.coverages))

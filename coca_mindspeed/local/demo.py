@@ -12,9 +12,10 @@ from rich.console import Console
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.figures import save_figure
+from coca_mindspeed.evaluation.metrics import HEADLINE
 from coca_mindspeed.evaluation.plots import reliability_diagram, training_curves
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, write_predictions
-from coca_mindspeed.evaluation.summary import COLUMNS, metrics_table, shown_value, summary_metrics
+from coca_mindspeed.evaluation.summary import column_title, metrics_table, shown_value, summary_metrics
 from coca_mindspeed.files import read_json_lines, write_atomically, write_json
 from coca_mindspeed.local.session import open_session
 
@@ -89,11 +90,9 @@ def _write_report(
     metrics = [row for _, row in read_json_lines(output / "metrics.jsonl")]
     save_figure(reliability_diagram({"before": before, "after": after}), output / "reliability.png")
     save_figure(training_curves(metrics), output / "training_curves.png")
-    titles = [
-        f"{title} {'' if better is None else '↑' if better else '↓'}".strip() for title, better in COLUMNS.values()
-    ]
+    titles = [column_title(name) for name in HEADLINE]
     rows = [
-        f"| {name} | " + " | ".join(shown_value(key, summary[name][key]) for key in COLUMNS) + " |"
+        f"| {name} | " + " | ".join(shown_value(key, summary[name][key]) for key in HEADLINE) + " |"
         for name in ("before", "after")
     ]
     text = f"""# Confidence before answering, by `{summary["method"]}`, seed {summary["seed"]}
@@ -102,7 +101,7 @@ A tiny model was warmed up to answer arithmetic with a confidence that means not
 question is answered once at temperature 1, before and after.
 
 | | {" | ".join(titles)} |
-| --- |{" ---: |" * len(COLUMNS)}
+| --- |{" ---: |" * len(HEADLINE)}
 {chr(10).join(rows)}
 
 ## Does the confidence mean what it says?

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from coca_mindspeed.evaluation.catalogue import metric_info
+from coca_mindspeed.evaluation.catalogue import UNDEFINED, metric_info
+from coca_mindspeed.evaluation.intervals import Interval
 from coca_mindspeed.reproduce.plan import Plan
-from coca_mindspeed.reproduce.results import Results, mean_interval, spread
+from coca_mindspeed.reproduce.results import Results, holm, mean_differs, mean_interval, spread
 from coca_mindspeed.reproduce.table import Table
 
 # Rows of metrics.jsonl that are averaged at the end of a stage: single steps are noisy.
@@ -21,20 +22,37 @@ class Claim:
         text: what is claimed, and what the values are.
         values: one for each seed, larger is better for the claim; NaN where undefined.
         bound: the claim holds where the mean is above it.
+        most: the largest possible value; an interval ends there.
     """
 
     text: str
     values: Sequence[float]
     bound: float = 0.0
+    most: float = math.inf
 
-    def verdict(self, level: float = 0.95) -> str:
-        """``holds`` or ``does not hold`` where the whole interval says so, otherwise ``not decided``."""
-        if not spread(self.values).values:
+    def interval(self, level: float = 0.95) -> Interval:
+        """Student's t interval of the mean, within what is possible."""
+        found = mean_interval(self.values, level)
+        return found if math.isnan(found.high) else replace(found, high=min(found.high, self.most))
+
+    @property
+    def p(self) -> float:
+        """Two-sided p of the mean being the bound."""
+        return mean_differs(self.values, self.bound)
+
+    def verdict(self, p: float | None = None, threshold: float = 0.05) -> str:
+        """``holds`` or ``does not hold`` where p tells the mean from the bound, otherwise ``not decided``.
+
+        Args:
+            p: corrected for the number of claims; the claim's own by default.
+            threshold: of p.
+        """
+        p, of = self.p if p is None else p, spread(self.values)
+        if not of.values:
             return "no figures"
-        interval = mean_interval(self.values, level)
-        if interval.low > self.bound:
-            return "holds"
-        return "does not hold" if interval.high < self.bound else "not decided"
+        if math.isnan(p) or p >= threshold:
+            return "not decided"
+        return "holds" if of.mean > self.bound else "does not hold"
 
 
 def claims(results: Results, plan: Plan) -> list[Claim]:
@@ -60,7 +78,8 @@ def claims(results: Results, plan: Plan) -> list[Claim]:
                 ratio = paired.over_seeds(
                     "coca", rival, "tokens_to_confidence", "math", lambda ours, its: 1 - ours / its
                 )
-                found.append(Claim(f"{where}: coca's TTC is at least 92% below {rival}'s (share saved)", ratio, 0.92))
+                text = f"{where}: coca's TTC is at least 92% below {rival}'s (share saved)"
+                found.append(Claim(text, ratio, 0.92, most=1.0))
         if "sequential" in present:
             found += sequential_claims(results, setting, where)
     return found
@@ -73,9 +92,11 @@ def sequential_claims(results: Results, setting: str, where: str) -> list[Claim]
     gained = [after["reward/confidence"] - before["reward/confidence"] for _, before, after in phases]
     shorter = [1 - after["response/length"] / before["response/length"] for _, before, after in phases]
     return [
-        Claim(f"{where}: sequential loses at least half its accuracy in its second stage (share lost)", lost, 0.5),
+        Claim(f"{where}: sequential loses at least half its accuracy in its second stage (share lost)", lost, 0.5, 1.0),
         Claim(f"{where}: sequential's confidence reward rises in its second stage (difference)", gained),
-        Claim(f"{where}: sequential's responses get shorter in its second stage (share of the length)", shorter),
+        Claim(
+            f"{where}: sequential's responses get shorter in its second stage (share of the length)", shorter, most=1.0
+        ),
     ]
 
 
@@ -89,23 +110,37 @@ def sequential_phases(results: Results, setting: str, seed: int) -> list[dict[st
 
 
 def claims_table(found: Sequence[Claim]) -> Table:
-    """Claims with their intervals and verdicts."""
+    """Claims with their intervals and verdicts, alone and corrected for their number."""
+    alone = [claim.p for claim in found]
+    corrected = holm(alone)
     rows, csv_rows = [], []
-    for claim in found:
-        interval = mean_interval(claim.values)
-        n = len(spread(claim.values).values)
-        bounds = "--" if math.isnan(interval.low) else f"{interval.low:+.3f} to {interval.high:+.3f}"
-        mean = "--" if math.isnan(interval.estimate) else f"{interval.estimate:+.3f}"
-        rows.append((claim.text, mean, bounds, f"{claim.bound:+.2f}", str(n), claim.verdict()))
-        numbers = (interval.estimate, interval.low, interval.high, claim.bound, float(n))
-        csv_rows.append((claim.text, *numbers, claim.verdict()))
-    header = ("claim", "mean", "95% interval", "has to be above", "seeds", "verdict")
+    for claim, p, p_holm in zip(found, alone, corrected, strict=True):
+        interval, values = claim.interval(), spread(claim.values).values
+        bounds = UNDEFINED if math.isnan(interval.low) else f"{interval.low:+.3f} to {interval.high:+.3f}"
+        mean = UNDEFINED if math.isnan(interval.estimate) else f"{interval.estimate:+.3f}"
+        above = sum(value > claim.bound for value in values)
+        verdicts = (claim.verdict(p), claim.verdict(p_holm))
+        shown = (f"{claim.bound:+.2f}", f"{above} of {len(values)}", _shown_p(p), _shown_p(p_holm))
+        rows.append((claim.text, mean, bounds, *shown, *verdicts))
+        numbers = (interval.estimate, interval.low, interval.high, claim.bound, float(above), float(len(values)))
+        csv_rows.append((claim.text, *numbers, p, p_holm, *verdicts))
+    counted = sum(not math.isnan(p) for p in alone)
     note = (
-        "Paired over seeds: each value compares two methods that share weights, warm-up and questions; the interval is "
-        "Student's t. A claim is *not decided* where the interval holds its bound."
+        "Paired over seeds: each value compares two methods that share weights, warm-up and questions; interval and p "
+        "are Student's t, p two-sided for a mean that is the bound. A claim is *not decided* where p is .05 or more. "
+        f"The last column corrects for the {counted} claims of this table (Holm): of verdicts that are decided there, "
+        "one or more is wrong at most once in twenty reproductions. Read that column; the one before it is each claim "
+        "taken alone."
     )
-    csv_header = ("claim", "mean", "low", "high", "bound", "seeds", "verdict")
+    header = ("claim", "mean", "95% interval", "has to be above", "seeds above", "p", "p (Holm)", "alone", "corrected")
+    csv_header = ("claim", "mean", "low", "high", "bound", "seeds_above", "seeds", "p", "p_holm", "alone", "corrected")
     return Table("claims", "The paper's claims", note, header, rows, csv_header, csv_rows)
+
+
+def _shown_p(p: float) -> str:
+    if math.isnan(p):
+        return UNDEFINED
+    return "< 0.0001" if p < 0.0001 else f"{p:.4f}"
 
 
 @dataclass(frozen=True)

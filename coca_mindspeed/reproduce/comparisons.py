@@ -1,17 +1,15 @@
 """The paper's tables with our numbers in them: which methods stand beside each other, and what the paper has there."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.evaluation.catalogue import metric_info, show
-from coca_mindspeed.evaluation.paper import published
+from coca_mindspeed.evaluation.catalogue import CALIBRATED_LABEL, QUALITY_METRICS, metric_info
+from coca_mindspeed.evaluation.paper import printed, published
 from coca_mindspeed.reproduce.plan import Plan
 from coca_mindspeed.reproduce.results import Results, Spread, spread
 from coca_mindspeed.reproduce.table import Table
-
-_FIGURES = ("accuracy", "auroc", "ece", "brier")
 
 
 @dataclass(frozen=True)
@@ -46,7 +44,7 @@ def comparisons(plan: Plan, setting: str) -> list[Comparison]:
             f"{setting}_main",
             f"{own.title}: every method that states its confidence first",
             {m: m for m in main},
-            _FIGURES,
+            QUALITY_METRICS,
             paper,
             f"The paper's figures are those of {paper}.",
         ),
@@ -54,7 +52,7 @@ def comparisons(plan: Plan, setting: str) -> list[Comparison]:
             f"{setting}_answer_first",
             f"{own.title}: against methods that answer first",
             {m: m for m in ("majority_voting", "rlcr", "coca")},
-            (*_FIGURES, "tokens_to_confidence"),
+            (*QUALITY_METRICS, "tokens_to_confidence"),
             "answer_first/qwen2.5-7b",
             "TTC: tokens until the confidence is known. The paper prints no ECE or Brier here.",
         ),
@@ -62,7 +60,7 @@ def comparisons(plan: Plan, setting: str) -> list[Comparison]:
             f"{setting}_segment_against_joint",
             f"{own.title}: rewards by segment against one summed reward",
             {"coca": "segment", "joint": "joint"},
-            _FIGURES,
+            QUALITY_METRICS,
             "ablation/qwen2.5-7b",
             "`coca` rewards each segment by itself; `joint` rewards all tokens with the sum.",
         ),
@@ -70,7 +68,7 @@ def comparisons(plan: Plan, setting: str) -> list[Comparison]:
             f"{setting}_choices",
             f"{own.title}: choices that the paper leaves open",
             dict.fromkeys(["coca", *(m for m in present if m.startswith("coca, "))]),
-            (*_FIGURES, "success_rate", "tokens_to_confidence"),
+            (*QUALITY_METRICS, "success_rate", "tokens_to_confidence"),
             None,
             "The same training with one key changed; docs/reproduce.md says which.",
         ),
@@ -78,7 +76,7 @@ def comparisons(plan: Plan, setting: str) -> list[Comparison]:
             f"{setting}_sequential",
             f"{own.title}: accuracy first, then confidence",
             dict.fromkeys(["rlvr", "sequential", "coca"]) if "sequential" in present else {},
-            _FIGURES,
+            QUALITY_METRICS,
             None,
             "On held-out questions, after all training; `sequential` trains for twice as many steps.",
         ),
@@ -93,13 +91,27 @@ def comparisons(plan: Plan, setting: str) -> list[Comparison]:
 
 @dataclass(frozen=True)
 class Entry:
-    """One number of a comparison: over our seeds, and the paper's (NaN where it prints none)."""
+    """One number of a comparison: over our seeds, and the paper's (NaN where it prints none).
+
+    Attributes:
+        method: of the comparison.
+        category: of the questions.
+        metric: of the catalogue.
+        by_seed: seed -> value, NaN where undefined.
+        paper: the paper's.
+        calibrated: seed -> for ECE, what a calibrated model with the same confidences would show; else empty.
+    """
 
     method: str
     category: str
     metric: str
-    ours: Spread
+    by_seed: Mapping[int, float]
     paper: float
+    calibrated: Mapping[int, float]
+
+    @property
+    def ours(self) -> Spread:
+        return spread(list(self.by_seed.values()))
 
 
 def entries(results: Results, setting: str, comparison: Comparison) -> list[Entry]:
@@ -109,9 +121,12 @@ def entries(results: Results, setting: str, comparison: Comparison) -> list[Entr
         seeds = results.seeds(setting, method)
         for metric in comparison.metrics:
             for category in results.categories(setting):
-                values = [results.value(setting, method, seed, category, metric) for seed in seeds]
+                values = {seed: results.value(setting, method, seed, category, metric) for seed in seeds}
                 paper = _published(comparison.paper_setting, theirs, metric, category)
-                found.append(Entry(method, category, metric, spread(values), paper))
+                redrawn = {
+                    seed: results.calibrated_ece(setting, method, seed, category) for seed in seeds if metric == "ece"
+                }
+                found.append(Entry(method, category, metric, values, paper, redrawn))
     return found
 
 
@@ -125,22 +140,29 @@ def comparison_table(comparison: Comparison, numbers: list[Entry]) -> Table:
     for method in comparison.methods:
         for metric in comparison.metrics:
             row = [by_key[method, metric, c] for c in categories]
-            arrow = {1: " ↑", -1: " ↓", 0: ""}[metric_info(metric).better]
-            theirs = [show(metric, e.paper) for e in row if with_paper]
-            rows.append((method, metric_info(metric).label + arrow, *(e.ours.show(metric) for e in row), *theirs))
-    long_rows: list[tuple[str | float, ...]] = [
-        (e.method, e.category, e.metric, e.ours.mean, e.ours.deviation, *_padded(e.ours.values, numbers), e.paper)
-        for e in numbers
-    ]
-    seeds = max((len(e.ours.values) for e in numbers), default=0)
-    long_header = ("method", "category", "metric", "mean", "deviation", *(f"value_{i + 1}" for i in range(seeds)))
-    return Table(
-        comparison.name, comparison.title, comparison.note, tuple(header), rows, (*long_header, "paper"), long_rows
-    )
+            theirs = [printed(metric, e.paper) for e in row if with_paper]
+            rows.append((method, metric_info(metric).heading, *(e.ours.show(metric) for e in row), *theirs))
+            if metric == "ece":
+                redrawn = [spread(list(e.calibrated.values())).show(metric) for e in row]
+                rows.append((method, CALIBRATED_LABEL, *redrawn, *("" for _ in theirs)))
+    seeds = sorted({seed for e in numbers for seed in e.by_seed})
+    long_rows = []
+    for e in numbers:
+        long_rows.append(_long_row(e.method, e.category, e.metric, e.by_seed, seeds, e.paper))
+        if e.calibrated:
+            name = "ece_if_calibrated"
+            long_rows.append(_long_row(e.method, e.category, name, e.calibrated, seeds, math.nan))
+    named = (f"seed_{seed}" for seed in seeds)
+    long_header = ("method", "category", "metric", "mean", "deviation", "n", *named, "paper")
+    return Table(comparison.name, comparison.title, comparison.note, tuple(header), rows, long_header, long_rows)
 
 
-def _padded(values: tuple[float, ...], numbers: list[Entry]) -> tuple[float, ...]:
-    return values + (math.nan,) * (max(len(e.ours.values) for e in numbers) - len(values))
+def _long_row(
+    method: str, category: str, metric: str, by_seed: Mapping[int, float], seeds: Sequence[int], paper: float
+) -> tuple[str | float, ...]:
+    of = spread(list(by_seed.values()))
+    values = (by_seed.get(seed, math.nan) for seed in seeds)
+    return (method, category, metric, of.mean, of.deviation, len(of.values), *values, paper)
 
 
 def _published(setting: str | None, method: str | None, metric: str, category: str) -> float:

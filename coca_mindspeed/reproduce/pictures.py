@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from coca_mindspeed.evaluation.catalogue import metric_info
-from coca_mindspeed.evaluation.figures import BLUE, VERMILION, new_figure, tidy
+from coca_mindspeed.evaluation.figures import BLUE, GREY, VERMILION, new_figure, tidy
+from coca_mindspeed.evaluation.safe_text import plot_text
 from coca_mindspeed.reproduce.comparisons import Entry
+from coca_mindspeed.reproduce.results import spread
 
 
 def dot_chart(numbers: Sequence[Entry]) -> Figure:
-    """Our seeds as dots, their mean as a bar, the paper's figure as a diamond."""
+    """Our seeds as dots, their mean as a bar, the paper's figure as a diamond, a calibrated model's ECE dotted."""
     metrics = list(dict.fromkeys(e.metric for e in numbers))
     categories = list(dict.fromkeys(e.category for e in numbers))
     methods = list(dict.fromkeys(e.method for e in numbers))
@@ -24,12 +26,15 @@ def dot_chart(numbers: Sequence[Entry]) -> Figure:
                 axes.plot([x] * len(e.ours.values), [v * info.scale for v in e.ours.values], "o", color=BLUE, alpha=0.6)
                 if not math.isnan(e.ours.mean):
                     axes.hlines(e.ours.mean * info.scale, x - 0.25, x + 0.25, color=BLUE, linewidth=2)
+                if e.calibrated and not math.isnan(chance := spread(list(e.calibrated.values())).mean):
+                    axes.hlines(chance * info.scale, x - 0.25, x + 0.25, color=GREY, linewidth=2, linestyle=":")
                 if not math.isnan(e.paper):
                     axes.plot(x, e.paper * info.scale, "D", color=VERMILION, fillstyle="none", markersize=6)
             tidy(axes, xlabel="", ylabel=info.label if category == categories[0] else "")
-            axes.set_xticks(range(len(methods)), methods, rotation=30, ha="right", fontsize=7)
+            axes.set_xticks(range(len(methods)), list(map(plot_text, methods)), rotation=30, ha="right", fontsize=7)
             axes.set_xlim(-0.6, len(methods) - 0.4)
             if row is grid[0]:
-                axes.set_title(category, fontsize=10)
-    figure.suptitle("dots: seeds, bar: mean, diamond: the paper's model", fontsize=8)
+                axes.set_title(plot_text(category), fontsize=10)
+    shown = "dots: seeds, bar: mean, diamond: the paper's model"
+    figure.suptitle(shown + ("; dotted: ECE if calibrated" if "ece" in metrics else ""), fontsize=8)
     return figure

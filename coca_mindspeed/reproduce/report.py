@@ -11,6 +11,7 @@ import torch
 from coca_mindspeed import __version__
 from coca_mindspeed.evaluation.plots import training_curves
 from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.evaluation.safe_text import one_line
 from coca_mindspeed.files import write_atomically
 from coca_mindspeed.reproduce.claims import claims, claims_table, sequential_phases
 from coca_mindspeed.reproduce.comparisons import comparison_table, comparisons, entries
@@ -100,7 +101,12 @@ def samples_table(results: Results, plan: Plan, setting: str) -> Table | None:
         by_dataset.setdefault(key[0], []).append(key)
     keys = [keys[i * len(keys) // _SAMPLES] for keys in by_dataset.values() for i in range(min(_SAMPLES, len(keys)))]
     rows = [
-        (said[m][key].question, m, _shortened(said[m][key].response), "right" if said[m][key].correct else "wrong")
+        (
+            one_line(said[m][key].question),
+            m,
+            _shortened(said[m][key].response),
+            "right" if said[m][key].correct else "wrong",
+        )
         for key in keys
         for m in methods
     ]
@@ -114,7 +120,7 @@ def samples_table(results: Results, plan: Plan, setting: str) -> Table | None:
 
 
 def _shortened(text: str) -> str:
-    shown = text.replace("`", "'")
+    shown = one_line(text).replace("`", "'")
     return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}… ({len(text)} characters)"
 
 
@@ -127,7 +133,10 @@ def _provenance(results: Results, command: str) -> str:
         f"Seeds {', '.join(map(str, seeds)) or 'none'}; {len(summaries)} cells, {minutes:.0f} minutes of work in all; "
         f"{_processor()}, {len(os.sched_getaffinity(0))} cores; PyTorch {torch.__version__}, Python "
         f"{platform.python_version()}.",
-        "Figures are mean ± sample deviation over seeds. ↑: higher is better, ↓: lower is better; `--` is undefined.",
+        "Figures are mean ± sample deviation over seeds, `(n = 4)` where fewer seeds have one; ↑: higher is better, ↓: "
+        "lower is better; `--` is undefined. *ECE if calibrated* is what a calibrated model with the same confidences "
+        "would show on as many questions: ECE near it cannot be told from calibration. The paper's figures have its "
+        "own two decimals.",
     ]
     if results.unfinished:
         names = "; ".join(map(str, results.unfinished))

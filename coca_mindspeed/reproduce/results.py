@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from scipy.stats import t as student_t
 
-from coca_mindspeed.evaluation.bootstrap import Interval
 from coca_mindspeed.evaluation.catalogue import UNDEFINED, metric_info, round_half_up, show
+from coca_mindspeed.evaluation.estimates import Estimates
+from coca_mindspeed.evaluation.intervals import Interval
+from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.files import read_json_lines
 from coca_mindspeed.reproduce.cells import Cell
 
@@ -22,6 +25,7 @@ class Results:
     Attributes:
         output: the reproduction's directory.
         summaries: (setting, method, seed) -> the cell's summary.
+        cells: (setting, method, seed) -> the cell.
         unfinished: the cells that are not.
     """
 
@@ -29,6 +33,7 @@ class Results:
     summaries: dict[tuple[str, str, int], dict[str, Any]]
     cells: dict[tuple[str, str, int], Cell]
     unfinished: Sequence[Cell]
+    _redrawn: dict[tuple[str, str, int], dict[str, float]] = field(default_factory=dict, repr=False)
 
     def seeds(self, setting: str, *methods: str) -> list[int]:
         """Seeds for which all of these methods are finished: what a paired comparison is over."""
@@ -40,6 +45,30 @@ class Results:
         datasets = self.summaries[setting, method, seed].get("datasets", {}).values()
         values = [d[metric] for d in datasets if d["category"] == category and d[metric] is not None]
         return float(np.mean(values)) if values else math.nan
+
+    def calibrated_ece(self, setting: str, method: str, seed: int, category: str) -> float:
+        """The mean ECE that a calibrated model with this cell's confidences would show, averaged like :meth:`value`.
+
+        Redrawn from the predictions, so that cells which were finished before it was asked for have it as well.
+        """
+        found = self._calibrated(setting, method, seed)
+        datasets = self.summaries[setting, method, seed].get("datasets", {})
+        asked = [found.get(name, math.nan) for name, d in datasets.items() if d["category"] == category]
+        defined = [value for value in asked if not math.isnan(value)]
+        return float(np.mean(defined)) if defined else math.nan
+
+    def _calibrated(self, setting: str, method: str, seed: int) -> dict[str, float]:
+        """Data set -> mean ECE of redrawn answers."""
+        key = (setting, method, seed)
+        if key not in self._redrawn:
+            by_dataset: dict[str, list[Prediction]] = {}
+            for prediction in self.cells[key].predictions(self.output):
+                by_dataset.setdefault(prediction.dataset, []).append(prediction)
+            self._redrawn[key] = {
+                name: Estimates(outcomes(rows), seed=crc32(name.encode())).calibrated.mean
+                for name, rows in by_dataset.items()
+            }
+        return self._redrawn[key]
 
     def categories(self, setting: str) -> list[str]:
         """Categories that the setting's cells have, in the order of their data."""
@@ -65,28 +94,36 @@ def collect(output: Path, cells: Sequence[Cell]) -> Results:
 
 @dataclass(frozen=True)
 class Spread:
-    """A quantity over seeds: mean, sample deviation (NaN for fewer than two seeds), and the values that are defined."""
+    """A quantity over seeds.
+
+    Attributes:
+        mean: over the seeds where it is defined, NaN where it is for none.
+        deviation: sample deviation, NaN for fewer than two.
+        values: the defined ones.
+        seeds: for how many seeds it was asked.
+    """
 
     mean: float
     deviation: float
     values: tuple[float, ...]
+    seeds: int
 
     def show(self, metric: str) -> str:
-        """``0.12 ± 0.01``, as the tables print the metric."""
+        """``0.120 ± 0.013``, as the tables print the metric; ``(n = 4)`` behind it where seeds are missing."""
         if math.isnan(self.mean):
             return UNDEFINED
+        few = "" if len(self.values) == self.seeds else f" (n = {len(self.values)})"
         if math.isnan(self.deviation):
-            return show(metric, self.mean)
+            return show(metric, self.mean) + few
         info = metric_info(metric)
-        # Four digits of a deviation of 0.004 would be noise; two figures of 0.00 would say nothing.
-        return f"{show(metric, self.mean)} ± {round_half_up(self.deviation * info.scale, info.decimals)}"
+        return f"{show(metric, self.mean)} ± {round_half_up(self.deviation * info.scale, info.decimals)}{few}"
 
 
 def spread(values: Sequence[float]) -> Spread:
     """Mean and sample deviation of the values that are not NaN."""
     known = tuple(value for value in values if not math.isnan(value))
     mean = float(np.mean(known)) if known else math.nan
-    return Spread(mean, float(np.std(known, ddof=1)) if len(known) > 1 else math.nan, known)
+    return Spread(mean, float(np.std(known, ddof=1)) if len(known) > 1 else math.nan, known, len(values))
 
 
 def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
@@ -101,3 +138,29 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
         return Interval(of.mean, math.nan, math.nan)
     half = float(student_t.ppf(0.5 + level / 2, n - 1)) * of.deviation / math.sqrt(n)
     return Interval(of.mean, of.mean - half, of.mean + half)
+
+
+def mean_differs(values: Sequence[float], bound: float) -> float:
+    """Two-sided p of Student's t test that the mean is ``bound``; NaN for fewer than two values."""
+    of = spread(values)
+    n = len(of.values)
+    if n < 2:
+        return math.nan
+    # Values that agree to the last place (a count of tokens) differ from the bound or are it.
+    if of.deviation <= 1e-12 * max(abs(of.mean), abs(bound), 1.0):
+        return 0.0 if abs(of.mean - bound) > 1e-12 else 1.0
+    return float(2 * student_t.sf(abs(of.mean - bound) / of.deviation * math.sqrt(n), n - 1))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Each p corrected for how many there are (Holm, 1979); NaN stays and is not counted.
+
+    Judged at 5%, all verdicts together are wrong at most once in twenty times.
+    """
+    corrected = [math.nan] * len(p_values)
+    order = sorted((i for i, p in enumerate(p_values) if not math.isnan(p)), key=lambda i: p_values[i])
+    largest = 0.0
+    for place, i in enumerate(order):
+        largest = max(largest, min(1.0, p_values[i] * (len(order) - place)))
+        corrected[i] = largest
+    return corrected

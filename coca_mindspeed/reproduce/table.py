@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from coca_mindspeed.evaluation.figures import new_figure, save_figure
 from coca_mindspeed.evaluation.paper_tables import markdown_table
+from coca_mindspeed.evaluation.safe_text import plot_text
 from coca_mindspeed.files import write_atomically
 
 
@@ -80,8 +81,8 @@ def picture_of(table: Table) -> Figure:
     axes.axis("off")
     if table.rows:
         drawn = axes.table(
-            cellText=[[str(cell).replace("$", r"\$") for cell in row] for row in table.rows],
-            colLabels=list(table.header),
+            cellText=[[plot_text(cell) for cell in row] for row in table.rows],
+            colLabels=[plot_text(name) for name in table.header],
             colWidths=[length / total for length in longest],
             cellLoc="left",
             loc="center",

@@ -7,7 +7,8 @@ import pytest
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
 from coca_mindspeed.evaluation import bootstrap as module
-from coca_mindspeed.evaluation.bootstrap import bootstrap, paired_bootstrap, shifted_percentiles
+from coca_mindspeed.evaluation.bootstrap import bootstrap, shifted_percentiles
+from coca_mindspeed.evaluation.estimates import Estimates, paired_intervals
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Outcomes
 from coca_mindspeed.evaluation.weighted import MetricOptions, WeightedSample
@@ -73,53 +74,15 @@ def test_spread_is_that_of_theory():
     assert (interval.low, interval.high) == pytest.approx((accuracy - half, accuracy + half), abs=0.006)
 
 
-@pytest.mark.parametrize(("name", "least"), [("accuracy", 0.9), ("auroc", 0.9), ("brier", 0.9), ("ece", 0.85)])
-def test_intervals_cover_the_truth(name, least):
-    rng = np.random.default_rng(0)
-    covered = 0
-    for seed in range(200):
-        confidence = rng.choice([0.15, 0.45, 0.75, 0.95], 300)
-        correct = rng.random(300) < confidence**2  # over-confident by 0.13 to 0.25, or 0.05 at 0.95
-        data = Outcomes(confidence, correct, np.full(300, np.nan))
-        interval = bootstrap(data, replicates=200, seed=seed).interval(name)
-        covered += interval.low <= TRUTH[name] <= interval.high
-    assert covered / 200 >= least
-
-
-def _truth():
-    stated = np.array([0.15, 0.45, 0.75, 0.95])
-    real = stated**2
-    right, wrong = real / real.sum(), (1 - real) / (1 - real).sum()
-    higher = (stated[:, None] > stated) + 0.5 * (stated[:, None] == stated)
-    return {
-        "accuracy": real.mean(),
-        "auroc": right @ higher @ wrong,
-        "brier": (real * (1 - stated) ** 2 + (1 - real) * stated**2).mean(),
-        "ece": np.abs(stated - real).mean(),
-    }
-
-
-TRUTH = _truth()
-
-
-def test_interval_contains_the_estimate_of_a_biased_metric_and_stays_in_range():
-    data = draw(30)
-    replicates = bootstrap(data)
-    assert replicates.values["ece"].mean() > replicates.estimates["ece"] + 0.03  # the bias that is taken off
-    interval = replicates.interval("ece")
-    assert interval.low < interval.estimate < interval.high
-    perfect = Outcomes(np.full(20, 1.0), np.ones(20, dtype=bool), np.full(20, 5.0))
-    interval = bootstrap(perfect).interval("accuracy")
-    assert (interval.low, interval.estimate, interval.high) == (1.0, 1.0, 1.0)
-
-
 def test_undefined_stays_undefined():
     data = Outcomes(np.array([0.5, 0.6]), np.array([True, True]), np.full(2, np.nan))
-    interval = bootstrap(data, replicates=20).interval("auroc")
+    interval = Estimates(data, replicates=20).interval("auroc")
     assert np.isnan([interval.estimate, interval.low, interval.high]).all()
     assert interval.as_dict() == {"estimate": None, "low": None, "high": None}
     empty = Outcomes(np.array([]), np.array([], dtype=bool), np.array([]))
     assert np.isnan(bootstrap(empty, replicates=5).interval("accuracy").high)
+    assert np.isnan(Estimates(empty, replicates=5).interval("accuracy").high)
+    assert np.isnan(Estimates(empty, replicates=5).interval("ece").high)
 
 
 def test_samples_of_a_question_are_drawn_together():
@@ -146,33 +109,42 @@ def test_pairing_removes_what_the_methods_share():
     first = Outcomes(np.round(easy, 2), correct, np.full(500, 9.0))
     better = correct | (rng.random(500) < 0.05)
     second = Outcomes(np.round(easy, 2), better, np.full(500, 10.0))
-    paired = paired_bootstrap(first, second)
+    paired = paired_intervals(Estimates(first), Estimates(second))
     assert paired["accuracy"].estimate == pytest.approx(better.mean() - correct.mean())
     # Unpaired, the two spreads add up.
     width = paired["accuracy"].high - paired["accuracy"].low
-    alone = bootstrap(first).interval("accuracy")
+    alone = Estimates(first).interval("accuracy")
     assert width < 0.6 * (alone.high - alone.low)
     assert paired["accuracy"].low > 0
     assert paired["tokens_to_confidence"].low == pytest.approx(1.0)
-    same = paired_bootstrap(first, first)
-    assert all(abs(i.low) < 1e-12 and abs(i.high) < 1e-12 for i in same.values())
+    same = paired_intervals(Estimates(first), Estimates(first))
+    assert all(i.estimate == 0 and not i.low > 0 and not i.high < 0 for i in same.values())
+    assert same["accuracy"].high < 4 / 500  # no question of 500 differs: at most about four in 500 do
 
 
 def test_paired_draws_follow_each_methods_own_order():
     # The same predictions, one method's confidence reversed: accuracies agree on every replicate.
     data = draw(60)
     reversed_ = Outcomes(1 - data.confidence, data.correct, data.tokens_to_confidence)
-    interval = paired_bootstrap(data, reversed_, replicates=100)["accuracy"]
-    assert (interval.low, interval.high) == (0.0, 0.0)
+    interval = paired_intervals(Estimates(data, replicates=100), Estimates(reversed_, replicates=100))["accuracy"]
+    assert interval.estimate == 0
+    assert -0.1 < interval.low < 0 < interval.high < 0.1
+    tokens = [Outcomes(d.confidence, d.correct, np.arange(60.0)) for d in (data, reversed_)]
+    drawn = paired_intervals(*(Estimates(d, replicates=100) for d in tokens))["tokens_to_confidence"]
+    assert (drawn.low, drawn.high) == (0.0, 0.0)
 
 
 def test_mismatch_is_refused():
     with pytest.raises(ValueError, match="found 10 and 11"):
-        paired_bootstrap(draw(10), draw(11))
+        paired_intervals(Estimates(draw(10)), Estimates(draw(11)))
+    with pytest.raises(ValueError, match="of the same questions, row by row"):
+        paired_intervals(Estimates(draw(10)), Estimates(draw(10), questions=np.arange(10) // 2))
     with pytest.raises(ValueError, match="questions should have length 10"):
         bootstrap(draw(10), questions=np.zeros(9))
     with pytest.raises(ValueError, match="replicates"):
         bootstrap(draw(10), replicates=0)
+    with pytest.raises(ValueError, match="replicates"):
+        Estimates(draw(10), replicates=0)
 
 
 def test_percentiles_are_shifted_and_clipped():

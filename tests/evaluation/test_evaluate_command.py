@@ -1,6 +1,7 @@
 """`coca-mindspeed evaluate`: from files to metrics, intervals and tables."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -40,6 +41,10 @@ def test_predictions(files, capsys):
     assert gsm8k["metrics"]["success_rate"]["low"] <= 0.8 <= gsm8k["metrics"]["success_rate"]["high"]
     assert result["results"]["coca"]["math"]["mean_of"] == ["gsm8k", "aime24"]
     assert {p.method for p in read_predictions(out / "predictions.jsonl")} == {"coca"}
+    beside = gsm8k["ece_if_calibrated"]
+    assert 0 < beside["mean"] < beside["p95"] < 1
+    assert f"{beside['mean']:.3f} (95% < {beside['p95']:.3f})" in printed
+    assert "ECE if calibrated" in printed
     # What it wrote can be read again, with the same result.
     assert evaluate(out / "predictions.jsonl", "--output", files / "again", "--replicates", 50) == 0
     assert json.loads((files / "again" / "metrics.json").read_text()) == result
@@ -51,7 +56,8 @@ def test_paired_difference(files, capsys):
     assert evaluate(*arguments) == 0
     assert "Difference to one.jsonl, paired by question" in capsys.readouterr().out
     difference = json.loads((out / "metrics.json").read_text())["differences"]["all/gsm8k"]
-    assert difference["accuracy"] == {"estimate": 0.0, "low": 0.0, "high": 0.0}
+    assert difference["accuracy"]["estimate"] == 0.0
+    assert difference["accuracy"]["low"] < 0 < difference["accuracy"]["high"]
     assert difference["brier"]["estimate"] == pytest.approx(-0.02)
 
 
@@ -106,12 +112,64 @@ def test_rollouts_and_opencompass(files):
         (["one.jsonl", "--bins", "0"], "--bins and --replicates should be at least 1"),
         (["one.jsonl", "--format", "rollouts", "--decimals", "0"], "--decimals should be at least 1"),
         (["no.jsonl"], "no.jsonl: cannot be read"),
+        (["one.jsonl", "--gold", "x"], "--gold: means nothing with --format predictions; --gold is for --format resp"),
+        (["one.jsonl", "--grader", "auto"], "--grader: means nothing with --format predictions"),
+        (["one.jsonl", "--decimals", "2"], "--decimals is for --format rollouts or opencompass or responses"),
+        (["one.jsonl", "--position", "last", "--tokenizer", "t"], "--position, --tokenizer: means nothing"),
+        (["one.jsonl", "--format", "rollouts", "--gold", "x"], "--gold: means nothing with --format rollouts"),
+        (["one.jsonl", "--format", "opencompass", "--grader", "math"], "--grader: means nothing with --format open"),
+        (["one.jsonl", "--against", "two_methods.jsonl"], "holds predictions of 2 methods (coca, rlvr)"),
         (["one.jsonl", "--against", "other.jsonl"], "other.jsonl: shares no question with the files"),
     ],
 )
 def test_errors(files, capsys, arguments, message, monkeypatch):
     write_predictions(files / "other.jsonl", [Prediction("x", "other", "q", "r", 0.5, True, 1)])
+    one = read_predictions(files / "one.jsonl")
+    both = [replace(p, method=method) for method in ("coca", "rlvr") for p in one]
+    write_predictions(files / "two_methods.jsonl", both)
     monkeypatch.chdir(files)
     assert evaluate(*arguments, "--output", "out") == 1
     assert message in capsys.readouterr().err
     assert not (files / "out").exists()
+
+
+def test_a_run_directory_is_evaluated_by_one_plain_command(files, capsys):
+    run = files / "mine"
+    rows = read_predictions(files / "one.jsonl")
+    write_predictions(run / "predictions_before.jsonl", rows)
+    write_predictions(run / "predictions_after.jsonl", rows)
+    (run / "config.yaml").write_text("method:\n  name: coca\nseed: 0\n")
+    assert evaluate(run, "--output", files / "out", "--replicates", 5) == 0
+    printed = capsys.readouterr().out
+    assert "| mine before " in printed
+    assert "| mine after coca " in printed
+    found = read_predictions(files / "out" / "predictions.jsonl")
+    assert {(p.model, p.method) for p in found} == {("mine before", None), ("mine after", "coca")}
+    assert evaluate(files / "out" / "predictions.jsonl", "--output", files / "again", "--replicates", 5) == 0
+    assert capsys.readouterr().out == printed
+    # What the lines say themselves stands.
+    write_predictions(run / "predictions_after.jsonl", [replace(p, method="joint", model="tiny") for p in rows])
+    assert evaluate(run, "--output", files / "out", "--replicates", 5) == 0
+    assert "| tiny joint " in capsys.readouterr().out
+    after = run / "predictions_after.jsonl"
+    assert evaluate(files / "one.jsonl", "--against", after, "--output", files / "out", "--replicates", 5) == 0
+    assert evaluate(files / "one.jsonl", "--against", run, "--output", files / "out") == 1
+    assert "holds predictions of 2 methods (mine before, tiny joint)" in capsys.readouterr().err
+
+
+def test_a_directory_without_predictions_or_method_is_refused(files, capsys):
+    (files / "empty").mkdir()
+    assert evaluate(files / "empty", "--output", files / "out") == 1
+    assert "holds no predictions*.jsonl; expected a run directory" in capsys.readouterr().err
+    write_predictions(files / "empty" / "predictions_after.jsonl", read_predictions(files / "one.jsonl"))
+    (files / "empty" / "config.yaml").write_text("[")
+    assert evaluate(files / "empty", "--output", files / "out") == 1
+    assert "config.yaml: expected the configuration of a run" in capsys.readouterr().err
+
+
+def test_labels_that_two_methods_would_share_are_told_apart(files):
+    one = read_predictions(files / "one.jsonl")
+    rows = [replace(p, model=m, method=k) for m, k in (("a b", None), ("a", "b")) for p in one]
+    write_predictions(files / "both.jsonl", rows)
+    assert evaluate(files / "both.jsonl", "--output", files / "out", "--replicates", 5) == 0
+    assert set(json.loads((files / "out" / "metrics.json").read_text())["results"]) == {"a b #1", "a b #2"}

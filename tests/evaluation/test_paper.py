@@ -1,14 +1,20 @@
 """The paper's figures, and the fifteen cells in which its tables disagree."""
 
+import ast
 import math
 from decimal import Decimal
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.evaluation.catalogue import round_half_up, show
-from coca_mindspeed.evaluation.paper import category_mean, disagreements, paper, published, rebuilt_cells
+from coca_mindspeed.evaluation import catalogue
+from coca_mindspeed.evaluation.catalogue import metric_info, round_half_up, show
+from coca_mindspeed.evaluation.metrics import calibration_metrics
+from coca_mindspeed.evaluation.paper import category_mean, disagreements, paper, printed, published, rebuilt_cells
 from coca_mindspeed.evaluation.paper_tables import paper_report
+from coca_mindspeed.evaluation.summary import column_title
 
 # (setting, method, metric, category): printed, rebuilt
 KNOWN = {
@@ -62,10 +68,34 @@ def test_round_half_up(value, decimals, expected):
 
 
 def test_show():
-    assert show("accuracy", 0.42945) == "42.95"
-    assert show("ece", math.nan) == "--"
-    assert show("ece", 0.05, signed=True) == "+0.05"
-    assert show("accuracy_at_0.5", 0.9) == "90.00"
+    assert show("accuracy", 0.42945) == "42.9%"
+    assert show("ece", math.nan) == show("auroc", None) == "--"
+    assert show("ece", 0.05, signed=True) == "+0.050"
+    assert show("ece", 0.0745) == "0.075"
+    assert show("accuracy_at_0.5", 0.9) == "90.0%"
+    assert printed("accuracy", 0.42945) == "42.95%"  # the paper's own two decimals
+    assert printed("ece", 0.1) == "0.10"
+    assert printed("ece", math.nan) == "--"
+
+
+def test_the_catalogue_is_the_only_declaration():
+    names = {"auroc", "ece", "brier", "success_rate", "tokens_to_confidence"}
+    here = Path(catalogue.__file__)
+    declared = [
+        path
+        for folder in (here.parent, here.parent.parent / "reproduce", here.parent.parent / "commands")
+        for path in folder.rglob("*.py")
+        if any(
+            names <= {e.value for e in ast.walk(node) if isinstance(e, ast.Constant) and isinstance(e.value, str)}
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Tuple | ast.List | ast.Dict)
+        )
+    ]
+    assert declared == [here]
+    values = calibration_metrics(np.array([0.5]), np.array([True])).values()
+    assert set(values) - {n for n in values if n.startswith("accuracy_at_")} == set(catalogue.CATALOGUE)
+    assert metric_info("tokens_to_confidence").better == -1
+    assert column_title("tokens_to_confidence") == "TTC ↓"
 
 
 def test_published_figures_in_our_units():

@@ -102,6 +102,8 @@ def test_best_is_bold_in_markdown_and_pictures_are_there(report):
     assert "a\\|b" in table
     for name in re.findall(r"\((figures/[^)]+)\)", text):
         assert (report / name).read_bytes().startswith(b"\x89PNG")
+    assert rows[0].count("ECE if calibrated: 0.") == 4
+    assert (report / "report.html").read_text().count("ECE if calibrated: 0.") == 4 + 3
     columns = [line.count("|") - line.count("\\|") for line in table.splitlines() if line.startswith("|")]
     assert len(set(columns)) == 1
 
@@ -122,7 +124,7 @@ def test_undefined_says_why(tmp_path):
 def test_one_data_set_has_one_table_with_metrics_as_columns(tmp_path):
     runs = [Run(label, predictions("mine", 80, 0, bias=bias)) for label, bias in (("good", 0.0), ("bad", 0.3))]
     text = write_report(runs, tmp_path)[1].read_text()
-    assert "| run | Acc ↑ | AUROC ↑ | ECE ↓ | Brier ↓ | SR ↑ | TTC ↓ |" in text
+    assert "| run | accuracy ↑ | AUROC ↑ | ECE ↓ | Brier ↓ | SR ↑ | TTC ↓ |" in text
     [good] = [line for line in text.splitlines() if line.startswith("| good")][:1]
     assert good.split("|")[4].strip().startswith("**")
     assert 'title="expected calibration error' in (tmp_path / "report.html").read_text()
@@ -164,6 +166,10 @@ def test_command_errors(tmp_path, capsys):
     assert main(["report"]) == 1
     assert "name at least one run" in capsys.readouterr().err
     assert main(["report", "--paper", "x"]) == 1
+    assert main(["report", "--paper", "--output", str(tmp_path / "out"), "--seed", "0"]) == 1
+    assert "--output, --seed: means nothing with --paper" in capsys.readouterr().err
+    assert main(["report", "--paper", "--compare-paper"]) == 1
+    assert "--compare-paper: means nothing with --paper" in capsys.readouterr().err
     assert main(["report", "--paper"]) == 0
     assert "15 of 411 cells" in capsys.readouterr().out
     assert main(["report", str(tmp_path / "no")]) == 1

@@ -11,6 +11,7 @@ from coca_mindspeed.evaluation.paper_tables import compare_with_paper
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
 from coca_mindspeed.evaluation.runs import Run, read_runs
 from coca_mindspeed.evaluation.scoreboard import Column, Scoreboard
+from coca_mindspeed.evaluation.weighted import MetricOptions
 
 
 def rows(dataset, pairs, **fields):
@@ -61,8 +62,25 @@ def test_best_follows_the_direction_and_ties(board):
 
 
 def test_data_sets_do_not_share_their_draws(board):
-    values = [board._cells["coca", name].values["accuracy"] for name in ("gsm8k", "aime24")]
-    assert not np.array_equal(*values)
+    cells = [board._cells["coca", name] for name in ("gsm8k", "aime24")]
+    assert not np.array_equal(*(cell.replicates.values["accuracy"] for cell in cells))
+    assert not np.array_equal(*(cell.calibrated.draws for cell in cells))
+
+
+def test_the_options_reach_every_figure():
+    run = Run("coca", rows("mine", [(1.0, False), (0.9, True)]))
+    for epsilon, loss in ((1e-6, 13.8), (0.05, 3.0)):
+        board = Scoreboard([run], replicates=5, options=MetricOptions(log_epsilon=epsilon))
+        expected = (loss - math.log(0.9)) / 2
+        assert board.metrics["coca", "mine"].log_score == pytest.approx(expected, abs=0.05)
+        assert board.interval("coca", board.columns[0], "log_score").estimate == pytest.approx(expected, abs=0.05)
+
+
+def test_what_a_calibrated_model_would_show_is_averaged_like_ece(board):
+    [math_] = [column for column in board.columns if column.is_average]
+    parts = [board.calibrated("coca", c).mean for c in board.columns if c.name in math_.datasets]
+    assert board.calibrated("coca", math_).mean == pytest.approx(sum(parts) / 3)
+    assert board.calibrated("rlvr", Column("mine", ("mine",), False)) is None
 
 
 def test_difference_is_paired_by_question(board):
@@ -76,10 +94,13 @@ def test_comparison_with_the_paper():
     run = Run("ours", rows("gsm8k", [(0.9, True)] * 9 + [(0.9, False)], method="coca"), method="coca")
     comparison = compare_with_paper(Scoreboard([run], replicates=50), "qwen2.5-7b/math")
     by_metric = {row[2]: row for row in comparison.rows}
-    assert by_metric["Acc"][3] == "90.00"
-    ours, theirs, difference = (float(by_metric["Acc"][i]) for i in (3, 4, 5))
-    assert difference == pytest.approx(ours - theirs)
+    assert by_metric["accuracy"][3] == "90.0%"
+    ours, theirs, difference = (float(by_metric["accuracy"][i].rstrip("%")) for i in (3, 4, 5))
+    assert difference == pytest.approx(ours - theirs, abs=0.05 + 1e-9)  # the paper's has two decimals, ours one
+    assert by_metric["accuracy"][4].rstrip("%")[-3] == "."
     assert " to " in by_metric["ECE"][6]
+    assert "(95% < 0." in by_metric["ECE"][7]
+    assert by_metric["Brier"][7] == ""
     assert "TTC" not in by_metric  # the paper prints none in this setting
 
 

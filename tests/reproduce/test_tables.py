@@ -1,17 +1,21 @@
 """Tables, intervals and verdicts from cells made by hand."""
 
 import csv
+import itertools
 import math
 
 import numpy as np
 import pytest
-from scipy.stats import ttest_rel
+from scipy.stats import ttest_1samp, ttest_rel
 
+from coca_mindspeed.baselines.parts import claim_directory
+from coca_mindspeed.cli import main
+from coca_mindspeed.reproduce import schedule
 from coca_mindspeed.reproduce.cells import cells_of
 from coca_mindspeed.reproduce.claims import Claim, claims, claims_table, sequential_phases
 from coca_mindspeed.reproduce.comparisons import comparison_table, comparisons, entries
 from coca_mindspeed.reproduce.report import write_report
-from coca_mindspeed.reproduce.results import collect, mean_interval, spread
+from coca_mindspeed.reproduce.results import collect, holm, mean_differs, mean_interval, spread
 from tests.reproduce.cells_for_tests import PLAN, finish, finished
 
 
@@ -19,9 +23,10 @@ def test_spread_leaves_undefined_seeds_out_and_says_how_many_are_left():
     found = spread([1.0, math.nan, 3.0])
     assert (found.mean, found.values) == (2.0, (1.0, 3.0))
     assert found.deviation == pytest.approx(math.sqrt(2))
-    assert found.show("ece") == "2.00 ± 1.41"
+    assert found.show("ece") == "2.000 ± 1.414 (n = 2)"
+    assert spread([1.0, 3.0]).show("ece") == "2.000 ± 1.414"
     assert math.isnan(spread([1.0]).deviation)
-    assert spread([0.125]).show("ece") == "0.13"  # halves up, as in all tables
+    assert spread([0.0745]).show("ece") == "0.075"  # halves up, as in all tables
     assert spread([math.nan]).show("ece") == "--"
 
 
@@ -63,15 +68,43 @@ def test_the_main_table(tmp_path):
     table = comparison_table(main, entries(results, "short", main))
     assert table.header == ("method", "metric", "math", "factual", "paper: math", "paper: factual")
     row = {(r[0], r[1]): r[2:] for r in table.rows}
-    assert row["coca", "ECE ↓"][:2] == ("0.02 ± 0.01", "0.02 ± 0.01")
-    assert row["instruct", "Acc ↑"][0] == "50.00 ± 0.00"
-    assert row["coca", "ECE ↓"][2] != "--"  # the paper's figure stands beside ours
+    assert row["coca", "ECE ↓"][:2] == ("0.020 ± 0.010", "0.020 ± 0.010")
+    assert row["instruct", "accuracy ↑"][0] == "50.0% ± 0.0"
+    assert row["coca", "ECE ↓"][2] == "0.10"  # the paper's figure stands beside ours, as it prints it
     [ece] = [
         r
         for r in csv.DictReader(table.csv().splitlines())
         if (r["method"], r["metric"], r["category"]) == ("coca", "ece", "math")
     ]
-    assert [float(ece[f"value_{i}"]) for i in (1, 2, 3)] == [0.01, 0.03, 0.02]
+    assert [float(ece[f"seed_{i}"]) for i in range(3)] == [0.01, 0.03, 0.02]
+
+
+def test_a_seed_without_a_value_keeps_its_column_and_is_counted(tmp_path):
+    undefined = {"auroc": None}
+    results = finished(tmp_path, coca=[{"auroc": 0.9}, undefined, {"auroc": 0.7}])
+    main = comparisons(PLAN, "short")[0]
+    table = comparison_table(main, entries(results, "short", main))
+    [printed] = [row for row in table.rows if row[:2] == ("coca", "AUROC ↑")]
+    assert printed[2] == "0.800 ± 0.141 (n = 2)"
+    [auroc] = [
+        r
+        for r in csv.DictReader(table.csv().splitlines())
+        if (r["method"], r["metric"], r["category"]) == ("coca", "auroc", "math")
+    ]
+    assert (auroc["n"], auroc["seed_0"], auroc["seed_1"], auroc["seed_2"]) == ("2", "0.9", "", "0.7")
+
+
+def test_ece_stands_beside_that_of_a_calibrated_model(tmp_path):
+    results = finished(tmp_path, 2)
+    for comparison in comparisons(PLAN, "short"):
+        table = comparison_table(comparison, entries(results, "short", comparison))
+        for above, below in itertools.pairwise(table.rows):
+            if above[1] == "ECE ↓":
+                assert below[:2] == (above[0], "ECE if calibrated")
+                # Nine answers that say 0.5: mean |9/2 - right| / 9 of a fair coin.
+                expected = sum(math.comb(9, k) * abs(4.5 - k) / 9 / 2**9 for k in range(10))
+                assert float(below[2].split(" ")[0]) == pytest.approx(expected, abs=0.01)
+                assert below[3] == "--"  # no prediction of facts was kept
 
 
 def test_claims_say_what_the_cells_say(tmp_path):
@@ -91,6 +124,68 @@ def test_claims_say_what_the_cells_say(tmp_path):
     lost = next(c for c in claims(results, PLAN) if "half its accuracy" in c.text)
     assert lost.values == pytest.approx([1 - 0.2 / 0.6] * 3)
     assert "| claim" in claims_table(claims(results, PLAN)).markdown()
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03, math.nan]) == pytest.approx([0.03, 0.06, 0.06, math.nan], nan_ok=True)
+    assert holm([0.9, 0.8]) == [1.0, 1.0]
+    assert holm([]) == []
+
+
+def test_p_is_scipys_and_agrees_with_the_interval():
+    random = np.random.default_rng(0)
+    for bound in (-0.1, 0.0, 0.2):
+        values = random.normal(0.1, 0.1, 5)
+        assert mean_differs(values.tolist(), bound) == pytest.approx(ttest_1samp(values, bound).pvalue)
+        interval = mean_interval(values.tolist())
+        assert (mean_differs(values.tolist(), bound) < 0.05) == (not interval.low <= bound <= interval.high)
+    assert math.isnan(mean_differs([0.1], 0.0))
+    assert (mean_differs([0.96] * 5, 0.92), mean_differs([0.92] * 5, 0.92)) == (0.0, 1.0)
+
+
+def test_verdicts_are_corrected_for_the_number_of_claims():
+    weak = [0.1, 0.2, 0.3, 0.25, 0.05]  # p about .02
+    alone = claims_table([Claim("weak", weak)])
+    assert alone.rows[0][-2:] == ("holds", "holds")
+    among = claims_table([Claim("weak", weak), *(Claim(f"noise {i}", [-0.1, 0.1, 0.05]) for i in range(4))])
+    assert among.rows[0][-2:] == ("holds", "not decided")
+    assert "corrects for the 5 claims" in among.note
+    [row] = [r for r in csv.DictReader(among.csv().splitlines()) if r["claim"] == "weak"]
+    assert float(row["p_holm"]) == pytest.approx(5 * float(row["p"]))
+    assert (row["alone"], row["corrected"], row["seeds_above"]) == ("holds", "not decided", "5.0")
+    assert among.rows[0][4] == "5 of 5"
+
+
+def test_a_share_is_never_said_to_exceed_one():
+    claim = Claim("share lost", [0.96, 0.999, 0.995], 0.5, most=1.0)
+    assert claim.interval().high == 1.0
+    assert mean_interval(claim.values).high > 1.0
+    assert "+1.000" in claims_table([claim]).rows[0][2]
+
+
+def test_shares_of_the_papers_claims_end_at_one(tmp_path):
+    for claim in claims(finished(tmp_path), PLAN):
+        assert ("share" in claim.text) == (claim.most == 1.0), claim.text
+
+
+def test_finished_cells_are_rendered_again_without_training(tmp_path, monkeypatch, capsys):
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(PLAN.model_dump_json())
+    output = tmp_path / "out [x] $_"
+    claim_directory(output, {"plan": PLAN.model_dump(mode="json")})
+    for cell in cells_of(PLAN, range(2)):
+        finish(output, cell)
+    times = {path: path.stat().st_mtime_ns for path in output.rglob("cell.json")}
+    monkeypatch.setattr(schedule.run_cells, "__defaults__", (lambda *_: pytest.fail("trained"),))
+    command = ["reproduce", "--plan", str(plan), "--seeds", "2", "--jobs", "1", "--output", str(output)]
+    for number in range(2):
+        report = tmp_path / f"report {number} [/x]"
+        assert main([*command, "--report", str(report)]) == 0
+        assert "0 to run" in capsys.readouterr().out
+    pages = [sorted((tmp_path / f"report {n} [/x]").iterdir()) for n in range(2)]
+    assert [p.name for p in pages[0]] == [p.name for p in pages[1]]
+    assert all(a.read_bytes() == b.read_bytes() for a, b in zip(*pages, strict=True))
+    assert times == {path: path.stat().st_mtime_ns for path in output.rglob("cell.json")}
 
 
 def test_sequential_phases_are_means_at_the_ends_of_the_stages(tmp_path):

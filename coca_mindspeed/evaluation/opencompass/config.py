@@ -14,6 +14,7 @@ from typing import Any
 
 from coca_mindspeed.algorithm.response import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, ConfidencePosition
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError
+from coca_mindspeed.evaluation.catalogue import HEADLINE_METRICS
 from coca_mindspeed.files import write_json
 
 _EVALUATORS = "coca_mindspeed.evaluation.opencompass.evaluator"
@@ -232,8 +233,7 @@ def paper_config(
         | {"n": samples}
         for name in datasets
     ]
-    metrics = ("accuracy", "auroc", "ece", "brier", "success_rate", "tokens_to_confidence")
-    abbrs = [[dataset["abbr"], metric] for dataset in wrapped for metric in metrics]
+    abbrs = [[dataset["abbr"], metric] for dataset in wrapped for metric in HEADLINE_METRICS]
     return {
         "datasets": wrapped,
         "models": [dict(model)],

@@ -15,6 +15,7 @@ import numpy as np
 
 from coca_mindspeed.algorithm.response import ConfidencePosition, ResponseParser
 from coca_mindspeed.errors import DataError, MissingDependencyError
+from coca_mindspeed.evaluation.catalogue import CATALOGUE, HEADLINE_METRICS
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.opencompass.output import correctness
 from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
@@ -28,8 +29,7 @@ except ImportError as error:
     ) from error
 
 # Percent where OpenCompass writes percent; the same names for every model, NaN where undefined.
-PERCENT = ("accuracy", "success_rate")
-METRICS = ("accuracy", "auroc", "ece", "brier", "success_rate", "tokens_to_confidence")
+PERCENT = tuple(name for name in HEADLINE_METRICS if CATALOGUE[name].percent)
 
 
 @ICL_EVALUATORS.register_module()
@@ -92,7 +92,7 @@ class ConfidenceEvaluator(BaseEvaluator):
             np.array([np.nan if t is None else t for t in tokens], dtype=np.float64),
         )
         values = metrics.values()
-        result: dict[str, Any] = {name: values[name] * (100 if name in PERCENT else 1) for name in METRICS}
+        result: dict[str, Any] = {name: values[name] * (100 if name in PERCENT else 1) for name in HEADLINE_METRICS}
         result["n_samples"] = metrics.n
         rows = zip(range(len(responses)), responses, confidence, answers, correct, tokens, strict=True)
         result["details"] = [
