@@ -6,7 +6,7 @@ import pytest
 
 from coca_mindspeed.files import read_json_lines, write_json, write_json_lines
 
-TEXTS = ["\ud83d", "a\udc00b", "\ud83d\ude00 half: \ude00", "\\ud83d spelt out", "🙂", "\u2028"]
+TEXTS = ["\ud83d", "a\udc00b", "\U0001f600 half: \ude00", "\\ud83d spelt out", "🙂", "\u2028"]
 
 
 @pytest.mark.parametrize("text", TEXTS, ids=ascii)

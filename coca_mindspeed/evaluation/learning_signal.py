@@ -18,8 +18,6 @@ def learning_problems(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     invalid = _mean(rows, "rollout/invalid_share")
     cut_off = _mean(rows, "response/cut_off_share")
     flat = [_mean(rows, f"group/no_{segment}_variance_share") for segment in ("confidence", "answer")]
-    if all(map(math.isnan, flat)):  # the port counts the groups in which neither reward varies
-        flat = [_mean(rows, "group/no_variance_share")] * 2
     problems = []
     if invalid > _MOST:
         problems.append(f"{invalid:.0%} of the responses state no valid confidence")

@@ -58,7 +58,7 @@ _LENGTH = (("trainer", "steps"), ("data", "epochs"))  # may change where the ste
 
 
 @dataclass(frozen=True)
-class RunDirectory:
+class FoundRun:
     """A run's output directory as it was found.
 
     Attributes:
@@ -78,7 +78,7 @@ class RunDirectory:
         return self.path / "config.yaml"
 
 
-def find_run(path: Path, *, resume: bool, overwrite: bool = False) -> RunDirectory:
+def find_run(path: Path, *, resume: bool, overwrite: bool = False) -> FoundRun:
     """Look at the place where a run is to go; nothing is changed.
 
     A run that never finished a step is no obstacle: it is started again, with other settings too.
@@ -105,15 +105,15 @@ def find_run(path: Path, *, resume: bool, overwrite: bool = False) -> RunDirecto
                 f"--output {path}: holds {others[0]!r} but no {MARKER} of a run of ours, so it is something else; "
                 "choose another directory"
             )
-        return RunDirectory(path)
+        return FoundRun(path)
     checkpoints = list_checkpoints(path / "checkpoints")
     metrics = path / "metrics.jsonl"
     begun = bool(checkpoints) or (metrics.exists() and metrics.stat().st_size > 0)
     if begun and not resume and not overwrite:
         raise ConfigError(f"--output {path}: already holds a run; add --resume to go on with it, or choose another")
     if overwrite:
-        return RunDirectory(path, marker)
-    return RunDirectory(path, marker, checkpoints[-1] if checkpoints else None, begun)
+        return FoundRun(path, marker)
+    return FoundRun(path, marker, checkpoints[-1] if checkpoints else None, begun)
 
 
 def check_writable(path: Path) -> None:
@@ -151,7 +151,7 @@ def records_digest(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def claim(
-    found: RunDirectory, config: RunConfig, data: Mapping[str, Mapping[str, Any]], *, overwrite: bool
+    found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str, Any]], *, overwrite: bool
 ) -> Mapping[str, Any]:
     """Write the marker and ``config.yaml``, and return what the marker says; the directory must be held.
 
@@ -181,13 +181,13 @@ def claim(
     return marker
 
 
-def _differs(found: RunDirectory, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> bool:
+def _differs(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> bool:
     if not found.config_path.exists() or found.marker is None:
         return True
     return next(_changes(_saved(found), config), None) is not None or found.marker.get("data") != data
 
 
-def refuse_another_run(found: RunDirectory, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
+def refuse_another_run(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse to go on with a run under settings or on records by which its steps would have been others.
 
     Raises:
@@ -213,7 +213,7 @@ def refuse_another_run(found: RunDirectory, config: RunConfig, data: Mapping[str
             )
 
 
-def _refuse_another_length(found: RunDirectory, saved: RunConfig, config: RunConfig) -> None:
+def _refuse_another_length(found: FoundRun, saved: RunConfig, config: RunConfig) -> None:
     before, now = saved.trainer.steps, config.trainer.steps
     if before == now:
         return
@@ -237,7 +237,7 @@ def _refuse_another_length(found: RunDirectory, saved: RunConfig, config: RunCon
             )
 
 
-def _saved(found: RunDirectory) -> RunConfig:
+def _saved(found: FoundRun) -> RunConfig:
     path = found.config_path
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))

@@ -23,7 +23,7 @@ from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.preflight import LengthLimits, check_lengths, check_prompts
 from coca_mindspeed.local.progress import WarmUpProgress
 from coca_mindspeed.local.run_directory import (
-    RunDirectory,
+    FoundRun,
     check_writable,
     claim,
     find_run,
@@ -132,7 +132,7 @@ def open_session(
     return Session(trainer, found.newest, lock)
 
 
-def _check_prompts(config: RunConfig, found: RunDirectory, records: Sequence[Record], show_progress: bool) -> None:
+def _check_prompts(config: RunConfig, found: FoundRun, records: Sequence[Record], show_progress: bool) -> None:
     system_prompt = training_method(config.method.name).system_prompt
     limits = LengthLimits(config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
     if found.newest is not None or config.model.path is not None:
@@ -144,13 +144,13 @@ def _check_prompts(config: RunConfig, found: RunDirectory, records: Sequence[Rec
     check_lengths(tiny_tokenizer(), context, records, system_prompt, limits, "the built-in tiny model", show_progress)
 
 
-def _model_path(config: RunConfig, found: RunDirectory) -> tuple[Path, str]:
+def _model_path(config: RunConfig, found: FoundRun) -> tuple[Path, str]:
     if found.newest is not None:
         return found.newest.model, "checkpoint"
     return Path(str(config.model.path)), "model.path"
 
 
-def _load_policy(config: RunConfig, found: RunDirectory, device: torch.device) -> Policy | None:
+def _load_policy(config: RunConfig, found: FoundRun, device: torch.device) -> Policy | None:
     """The policy to start or to go on with; None where the tiny model has to be made first."""
     if found.newest is None and config.model.path is None:
         return None
