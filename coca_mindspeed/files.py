@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -9,6 +10,9 @@ from typing import Any
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.json_text import JsonError, line_bound, numbered_lines, parse_json
+
+# Half of a UTF-16 pair: JSON can name one (\ud83d), UTF-8 cannot hold one.
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def fsync_directory(directory: Path) -> None:
@@ -43,12 +47,18 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` atomically as indented strict JSON; NaN and infinity raise ``ValueError``."""
-    write_atomically(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    write_atomically(path, _dump(value, indent=2) + "\n")
 
 
 def to_json_line(row: Mapping[str, Any]) -> str:
     """One JSON object on one line, with its newline; NaN and infinity raise ``ValueError``."""
-    return json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n"
+    return _dump(row) + "\n"
+
+
+def _dump(value: Any, indent: int | None = None) -> str:
+    """Strict JSON that UTF-8 can hold; a lone surrogate, which can only stand inside a string, is escaped."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    return LONE_SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -36,6 +36,11 @@ class AssessorConfig:
     )
 
 
+def bare_questions(records: Sequence[Record]) -> list[Record]:
+    """Records without answer instruction and without a system prompt of their own."""
+    return [replace(r, system=None, metadata={**r.metadata, "instruction": ""}) for r in records]
+
+
 class Assessor:
     """A causal LM and the two tokens by which it speaks."""
 
@@ -54,8 +59,7 @@ class Assessor:
 
     def encode(self, records: Sequence[Record]) -> list[list[int]]:
         """Prompts from the questions alone: no answer instruction, and our system prompt in the place of any other."""
-        bare = [replace(r, system=None, metadata={**r.metadata, "instruction": ""}) for r in records]
-        return self.policy.encode_prompts(bare, ASSESSOR_PROMPT, self._config.max_prompt_tokens)
+        return self.policy.encode_prompts(bare_questions(records), ASSESSOR_PROMPT, self._config.max_prompt_tokens)
 
     def logits(self, prompts: Sequence[Sequence[int]]) -> Tensor:
         """Log-odds of "right", ``[n]``, with gradient; one batch."""

@@ -40,9 +40,7 @@ def work_in_parts(
         raise ValueError(f"size should be at least 1, found {size}")
     count = -(-len(items) // size)
     rows: list[dict[str, Any]] = []
-    progress = StepProgress(count, show_progress)
-    progress.title = title
-    with progress:
+    with StepProgress(count, show_progress, title=title) as progress:
         for number in range(count):
             path = directory / f"part_{number:06d}.jsonl"
             if not path.exists():
@@ -52,8 +50,8 @@ def work_in_parts(
     return rows
 
 
-def claim_directory(directory: Path, settings: Mapping[str, Any]) -> None:
-    """Make ``directory`` this work's own, or make sure that it already is.
+def check_directory(directory: Path, settings: Mapping[str, Any]) -> bool:
+    """Make sure that ``directory`` is free or holds this very work, and return whether it holds it; nothing is written.
 
     Raises:
         ConfigError: it holds another work's results; the message names the first setting that differs.
@@ -67,7 +65,22 @@ def claim_directory(directory: Path, settings: Mapping[str, Any]) -> None:
                     f"--output {directory}: holds results with {name}={before.get(name)!r}, found "
                     f"{settings.get(name)!r}; choose another directory or the same settings"
                 )
-        return
+        return True
+    if directory.exists() and not directory.is_dir():
+        raise ConfigError(f"--output {directory}: is a file; the results need a directory")
     if directory.exists() and any(directory.iterdir()):
         raise ConfigError(f"--output {directory}: is not empty and has no settings.json; choose another directory")
-    write_json(path, settings)
+    return False
+
+
+def claim_directory(directory: Path, settings: Mapping[str, Any]) -> None:
+    """Make ``directory`` this work's own, or make sure that it already is.
+
+    Raises:
+        ConfigError: as :func:`check_directory`, or it cannot be written.
+    """
+    if not check_directory(directory, settings):
+        try:
+            write_json(directory / "settings.json", settings)
+        except OSError as error:
+            raise ConfigError(f"--output {directory}: cannot be written: {error.strerror}") from error

@@ -89,7 +89,7 @@ def run_baseline(
     if name == "majority_vote":
         predictions = work.votes(records)
     else:
-        given = work.answers(records, "answers") if answers is None else _in_order(answers, records)
+        given = work.answers(records, "answers") if answers is None else answers_in_order(answers, records)
         if name == "verbalised":
             predictions = given
         else:
@@ -220,7 +220,12 @@ class _Work:
             print(f"epoch {epoch}: validation loss {loss:.4f} nats", file=sys.stderr, flush=True)
 
 
-def _in_order(answers: Sequence[Prediction], records: Sequence[Record]) -> list[Prediction]:
+def answers_in_order(answers: Sequence[Prediction], records: Sequence[Record]) -> list[Prediction]:
+    """The answer to each record.
+
+    Raises:
+        ConfigError: a record has none.
+    """
     by_key = {(p.dataset, p.id): p for p in answers}
     if missing := [r for r in records if (r.dataset, r.id) not in by_key]:
         raise ConfigError(

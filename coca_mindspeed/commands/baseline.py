@@ -1,24 +1,34 @@
 """``coca-mindspeed baseline``: what CoCA is compared with, on any causal LM directory."""
 
 import argparse
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from coca_mindspeed.algorithm.rewards import METHODS, training_method
-from coca_mindspeed.baselines.parts import claim_directory
-from coca_mindspeed.baselines.run import BASELINES, NEEDS_TRAINING, BaselineOptions, run_baseline
+from coca_mindspeed.baselines.assessor import ASSESSOR_PROMPT, bare_questions
+from coca_mindspeed.baselines.parts import check_directory, claim_directory
+from coca_mindspeed.baselines.run import (
+    BASELINES,
+    NEEDS_TRAINING,
+    BaselineOptions,
+    answers_in_order,
+    run_baseline,
+)
 from coca_mindspeed.baselines.subject import Subject
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
-from coca_mindspeed.data.records import read_records
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.predictions import read_predictions
-from coca_mindspeed.evaluation.summary import metrics_table, summary_metrics
+from coca_mindspeed.evaluation.summary import print_metrics, summary_metrics
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
+from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
+from coca_mindspeed.local.preflight import LengthLimits, check_prompts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-prompt-tokens", type=int, default=2048, help="default: 2048")
     parser.add_argument("--max-new-tokens", type=int, default=4096, help="default: 4096")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N, npu or npu:N")
-    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="compute (default: bf16)")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="compute (default: bfloat16)"
+    )
     parser.add_argument("--seed", type=int, default=0, help="draws samples, splits and weights (default: 0)")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
 
@@ -60,31 +72,69 @@ def run(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"the {arguments.name} needs --train (records to train on) or --trained (one trained before)")
     # Where to go on is the user's choice of directory; how much is shown changes no result.
     settings = {k: _plain(v) for k, v in vars(arguments).items() if k not in ("output", "quiet", "run", "command")}
-    claim_directory(arguments.output, settings)
-
+    check_directory(arguments.output, settings)
     device = choose_device(arguments.device, where="--device")
+    records = _records(arguments.data, "--data")
+    training = _records(arguments.train, "--train") if arguments.train else []
+    answers = read_predictions(arguments.answers) if arguments.answers else None
+    if answers is not None:
+        answers_in_order(answers, records)
     model = ModelConfig(compute_dtype=arguments.dtype)
-    policy = load_policy(arguments.model, model, device, where="--model")
     rollout = RolloutConfig(max_prompt_tokens=arguments.max_prompt_tokens, max_new_tokens=arguments.max_new_tokens)
     grader = build_grader(arguments.grader)
-    subject = Subject(policy, grader, training_method(arguments.method), MethodConfig(), rollout, arguments.seed)
-    try:
-        predictions = run_baseline(
-            arguments.name,
-            subject,
-            list(read_records(arguments.data)),
-            arguments.output,
-            _options(arguments),
-            training_records=list(read_records(arguments.train)) if arguments.train else (),
-            open_assessor=_assessor_opener(arguments, model, device),
-            answers=read_predictions(arguments.answers) if arguments.answers else None,
-        )
-    finally:
-        grader.close()
-    console = Console()
-    console.print(metrics_table({arguments.name: summary_metrics(predictions)}))
-    console.print(f"predictions: {arguments.output / 'predictions.jsonl'}")
+    with closing(grader):
+        grader.check(_graded(arguments, records, training))
+        _check_prompts(arguments, model, records, training)
+        policy = load_policy(arguments.model, model, device, where="--model")
+        claim_directory(arguments.output, settings)
+        subject = Subject(policy, grader, training_method(arguments.method), MethodConfig(), rollout, arguments.seed)
+        message = f"stopped; the finished parts are saved in {arguments.output}; the same command goes on behind them"
+        with saying_what_is_saved(message):
+            predictions = run_baseline(
+                arguments.name,
+                subject,
+                records,
+                arguments.output,
+                _options(arguments),
+                training_records=training,
+                open_assessor=_assessor_opener(arguments, model, device),
+                answers=answers,
+            )
+    print_metrics({arguments.name: summary_metrics(predictions)})
+    print(f"predictions: {arguments.output / 'predictions.jsonl'}")
     return 0
+
+
+def _records(path: Path, option: str) -> list[Record]:
+    """All records of a file; an empty one is a mistake."""
+    records = list(read_records(path))
+    if not records:
+        raise DataError(f"{option} {path}: holds no records")
+    return records
+
+
+def _graded(arguments: argparse.Namespace, records: Sequence[Record], training: Sequence[Record]) -> list[Record]:
+    """The records whose answers will be graded: not those that come with graded answers."""
+    given = arguments.answers is not None and arguments.name != "majority_vote"
+    trains = arguments.name in NEEDS_TRAINING and arguments.trained is None
+    return [*([] if given else records), *(training if trains else [])]
+
+
+def _check_prompts(
+    arguments: argparse.Namespace, model: ModelConfig, records: Sequence[Record], training: Sequence[Record]
+) -> None:
+    """Refuse before a model is loaded what it, or the assessor's, could not be asked."""
+    limits = LengthLimits(
+        arguments.max_prompt_tokens, arguments.max_new_tokens, "--max-prompt-tokens", "--max-new-tokens"
+    )
+    asked, show = [*records, *training], not arguments.quiet
+    system_prompt = training_method(arguments.method).system_prompt
+    check_prompts(arguments.model, model, asked, system_prompt, limits, where="--model", show_progress=show)
+    if arguments.name == "assessor":
+        path, where = _assessor_path(arguments, arguments.trained)
+        bare = bare_questions(asked)
+        nothing_new = replace(limits, response=0)
+        check_prompts(path, model, bare, ASSESSOR_PROMPT, nothing_new, where=where, show_progress=show)
 
 
 def _options(arguments: argparse.Namespace) -> BaselineOptions:
@@ -103,12 +153,18 @@ def _options(arguments: argparse.Namespace) -> BaselineOptions:
 
 def _assessor_opener(arguments: argparse.Namespace, model: ModelConfig, device: torch.device) -> Any:
     def open_assessor(directory: Path | None) -> Policy:
-        path = directory or arguments.assessor_model
-        if path is None:
-            raise ConfigError("the assessor needs --assessor-model, a Hugging Face directory of a causal LM to train")
-        return load_policy(path, model, device, where="--assessor-model")
+        path, where = _assessor_path(arguments, directory)
+        return load_policy(path, model, device, where=where)
 
     return open_assessor
+
+
+def _assessor_path(arguments: argparse.Namespace, trained: Path | None) -> tuple[Path, str]:
+    if trained is not None:
+        return trained, "--trained"
+    if arguments.assessor_model is None:
+        raise ConfigError("the assessor needs --assessor-model, a Hugging Face directory of a causal LM to train")
+    return arguments.assessor_model, "--assessor-model"
 
 
 def _plain(value: Any) -> Any:

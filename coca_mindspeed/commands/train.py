@@ -5,12 +5,9 @@ import time
 from contextlib import closing
 from pathlib import Path
 
-from rich.console import Console
-
 from coca_mindspeed.commands.config import add_run_arguments
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.evaluation.predictions import write_predictions
-from coca_mindspeed.evaluation.summary import metrics_table, summary_metrics
+from coca_mindspeed.evaluation.summary import print_metrics, summary_metrics
 from coca_mindspeed.files import write_json
 from coca_mindspeed.local.session import open_session
 
@@ -27,15 +24,13 @@ def run(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output
     started = time.perf_counter()
     session = open_session(composed, output, resume=arguments.resume, show_progress=not arguments.quiet)
-    console = Console()
     with closing(session):
         trainer = session.trainer
         trainer.run(session.resume_from)
-        if trainer.evaluate_records:
-            after = trainer.evaluate(trainer.evaluate_records, "after")
-            write_predictions(output / "predictions_after.jsonl", after)
+        if after := trainer.final_evaluation():
             summary = {"seed": composed.run.seed, "method": composed.run.method.name, "after": summary_metrics(after)}
             write_json(output / "summary.json", {**summary, "seconds": {"total": time.perf_counter() - started}})
-            console.print(metrics_table({"held-out questions": summary_metrics(after)}))
-    console.print(f"model: {output / 'model'} (a Hugging Face directory); metrics: {output / 'metrics.jsonl'}")
+            print_metrics({"held-out questions": summary_metrics(after)})
+    # Not through rich: a path that is broken over lines cannot be copied.
+    print(f"model: {output / 'model'} (a Hugging Face directory)\nmetrics: {output / 'metrics.jsonl'}")
     return 0

@@ -103,6 +103,9 @@ def _unsupported(run: RunConfig, facts: Facts) -> Iterator[Problem]:
     if run.evaluation.questions is not None:
         reason = "validation uses all of data.evaluate; shorten that file instead"
         yield Problem("evaluation.questions", run.evaluation.questions, reason, (None,))
+    if run.evaluation.final_questions is not None:
+        reason = "the trained weights are converted and evaluated on their own (docs/evaluation.md)"
+        yield Problem("evaluation.final_questions", run.evaluation.final_questions, reason, (None,))
     if run.checkpoint.interval < 1:
         yield Problem("checkpoint.interval", run.checkpoint.interval, "MindSpeed-RL divides by it", (1,))
     if run.logging.swanlab is not None:

@@ -209,7 +209,9 @@ class TrainerConfig(Section):
     epochs: int = Field(1, ge=1, description="passes over a step's responses")
     microbatch_prompts: int | None = Field(None, ge=1, description="prompts in one backward pass; null: a minibatch's")
     share_prompts: bool = Field(True, description="run each prompt once a group in the update, not once a response")
-    device: str = Field("auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$", description="auto, cpu, cuda or cuda:N")
+    device: str = Field(
+        "auto", pattern=r"^(auto|cpu|(cuda|npu)(:\d+)?)$", description="auto, cpu, cuda, cuda:N, npu or npu:N"
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads; null: as PyTorch likes")
 
 
@@ -218,6 +220,9 @@ class EvaluationConfig(Section):
 
     interval: int = Field(0, ge=0, description="steps between evaluations; 0: none while training")
     questions: int | None = Field(None, ge=1, description="held-out questions used while training; null: all")
+    final_questions: int | None = Field(
+        None, ge=0, description="held-out questions answered after training (demo: and before); null: all; 0: none"
+    )
 
 
 class CheckpointConfig(Section):

@@ -6,19 +6,22 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.files import fsync_directory
+from coca_mindspeed.ownership import MARKER, is_free, is_ours, write_marker
 
-MARKER = "report.json"  # what every finished directory of ours holds; only such a one is ever replaced
-_LOCK = ".lock"
+_KIND = "data"
 
 
 @contextmanager
 def output_directory(path: Path, overwrite: bool) -> Iterator[Path]:
     """Yield a temporary directory that becomes ``path`` if the block succeeds and vanishes if it fails.
 
-    A killed process leaves only its temporary directory (``.NAME.partial-*``), which the next run removes.
+    The directory holds our marker (see :mod:`coca_mindspeed.ownership`), which its process keeps locked.  A killed
+    process leaves only its temporary directory (``.NAME.partial-*``) and, if it was killed between the two renames of
+    a replacement, the earlier output (``.NAME.earlier-*``); the next run puts the second back and removes the first.
 
     Args:
         path: the final place; it may exist if it is empty, or with ``overwrite`` if it is an earlier output.
@@ -27,15 +30,15 @@ def output_directory(path: Path, overwrite: bool) -> Iterator[Path]:
     Raises:
         DataError: the place is taken.
     """
-    _check_free(path, overwrite)
     path.parent.mkdir(parents=True, exist_ok=True)
-    _remove_abandoned(path)
+    _restore_or_remove_abandoned(path)
+    _check_free(path, overwrite)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.partial-"))
     try:
-        with (temporary / _LOCK).open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        write_marker(temporary, _KIND)
+        with (temporary / MARKER).open("rb") as marker:
+            fcntl.flock(marker, fcntl.LOCK_EX)
             yield temporary
-            (temporary / _LOCK).unlink()
             _check_free(path, overwrite)
             _replace(path, temporary)
     except BaseException:
@@ -44,42 +47,66 @@ def output_directory(path: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def _check_free(path: Path, overwrite: bool) -> None:
-    if not path.exists():
-        return
-    if not path.is_dir():
+    if path.exists() and not path.is_dir():
         raise DataError(f"{path}: is a file; the output is a directory")
-    if any(path.iterdir()) and not overwrite:
+    if is_free(path):
+        return
+    if not overwrite:
         raise DataError(f"{path}: already exists; choose another --output, or replace it with --overwrite")
-    if any(path.iterdir()) and not (path / MARKER).is_file():
-        raise DataError(f"{path}: holds no {MARKER}, so it is not an earlier output and is not replaced")
+    if not is_ours(path, _KIND):
+        raise DataError(
+            f"{path}: holds no {MARKER} of prepared data, so it is not an earlier output and is not replaced"
+        )
 
 
 def _replace(path: Path, temporary: Path) -> None:
     temporary.chmod(0o755)
     fsync_directory(temporary)
-    if path.exists():
-        # Two renames: a crash between them leaves the earlier output whole, under the name it was moved to.
-        earlier = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.earlier-"))
-        path.rename(earlier)
-        try:
-            temporary.rename(path)
-        except BaseException:
-            earlier.rename(path)
-            raise
-        shutil.rmtree(earlier)
+    if is_free(path):
+        temporary.rename(path)  # an empty directory gives way
     else:
-        temporary.rename(path)
+        # Two renames: a crash between them leaves the earlier output whole, under the name it was moved to.
+        earlier = temporary.with_name(f".{path.name}.earlier-{temporary.name.rpartition('-')[2]}")
+        with (path / MARKER).open("rb") as marker:
+            fcntl.flock(marker, fcntl.LOCK_EX)  # says that somebody is at work between the renames
+            path.rename(earlier)
+            try:
+                temporary.rename(path)
+            except BaseException:
+                earlier.rename(path)
+                raise
+            shutil.rmtree(earlier)
     fsync_directory(path.parent)
 
 
-def _remove_abandoned(path: Path) -> None:
-    """Remove temporary directories whose process is gone: nobody holds their lock."""
-    for directory in path.parent.glob(f".{path.name}.partial-*"):
+def _restore_or_remove_abandoned(path: Path) -> None:
+    """Clean up after killed processes: nobody holds the lock of what they left."""
+    for earlier in sorted(path.parent.glob(f".{path.name}.earlier-*")):
+        with _abandoned(earlier) as lock:
+            if lock is None:
+                continue
+            if is_free(path):
+                earlier.rename(path)
+            else:
+                shutil.rmtree(earlier)
+    for partial in path.parent.glob(f".{path.name}.partial-*"):
+        with _abandoned(partial) as lock:
+            if lock is not None:
+                shutil.rmtree(partial)
+
+
+@contextmanager
+def _abandoned(directory: Path) -> Iterator[IO[bytes] | None]:
+    """The lock of a directory of ours that nobody works on; None where somebody does, or where it is not ours."""
+    try:
+        marker = (directory / MARKER).open("rb")
+    except OSError:  # not ours, or gone, or another process is about to mark it
+        yield None
+        return
+    with marker:
         try:
-            with (directory / _LOCK).open("r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(directory)
-        except FileNotFoundError:  # another process is about to lock it, or has just finished
-            continue
-        except BlockingIOError:  # another process is at work in it
-            continue
+            fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        yield marker if is_ours(directory, _KIND) else None

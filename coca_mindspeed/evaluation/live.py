@@ -17,6 +17,7 @@ from rich.text import Text
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.binning import bin_table
 from coca_mindspeed.evaluation.catalogue import UNDEFINED, metric_info, show
+from coca_mindspeed.evaluation.learning_signal import NO_SIGNAL_STEPS, learning_problems
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.safe_text import terminal_text
 from coca_mindspeed.files import read_json_lines
@@ -115,12 +116,20 @@ def _reliability(samples: Sequence[Mapping[str, Any]]) -> RenderableType:
     return Group(table, Text(f"{metrics.n_valid} of {metrics.n} answers state a confidence; {shown}"))
 
 
+def _warnings(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
+    if len(rows) < NO_SIGNAL_STEPS or not (problems := learning_problems(rows[-NO_SIGNAL_STEPS:])):
+        return []
+    text = "\n".join(f"warning: {problem}" for problem in problems)
+    return [Text(f"{text}\ndocs/troubleshooting.md says what to do", style="bold red")]
+
+
 def dashboard(directory: RunDirectory) -> RenderableType:
     """What is known about a run, for rich to print."""
     rows = directory.metrics()
     if not rows:
         return Panel(Text("waiting for the first step"), title=terminal_text(str(directory.path)))
     return Group(
+        *_warnings(rows),
         Panel(_scalars(rows), title=terminal_text(f"{directory.path.name}, step {rows[-1].get('step', '?')}")),
         Panel(_reliability(directory.samples()), title="Reliability of the latest rollout samples"),
     )

@@ -3,8 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
+from coca_mindspeed.console import PlainConsole
 from coca_mindspeed.evaluation.catalogue import metric_info, show
 from coca_mindspeed.evaluation.metrics import HEADLINE, calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
@@ -17,15 +19,36 @@ def summary_metrics(predictions: Sequence[Prediction]) -> dict[str, Any]:
     return calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence).headline()
 
 
-def metrics_table(rows: Mapping[str, Mapping[str, Any]]) -> Table:
-    """A terminal table with a row for each set of metrics."""
-    table = Table()
-    table.add_column("")
-    for name in HEADLINE:
-        table.add_column(column_title(name), justify="right")
-    for name, metrics in rows.items():
-        table.add_row(terminal_text(name), *(shown_value(key, metrics[key]) for key in HEADLINE))
-    return table
+def metrics_table(rows: Mapping[str, Mapping[str, Any]], width: int) -> Table:
+    """A terminal table of several sets of metrics.
+
+    Args:
+        rows: name -> metrics.
+        width: columns of the terminal.  Where a row for each set would not fit, each set is a column.
+    """
+    cells = {name: [shown_value(key, metrics[key]) for key in HEADLINE] for name, metrics in rows.items()}
+    titles = [column_title(name) for name in HEADLINE]
+    wide = Table()
+    wide.add_column("")
+    for title in titles:
+        wide.add_column(title, justify="right", no_wrap=True)
+    for name, values in cells.items():
+        wide.add_row(terminal_text(name), *values)
+    if Console(width=10_000).measure(wide).minimum <= width:
+        return wide
+    tall = Table()
+    tall.add_column("")
+    for name in cells:
+        tall.add_column(terminal_text(name), justify="right", no_wrap=True)
+    for title, *values in zip(titles, *cells.values(), strict=True):
+        tall.add_row(title, *values)
+    return tall
+
+
+def print_metrics(rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print :func:`metrics_table` on standard output, as wide as it is where that is no terminal."""
+    console = PlainConsole()
+    console.print(metrics_table(rows, console.width))
 
 
 def column_title(name: str) -> str:

@@ -54,6 +54,11 @@ class FactualGrader:
         self._match = match
         self._tally = Tally()
 
+    def check(self, records: Sequence[Record]) -> None:
+        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: every record has its aliases."""
+        for record in records:
+            aliases_of(record)
+
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         """See :class:`~coca_mindspeed.grading.verdict.Grader`.
 

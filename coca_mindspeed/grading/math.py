@@ -67,6 +67,9 @@ class MathGrader:
         self._workers = Workers(count, seconds, warm_up=_warm_up)
         self._tally = Tally()
 
+    def check(self, records: Sequence[Record]) -> None:
+        """Any record can be graded; an answer whose gold one cannot be read is ungradable, and counted."""
+
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         """Grade responses, or bare final answers; see :class:`~coca_mindspeed.grading.verdict.Grader`."""
         started = time.perf_counter()

@@ -81,16 +81,16 @@ class AutoGrader:
         self._options = {"exact": exact, "math": math, "code": code, "factual": factual, "simpleqa": simpleqa}
         self._graders: dict[str, MeasuredGrader] = {}
 
+    def check(self, records: Sequence[Record]) -> None:
+        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`; makes the graders that the records need."""
+        for name, indices in self._places(records).items():
+            self._graders[name].check([records[i] for i in indices])
+
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         """See :class:`~coca_mindspeed.grading.verdict.Grader`; nothing is graded if any record has no grader."""
         if len(records) != len(answers):
             raise ValueError(f"{len(records)} records and {len(answers)} answers")
-        places: dict[str, list[int]] = {}
-        for index, record in enumerate(records):
-            places.setdefault(grader_name(record), []).append(index)
-        for name in places:
-            if name not in self._graders:
-                self._graders[name] = build_grader(name, self._options[name])
+        places = self._places(records)
         verdicts: dict[int, Verdict] = {}
         for name, indices in places.items():
             graded = self._graders[name].grade([records[i] for i in indices], [answers[i] for i in indices])
@@ -110,6 +110,16 @@ class AutoGrader:
     def close(self) -> None:
         for grader in self._graders.values():
             grader.close()
+
+    def _places(self, records: Sequence[Record]) -> dict[str, list[int]]:
+        """Grader name -> indices of its records; the graders are there afterwards."""
+        places: dict[str, list[int]] = {}
+        for index, record in enumerate(records):
+            places.setdefault(grader_name(record), []).append(index)
+        for name in places:
+            if name not in self._graders:
+                self._graders[name] = build_grader(name, self._options[name])
+        return places
 
 
 def _known(name: str, names: Sequence[str], what: str) -> str:

@@ -48,7 +48,16 @@ class Grader(Protocol):
 
 
 class MeasuredGrader(Grader, Protocol):
-    """A grader that counts what it does; all of this package's own are."""
+    """A grader that counts what it does, and says beforehand what it cannot grade; all of this package's own are."""
+
+    def check(self, records: Sequence[Record]) -> None:
+        """Refuse what :meth:`grade` would refuse whatever the answers are, without running or asking anything.
+
+        Raises:
+            DataError: a record lacks what its answers are graded by.
+            GradingError: something that grading needs is missing.
+        """
+        ...
 
     def metrics(self) -> dict[str, float]:
         """Totals since the grader was made: answers by outcome, ``seconds``, ``timeouts``, ``restarts``."""

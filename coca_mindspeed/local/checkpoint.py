@@ -9,7 +9,8 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,21 +107,51 @@ def save_checkpoint(
         before = list_checkpoints(directory)
         last = f"the last good one is {before[-1].path}" if before else "there is none before it"
         raise TrainingError(f"step {step}: the checkpoint {path} could not be written: {error}; {last}") from error
-    for old in list_checkpoints(directory)[:-keep]:
-        # Renamed first: a kill in the middle of the removal must not leave half a checkpoint under a good name.
-        doomed = old.path.with_name(f".removing_{old.step:06d}")
-        shutil.rmtree(doomed, ignore_errors=True)
-        old.path.rename(doomed)
-        shutil.rmtree(doomed)
+    _prune(directory, keep)
     return Checkpoint(path, step)
 
 
-def remove_leftovers(directory: Path) -> None:
-    """Remove what a killed run left half-written or half-removed."""
-    if directory.is_dir():
-        for path in directory.iterdir():
-            if path.name.startswith((".writing_", ".removing_")):
+def _prune(directory: Path, keep: int) -> None:
+    """Remove all but the newest ``keep`` checkpoints."""
+    for old in list_checkpoints(directory)[:-keep]:
+        # Renamed first: a kill in the middle of the removal must not leave half a checkpoint under a good name.
+        doomed = old.path.with_name(f".removing_{old.step:06d}")
+        try:
+            shutil.rmtree(doomed, ignore_errors=True)
+            old.path.rename(doomed)
+            shutil.rmtree(doomed)
+        except OSError as error:
+            raise TrainingError(
+                f"{old.path}: an old checkpoint cannot be removed: {error.strerror}; the new one is saved"
+            ) from error
+
+
+# The names by which this module writes, removes and replaces.
+_LEFTOVER = re.compile(r"\.(?:writing|removing)_\d{6,}|\.(?:model|warm_start)\.writing")
+_REPLACED = re.compile(r"\.replaced_(model|warm_start|step_\d{6,})")
+_HALF_A_FILE = re.compile(r"\.\w+\.(?:jsonl?|yaml|md|png)\.[a-z0-9_]{8}")
+
+
+def remove_leftovers(output: Path) -> None:
+    """Remove what a killed process left half-written or half-removed in a run's directory, which must be held.
+
+    Only names that this package gives are touched.  A model that was moved away while it was replaced is put back.
+    """
+    for directory in (output, output / "checkpoints", output / "samples"):
+        for path in sorted(directory.iterdir()) if directory.is_dir() else ():
+            if match := _REPLACED.fullmatch(path.name):
+                _put_back_or_remove(path, directory / match[1])
+            elif _LEFTOVER.fullmatch(path.name):
                 shutil.rmtree(path)
+            elif _HALF_A_FILE.fullmatch(path.name) and path.is_file():
+                path.unlink()
+
+
+def _put_back_or_remove(replaced: Path, final: Path) -> None:
+    if final.exists():
+        shutil.rmtree(replaced)
+    else:
+        replaced.rename(final)
 
 
 def checkpoint_bytes(policy: Policy) -> int:
@@ -128,7 +159,42 @@ def checkpoint_bytes(policy: Policy) -> int:
     return sum(3 * p.numel() * p.element_size() for p in policy.model.parameters())
 
 
-def _write_whole(temporary: Path, final: Path, write: Any) -> None:
+def check_space(output: Path, policy: Policy, keep: int, show: bool) -> None:
+    """Find out before the first step whether the disk can hold the run's checkpoints, and say how much they take.
+
+    Args:
+        output: the run's directory, which is there.
+        policy: what will be saved.
+        keep: checkpoints that are kept.
+        show: say it where it is much.
+
+    Raises:
+        TrainingError: the disk is too small.
+    """
+    # While a new checkpoint is written, the ones that are kept are still there; the export comes last.
+    size = checkpoint_bytes(policy)
+    total = size * (keep + 1) + size // 3
+    there = size * min(keep, len(list_checkpoints(output / "checkpoints")))
+    free = shutil.disk_usage(output).free
+    if free < total - there:
+        raise TrainingError(
+            f"--output {output}: {free / 2**20:.0f} MiB are free, about {(total - there) / 2**20:.0f} MiB are "
+            f"needed for {keep + 1} checkpoints of {size / 2**20:.0f} MiB and the exported "
+            "model; make room or lower checkpoint.keep"
+        )
+    if show and size > _MUCH:
+        print(
+            f"a checkpoint takes {size / 1e9:.1f} GB (weights and AdamW's moments in float32); with checkpoint.keep="
+            f"{keep} and the exported model the run needs up to {total / 1e9:.1f} GB of disk",
+            file=sys.stderr,
+            flush=True,
+        )
+
+
+_MUCH = 100_000_000  # bytes of a checkpoint from which its size is worth a line
+
+
+def _write_whole(temporary: Path, final: Path, write: Callable[[], None]) -> None:
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)

@@ -1,13 +1,10 @@
 """The demo: warm up the tiny model into an over-confident one, train it, and show before and after."""
 
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError
@@ -15,8 +12,9 @@ from coca_mindspeed.evaluation.figures import save_figure
 from coca_mindspeed.evaluation.metrics import HEADLINE
 from coca_mindspeed.evaluation.plots import reliability_diagram, training_curves
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, write_predictions
-from coca_mindspeed.evaluation.summary import column_title, metrics_table, shown_value, summary_metrics
+from coca_mindspeed.evaluation.summary import column_title, print_metrics, shown_value, summary_metrics
 from coca_mindspeed.files import read_json_lines, write_atomically, write_json
+from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.session import open_session
 
 
@@ -39,38 +37,34 @@ def run_demo(
         output: a new directory, or an earlier demo's with ``resume`` or ``overwrite``.
         overrides: of the run ``demo``.
         resume: go on with a demo that was stopped.
-        overwrite: remove the demo that ``output`` holds first.
+        overwrite: remove the run that ``output`` holds first; files that no run writes stay.
         show_progress: draw progress bars.
 
     Returns:
         The content of ``summary.json``.
 
     Raises:
-        ConfigError: ``output`` holds something else.
+        ConfigError: ``output`` holds something else, or nothing is to be evaluated.
     """
     composed = compose_run("demo", [f"seed={seed}", *overrides])
-    if overwrite and output.exists():
-        if any(output.iterdir()) and not (output / "config.yaml").is_file():
-            raise ConfigError(
-                f"--output {output}: is not an earlier run (it has no config.yaml), so it is not replaced"
-            )
-        shutil.rmtree(output)
+    if composed.run.evaluation.final_questions == 0:
+        raise ConfigError("evaluation.final_questions=0: the demo shows answers before and after; at least 1 is needed")
     seconds: dict[str, float] = {}
     clock = _Clock()
-    session = open_session(composed, output, resume=resume, show_progress=show_progress)
+    session = open_session(composed, output, resume=resume, overwrite=overwrite, show_progress=show_progress)
     trainer = session.trainer
     seconds["warm_up"] = clock.lap()
 
-    before_path, after_path = output / "predictions_before.jsonl", output / "predictions_after.jsonl"
+    before_path = output / "predictions_before.jsonl"
     with closing(session):
         if session.resume_from is None:
-            write_predictions(before_path, trainer.evaluate(trainer.evaluate_records, "before"))
+            with saying_what_is_saved("stopped before the training; the warmed-up model is saved; --resume goes on"):
+                write_predictions(before_path, trainer.evaluate(trainer.final_records, "before", method="instruct"))
         before = read_predictions(before_path)
         evaluating = clock.lap()
         trainer.run(session.resume_from)
         seconds["train"] = clock.lap()
-        after = trainer.evaluate(trainer.evaluate_records, "after")
-        write_predictions(after_path, after)
+        after = trainer.final_evaluation()
     seconds["evaluate"] = evaluating + clock.lap()
     seconds["total"] = clock.total()
 
@@ -78,9 +72,8 @@ def run_demo(
     summary = {"seed": seed, "method": composed.run.method.name, **scores, "seconds": seconds}
     write_json(output / "summary.json", summary)
     _write_report(output, summary, before, after)
-    console = Console()
-    console.print(metrics_table(scores))
-    console.print(f"{seconds['total']:.0f} s; pictures and samples: {output / 'report.md'}")
+    print_metrics(scores)
+    print(f"{seconds['total']:.0f} s; pictures and samples: {output / 'report.md'}")
     return summary
 
 

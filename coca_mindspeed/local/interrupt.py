@@ -1,11 +1,19 @@
-"""Ctrl-C and SIGTERM end a run between two steps, with a checkpoint; a second one ends it at once."""
+"""Ctrl-C and SIGTERM: between two steps they end a run with a checkpoint, elsewhere they say what is saved."""
 
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from coca_mindspeed.errors import TrainingError
+
+
+class InterruptedRunError(TrainingError):
+    """The run was asked to stop and did so; the message says what is saved and how to go on."""
+
+    exit_code = 130  # as the shell reports Ctrl-C
 
 
 class StopRequest:
@@ -40,3 +48,21 @@ def stop_request() -> Iterator[StopRequest]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def saying_what_is_saved(message: str | Callable[[], str]) -> Iterator[None]:
+    """End the block at once on SIGINT or SIGTERM, with ``message`` (or what it returns then).
+
+    Raises:
+        InterruptedRunError: it was asked to stop.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    previous = signal.signal(signal.SIGTERM, signal.default_int_handler) if in_main_thread else None
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        raise InterruptedRunError(message if isinstance(message, str) else message()) from error
+    finally:
+        if in_main_thread:
+            signal.signal(signal.SIGTERM, previous)

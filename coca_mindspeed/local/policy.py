@@ -2,7 +2,8 @@
 
 import importlib
 import importlib.util
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +11,13 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM
 
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.local.chat import encode_prompts, load_tokenizer
 from coca_mindspeed.tokenization import token_text
 
 
@@ -68,20 +69,9 @@ class Policy:
     def encode_prompts(self, records: Sequence[Record], system_prompt: str | None, max_tokens: int) -> list[list[int]]:
         """Token ids of each record's prompt, by the tokenizer's chat template.
 
-        Raises:
-            DataError: a prompt is longer than ``max_tokens``; it names the record.
+        See :func:`~coca_mindspeed.local.chat.encode_prompts`.
         """
-        messages = [prompt_messages(record, system_prompt) for record in records]
-        rendered = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-        # The template writes the special tokens itself.
-        prompts: list[list[int]] = self.tokenizer(rendered, add_special_tokens=False)["input_ids"]
-        for record, prompt in zip(records, prompts, strict=True):
-            if not 0 < len(prompt) <= max_tokens:
-                raise DataError(
-                    f"record {record.id!r} of {record.dataset}: its prompt has {len(prompt)} tokens, expected "
-                    f"1 to {max_tokens} (rollout.max_prompt_tokens)"
-                )
-        return prompts
+        return encode_prompts(self.tokenizer, records, system_prompt, max_tokens)
 
 
 def choose_device(name: str, *, where: str = "trainer.device") -> torch.device:
@@ -96,9 +86,9 @@ def choose_device(name: str, *, where: str = "trainer.device") -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "npu" if _npu_count() else "cpu")
+    if re.fullmatch(r"npu(:\d+)?", name) and not _npu_count():  # torch knows the name once torch_npu is imported
+        raise ConfigError(f"{where}={name}: PyTorch sees 0 NPU devices; is torch_npu installed?")
     try:
-        if name.startswith("npu"):
-            _npu_count()  # torch knows the name only once torch_npu is imported
         device = torch.device(name)
     except RuntimeError as error:
         raise ConfigError(f"{where}={name}: expected auto, cpu, cuda, cuda:N, npu or npu:N") from error
@@ -127,20 +117,23 @@ def load_policy(path: Path, config: ModelConfig, device: torch.device, *, where:
         where: the key that named the path, for messages.
 
     Raises:
-        ConfigError: the directory is not there, does not load, or lacks a chat template.
+        ConfigError: the directory is not there, does not load, lacks a chat template or some of its weights.
     """
-    if not (path / "config.json").is_file():
-        raise ConfigError(f"{where}={path}: not a Hugging Face model directory (it has no config.json)")
+    tokenizer = load_tokenizer(path, config, where=where)
     try:
-        source = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
-        tokenizer = AutoTokenizer.from_pretrained(path, **source)
-        model = AutoModelForCausalLM.from_pretrained(
-            path, dtype=torch.float32, attn_implementation=config.attention, **source
-        ).to(device)
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=torch.float32,
+            attn_implementation=config.attention,
+            trust_remote_code=config.trust_remote_code,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # named and refused below, with their keys
+        )
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{where}={path}: cannot be loaded as a causal language model: {error}") from error
-    if tokenizer.chat_template is None:
-        raise ConfigError(f"{where}={path}: its tokenizer has no chat template, so prompts cannot be laid out")
+    _refuse_partial_weights(model, loading, f"{where}={path}")
+    model = model.to(device)
     model.eval()  # dropout would make the log-probs of sampling and training differ
     if config.gradient_checkpointing:
         model.gradient_checkpointing_enable()
@@ -152,6 +145,24 @@ def load_policy(path: Path, config: ModelConfig, device: torch.device, *, where:
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
     text = token_text(tokenizer, model.config.vocab_size)
     return Policy(model, tokenizer, text, eos_ids, pad_id, getattr(torch, config.compute_dtype))
+
+
+def _refuse_partial_weights(model: Any, loading: Mapping[str, Any], where: str) -> None:
+    """Transformers only warns of weights that it drew at random or left out; such a model is not the one asked for."""
+    tied = set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
+    problems = {
+        "has no": set(loading["missing_keys"]) - tied,
+        "has more than the architecture:": set(loading["unexpected_keys"]),
+        "has in another shape:": {key[0] if isinstance(key, tuple) else key for key in loading["mismatched_keys"]},
+    }
+    for problem, keys in problems.items():
+        if keys:
+            first = ", ".join(sorted(keys)[:3])
+            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+            raise ConfigError(
+                f"{where}: its weights are not those of a {type(model).__name__}: "
+                f"the checkpoint {problem} {first}{more}"
+            )
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:

@@ -2,40 +2,64 @@
 
 import math
 import sys
-from collections.abc import Mapping
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress, ProgressColumn, Task
+from rich.text import Text
 
 _Self = TypeVar("_Self", bound="StepProgress")
-_SMOOTHING = 0.1  # weight of the newest step in the shown averages
+MEAN_OF = 10  # steps; single ones are too noisy to be read
+_WIDE = 100  # columns from which the numbers are named in full
+_BAR = 24
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a line says besides how far it is.
+
+    Attributes:
+        full: named in full, for wide terminals and log files.
+        short: the same in few characters, the most important first; as many are shown as fit.
+    """
+
+    full: str = ""
+    short: tuple[str, ...] = ()
 
 
 class StepProgress:
     """Progress over a known number of steps, with a text that changes."""
 
-    title = "working"
+    def __init__(
+        self, total: int, enabled: bool, done: int = 0, *, title: str = "working", patience: float = 0.0
+    ) -> None:
+        """Nothing is shown before the block is entered.
 
-    def __init__(self, total: int, enabled: bool, done: int = 0) -> None:
+        Args:
+            total: steps in all.
+            enabled: whether to show anything.
+            done: steps that were done before.
+            title: what is being done.
+            patience: seconds until anything is shown; for work that is mostly short.
+        """
         console = Console(stderr=True)
-        self._total = total
+        self._title, self._total = title, total
         self._live = enabled and console.is_terminal
         self._lines = enabled and not console.is_terminal
-        self._bar = Progress(
-            TextColumn(self.title),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[shown]}"),
-            console=console,
-            disable=not self._live,
-        )
-        self._task = self._bar.add_task(self.title, total=total, completed=done, shown="")
+        self._bar = Progress(_Line(console), console=console, disable=not self._live)
+        self._task = self._bar.add_task(title, total=total, completed=done, shown=Shown())
+        self._show_from = time.monotonic() + patience
+        self._last_tenth = self._tenth(done)
+        self._said = time.monotonic()
 
     def __enter__(self: _Self) -> _Self:
-        self._bar.start()
+        if time.monotonic() >= self._show_from:
+            self._bar.start()
         return self
 
     def __exit__(
@@ -43,49 +67,123 @@ class StepProgress:
     ) -> None:
         self._bar.stop()
 
-    def show(self, step: int, text: str) -> None:
+    def show(self, step: int, shown: Shown | str = "") -> None:
         """Show that ``step`` steps are done."""
+        if isinstance(shown, str):
+            shown = Shown(shown, (shown,) if shown else ())
+        self._bar.update(self._task, completed=step, shown=shown)
+        if time.monotonic() < self._show_from:
+            return
         if self._live:
-            self._bar.update(self._task, completed=step, shown=text)
-        elif self._lines and step * 10 // self._total > (step - 1) * 10 // self._total:
-            print(f"{self.title} {step}/{self._total}  {text}", file=sys.stderr, flush=True)
+            self._bar.start()
+        elif self._lines and self._tenth(step) > self._last_tenth:
+            self._last_tenth = self._tenth(step)
+            self._said = time.monotonic()
+            print(f"{self._title} {step}/{self._total}  {shown.full}".rstrip(), file=sys.stderr, flush=True)
+
+    def busy(self, text: str) -> None:
+        """Show what a long step is doing; in a log file at most once in ten seconds."""
+        if self._live:
+            self._bar.update(self._task, shown=Shown(text, (text,)))
+        elif self._lines and time.monotonic() >= self._said + 10:
+            self._said = time.monotonic()
+            print(f"{self._title} {text}", file=sys.stderr, flush=True)
+
+    def note(self, text: str) -> None:
+        """Say something once, above the bar; it is never wrapped or cut."""
+        if self._live:
+            self._bar.console.print(text, soft_wrap=True, markup=False, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def _tenth(self, step: int) -> int:
+        return step * 10 // max(1, self._total)
+
+
+class _Line(ProgressColumn):
+    """One line that fits the terminal: how far, then the numbers, then time left and a bar where there is room."""
+
+    max_refresh = None
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+
+    def render(self, task: Task) -> Text:
+        return Text(self.line(task, self._console.width), no_wrap=True, overflow="crop")
+
+    @staticmethod
+    def line(task: Task, width: int) -> str:
+        """The line in ``width`` columns."""
+        total = int(task.total or 0)
+        head, count = str(task.description), f"{int(task.completed)}/{total}"
+        shown: Shown = task.fields["shown"]
+        if width >= _WIDE and len(head) + len(count) + len(shown.full) + 3 <= width:
+            parts = [shown.full] if shown.full else []
+        else:
+            parts = _that_fit(shown.short, width - len(head) - len(count) - 2)
+        seconds = task.time_remaining
+        left = "" if seconds is None or seconds <= 0 else f"{int(seconds) // 60}:{int(seconds) % 60:02d} left"
+        room = width - len(" ".join([head, count, *parts]))
+        if left and room > len(left):
+            count, room = f"{count} {left}", room - len(left) - 1
+        if room > _BAR:
+            filled = int(_BAR * task.completed / total) if total else 0
+            head = f"{head} {'━' * filled}{'╌' * (_BAR - filled)}"
+        return " ".join([head, count, *parts])
+
+
+def _that_fit(parts: Sequence[str], width: int) -> list[str]:
+    chosen: list[str] = []
+    for part in parts:
+        if len(" ".join([*chosen, part])) > width:
+            break
+        chosen.append(part)
+    return chosen
 
 
 class WarmUpProgress(StepProgress):
     """Progress of the supervised warm-up."""
 
-    title = "warm-up "
+    def __init__(self, total: int, enabled: bool) -> None:
+        super().__init__(total, enabled, title="warm-up ")
 
     def advance(self, step: int, loss: float) -> None:
         """Show the loss of the newest step, in nats a token."""
         self.show(step, f"loss {loss:.3f}")
 
 
+# metric -> (full name, short name); the most important first
+_NUMBERS = {
+    "rollout/accuracy": ("accuracy", "acc"),
+    "rollout/ece": ("ECE", "ECE"),
+    "reward/confidence": ("confidence reward", "r_c"),
+    "tokens_per_second/rollout": ("tokens/s", "tok/s"),
+}
+
+
 class TrainingProgress(StepProgress):
-    """Progress of the training: reward, accuracy, ECE (running averages over about ten steps) and tokens/s."""
+    """Progress of the training: accuracy, ECE, confidence reward and tokens/s, each a mean of the last steps."""
 
-    title = "training"
-
-    def __init__(self, total: int, enabled: bool, done: int = 0) -> None:
-        super().__init__(total, enabled, done)
-        self._averages: dict[str, float] = {}
+    def __init__(
+        self, total: int, enabled: bool, done: int = 0, history: Sequence[Mapping[str, float | None]] = ()
+    ) -> None:
+        """``history``: rows of metrics and timing of the steps before, so that a resumed run shows the same means."""
+        super().__init__(total, enabled, done, title="training")
+        self._rows: deque[Mapping[str, float | None]] = deque(history, maxlen=MEAN_OF)
 
     def advance(self, step: int, metrics: Mapping[str, float], timing: Mapping[str, float]) -> None:
-        """Show the averages up to the newest step."""
-        newest = {
-            "confidence reward": metrics["reward/confidence"],
-            "accuracy": metrics["rollout/accuracy"],
-            "ECE": metrics["rollout/ece"],
-            "tokens/s": timing["tokens_per_second/rollout"],
-        }
-        for name, value in newest.items():
-            if math.isfinite(value):
-                before = self._averages.get(name, value)
-                self._averages[name] = before + _SMOOTHING * (value - before)
-        self.show(
-            step,
-            "  ".join(
-                f"{name} {value:,.0f}" if name == "tokens/s" else f"{name} {value:.3f}"
-                for name, value in self._averages.items()
-            ),
-        )
+        """Show the means up to the newest step."""
+        self._rows.append({**metrics, **timing})
+        full, short = [], []
+        for key, (name, short_name) in _NUMBERS.items():
+            values = [row.get(key) for row in self._rows]
+            known = [value for value in values if value is not None and math.isfinite(value)]
+            if known:
+                mean = sum(known) / len(known)
+                count = key.startswith("tokens")
+                full.append(f"{name} {mean:,.0f}" if count else f"{name} {mean:.3f}")
+                short.append(f"{short_name} {mean:.0f}" if count else f"{short_name} {mean:.2f}")
+        steps = len(self._rows)
+        whose = f"mean of {steps} steps: " if steps > 1 else ""
+        self.show(step, Shown(whose + "  ".join(full), (f"mean {short[0]}", *short[1:]) if short else ()))

@@ -20,7 +20,7 @@ class RunLog:
     """Writes one run's logs under ``directory``."""
 
     def __init__(
-        self, directory: Path, config: LoggingConfig, settings: Mapping[str, Any], resume_step: int = 0
+        self, directory: Path, config: LoggingConfig, settings: Mapping[str, Any], run_id: str, resume_step: int = 0
     ) -> None:
         """Open the logs.
 
@@ -28,6 +28,7 @@ class RunLog:
             directory: the run's output.
             config: which loggers.
             settings: the run's configuration, for the loggers that show it.
+            run_id: unique to this run, and the same when it is resumed.
             resume_step: rows of later steps are removed; 0 starts anew.
 
         Raises:
@@ -47,7 +48,7 @@ class RunLog:
             self._open_tensorboard(resume_step)
         if config.wandb is not None:
             wandb = _import("wandb")
-            where = {"dir": str(directory), "id": _run_id(directory), "resume": "allow"}
+            where = {"dir": str(directory), "id": run_id, "name": directory.resolve().name, "resume": "allow"}
             run = wandb.init(project=config.wandb, config=dict(settings), **where)
             self._sinks.append(lambda step, scalars: run.log(dict(scalars), step=step))
             self._closers.append(run.finish)
@@ -60,6 +61,15 @@ class RunLog:
     @property
     def metrics_path(self) -> Path:
         return self._directory / "metrics.jsonl"
+
+    def last_rows(self, count: int) -> list[dict[str, float | None]]:
+        """Metrics and timing of the last ``count`` steps, one row a step, the newest last."""
+        paths = (self.metrics_path, self._directory / "timing.jsonl")
+        metrics, timing = (
+            [row for _, row in read_json_lines(path)][-count:] if path.exists() else [] for path in paths
+        )
+        seconds = {row["step"]: row for row in timing}
+        return [{**row, **seconds.get(row["step"], {})} for row in metrics]
 
     def write(self, step: int, metrics: Scalars, timing: Scalars) -> None:
         """Append one step's row to each log; NaN becomes null in JSON and is left out elsewhere."""
@@ -113,6 +123,13 @@ def _jsonable(scalars: Scalars) -> dict[str, float | None]:
     return {name: value if math.isfinite(value) else None for name, value in scalars.items()}
 
 
+def require_loggers(config: LoggingConfig) -> None:
+    """Raise ``MissingDependencyError`` for a logger that is asked for and not installed."""
+    for package, project in (("wandb", config.wandb), ("swanlab", config.swanlab)):
+        if project is not None:
+            _import(package)
+
+
 def _import(package: str) -> Any:
     import importlib
 
@@ -122,7 +139,3 @@ def _import(package: str) -> Any:
         raise MissingDependencyError(
             f"logging.{package} is set, but {package} is not installed: pip install 'coca-mindspeed[{package}]'"
         ) from error
-
-
-def _run_id(directory: Path) -> str:
-    return "".join(c if c.isalnum() else "-" for c in directory.resolve().name)

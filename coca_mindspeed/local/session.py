@@ -1,31 +1,41 @@
-"""Everything a run needs before its first step: data, grader, model; and what may change when it is resumed."""
+"""Everything a run needs before its first step: checked first, loaded next, and written down last."""
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import torch
-import yaml
 
 from coca_mindspeed.algorithm.rewards import training_method
-from coca_mindspeed.config.compose import ComposedConfig, to_yaml, validate_run
+from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import DataConfig, RunConfig
 from coca_mindspeed.config.steps import with_steps
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.files import write_atomically
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.local.checkpoint import Checkpoint, export_model, list_checkpoints
+from coca_mindspeed.local.checkpoint import Checkpoint, check_space, export_model, remove_leftovers
+from coca_mindspeed.local.context import context_limit
+from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
+from coca_mindspeed.local.preflight import LengthLimits, check_lengths, check_prompts
 from coca_mindspeed.local.progress import WarmUpProgress
+from coca_mindspeed.local.run_directory import (
+    FoundRun,
+    check_writable,
+    claim,
+    find_run,
+    hold,
+    records_digest,
+    refuse_another_run,
+)
+from coca_mindspeed.local.run_log import require_loggers
 from coca_mindspeed.local.schedule import derived_seed
-from coca_mindspeed.local.tiny_model import write_tiny_model
+from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.trainer import Trainer
 from coca_mindspeed.local.warm_up import warm_up
-
-# A resumed run may log, save and evaluate differently; anything else would not be the same run.
-_MAY_CHANGE = ("evaluation", "checkpoint", "logging")
 
 
 @dataclass(frozen=True)
@@ -34,10 +44,12 @@ class Session:
 
     trainer: Trainer
     resume_from: Checkpoint | None
+    lock: IO[bytes]
 
     def close(self) -> None:
-        """End the grader's processes; for ``contextlib.closing``."""
+        """End the grader's processes and let others into the directory; for ``contextlib.closing``."""
         self.trainer.grader.close()
+        self.lock.close()
 
 
 def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
@@ -55,61 +67,95 @@ def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
     train = list(read_records(Path(config.train)))
     if not train:
         raise DataError(f"data.train={config.train}: holds no records")
-    return train, [] if config.evaluate is None else list(read_records(Path(config.evaluate)))
+    if config.evaluate is None:
+        return train, []
+    evaluate = list(read_records(Path(config.evaluate)))
+    if not evaluate:
+        raise DataError(f"data.evaluate={config.evaluate}: holds no records")
+    return train, evaluate
 
 
-def open_session(composed: ComposedConfig, output: Path, *, resume: bool, show_progress: bool = True) -> Session:
-    """Load or make everything a run needs, in ``output``.
+def open_session(
+    composed: ComposedConfig, output: Path, *, resume: bool, overwrite: bool = False, show_progress: bool = True
+) -> Session:
+    """Check everything that can be known, load or make the model, and only then write into ``output``.
 
     Args:
         composed: the run's configuration; it is saved as ``config.yaml``.
         output: the run's directory.
         resume: go on from the newest checkpoint; without one, start from the beginning.
+        overwrite: remove the run that ``output`` holds.
         show_progress: draw progress bars.
 
     Raises:
-        ConfigError: the directory already holds a run (and ``resume`` is not set), or holds another one.
+        ConfigError: the directory already holds a run (and neither was said), or holds something else; a setting that
+            cannot be had.
+        DataError: a record that cannot be asked or graded.
+        GradingError: the grader cannot be made.
     """
     config = composed.run
-    saved = output / "config.yaml"
-    if saved.exists() and not resume:
-        raise ConfigError(f"--output {output}: already holds a run; add --resume to go on with it, or choose another")
     if config.evaluation.interval and config.data.name == "records" and config.data.evaluate is None:
         raise ConfigError("evaluation.interval is set, but data.evaluate names no held-out records")
+    require_loggers(config.logging)
+    found = find_run(output, resume=resume, overwrite=overwrite)
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     device = choose_device(config.trainer.device)
     train, evaluate = load_data(config.data)
     config = with_steps(config, len(train))
-    if saved.exists():
-        _refuse_another_run(config, saved)
-    try:
-        write_atomically(saved, to_yaml(config))
-    except OSError as error:
-        raise ConfigError(f"--output {output}: cannot be written: {error.strerror}") from error
-    checkpoints = list_checkpoints(output / "checkpoints")
-    newest = checkpoints[-1] if checkpoints else None
-    policy = _load_or_make_policy(config, output, newest, train, device, show_progress)
-    grader = build_grader(config.data.grader, config.data.grader_options)
-    trainer = Trainer(config, policy, grader, train, evaluate, output, show_progress)
-    return Session(trainer, newest)
+    data = {"train": records_digest(train), "evaluate": records_digest(evaluate)}
+    refuse_another_run(found, config, data)
+    check_writable(output)
+    with ExitStack() as opened:
+        grader = build_grader(config.data.grader, config.data.grader_options)
+        opened.callback(grader.close)
+        grader.check([*train, *evaluate])
+        _check_prompts(config, found, [*train, *evaluate], show_progress)
+
+        lock = opened.enter_context(hold(output))
+        if found.marker is not None:
+            remove_leftovers(output)
+        # Another process may have come first, and a checkpoint may have been put back.
+        found = find_run(output, resume=resume, overwrite=overwrite)
+        refuse_another_run(found, config, data)
+        policy = _load_policy(config, found, device)
+        if policy is not None:
+            check_space(output, policy, config.checkpoint.keep, show_progress)
+        marker = claim(found, config, data, overwrite=overwrite)
+        if policy is None:
+            with saying_what_is_saved("stopped before the warm-up was done; nothing is saved; start it again"):
+                path = warm_start(config, output, train, device, show_progress)
+            policy = load_policy(path, config.model, device, where="warm start")
+            check_space(output, policy, config.checkpoint.keep, show_progress)
+        trainer = Trainer(config, policy, grader, train, evaluate, output, str(marker["id"]), show_progress)
+        opened.pop_all()
+    return Session(trainer, found.newest, lock)
 
 
-def _load_or_make_policy(
-    config: RunConfig,
-    output: Path,
-    newest: Checkpoint | None,
-    train: Sequence[Record],
-    device: torch.device,
-    show_progress: bool,
-) -> Policy:
-    if newest is not None:
-        return load_policy(newest.model, config.model, device, where="checkpoint")
-    if config.model.path is not None:
-        return load_policy(Path(config.model.path), config.model, device)
-    return load_policy(
-        warm_start(config, output, train, device, show_progress), config.model, device, where="warm start"
-    )
+def _check_prompts(config: RunConfig, found: FoundRun, records: Sequence[Record], show_progress: bool) -> None:
+    system_prompt = training_method(config.method.name).system_prompt
+    limits = LengthLimits(config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
+    if found.newest is not None or config.model.path is not None:
+        path, where = _model_path(config, found)
+        check_prompts(path, config.model, records, system_prompt, limits, where=where, show_progress=show_progress)
+        return
+    check_readable(records)
+    context = context_limit(tiny_config())
+    check_lengths(tiny_tokenizer(), context, records, system_prompt, limits, "the built-in tiny model", show_progress)
+
+
+def _model_path(config: RunConfig, found: FoundRun) -> tuple[Path, str]:
+    if found.newest is not None:
+        return found.newest.model, "checkpoint"
+    return Path(str(config.model.path)), "model.path"
+
+
+def _load_policy(config: RunConfig, found: FoundRun, device: torch.device) -> Policy | None:
+    """The policy to start or to go on with; None where the tiny model has to be made first."""
+    if found.newest is None and config.model.path is None:
+        return None
+    path, where = _model_path(config, found)
+    return load_policy(path, config.model, device, where=where)
 
 
 def warm_start(
@@ -139,20 +185,3 @@ def warm_start(
             warm_up(policy, train, training_method(config.method.name), config.warm_up, config.seed, progress.advance)
         export_model(policy, path)
     return path
-
-
-def _refuse_another_run(config: RunConfig, saved: Path) -> None:
-    before = validate_run(yaml.safe_load(saved.read_text(encoding="utf-8")), (saved,)).model_dump(mode="json")
-    now = config.model_dump(mode="json")
-    for section, values in now.items():
-        if section in _MAY_CHANGE or values == before[section]:
-            continue
-        if isinstance(values, dict):
-            key = next(k for k in values if values[k] != before[section].get(k))
-            found, expected, name = values[key], before[section].get(key), f"{section}.{key}"
-        else:
-            found, expected, name = values, before[section], section
-        raise ConfigError(
-            f"{saved}: the run to resume has {name}={expected!r}, found {found!r}; "
-            f"only {', '.join(_MAY_CHANGE)} may change when a run is resumed"
-        )

@@ -4,6 +4,7 @@ It is written to disk as a plain Hugging Face directory, tokenizer and chat temp
 any other, so nothing in the engine knows that it is special.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -11,6 +12,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from coca_mindspeed.algorithm.response import CLOSE_TAG, OPEN_TAG
+from coca_mindspeed.data.prompts import instruction_suffix
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import DataError
 
 PAD, EOS = "<pad>", "<eos>"
 _TOKENS = [PAD, EOS, OPEN_TAG, CLOSE_TAG, ".", "=", "+", "*", "%", *"0123456789"]
@@ -31,6 +35,27 @@ def tiny_tokenizer(symbols: str = "") -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, chat_template=_CHAT_TEMPLATE, padding_side="left"
     )
+
+
+def check_readable(records: Iterable[Record]) -> None:
+    """Refuse questions and answers that the tiny model has no characters for; it would read padding in their place.
+
+    Raises:
+        DataError: names the record and the character.
+    """
+    known = {token for token in _TOKENS if len(token) == 1}
+    for record in records:
+        for name, text in (("question", record.question + instruction_suffix(record)), ("answer", record.answer)):
+            if unknown := [character for character in text if character not in known]:
+                raise DataError(
+                    f"record {record.id!r} of {record.dataset}: the built-in tiny model cannot read {unknown[0]!r} in "
+                    f"its {name}; it knows {''.join(sorted(known))} alone; name a model of your own by model.path"
+                )
+        if not any(character.isdecimal() for character in record.answer):
+            raise DataError(
+                f"record {record.id!r} of {record.dataset}: the built-in tiny model's warm-up needs an answer with a "
+                f"digit, found {record.answer!r}; name a model of your own by model.path"
+            )
 
 
 def tiny_config(symbols: str = "") -> Qwen2Config:

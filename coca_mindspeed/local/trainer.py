@@ -1,10 +1,10 @@
 """The training loop: rollout, grade, reward, advantage, update, in the order of the paper's Algorithm 1."""
 
 import math
-import shutil
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -13,18 +13,12 @@ from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.evaluation.learning_signal import NO_SIGNAL_STEPS, learning_problems
 from coca_mindspeed.evaluation.metrics import CalibrationMetrics, calibration_metrics
 from coca_mindspeed.evaluation.plots import reliability_image
-from coca_mindspeed.evaluation.predictions import Prediction, outcomes
+from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.checkpoint import (
-    Checkpoint,
-    checkpoint_bytes,
-    export_model,
-    list_checkpoints,
-    remove_leftovers,
-    save_checkpoint,
-)
+from coca_mindspeed.local.checkpoint import Checkpoint, export_model, list_checkpoints, save_checkpoint
 from coca_mindspeed.local.evaluate import predict
 from coca_mindspeed.local.experience import (
     Experience,
@@ -33,18 +27,12 @@ from coca_mindspeed.local.experience import (
     reward_and_advantage,
     sample_rows,
 )
-from coca_mindspeed.local.interrupt import stop_request
+from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved, stop_request
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.progress import TrainingProgress
+from coca_mindspeed.local.progress import MEAN_OF, StepProgress, TrainingProgress
 from coca_mindspeed.local.run_log import RunLog
 from coca_mindspeed.local.schedule import generator, learning_rate, records_of_step
 from coca_mindspeed.local.update import NotFiniteError, update_policy
-
-
-class InterruptedRunError(TrainingError):
-    """The run was asked to stop and did so, with a checkpoint."""
-
-    exit_code = 130  # as the shell reports Ctrl-C
 
 
 @dataclass
@@ -58,6 +46,7 @@ class Trainer:
         train_records: questions to train on.
         evaluate_records: held-out questions; may be empty where nothing is evaluated.
         output: the run's directory.
+        run_id: unique to this run, and the same when it is resumed.
         show_progress: whether to draw a progress bar.
     """
 
@@ -67,12 +56,16 @@ class Trainer:
     train_records: Sequence[Record]
     evaluate_records: Sequence[Record]
     output: Path
+    run_id: str
     show_progress: bool = True
 
     def __post_init__(self) -> None:
         self.method = training_method(self.config.method.name)
         self.checkpoints = self.output / "checkpoints"
         self.total_steps = self.config.trainer.steps * len(self.method.stages)
+        self._progress = TrainingProgress(self.total_steps, enabled=False)
+        self._recent: deque[Mapping[str, float]] = deque(maxlen=NO_SIGNAL_STEPS)
+        self._warned = False
 
     def run(self, resume_from: Checkpoint | None = None) -> None:
         """Train from the start or from a checkpoint, whose weights :attr:`policy` must hold, to the last step.
@@ -82,14 +75,13 @@ class Trainer:
             InterruptedRunError: Ctrl-C or SIGTERM; the state is saved.
         """
         start = resume_from.step if resume_from else 0
-        self._check_space()
-        remove_leftovers(self.checkpoints)
         optimizer = self._optimizer()
         if resume_from is not None and start % self.config.trainer.steps:  # a new stage starts with a new optimizer
             optimizer.load_state_dict(resume_from.optimizer_state(self.policy.device))
-        log = RunLog(self.output, self.config.logging, self.config.model_dump(mode="json"), resume_step=start)
-        progress = TrainingProgress(self.total_steps, self.show_progress, start)
-        with stop_request() as stop, progress:
+        settings = self.config.model_dump(mode="json")
+        log = RunLog(self.output, self.config.logging, settings, self.run_id, resume_step=start)
+        self._progress = TrainingProgress(self.total_steps, self.show_progress, start, log.last_rows(MEAN_OF))
+        with saying_what_is_saved(self._where_to_go_on), stop_request() as stop, self._progress:
             try:
                 for step in range(start, self.total_steps):
                     stage, stage_step = divmod(step, self.config.trainer.steps)
@@ -97,25 +89,70 @@ class Trainer:
                         optimizer = self._optimizer()
                     metrics, timing = self._step(step, stage, stage_step, optimizer, log)
                     log.write(step + 1, metrics, timing)
-                    progress.advance(step + 1, metrics, timing)
+                    self._progress.advance(step + 1, metrics, timing)
+                    self._warn_if_nothing_is_learned(step + 1, metrics)
                     last = step + 1 == self.total_steps
                     if last or stop or self._due(self.config.checkpoint.interval, step):
-                        settings = {"config": self.config.model_dump(mode="json")}
-                        keep = self.config.checkpoint.keep
-                        saved = save_checkpoint(self.checkpoints, step + 1, self.policy, optimizer, settings, keep)
+                        keep, state = self.config.checkpoint.keep, {"config": settings}
+                        saved = save_checkpoint(self.checkpoints, step + 1, self.policy, optimizer, state, keep)
                     if stop and not last:
                         raise InterruptedRunError(
                             f"stopped after step {step + 1}; saved {saved.path}; go on with --resume"
                         )
             finally:
                 log.close()
+        if start < self.total_steps:  # what an earlier, shorter run wrote speaks of another model
+            for stale in (self.predictions_after, self.output / "summary.json"):
+                stale.unlink(missing_ok=True)
         export_model(self.policy, self.output / "model")
 
-    def evaluate(self, records: Sequence[Record], purpose: str) -> list[Prediction]:
-        """Answer ``records`` once each at temperature 1; ``purpose`` and the run's seed draw the samples."""
-        draw = generator(self.policy.device, self.config.seed, purpose)
-        config = self.config
-        return predict(self.policy, records, self.grader, self.method, config.method, config.rollout, draw)
+    @property
+    def final_records(self) -> Sequence[Record]:
+        """The held-out questions that are answered when nothing is being trained."""
+        return self.evaluate_records[: self.config.evaluation.final_questions]
+
+    @property
+    def predictions_after(self) -> Path:
+        """Where the trained model's answers go."""
+        return self.output / "predictions_after.jsonl"
+
+    def evaluate(self, records: Sequence[Record], purpose: str, method: str | None = None) -> list[Prediction]:
+        """Answer ``records`` once each at temperature 1, with a progress bar.
+
+        Args:
+            records: the questions.
+            purpose: draws the samples, with the run's seed; it is also the bar's title.
+            method: what the predictions call their method; None: the run's.
+        """
+        with StepProgress(len(records), self.show_progress, title=f"answering held-out questions, {purpose}") as bar:
+            predictions = self._answers(records, purpose, lambda done: bar.show(done))
+        label = method or self.method.name
+        return [
+            replace(prediction, method=label, category=record.category, seed=self.config.seed)
+            for prediction, record in zip(predictions, records, strict=True)
+        ]
+
+    def final_evaluation(self) -> list[Prediction]:
+        """Answer :attr:`final_records` and write ``predictions_after.jsonl``; nothing where there are none.
+
+        Raises:
+            InterruptedRunError: Ctrl-C or SIGTERM; the model is saved, the answers are not.
+        """
+        if not self.final_records:
+            return []
+        message = (
+            f"stopped in the evaluation after the training; the trained model is saved in {self.output / 'model'}, "
+            f"{self.predictions_after.name} and summary.json are missing; --resume evaluates again "
+            "(evaluation.final_questions sets how many questions)"
+        )
+        with saying_what_is_saved(message):
+            predictions = self.evaluate(self.final_records, "after")
+        write_predictions(self.predictions_after, predictions)
+        return predictions
+
+    def _answers(self, records: Sequence[Record], purpose: str, progress: Callable[[int], None]) -> list[Prediction]:
+        draw, config = generator(self.policy.device, self.config.seed, purpose), self.config
+        return predict(self.policy, records, self.grader, self.method, config.method, config.rollout, draw, progress)
 
     def _step(
         self, step: int, stage: int, stage_step: int, optimizer: torch.optim.Optimizer, log: RunLog
@@ -165,11 +202,33 @@ class Trainer:
     def _evaluate_while_training(self, step: int, log: RunLog) -> CalibrationMetrics:
         questions = self.evaluate_records[: self.config.evaluation.questions]
         # The same draw each time: what changes between two evaluations is the policy.
-        data = outcomes(self.evaluate(questions, "evaluate while training"))
+        title = f"step {step + 1}, evaluating"
+        data = outcomes(
+            self._answers(
+                questions,
+                "evaluate while training",
+                lambda done: self._progress.busy(f"{title} {done}/{len(questions)}"),
+            )
+        )
         if log.tensorboard is not None:
             image = reliability_image(data.confidence, data.correct, title=f"step {step + 1}")
             log.tensorboard.add_image("eval/reliability", image, step + 1, dataformats="HWC")
         return calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence)
+
+    def _where_to_go_on(self) -> str:
+        saved = list_checkpoints(self.checkpoints)
+        if not saved:
+            return "stopped in the middle of a step, before the first checkpoint; --resume starts again"
+        return f"stopped in the middle of a step; the newest checkpoint is {saved[-1].path}; go on with --resume"
+
+    def _warn_if_nothing_is_learned(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._recent.append(metrics)
+        if self._warned or len(self._recent) < NO_SIGNAL_STEPS:
+            return
+        if problems := learning_problems(self._recent):
+            self._warned = True
+            steps = f"steps {step - NO_SIGNAL_STEPS + 1} to {step}"
+            self._progress.note(f"warning: {steps}: {'; '.join(problems)} (docs/troubleshooting.md says what to do)")
 
     def _due(self, interval: int, step: int) -> bool:
         return interval > 0 and (step + 1) % interval == 0
@@ -182,26 +241,5 @@ class Trainer:
             betas=config.betas,
             eps=config.eps,
             weight_decay=config.weight_decay,
-            fused=True,  # one kernel for all parameters; on a CPU too
+            fused=self.policy.device.type in ("cpu", "cuda") or None,  # one kernel for all parameters
         )
-
-    def _check_space(self) -> None:
-        """Say before the first step what can be known then: an unwritable directory, a disk that is too small."""
-        try:
-            self.checkpoints.mkdir(parents=True, exist_ok=True)
-            probe = self.checkpoints / ".writable"
-            probe.write_bytes(b"coca")
-            probe.unlink()
-        except OSError as error:
-            raise TrainingError(f"--output {self.output}: cannot be written: {error.strerror}") from error
-        # While a new checkpoint is written, the ones that are kept are still there; the export comes last.
-        size = checkpoint_bytes(self.policy)
-        existing = len(list_checkpoints(self.checkpoints))
-        needed = size * max(1, self.config.checkpoint.keep + 1 - existing) + size // 3
-        free = shutil.disk_usage(self.checkpoints).free
-        if free < needed:
-            raise TrainingError(
-                f"--output {self.output}: {free / 2**20:.0f} MiB are free, about {needed / 2**20:.0f} MiB are "
-                f"needed for {self.config.checkpoint.keep + 1} checkpoints of {size / 2**20:.0f} MiB and the exported "
-                "model; make room or lower checkpoint.keep"
-            )

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -135,10 +136,10 @@ def _train(place: Workplace, setting: SettingPlan, cell: Cell) -> list[Predictio
         resume=True,
         show_progress=False,
     )
-    trainer = session.trainer
-    trainer.run(session.resume_from)
-    predictions = trainer.evaluate(trainer.evaluate_records, "after")
-    trainer.grader.close()
+    with closing(session):
+        trainer = session.trainer
+        trainer.run(session.resume_from)
+        predictions = trainer.evaluate(trainer.evaluate_records, "after")
     return _labelled(predictions, trainer.evaluate_records, cell)
 
 

@@ -8,10 +8,12 @@ import pytest
 from coca_mindspeed.cli import main
 from coca_mindspeed.evaluation.metrics import calibration_metrics
 from coca_mindspeed.evaluation.predictions import outcomes, read_predictions
+from coca_mindspeed.ownership import MARKER
 from tests.local.runs_for_tests import SMALL, rows
 
 METRICS = ["accuracy", "auroc", "ece", "brier", "success_rate", "tokens_to_confidence", "n"]
 PREDICTION = ["id", "dataset", "question", "response", "confidence", "correct", "tokens_to_confidence"]
+PREDICTION += ["category", "method", "seed"]
 
 
 @pytest.mark.slow
@@ -36,6 +38,7 @@ def test_the_demo_keeps_its_promises(tmp_path, capsys):
         lines = rows(output / f"predictions_{name}.jsonl")
         assert len(lines) == 2000
         assert list(lines[0]) == PREDICTION
+        assert lines[0]["method"] == {"before": "instruct", "after": "coca"}[name]
         data = outcomes(read_predictions(output / f"predictions_{name}.jsonl"))
         again = calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence).headline()
         assert again == scores
@@ -69,9 +72,26 @@ def test_files_of_a_small_demo_and_running_it_again(tmp_path, capsys):
 
 def test_overwrite_replaces_only_runs(tmp_path, capsys):
     (tmp_path / "thesis.tex").write_text("years of work")
-    assert small_demo(tmp_path, "--overwrite") == 1
-    assert "is not an earlier run (it has no config.yaml), so it is not replaced" in capsys.readouterr().err
-    assert (tmp_path / "thesis.tex").exists()
+    for marker in ({}, {"made_by": "somebody else", "kind": "run"}, {"made_by": "coca-mindspeed", "kind": "data"}):
+        (tmp_path / "config.yaml").write_text("somebody's own")
+        (tmp_path / MARKER).write_text(json.dumps(marker))
+        assert small_demo(tmp_path, "--overwrite") == 1
+        expected = "is not an earlier run (it holds no coca-mindspeed.json of one), so it is not replaced"
+        assert expected in capsys.readouterr().err
+    assert sorted(p.name for p in tmp_path.iterdir()) == [MARKER, "config.yaml", "thesis.tex"]
+
+
+def test_overwrite_waits_until_the_new_demo_can_start(tmp_path, capsys):
+    output = tmp_path / "demo"
+    assert small_demo(output) == 0
+    (output / "notes.txt").write_text("mine")
+    before = {p.name for p in output.iterdir()}
+    assert small_demo(output, "--overwrite", "rollout.max_new_tokens=1000") == 1
+    assert "the built-in tiny model takes 128" in capsys.readouterr().err
+    assert {p.name for p in output.iterdir()} == before
+    assert small_demo(output, "--overwrite", "evaluation.final_questions=3") == 0
+    assert (output / "notes.txt").exists()
+    assert len(rows(output / "predictions_after.jsonl")) == 3
 
 
 def test_a_demo_stopped_before_its_first_checkpoint_goes_on(tmp_path, monkeypatch):

@@ -71,7 +71,7 @@ def test_local_needs_a_model_and_data():
         ("method.name=cocoa", r"unknown training method 'cocoa', did you mean 'coca'\?; known methods: coca, rlvr"),
         ("method.loss_aggregation=mean", "input should be 'sum', 'token_mean' or 'segment_mean'"),
         ("trainer.minibatches=7", r"trainer.minibatches=7: 7 does not divide .* the nearest value that does is 8"),
-        ("trainer.device=npu", "trainer.device='npu'"),
+        ("trainer.device=tpu", "trainer.device='tpu'"),
         ("model.gradient_checkpointing=true", "set trainer.share_prompts=false"),
         ("data.name=records", "data.train=None: name 'records' needs the path"),
         ("method=cocoa", r"no such method, did you mean 'coca'\?"),

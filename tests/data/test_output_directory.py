@@ -1,18 +1,19 @@
 """The output appears whole or not at all, also when the process is killed."""
 
+import json
 import subprocess
 import sys
 import time
 
 import pytest
 
-from coca_mindspeed.data.output_directory import MARKER, output_directory
+from coca_mindspeed.data.output_directory import output_directory
 from coca_mindspeed.errors import DataError
+from coca_mindspeed.ownership import MARKER
 
 
 def make(path, overwrite=False, content="x"):
     with output_directory(path, overwrite) as directory:
-        (directory / MARKER).write_text(content)
         (directory / "data").write_text(content)
 
 
@@ -29,7 +30,7 @@ def names(path):
 def test_success_leaves_the_output_and_nothing_else(tmp_path):
     make(tmp_path / "deep" / "out")
     assert names(tmp_path / "deep") == ["out"]
-    assert names(tmp_path / "deep" / "out") == ["data", MARKER]
+    assert names(tmp_path / "deep" / "out") == [MARKER, "data"]
 
 
 def test_failure_leaves_nothing(tmp_path):
@@ -51,14 +52,14 @@ def test_overwriting_replaces_the_whole_directory(tmp_path):
     (tmp_path / "out" / "validation.jsonl").touch()
     make(tmp_path / "out", overwrite=True, content="new")
     assert names(tmp_path) == ["out"]
-    assert names(tmp_path / "out") == ["data", MARKER]
+    assert names(tmp_path / "out") == [MARKER, "data"]
     assert (tmp_path / "out" / "data").read_text() == "new"
 
 
 def test_an_empty_directory_is_free(tmp_path):
     (tmp_path / "out").mkdir()
     make(tmp_path / "out")
-    assert names(tmp_path / "out") == ["data", MARKER]
+    assert names(tmp_path / "out") == [MARKER, "data"]
 
 
 def test_taken_places_are_refused(tmp_path):
@@ -67,11 +68,15 @@ def test_taken_places_are_refused(tmp_path):
         make(tmp_path / "out")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").touch()
-    with pytest.raises(DataError, match=r"holds no report\.json, so it is not an earlier output and is not replaced"):
-        make(tmp_path / "home", overwrite=True)
+    for marker in ({}, {"made_by": "somebody"}, {"made_by": "coca-mindspeed", "kind": "run"}, [], "not JSON"):
+        # A stranger's folder may well hold a report.json, and even a file by our marker's name.
+        (tmp_path / "home" / "report.json").write_text("{}")
+        (tmp_path / "home" / MARKER).write_text(json.dumps(marker))
+        with pytest.raises(DataError, match=r"holds no coca-mindspeed\.json of prepared data, .* is not replaced"):
+            make(tmp_path / "home", overwrite=True)
     with pytest.raises(DataError, match="is a file; the output is a directory"):
         make(tmp_path / "home" / "thesis.tex", overwrite=True)
-    assert names(tmp_path / "home") == ["thesis.tex"]
+    assert names(tmp_path / "home") == [MARKER, "report.json", "thesis.tex"]
 
 
 _WAITING = """
@@ -101,3 +106,40 @@ def test_a_killed_process_leaves_the_old_output_and_the_next_run_cleans_up(tmp_p
         make(tmp_path / "out", overwrite=True, content="new")
     assert names(tmp_path) == ["other", "out"]
     assert (tmp_path / "out" / "data").read_text() == "new"
+
+
+_KILLED_BETWEEN_THE_RENAMES = """
+import os, signal, sys
+from pathlib import Path
+from coca_mindspeed.data.output_directory import output_directory
+rename, calls = Path.rename, []
+def dies(self, target):
+    calls.append(self)
+    if len(calls) == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    return rename(self, target)
+with output_directory(Path(sys.argv[1]), True) as directory:
+    (directory / "data").write_text("new")
+    Path.rename = dies
+"""
+
+
+@pytest.mark.parametrize("at", [1, 2])
+def test_a_process_killed_while_replacing_loses_nothing_and_leaves_nothing(tmp_path, at):
+    make(tmp_path / "out", content="old")
+    arguments = [sys.executable, "-c", _KILLED_BETWEEN_THE_RENAMES, str(tmp_path / "out"), str(at)]
+    assert subprocess.run(arguments, check=False).returncode == -9
+    assert (at == 2) == (not (tmp_path / "out").exists())
+    with pytest.raises(DataError, match="already exists"):  # the earlier output is back, and is not overwritten
+        make(tmp_path / "out")
+    assert (tmp_path / "out" / "data").read_text() == "old"
+    make(tmp_path / "out", overwrite=True, content="newest")
+    assert names(tmp_path) == ["out"]
+
+
+def test_directories_of_others_beside_the_output_are_left_alone(tmp_path):
+    for name in (".out.earlier-mine", ".out.partial-mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.tex").touch()
+    make(tmp_path / "out")
+    assert names(tmp_path) == [".out.earlier-mine", ".out.partial-mine", "out"]

@@ -224,7 +224,7 @@ def test_a_file_size_limit_is_a_real_full_disk(tmp_path):
 
 def test_a_small_disk_is_said_before_the_first_step(tmp_path, monkeypatch):
     usage = type("Usage", (), {"free": 2_000_000})
-    monkeypatch.setattr("coca_mindspeed.local.trainer.shutil.disk_usage", lambda _: usage)
+    monkeypatch.setattr("coca_mindspeed.local.checkpoint.shutil.disk_usage", lambda _: usage)
     with pytest.raises(TrainingError, match=r"2 MiB are free, about 4 MiB are needed .* lower checkpoint\.keep"):
         train(tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

@@ -1,0 +1,79 @@
+"""How many tokens a model can be given, by its own config.json."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig
+
+from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.errors import ConfigError
+
+# These choose the frequencies of all positions by the longest one that a forward pass sees.  Beyond the trained length
+# the keys in the sampler's cache, made one token at a time, are not those that the update makes of the whole text.
+_BY_LENGTH = {"dynamic": "Dynamic NTK", "longrope": "LongRoPE", "su": "LongRoPE"}
+
+
+@dataclass(frozen=True)
+class ContextLimit:
+    """The longest sequence, prompt and response together.
+
+    Attributes:
+        tokens: its length.
+        reason: which setting of the model says so.
+    """
+
+    tokens: int
+    reason: str
+
+
+def read_context_limit(path: Path, config: ModelConfig, *, where: str = "model.path") -> ContextLimit | None:
+    """The limit of the model in ``path``; None where it has none (no positions, or ALiBi).
+
+    Raises:
+        ConfigError: its config.json does not load.
+    """
+    source = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
+    try:
+        return context_limit(AutoConfig.from_pretrained(path, **source).get_text_config())
+    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        raise ConfigError(f"{where}={path}: its config.json cannot be loaded: {error}") from error
+
+
+def context_limit(config: Any) -> ContextLimit | None:
+    """The limit by a Hugging Face configuration of a decoder."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int):
+        return None
+    limits = [_scaled(positions, rope, config) for rope in _rope_settings(config)]
+    return min(limits, key=lambda limit: limit.tokens, default=_plain(positions))
+
+
+def _rope_settings(config: Any) -> list[Mapping[str, Any]]:
+    """Transformers 5 says ``rope_parameters``, with a section for each kind of layer in some models."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if rope and all(isinstance(value, Mapping) for value in rope.values()):
+        return list(rope.values())
+    return [rope]
+
+
+def _plain(positions: int) -> ContextLimit:
+    return ContextLimit(positions, f"max_position_embeddings={positions} in its config.json")
+
+
+def _scaled(positions: int, rope: Mapping[str, Any], config: Any) -> ContextLimit:
+    kind = rope.get("rope_type", rope.get("type"))
+    trained = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+    if kind in _BY_LENGTH:
+        tokens = min(positions, trained or positions)
+        return ContextLimit(
+            tokens,
+            f"its rope_scaling is {kind!r} ({_BY_LENGTH[kind]}), which changes the frequencies beyond the {tokens} "
+            "tokens that it was trained on, and then sampling and training would disagree",
+        )
+    if kind in ("yarn", "linear"):
+        # Some configurations give the length before scaling, others the one after it.
+        tokens = max(positions, int((trained or positions) * rope.get("factor", 1.0)))
+        return ContextLimit(tokens, f"max_position_embeddings={positions} and rope_scaling {kind!r} in its config.json")
+    return _plain(positions)

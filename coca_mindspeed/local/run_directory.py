@@ -1,0 +1,264 @@
+"""The output directory of a run: whose it is, what it holds already, and what may change when it is resumed.
+
+Its marker ``coca-mindspeed.json`` is written only once everything that can be checked has been, so a start that
+fails leaves nothing in the way.  It says which run this is, by an id that no other run has, and what it is trained on.
+"""
+
+import hashlib
+import json
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from coca_mindspeed import __version__
+from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.config.compose import to_yaml, validate_run
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.files import write_atomically
+from coca_mindspeed.local.checkpoint import Checkpoint, list_checkpoints
+from coca_mindspeed.local.schedule import learning_rate
+from coca_mindspeed.ownership import MARKER, lock_of_process, read_marker, remove_entries, write_marker
+
+_KIND = "run"
+_LOCK = ".lock"
+# Everything that a run writes into its output: what must not be there before, and what --overwrite removes.
+ENTRIES = (
+    "config.yaml",
+    "untrained",
+    "warm_start",
+    "checkpoints",
+    "model",
+    "metrics.jsonl",
+    "timing.jsonl",
+    "samples",
+    "tensorboard",
+    "wandb",
+    "swanlab",
+    "predictions_before.jsonl",
+    "predictions_after.jsonl",
+    "summary.json",
+    "report.md",
+    "reliability.png",
+    "training_curves.png",
+    ".model.writing",
+    ".replaced_model",
+    ".warm_start.writing",
+    ".replaced_warm_start",
+)
+# A resumed run may log, save and evaluate differently; anything else would not be the same run.
+_MAY_CHANGE = ("evaluation", "checkpoint", "logging")
+_LENGTH = (("trainer", "steps"), ("data", "epochs"))  # may change where the steps taken do not depend on them
+
+
+@dataclass(frozen=True)
+class FoundRun:
+    """A run's output directory as it was found.
+
+    Attributes:
+        path: the directory; it may not be there yet.
+        marker: what a run that it holds says about itself, or None.
+        newest: the checkpoint to go on from.
+        begun: whether a run in it has finished a step.
+    """
+
+    path: Path
+    marker: Mapping[str, Any] | None = None
+    newest: Checkpoint | None = None
+    begun: bool = False
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.yaml"
+
+
+def find_run(path: Path, *, resume: bool, overwrite: bool = False) -> FoundRun:
+    """Look at the place where a run is to go; nothing is changed.
+
+    A run that never finished a step is no obstacle: it is started again, with other settings too.
+
+    Args:
+        path: the output directory.
+        resume: whether the run that it holds is to go on.
+        overwrite: whether the run that it holds is to be replaced.
+
+    Raises:
+        ConfigError: it is not a directory, holds something else, or holds a run and neither was said.
+    """
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"--output {path}: is a file; a run needs a directory")
+    marker = read_marker(path, _KIND)
+    if marker is None:
+        others = [name for name in (*ENTRIES, MARKER) if (path / name).exists()]
+        if overwrite and path.exists() and any(entry.name != _LOCK for entry in path.iterdir()):
+            raise ConfigError(
+                f"--output {path}: is not an earlier run (it holds no {MARKER} of one), so it is not replaced"
+            )
+        if others:
+            raise ConfigError(
+                f"--output {path}: holds {others[0]!r} but no {MARKER} of a run of ours, so it is something else; "
+                "choose another directory"
+            )
+        return FoundRun(path)
+    checkpoints = list_checkpoints(path / "checkpoints")
+    metrics = path / "metrics.jsonl"
+    begun = bool(checkpoints) or (metrics.exists() and metrics.stat().st_size > 0)
+    if begun and not resume and not overwrite:
+        raise ConfigError(f"--output {path}: already holds a run; add --resume to go on with it, or choose another")
+    if overwrite:
+        return FoundRun(path, marker)
+    return FoundRun(path, marker, checkpoints[-1] if checkpoints else None, begun)
+
+
+def check_writable(path: Path) -> None:
+    """Find out whether files can be written under ``path``, leaving none.
+
+    Raises:
+        ConfigError: they cannot.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path) as probe:
+            probe.write(b"coca")
+    except OSError as error:
+        raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
+
+
+def hold(path: Path) -> IO[bytes]:
+    """Keep other processes out of a run's directory until the file is closed or this process ends.
+
+    Raises:
+        ConfigError: another process is at work there.
+    """
+    lock = lock_of_process(path / _LOCK)
+    if lock is None:
+        raise ConfigError(f"--output {path}: another process is at work on this run")
+    return lock
+
+
+def records_digest(records: Sequence[Record]) -> dict[str, Any]:
+    """Number and SHA-256 of records as they were read, in their order."""
+    digest = hashlib.sha256()
+    for record in records:
+        digest.update(json.dumps(asdict(record), sort_keys=True).encode() + b"\n")
+    return {"records": len(records), "sha256": digest.hexdigest()}
+
+
+def claim(
+    found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str, Any]], *, overwrite: bool
+) -> Mapping[str, Any]:
+    """Write the marker and ``config.yaml``, and return what the marker says; the directory must be held.
+
+    What a run that never finished a step has left goes, unless this one would make the same.
+
+    Raises:
+        ConfigError: it cannot be written.
+    """
+    path, marker = found.path, found.marker
+    try:
+        if marker is not None and not found.begun and (overwrite or _differs(found, config, data)):
+            remove_entries(path, _KIND, ENTRIES)
+            marker = None
+        if marker is None:
+            marker = {
+                "id": uuid.uuid4().hex,
+                "method": config.method.name,
+                "seed": config.seed,
+                "model": config.model.path,
+                "version": __version__,
+                "data": data,
+            }
+            write_marker(path, _KIND, marker)
+        write_atomically(found.config_path, to_yaml(config))
+    except OSError as error:
+        raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
+    return marker
+
+
+def _differs(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> bool:
+    if not found.config_path.exists() or found.marker is None:
+        return True
+    return next(_changes(_saved(found), config), None) is not None or found.marker.get("data") != data
+
+
+def refuse_another_run(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse to go on with a run under settings or on records by which its steps would have been others.
+
+    Raises:
+        ConfigError: names the setting, or the records.
+    """
+    if not found.begun or found.marker is None:
+        return
+    saved = _saved(found)
+    for key, before, now in _changes(saved, config):
+        if tuple(key.split(".")) in _LENGTH:
+            continue
+        raise ConfigError(
+            f"{found.config_path}: the run to resume has {key}={before!r}, found {now!r}; only "
+            f"{', '.join(_MAY_CHANGE)}, trainer.steps and data.epochs may change when a run is resumed"
+        )
+    _refuse_another_length(found, saved, config)
+    for name, digest in data.items():
+        before = found.marker.get("data", {}).get(name)
+        if before != digest:
+            raise ConfigError(
+                f"--output {found.path}: the records of data.{name} are not those that the run to resume read: "
+                f"{_described(before)} then, {_described(digest)} now; put the file back as it was, or start a new run"
+            )
+
+
+def _refuse_another_length(found: FoundRun, saved: RunConfig, config: RunConfig) -> None:
+    before, now = saved.trainer.steps, config.trainer.steps
+    if before == now:
+        return
+    taken = found.newest.step if found.newest is not None else 0
+    where = f"trainer.steps: the run to resume has {before}, found {now}"
+    stages = len(training_method(config.method.name).stages)
+    if taken > now * stages:
+        raise ConfigError(f"{where}, but {taken} steps are done already")
+    for step in range(taken):
+        if step // before != step // now:
+            raise ConfigError(
+                f"{where}, but step {step + 1} was taken in stage {step // before} of {config.method.name}, and would "
+                f"have been in stage {step // now}; only a run still in its first stage can be prolonged"
+            )
+        rates = [learning_rate(config.optimizer, step % steps, steps) for steps in (before, now)]
+        if rates[0] != rates[1]:
+            raise ConfigError(
+                f"{where}, but optimizer.schedule={config.optimizer.schedule} decays over trainer.steps: step "
+                f"{step + 1} was taken at lr {rates[0]:.6g}, and would have been at {rates[1]:.6g}; only a run with "
+                "optimizer.schedule=constant can be prolonged"
+            )
+
+
+def _saved(found: FoundRun) -> RunConfig:
+    path = found.config_path
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: the configuration of the run to resume cannot be read: {error}") from error
+    return validate_run(values, (path,))
+
+
+def _changes(saved: RunConfig, config: RunConfig) -> Iterator[tuple[str, Any, Any]]:
+    """Yield (key, value before, value now) of what differs outside of the sections that may."""
+    before, now = saved.model_dump(mode="json"), config.model_dump(mode="json")
+    for section, values in now.items():
+        if section in _MAY_CHANGE or values == before[section]:
+            continue
+        if isinstance(values, dict):
+            for key in values:
+                if values[key] != before[section].get(key):
+                    yield f"{section}.{key}", before[section].get(key), values[key]
+        else:
+            yield section, before[section], values
+
+
+def _described(digest: Mapping[str, Any] | None) -> str:
+    return "none" if digest is None else f"{digest['records']} records, SHA-256 {digest['sha256'][:12]}"

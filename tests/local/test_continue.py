@@ -1,0 +1,320 @@
+"""Going on with a run: on the same records, for longer, after a kill, and what an interruption says."""
+
+import io
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+import time
+import types
+
+import pytest
+from rich.console import Console
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.config.compose import to_yaml
+from coca_mindspeed.config.schema import LoggingConfig
+from coca_mindspeed.errors import ConfigError, TrainingError
+from coca_mindspeed.evaluation.learning_signal import learning_problems
+from coca_mindspeed.evaluation.live import RunDirectory, dashboard
+from coca_mindspeed.evaluation.predictions import read_predictions
+from coca_mindspeed.evaluation.summary import COLUMNS, metrics_table
+from coca_mindspeed.local import checkpoint as checkpoint_module
+from coca_mindspeed.local.checkpoint import list_checkpoints, remove_leftovers
+from coca_mindspeed.local.run_log import RunLog
+from coca_mindspeed.ownership import MARKER, is_ours, remove_entries, write_marker
+from tests.local.runs_for_tests import SMALL, result, rows, small_session, train
+
+TINY = ("warm_up.steps=3", "evaluation.interval=0", "rollout.prompts=4", "rollout.max_new_tokens=8")
+
+
+@pytest.fixture(scope="module")
+def six_steps(tmp_path_factory):
+    """A run of six steps, never stopped."""
+    output = tmp_path_factory.mktemp("whole")
+    train(output, *TINY)
+    return output
+
+
+def copy(source, target):
+    shutil.copytree(source, target)
+    return target
+
+
+# ---- longer
+
+
+def test_a_finished_run_can_be_prolonged_bit_for_bit(tmp_path, six_steps):
+    output = tmp_path / "run"
+    train(output, *TINY, "trainer.steps=4")
+    (output / "predictions_after.jsonl").write_text("of the shorter run")
+    train(output, *TINY, "trainer.steps=6", resume=True)
+    assert result(output) == result(six_steps)
+    assert not (output / "predictions_after.jsonl").exists()
+    small_session(output, *TINY, "trainer.steps=6", resume=True)  # its configuration is the new one
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        (
+            "optimizer.schedule=cosine",
+            8,
+            r"has 6, found 8, but optimizer\.schedule=cosine decays .* step 2 was taken at",
+        ),
+        ("optimizer.warmup_steps=2", 8, None),
+        ("optimizer.warmup_steps=2", 3, "has 6, found 3, but 6 steps are done already"),
+        ("method=sequential", 8, "step 7 was taken in stage 1 of sequential, and would have been in stage 0"),
+    ],
+)
+def test_what_the_length_would_have_changed_is_refused(tmp_path, six_steps, before, after, message):
+    """The steps taken stand in for those of a run with these settings: only its configuration is looked at."""
+    output = copy(six_steps, tmp_path / "run")
+    session_overrides = (*TINY, before)
+    config = small_session(tmp_path / "other", *session_overrides).trainer.config
+    (output / "config.yaml").write_text(to_yaml(config))
+    if "sequential" in before:
+        (output / "checkpoints" / "step_000006").rename(output / "checkpoints" / "step_000007")
+    if message is None:
+        small_session(output, *session_overrides, f"trainer.steps={after}", resume=True)
+        return
+    with pytest.raises(ConfigError, match=message):
+        small_session(output, *session_overrides, f"trainer.steps={after}", resume=True)
+
+
+# ---- the same records
+
+
+def test_other_records_under_the_same_path_are_refused(tmp_path):
+    data = tmp_path / "own.jsonl"
+    questions = [{"question": f"{i}+1=", "answer": f"{i + 1}", "metadata": {"instruction": ""}} for i in range(6)]
+    own = (*TINY, "data=records", f"data.train={data}", "data.grader=exact", "trainer.steps=2")
+
+    def write(changed=questions):
+        data.write_text("".join(json.dumps(row) + "\n" for row in changed))
+
+    write()
+    train(tmp_path / "run", *own)
+    for changed in (questions[1:], questions[::-1], [*questions[:-1], {**questions[-1], "answer": "7"}]):
+        write(changed)
+        with pytest.raises(ConfigError, match=r"data\.train are not those .*: 6 records, SHA-256 \w{12} then, "):
+            small_session(tmp_path / "run", *own, resume=True)
+    data.write_text("\n".join(json.dumps(row, indent=None, sort_keys=True) for row in questions))
+    small_session(tmp_path / "run", *own, resume=True)  # other bytes, the same records
+
+
+# ---- what is left by a kill, and what is ours to remove
+
+
+def test_leftovers_are_removed_or_put_back_and_strangers_files_are_not(tmp_path, six_steps):
+    output = copy(six_steps, tmp_path / "run")
+    for left in ("checkpoints/.writing_000007", "checkpoints/.removing_000002", ".model.writing", ".replaced_model"):
+        (output / left).mkdir()
+        (output / left / "half").touch()
+    (output / "checkpoints" / "step_000006").rename(output / "checkpoints" / ".replaced_step_000006")
+    (output / ".metrics.jsonl.abcd_123").touch()
+    for strange in (".replaced_thesis", "checkpoints/.writing_notes", ".vimrc"):
+        (output / strange).mkdir()
+    small_session(output, *TINY, resume=True)
+    hidden = sorted(str(p.relative_to(output)) for p in output.rglob(".*"))
+    assert hidden == [".lock", ".replaced_thesis", ".vimrc", "checkpoints/.writing_notes"]
+    assert [c.step for c in list_checkpoints(output / "checkpoints")] == [4, 6]
+
+
+def test_a_model_that_was_moved_away_comes_back(tmp_path):
+    (tmp_path / ".replaced_model").mkdir()
+    remove_leftovers(tmp_path)
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_only_what_we_wrote_is_removed_and_the_marker_last(tmp_path, monkeypatch):
+    write_marker(tmp_path, "run")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "metrics.jsonl").touch()
+    (tmp_path / "thesis.tex").touch()
+    (tmp_path / "samples").symlink_to("/tmp")
+    with pytest.raises(ConfigError, match="of a data of ours"):
+        remove_entries(tmp_path, "data", ["model"])
+
+    def dies(path):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("coca_mindspeed.ownership.shutil.rmtree", dies)
+        with pytest.raises(KeyboardInterrupt):
+            remove_entries(tmp_path, "run", ["metrics.jsonl", "samples", "model"])
+    assert is_ours(tmp_path, "run")
+    remove_entries(tmp_path, "run", ["metrics.jsonl", "samples", "model"])
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_is_named(tmp_path, six_steps, monkeypatch):
+    output = copy(six_steps, tmp_path / "run")
+
+    def refuses(path, ignore_errors=False):
+        if not ignore_errors:
+            raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(checkpoint_module.shutil, "rmtree", refuses)
+    with pytest.raises(
+        TrainingError, match=r"step_000004: an old checkpoint cannot be removed: Permission denied; the new"
+    ):
+        checkpoint_module._prune(output / "checkpoints", 1)
+    assert [c.step for c in list_checkpoints(output / "checkpoints")] == [6]
+
+
+def test_the_size_of_checkpoints_is_said_before(tmp_path, six_steps, monkeypatch, capsys):
+    policy = small_session(copy(six_steps, tmp_path / "run"), *TINY, resume=True).trainer.policy
+    checkpoint_module.check_space(tmp_path, policy, 2, show=True)
+    assert capsys.readouterr().err == ""  # 1.3 MB are not worth a line
+    monkeypatch.setattr(checkpoint_module, "_MUCH", 1)
+    size = sum(f.stat().st_size for f in (tmp_path / "run" / "checkpoints" / "step_000006").rglob("*.*t*"))
+    assert checkpoint_module.checkpoint_bytes(policy) == pytest.approx(size, rel=0.05)
+    monkeypatch.setattr(checkpoint_module, "checkpoint_bytes", lambda _: 1_600_000_000)
+    checkpoint_module.check_space(tmp_path, policy, 2, show=True)
+    assert "a checkpoint takes 1.6 GB" in (said := capsys.readouterr().err)
+    assert "checkpoint.keep=2 and the exported model the run needs up to 5.3 GB of disk" in said
+
+
+# ---- the evaluation after the training
+
+
+@pytest.fixture
+def trained(tmp_path, six_steps):
+    return copy(six_steps, tmp_path / "run")
+
+
+def command(output, *more):
+    return ["train", "demo", *SMALL, *TINY, "--output", str(output), "--resume", *more]
+
+
+def test_an_interrupted_evaluation_says_what_is_saved_and_missing(trained, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("coca_mindspeed.local.trainer.predict", interrupted)
+        assert main(command(trained)) == 130
+    said = capsys.readouterr().err
+    assert (
+        f"the trained model is saved in {trained / 'model'}, predictions_after.jsonl and summary.json are missing"
+        in said
+    )
+    assert "--resume evaluates again" in said
+    assert main(command(trained, "evaluation.final_questions=7")) == 0
+    shown = capsys.readouterr()
+    assert "answering held-out questions, after 7/7" in shown.err
+    predictions = read_predictions(trained / "predictions_after.jsonl")
+    assert len(predictions) == 7
+    assert {(p.method, p.category, p.seed) for p in predictions} == {("coca", "math", 0)}
+    assert f"model: {trained / 'model'} (a" in shown.out  # unbroken, however long
+    assert "metrics: " in shown.out
+    (trained / "predictions_after.jsonl").unlink()
+    assert main(command(trained, "evaluation.final_questions=0", "--quiet")) == 0
+    assert not (trained / "predictions_after.jsonl").exists()
+
+
+def test_sigterm_in_the_evaluation_is_explained_as_well(trained, monkeypatch, capsys):
+    def terminated(*_, **__):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+
+    monkeypatch.setattr("coca_mindspeed.local.trainer.predict", terminated)
+    before = signal.getsignal(signal.SIGTERM)
+    assert main(command(trained)) == 130
+    assert "stopped in the evaluation after the training" in capsys.readouterr().err
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+# ---- nothing to learn
+
+
+def row(invalid=0.0, flat=0.0, cut_off=0.0):
+    return {
+        "step": 1,
+        "rollout/invalid_share": invalid,
+        "response/cut_off_share": cut_off,
+        "group/no_confidence_variance_share": flat,
+        "group/no_answer_variance_share": flat,
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, []),
+        ({"invalid": 0.5, "flat": 0.9, "cut_off": 0.5}, []),
+        (
+            {"invalid": 1.0, "flat": 1.0, "cut_off": 1.0},
+            ["100% of the responses state no", "nothing to", "100% of the responses are"],
+        ),
+        ({"flat": 0.96}, ["nothing to learn: in 96% of the groups"]),
+    ],
+)
+def test_what_stands_in_the_way_of_learning(values, expected):
+    found = learning_problems([row(**values)] * 5)
+    assert len(found) == len(expected)
+    assert all(text.startswith(start) for text, start in zip(found, expected, strict=True))
+    assert learning_problems([{}, {"rollout/invalid_share": None}]) == []
+
+
+def test_a_run_with_nothing_to_learn_says_so_once_and_watch_too(tmp_path, monkeypatch, capsys):
+    """Two tokens are too few for a confidence, and without an end for an answer."""
+    train(tmp_path / "run", *TINY, "rollout.max_new_tokens=2", "trainer.steps=6", "checkpoint.interval=0")
+    said = capsys.readouterr().err
+    assert said.count("warning: ") == 1
+    assert "warning: steps 1 to 5: 100% of the responses state no valid confidence; nothing to learn: in 100%" in said
+    assert "docs/troubleshooting.md" in said
+    console = Console(file=io.StringIO(), width=200)
+    console.print(dashboard(RunDirectory(tmp_path / "run")))
+    assert "warning: nothing to learn" in console.file.getvalue()
+
+
+# ---- what a run says of itself
+
+
+def test_the_run_directory_describes_itself(six_steps):
+    marker = json.loads((six_steps / MARKER).read_text())
+    assert re.fullmatch(r"[0-9a-f]{32}", marker["id"])
+    assert (marker["made_by"], marker["kind"], marker["method"], marker["seed"]) == ("coca-mindspeed", "run", "coca", 0)
+    assert marker["data"]["train"]["records"] == 70
+
+
+def test_weights_and_biases_gets_an_id_of_the_runs_own_also_when_resumed(tmp_path, monkeypatch):
+    given = []
+
+    class Run:
+        def log(self, *_, **__): ...
+
+        def finish(self): ...
+
+    wandb = types.ModuleType("wandb")
+    wandb.init = lambda **options: given.append(options) or Run()
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    for user in ("a", "b"):
+        train(tmp_path / user / "mine", *TINY, "trainer.steps=1", "logging.wandb=project")
+    train(tmp_path / "a" / "mine", *TINY, "trainer.steps=2", "logging.wandb=project", resume=True)
+    a, b, again = (options["id"] for options in given)
+    assert a == again != b
+    assert [options["name"] for options in given] == ["mine"] * 3
+
+
+@pytest.mark.parametrize("width", [30, 40, 50, 80, 200])
+def test_the_table_keeps_its_numbers_at_every_width(width):
+    metrics = dict.fromkeys(COLUMNS, 0.123) | {"n": 2000}
+    console = Console(file=io.StringIO(), width=width)
+    console.print(metrics_table({"before": metrics, "after": metrics}, width))
+    text = console.file.getvalue()
+    assert text.count("0.123") == 8
+    assert text.count("12.3%") == 4
+    assert text.count("2,000") == 2
+    assert all(len(line) <= width for line in text.splitlines())
+
+
+def test_samples_with_half_a_character_are_written(tmp_path, six_steps):
+    session = small_session(copy(six_steps, tmp_path / "run"), *TINY, resume=True)
+    log = RunLog(session.trainer.output, LoggingConfig(tensorboard=False), {}, "id", resume_step=6)
+    log.write_samples(7, [{"response": "\ud83d"}])
+    assert rows(tmp_path / "run" / "samples" / "step_000007.jsonl") == [{"response": "\ud83d"}]

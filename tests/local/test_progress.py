@@ -1,0 +1,106 @@
+"""What progress bars say, at every width of a terminal and in a log file."""
+
+import io
+import math
+import re
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+from rich.progress import Progress
+
+from coca_mindspeed.local import progress as progress_module
+from coca_mindspeed.local.progress import Shown, StepProgress, TrainingProgress, _Line
+
+
+def metrics(accuracy: float, ece: float = 0.25) -> dict[str, float]:
+    return {"reward/confidence": -0.125, "rollout/accuracy": accuracy, "rollout/ece": ece}
+
+
+TIMING = {"tokens_per_second/rollout": 1234.4}
+
+
+def as_terminal(monkeypatch, width: int) -> io.StringIO:
+    file = io.StringIO()
+
+    def console(**_):
+        return Console(file=file, force_terminal=True, width=width, color_system=None, legacy_windows=False)
+
+    monkeypatch.setattr(progress_module, "Console", console)
+    return file
+
+
+@pytest.mark.parametrize("width", [30, 40, 50, 80, 120, 200])
+def test_the_numbers_survive_narrow_terminals(monkeypatch, width):
+    file = as_terminal(monkeypatch, width)
+    with TrainingProgress(300, enabled=True) as progress:
+        for step in range(1, 13):
+            progress.advance(step, metrics(0.5), TIMING)
+    last = re.split(r"[\r\n]|\x1b\[\??\w+", file.getvalue().rstrip())
+    last = [text for text in last if text.strip()][-1]
+    assert "12/300" in last
+    assert re.search(r"acc(uracy)? 0\.50", last)
+    assert "mean" in last
+    assert len(last) <= width
+    if width >= 50:
+        assert "ECE 0.25" in last
+    if width >= 120:
+        assert "confidence reward -0.125" in last
+
+
+@pytest.mark.parametrize("width", [10, 17, 30, 60, 100, 300])
+def test_a_line_never_exceeds_its_width_where_the_count_fits(width):
+    bar = Progress(console=Console(file=io.StringIO()))
+    shown = Shown("a long text " * 5, ("mean acc 0.51", "ECE 0.10", "r_c -0.12", "tok/s 123456"))
+    bar.add_task("t", total=1000, completed=999, shown=shown)
+    line = _Line.line(bar.tasks[0], width)
+    assert len(line) <= width
+    assert "999/1000" in line
+
+
+def test_the_mean_is_of_the_last_ten_steps_and_survives_a_resume(capsys):
+    values = [step / 20 for step in range(20)]
+    with TrainingProgress(20, enabled=True) as whole:
+        for step, value in enumerate(values, start=1):
+            whole.advance(step, metrics(value), TIMING)
+    lines = capsys.readouterr().err.splitlines()
+    assert f"mean of 10 steps: accuracy {sum(values[10:]) / 10:.3f}" in lines[-1]
+    history = [{**metrics(value), **TIMING} for value in values[:15]]
+    with TrainingProgress(20, enabled=True, done=15, history=history) as resumed:
+        for step, value in enumerate(values[15:], start=16):
+            resumed.advance(step, metrics(value), TIMING)
+    assert capsys.readouterr().err.splitlines() == lines[-3:]  # tenths end at 16, 18 and 20
+
+
+def test_undefined_values_are_left_out_of_the_mean(capsys):
+    with TrainingProgress(2, enabled=True, history=[{"rollout/ece": None}]) as progress:
+        progress.advance(1, metrics(0.5, ece=math.nan), TIMING)
+        assert "ECE" not in capsys.readouterr().err
+        progress.advance(2, metrics(0.5, ece=0.5), TIMING)
+    assert "ECE 0.500" in capsys.readouterr().err
+
+
+def test_a_log_file_gets_a_line_every_tenth_unwrapped(capsys):
+    with StepProgress(100, enabled=True, title="checking") as progress:
+        for step in range(0, 101, 7):
+            progress.show(step, "x" * 300)
+    lines = capsys.readouterr().err.splitlines()
+    assert all(line.endswith("x" * 300) for line in lines)
+    assert [int(re.search(r" (\d+)/", line)[1]) // 10 for line in lines] == list(range(1, 10))
+
+
+def test_short_work_shows_nothing(capsys, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: now))
+    with StepProgress(4, enabled=True, title="checking", patience=3.5) as progress:
+        for step in range(1, 5):
+            now = float(step)
+            progress.show(step)
+    assert capsys.readouterr().err == "checking 4/4\n"
+
+
+def test_quiet_shows_nothing_but_notes(capsys):
+    with StepProgress(4, enabled=False) as progress:
+        progress.show(4, "text")
+        progress.note("a warning")
+    assert capsys.readouterr().err == "a warning\n"

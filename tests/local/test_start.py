@@ -1,0 +1,454 @@
+"""Starting a run: what cannot work is said before a model is loaded, and a start that fails leaves nothing behind."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, LlamaConfig, MambaConfig, Phi3Config
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import ConfigError, DataError, GradingError
+from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.local import session as session_module
+from coca_mindspeed.local.chat import encode_prompts, load_tokenizer, render_prompts
+from coca_mindspeed.local.context import context_limit
+from coca_mindspeed.local.log_probs import response_log_probs
+from coca_mindspeed.local.policy import choose_device, load_policy
+from coca_mindspeed.local.preflight import LengthLimits, check_prompts
+from coca_mindspeed.local.sampler import sample_responses
+from coca_mindspeed.ownership import MARKER
+from tests.local.models_for_tests import write_random_model
+from tests.local.runs_for_tests import SMALL, small_session
+
+CPU = torch.device("cpu")
+QUESTIONS = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(6)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_random_model(tmp_path_factory.mktemp("models") / "model", "llama")
+
+
+def write_rows(path: Path, rows: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def arguments(directory: Path, model: Path, *more: str) -> list[str]:
+    for name in ("train", "heldout"):
+        if not (directory / f"{name}.jsonl").exists():
+            write_rows(directory / f"{name}.jsonl", QUESTIONS)
+    return [
+        *("train", "local", f"model.path={model}", f"data.train={directory}/train.jsonl", "data.grader=exact"),
+        *(f"data.evaluate={directory}/heldout.jsonl", "rollout.prompts=2", "rollout.group_size=2"),
+        *("rollout.max_new_tokens=8", "trainer.steps=1", "trainer.device=cpu", "model.compute_dtype=float32"),
+        *("trainer.minibatches=1", "logging.tensorboard=false", "evaluation.interval=0", "trainer.threads=1"),
+        *("--output", str(directory / "run"), "--quiet", *more),
+    ]
+
+
+def refused(directory: Path, model: Path, capsys, monkeypatch, *more: str) -> str:
+    """The message of a start that must fail before any weight is read, and write nothing."""
+
+    def load(*_, **__):
+        raise AssertionError("the model was loaded")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(session_module, "load_policy", load)
+        assert main(arguments(directory, model, *more)) == 1
+    assert not (directory / "run").exists() or names(directory / "run") in ([], [".lock"])
+    return capsys.readouterr().err
+
+
+# ---- the model's own context
+
+
+@pytest.mark.parametrize(
+    ("config", "tokens", "reason"),
+    [
+        (LlamaConfig(max_position_embeddings=2048), 2048, "max_position_embeddings=2048"),
+        (GPT2Config(), 1024, "max_position_embeddings=1024"),
+        (LlamaConfig(max_position_embeddings=2048, rope_scaling={"rope_type": "dynamic", "factor": 4.0}), 2048, "NTK"),
+        (
+            LlamaConfig(max_position_embeddings=2048, rope_scaling={"rope_type": "linear", "factor": 4.0}),
+            8192,
+            "linear",
+        ),
+        (
+            LlamaConfig(
+                max_position_embeddings=4096,
+                rope_scaling={"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048},
+            ),
+            8192,
+            "yarn",
+        ),
+        (
+            Phi3Config(
+                max_position_embeddings=8192,
+                original_max_position_embeddings=512,
+                hidden_size=32,
+                num_attention_heads=4,
+                pad_token_id=0,
+                rope_scaling={"type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4},
+            ),
+            512,
+            "LongRoPE",
+        ),
+    ],
+)
+def test_the_context_is_read_from_the_models_configuration(config, tokens, reason):
+    limit = context_limit(config)
+    assert limit.tokens == tokens
+    assert reason in limit.reason
+
+
+def test_a_model_without_positions_has_no_limit_and_settings_by_layer_are_all_looked_at():
+    assert context_limit(MambaConfig()) is None
+    by_layer = {
+        "full_attention": {"rope_type": "dynamic", "factor": 2.0},
+        "sliding_attention": {"rope_type": "default"},
+    }
+    assert "NTK" in context_limit(SimpleNamespace(max_position_embeddings=64, rope_parameters=by_layer)).reason
+
+
+def set_config(model: Path, directory: Path, **values) -> Path:
+    """A copy of ``model`` with other settings in its config.json."""
+    directory.mkdir()
+    for file in model.iterdir():
+        (directory / file.name).write_bytes(file.read_bytes())
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps({**config, **values}))
+    return directory
+
+
+def test_more_tokens_than_the_model_has_positions_are_refused_at_the_start(tmp_path, model, capsys, monkeypatch):
+    message = refused(tmp_path, model, capsys, monkeypatch, "rollout.max_new_tokens=500")
+    assert "rollout.max_new_tokens=500: with the prompt of record 'train-1' of train (" in message
+    assert "takes 512: max_position_embeddings=512 in its config.json; lower rollout.max_new_tokens" in message
+    # The last token may stand on the last position.
+    longest = max(map(len, prompts_of(model)))
+    check = LengthLimits(2048, 512 - longest)
+    check_prompts(model, ModelConfig(), records(), SYSTEM, check)
+    with pytest.raises(ConfigError, match="takes 512"):
+        check_prompts(model, ModelConfig(), records(), SYSTEM, LengthLimits(2048, 513 - longest))
+
+
+SYSTEM = "State your confidence."
+
+
+def records() -> list[Record]:
+    return [Record(str(i), "d", "math", row["question"], row["answer"]) for i, row in enumerate(QUESTIONS)]
+
+
+def prompts_of(model: Path) -> list[list[int]]:
+    return encode_prompts(load_tokenizer(model, ModelConfig()), records(), SYSTEM, 2048)
+
+
+def test_dynamic_ntk_is_refused_beyond_and_agrees_within_the_trained_length(tmp_path, model, capsys, monkeypatch):
+    scaling = {"rope_type": "dynamic", "factor": 4.0}
+    length = max(map(len, prompts_of(model))) + 24
+    within = set_config(model, tmp_path / "within", rope_scaling=scaling, max_position_embeddings=length)
+    beyond = set_config(model, tmp_path / "beyond", rope_scaling=scaling, max_position_embeddings=length - 24)
+    differences = []
+    for path in (within, beyond):
+        policy = load_policy(path, ModelConfig(), CPU)
+        policy.eos_ids = (policy.eos_ids[0],)  # let the responses reach the limit
+        prompts = policy.encode_prompts(records(), SYSTEM, 2048)
+        draw = torch.Generator().manual_seed(0)
+        samples = sample_responses(policy, prompts, group_size=2, max_new_tokens=24, temperature=1.0, generator=draw)
+        again = response_log_probs(policy, prompts, samples.token_ids, temperature=1.0)
+        inside = torch.arange(samples.token_ids.shape[1]) < samples.lengths[:, None]
+        differences.append(float((again.detach() - samples.log_probs)[inside].abs().max()))
+    assert differences[0] < 1e-4
+    assert differences[1] > 1e-3, "the reason for refusing it"
+    limits = LengthLimits(2048, 24)
+    check_prompts(within, ModelConfig(), records(), SYSTEM, limits)
+    with pytest.raises(ConfigError, match=r"rollout\.max_new_tokens=24: .* 'dynamic' \(Dynamic NTK\), which changes"):
+        check_prompts(beyond, ModelConfig(), records(), SYSTEM, limits)
+
+
+# ---- a start that fails leaves nothing in the way
+
+
+def test_a_wrong_model_path_does_not_spoil_the_output(tmp_path, model, capsys):
+    wrong = [text if not text.startswith("model.path") else "model.path=none" for text in arguments(tmp_path, model)]
+    assert main(wrong) == 1
+    assert "model.path=none: not a Hugging Face model directory" in capsys.readouterr().err
+    assert names(tmp_path / "run") == []
+    assert main(arguments(tmp_path, model)) == 0
+
+
+def test_a_first_step_that_fails_can_be_tried_again_with_other_settings(tmp_path, monkeypatch):
+    def fails(*_):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("coca_mindspeed.local.trainer.update_policy", fails)
+        session = small_session(tmp_path / "run", "trainer.steps=1")
+        with pytest.raises(RuntimeError):
+            session.trainer.run()
+    before = json.loads((tmp_path / "run" / MARKER).read_text())["id"]
+    warm = (tmp_path / "run" / "warm_start" / "model.safetensors").stat()
+    same = small_session(tmp_path / "run", "trainer.steps=1")
+    assert (tmp_path / "run" / "warm_start" / "model.safetensors").stat().st_ino == warm.st_ino
+    assert same.trainer.run_id == before
+    other = small_session(tmp_path / "run", "trainer.steps=1", "warm_up.steps=2", "rollout.prompts=4")
+    assert (tmp_path / "run" / "warm_start" / "model.safetensors").stat().st_ino != warm.st_ino
+    assert other.trainer.run_id != before
+    other.trainer.run()
+    with pytest.raises(ConfigError, match="already holds a run"):
+        small_session(tmp_path / "run", "trainer.steps=1", "warm_up.steps=2", "rollout.prompts=4")
+
+
+def test_an_output_that_is_something_else_is_refused_and_left_alone(tmp_path, model, capsys, monkeypatch):
+    for name in ("config.yaml", "metrics.jsonl", MARKER):
+        (tmp_path / "run").mkdir(exist_ok=True)
+        (tmp_path / "run" / name).write_text("{}")
+        assert main(arguments(tmp_path, model)) == 1
+        assert f"holds '{name}' but no {MARKER} of a run of ours" in capsys.readouterr().err
+        assert names(tmp_path / "run") == [name]
+        (tmp_path / "run" / name).unlink()
+    # A model beside the output's name is not replaced by the trained one.
+    (tmp_path / "run" / "model").mkdir()
+    assert main(arguments(tmp_path, model)) == 1
+    (tmp_path / "run" / "model").rmdir()
+    (tmp_path / "run" / "log.txt").write_text("a redirected log is no obstacle")
+    assert main(arguments(tmp_path, model)) == 0
+    capsys.readouterr()
+    (tmp_path / "file").write_text("")
+    assert main([*arguments(tmp_path, model), "--output", str(tmp_path / "file")]) == 1
+    assert f"--output {tmp_path}/file: is a file; a run needs a directory" in capsys.readouterr().err
+
+
+_HOLDS = """
+import sys, time
+from pathlib import Path
+from coca_mindspeed.local.run_directory import check_writable, hold
+check_writable(Path(sys.argv[1]))
+lock = hold(Path(sys.argv[1]))
+print("held", flush=True)
+time.sleep(60)
+"""
+
+
+def test_two_processes_do_not_share_a_run(tmp_path, model, capsys):
+    holder = [sys.executable, "-c", _HOLDS, str(tmp_path / "run")]
+    with subprocess.Popen(holder, stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"held\n"
+        assert main(arguments(tmp_path, model)) == 1
+        assert "another process is at work on this run" in capsys.readouterr().err
+        assert names(tmp_path / "run") == [".lock"]
+        process.kill()
+        process.wait()
+        assert main(arguments(tmp_path, model)) == 0
+
+
+# ---- records
+
+
+@pytest.mark.parametrize("name", ["train", "heldout"])
+@pytest.mark.parametrize(
+    ("row", "grader", "message"),
+    [
+        (
+            {"question": "long " * 3000, "answer": "1"},
+            "exact",
+            r"record '{name}-6' of {name}: its prompt has \d+ tokens",
+        ),
+        ({"question": "q", "answer": "1", "category": "factual"}, "auto", r"record '{name}-6'.*metadata\['aliases'\]"),
+        ({"question": "q", "answer": "1", "category": "code"}, "auto", r"record '{name}-6'.*tests"),
+        ({"question": "q", "answer": "1", "category": "poetry"}, "auto", r"record '{name}-6'.*'poetry'"),
+        ({"question": "q", "answer": "1", "dataset": "simpleqa"}, "auto", "judged by a language model, and none"),
+        ({"question": "half \ud83d", "answer": "1"}, "exact", r"record '{name}-6' of {name}: .*'\\ud83d', half of"),
+    ],
+    ids=["too long", "no aliases", "no tests", "no grader", "no judge", "surrogate"],
+)
+def test_records_that_cannot_be_asked_or_graded_are_found_first(
+    tmp_path, model, capsys, monkeypatch, name, row, grader, message
+):
+    write_rows(tmp_path / f"{name}.jsonl", [*QUESTIONS[:5], row])
+    found = refused(tmp_path, model, capsys, monkeypatch, f"data.grader={grader}")
+    assert re.search(message.replace("{name}", name), found), found
+
+
+def test_an_empty_evaluation_file_is_refused(tmp_path, model, capsys, monkeypatch):
+    write_rows(tmp_path / "heldout.jsonl", [])
+    assert "data.evaluate=" in (message := refused(tmp_path, model, capsys, monkeypatch))
+    assert "holds no records" in message
+
+
+def test_an_unknown_grader_is_found_first(tmp_path, model, capsys, monkeypatch):
+    assert "did you mean 'exact'" in refused(tmp_path, model, capsys, monkeypatch, "data.grader=exakt")
+
+
+def test_the_tiny_model_refuses_what_it_cannot_read(tmp_path):
+    for rows, message in (
+        ([{"question": "What?", "answer": "1"}], "cannot read 'W' in its question"),
+        ([{"question": "1+1", "answer": "x", "metadata": {"instruction": ""}}], "cannot read 'x' in its answer"),
+        ([{"question": "1+1", "answer": "+", "metadata": {"instruction": ""}}], "needs an answer with a digit"),
+    ):
+        path = write_rows(tmp_path / "own.jsonl", rows)
+        with pytest.raises(DataError, match=message):
+            small_session(tmp_path / "run", "data=records", f"data.train={path}", "evaluation.interval=0")
+    with pytest.raises(ConfigError, match=r"rollout\.max_new_tokens=200: .* the built-in tiny model takes 128"):
+        small_session(tmp_path / "run", "rollout.max_new_tokens=200")
+
+
+def test_short_cuts_of_the_length_check_are_never_wrong(model):
+    """Texts that normal forms expand, and every length around the limit, against tokenising them all."""
+    tokenizer = load_tokenizer(model, ModelConfig())
+    texts = ["\ufdfa" * 5, "\u0390" * 9, "🙂" * 7, "é" * 20, "1" * 50, " x" * 30]
+    many = [Record(str(i), "d", "math", text, "1") for i, text in enumerate(texts)]
+    longest = max(map(len, encode_prompts(tokenizer, many, SYSTEM, 10_000)))
+    assert longest < 512
+    for limit in range(longest - 3, longest + 4):
+        limits = LengthLimits(limit, 0)
+        if limit < longest:
+            with pytest.raises(DataError, match=f"has {longest} tokens"):
+                check_prompts(model, ModelConfig(), many, SYSTEM, limits)
+        else:
+            check_prompts(model, ModelConfig(), many, SYSTEM, limits)
+
+
+def test_a_template_that_refuses_system_messages_says_what_to_do(tmp_path, model, capsys, monkeypatch):
+    path = set_config(model, tmp_path / "gemma")
+    template = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}x"
+    (path / "chat_template.jinja").write_text(template)
+    message = refused(tmp_path, path, capsys, monkeypatch)
+    assert "refuses a system message (System role not supported)" in message
+    assert "before the first user message (docs/troubleshooting.md" in message
+    (path / "chat_template.jinja").write_text("{{ raise_exception('never') }}")
+    assert "cannot lay out a prompt: never" in refused(tmp_path, path, capsys, monkeypatch)
+
+
+# ---- weights
+
+
+def with_weights(model: Path, directory: Path, change) -> Path:
+    path = set_config(model, directory)
+    weights = load_file(path / "model.safetensors")
+    change(weights)
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+NORM = "model.layers.1.input_layernorm.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w: w.pop(NORM), rf"the checkpoint has no {NORM}$"),
+        (lambda w: w.pop("lm_head.weight"), r"the checkpoint has no lm_head\.weight$"),
+        (lambda w: w.update({"score.weight": torch.ones(1)}), r"more than the architecture: score\.weight$"),
+        (lambda w: w.update({NORM: torch.ones(3)}), NORM),
+        (lambda w: [w.pop(key) for key in list(w) if "layers.0" in key], r"and 6 more$"),
+    ],
+    ids=["missing", "head", "unexpected", "mismatched", "many"],
+)
+def test_a_model_with_random_weights_in_it_is_refused(tmp_path, model, change, message):
+    path = with_weights(model, tmp_path / "broken", change)
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_policy(path, ModelConfig(), CPU)
+    assert str(caught.value).startswith(f"model.path={path}: ")
+
+
+def test_a_tied_head_is_not_missing(tmp_path):
+    path = write_random_model(tmp_path / "tied", "qwen2")
+    assert "lm_head.weight" not in load_file(path / "model.safetensors")
+    load_policy(path, ModelConfig(), CPU)
+
+
+# ---- devices
+
+
+def test_the_configuration_knows_every_device_that_the_engine_knows():
+    for name in ("auto", "cpu", "cuda", "cuda:3", "npu", "npu:7"):
+        assert compose_run("demo", [f"trainer.device={name}"]).run.trainer.device == name
+    with pytest.raises(ConfigError, match=r"trainer\.device"):
+        compose_run("demo", ["trainer.device=tpu"])
+    with pytest.raises(ConfigError, match=r"trainer\.device=npu: PyTorch sees 0 NPU devices"):
+        choose_device("npu")
+
+
+# ---- baselines
+
+
+def test_a_baseline_checks_before_it_loads_and_claims(tmp_path, model, capsys, monkeypatch):
+    data = write_rows(tmp_path / "data.jsonl", QUESTIONS)
+    bad = write_rows(tmp_path / "bad.jsonl", [*QUESTIONS, {"question": "q", "answer": "1", "category": "factual"}])
+    long = write_rows(tmp_path / "long.jsonl", [*QUESTIONS, {"question": "long " * 3000, "answer": "1"}])
+    output = tmp_path / "out"
+
+    def baseline(*more: str) -> str:
+        common = ("--output", str(output), "--device", "cpu", "--dtype", "float32", "--max-new-tokens", "8", "--quiet")
+        code = main(["baseline", "verbalised", "--model", str(model), "--data", str(data), *common, *more])
+        return "" if code == 0 else capsys.readouterr().err
+
+    def load(*_, **__):
+        raise AssertionError("the model was loaded")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("coca_mindspeed.commands.baseline.load_policy", load)
+        assert "metadata['aliases']" in baseline("--data", str(bad))
+        assert re.search(
+            r"record 'long-7' of long: its prompt has \d+ tokens.*--max-prompt-tokens", baseline("--data", str(long))
+        )
+        assert "--max-new-tokens=600: with the prompt of" in baseline("--max-new-tokens", "600")
+        assert "--model=none: not a Hugging Face" in baseline("--model", "none")
+        trained = ("--train", str(bad), "--assessor-model", str(model))
+        assert "metadata['aliases']" in baseline_of("assessor", model, data, output, capsys, *trained)
+        trained = ("--train", str(data), "--assessor-model", "nowhere")
+        message = baseline_of("assessor", model, data, output, capsys, *trained)
+        assert "--assessor-model=nowhere: not a Hugging Face" in message
+    assert not output.exists()
+    assert baseline("--grader", "exact") == ""
+
+
+def baseline_of(name: str, model: Path, data: Path, output: Path, capsys, *more: str) -> str:
+    common = ("--output", str(output), "--device", "cpu", "--max-new-tokens", "8", "--quiet")
+    assert main(["baseline", name, "--model", str(model), "--data", str(data), *common, *more]) == 1
+    return capsys.readouterr().err
+
+
+def test_graders_check_what_they_would_refuse():
+    record = Record("r", "d", "factual", "?", "x")
+    for name in ("factual", "auto"):
+        with pytest.raises(DataError, match="aliases"):
+            build_grader(name).check([record])
+    with pytest.raises(GradingError, match="judged by a language model"):
+        build_grader("auto").check([Record("r", "simpleqa", "factual", "?", "x")])
+    for name in ("exact", "math"):
+        grader = build_grader(name)
+        grader.check([record])
+        grader.close()
+
+
+def test_two_runs_of_one_name_are_two_runs(tmp_path):
+    ids = {small_session(tmp_path / user / "mine", *SMALL[:2]).trainer.run_id for user in ("a", "b")}
+    assert len(ids) == 2
+
+
+def test_the_documented_lines_mend_such_a_template(tmp_path, model):
+    page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
+    lines = re.search(r"```jinja\n(.*?)```", page, re.DOTALL)[1]
+    path = set_config(model, tmp_path / "gemma")
+    loop = "{%- for m in turns -%}<{{ m.role }}>{{ m.content }}{%- endfor -%}"
+    (path / "chat_template.jinja").write_text(lines + loop)
+    tokenizer = load_tokenizer(path, ModelConfig())
+    record = Record("1", "d", "math", "1+1?", "2", metadata={"instruction": ""})
+    assert render_prompts(tokenizer, [record], "Say it.") == ["<user>Say it.\n\n1+1?"]
+    assert render_prompts(tokenizer, [record], None) == ["<user>1+1?"]
