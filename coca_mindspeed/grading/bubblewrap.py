@@ -67,6 +67,9 @@ def environment(home: str, libraries: str) -> dict[str, str]:
     return {
         "HOME": home,
         "LANG": "C.UTF-8",
+        # Each of the C library's arenas reserves 64 MiB of the address space, which is limited; by default there are
+        # eight a core.
+        "MALLOC_ARENA_MAX": "2",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
         "PATH": "/python/bin",

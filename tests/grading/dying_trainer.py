@@ -54,6 +54,23 @@ def started(process: int) -> str:
     return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
 
 
+def survivors(processes: dict[int, str], seconds: float) -> list[str]:
+    """Those that still run after so long; zombies have ended."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = []
+        for process, start in processes.items():
+            try:
+                state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+                if state != "Z" and started(process) == start:
+                    left.append(f"{process} {state} " + Path(f"/proc/{process}/cmdline").read_text().replace("\0", " "))
+            except OSError:
+                continue
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.05)
+
+
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
     main()

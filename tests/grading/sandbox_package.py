@@ -9,9 +9,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from coca_mindspeed.errors import GradingError
+
 REPOSITORY = Path(__file__).parents[2]
 NOBODY = 65534
 _PARTS = ("__init__", "sandbox", "bubblewrap", "user_ids", "lifeline")
+
+
+def sandbox_problem() -> str:
+    """Why no sandbox can be made here, or ``""``."""
+    from coca_mindspeed.grading.sandbox import Sandbox
+
+    try:
+        Sandbox()
+    except GradingError as error:
+        return str(error)
+    return ""
 
 
 def python_for_everybody() -> str | None:

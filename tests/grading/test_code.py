@@ -8,15 +8,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError
 from coca_mindspeed.grading.code import CodeGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-
-
-def sandbox_problem() -> str:
-    try:
-        CodeGrader(workers=1).close()
-    except GradingError as error:
-        return str(error)
-    return ""
-
+from tests.grading.sandbox_package import sandbox_problem
 
 PROBLEM = sandbox_problem()
 pytestmark = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")

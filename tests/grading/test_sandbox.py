@@ -20,16 +20,8 @@ from tests.grading.sandbox_package import (
     copied_package,
     environment_of_nobody,
     python_for_everybody,
+    sandbox_problem,
 )
-
-
-def sandbox_problem() -> str:
-    try:
-        Sandbox()
-    except GradingError as error:
-        return str(error)
-    return ""
-
 
 PROBLEM = sandbox_problem()
 needs_sandbox = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")

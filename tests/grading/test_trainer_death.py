@@ -4,13 +4,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.grading.dying_trainer import descendants, started
+from tests.grading.dying_trainer import descendants, survivors
 from tests.grading.sandbox_package import (
     NOBODY,
     REPOSITORY,
@@ -36,23 +35,6 @@ time.sleep(1.0)
 print("running", flush=True)
 time.sleep(1000)
 """
-
-
-def survivors(processes: dict[int, str], seconds: float) -> list[str]:
-    """Those that still run after so long; zombies have ended."""
-    deadline = time.monotonic() + seconds
-    while True:
-        left = []
-        for process, start in processes.items():
-            try:
-                state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-                if state != "Z" and started(process) == start:
-                    left.append(f"{process} {state} " + Path(f"/proc/{process}/cmdline").read_text().replace("\0", " "))
-            except OSError:
-                continue
-        if not left or time.monotonic() > deadline:
-            return left
-        time.sleep(0.05)
 
 
 def end_and_count(trainer: "subprocess.Popen[str]", how: int, at_least: int) -> list[str]:
