@@ -4,6 +4,7 @@ No network, a file system that holds a Python and nothing of the host's, a user 
 memory, processes, files and output.  Standard library only, so that any Python can use and test it.
 """
 
+import compileall
 import json
 import os
 import secrets
@@ -181,6 +182,8 @@ class Sandbox:
         options = subprocess.run([bwrap, "--help"], capture_output=True, text=True, check=False).stdout
         if "--size" not in options:
             return f"{bwrap} is too old to limit the size of a file system"
+        # Two interpreters start for every program; where the package cannot be written to they compile each time.
+        compileall.compile_dir(str(_INSIDE), quiet=2)
         self._prefix = sandbox_command(bwrap, self.limits.file_bytes)
         probe = {"kind": "stdio", "source": "print(6 * 7)", "cases": [{"input": "", "output": "42"}], "seconds": 10.0}
         report = self.run(probe, total_seconds=10.0)
