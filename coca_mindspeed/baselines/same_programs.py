@@ -12,7 +12,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.grading.code import CodeGrader
 from coca_mindspeed.grading.inside.names import undefined
-from coca_mindspeed.grading.programs import build_job, extract_program, wanted_names
+from coca_mindspeed.grading.programs import MAX_ANSWER_CHARACTERS, build_job, extract_program, wanted_names
 
 Outputs = tuple[str | None, ...]
 
@@ -29,7 +29,10 @@ class SamePrograms:
 
     def final_answers(self, record: Record, answers: Sequence[str]) -> list[str | None]:
         wanted = wanted_names(record)
-        return [extract_program(answer, wanted).strip("\n") or None for answer in answers]
+        return [
+            extract_program(answer, wanted).strip("\n") or None if len(answer) <= MAX_ANSWER_CHARACTERS else None
+            for answer in answers
+        ]
 
     def same(self, record: Record, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Whether the programs of each pair agree on every input of the record's tests.

@@ -169,6 +169,7 @@ def test_programs_are_the_same_if_their_outputs_are(programs):
     wrong = "def add(a, b):\n    return a - b"
     broken = "def add(a, b):\n    return c"
     question = record("code", "mbpp", tests=ASSERTS)
+    assert programs.final_answers(question, ["x" * 1_000_001]) == [None]
     assert programs.final_answers(question, [f"```python\n{good}\n```", ""]) == [good, None]
     pairs = [(good, other), (good, wrong), (wrong, wrong.replace("a - b", "-(b - a)")), (good, broken)]
     # Two wrong programs that agree are the same: the expected outputs play no part.

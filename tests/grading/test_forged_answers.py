@@ -132,6 +132,14 @@ def test_the_way_in_which_a_program_ends_passes_no_test(grader: CodeGrader, name
     assert outcome(grader, tests, program) is Outcome.WRONG
 
 
+@pytest.mark.parametrize(
+    "tests", ["assert True", "assert sqrt(4) == abs(-2)", "def check(candidate):\n    assert candidate(1)"]
+)
+def test_tests_that_use_nothing_of_the_program_are_ungradable(grader: CodeGrader, tests: str) -> None:
+    assert outcome(grader, tests, "def f(): return 0") is Outcome.UNGRADABLE
+    assert outcome(grader, tests, "def f(): return 0", "f") is Outcome.UNGRADABLE
+
+
 def test_expected_exceptions_still_count(grader: CodeGrader) -> None:
     tests = "try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    assert False"
     assert outcome(grader, tests, "def f(x): raise ValueError") is Outcome.RIGHT

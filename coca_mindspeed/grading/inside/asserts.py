@@ -25,6 +25,8 @@ def run_asserts(job: dict[str, Any]) -> Outcome:
         wanted = names.undefined(job["tests"], namespace.keys(), job["entry_point"])
     except (SyntaxError, ValueError) as error:
         return UNGRADABLE, f"the tests do not compile: {error}"
+    if not wanted.program:
+        return UNGRADABLE, "the tests use nothing of the program's, so that any program would pass or none"
     for name, (module, attribute) in wanted.standard.items():
         namespace[name] = _standard(module, attribute)
     program = None
