@@ -5,6 +5,7 @@ from types import TracebackType
 
 from coca_mindspeed.baselines.same_programs import SamePrograms
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.code import CodeGrader
 from coca_mindspeed.grading.registry import build_grader, grader_name
 from coca_mindspeed.grading.verdict import Equivalence, Grader
 
@@ -32,7 +33,9 @@ class Equivalences:
     def final_answers(self, record: Record, answers: Sequence[str]) -> Sequence[str | None]:
         """The final answers of a record's responses, None where a response gives none."""
         name = grader_name(record)
-        return self._code().final_answers(answers) if name == "code" else self._of(name).final_answers(answers)
+        if name == "code":
+            return self._code().final_answers(record, answers)
+        return self._of(name).final_answers(answers)
 
     def same(self, record: Record, pairs: Sequence[tuple[str, str]]) -> Sequence[bool]:
         """Whether the final answers of each pair mean the same."""
@@ -50,6 +53,7 @@ class Equivalences:
     def _code(self) -> SamePrograms:
         if self._programs is None:
             grader = build_grader("code")
+            assert isinstance(grader, CodeGrader)
             self._opened.append(grader)
             self._programs = SamePrograms(grader)
         return self._programs

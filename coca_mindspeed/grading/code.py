@@ -1,19 +1,20 @@
 """Does the model's program pass its tests?  Runs it in the sandbox and nowhere else."""
 
 import os
-import queue
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.programs import Job, build_job, time_limit
-from coca_mindspeed.grading.sandbox import Limits, Sandbox
+from coca_mindspeed.grading.programs import MAX_ANSWER_CHARACTERS, Job, build_job, time_limit
+from coca_mindspeed.grading.sandbox import Limits, Report, Sandbox
 from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
 from coca_mindspeed.grading.workers import in_order
 
-_MAX_WORKERS = 14  # as many as the sandbox has user ids
+_MAX_WORKERS = 64
+_MOST_WORKERS_BY_DEFAULT = 32
 _MAX_PROGRAM_CHARACTERS = 200_000
 _TIMED_OUT = "took longer than"  # as the sandbox and the harness say it
 
@@ -24,7 +25,7 @@ class CodeGrader:
     Args:
         seconds: limit for one run of a program (one case, or one set of asserts) where the record sets none.
         total_seconds: limit for all cases of one program together.
-        workers: number of sandboxes at one time; None for one a core, at most 14.
+        workers: number of sandboxes at one time; None for one a core, at most 32.
         memory_mib: for each process, and for all processes of a program together.
         processes: processes and threads of a program at one time.
         allow_unsandboxed: see :class:`~coca_mindspeed.grading.sandbox.Sandbox`; an explicit choice.
@@ -42,7 +43,7 @@ class CodeGrader:
         processes: int = 32,
         allow_unsandboxed: bool = False,
     ) -> None:
-        count = min(_MAX_WORKERS, len(os.sched_getaffinity(0))) if workers is None else workers
+        count = min(_MOST_WORKERS_BY_DEFAULT, len(os.sched_getaffinity(0))) if workers is None else workers
         if not 1 <= count <= _MAX_WORKERS:
             raise GradingError(f"the number of sandboxes should be between 1 and {_MAX_WORKERS}, found {count}")
         if seconds <= 0 or total_seconds < seconds:
@@ -51,9 +52,6 @@ class CodeGrader:
         self._sandbox = Sandbox(Limits(memory_bytes=memory_mib << 20, processes=processes), allow_unsandboxed)
         # Threads only wait here: the work is done by the processes of the sandboxes.
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="sandbox")
-        self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for slot in range(count):
-            self._slots.put(slot)
         self._count = count
         self._tally = Tally()
 
@@ -70,15 +68,25 @@ class CodeGrader:
             DataError: a record's tests are malformed; no program runs then.
         """
         started = time.perf_counter()
-        jobs = [
-            {**build_job(record, answer), "seconds": time_limit(record, self._seconds)}
-            for record, answer in zip(records, answers, strict=True)
-        ]
-        pending = in_order(lambda job: self._threads.submit(self._run, job), jobs, in_flight=4 * self._count)
-        verdicts = [future.result() for _, future in pending]
+        jobs = [self._job(record, answer) for record, answer in zip(records, answers, strict=True)]
+        verdicts = [Verdict(Outcome(report.outcome), report.reason, seconds) for report, seconds in self._reports(jobs)]
         self._tally.add(verdicts, time.perf_counter() - started)
         self._tally.timeouts += sum(_TIMED_OUT in verdict.reason for verdict in verdicts)
         return verdicts
+
+    def outputs(self, jobs: Sequence[Job]) -> list[tuple[str | None, ...]]:
+        """Run jobs of the kind ``outputs``: for each a digest of what the program gives on each input.
+
+        Raises:
+            GradingError: a program could not be run.
+        """
+        found = []
+        for report, _ in self._reports([{**job, "seconds": self._seconds} for job in jobs]):
+            if report.outcome == Outcome.UNGRADABLE.value:
+                raise GradingError(f"a program could not be run on the inputs of its tests: {report.reason}")
+            # A program that was killed gives nothing on any input.
+            found.append(report.outputs or (None,))
+        return found
 
     def metrics(self) -> dict[str, float]:
         return self._tally.metrics()
@@ -86,15 +94,30 @@ class CodeGrader:
     def close(self) -> None:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    def _run(self, job: Job) -> Verdict:
-        started = time.perf_counter()
+    def _job(self, record: Record, answer: str) -> Job:
+        too_long = (
+            f"the answer is over {MAX_ANSWER_CHARACTERS} characters" if len(answer) > MAX_ANSWER_CHARACTERS else ""
+        )
+        job = build_job(record, "" if too_long else answer)
         if len(job["source"]) > _MAX_PROGRAM_CHARACTERS:
-            return Verdict(Outcome.WRONG, f"the program is over {_MAX_PROGRAM_CHARACTERS} characters")
+            too_long = f"the program is over {_MAX_PROGRAM_CHARACTERS} characters"
+        return {**job, "seconds": time_limit(record, self._seconds), "too_long": too_long}
+
+    def _reports(self, jobs: Sequence[Job]) -> Iterator[tuple[Report, float]]:
+        """The report on each job and its seconds, in order; whatever ends the iteration early ends all jobs."""
+        stop = threading.Event()
+        try:
+            pending = in_order(lambda job: self._threads.submit(self._run, job, stop), jobs, in_flight=4 * self._count)
+            for _, future in pending:
+                yield future.result()
+        finally:
+            stop.set()
+
+    def _run(self, job: Job, stop: threading.Event) -> tuple[Report, float]:
+        started = time.perf_counter()
+        if job.get("too_long"):
+            return Report("wrong", job["too_long"]), 0.0
         # One set of asserts is one run; cases have a limit each and a limit together.
         total = job["seconds"] if job["kind"] == "asserts" else max(self._total_seconds, job["seconds"])
-        slot = self._slots.get()
-        try:
-            report = self._sandbox.run(job, total, slot)
-        finally:
-            self._slots.put(slot)
-        return Verdict(Outcome(report.outcome), report.reason, time.perf_counter() - started)
+        report = self._sandbox.run(job, total, stop)
+        return report, time.perf_counter() - started

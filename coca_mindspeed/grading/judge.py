@@ -4,13 +4,15 @@ Three grades, read strictly: a reply that is not exactly one of them is no grade
 A, B and C in a reply, as is common, reads ``NOT_ATTEMPTED`` as A, which is correct.)
 """
 
+import asyncio
 import hashlib
 import json
 import os
 import re
+import threading
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -47,6 +49,9 @@ Reply with the grade and nothing else: CORRECT, INCORRECT or NOT_ATTEMPTED."""
 _REPLY = re.compile(r"[\s*`\"']*(CORRECT|INCORRECT|NOT[_ ]ATTEMPTED)[\s*`\"'.]*", re.IGNORECASE)
 # An answer to a short question that is longer than this is an attempt on the judge.
 _MAX_ANSWER_CHARACTERS = 4_000
+_MAX_REPLY_BYTES = 1 << 20
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
+_PASSING_STATUSES = {408, 409, 429}
 
 _OUTCOMES = {Grade.CORRECT: Outcome.RIGHT, Grade.INCORRECT: Outcome.WRONG, Grade.NOT_ATTEMPTED: Outcome.WRONG}
 
@@ -65,8 +70,10 @@ class JudgeGrader:
         model: its model's name.
         key_variable: environment variable that holds the key; None if the endpoint needs none.
         concurrency: requests at one time.
-        retries: further attempts on connection errors, rate limits and server errors, with exponential backoff.
-        seconds: limit for one attempt.
+        retries: further attempts on connection errors, rate limits, server errors and replies that are no chat
+            completion, with exponential backoff.
+        seconds: limit for one attempt, until its last byte.
+        total_seconds: limit for one question with all attempts and the pauses between them.
         cache: directory that keeps grades, so that a run can be repeated; None for no cache.
         options: further fields of the request, such as ``max_tokens``.
 
@@ -82,6 +89,7 @@ class JudgeGrader:
         concurrency: int = 8,
         retries: int = 5,
         seconds: float = 60.0,
+        total_seconds: float = 300.0,
         cache: str | Path | None = None,
         options: Mapping[str, Any] | None = None,
     ) -> None:
@@ -90,6 +98,8 @@ class JudgeGrader:
                 "these answers are judged by a language model, and none is configured: set the judge's url (an "
                 "endpoint that speaks OpenAI's chat completions, for example http://127.0.0.1:8000/v1) and its model"
             )
+        if seconds <= 0 or total_seconds < seconds:
+            raise GradingError(f"expected 0 < seconds <= total_seconds, found {seconds:g} and {total_seconds:g}")
         if concurrency < 1:
             raise GradingError(f"the judge's concurrency should be at least 1, found {concurrency}")
         key = "none" if key_variable is None else os.environ.get(key_variable, "")
@@ -101,11 +111,16 @@ class JudgeGrader:
         import openai  # takes most of a second
 
         self._errors = (openai.APIConnectionError, openai.APIStatusError)
-        self._client = openai.OpenAI(base_url=url, api_key=key, max_retries=retries, timeout=seconds)
+        self._client = openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, timeout=seconds)
         self._url = url
         self._request = {"model": model, "temperature": 0.0, "max_tokens": 16, **(options or {})}
-        self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="judge")
+        self._retries, self._seconds, self._total_seconds = retries, seconds, total_seconds
         self._concurrency = concurrency
+        self._at_once = asyncio.Semaphore(concurrency)
+        # One thread for all requests: only a task can be stopped in the middle of a reply that never ends.
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="judge", daemon=True)
+        self._thread.start()
         self._cache = None if cache is None else _open_cache(Path(cache))
         self._tally = Tally()
 
@@ -119,9 +134,18 @@ class JudgeGrader:
             GradingError: the endpoint refuses, or fails after all retries.  Grades until then are in the cache.
         """
         started = time.perf_counter()
+        submitted: list[Future[Verdict]] = []
+
+        def submit(pair: tuple[Record, str]) -> "Future[Verdict]":
+            submitted.append(asyncio.run_coroutine_threadsafe(self._verdict(*pair), self._loop))
+            return submitted[-1]
+
         pairs = zip(records, answers, strict=True)
-        pending = in_order(lambda p: self._threads.submit(self._verdict, *p), pairs, in_flight=4 * self._concurrency)
-        verdicts = [future.result() for _, future in pending]
+        try:
+            verdicts = [future.result() for _, future in in_order(submit, pairs, in_flight=4 * self._concurrency)]
+        finally:
+            for future in submitted:  # all done, unless one of them or the user has stopped the run
+                future.cancel()
         self._tally.add(verdicts, time.perf_counter() - started)
         return verdicts
 
@@ -129,12 +153,15 @@ class JudgeGrader:
         return self._tally.metrics()
 
     def close(self) -> None:
-        self._threads.shutdown(wait=True, cancel_futures=True)
-        self._client.close()
+        if not self._loop.is_closed():
+            asyncio.run_coroutine_threadsafe(self._client.close(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
         if self._cache is not None:
             self._cache.close()
 
-    def _verdict(self, record: Record, answer: str) -> Verdict:
+    async def _verdict(self, record: Record, answer: str) -> Verdict:
         started = time.perf_counter()
         if not answer.strip():
             return Verdict(Outcome.WRONG, "no answer was found")
@@ -146,7 +173,8 @@ class JudgeGrader:
         key = hashlib.sha256(json.dumps([self._url, request], sort_keys=True).encode()).hexdigest()
         reply = self._cache.get(key) if self._cache is not None else None
         if reply is None:
-            reply = self._ask(request)
+            async with self._at_once:
+                reply = await self._ask(request)
         grade = parse_grade(reply)
         seconds = time.perf_counter() - started
         if grade is None:
@@ -155,17 +183,77 @@ class JudgeGrader:
             self._cache[key] = grade.value
         return Verdict(_OUTCOMES[grade], f"judged {grade.value}", seconds)
 
-    def _ask(self, request: Mapping[str, Any]) -> str:
+    async def _ask(self, request: Mapping[str, Any]) -> str:
+        """The text of the judge's reply."""
+        deadline = time.monotonic() + self._total_seconds
+        for attempt in range(self._retries + 1):
+            pause = min(_FIRST_PAUSE_SECONDS * 2**attempt, _LONGEST_PAUSE_SECONDS)
+            error: Exception
+            try:
+                left = deadline - time.monotonic()
+                return _reply_text(await asyncio.wait_for(self._body(request), min(self._seconds, left)))
+            except self._errors as failure:
+                error, problem = failure, f"{type(failure).__name__}: {failure!s:.300}"
+                if (status := getattr(failure, "status_code", None)) is not None:
+                    if status not in _PASSING_STATUSES and status < 500:
+                        break
+                    pause = _asked_pause(failure, pause)
+            except asyncio.TimeoutError as failure:
+                error, problem = failure, f"APITimeoutError: no whole reply in {self._seconds:g} s"
+            except _UnusableReplyError as failure:
+                error, problem = failure, str(failure)
+            if attempt == self._retries:
+                break
+            if time.monotonic() + pause >= deadline:
+                problem += f" (and no other attempt fits into {self._total_seconds:g} s)"
+                break
+            await asyncio.sleep(pause)
+        raise GradingError(
+            f"the judge at {self._url} does not grade: {problem}; check its url, model and key, then run again (grades "
+            "that were given are in the cache, if one is configured)"
+        ) from error
+
+    async def _body(self, request: Mapping[str, Any]) -> bytes:
+        body = bytearray()
+        async with self._client.chat.completions.with_streaming_response.create(**request) as response:
+            try:
+                async for chunk in response.iter_bytes():
+                    body += chunk
+                    if len(body) > _MAX_REPLY_BYTES:
+                        break
+            except Exception as error:  # of the client's own HTTP library, whichever that is
+                raise _UnusableReplyError(f"{type(error).__name__}: {error!s:.300}") from error
+        if len(body) > _MAX_REPLY_BYTES:
+            raise _UnusableReplyError(f"expected a chat completion, found more than {_MAX_REPLY_BYTES} bytes")
+        return bytes(body)
+
+
+class _UnusableReplyError(Exception):
+    """What came with status 200 is no chat completion."""
+
+
+def _reply_text(body: bytes) -> str:
+    """The text of a chat completion; empty if the model said nothing."""
+    try:
+        choices = json.loads(body)["choices"]
+        content = choices[0]["message"]["content"] if choices else None
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
+        raise _UnusableReplyError(f"expected a chat completion, found {body[:80]!r} ({error!s:.80})") from None
+    if content is not None and not isinstance(content, str):
+        raise _UnusableReplyError(f"expected text as the message's content, found {content!r:.80}")
+    return content or ""
+
+
+def _asked_pause(error: Any, otherwise: float) -> float:
+    """Seconds to wait, as the endpoint asks for them."""
+    for header, scale in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
-            reply = self._client.chat.completions.create(**request)
-        except self._errors as error:
-            raise GradingError(
-                f"the judge at {self._url} does not grade: {type(error).__name__}: {error!s:.300}; check its url, "
-                "model and key, then run again (grades that were given are in the cache, if one is configured)"
-            ) from error
-        if not reply.choices or reply.choices[0].message.content is None:
-            return ""
-        return str(reply.choices[0].message.content)
+            seconds = float(error.response.headers.get(header, "")) * scale
+        except ValueError:  # absent, or a date
+            continue
+        if 0 <= seconds < float("inf"):
+            return seconds
+    return otherwise
 
 
 def _open_cache(directory: Path) -> Any:

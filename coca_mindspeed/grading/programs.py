@@ -8,36 +8,81 @@
 - ``{"kind": "call", "entry_point": str, "cases": [{"arguments": list, "expected": any}, ...]}``.
 """
 
+import functools
 import re
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
+from coca_mindspeed.grading.inside.names import undefined
 
-# A fence is a line of its own; the closing one may be missing where the answer was cut off.
-_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([\w+#.-]*)[^\n]*\n", re.MULTILINE)
+# Looked at in the calling process, so it has to be linear, and bounded before it starts.
+MAX_ANSWER_CHARACTERS = 1_000_000
+
 _PYTHON = {"python", "python3", "py", "py3"}
+_LANGUAGE = re.compile(r"[\w+#.-]*")
+_DEFINITION = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
+_WORD = re.compile(r"\w+")
 
 Job = dict[str, Any]
 
 
-def extract_program(answer: str) -> str:
-    """The program of an answer: the last block fenced as Python, else the last fenced block, else the whole text."""
-    blocks: list[tuple[str, str]] = []
-    position = 0
-    while opening := _FENCE.search(answer, position):
-        closing = re.compile(rf"^[ \t]*{re.escape(opening[1])}[ \t]*$", re.MULTILINE).search(answer, opening.end())
-        end = closing.start() if closing else len(answer)
-        blocks.append((opening[2].lower(), answer[opening.end() : end]))
-        if closing is None:
-            break
-        position = closing.end()
-    python = [code for language, code in blocks if language in _PYTHON]
-    if python:
-        return python[-1]
-    return blocks[-1][1] if blocks else answer.strip("\n")
+def extract_program(answer: str, wanted: Collection[str] = ()) -> str:
+    """The program of an answer: one of its blocks fenced as Python, else one of its fenced blocks, else the whole text.
+
+    Of several blocks it is the last one that defines a name of ``wanted``; else the last one that does more than use
+    functions and classes of an earlier block.
+
+    Args:
+        answer: the answer segment of a response.
+        wanted: names of which the tests call at least one.
+
+    Raises:
+        ValueError: the answer is longer than ``MAX_ANSWER_CHARACTERS``.
+    """
+    if len(answer) > MAX_ANSWER_CHARACTERS:
+        raise ValueError(f"an answer of {len(answer)} characters; at most {MAX_ANSWER_CHARACTERS} are looked at")
+    blocks = list(_fenced_blocks(answer))
+    codes = [code for language, code in blocks if language in _PYTHON] or [code for _, code in blocks]
+    if not codes:
+        return answer.strip("\n")
+    if wanted:
+        names = "|".join(map(re.escape, sorted(wanted)))
+        defines = re.compile(
+            rf"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(?:{names})\b|^(?:{names})[ \t]*=", re.MULTILINE
+        )
+        for code in reversed(codes):
+            if defines.search(code):
+                return code
+    program, defined = codes[0], set(_DEFINITION.findall(codes[0]))
+    for code in codes[1:]:
+        own = set(_DEFINITION.findall(code))
+        if own or defined.isdisjoint(_WORD.findall(code)):
+            program = code
+        defined |= own
+    return program
+
+
+def _fenced_blocks(answer: str) -> Iterator[tuple[str, str]]:
+    """Language and content of each block; the closing fence of the last may be missing where the answer was cut off."""
+    fence = language = ""
+    lines: list[str] = []
+    for line in answer.split("\n"):
+        text = line.strip(" \t\r")
+        run = text[: len(text) - len(text.lstrip(text[:1]))] if text[:1] in ("`", "~") else ""
+        if fence:
+            if run == text and run[:1] == fence[0] and len(run) >= len(fence):
+                yield language, "".join(lines)
+                fence, lines = "", []
+            else:
+                lines.append(line + "\n")
+        elif len(run) >= 3 and not (run[0] == "`" and "`" in text[len(run) :]):
+            match = _LANGUAGE.match(text[len(run) :].lstrip(" \t"))
+            fence, language = run, match[0].lower() if match else ""
+    if fence:
+        yield language, "".join(lines).removesuffix("\n")
 
 
 def build_job(record: Record, answer: str) -> Job:
@@ -50,7 +95,7 @@ def build_job(record: Record, answer: str) -> Job:
     if not isinstance(tests, Mapping):
         raise DataError(f"{_where(record)}: metadata['tests'] should be an object, found {type(tests).__name__}")
     kind = tests.get("kind")
-    program = extract_program(answer)
+    program = extract_program(answer, wanted_names(record))
     if kind == "asserts":
         entry_point = _entry_point(record, tests, required=False)
         prompt = record.metadata.get("prompt")
@@ -67,6 +112,25 @@ def build_job(record: Record, answer: str) -> Job:
         entry_point = _entry_point(record, tests, required=True)
         return {"kind": kind, "source": program, "cases": cases, "entry_point": entry_point}
     raise DataError(f"{_where(record)}: tests of kind {kind!r}; expected 'asserts', 'stdio' or 'call'")
+
+
+def wanted_names(record: Record) -> frozenset[str]:
+    """Names of which the record's tests call at least one; empty where the program is run as a script."""
+    tests = record.metadata.get("tests")
+    if not isinstance(tests, Mapping):
+        return frozenset()
+    if isinstance(entry_point := tests.get("entry_point"), str):
+        return frozenset({entry_point})
+    code = tests.get("code")
+    return _called(code) if isinstance(code, str) else frozenset()
+
+
+@functools.lru_cache(maxsize=1_024)
+def _called(code: str) -> frozenset[str]:
+    try:
+        return undefined(code).called
+    except (SyntaxError, ValueError):
+        return frozenset()  # the harness says that they do not compile
 
 
 def time_limit(record: Record, default: float) -> float:

@@ -4,6 +4,7 @@ No network, a file system that holds a Python and nothing of the host's, a user 
 memory, processes, files and output.  Standard library only, so that any Python can use and test it.
 """
 
+import compileall
 import json
 import os
 import secrets
@@ -12,8 +13,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -22,16 +23,21 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.errors import GradingError
+from coca_mindspeed.grading import lifeline
+from coca_mindspeed.grading.bubblewrap import environment, sandbox_command
+from coca_mindspeed.grading.user_ids import locked_user_id
 
 _INSIDE = Path(__file__).with_name("inside")
-_MAX_REPORT_BYTES = 1 << 16
+_MAX_REPORT_BYTES = 1 << 20
 _TICK_SECONDS = 0.05
 # For starting the sandbox and two interpreters on a busy machine; a program's own time is counted inside.
 _GRACE_SECONDS = 5.0
 _TEARDOWN_SECONDS = 5.0
 
-# Below the overflow id 65534 and above the ids that systemd gives to services: nobody else's.
-_FIRST_UID, _UIDS = 65520, 14
+# A sandbox that does not start, because the machine has no process to give, is started again after a while.
+_ATTEMPTS, _PAUSE_SECONDS = 4, 0.25
+# What the kernel may keep for a socket's unread data beyond any limit of the process.
+_SOCKET_BYTES = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,25 +49,34 @@ class Limits:
         processes: processes and threads at one time.
         file_bytes: size of one file, and of everything in ``/tmp`` together.
         open_files: descriptors of each process.
+        files: files and directories in each place that can be written to; looked at 20 times a second.
     """
 
     memory_bytes: int = 1 << 30
     processes: int = 32
     file_bytes: int = 32 << 20
     open_files: int = 128
+    files: int = 4_096
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a job went: ``outcome`` is ``right``, ``wrong`` or ``ungradable``."""
+    """How a job went.
+
+    Attributes:
+        outcome: ``right``, ``wrong`` or ``ungradable``.
+        reason: why, for people.
+        outputs: of a job of the kind ``outputs``, a digest for each input; None compares to nothing.
+    """
 
     outcome: str
     reason: str
+    outputs: tuple[str | None, ...] = ()
 
 
 @dataclass(slots=True)
 class Sandbox:
-    """Runs jobs, one at a time for each ``slot``; several threads may use different slots.
+    """Runs jobs; several threads may run one each at the same time.
 
     Args:
         limits: what one job may use.
@@ -89,39 +104,65 @@ class Sandbox:
     def sandboxed(self) -> bool:
         return self._prefix is not None
 
-    def run(self, job: Mapping[str, Any], total_seconds: float, slot: int = 0) -> Report:
+    def run(self, job: Mapping[str, Any], total_seconds: float, stop: threading.Event | None = None) -> Report:
         """Run one job of the harness.
 
         Args:
             job: ``kind``, ``source`` and what that kind needs; see :mod:`.programs`.
             total_seconds: limit for all of it, in wall time; enforced from outside as well.
-            slot: which of the concurrent places this is.  As root, every slot has a user id of its own.
+            stop: ends the job early, as ungradable, when it is set.
         """
+        stop = stop or threading.Event()
+        problem = ""
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                stop.wait(_PAUSE_SECONDS * 2**attempt)
+            if stop.is_set():
+                return Report("ungradable", "grading was stopped")
+            report = self._attempt(job, total_seconds, stop)
+            if report.outcome != "unavailable":
+                return report
+            problem = report.reason
+        return Report("ungradable", f"no sandbox could be started: {problem}")
+
+    def _attempt(self, job: Mapping[str, Any], total_seconds: float, stop: threading.Event) -> Report:
         token = secrets.token_hex(16)
-        with self._command(slot) as (command, scratch):
+        with self._command() as (command, scratch), self._user() as (uid, lock):
             limits = {
-                "uid": _FIRST_UID + slot % _UIDS if self.sandboxed and os.geteuid() == 0 else None,
+                "uid": uid,
                 "memory_bytes": self.limits.memory_bytes,
                 "file_bytes": self.limits.file_bytes,
+                "files": self.limits.files,
                 "open_files": self.limits.open_files,
                 "processes": self._process_limit(),
                 "cpu_seconds": total_seconds + 1,
-                "filter_calls": self.sandboxed,
+                "alone": self.sandboxed,
             }
             content = {**job, "total_seconds": total_seconds, "token": token, "limits": limits, "scratch": scratch}
             output, errors, killed = self._communicate(
-                command, json.dumps(content).encode("ascii"), total_seconds + _GRACE_SECONDS
+                command, lock, json.dumps(content).encode("ascii") + b"\n", total_seconds + _GRACE_SECONDS, stop
             )
+        if stop.is_set():
+            return Report("ungradable", "grading was stopped")
+        why = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        said = _statements(output, token)
+        if not any(line.get("ready") for line in said):
+            # Nothing of the program has run yet, so this cannot be its doing.
+            return Report("unavailable", killed or why or "the harness ended at once")
         if killed:
             return Report("wrong", killed)
-        try:
-            said = json.loads(output)
-            if not secrets.compare_digest(said["token"], token):
-                raise ValueError("another token")
-            return Report(said["outcome"], said["reason"])
-        except (ValueError, KeyError, TypeError):
-            why = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        if "outcome" not in said[-1]:
             return Report("wrong", f"the tests did not come to their end{': ' if why else ''}{why}")
+        return Report(said[-1]["outcome"], said[-1]["reason"], tuple(said[-1]["outputs"]))
+
+    @contextmanager
+    def _user(self) -> Iterator[tuple[int | None, list[int]]]:
+        """The user id that the harness takes on, and the descriptors that keep it taken."""
+        if self.sandboxed and os.geteuid() == 0:
+            with locked_user_id() as (uid, lock):
+                yield uid, [lock]
+        else:
+            yield None, []
 
     def _process_limit(self) -> int | None:
         # Since Linux 5.14 the sandbox's own user namespace counts; before, all processes of the user do, this one's
@@ -141,7 +182,9 @@ class Sandbox:
         options = subprocess.run([bwrap, "--help"], capture_output=True, text=True, check=False).stdout
         if "--size" not in options:
             return f"{bwrap} is too old to limit the size of a file system"
-        self._prefix = self._bubblewrap(bwrap)
+        # Two interpreters start for every program; where the package cannot be written to they compile each time.
+        compileall.compile_dir(str(_INSIDE), quiet=2)
+        self._prefix = sandbox_command(bwrap, self.limits.file_bytes)
         probe = {"kind": "stdio", "source": "print(6 * 7)", "cases": [{"input": "", "output": "42"}], "seconds": 10.0}
         report = self.run(probe, total_seconds=10.0)
         if report.outcome == "right":
@@ -149,72 +192,46 @@ class Sandbox:
         self._prefix = None
         return f"a first program did not run in it ({report.reason})"
 
-    def _bubblewrap(self, bwrap: str) -> list[str]:
-        """Bubblewrap's command up to the Python inside."""
-        # As root, bubblewrap mounts as root (the Python may lie in /root) and makes no user namespace, because that
-        # would map to root; the harness then gives up root itself, which is why it needs those two capabilities.
-        # As anybody else, bubblewrap needs a user namespace and leaves no capabilities.
-        root = os.geteuid() == 0
-        user = (
-            ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"] if root else ["--unshare-user"]
-        )
-        python = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
-        size = str(self.limits.file_bytes)
-        command = [bwrap, *user, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
-        command += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--hostname", "sandbox"]
-        # The harness is the namespace's first process: nothing inside can signal it, and all ends when it does.
-        command += ["--as-pid-1"]
-        for directory in ("/usr", "/etc", "/python"):  # as parents of a mount they would be for root alone
-            command += ["--perms", "0755", "--dir", directory]
-        command += ["--ro-bind-try", "/usr/lib", "/usr/lib", "--ro-bind-try", "/usr/lib64", "/usr/lib64"]
-        for library in ("/lib", "/lib64"):
-            if Path(library).is_symlink():
-                command += ["--symlink", str(Path(library).readlink()), library]
-            else:
-                command += ["--ro-bind-try", library, library]
-        command += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
-        command += ["--ro-bind", str(python.parent), "/python/bin"]
-        for name in dict.fromkeys(("lib", sysconfig.get_config_var("platlibdir") or "lib")):
-            command += ["--ro-bind-try", str(Path(sys.base_prefix) / name), f"/python/{name}"]
-        command += ["--ro-bind", str(_INSIDE), "/inside", "--proc", "/proc", "--dev", "/dev"]
-        for directory in ("/tmp", "/dev/shm"):  # inside
-            command += ["--perms", "1777", "--size", size, "--tmpfs", directory]
-        # Without these two, the mounts that bubblewrap makes itself could be filled without a limit.
-        command += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--clearenv"]
-        for name, value in _environment("/tmp", "/python/lib").items():  # inside
-            command += ["--setenv", name, value]
-        return [*command, "--", f"/python/bin/{python.name}"]
-
     @contextmanager
-    def _command(self, slot: int) -> Iterator[tuple[list[str], str]]:
+    def _command(self) -> Iterator[tuple[list[str], str]]:
         options = ["-I", "-S", "-B", "-X", "utf8"]
         if self._prefix is not None:
             yield [*self._prefix, *options, "/inside/harness.py"], "/tmp"  # inside
             return
-        with tempfile.TemporaryDirectory(prefix=f"unsandboxed-{slot}-", ignore_cleanup_errors=True) as scratch:
+        with tempfile.TemporaryDirectory(prefix="unsandboxed-", ignore_cleanup_errors=True) as scratch:
             yield [sys.executable, *options, str(_INSIDE / "harness.py")], scratch
 
-    def _communicate(self, command: list[str], data: bytes, seconds: float) -> tuple[bytes, bytes, str]:
-        """Output, error output, and why the job was killed or ``""``."""
+    def _memory_bytes(self, process: int) -> int:
+        return _resident_bytes(process) + (_socket_bytes(process) if self.sandboxed else 0)
+
+    def _communicate(
+        self, command: list[str], inherited: list[int], data: bytes, seconds: float, stop: threading.Event
+    ) -> tuple[bytes, bytes, str]:
+        """Output, error output, and why the job was killed or ``""``.
+
+        Standard input stays open for as long as this process lives: the harness ends when it is closed.
+        """
         process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={} if self.sandboxed else _environment(tempfile.gettempdir(), ""),
+            env={} if self.sandboxed else environment(tempfile.gettempdir(), ""),
             start_new_session=True,
+            pass_fds=inherited,
         )
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
         stdin, stdout, stderr = process.stdin.fileno(), process.stdout.fileno(), process.stderr.fileno()
+        lifeline.hold(stdin)
         os.set_blocking(stdin, False)
         received = {stdout: bytearray(), stderr: bytearray()}
         unsent, writing, killed = memoryview(data), [stdin], ""
         deadline = time.monotonic() + seconds
         open_pipes = [stdout, stderr]
         try:
-            while open_pipes and not killed:
+            while open_pipes and not killed and not stop.is_set():
                 readable, writable, _ = select.select(open_pipes, writing, [], _TICK_SECONDS)
                 for descriptor in readable:
                     chunk = os.read(descriptor, 1 << 16)
@@ -226,20 +243,33 @@ class Sandbox:
                         unsent = unsent[os.write(descriptor, unsent[: 1 << 20]) :]
                     except BrokenPipeError:
                         unsent = unsent[len(unsent) :]
-                if writing and not unsent:
-                    process.stdin.close()
+                if not unsent:
                     writing = []
                 if max(map(len, received.values())) > _MAX_REPORT_BYTES:
                     killed = "wrote too much"
                 elif time.monotonic() > deadline:
                     killed = f"took longer than {seconds - _GRACE_SECONDS:g} s"
-                elif not readable and not writable and _resident_bytes(process.pid) > self.limits.memory_bytes:
+                elif not readable and not writable and self._memory_bytes(process.pid) > self.limits.memory_bytes:
                     killed = "used too much memory"
         finally:
             _kill(process)
+            lifeline.let_go(stdin)
             for pipe in (process.stdin, process.stdout, process.stderr):
                 pipe.close()
         return bytes(received[stdout]), bytes(received[stderr]), killed
+
+
+def _statements(output: bytes, token: str) -> list[dict[str, Any]]:
+    """The lines that bear the token; nothing but the harness can write others, but nothing is believed for that."""
+    found = []
+    for line in output.splitlines():
+        try:
+            said = json.loads(line)
+            if secrets.compare_digest(said["token"], token):
+                found.append(said)
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
@@ -249,26 +279,13 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
     round that would happen some time later, and the next program of the same user would find its processes counted.
     """
     with suppress(OSError, ValueError, subprocess.TimeoutExpired):
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
-        for child in map(int, children.split()):
+        for child in _children(process.pid):
             os.kill(child, signal.SIGKILL)
         process.wait(_TEARDOWN_SECONDS)
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     process.kill()
     process.wait()
-
-
-def _environment(home: str, libraries: str) -> dict[str, str]:
-    # One thread for numerical libraries: each would start one a core, and threads count as processes.
-    return {
-        "HOME": home,
-        "LANG": "C.UTF-8",
-        "OMP_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-        "PATH": "/python/bin",
-        **({"LD_LIBRARY_PATH": libraries} if libraries else {}),
-    }
 
 
 def _resident_bytes(root: int) -> int:
@@ -283,6 +300,20 @@ def _resident_bytes(root: int) -> int:
         except (OSError, ValueError, IndexError):
             continue  # it has just ended
     return total
+
+
+def _socket_bytes(bubblewrap: int) -> int:
+    """What the sockets of the sandbox's network namespace may hold, sent and never received ones included."""
+    try:
+        return _SOCKET_BYTES * sum(
+            int(Path(f"/proc/{child}/net/sockstat").read_text().split()[2]) for child in _children(bubblewrap)
+        )
+    except (OSError, ValueError, IndexError):
+        return 0  # it has just ended
+
+
+def _children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
 
 
 def _threads_of_user(uid: int) -> int:

@@ -5,7 +5,7 @@ trainer needs around it: results in order, a bounded number in flight, a pool th
 workers that start without the caller's main module.
 """
 
-import functools
+import math
 import multiprocessing
 import multiprocessing.context
 import multiprocessing.popen_spawn_posix
@@ -22,11 +22,14 @@ from concurrent.futures import wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from enum import Enum
+from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
 from pebble import ProcessExpired, ProcessPool
 
 from coca_mindspeed.errors import GradingError
+from coca_mindspeed.grading import lifeline
+from coca_mindspeed.grading.inside.lifeline import end_with_writer
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -39,6 +42,8 @@ _IN_FLIGHT = 256
 # How long a worker may take to start and warm up before its pool counts as broken.
 _START_SECONDS = 60.0
 _EXIT_OUT_OF_MEMORY = 77
+# Of processor time, beyond the limit in wall time.
+_SPARE_CPU_SECONDS = 2
 
 
 class Failure(str, Enum):
@@ -122,7 +127,9 @@ class _Context(multiprocessing.context.SpawnContext):
     Process = _Process
 
 
-def _start_worker(memory_bytes: int, warm_up: Callable[[], None] | None) -> None:
+def _start_worker(memory_bytes: int, warm_up: Callable[[], None] | None, caller: Connection) -> None:
+    # Opened anew, because the kernel tells one process for each open file, and all workers inherit the same.
+    end_with_writer(os.open(f"/proc/self/fd/{caller.fileno()}", os.O_RDONLY | os.O_CLOEXEC))
     # pebble installs a handler for SIGTERM, but Python runs handlers between bytecodes, and 9**9**9 is one bytecode.
     # With the default action, pebble's terminate() works at once; otherwise the whole pool would wait for it.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -132,7 +139,11 @@ def _start_worker(memory_bytes: int, warm_up: Callable[[], None] | None) -> None
         warm_up()
 
 
-def _run(function: Callable[[Item], Result], item: Item) -> tuple[Result, float]:
+def _run(function: Callable[[Item], Result], item: Item, seconds: float) -> tuple[Result, float]:
+    # The caller keeps the time, of the wall's clock; should it be stopped itself, the kernel ends the task.
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = math.ceil(used.ru_utime + used.ru_stime + seconds) + _SPARE_CPU_SECONDS
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
     started = time.perf_counter()
     try:
         return function(item), time.perf_counter() - started
@@ -142,11 +153,18 @@ def _run(function: Callable[[Item], Result], item: Item) -> tuple[Result, float]
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class _Task:
     """A task on its way: its future, and the pool that has it."""
 
+    function: Callable[[Any], Any]
+    item: Any
     future: Any
     pool: Any
+
+
+def _has_result(future: Any) -> bool:
+    """Whether the task itself came to an end, not only its pool."""
+    return future.done() and not isinstance(future.exception(), BrokenProcessPool)
 
 
 class Workers:
@@ -176,11 +194,14 @@ class Workers:
             raise GradingError(f"the limit for one answer should be more than 0 seconds, found {seconds}")
         self._count = count
         self._seconds = seconds
+        # Every worker inherits the first end; the second one is closed by close(), or by the end of this process.
+        self._caller, self._alive = multiprocessing.Pipe(duplex=False)
+        lifeline.hold(self._alive.fileno())
         self._pool_options = {
             "max_workers": count,
             "max_tasks": tasks_per_worker,
             "initializer": _start_worker,
-            "initargs": (memory_bytes, warm_up),
+            "initargs": (memory_bytes, warm_up, self._caller),
             "context": _Context(),
         }
         self._pool: Any = None  # a ProcessPool, once there is something to do
@@ -195,23 +216,37 @@ class Workers:
             function: importable by name, of one picklable argument; its result must be picklable.
             items: taken as room comes free, so they may be a stream.
         """
-        submit = functools.partial(self._submit, function)
-        for item, pending in in_order(submit, items, in_flight=_IN_FLIGHT * self._count):
-            result: TaskResult[Result] | None = self._result(pending)
-            rebuilds = 0
-            while result is None:
-                # The pool broke under the task (a worker was killed from outside, between tasks).  The others in
-                # flight broke with it, and each is run again here when its turn comes.
-                rebuilds += 1
-                if rebuilds > _MAX_REBUILDS:
-                    raise GradingError(
-                        f"the grading workers broke {rebuilds} times in a row; see the standard error output of the "
-                        "worker processes, and the kernel's log for out-of-memory kills"
-                    )
-                result = self._result(submit(item))
-            yield result
+        waiting: deque[_Task] = deque()
+        try:
+            for item in items:
+                waiting.append(self._submit(function, item))
+                if len(waiting) >= _IN_FLIGHT * self._count:
+                    yield self._finish(waiting)
+            while waiting:
+                yield self._finish(waiting)
+        finally:
+            if waiting:  # interrupted: nobody waits for the rest, which may take as long as it likes
+                self._discard_pool()
 
-    def _submit(self, function: Callable[[Item], Result], item: Item) -> _Pending:
+    def _finish(self, waiting: "deque[_Task]") -> TaskResult[Any]:
+        """The result of the first task."""
+        rebuilds = 0
+        while (result := self._result(waiting[0])) is None:
+            # The pool broke under the task (a worker was killed from outside, between tasks), and under all others
+            # that have no result yet.
+            rebuilds += 1
+            if rebuilds > _MAX_REBUILDS:
+                raise GradingError(
+                    f"the grading workers broke {rebuilds} times in a row; see the standard error output of the "
+                    "worker processes, and the kernel's log for out-of-memory kills"
+                )
+            for place, task in enumerate(waiting):
+                if task.pool is not self._pool and not _has_result(task.future):
+                    waiting[place] = self._submit(task.function, task.item)
+        waiting.popleft()
+        return result
+
+    def _submit(self, function: Callable[[Any], Any], item: Any) -> _Task:
         if self._closed:
             raise GradingError("these workers were closed")
         for _ in range(_MAX_REBUILDS):
@@ -219,13 +254,13 @@ class Workers:
                 self._discard_pool()
                 self._pool = ProcessPool(**self._pool_options)
             try:
-                future = self._pool.schedule(_run, args=(function, item), timeout=self._seconds)
-                return _Pending(future, self._pool)
+                future = self._pool.schedule(_run, args=(function, item, self._seconds), timeout=self._seconds)
+                return _Task(function, item, future, self._pool)
             except RuntimeError:  # it broke between the question and the call
                 self.restarts += 1
         raise GradingError("the grading workers do not start; see the standard error output of the worker processes")
 
-    def _result(self, pending: _Pending) -> TaskResult[Any] | None:
+    def _result(self, pending: _Task) -> TaskResult[Any] | None:
         """The task's result, or None if the pool itself broke."""
         # pebble never answers tasks that were still queued in the caller when a pool broke, so the pool is watched as
         # well.  All earlier tasks are done by now: this one runs already, or is next.
@@ -266,5 +301,10 @@ class Workers:
 
     def close(self) -> None:
         """Stop every worker and wait until it is gone; closing twice is fine."""
+        if self._closed:
+            return
         self._closed = True
         self._discard_pool()
+        lifeline.let_go(self._alive.fileno())
+        self._alive.close()
+        self._caller.close()

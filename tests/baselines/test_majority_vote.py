@@ -11,6 +11,7 @@ from coca_mindspeed.baselines.majority_vote import Vote, cluster, vote
 from coca_mindspeed.baselines.same_programs import SamePrograms, test_inputs
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError
+from coca_mindspeed.grading.code import CodeGrader
 
 
 def by_value(pairs):
@@ -88,36 +89,93 @@ ASSERTS = {"kind": "asserts", "code": "assert add(1, 2) == 3\nassert add(-1, 5) 
 
 def test_the_inputs_of_tests_are_found_without_their_outputs():
     assert test_inputs(record("code", "mbpp", tests=ASSERTS)) == [
-        ("add(1, 2)", None, None),
-        ("add(-1, 5)", None, None),
+        {"call": "add(1, 2)"},
+        {"call": "add(-1, 5)"},
     ]
     check = (
         "def check(candidate):\n    assert candidate([1]) == 2\n    for i in range(3):\n        assert candidate(i)\n"
     )
     human_eval = record("code", "humaneval", tests={"kind": "asserts", "code": check, "entry_point": "f"})
-    assert test_inputs(human_eval) == [("f([1])", None, None)]
+    assert test_inputs(human_eval) == [{"call": "f([1])"}]
     with pytest.raises(DataError, match="cannot be compared"):
         test_inputs(record("code", "x", tests={"kind": "asserts", "code": "assert True", "entry_point": "f"}))
 
 
-def test_programs_are_the_same_if_their_outputs_are(tmp_path):
-    from coca_mindspeed.grading.code import CodeGrader
+def test_what_the_tests_wrap_around_a_call_is_no_call_of_the_program():
+    wrapped = (
+        "import math\nassert set(f([1, 2])) == set((2, 3))\nassert sorted([3, 1]) == f(x=[3, 1])\n"
+        "assert math.floor(f(2)) == 2"
+    )
+    tests = {"kind": "asserts", "code": wrapped, "entry_point": None}
+    assert test_inputs(record("code", "mbpp", tests=tests)) == [
+        {"call": "f([1, 2])"},
+        {"call": "f(x=[3, 1])"},
+        {"call": "f(2)"},
+    ]
 
+
+@pytest.fixture(scope="module")
+def programs():
     try:
-        grader = CodeGrader(workers=1)
+        grader = CodeGrader(workers=2, seconds=5.0)
     except GradingError as error:
         pytest.skip(f"no sandbox: {error}")
+    yield SamePrograms(grader)
+    grader.close()
+
+
+SETS = {"kind": "asserts", "code": "assert set(f([1, 2, 3])) == set([2, 3])\n", "entry_point": None}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "same"),
+    [
+        ("return None", "return x[1:]", False),
+        ("return x[1:]", "return [i for i in x if i > 1]", True),
+        ("return {3, 2}", "return {2, 3}", True),
+        ("return {'a': 1, 'b': 2}", "return {'b': 2, 'a': 1}", True),
+        ("return (1, 2)", "return [1, 2]", False),
+        ("return iter(x)", "yield from x", True),
+        ("return 1", "return True", False),
+        ("raise ValueError('a')", "raise ValueError('b')", True),
+        ("raise ValueError('a')", "raise KeyError('a')", False),
+        ("return object()", "return object() ", False),
+        ("return int", "return str", False),
+        # Nothing that a program does to Python, or says of itself, makes it another's equal.
+        ("return Same()", "return x[1:]", False),
+        ("import builtins; builtins.repr = lambda v: ''; return 1", "return 2", False),
+        ("import os; os._exit(0)", "import os; os._exit(0) ", False),
+        ("while True: pass", "while True: pass ", False),
+    ],
+)
+def test_functions_are_the_same_if_their_outputs_are(programs, first, second, same):
+    head = "class Same:\n    def __eq__(self, other): return True\n    def __repr__(self): return '[2, 3]'\n"
+    pair = tuple(f"{head}def f(x):\n    {body}" for body in (first, second))
+    assert programs.same(record("code", "mbpp", tests=SETS), [pair]) == [same]
+
+
+def test_each_program_of_a_vote_runs_once(programs, monkeypatch):
+    jobs = []
+    outputs = programs._grader.outputs
+    monkeypatch.setattr(programs._grader, "outputs", lambda some: jobs.extend(some) or outputs(some))
+    question = record("code", "mbpp", tests=SETS)
+    finals = [f"def f(x): return {n}" for n in (1, 1, 2, 3)] + ["def f(x): return 1 + 1"]
+    assert cluster(finals, lambda pairs: programs.same(question, pairs)) == [0, 0, 1, 2, 1]
+    assert len(jobs) == 4
+
+
+def test_programs_are_the_same_if_their_outputs_are(programs):
     good, other = "def add(a, b):\n    return a + b", "def add(x, y):\n    return sum([y, x])"
     wrong = "def add(a, b):\n    return a - b"
     broken = "def add(a, b):\n    return c"
-    programs = SamePrograms(grader)
-    assert programs.final_answers([f"```python\n{good}\n```", ""]) == [good, None]
+    question = record("code", "mbpp", tests=ASSERTS)
+    assert programs.final_answers(question, ["x" * 1_000_001]) == [None]
+    assert programs.final_answers(question, [f"```python\n{good}\n```", ""]) == [good, None]
     pairs = [(good, other), (good, wrong), (wrong, wrong.replace("a - b", "-(b - a)")), (good, broken)]
     # Two wrong programs that agree are the same: the expected outputs play no part.
-    assert programs.same(record("code", "mbpp", tests=ASSERTS), pairs) == [True, False, True, False]
+    assert programs.same(question, pairs) == [True, False, True, False]
     echo = {"kind": "stdio", "cases": [{"input": "3\n", "output": "?"}]}
     pairs = [("print(int(input()) * 2)", "n = input()\nprint(int(n) + int(n))"), ("print(1)", "print(2)")]
     assert programs.same(record("code", "taco", tests=echo), pairs) == [True, False]
     call = {"kind": "call", "entry_point": "add", "cases": [{"arguments": [1, 2], "expected": 0}]}
     assert programs.same(record("code", "taco", tests=call), [(good, other), (good, wrong)]) == [True, False]
-    grader.close()

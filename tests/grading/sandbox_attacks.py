@@ -61,6 +61,39 @@ def attempt():
             pass
     return won or "contained"
 """,
+    "other_families_of_sockets": """
+import socket
+def attempt():
+    won = []
+    for family in range(64):
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM, socket.SOCK_RAW, socket.SOCK_SEQPACKET):
+            if family == socket.AF_UNIX:
+                continue
+            for make in (socket.socket, socket.socketpair):
+                try:
+                    make(family, kind)
+                    won.append((family, kind))
+                except OSError:
+                    pass
+    try:
+        socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8 << 20)
+        won.append("a larger buffer")
+    except OSError:
+        pass
+    return won or "contained"
+""",
+    "limits_of_the_tests": """
+import resource
+def attempt():
+    won = []
+    for name in ("RLIMIT_AS", "RLIMIT_CPU", "RLIMIT_NOFILE", "RLIMIT_STACK"):
+        try:
+            resource.prlimit(1, getattr(resource, name), (1, 1))
+            won.append(name)
+        except OSError:
+            pass
+    return won or "contained"
+""",
     "become_root": """
 import ctypes, os
 def attempt():
@@ -183,6 +216,46 @@ def answer(x):
     "stop_parent": "import os, signal\ndef answer(x):\n    os.kill(os.getppid(), signal.SIGSTOP)\n    return 0",
     "kill_everything": "import os, signal\ndef answer(x):\n    os.kill(-1, signal.SIGKILL)\n    return 0",
     "kill_init": "import os, signal\ndef answer(x):\n    os.kill(1, signal.SIGKILL)\n    return 0",
+    "signal_parent": """
+import os, signal
+def answer(x):
+    for number in range(1, 65):
+        try:
+            os.kill(1, number)
+        except OSError:
+            pass
+    return 0
+""",
+    "fill_sockets": """
+import os, socket, time
+def answer(x):
+    for _ in range(4):
+        os.fork()
+    held = []
+    while True:
+        try:
+            a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+            held.append((a, b))
+            a.setblocking(False)
+            while a.send(bytes(1 << 16)):
+                pass
+        except BlockingIOError:
+            pass
+        except OSError:
+            time.sleep(0.01)
+""",
+    "empty_files": """
+import os
+def answer(x):
+    number = 0
+    while True:
+        for place in ("/tmp", "/dev/shm"):
+            try:
+                os.close(os.open(f"{place}/{number}", os.O_CREAT))
+            except OSError:
+                os.mkdir(f"{place}/d{number}")
+        number += 1
+""",
     "sleep": "import time\ndef answer(x): time.sleep(1000)",
     "loop": "def answer(x):\n    while True: pass",
     "sleep_at_import": "import time\ntime.sleep(1000)",
@@ -236,16 +309,16 @@ def run_all(repository: str, port: int) -> dict[str, dict[str, object]]:
     jobs = {name: (constants + source, "assert attempt() == 'contained', attempt()") for name, source in PROBES.items()}
     jobs |= {name: (source, "assert answer(6) == 42") for name, source in HOSTILE.items()}
 
-    def run(numbered: "tuple[int, tuple[str, tuple[str, str]]]") -> dict[str, object]:
-        number, (_, (source, tests)) = numbered
+    def run(job_of_one: "tuple[str, str]") -> dict[str, object]:
+        source, tests = job_of_one
         job = {"kind": "asserts", "source": source, "tests": tests, "prompt": None, "entry_point": None, "seconds": 1.5}
         started = time.monotonic()
-        report = sandbox.run(job, total_seconds=2.0, slot=number)
+        report = sandbox.run(job, total_seconds=2.0)
         seconds = time.monotonic() - started
         return {"outcome": report.outcome, "reason": report.reason, "seconds": seconds}
 
     with ThreadPoolExecutor(2) as threads:
-        return dict(zip(jobs, threads.map(run, enumerate(jobs.items())), strict=True))
+        return dict(zip(jobs, threads.map(run, jobs.values()), strict=True))
 
 
 if __name__ == "__main__":

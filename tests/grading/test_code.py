@@ -8,15 +8,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError
 from coca_mindspeed.grading.code import CodeGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-
-
-def sandbox_problem() -> str:
-    try:
-        CodeGrader(workers=1).close()
-    except GradingError as error:
-        return str(error)
-    return ""
-
+from tests.grading.sandbox_package import sandbox_problem
 
 PROBLEM = sandbox_problem()
 pytestmark = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
@@ -95,6 +87,34 @@ ASSERTS = {
     "printing and a main block": (
         "assert f() == 1",
         "print('x' * 10**6)\ndef f(): return 1\nif __name__ == '__main__':\n    input()",
+        True,
+    ),
+    "typing without an import": (
+        "assert f([1, None]) == 1",
+        "def f(values: List[Optional[int]]) -> Dict[str, int]: return values[0]",
+        True,
+    ),
+    "LeetCode's form": (
+        "assert Solution().f([3, 1]) == [1, 3]",
+        "class Solution:\n    def f(self, nums: List[int]) -> List[int]:\n        heapq.heapify(nums)\n"
+        "        return [heappop(nums) for _ in range(2)]",
+        True,
+    ),
+    "a name that is provided is not an answer": ("assert gcd(12, 8) == 4", "class Solution: pass  # gcd", False),
+    "truth of an object": (
+        "assert find('b', 'abc')\nassert not empty()",
+        "import re\nfind = re.search\nclass A:\n    def __len__(self): return 0\ndef empty(): return A()",
+        True,
+    ),
+    "a constant that refers to itself": ("assert f() == 1", "LOOP = []\nLOOP.append(LOOP)\ndef f(): return 1", True),
+    "a second block of usage": (
+        "assert f(2) == 4",
+        "```python\ndef f(x): return 2 * x\n```\nUse it like this:\n```python\nprint(f(3))\n```",
+        True,
+    ),
+    "a second block of tests": (
+        "assert f(2) == 4",
+        "```python\ndef f(x): return 2 * x\n```\n```python\ndef test():\n    assert f(1) == 2\n```",
         True,
     ),
     "a dataclass": (
@@ -208,6 +228,7 @@ def test_stdio_compares_words(grader: CodeGrader, expected: str, printed: str, r
     ("program", "right"),
     [
         ("def pair(a, b): return (a, [b])", True),
+        ("def pair(a: int, b: Union[str, None]) -> List[Any]: return (a, [b])", True),
         ("class Solution:\n    def pair(self, a, b): return [a, [b]]", True),
         ("def pair(a, b): return [a, b]", False),
         ("def pair(a, b): raise KeyError(a)", False),

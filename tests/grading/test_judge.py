@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,11 @@ class JudgeServer(ThreadingHTTPServer):
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.at_once = self.most_at_once = 0
+        # Content type and body of every reply, whatever `reply` says; how it is sent.
+        self.raw: Callable[[], tuple[str, bytes]] | None = None
+        self.missing_bytes = 0
+        self.byte_seconds = 0.0
+        self.retry_after_ms = 10
         self.lock = threading.Lock()
 
     @property
@@ -51,12 +57,21 @@ class _Handler(BaseHTTPRequestHandler):
         choice = {"index": 0, "finish_reason": "stop", "message": message}
         body = {"id": "1", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice]}
         data = json.dumps(body if status == 200 else {"error": {"message": text}}).encode()
+        content_type = "application/json"
+        if self.server.raw is not None:
+            content_type, data = self.server.raw()
         self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(data)))
-        self.send_header("Retry-After-Ms", "10")
+        self.send_header("Content-Type", content_type)
+        self.send_header("Content-Length", str(len(data) + self.server.missing_bytes))
+        self.send_header("Retry-After-Ms", str(self.server.retry_after_ms))
         self.end_headers()
-        self.wfile.write(data)
+        with suppress(OSError):  # the client has gone
+            if not self.server.byte_seconds:
+                self.wfile.write(data)
+                return
+            for byte in data:
+                self.wfile.write(bytes([byte]))
+                time.sleep(self.server.byte_seconds)
 
     def log_message(self, *_: object) -> None:
         pass
@@ -189,6 +204,86 @@ def test_a_slow_endpoint_is_given_up(server: JudgeServer) -> None:
     with pytest.raises(GradingError, match="APITimeoutError"):
         grader.grade([record()], ["x"])
     grader.close()
+
+
+def completion(content: object) -> bytes:
+    return json.dumps({"choices": [{"message": {"role": "assistant", "content": content}}]}).encode()
+
+
+UNUSABLE = {
+    "html": ("text/html", b"<html>busy</html>"),
+    "html that says it is JSON": ("application/json", b"<html>busy</html>"),
+    "a list": ("application/json", b"[1, 2]"),
+    "null": ("application/json", b"null"),
+    "nothing": ("application/json", b""),
+    "a number": ("application/json", b"7"),
+    "text": ("application/json", b'"CORRECT"'),
+    "cut off": ("application/json", completion("CORRECT")[:-9]),
+    "an error with status 200": ("application/json", b'{"error": {"message": "busy"}}'),
+    "choices that are none": ("application/json", b'{"choices": [7]}'),
+    "choices that are a number": ("application/json", b'{"choices": 7}'),
+    "content that is a list": ("application/json", completion(["CORRECT"])),
+    "deeper than any reader": ("application/json", b"[" * 100_000),
+    "too long": ("application/json", b" " * (2 << 20)),
+}
+
+
+@pytest.mark.parametrize("name", UNUSABLE)
+def test_a_reply_that_is_no_chat_completion_is_asked_for_again(server: JudgeServer, name: str) -> None:
+    bodies = iter([UNUSABLE[name], ("application/json", completion("CORRECT"))])
+    server.raw = lambda: next(bodies)
+    grader = judge(server, retries=1)
+    assert grader.grade([record()], ["x"])[0].correct
+    server.raw = lambda: UNUSABLE[name]
+    with pytest.raises(GradingError, match="does not grade"):
+        grader.grade([record()], ["y"])
+    grader.close()
+    assert len(server.requests) == 4
+
+
+def test_a_body_that_says_it_is_longer_than_it_is(server: JudgeServer) -> None:
+    server.raw = lambda: ("application/json", completion("CORRECT"))
+    server.missing_bytes = 10
+    grader = judge(server, retries=0)
+    with pytest.raises(GradingError, match="does not grade"):
+        grader.grade([record()], ["x"])
+    grader.close()
+
+
+def test_a_body_that_never_ends_is_given_up(server: JudgeServer) -> None:
+    server.raw = lambda: ("application/json", completion("CORRECT"))
+    server.byte_seconds = 0.2  # no pause is as long as the limit; the whole takes 14 s
+    grader = judge(server, seconds=0.5, retries=0)
+    started = time.perf_counter()
+    with pytest.raises(GradingError, match=r"no whole reply in 0\.5 s"):
+        grader.grade([record()], ["x"])
+    assert time.perf_counter() - started < 5.0
+    grader.close()
+
+
+def test_all_attempts_at_one_question_have_a_limit_together(server: JudgeServer) -> None:
+    server.reply = lambda data: (503, "overloaded")
+    server.retry_after_ms = 400
+    grader = judge(server, seconds=1.0, total_seconds=1.5, retries=1_000)
+    with pytest.raises(GradingError, match=r"overloaded.*fits into 1\.5 s"):
+        grader.grade([record()], ["x"])
+    grader.close()
+    assert 2 <= len(server.requests) <= 4
+
+
+def test_a_run_that_stops_asks_no_more(server: JudgeServer) -> None:
+    server.reply = lambda data: (401, "bad key") if data["answer"] == "0" else (time.sleep(0.1), (200, "CORRECT"))[1]
+    grader = judge(server, concurrency=2)
+    with pytest.raises(GradingError, match="bad key"):
+        grader.grade([record()] * 40, [str(n) for n in range(40)])
+    grader.close()
+    assert len(server.requests) < 8
+
+
+@pytest.mark.parametrize("limits", [{"seconds": 0.0}, {"seconds": 2.0, "total_seconds": 1.0}])
+def test_senseless_limits_are_refused(server: JudgeServer, limits: dict[str, float]) -> None:
+    with pytest.raises(GradingError, match="seconds"):
+        judge(server, **limits)
 
 
 def test_the_cache_survives_the_process_and_keeps_only_grades(server: JudgeServer, tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """Extracting a program from an answer, and building its job."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,10 +31,57 @@ def record(metadata: dict[str, object]) -> Record:
         ("x = 1", "x = 1"),
         ("```Python3\nx\n```", "x\n"),
         ("", ""),
+        # A block that only uses what an earlier one defines is an example.
+        ("```python\ndef f(): pass\n```\n```python\nprint(f())\n```", "def f(): pass\n"),
+        ("```python\nclass A: pass\n```\n```python\na = A()\nprint(a)\n```", "class A: pass\n"),
+        ("```python\ndef f(): pass\n```\n```python\ndef g(): f()\n```", "def g(): f()\n"),
+        ("```python\ndef f(): pass\n```\n```python\nprint(1)\n```", "print(1)\n"),
+        ("```\ndef f(): pass\n```\n```\nf()\n```", "def f(): pass\n"),
+        ("```python\nx\n````", "x\n"),
+        ("a ```x = 1``` b\n```y```\n```\nz\n```", "z\n"),
+        ("```python\r\nx\r\n```\r\n", "x\r\n"),
     ],
 )
 def test_extract_program(answer: str, expected: str) -> None:
     assert extract_program(answer) == expected
+
+
+def test_the_block_that_defines_what_the_tests_call_is_the_program() -> None:
+    answer = "```python\ndef f(x): return x\n```\n```python\ndef test():\n    assert f(1)\n```"
+    assert extract_program(answer, {"f"}) == "def f(x): return x\n"
+    assert extract_program(answer, {"test"}).startswith("def test")
+    method = "```python\nclass Solution:\n    def f(self): pass\n```\n```python\ns = Solution()\ns.f()\n```"
+    assert extract_program(method, {"f"}).startswith("class Solution")
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "`" * 900_000,
+        "```\n" * 200_000,
+        "~~~ " * 200_000,
+        "```" + "a" * 900_000,
+        " " * 900_000,
+        "```python\nasync" * 50_000,
+        "```python\ndef f\n```\n" * 40_000,
+        "\n" * 900_000,
+        "`\n" * 400_000,
+        "def f" + "\n" * 800_000 + "async ",
+    ],
+    ids=range(10),
+)
+def test_extraction_is_linear(hostile: str) -> None:
+    started = time.process_time()
+    extract_program(hostile, {"f"})
+    build_job(
+        record({"tests": {"kind": "asserts", "code": "assert f()", "entry_point": "f"}, "prompt": PROMPT}), hostile
+    )
+    assert time.process_time() - started < 5.0
+
+
+def test_an_answer_beyond_all_measure_is_not_looked_at() -> None:
+    with pytest.raises(ValueError, match="1000000"):
+        extract_program("`" * 1_000_001)
 
 
 @given(st.text(alphabet="`~python \nx", max_size=200))

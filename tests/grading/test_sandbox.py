@@ -3,10 +3,7 @@
 import http.server
 import json
 import os
-import shutil
 import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,34 +14,17 @@ from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading import sandbox as sandbox_module
 from coca_mindspeed.grading.sandbox import Sandbox
 from tests.grading import sandbox_attacks
-
-REPOSITORY = Path(__file__).parents[2]
-NOBODY = 65534
-
-
-def sandbox_problem() -> str:
-    try:
-        Sandbox()
-    except GradingError as error:
-        return str(error)
-    return ""
-
+from tests.grading.sandbox_package import (
+    NOBODY,
+    REPOSITORY,
+    copied_package,
+    environment_of_nobody,
+    python_for_everybody,
+    sandbox_problem,
+)
 
 PROBLEM = sandbox_problem()
 needs_sandbox = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
-
-
-def a_python_for_everybody() -> str | None:
-    """An interpreter that an unprivileged user may start (not one below /root)."""
-    for candidate in (getattr(sys, "_base_executable", sys.executable), "/usr/bin/python3", "/usr/local/bin/python3"):
-        code = "import sys; sys.exit(sys.version_info < (3, 10))"
-        try:
-            done = subprocess.run([candidate, "-c", code], user=NOBODY, group=NOBODY, extra_groups=[], check=False)
-        except OSError:
-            continue
-        if done.returncode == 0:
-            return candidate
-    return None
 
 
 @pytest.fixture(scope="module")
@@ -65,24 +45,16 @@ def reports(request: pytest.FixtureRequest, server_port: int) -> dict[str, dict[
         return sandbox_attacks.run_all(str(REPOSITORY), server_port)
     if os.geteuid() != 0:
         pytest.skip("these tests run as a normal user already")
-    if (python := a_python_for_everybody()) is None:
+    if (python := python_for_everybody()) is None:
         pytest.skip("no Python 3.10 or newer that an unprivileged user may start")
-    with tempfile.TemporaryDirectory() as directory:
-        # The sandbox needs no more of the package than this, wherever the repository lies.
-        package = Path(directory) / "coca_mindspeed"
-        (package / "grading").mkdir(parents=True)
-        Path(directory).chmod(0o755)
-        for name in ("__init__.py", "errors.py", "grading/__init__.py", "grading/sandbox.py"):
-            shutil.copy(REPOSITORY / "coca_mindspeed" / name, package / name)
-        shutil.copytree(REPOSITORY / "coca_mindspeed/grading/inside", package / "grading/inside")
-        shutil.copy(REPOSITORY / "tests/grading/sandbox_attacks.py", directory)
+    with copied_package("sandbox_attacks.py") as directory:
         done = subprocess.run(
             [python, f"{directory}/sandbox_attacks.py", str(REPOSITORY), str(server_port)],
             user=NOBODY,
             group=NOBODY,
             extra_groups=[],
             cwd=directory,
-            env={"PATH": os.environ["PATH"], "GRADING_SECRET": "x", "HOME": "/"},
+            env={**environment_of_nobody(), "GRADING_SECRET": "x"},
             capture_output=True,
             text=True,
             check=False,
@@ -108,6 +80,17 @@ def test_no_hostile_program_passes_or_outlives_its_limit(reports: dict[str, dict
     assert report["reason"]
     assert isinstance(report["seconds"], float)
     assert report["seconds"] < 20.0, report  # the limit, the grace, and a busy machine
+
+
+@needs_sandbox
+@pytest.mark.parametrize(
+    ("name", "limit"),
+    [("fill_sockets", "memory"), ("empty_files", "files"), ("eat_memory_in_many_processes", "memory")],
+)
+def test_what_the_kernel_holds_for_a_program_is_limited(
+    reports: dict[str, dict[str, object]], name: str, limit: str
+) -> None:
+    assert limit in str(reports[name]["reason"]), reports[name]
 
 
 @needs_sandbox

@@ -1,17 +1,21 @@
 """The pool of processes: order, limits, replacement, memory, and what workers import."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
 
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.workers import Failure, Workers, in_order
+from tests.grading.dying_trainer import descendants, survivors
+from tests.grading.sandbox_package import sandbox_problem
 
 
 def double(number: int) -> int:
@@ -46,6 +50,10 @@ def ignore_termination_and_sleep(_: int) -> None:
 
 def process_id(_: int) -> int:
     return os.getpid()
+
+
+def processor_limit(_: int) -> int:
+    return resource.getrlimit(resource.RLIMIT_CPU)[0]
 
 
 def imported(name: str) -> bool:
@@ -113,6 +121,78 @@ def test_workers_killed_in_the_middle_of_a_batch_lose_nothing_but_their_own_task
     results = list(workers.map(dispatch, tasks))
     for (name, value), result in zip(tasks, results, strict=True):
         assert (result.failure is Failure.DIED) if name == "die" else (result.value == 2 * value)
+
+
+def test_a_pool_that_breaks_under_many_tasks_is_rebuilt_once_for_all_of_them() -> None:
+    workers = Workers(count=2, seconds=5.0)
+    try:
+        results = workers.map(double, range(200))
+        found = [next(results)]
+        assert workers._pool is not None
+        # As pebble does when a worker dies between two tasks: those it has sent are aborted, the others never answered.
+        workers._pool._pool_manager.handle_broken_pool(BrokenProcessPool("a worker expired"))
+        started = time.perf_counter()
+        found += results
+        assert [r.value for r in found] == [2 * n for n in range(200)]
+        assert workers.restarts == 1
+        assert time.perf_counter() - started < 50.0  # half a second for each would be 100
+    finally:
+        workers.close()
+
+
+def test_a_task_is_limited_in_processor_time_even_if_nobody_watches_the_clock() -> None:
+    workers = Workers(count=1, seconds=1.0)
+    try:
+        limits = next(iter(workers.map(processor_limit, [0])))
+        assert limits.value is not None
+        assert 1 < limits.value < 60
+    finally:
+        workers.close()
+
+
+INTERRUPTED = """
+import sys, threading, _thread, time
+sys.path.insert(0, {repository!r})
+from tests.grading.test_workers import nap
+from coca_mindspeed.grading.workers import Workers
+from coca_mindspeed.grading.code import CodeGrader
+from coca_mindspeed.data.records import Record
+
+def grade_programs():
+    tests = dict(kind="asserts", code="assert f() == 1", entry_point="f")
+    records = [Record("r", "d", "code", "?", "", metadata=dict(tests=tests))] * 20
+    grader = CodeGrader(seconds=100.0, total_seconds=100.0, workers=2)
+    print("running", flush=True)
+    grader.grade(records, ["import time\\ndef f(): time.sleep(1000)"] * 20)
+
+def run_tasks():
+    print("running", flush=True)
+    list(Workers(count=2, seconds=100.0).map(nap, [1000.0] * 20))
+
+{task}()
+"""
+
+
+@pytest.mark.parametrize("task", ["run_tasks", "grade_programs"])
+def test_an_interrupt_ends_grading_and_the_process(task: str) -> None:
+    if task == "grade_programs" and (problem := sandbox_problem()):
+        pytest.skip(f"no sandbox here: {problem:.120}")
+    code = INTERRUPTED.format(repository=str(Path(__file__).parents[2]), task=task)
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "running\n"
+    time.sleep(3.0)
+    below = descendants(process.pid)
+    process.send_signal(signal.SIGINT)
+    started_to_wait = time.perf_counter()
+    try:
+        _, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert "KeyboardInterrupt" in errors
+    assert time.perf_counter() - started_to_wait < 8.0
+    assert below
+    assert survivors(below, 2.0) == []
 
 
 def test_workers_are_recycled() -> None:

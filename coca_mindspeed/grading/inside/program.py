@@ -1,6 +1,7 @@
 """The process of the model's program, as a server of its functions.  Nothing that it says is trusted.
 
-Usage: ``program.py REQUESTS_FD ANSWERS_FD``.  One JSON object a line each way; the tests are in another process.
+Usage: ``program.py REQUESTS_FD ANSWERS_FD``.  One JSON object a line each way; the tests are in another process.  The
+program can write to both descriptors and replace all code here: see ``remote.py`` for what that gives it.
 """
 
 import importlib
@@ -10,6 +11,7 @@ import types
 from typing import Any
 
 sys.path.insert(0, __file__.rpartition("/")[0])
+prelude = importlib.import_module("prelude")
 values = importlib.import_module("values")
 
 
@@ -23,17 +25,18 @@ class Server:
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         sys.modules["program"] = self._module  # dataclasses look their module up
         names = self._module.__dict__
+        provided = prelude.names_for(request["source"])
+        names.update(provided)
         exec(compile(request["source"], "<program>", "exec"), names)  # noqa: S102  # the sandbox's point
         if (entry_point := request.get("entry_point")) and entry_point not in names:
             solution = names.get("Solution")  # the form in which LeetCode asks for answers
             if isinstance(solution, type) and hasattr(solution, entry_point):
                 names[entry_point] = getattr(solution(), entry_point)
-        exports: dict[str, Any] = {}
-        for name, value in list(names.items()):
-            if isinstance(value, types.ModuleType):
-                exports[name] = {"module": value.__name__}
-            elif not name.startswith("__"):
-                exports[name] = {"value": self._encode(value)}
+        exports = {
+            name: self._encode(names[name])
+            for name in request["names"]
+            if name in names and not (name in provided and names[name] is provided[name])
+        }
         return {"exports": exports}
 
     def call(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -52,6 +55,8 @@ class Server:
             result = target[arguments[0]]
         elif operation == "length":
             result = len(target)
+        elif operation == "truth":
+            result = bool(target)
         else:
             result = list(target)
         return {"value": self._encode(result)}

@@ -1,19 +1,23 @@
 """The tests' view of the program: its functions as stand-ins, its results as plain data."""
 
 import builtins
+import errno
 import importlib
 import json
 import os
-import select
 import subprocess
 import sys
 import time
+from collections.abc import Collection
 from typing import Any
 
 sys.path.insert(0, __file__.rpartition("/")[0])
+names = importlib.import_module("names")
 values = importlib.import_module("values")
+waiting = importlib.import_module("waiting")
 
 _MAX_ANSWER_BYTES = 64 << 20
+_ENDS_LOOPS = (StopIteration, StopAsyncIteration)
 
 
 class ProgramError(Exception):
@@ -24,20 +28,32 @@ class CannotTestError(Exception):
     """The tests cannot be run, and that is not the program's fault."""
 
 
+class UnavailableError(CannotTestError):
+    """This machine had no process to give; another attempt may go better."""
+
+
 class RemoteError(Exception):
     """The program raised an exception of its own making."""
 
 
 class RemoteProgram:
-    """The model's program in a process of its own.
+    """The model's program in a process of its own, which may say anything: all that counts is what it may say.
+
+    Its code shares a process with the server that answers here, so every answer may be forged, early or twice.  An
+    answer is therefore data, or an exception, to the one request that waits for it, and nothing else.
 
     Args:
         source: Python source.
         entry_point: the function under test, or None.
+        wanted: the names of the program's that the tests use; no other name is taken from it.
         seconds: how long it may take to load, and for each request.
+
+    Attributes:
+        failure: why no test of the program can pass any more, or None.
     """
 
-    def __init__(self, source: str, entry_point: str | None, seconds: float) -> None:
+    def __init__(self, source: str, entry_point: str | None, wanted: Collection[str], seconds: float) -> None:
+        self.failure: ProgramError | CannotTestError | None = None
         self._seconds = seconds
         requests, requests_writer = os.pipe()
         answers, answers_writer = os.pipe()
@@ -56,31 +72,30 @@ class RemoteProgram:
         self._requests, self._answers = requests_writer, answers
         self._buffer = bytearray()
         try:
-            self.exports: dict[str, Any] = self._ask({"source": source, "entry_point": entry_point})["exports"]
-        except KeyError:
-            raise ProgramError("answered nonsense") from None
+            said = self._ask({"source": source, "entry_point": entry_point, "names": sorted(wanted)}, "exports")
+            if type(said) is not dict or not said.keys() <= set(wanted) or any(map(names.is_dunder, said)):
+                raise self._fails("answered nonsense")
+        except BaseException:
+            self.close()
+            raise
+        self.exports: dict[str, Any] = said
 
     def value_of(self, name: str) -> Any:
         """What the program calls ``name``; raises ``KeyError`` if it has no such value."""
-        return self._decode(self.exports[name]["value"])
-
-    def module_of(self, name: str) -> str | None:
-        """The module that the program imported as ``name``, or None."""
-        module = self.exports.get(name, {}).get("module")
-        return module if isinstance(module, str) else None
+        return self._decode(self.exports[name])
 
     def request(self, target: int, operation: str, arguments: Any, keywords: dict[str, Any] | None = None) -> Any:
-        answer = self._ask(
-            {
+        try:
+            request = {
                 "target": target,
                 "operation": operation,
                 "arguments": [values.encode(item, self._owned) for item in arguments],
                 "keywords": {name: values.encode(item, self._owned) for name, item in (keywords or {}).items()},
             }
-        )
-        if "value" not in answer:
-            raise ProgramError("answered nonsense")
-        return self._decode(answer["value"])
+        except CannotTestError as error:
+            self.failure = error
+            raise
+        return self._decode(self._ask(request, "value"))
 
     def close(self) -> None:
         self._process.kill()
@@ -95,43 +110,63 @@ class RemoteProgram:
 
     def _decode(self, encoded: Any) -> Any:
         try:
-            return values.decode(encoded, lambda target: Remote(self, int(target)))
+            return values.decode(encoded, self._stand_in)
         except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
-            raise ProgramError("answered nonsense") from None
+            raise self._fails("answered nonsense") from None
 
-    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _wait(self, reading: list[int], writing: list[int], deadline: float) -> None:
+        try:
+            ready = waiting.until_ready(reading, writing, deadline)
+        except waiting.TooManyFilesError as error:
+            raise self._fails(str(error)) from None
+        if not any(ready):
+            raise self._fails(f"took longer than {self._seconds:g} s")
+
+    def _stand_in(self, target: Any) -> "Remote":
+        if type(target) is not int:
+            raise ValueError("a reference should be a number")
+        return Remote(self, target)
+
+    def _fails(self, why: str) -> ProgramError:
+        self.failure = ProgramError(why)
+        return self.failure
+
+    def _ask(self, request: dict[str, Any], expected: str) -> Any:
+        """The field ``expected`` of the answer, which has no other; raises what the program raised instead."""
+        if self.failure is not None:
+            raise self.failure
         deadline = time.monotonic() + self._seconds
         self._send(json.dumps(request).encode("ascii") + b"\n", deadline)
         try:
             answer = json.loads(self._line(deadline))
         except (ValueError, RecursionError):
-            raise ProgramError("answered nonsense") from None
-        if not isinstance(answer, dict):
-            raise ProgramError("answered nonsense")
-        if "error" in answer:
-            _raise(str(answer["error"]), str(answer.get("message")))
-        return answer
+            raise self._fails("answered nonsense") from None
+        if type(answer) is dict and answer.keys() == {expected}:
+            return answer[expected]
+        if type(answer) is dict and answer.keys() == {"error", "message"}:
+            name, message = answer["error"], answer["message"]
+            if type(name) is str and type(message) is str:
+                _raise(name, message)
+        raise self._fails("answered nonsense")
 
     def _send(self, data: bytes, deadline: float) -> None:
         view = memoryview(data)
         while view:
-            if not select.select([], [self._requests], [], max(0.0, deadline - time.monotonic()))[1]:
-                raise ProgramError(f"took longer than {self._seconds:g} s")
+            self._wait([], [self._requests], deadline)
             try:
                 view = view[os.write(self._requests, view) :]
             except BrokenPipeError:
-                raise ProgramError("ended before its tests did") from None
+                raise self._fails("ended before its tests did") from None
 
     def _line(self, deadline: float) -> bytes:
         while (end := self._buffer.find(b"\n")) < 0:
-            if not select.select([self._answers], [], [], max(0.0, deadline - time.monotonic()))[0]:
-                raise ProgramError(f"took longer than {self._seconds:g} s")
+            self._wait([self._answers], [], deadline)
             chunk = os.read(self._answers, 1 << 16)
             if not chunk:
-                raise ProgramError("ended before its tests did")
+                raise self._fails("ended before its tests did")
             self._buffer += chunk
             if len(self._buffer) > _MAX_ANSWER_BYTES:
-                raise ProgramError("answered too much")
+                raise self._fails("answered too much")
         line = bytes(self._buffer[:end])
         del self._buffer[: end + 1]
         return line
@@ -142,13 +177,15 @@ def start(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
     try:
         return subprocess.Popen(command, **options)
     except OSError as error:
-        raise CannotTestError(f"the program's process does not start: {error}") from None
+        kind = UnavailableError if error.errno in (errno.EAGAIN, errno.ENOMEM) else CannotTestError
+        raise kind(f"the program's process does not start: {error}") from None
 
 
 def _raise(name: str, message: str) -> None:
     kind = getattr(builtins, name, None)
-    # Never SystemExit or the like: the tests' process goes on whatever the program raises.
-    if isinstance(kind, type) and issubclass(kind, Exception):
+    # Never SystemExit or the like: the tests' process goes on whatever the program raises.  Nor what ends a loop over
+    # its calls in silence: ``all(map(f, inputs))`` is true of an f that raises StopIteration.
+    if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _ENDS_LOOPS):
         try:
             error = kind(message)
         except TypeError:  # UnicodeDecodeError takes five arguments
@@ -186,7 +223,17 @@ class Remote:
         return self._request("item", key)
 
     def __len__(self) -> int:
-        return int(self._request("length"))
+        return int(self._checked("length", int))
+
+    def __bool__(self) -> bool:
+        return bool(self._checked("truth", bool))
 
     def __iter__(self) -> Any:
-        return iter(self._request("iterate"))
+        return iter(self._checked("iterate", list))
+
+    def _checked(self, operation: str, kind: type) -> Any:
+        found = self._request(operation)
+        if type(found) is not kind:
+            program = object.__getattribute__(self, "_program")
+            raise program._fails("answered nonsense")
+        return found

@@ -1,4 +1,4 @@
-"""A filter for system calls: namespaces, mounts, tracing, and memory that no resource limit counts.
+"""A filter for system calls: namespaces, mounts, tracing, networks, and memory that no resource limit counts.
 
 bubblewrap has set up the namespaces by then.  Without the filter a program could make a user namespace of its own,
 in which it may mount a tmpfs of any size.
@@ -27,6 +27,12 @@ _DENIED = {
 _DENIED_EVERYWHERE = {
     "io_uring_setup": 425, "open_tree": 428, "move_mount": 429, "fsopen": 430, "fsmount": 432, "memfd_secret": 447,
 }  # fmt: skip
+# Of all families of sockets only the local one: asyncio and multiprocessing use it.  Their buffers stay at their size.
+_SOCKET_CALLS = {"x86_64": (41, 53), "aarch64": (198, 199)}  # socket, socketpair
+_SETSOCKOPT = {"x86_64": 54, "aarch64": 208}
+_AF_UNIX = 1
+# One process's limits set by another: the program and the harness may be of one user.
+_PRLIMIT64 = {"x86_64": 302, "aarch64": 261}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
 _AUDIT_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -36,7 +42,7 @@ _X32_BIT = 0x40000000
 _LOAD, _JUMP_IF_EQUAL, _JUMP_IF_GREATER_OR_EQUAL, _JUMP_IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _NUMBER_OFFSET, _ARCHITECTURE_OFFSET, _FIRST_ARGUMENT_OFFSET = 0, 4, 16
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
-_EPERM, _ENOSYS = 1, 38
+_EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
 
 _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 
@@ -47,7 +53,7 @@ def filter_program(machine: str) -> list[tuple[int, int, int, int]]:
     Raises:
         KeyError: the machine's system call numbers are not known here.
     """
-    denied = sorted({*_DENIED[machine].values(), *_DENIED_EVERYWHERE.values()})
+    denied = sorted({*_DENIED[machine].values(), *_DENIED_EVERYWHERE.values(), _SETSOCKOPT[machine]})
     program = [
         (_LOAD, 0, 0, _ARCHITECTURE_OFFSET),
         (_JUMP_IF_EQUAL, 1, 0, _AUDIT_ARCHITECTURE[machine]),
@@ -60,6 +66,22 @@ def filter_program(machine: str) -> list[tuple[int, int, int, int]]:
         program += [(_JUMP_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ERROR | _EPERM)]
     # clone3 hides its flags behind a pointer; the C library goes back to clone where it is missing.
     program += [(_JUMP_IF_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERROR | _ENOSYS)]
+    # The number is loaded again after a first argument was looked at, which is compared in its lower half.
+    for number in _SOCKET_CALLS[machine]:
+        program += [
+            (_JUMP_IF_EQUAL, 0, 4, number),
+            (_LOAD, 0, 0, _FIRST_ARGUMENT_OFFSET),
+            (_JUMP_IF_EQUAL, 1, 0, _AF_UNIX),
+            (_RETURN, 0, 0, _ERROR | _EAFNOSUPPORT),
+            (_LOAD, 0, 0, _NUMBER_OFFSET),
+        ]
+    program += [
+        (_JUMP_IF_EQUAL, 0, 4, _PRLIMIT64[machine]),
+        (_LOAD, 0, 0, _FIRST_ARGUMENT_OFFSET),
+        (_JUMP_IF_EQUAL, 1, 0, 0),
+        (_RETURN, 0, 0, _ERROR | _EPERM),
+        (_LOAD, 0, 0, _NUMBER_OFFSET),
+    ]
     return [
         *program,
         (_JUMP_IF_EQUAL, 0, 3, _CLONE[machine]),

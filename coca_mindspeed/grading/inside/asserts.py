@@ -1,0 +1,123 @@
+"""Tests of a program's functions: test code with asserts, and cases of arguments and results."""
+
+import builtins
+import importlib
+import math
+import sys
+import time
+from typing import Any
+
+sys.path.insert(0, __file__.rpartition("/")[0])
+names = importlib.import_module("names")
+remote = importlib.import_module("remote")
+
+_FLOAT_TOLERANCE = 1e-6
+
+Outcome = tuple[str, str]
+RIGHT, WRONG, UNGRADABLE = "right", "wrong", "ungradable"
+
+
+def run_asserts(job: dict[str, Any]) -> Outcome:
+    """Run test code against the program's functions; the prompt's own helpers are the tests', not the program's."""
+    namespace = _after_prompt(job["prompt"])
+    try:
+        tests = compile(job["tests"], "<tests>", "exec")
+        wanted = names.undefined(job["tests"], namespace.keys(), job["entry_point"])
+    except (SyntaxError, ValueError) as error:
+        return UNGRADABLE, f"the tests do not compile: {error}"
+    if not wanted.program:
+        return UNGRADABLE, "the tests use nothing of the program's, so that any program would pass or none"
+    for name, (module, attribute) in wanted.standard.items():
+        namespace[name] = _standard(module, attribute)
+    program = None
+    try:
+        try:
+            program = remote.RemoteProgram(job["source"], job["entry_point"], wanted.program, job["seconds"])
+        except (remote.ProgramError, remote.CannotTestError):
+            raise
+        except Exception as error:  # noqa: BLE001  # what the program raises is up to it
+            return WRONG, f"the program does not load: {type(error).__name__}: {error}"
+        for name in program.exports:
+            namespace[name] = program.value_of(name)
+        exec(tests, namespace)  # noqa: S102  # in the sandbox
+    except (remote.ProgramError, remote.CannotTestError):
+        raise
+    except BaseException as error:  # noqa: BLE001  # tests end in any way that they like
+        return WRONG, f"{type(error).__name__}: {error}"
+    finally:
+        if program is not None:
+            program.close()
+    # Tests that expect an exception catch these two as well; a program that died has raised nothing.
+    if program.failure is not None:
+        raise program.failure
+    return RIGHT, ""
+
+
+def _after_prompt(prompt: str | None) -> dict[str, Any]:
+    namespace: dict[str, Any] = {"__name__": "tests", "__builtins__": builtins}
+    if prompt:
+        try:
+            exec(prompt + "\n    pass\n", namespace)  # noqa: S102  # in the sandbox
+        except SyntaxError:
+            return {"__name__": "tests", "__builtins__": builtins}
+    return namespace
+
+
+def _standard(module: str, attribute: str | None) -> Any:
+    try:
+        found = importlib.import_module(module)
+    except ImportError:
+        raise remote.CannotTestError(f"the tests need {module}, which the sandbox's Python does not have") from None
+    return found if attribute is None else getattr(found, attribute)
+
+
+def run_calls(job: dict[str, Any]) -> Outcome:
+    """Call the entry point with each case's arguments; JSON knows no tuples, so they count as lists."""
+    deadline = time.monotonic() + job["total_seconds"]
+    try:
+        program = remote.RemoteProgram(job["source"], job["entry_point"], [job["entry_point"]], job["seconds"])
+    except (remote.ProgramError, remote.CannotTestError):
+        raise
+    except Exception as error:  # noqa: BLE001  # what the program raises is up to it
+        return WRONG, f"the program does not load: {type(error).__name__}: {error}"
+    try:
+        try:
+            function = program.value_of(job["entry_point"])
+        except KeyError:
+            return WRONG, f"the program does not define {job['entry_point']}"
+        if type(function) is not remote.Remote:
+            return WRONG, f"{job['entry_point']} is not a function"
+        for number, case in enumerate(job["cases"], start=1):
+            if time.monotonic() > deadline:
+                return WRONG, f"case {number}: all cases together took longer than {job['total_seconds']:g} s"
+            try:
+                found = function(*case["arguments"])
+            except remote.ProgramError as error:
+                return WRONG, f"case {number}: the program {error}"
+            except Exception as error:  # noqa: BLE001  # what the program raises is up to it
+                return WRONG, f"case {number}: {type(error).__name__}: {error}"
+            if not same_result(as_json(found), case["expected"]):
+                return WRONG, f"case {number}: another result"
+    finally:
+        program.close()
+    return RIGHT, ""
+
+
+def as_json(value: Any) -> Any:
+    """The value with tuples as lists and keys as JSON has them."""
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    if isinstance(value, dict):
+        return {key if isinstance(key, str) else str(key): as_json(item) for key, item in value.items()}
+    return value
+
+
+def same_result(found: Any, expected: Any) -> bool:
+    if isinstance(found, float) and isinstance(expected, int | float) and not isinstance(expected, bool):
+        return found == expected or math.isclose(found, expected, rel_tol=_FLOAT_TOLERANCE, abs_tol=_FLOAT_TOLERANCE)
+    if isinstance(found, list) and isinstance(expected, list):
+        return len(found) == len(expected) and all(map(same_result, found, expected))
+    if isinstance(found, dict) and isinstance(expected, dict):
+        return found.keys() == expected.keys() and all(same_result(found[key], expected[key]) for key in found)
+    # 1 is not True here, although Python says so.
+    return isinstance(found, bool) == isinstance(expected, bool) and bool(found == expected)

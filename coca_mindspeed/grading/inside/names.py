@@ -1,0 +1,118 @@
+"""Whose are the names that tests use: Python's, the tests' own, or the program's?
+
+The tests alone decide, never what a program offers: otherwise a program could bring a ``set`` or a ``math`` of its own
+to the tests that judge it.
+"""
+
+import ast
+import builtins
+import symtable
+import sys
+from collections.abc import Collection
+from typing import NamedTuple
+
+# What tests use without an import because programs used to be run together with them.
+_STANDARD_NAMES = {
+    **dict.fromkeys(("ChainMap", "Counter", "OrderedDict", "defaultdict", "deque", "namedtuple"), "collections"),
+    **dict.fromkeys(("ceil", "floor", "inf", "isclose", "isfinite", "isinf", "isnan", "nan", "pi", "sqrt"), "math"),
+    **dict.fromkeys(("chain", "combinations", "permutations"), "itertools"),
+    **dict.fromkeys(("date", "datetime", "timedelta"), "datetime"),
+    "Decimal": "decimal",
+    "Fraction": "fractions",
+    "deepcopy": "copy",
+    "reduce": "functools",
+}
+_OTHER_MODULES = {"np": "numpy", "numpy": "numpy", "pd": "pandas", "pandas": "pandas", "pytest": "pytest"}
+
+
+class Names(NamedTuple):
+    """What the tests leave undefined, builtins apart.
+
+    Attributes:
+        program: names that stand for the program's functions, classes and constants.
+        called: those of ``program`` that the tests call.
+        standard: each name that stands for a module or for something of one, as ``(module, attribute or None)``.
+    """
+
+    program: frozenset[str]
+    called: frozenset[str]
+    standard: dict[str, tuple[str, str | None]]
+
+
+def undefined(tests: str, given: Collection[str] = (), entry_point: str | None = None) -> Names:
+    """Sort the names that test code uses and does not define.
+
+    A builtin's name, or a standard one (``Counter``, ``math.``), is the program's only where it is the entry point, or
+    where no entry point is named and it is the one function that the tests call and do not wrap around another call
+    (MBPP tests a ``sum``).
+
+    Args:
+        tests: Python source.
+        given: names that the tests find defined, such as the prompt's.
+        entry_point: the function under test, if the record names it; the program's in any case.
+
+    Raises:
+        SyntaxError: ``tests`` is not Python.
+    """
+    free = {name for name in _free(symtable.symtable(tests, "<tests>", "exec")) if not is_dunder(name)}
+    called, wrapping, bases = _uses(ast.parse(tests))
+    free -= {name for name in given if name != entry_point}
+    program: set[str] = set()
+    standard: dict[str, tuple[str, str | None]] = {}
+    for name in free:
+        if name == entry_point:
+            program.add(name)
+        elif name in bases and name not in called and (module := _module(name)):
+            standard[name] = (module, None)
+        elif name in _STANDARD_NAMES:
+            standard[name] = (_STANDARD_NAMES[name], name)
+        elif not hasattr(builtins, name):
+            program.add(name)
+    if entry_point is None and not program & called:
+        tested = (called & free) - wrapping
+        if len(tested) == 1:
+            program |= tested
+            standard = {name: origin for name, origin in standard.items() if name not in tested}
+    return Names(frozenset(program), frozenset(program & called), standard)
+
+
+def is_dunder(name: str) -> bool:
+    """Whether the name is one of Python's own, such as ``__builtins__``."""
+    return name.startswith("__")
+
+
+def _module(name: str) -> str | None:
+    return name if name in sys.stdlib_module_names else _OTHER_MODULES.get(name)
+
+
+def _free(module: symtable.SymbolTable) -> set[str]:
+    """Names that some scope reads as a global and that the module never binds."""
+    scopes, read, bound = [module], set(), set()
+    while scopes:
+        scope = scopes.pop()
+        scopes += scope.get_children()
+        for symbol in scope.get_symbols():
+            at_top = scope is module
+            binds = symbol.is_assigned() or symbol.is_imported() or symbol.is_namespace()
+            if binds and (at_top or symbol.is_declared_global()):
+                bound.add(symbol.get_name())
+            elif symbol.is_referenced() and (at_top or symbol.is_global()):
+                read.add(symbol.get_name())
+    return read - bound
+
+
+def _uses(tree: ast.AST) -> tuple[set[str], set[str], set[str]]:
+    """Names that are called, names whose arguments hold another call, and names that something is an attribute of."""
+    called, wrapping, bases = set(), set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            called.add(node.func.id)
+            if any(map(_holds_call, (*node.args, *node.keywords))):
+                wrapping.add(node.func.id)
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            bases.add(node.value.id)
+    return called, wrapping, bases
+
+
+def _holds_call(argument: ast.AST) -> bool:
+    return any(isinstance(node, ast.Call) and isinstance(node.func, ast.Name) for node in ast.walk(argument))

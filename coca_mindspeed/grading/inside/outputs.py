@@ -1,0 +1,122 @@
+"""What a program gives on each input, for comparison with another program outside.  No expected output is here."""
+
+import ast
+import hashlib
+import importlib
+import json
+import sys
+import time
+from typing import Any
+
+sys.path.insert(0, __file__.rpartition("/")[0])
+asserts = importlib.import_module("asserts")
+remote = importlib.import_module("remote")
+scripts = importlib.import_module("scripts")
+values = importlib.import_module("values")
+
+
+def collect(job: dict[str, Any]) -> tuple[Any, ...]:
+    """``("right", "", *outputs)``: a digest for each of ``job["inputs"]``.
+
+    None stands for what compares to nothing, not even to itself: no result in time, a program that died, an object.
+    """
+    found = _of_script(job) if "stdin" in job["inputs"][0] else _of_functions(job)
+    return ("right", "", *(None if text is None else hashlib.sha256(text.encode()).hexdigest()[:32] for text in found))
+
+
+def _of_script(job: dict[str, Any]) -> list[str | None]:
+    script = scripts.write_script(job)
+    deadline = time.monotonic() + job["total_seconds"]
+    found: list[str | None] = []
+    for case in job["inputs"]:
+        seconds = min(job["seconds"], deadline - time.monotonic())
+        if seconds <= 0:
+            found.append(None)
+            continue
+        data = case["stdin"].encode("utf-8", "surrogatepass")
+        output, problem = scripts.run_script(script, data, 0, seconds)
+        scripts.end_leftovers(job)
+        if problem:
+            # The kind of an error is a result; "exit code 1: ValueError: invalid ..." ends with it and its message.
+            kind = problem.split(": ", 2)[:2] if problem.startswith("exit code") else None
+            found.append(None if kind is None else json.dumps(["fails", *kind]))
+        else:
+            found.append(json.dumps(["prints", *output.decode("utf-8", "replace").split()]))
+    return found
+
+
+def _of_functions(job: dict[str, Any]) -> list[str | None]:
+    calls = [_call(case) for case in job["inputs"]]
+    deadline = time.monotonic() + job["total_seconds"]
+    found: list[str | None] = []
+    program = None
+    try:
+        try:
+            wanted = sorted({name for name, _, _ in calls})
+            program = remote.RemoteProgram(job["source"], job["entry_point"], wanted, job["seconds"])
+        except (remote.ProgramError, remote.CannotTestError):
+            raise
+        except Exception as error:  # noqa: BLE001  # what the program raises is up to it
+            return [json.dumps(["raises", _kind(error)])] * len(calls)
+        for name, arguments, keywords in calls:
+            if time.monotonic() > deadline:
+                break
+            found.append(_result(program, name, arguments, keywords, job["tuples_are_lists"]))
+    except remote.ProgramError:
+        pass  # and it answers nothing that comes after
+    finally:
+        if program is not None:
+            program.close()
+    return found + [None] * (len(calls) - len(found))
+
+
+def _result(
+    program: Any, name: str, arguments: list[Any], keywords: dict[str, Any], tuples_are_lists: bool
+) -> str | None:
+    try:
+        if name not in program.exports:
+            return json.dumps(["raises", "NameError"])
+        value = program.value_of(name)(*arguments, **keywords)
+        if type(value) is remote.Remote:
+            try:
+                value = ("iterates", list(value))  # a generator, as a rule
+            except TypeError:
+                return None  # an object
+    except (remote.ProgramError, remote.CannotTestError):
+        raise
+    except Exception as error:  # noqa: BLE001  # what the program raises is up to it
+        return json.dumps(["raises", _kind(error)])
+    try:
+        encoded = values.encode(asserts.as_json(value) if tuples_are_lists else value, _no_reference)
+    except values.CannotCrossError:
+        return None
+    return json.dumps(["gives", _canonical(encoded)])
+
+
+def _call(case: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
+    if "function" in case:
+        return case["function"], case["arguments"], {}
+    call = ast.parse(case["call"], mode="eval").body
+    assert isinstance(call, ast.Call)
+    assert isinstance(call.func, ast.Name)
+    arguments = [ast.literal_eval(argument) for argument in call.args]
+    return call.func.id, arguments, {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+
+
+def _kind(error: Exception) -> str:
+    return str(error).partition(":")[0] if isinstance(error, remote.RemoteError) else type(error).__name__
+
+
+def _no_reference(value: Any) -> int:
+    raise values.CannotCrossError(type(value).__name__)
+
+
+def _canonical(encoded: Any) -> Any:
+    """The JSON of a value with what has no order in one order."""
+    if isinstance(encoded, list):
+        return [_canonical(item) for item in encoded]
+    if isinstance(encoded, dict):
+        ((name, content),) = encoded.items()
+        items = _canonical(content)
+        return {name: sorted(items, key=json.dumps) if name in ("set", "frozenset", "dict") else items}
+    return encoded

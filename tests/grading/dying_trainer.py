@@ -1,0 +1,76 @@
+"""A process that grades programs without end, to be killed: ``python dying_trainer.py``.  Standard library only.
+
+Prints a line as soon as every program runs.
+"""
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+PROGRAMS = {
+    "sleeps": ("import time\ndef f(): time.sleep(1000)", "f()"),
+    "loops": ("def f():\n    while True: pass", "f()"),
+    "forks": (
+        "import os, signal, time\ndef f():\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    os.setsid()\n"
+        "    for _ in range(3): os.fork()\n    time.sleep(1000)",
+        "f()",
+    ),
+    "keeps the tests busy in one bytecode": ("def f(): return 9", "f()**f()**f()"),
+}
+
+
+def main() -> None:
+    from coca_mindspeed.grading.sandbox import Sandbox
+
+    sandbox = Sandbox()
+    for source, tests in PROGRAMS.values():
+        job = {"kind": "asserts", "source": source, "tests": tests, "prompt": None, "entry_point": "f", "seconds": 60.0}
+        threading.Thread(target=sandbox.run, args=(job, 60.0), daemon=True).start()
+    # Four sandboxes of bubblewrap, harness and program.
+    deadline = time.monotonic() + 60.0
+    while len(descendants("self")) < 3 * len(PROGRAMS) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    print("running", flush=True)
+    time.sleep(1000)
+
+
+def descendants(process: "int | str") -> dict[int, str]:
+    """Ids of all processes below one, with the times at which they started."""
+    found: dict[int, str] = {}
+    for children in Path(f"/proc/{process}").glob("task/*/children"):
+        try:
+            for child in map(int, children.read_text().split()):
+                found[child] = started(child)
+                found |= descendants(child)
+        except OSError:
+            continue
+    return found
+
+
+def started(process: int) -> str:
+    """When a process started, in the kernel's ticks; an id may be used again."""
+    return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def survivors(processes: dict[int, str], seconds: float) -> list[str]:
+    """Those that still run after so long; zombies have ended."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = []
+        for process, start in processes.items():
+            try:
+                state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+                if state != "Z" and started(process) == start:
+                    left.append(f"{process} {state} " + Path(f"/proc/{process}/cmdline").read_text().replace("\0", " "))
+            except OSError:
+                continue
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.05)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main()

@@ -1,0 +1,51 @@
+"""Grades 16 right programs that each use most of their processes, and prints the reports.  Standard library only."""
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+THREADS = """
+import threading, time
+def f():
+    threads = [threading.Thread(target=time.sleep, args=(0.3,)) for _ in range(24)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()
+    return 1
+"""
+PROCESSES = """
+import os, time
+def f():
+    children = []
+    for _ in range(24):
+        child = os.fork()
+        if child == 0:
+            time.sleep(0.3)
+            os._exit(0)
+        children.append(child)
+    return int(all(os.waitpid(child, 0)[1] == 0 for child in children))
+"""
+
+
+def main() -> None:
+    from coca_mindspeed.grading.sandbox import Sandbox
+
+    sandbox = Sandbox()
+
+    def grade(source: str) -> tuple[str, str]:
+        tests = "assert f() == 1"
+        job = {
+            "kind": "asserts",
+            "source": source,
+            "tests": tests,
+            "prompt": None,
+            "entry_point": None,
+            "seconds": 30.0,
+        }
+        report = sandbox.run({**job, "seconds": 30.0}, 30.0)
+        return report.outcome, report.reason
+
+    with ThreadPoolExecutor(4) as threads:
+        print(json.dumps(list(threads.map(grade, [THREADS, PROCESSES] * 8))))
+
+
+if __name__ == "__main__":
+    main()

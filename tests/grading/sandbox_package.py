@@ -1,0 +1,64 @@
+"""The part of the package that the sandbox needs, where an unprivileged user can read it."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from coca_mindspeed.errors import GradingError
+
+REPOSITORY = Path(__file__).parents[2]
+NOBODY = 65534
+_PARTS = ("__init__", "sandbox", "bubblewrap", "user_ids", "lifeline")
+
+
+def sandbox_problem() -> str:
+    """Why no sandbox can be made here, or ``""``."""
+    from coca_mindspeed.grading.sandbox import Sandbox
+
+    try:
+        Sandbox()
+    except GradingError as error:
+        return str(error)
+    return ""
+
+
+def python_for_everybody() -> str | None:
+    """An interpreter that an unprivileged user may start (not one below /root)."""
+    for candidate in (getattr(sys, "_base_executable", sys.executable), "/usr/bin/python3", "/usr/local/bin/python3"):
+        code = "import sys; sys.exit(sys.version_info < (3, 10))"
+        try:
+            done = subprocess.run([candidate, "-c", code], user=NOBODY, group=NOBODY, extra_groups=[], check=False)
+        except OSError:
+            continue
+        if done.returncode == 0:
+            return candidate
+    return None
+
+
+@contextmanager
+def copied_package(*scripts: str) -> Iterator[Path]:
+    """A directory that holds the sandbox's modules as the package, and scripts of these tests beside them."""
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        package = directory / "coca_mindspeed"
+        (package / "grading").mkdir(parents=True)
+        directory.chmod(0o755)
+        for part in ("__init__.py", "errors.py", *(f"grading/{part}.py" for part in _PARTS)):
+            shutil.copy(REPOSITORY / "coca_mindspeed" / part, package / part)
+        shutil.copytree(
+            REPOSITORY / "coca_mindspeed/grading/inside",
+            package / "grading/inside",
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+        for script in scripts:
+            shutil.copy(REPOSITORY / "tests/grading" / script, directory)
+        yield directory
+
+
+def environment_of_nobody() -> dict[str, str]:
+    return {"PATH": os.environ["PATH"], "HOME": "/"}

@@ -1,0 +1,161 @@
+"""Programs that answer for the tests instead of passing them: by the protocol, by names, by how they end."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.code import CodeGrader
+from coca_mindspeed.grading.inside.names import undefined
+from coca_mindspeed.grading.verdict import Outcome
+from tests.grading.test_code import PROBLEM
+
+pytestmark = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
+
+# Speaks the protocol itself: announces what it likes and answers 0 to everything, whatever the tests call.
+SERVER = """
+import json, os, sys
+requests, answers = int(sys.argv[1]), int(sys.argv[2])
+def serve(exports):
+    os.write(answers, json.dumps({"exports": exports}).encode() + b"\\n")
+    for line in os.fdopen(requests):
+        os.write(answers, b'{"value": 0}\\n')
+NAMES = "set sorted len abs all any isinstance list str __import__ AssertionError".split()
+handle = {"reference": 0}
+"""
+BUILTINS = '{"dict": [[name, handle] for name in NAMES]}'
+FORGED = {
+    "builtins": SERVER + f"serve({{'f': handle, '__builtins__': {BUILTINS}}})",
+    "builtins, and the function left out": SERVER + f"serve({{'__builtins__': {BUILTINS}}})",
+    "a builtin's name": SERVER + "serve({'f': handle, 'set': handle})",
+    "exports that are values": SERVER + f"serve({{'f': {{'value': handle}}, '__builtins__': {{'value': {BUILTINS}}}}})",
+    "a module": SERVER + "serve({'f': handle, 'set': {'module': 'os'}})",
+    "not an object": SERVER + "serve([['__builtins__', {}]])",
+    "a name that lies about itself": """
+import builtins
+class Name(str):
+    __hash__ = str.__hash__
+    def __eq__(self, other): return self is other
+    def startswith(self, *prefix): return False
+fake = dict(vars(builtins), set=lambda values: 0, sorted=lambda values: 0)
+globals()[Name("__builtins__")] = fake
+def f(x): return []
+""",
+    "the server's own code": """
+import json, sys
+main = sys.modules["__main__"]
+import builtins
+load = main.Server.load
+def announce(self, request):
+    self._objects.append(lambda *a, **k: 0)
+    return {"exports": {n: {"reference": 0} for n in ("f", "set", "sorted", "__builtins__")}}
+main.Server.load = announce
+dumps = json.dumps
+json.dumps = lambda value: dumps(announce(main.Server(), {})) if "exports" in value else '{"value": 0}'
+def f(x): return 0
+""",
+}
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[CodeGrader]:
+    grader = CodeGrader(seconds=5.0, total_seconds=10.0, workers=2)
+    yield grader
+    grader.close()
+
+
+def outcome(grader: CodeGrader, tests: str, program: str, entry_point: str | None = None) -> Outcome:
+    metadata = {"tests": {"kind": "asserts", "code": tests, "entry_point": entry_point}}
+    return grader.grade([Record("r", "mbpp", "code", "?", "", metadata=metadata)], [program])[0].outcome
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_the_protocol_gives_no_more_than_a_function_does(grader: CodeGrader, name: str) -> None:
+    assert outcome(grader, "assert set(f([1, 2])) == set([3, 4])", FORGED[name]) is Outcome.WRONG
+    assert outcome(grader, "assert sorted(f([1, 2])) == sorted([3, 4])", FORGED[name], "f") is Outcome.WRONG
+
+
+# name: (tests without imports, a program that brings its own, what the verdict is)
+FAKES = {
+    "a module": ("assert math.isclose(f(), 2.5)", "class math:\n    isclose = lambda *a: True\ndef f(): return 0"),
+    "a module, imported": (
+        "assert math.isclose(f(), 2.5)",
+        "import types\nmath = types.ModuleType('math')\nmath.isclose = lambda *a: True\ndef f(): return 0",
+    ),
+    "a function": ("assert isclose(f(), 2.5)", "def isclose(a, b): return True\ndef f(): return 0"),
+    "a class": ("assert Counter(f()) == Counter('ab')", "def Counter(x): return 0\ndef f(): return 0"),
+    "a constant": ("assert abs(f() - pi) < 1e-3", "pi = 0\ndef f(): return 0"),
+    "a builtin": ("assert abs(f() - 3) < 1e-3", "def abs(x): return 0\ndef f(): return 0"),
+    "a builtin, and no function": ("assert abs(f() - 3) < 1e-3", "def abs(x): return 0"),
+    "a builtin around a function named like one": (
+        "assert set(sum(1)) == set([5])",
+        "def set(x): return 0\ndef sum(x): return []",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FAKES)
+def test_what_the_tests_need_for_themselves_is_pythons(grader: CodeGrader, name: str) -> None:
+    tests, program = FAKES[name]
+    assert outcome(grader, tests, program) is Outcome.WRONG
+
+
+def test_a_module_that_the_sandbox_lacks_is_not_taken_from_the_program(grader: CodeGrader) -> None:
+    program = "class np:\n    allclose = lambda *a: True\ndef f(): return 0"
+    assert outcome(grader, "assert np.allclose(f(), 2.5)", program) is not Outcome.RIGHT
+
+
+ENDINGS = {
+    "a loop that ends": ("assert all(map(f, [1, 2]))", "def f(x): raise StopIteration"),
+    "pairs that end": (
+        "for got, want in zip(map(f, [1]), [2]):\n    assert got == want",
+        "def f(x): raise StopIteration",
+    ),
+    "death for an exception": (
+        "try:\n    f(1)\nexcept Exception:\n    pass\nelse:\n    assert False",
+        "import os\ndef f(x): os._exit(1)",
+    ),
+    "a hang for an exception": (
+        "try:\n    f(1)\nexcept BaseException:\n    pass\nelse:\n    assert False",
+        "import time\ndef f(x): time.sleep(100)",
+    ),
+    "nonsense for an exception": (
+        "try:\n    f(1)\nexcept:\n    pass\nelse:\n    assert False",
+        "import os, sys\ndef f(x): os.write(int(sys.argv[2]), b'[\\n')",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_the_way_in_which_a_program_ends_passes_no_test(grader: CodeGrader, name: str) -> None:
+    tests, program = ENDINGS[name]
+    assert outcome(grader, tests, program) is Outcome.WRONG
+
+
+@pytest.mark.parametrize(
+    "tests", ["assert True", "assert sqrt(4) == abs(-2)", "def check(candidate):\n    assert candidate(1)"]
+)
+def test_tests_that_use_nothing_of_the_program_are_ungradable(grader: CodeGrader, tests: str) -> None:
+    assert outcome(grader, tests, "def f(): return 0") is Outcome.UNGRADABLE
+    assert outcome(grader, tests, "def f(): return 0", "f") is Outcome.UNGRADABLE
+
+
+def test_expected_exceptions_still_count(grader: CodeGrader) -> None:
+    tests = "try:\n    f(1)\nexcept ValueError:\n    pass\nelse:\n    assert False"
+    assert outcome(grader, tests, "def f(x): raise ValueError") is Outcome.RIGHT
+
+
+def test_names_are_sorted_by_the_tests_alone() -> None:
+    names = undefined("assert math.isclose(f(x), 2) and Counter(g()) == {}\nassert len(f(1)) == LIMIT\nx = 3")
+    assert names.program == {"f", "g", "LIMIT"}
+    assert names.called == {"f", "g"}
+    assert names.standard == {"math": ("math", None), "Counter": ("collections", "Counter")}
+    # What the tests bind is theirs, and so is a parameter of the same name only inside of its function.
+    assert undefined("def check(f):\n    assert f(1)\ncheck(f)").program == {"f"}
+    assert undefined("f = lambda x: x\nassert f(1)").program == frozenset()
+    assert undefined("import queue\nassert queue.Queue and f(1)").standard == {}
+    assert undefined("assert f(1)", given=["f"]).program == frozenset()
+    assert undefined("assert f(1)", given=["f"], entry_point="f").program == {"f"}
+    assert undefined("assert sum(10, 15) == 6").program == {"sum"}
+    assert undefined("assert sum(10, 15) == abs(-6)").program == frozenset()
+    assert undefined("assert __builtins__ and __import__('os') and f(1)").program == {"f"}

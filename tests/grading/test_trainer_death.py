@@ -1,0 +1,106 @@
+"""Nothing of grading outlives the process that grades, however that one ends."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.grading.dying_trainer import descendants, survivors
+from tests.grading.sandbox_package import (
+    NOBODY,
+    REPOSITORY,
+    copied_package,
+    environment_of_nobody,
+    python_for_everybody,
+)
+from tests.grading.test_sandbox import PROBLEM
+
+needs_sandbox = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
+
+WORKERS = """
+import sys, threading, time
+sys.path.insert(0, {repository!r})
+from coca_mindspeed.grading.workers import Workers
+from tests.grading.test_workers import hang_in_one_bytecode, nap
+workers = Workers(count=2, seconds=300.0)
+results = workers.map(nap, [0.0] * 2)
+list(results)
+threading.Thread(target=lambda: list(workers.map({task}, [100] * 2)), daemon=True).start()
+time.sleep(1.0)
+{then}
+print("running", flush=True)
+time.sleep(1000)
+"""
+
+
+def end_and_count(trainer: "subprocess.Popen[str]", how: int, at_least: int) -> list[str]:
+    assert trainer.stdout is not None
+    assert trainer.stdout.readline() == "running\n"
+    processes = descendants(trainer.pid)
+    assert len(processes) >= at_least, processes
+    trainer.send_signal(how)
+    trainer.wait()
+    trainer.stdout.close()
+    left = survivors(processes, 2.0)
+    for process in processes:  # leave nothing behind if this fails
+        try:
+            os.kill(process, signal.SIGKILL)
+        except OSError:
+            continue
+    return left
+
+
+@needs_sandbox
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_sandboxes_end_with_the_trainer(how: int) -> None:
+    script = REPOSITORY / "tests/grading/dying_trainer.py"
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+    trainer = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
+    assert end_and_count(trainer, how, at_least=12) == []
+
+
+@pytest.fixture
+def package() -> Iterator[Path]:
+    with copied_package("dying_trainer.py") as directory:
+        yield directory
+
+
+@needs_sandbox
+@pytest.mark.skipif(os.geteuid() != 0, reason="these tests run as a normal user already")
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_sandboxes_of_a_normal_user_end_with_the_trainer(package: Path, how: int) -> None:
+    if (python := python_for_everybody()) is None:
+        pytest.skip("no Python 3.10 or newer that an unprivileged user may start")
+    trainer = subprocess.Popen(
+        [python, "dying_trainer.py"],
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=package,
+        user=NOBODY,
+        group=NOBODY,
+        extra_groups=[],
+        env=environment_of_nobody(),
+    )
+    assert end_and_count(trainer, how, at_least=12) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("task", ["hang_in_one_bytecode", "nap"])
+def test_workers_end_with_the_trainer(how: int, task: str) -> None:
+    code = WORKERS.format(repository=str(REPOSITORY), task=task, then="")
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert end_and_count(trainer, how, at_least=2) == []
+
+
+def test_a_process_that_the_trainer_forked_does_not_keep_its_workers_alive() -> None:
+    # As a data loader's worker does, which lives on for a while.
+    fork = "import os\nif os.fork() == 0:\n    os.close(1)\n    time.sleep(30)\n    os._exit(0)"
+    code = WORKERS.format(repository=str(REPOSITORY), task="hang_in_one_bytecode", then=fork)
+    trainer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    left = end_and_count(trainer, signal.SIGKILL, at_least=3)
+    assert left  # the forked process itself
+    assert not [command for command in left if "spawn_main" in command]

@@ -1,0 +1,128 @@
+"""Two grading processes on one machine do not disturb each other, and a machine that is full makes nothing wrong."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from coca_mindspeed.errors import GradingError
+from coca_mindspeed.grading import sandbox as sandbox_module
+from coca_mindspeed.grading import user_ids
+from coca_mindspeed.grading.sandbox import Sandbox
+from coca_mindspeed.grading.user_ids import locked_user_id
+from tests.grading.sandbox_package import (
+    NOBODY,
+    REPOSITORY,
+    copied_package,
+    environment_of_nobody,
+    python_for_everybody,
+)
+from tests.grading.test_sandbox import PROBLEM
+
+pytestmark = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has several user ids")
+
+
+@pytest.fixture(params=["this user", "nobody"])
+def grading(request: pytest.FixtureRequest) -> Iterator[tuple[list[str], dict[str, object]]]:
+    """A command that grades 16 right programs, and how to start it."""
+    if request.param == "this user":
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        yield [sys.executable, str(REPOSITORY / "tests/grading/greedy_programs.py")], {"env": environment}
+        return
+    if os.geteuid() != 0:
+        pytest.skip("these tests run as a normal user already")
+    if (python := python_for_everybody()) is None:
+        pytest.skip("no Python 3.10 or newer that an unprivileged user may start")
+    with copied_package("greedy_programs.py") as directory:
+        user = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+        yield [python, "greedy_programs.py"], {**user, "cwd": directory, "env": environment_of_nobody()}
+
+
+def test_programs_that_use_all_their_processes_stay_right(
+    grading: tuple[list[str], dict[str, object]],
+) -> None:
+    command, options = grading
+    graders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) for _ in range(2)]  # type: ignore[call-overload]
+    for grader in graders:
+        said, _ = grader.communicate()
+        assert json.loads(said) == [["right", ""]] * 16
+
+
+@needs_root
+def test_a_user_id_is_taken_until_the_last_holder_of_its_lock_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(user_ids, "_RANGES", ((1_900_000_000, 2),))
+    with locked_user_id() as (first, lock):
+        with locked_user_id() as (second, _):
+            assert {first, second} == {1_900_000_000, 1_900_000_001}
+            with pytest.raises(GradingError, match="in use"), locked_user_id():
+                pass
+        holder = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=[lock])
+    for _ in range(20):
+        with locked_user_id() as (free, _):
+            assert free == second
+    holder.communicate(b"\n")
+    found = set()
+    for _ in range(50):
+        with locked_user_id() as (free, _):
+            found.add(free)
+    assert found == {first, second}
+
+
+@needs_root
+def test_a_directory_of_locks_that_somebody_else_made_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    elsewhere = tmp_path / "coca-mindspeed-user-ids"
+    elsewhere.mkdir()
+    elsewhere.chmod(0o777)
+    monkeypatch.setattr(user_ids, "Path", lambda name: tmp_path if name == "/run" else Path(name))
+    monkeypatch.setattr(user_ids.tempfile, "gettempdir", lambda: str(tmp_path))
+    with pytest.raises(GradingError, match="can be used"), locked_user_id():
+        pass
+
+
+JOB = {"kind": "asserts", "prompt": None, "entry_point": None, "seconds": 5.0, "tests": "assert f() == 1"}
+
+
+def test_a_sandbox_that_does_not_start_is_started_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sandbox = Sandbox()
+    assert sandbox._prefix is not None
+    monkeypatch.setattr(sandbox_module, "_PAUSE_SECONDS", 0.01)
+    counter = tmp_path / "attempts"
+    # Fails as bubblewrap does where the machine has no process left, twice.
+    script = (
+        f'echo x >> {counter}; if [ "$(wc -l < {counter})" -lt 3 ]; then '
+        'echo "bwrap: Creating new namespace failed: Resource temporarily unavailable" >&2; exit 1; fi; exec "$@"'
+    )
+    shell = ["/bin/sh", "-c", f"PATH={os.environ['PATH']}; {script}", "sh"]
+    monkeypatch.setattr(sandbox, "_prefix", [*shell, *sandbox._prefix])
+    assert sandbox.run({**JOB, "source": "def f(): return 1"}, 5.0).outcome == "right"
+    assert counter.read_text() == "x\n" * 3
+
+
+def test_a_sandbox_that_never_starts_is_ungradable_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    sandbox = Sandbox()
+    monkeypatch.setattr(sandbox_module, "_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(sandbox, "_prefix", ["/bin/sh", "-c", "echo no process left >&2; exit 1"])
+    report = sandbox.run({**JOB, "source": "def f(): return 1"}, 5.0)
+    assert report.outcome == "ungradable"
+    assert "no process left" in report.reason
+
+
+def test_what_a_case_leaves_behind_does_not_count_against_the_next() -> None:
+    source = """
+import os, time
+print(input())
+for _ in range(24):
+    if os.fork() == 0:
+        for number in (1, 2): os.close(number)
+        time.sleep(100)
+"""
+    cases = [{"input": str(number), "output": str(number)} for number in range(4)]
+    report = Sandbox().run({"kind": "stdio", "source": source, "cases": cases, "seconds": 5.0}, 20.0)
+    assert (report.outcome, report.reason) == ("right", "")
