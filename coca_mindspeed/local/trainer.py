@@ -16,6 +16,7 @@ from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.metrics import CalibrationMetrics, calibration_metrics
 from coca_mindspeed.evaluation.plots import reliability_image
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
+from coca_mindspeed.grading.evaluated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import (
     Checkpoint,
@@ -54,7 +55,7 @@ class Trainer:
     Attributes:
         config: the run.
         policy: what is trained.
-        grader: says who is right.
+        grader: says who is right; in training, with ``data.require_evaluated``, restated questions earn nothing.
         train_records: questions to train on.
         evaluate_records: held-out questions; may be empty where nothing is evaluated.
         output: the run's directory.
@@ -71,6 +72,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.method = training_method(self.config.method.name)
+        self.evaluated_only = EvaluatedOnly(self.grader)
         self.checkpoints = self.output / "checkpoints"
         self.total_steps = self.config.trainer.steps * len(self.method.stages)
 
@@ -125,7 +127,7 @@ class Trainer:
         graded = respond_and_grade(
             self.policy,
             records,
-            self.grader,
+            self.evaluated_only if config.data.require_evaluated else self.grader,
             self.method,
             config.method,
             config.rollout,
@@ -140,6 +142,7 @@ class Trainer:
         timing["seconds/update"] = time.perf_counter() - started
         timing["tokens_per_second/rollout"] = float(graded.samples.lengths.sum()) / graded.seconds["rollout"]
         timing |= {f"grading/{name}": value for name, value in self.grader.metrics().items()}
+        timing["grading/unevaluated"] = float(self.evaluated_only.unevaluated)
         metrics = {"stage": float(stage), "lr": lr, **experience_metrics(experience), **update}
         metrics["epoch"] = (step + 1) * config.rollout.prompts / len(self.train_records)
 
