@@ -88,6 +88,8 @@ def _latex_fraction(character: str) -> str:
 
 def _boxes(text: str) -> tuple[list[tuple[int, int]], bool]:
     r"""Where the content of each complete box starts and ends, by their ends, and whether one is never closed."""
+    if "box" not in text:
+        return [], False
     boxes: list[tuple[int, int]] = []
     opened: list[int | None] = []  # per open brace: where its box's content starts, or None for a plain group
     for match in _BRACES.finditer(text):

@@ -9,7 +9,7 @@ _BASED = re.compile(r"\(?\s*([0-9A-Fa-f.]+)\s*\)?(?:\s*_\s*\{?\s*(\d{1,2})\s*\}?
 _BASE_NAMES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _BASE_IN_WORDS = {name: str(base) for base, name in enumerate(_BASE_NAMES, start=2)}
 _TERM = r"\d+(?:\.\d+)?"
-_RATIO = re.compile(rf"{_TERM}(?: ?: ?{_TERM})+")
+_RATIO = re.compile(rf"{_TERM}(?: ?: ?{_TERM}){{1,7}}")
 _AS_FRACTION = re.compile(rf"\\[dtc]?frac ?\{{ ?({_TERM}) ?\}} ?\{{ ?({_TERM}) ?\}}|({_TERM}) ?/ ?({_TERM})")
 
 

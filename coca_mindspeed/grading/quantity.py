@@ -22,7 +22,7 @@ _MAX_UNIT_CHARACTERS = 60
 DECIMAL_TOLERANCE = Fraction(1, 10**6)
 
 # A row break takes both of its backslashes, so that the second one and the blank behind it are not a space.
-_ROW_BREAK = r"(\\\\)(?:\s*\[[^\]&\\]*(?:pt|em|ex|mm|cm)\])?"
+_ROW_BREAK = r"(\\\\)(?: ?\[[\d. -]{0,9}(?:pt|em|ex|mm|cm)\])?"
 _SPACING = re.compile(
     _ROW_BREAK + r"|\\[,;:! ]|\\(?:quad|qquad|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<=[^\\\s])~|&nbsp;"
 )
