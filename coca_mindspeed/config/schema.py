@@ -118,6 +118,11 @@ class DataConfig(Section):
     grader_options: dict[str, Any] = Field(
         default_factory=dict, description="the grader's own options; docs/grading.md"
     )
+    require_evaluated: bool = Field(
+        True,
+        description="in training, a mathematical answer that leaves its work undone or restates the question's "
+        "expression earns nothing; evaluations grade by value alone; docs/grading.md",
+    )
     seed: int = Field(
         0, ge=0, le=_LARGEST_SEED, description="draws the embedded data; the run's seed draws the order of questions"
     )

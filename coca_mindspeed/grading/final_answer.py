@@ -49,6 +49,8 @@ _SYMBOLS = {
     "∞": r"\infty ",
     "≤": r"\le ",
     "≥": r"\ge ",
+    "≈": r"\approx ",
+    "¬": r"\neg ",
     "≠": r"\ne ",
     "∪": r"\cup ",
     "∩": r"\cap ",
@@ -84,12 +86,11 @@ def _latex_fraction(character: str) -> str:
     return rf"\frac{{{numerator}}}{{{denominator}}}" if denominator else character
 
 
-def last_boxed(text: str) -> str | None:
-    r"""Content of the last complete ``\boxed{...}`` or ``\fbox{...}``; of nested ones, the outermost.
-
-    A box that is never closed (the response was cut off) is no answer.
-    """
-    found: str | None = None
+def _boxes(text: str) -> tuple[list[tuple[int, int]], bool]:
+    r"""Where the content of each complete box starts and ends, by their ends, and whether one is never closed."""
+    if "box" not in text:
+        return [], False
+    boxes: list[tuple[int, int]] = []
     opened: list[int | None] = []  # per open brace: where its box's content starts, or None for a plain group
     for match in _BRACES.finditer(text):
         token = match[0]
@@ -98,10 +99,35 @@ def last_boxed(text: str) -> str | None:
         elif token == "}":
             start = opened.pop() if opened else None
             if start is not None:
-                found = text[start : match.start()]
+                boxes.append((start, match.start()))
         elif token.endswith("{") and len(token) > 2:
             opened.append(match.end())
-    return found
+    return boxes, any(start is not None for start in opened)
+
+
+def last_boxed(text: str) -> str | None:
+    r"""Content of the last complete ``\boxed{...}`` or ``\fbox{...}``; of nested ones, the outermost.
+
+    A box that is never closed (the response was cut off) is no answer.
+    """
+    boxes, _ = _boxes(text)
+    return text[slice(*boxes[-1])] if boxes else None
+
+
+def is_cut_off(response: str) -> bool:
+    """Whether a response opens a box, closes none, and so has not said its answer."""
+    boxes, unclosed = _boxes(response)
+    return unclosed and not boxes
+
+
+def without_boxes(text: str) -> str:
+    """Content of the last complete box, of the last one inside of that, and so on; without a box, the text."""
+    start, end = 0, len(text)
+    # By falling ends: the first box that lies within the one before is the last one in it.
+    for inner_start, inner_end in reversed(_boxes(text)[0]):
+        if start <= inner_start and inner_end <= end:
+            start, end = inner_start, inner_end
+    return text[start:end]
 
 
 def final_answer(response: str, boxed_only: bool = False) -> str | None:
@@ -109,15 +135,16 @@ def final_answer(response: str, boxed_only: bool = False) -> str | None:
 
     In this order: the last complete ``\boxed{}``; what follows the last "answer is" or "answer:" on its line; the
     last formula between dollars or ``\(...\)``; the last number.  The last three look at the last 2,000 characters
-    only.
+    only, and only if no box was opened: a response that was cut off inside of its box has not said its answer.
 
     Args:
         response: the answer segment of a response.
         boxed_only: accept nothing but a box.
     """
-    if (boxed := last_boxed(response)) is not None:
-        return boxed.strip() or None
-    if boxed_only:
+    boxes, unclosed = _boxes(response)
+    if boxes:
+        return response[slice(*boxes[-1])].strip() or None
+    if boxed_only or unclosed:
         return None
     tail = plain_characters(response[-_TAIL_CHARACTERS:])
     phrases = list(_PHRASE.finditer(tail))

@@ -3,6 +3,7 @@
 import functools
 import logging
 import re
+import sys
 from typing import Any
 
 import sympy
@@ -52,6 +53,8 @@ _WARM_UP = (
 
 def warm_up() -> None:
     """Build the parser's tables before the first clock starts, and silence math-verify's note on its limits."""
+    if hasattr(sys, "set_int_max_str_digits"):  # Python's own guard against long integers; here the pool's limit is one
+        sys.set_int_max_str_digits(0)
     logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     for text in _WARM_UP:
         parse_latex(text)

@@ -10,23 +10,23 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.final_answer import final_answer
-from coca_mindspeed.grading.quantity import TEXT, Answer, assigned_number, read_answer, same_number, units_agree
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.grading.final_answer import final_answer, is_cut_off
+from coca_mindspeed.grading.notation import same_digits, same_ratio
+from coca_mindspeed.grading.quantity import Answer, assigned_number, read_answer, same_number, units_agree
 from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
+from coca_mindspeed.grading.words import choice, chosen, is_phrase, is_words, plain_text, same_words
 from coca_mindspeed.grading.workers import TaskResult, Workers
 
 # No answer of a benchmark comes near; the cost of parsing grows much faster than the length.
 MAX_ANSWER_CHARACTERS = 2_000
+MAX_DEPTH = 50
+# Of an answer that has to be parsed: no other form of a short gold answer is longer, and a batch of such would take
+# the workers minutes.
+_MAX_PARSED_CHARACTERS = 400
 _MAX_WORKERS = 16
 
-_WORDS = re.compile(r"[A-Za-z]{2,}(?:[ ,'-]+[A-Za-z]+)*")
-_MATH_WORDS = re.compile(
-    r"\b(?:sin|cos|tan|cot|sec|csc|arc\w+|log|ln|exp|sqrt|pi|inf|infinity|gcd|lcm|max|min|mod|and|or)\b", re.IGNORECASE
-)
-_CHOICE = re.compile(r"\(?\s*([A-Za-z])\s*\)?")
-_CHOICE_WITH_TEXT = re.compile(r"(?:\(\s*([A-H])\s*\)|([A-H])[).:])\s*[^()]+")
-
-_BASED = re.compile(r"([0-9A-Fa-f.]+)(?:\s*_\s*\{?\s*(\d{1,3})\s*\}?)?")
+_BRACKETS = re.compile(r"[{}()\[\]]")
 
 _RIGHT, _WRONG = Verdict(Outcome.RIGHT), Verdict(Outcome.WRONG)
 
@@ -71,10 +71,18 @@ class MathGrader:
         """Any record can be graded; an answer whose gold one cannot be read is ungradable, and counted."""
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        """Grade responses, or bare final answers; see :class:`~coca_mindspeed.grading.verdict.Grader`."""
+        """Grade responses, or bare final answers; see :class:`~coca_mindspeed.grading.verdict.Grader`.
+
+        Raises:
+            DataError: a gold answer is empty, too long or too deeply nested; nothing has been graded then.
+        """
         started = time.perf_counter()
+        _check_golds(records)
         finals = self.final_answers(answers)
         verdicts = self._verdicts([(record.answer, final) for record, final in zip(records, finals, strict=True)])
+        for index, (final, answer) in enumerate(zip(finals, answers, strict=True)):
+            if final is None and is_cut_off(answer):
+                verdicts[index] = Verdict(Outcome.UNGRADABLE, "its box is never closed")
         self._tally.add(verdicts, time.perf_counter() - started)
         return verdicts
 
@@ -119,16 +127,17 @@ class MathGrader:
             gold, final = pair
             if final is None:
                 decided[pair] = Verdict(Outcome.WRONG, "no answer was found")
-            elif len(final) > MAX_ANSWER_CHARACTERS or len(gold) > MAX_ANSWER_CHARACTERS:
-                which = "answer" if len(final) > MAX_ANSWER_CHARACTERS else "gold answer"
-                decided[pair] = Verdict(Outcome.UNGRADABLE, f"the {which} is over {MAX_ANSWER_CHARACTERS} characters")
+            elif problem := _unreadable(gold) or _unreadable(final):
+                decided[pair] = Verdict(Outcome.WRONG, problem)
             else:
                 answer = read_answer(final)
                 verdict = plain_verdict(golds[gold], answer)
-                if verdict is None:
-                    symbolic[pair] = (golds[gold].body, answer.body)
-                else:
+                if verdict is not None:
                     decided[pair] = verdict
+                elif len(answer.body) > max(_MAX_PARSED_CHARACTERS, 2 * len(golds[gold].body)):
+                    decided[pair] = Verdict(Outcome.WRONG, "it is far longer than the gold answer")
+                else:
+                    symbolic[pair] = (golds[gold].body, answer.body)
         decided.update(self._symbolic_verdicts(symbolic))
         return [decided[pair] for pair in pairs]
 
@@ -138,6 +147,19 @@ class MathGrader:
         unique = list(dict.fromkeys(bodies.values()))
         verdicts = dict(zip(unique, map(_verdict, self._workers.map(_compare, unique)), strict=True))
         return [(pair, verdicts[body]) for pair, body in bodies.items()]
+
+
+def _check_golds(records: Sequence[Record]) -> None:
+    problems: dict[str, str] = {}
+    for record in records:
+        if record.answer not in problems:
+            problem = _unreadable(record.answer)
+            problems[record.answer] = problem or ("" if record.answer.strip() else "it is empty")
+        if problem := problems[record.answer]:
+            raise DataError(
+                f"record {record.id!r} of {record.dataset!r}: the gold answer {record.answer[:60]!r} cannot be used: "
+                f"{problem}"
+            )
 
 
 def _verdict(result: TaskResult[tuple[Outcome, str]]) -> Verdict:
@@ -151,15 +173,29 @@ def _task_problem(result: TaskResult[str]) -> str:
     return f"it cannot be parsed: {result.detail}" if result.value is None else result.value
 
 
+def _unreadable(text: str) -> str:
+    """Why a text is not even looked at, or ``""``: what is too long or too deep cannot be parsed in reasonable time."""
+    if len(text) > MAX_ANSWER_CHARACTERS:
+        return f"it is over {MAX_ANSWER_CHARACTERS} characters"
+    depth = 0
+    for bracket in _BRACKETS.findall(text):
+        depth += 1 if bracket in "{([" else -1
+        if depth > MAX_DEPTH:
+            return f"its brackets are more than {MAX_DEPTH} deep"
+    return ""
+
+
 def _plain_gold_problem(gold: str) -> str | None:
     """Why a gold answer is bad, ``""`` if the exact path can use it, None if the parser has to be asked."""
-    if len(gold) > MAX_ANSWER_CHARACTERS:
-        return f"it is over {MAX_ANSWER_CHARACTERS} characters"
+    if problem := _unreadable(gold):
+        return problem
     answer = read_answer(gold)
     if not answer.body:
         return "it is empty"
-    plain = answer.value is not None or assigned_number(answer) or _is_words(answer.body) or _choice(answer.body)
-    return "" if plain else None
+    text = plain_text(answer.body)
+    if answer.value is not None or assigned_number(answer):
+        return ""
+    return "" if is_words(text) or is_phrase(text) or choice(text) else None
 
 
 def plain_verdict(gold: Answer, answer: Answer) -> Verdict | None:
@@ -168,19 +204,29 @@ def plain_verdict(gold: Answer, answer: Answer) -> Verdict | None:
         return Verdict(Outcome.UNGRADABLE, "the gold answer is empty") if not gold.body else _WRONG
     if not units_agree(gold, answer):
         return Verdict(Outcome.WRONG, f"the unit is {answer.unit}, not {gold.unit}")
+    if (ratio := same_ratio(gold.body, answer.body)) is not None:
+        return _RIGHT if ratio else _WRONG
     if gold.value is not None and answer.value is not None:
         return _RIGHT if same_number(gold, answer) else _WRONG
-    if (bases := _base_verdict(gold.body, answer.body)) is not None:
-        return bases
+    if (digits := same_digits(gold.body, answer.body)) is not None:
+        return _RIGHT if digits else _WRONG
     if gold.percent == answer.percent and _spelling(gold.body) == _spelling(answer.body):
-        return _RIGHT
+        # "no on" is not "noon", but "x y" is "xy".
+        words = is_words(gold.body) and is_words(answer.body)
+        return _RIGHT if not words or same_words(gold.body, answer.body) else _WRONG
     if (verdict := _assigned_verdict(gold, answer)) is not None:
         return verdict
-    if choice := _choice(gold.body):
-        return _choice_verdict(choice, answer.body)
-    if _is_words(gold.body):
-        return _RIGHT if _words(gold.body) == _words(answer.body) else _WRONG
-    if _is_words(answer.body) and gold.value is not None:
+    return _verbal_verdict(gold, answer)
+
+
+def _verbal_verdict(gold: Answer, answer: Answer) -> Verdict | None:
+    wanted, given = plain_text(gold.body), plain_text(answer.body)
+    if letter := choice(wanted):
+        chose = chosen(given)
+        return None if chose is None else _RIGHT if chose == letter else _WRONG
+    if is_words(wanted) or (gold.value is None and is_phrase(wanted)):
+        return _RIGHT if same_words(wanted, given) else _WRONG
+    if is_words(given) and gold.value is not None:
         return _WRONG
     return None
 
@@ -194,38 +240,6 @@ def _assigned_verdict(gold: Answer, answer: Answer) -> Verdict | None:
     return None
 
 
-def _base_verdict(gold: str, answer: str) -> Verdict | None:
-    """``1011_2``: the same digits and the same base; a base that one side leaves out is the other's."""
-    match, other = _BASED.fullmatch(gold), _BASED.fullmatch(answer)
-    if match is None or other is None or (match[2] is None and other[2] is None):
-        return None
-    same_base = match[2] is None or other[2] is None or int(match[2]) == int(other[2])
-    return _RIGHT if same_base and match[1].lower() == other[1].lower() else _WRONG
-
-
 def _spelling(body: str) -> str:
-    return re.sub(r"\\[dtc]frac", r"\\frac", body).replace(" ", "")
-
-
-def _is_words(body: str) -> bool:
-    return _WORDS.fullmatch(body) is not None and _MATH_WORDS.search(body) is None
-
-
-def _words(body: str) -> str:
-    return re.sub(r"[^a-z]+", " ", body.casefold()).strip()
-
-
-def _choice(body: str) -> str | None:
-    match = _CHOICE.fullmatch(body)
-    return match[1] if match else None
-
-
-def _choice_verdict(gold: str, body: str) -> Verdict | None:
-    """A single letter, as of a multiple choice: the same letter, alone or before its option's text."""
-    body = re.sub(TEXT, r"\1", body)
-    given = _choice(body)
-    if given is None and (match := _CHOICE_WITH_TEXT.fullmatch(body)):
-        given = match[1] or match[2]
-    if given is None:
-        return None
-    return _RIGHT if given == gold else _WRONG
+    # Two digits with a blank between them are two numbers.
+    return re.sub(r"(?<!\d) | (?!\d)", "", re.sub(r"\\[dtc]frac", r"\\frac", body))

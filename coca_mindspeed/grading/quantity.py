@@ -1,24 +1,31 @@
 r"""The fast exact path of math grading: numbers, with their units, read without evaluating anything.
 
 Most answers are integers, decimals and simple fractions.  They are compared here as exact rationals, in the calling
-process and in microseconds; whatever this page does not understand is left to :mod:`.symbolic`.
+process, in time linear in their length; whatever this page does not understand is left to :mod:`.symbolic`.
 """
 
 import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from coca_mindspeed.grading.final_answer import last_boxed, plain_characters
-from coca_mindspeed.grading.units import canonical_unit, currency_unit, may_be_unit
+from coca_mindspeed.grading.final_answer import plain_characters, without_boxes
+from coca_mindspeed.grading.units import canonical_unit, currency_unit, is_known_unit, may_be_unit
 
 # Longer numbers go to the workers: the cost of int() grows with the square of the length, and 1e999999999 fills memory.
 _MAX_DIGITS = 200
 _MAX_EXPONENT = 200
 
+# A unit is short; looking for one from every letter of a long text would be quadratic.
+_MAX_UNIT_CHARACTERS = 60
+
 # A decimal stands for an exact value that it cannot write (1/3, the root of 2) if it is within one part in a million.
 DECIMAL_TOLERANCE = Fraction(1, 10**6)
 
-_SPACING = re.compile(r"\\[,;:! ]|\\(?:quad|qquad|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<!\\)~|&nbsp;")
+# A row break takes both of its backslashes, so that the second one and the blank behind it are not a space.
+_ROW_BREAK = r"(\\\\)(?: ?\[[\d. -]{0,9}(?:pt|em|ex|mm|cm)\])?"
+_SPACING = re.compile(
+    _ROW_BREAK + r"|\\[,;:! ]|\\(?:quad|qquad|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<=[^\\\s])~|&nbsp;"
+)
 _SIZING = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*\.?")
 _DOLLARS = re.compile(r"(?<!\\)\$")
 TEXT = r"\\(?:text|textrm|textbf|textit|textnormal|mathrm|mathbf|mathit|mbox|rm|operatorname)\s*\{([^{}]*)\}"
@@ -27,11 +34,20 @@ _EMPTY_TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{\s*\}")
 _BARE_ARGUMENT = re.compile(r"\\(vec|hat|bar|overline|mathbf)\s+([a-zA-Z])(?![a-zA-Z])")
 _TRAILING_TEXT = re.compile(rf"\s*{TEXT}\s*(?:\^\s*\{{?\s*(\d)\s*\}}?)?$")
 _TRAILING_WORD = re.compile(r"(?<![a-zA-Z\\{])\s*([a-zA-Z]+(?:[ /][a-zA-Z]+)*)\s*(?:\^\s*\{?\s*(\d)\s*\}?)?$")
+_ENDS_IN_OPERATOR = re.compile(r"[,=<>+\-*^_(]\s*$")
 _FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _DEGREES = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})$")
 _PERCENT = re.compile(r"\s*(?:\\?%|\\%|\b(?:percent|per cent|pct|percentage))$", re.IGNORECASE)
-_CURRENCY = re.compile(r"^([-+]?)\s*(\\\$|[$€£¥₹]|(?:USD|EUR|GBP|Rs)(?![a-zA-Z]))\s*", re.IGNORECASE)
-_THOUSANDS = re.compile(r"^[-+]?[1-9]\d{0,2}(?:(?:,|\{,\})\d{3})+(?:\.\d*)?$")
+_CURRENCY = re.compile(r"^([-+]?)\s*(\\\$|[$€£¥₹]|(?:USD|EUR|GBP|Rs)(?![a-zA-Z])\.?)\s*", re.IGNORECASE)
+_CURRENCY_IN_TEXT = re.compile(r"^\\text\s*\{\s*(\\?\$|[€£¥₹]|USD|EUR|GBP|Rs\.?)\s*\}\s*", re.IGNORECASE)
+# What introduces a value and says nothing about it.
+_LEAD_WORDS = r"(?:about|approximately|approx\.?|roughly|around|nearly|exactly|equals|therefore|thus|hence|so|is)"
+_LEAD = re.compile(
+    rf"^(?:=|~(?=\s*[-+\d$])|\\(?:approx|simeq|therefore|implies|Rightarrow)(?![a-zA-Z])|\\text\s*\{{\s*{_LEAD_WORDS}\s*,?\s*\}}"
+    rf"|{_LEAD_WORDS}(?:\s*,)?\s+(?=[-+\d.$\\]))\s*(?=\S)",
+    re.IGNORECASE,
+)
+_THOUSANDS = re.compile(r"^[-+]?[1-9]\d{0,2}(?:(?:(?:,|\{,\})\d{3})+|(?: \d{3})+)(?:\.\d*)?$")
 _THOUSANDS_SPACED = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\}|,\\!)\s*(?=\d{3}(?!\d))")
 _ASSIGNED = re.compile(r"^\\?[a-zA-Z](?:_\{?\w\}?)?\s*=\s*(?!.*[=<>])(.+)$", re.DOTALL)
 
@@ -100,12 +116,11 @@ def assigned_number(answer: Answer) -> Answer | None:
 
 def clean_latex(text: str) -> str:
     r"""Drop what only changes the looks: spacing, sizing, dollars, a full stop, a box or ``\text{}`` around it all."""
-    text = plain_characters(text)
-    while (inner := last_boxed(text)) is not None:
-        text = inner
+    text = without_boxes(plain_characters(text))
     text = _THOUSANDS_SPACED.sub("", text.strip())
-    text = _SPACING.sub(" ", text)
+    text = _SPACING.sub(_row_break_or_blank, text)
     text = _SIZING.sub("", text)
+    text = _CURRENCY_IN_TEXT.sub(lambda match: match[1] + " ", text)
     if not _CURRENCY.match(text) or text.endswith("$"):
         text = _DOLLARS.sub("", text)
     text = text.strip().strip("*`").strip()
@@ -115,23 +130,36 @@ def clean_latex(text: str) -> str:
     text = _EMPTY_TEXT.sub("", text)
     text = text.replace("\\langle", "(").replace("\\rangle", ")").replace("\\varnothing", "\\emptyset")
     text = _BARE_ARGUMENT.sub(r"\\\1{\2}", text)
+    for _ in range(2):  # "\therefore \approx 7", and no more
+        text = _LEAD.sub("", text)
     if whole := _ALL_TEXT.match(text):
         text = whole[1].strip()
-    return re.sub(r"\s+", " ", text).strip()
+    return " ".join(text.split())
+
+
+def _row_break_or_blank(match: re.Match[str]) -> str:
+    return match[1] or " "
 
 
 def _split_unit(body: str) -> tuple[str, str | None]:
     if (match := _DEGREES.search(body)) and not _FUNCTION.search(body):
         return body[: match.start()].strip(), "degree"
-    if (match := _TRAILING_TEXT.search(body)) and match.start() > 0:
+    end = max(0, len(body) - _MAX_UNIT_CHARACTERS)
+    if (match := _TRAILING_TEXT.search(body, end)) and match.start() > 0:
         name = match[1].strip()
         # After an operator or a comma the text is an operand or an element of a list.
-        if may_be_unit(name) and not re.search(r"[,=<>+\-*^_(]\s*$", body[: match.start()]):
+        if may_be_unit(name) and not _ENDS_IN_OPERATOR.search(body[: match.start()]):
             return body[: match.start()].strip(), canonical_unit(name, match[2])
         return body, None
-    if (match := _TRAILING_WORD.search(body)) and _exact(number := body[: match.start()].strip())[0] is not None:
+    if match := _TRAILING_WORD.search(body, end):
+        number = body[: match.start()].strip()
         spaced = body[: match.start(1)].endswith(" ")
-        if may_be_unit(match[1], spaced):
+        if _exact(number)[0] is not None:
+            if may_be_unit(match[1], spaced):
+                return number, canonical_unit(match[1], match[2])
+        elif (
+            spaced and is_known_unit(match[1]) and re.search(r"[\d\\]", number) and not _ENDS_IN_OPERATOR.search(number)
+        ):
             return number, canonical_unit(match[1], match[2])
     return body, None
 
@@ -143,7 +171,7 @@ def _exact(body: str) -> tuple[Fraction | None, bool]:
     if len(body) > _MAX_DIGITS or not body.isascii():
         return None, False
     if _THOUSANDS.match(body):
-        body = body.replace("{,}", "").replace(",", "")
+        body = body.replace("{,}", "").replace(",", "").replace(" ", "")
     if match := _PLAIN.match(body):
         exponent = int(match[3] or 0)
         if abs(exponent) > _MAX_EXPONENT:

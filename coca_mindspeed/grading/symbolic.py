@@ -8,6 +8,8 @@ limits are signals of the main thread and are off; the pool in :mod:`.workers` k
 
 import hashlib
 import random
+import re
+from collections import Counter
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -27,6 +29,11 @@ _AGREEMENT = sympy.Float("1e-25", _DIGITS)
 # 0.333333 is exactly one part in a million from a third: a hair more than that, for the rounding of 40 digits.
 _ROUNDING = sympy.Rational(DECIMAL_TOLERANCE) * (1 + sympy.Rational(1, 10**20))
 _POINTS = 3
+# Signs that the parser passes over: 5' and 5_2 and 5\\ldots would all be 5.
+_DROPPED = re.compile(r"""['"?]|\\[lc]?dots[a-z]?(?![a-zA-Z])|\.\.\.|\d\s*_""")
+# A comma inside of brackets is no separator of elements, and what follows "or" may be one.
+_SEVERAL = re.compile(r"\\pm|\\mp|[(\[]|(?<![a-z])(?:or|and)(?![a-z])")
+_PRIMES = re.compile(r"(?<=[a-zA-Z])'")
 _UNEVALUATED = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
 
 
@@ -38,6 +45,10 @@ def gold_problem(text: str) -> str:
 def compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
     """Compare ``(gold, answer)``, both LaTeX without units, and say why where it is not plain."""
     gold_text, answer_text = pair
+    if Counter(_DROPPED.findall(answer_text)) - Counter(_DROPPED.findall(gold_text)):
+        return Outcome.WRONG, "it holds what the parser would drop and the gold answer does not have"
+    if "=" not in gold_text and len(_PRIMES.findall(gold_text)) != len(_PRIMES.findall(answer_text)):
+        return Outcome.WRONG, "another derivative"
     gold = parse_latex(gold_text)
     if gold is None:
         return Outcome.UNGRADABLE, "the gold answer cannot be parsed as mathematics"
@@ -46,6 +57,8 @@ def compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
         return Outcome.UNGRADABLE, "the answer cannot be parsed as mathematics"
     if (exact := _same_exact_number(gold, gold_text, answer, answer_text)) is not None:
         return (Outcome.RIGHT if exact else Outcome.WRONG), "as exact numbers"
+    if _repeated(gold, gold_text) and not _same_repetitions(gold_text, answer_text):
+        return Outcome.WRONG, "the repeated elements differ"
     if not _is_relation(gold) and _is_relation(answer) and not _states_a_value(answer):
         return Outcome.WRONG, "an equation that does not say what the value is"
     agree = _agree(gold, answer)
@@ -58,6 +71,22 @@ def compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
     if not same and (solutions := [_solutions(side) for side in (gold, answer)])[0] is not None:
         same = solutions[0] == solutions[1]
     return (Outcome.RIGHT if same else Outcome.WRONG), ""
+
+
+def _repeated(gold: Any, text: str) -> bool:
+    """Whether a list names an element twice, which the parser's set forgets."""
+    return isinstance(gold, sympy.FiniteSet) and not _SEVERAL.search(text) and len(text.split(",")) > len(gold)
+
+
+def _same_repetitions(gold_text: str, answer_text: str) -> bool:
+    sides = [[parse_latex(part) for part in text.strip("\\{} ").split(",")] for text in (gold_text, answer_text)]
+    left = sides[1]
+    for element in sides[0]:
+        place = next((n for n, other in enumerate(left) if other == element or _agree(element, other)), None)
+        if place is None:
+            return False
+        del left[place]
+    return not left
 
 
 def _is_relation(expression: Any) -> bool:

@@ -34,6 +34,8 @@ _NAMES = {
     "cent": "cent cents",
     "euro": "euro euros EUR",
     "rupee": "rupee rupees Rs",
+    "am": "am AM a.m A.M",
+    "pm": "pm PM p.m P.M",
 }
 _UNITS = {name: unit for unit, names in _NAMES.items() for name in names.split()}
 _PER = {("mi", "h"): "mph", ("km", "h"): "km/h", ("m", "s"): "m/s"}
@@ -43,14 +45,32 @@ _CURRENCIES = {"$": "dollar", "\\$": "dollar", "usd": "dollar", "€": "euro", "
 # Without a space, letters after a number are a unit only if they can be nothing else: 12cm, but not 12m.
 _SAFE_WITHOUT_SPACE = {"cm", "mm", "km", "kg", "mg", "ml", "mL", "ft", "lb", "lbs", "oz", "mph", "min", "hr"}
 
-# Words after a number that change its value: never a unit.
-_CHANGES_THE_VALUE = """
-half halves third thirds fourth fourths quarter quarters fifth fifths sixth sixths seventh sevenths eighth eighths
-ninth ninths tenth tenths hundredth hundredths thousandth thousandths millionth millionths hundred hundreds thousand
-thousands million millions billion billions trillion trillions dozen dozens score squared cubed factorial over plus
-minus times divided multiplied by or and to of mod modulo choose base root power per more less than not
+# Words after a number that change its value, take it back or belong to a date: never a unit.  Number words are made of
+# few stems, so that their grammar is listed and not each of them.
+_OPERATIONS = """
+squared cubed factorial over plus minus times divided multiplied by mod modulo choose base root power raised exponent
+exponential point dot decimal comma half halves third thirds quarter quarters dozen dozens score gross lakh lakhs crore
+crores twice thrice double triple quadruple fold reciprocal inverse binary octal hex hexadecimal percent
 """
-_NOT_UNITS = frozenset(_CHANGES_THE_VALUE.split())
+_SENTENCES = """
+and or nor to of more less fewer greater than least most not no never none neither either maybe perhaps possibly is isn
+are was be cannot if unless when except without but instead rather wrong incorrect false negative imaginary prime
+"""
+_DATES = """
+january february march april may june july august september october november december
+monday tuesday wednesday thursday friday saturday sunday bc bce ad ce
+"""
+_NOT_UNITS = frozenset((_OPERATIONS + _SENTENCES + _DATES).split())
+_NUMBER_WORD = re.compile(
+    r"""(?:zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|\w+teen|hundred|thousand|\w*illion|\w*illiard
+    |googol\w*)(?:e?s|ths?)?
+    |(?:twen|thir|for|four|fif|six|seven|eigh|nine)t(?:y|ies|ieths?)
+    |(?:fif|eigh|nin|twelf)ths?
+    |\w+(?:fold|uple|upled)""",
+    re.VERBOSE,
+)
+# "5 doubled", "5 inverted": what was done to a number is no thing that is counted.
+_DONE_TO_IT = re.compile(r"(?!\w*eed$)\w{3,}ed")
 
 
 def may_be_unit(name: str, spaced: bool = True) -> bool:
@@ -62,11 +82,23 @@ def may_be_unit(name: str, spaced: bool = True) -> bool:
     """
     if re.fullmatch(r"[a-zA-Z][a-zA-Z /.^23]*", name) is None:
         return False
-    words = name.lower().split()
+    words = name.lower().replace("/", " ").split()
     power_of_unit = len(words) == 2 and words[0] in _UNITS and words[1] in ("squared", "cubed")
-    if not power_of_unit and "per" not in words[1:-1] and not _NOT_UNITS.isdisjoint(words):
+    if not power_of_unit and (any(map(_changes_the_value, words)) or _DONE_TO_IT.fullmatch(words[-1])):
         return False
     return name in _SAFE_WITHOUT_SPACE or (spaced and (name in _UNITS or len(name) >= 3))
+
+
+def _changes_the_value(word: str) -> bool:
+    return word in _NOT_UNITS or _NUMBER_WORD.fullmatch(word) is not None
+
+
+def is_known_unit(name: str) -> bool:
+    """Whether words can only be a unit, even behind an expression, where a single letter would be a variable."""
+    return len(name) > 1 and all(
+        word in ("per", "unit", "units") or word in _POWER_WORDS or (len(word) > 1 and word != "in" and _lookup(word))
+        for word in name.split()
+    )
 
 
 def canonical_unit(name: str, power: str | None = None) -> str:
@@ -88,4 +120,5 @@ def _lookup(word: str) -> str:
 
 
 def currency_unit(symbol: str) -> str:
-    return _CURRENCIES.get(symbol.lower(), symbol.lower())
+    symbol = symbol.lower().removesuffix(".")
+    return _CURRENCIES.get(symbol, symbol)

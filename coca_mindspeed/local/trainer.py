@@ -17,6 +17,7 @@ from coca_mindspeed.evaluation.learning_signal import NO_SIGNAL_STEPS, learning_
 from coca_mindspeed.evaluation.metrics import CalibrationMetrics, calibration_metrics
 from coca_mindspeed.evaluation.plots import reliability_image
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
+from coca_mindspeed.grading.evaluated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import Checkpoint, export_model, list_checkpoints, save_checkpoint
 from coca_mindspeed.local.evaluate import predict
@@ -42,7 +43,7 @@ class Trainer:
     Attributes:
         config: the run.
         policy: what is trained.
-        grader: says who is right.
+        grader: says who is right; in training, with ``data.require_evaluated``, restated questions earn nothing.
         train_records: questions to train on.
         evaluate_records: held-out questions; may be empty where nothing is evaluated.
         output: the run's directory.
@@ -61,6 +62,7 @@ class Trainer:
 
     def __post_init__(self) -> None:
         self.method = training_method(self.config.method.name)
+        self.evaluated_only = EvaluatedOnly(self.grader)
         self.checkpoints = self.output / "checkpoints"
         self.total_steps = self.config.trainer.steps * len(self.method.stages)
         self._progress = TrainingProgress(self.total_steps, enabled=False)
@@ -162,7 +164,7 @@ class Trainer:
         graded = respond_and_grade(
             self.policy,
             records,
-            self.grader,
+            self.evaluated_only if config.data.require_evaluated else self.grader,
             self.method,
             config.method,
             config.rollout,
@@ -177,6 +179,7 @@ class Trainer:
         timing["seconds/update"] = time.perf_counter() - started
         timing["tokens_per_second/rollout"] = float(graded.samples.lengths.sum()) / graded.seconds["rollout"]
         timing |= {f"grading/{name}": value for name, value in self.grader.metrics().items()}
+        timing["grading/unevaluated"] = float(self.evaluated_only.unevaluated)
         metrics = {"stage": float(stage), "lr": lr, **experience_metrics(experience), **update}
         metrics["epoch"] = (step + 1) * config.rollout.prompts / len(self.train_records)
 

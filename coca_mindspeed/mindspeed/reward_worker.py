@@ -5,6 +5,7 @@ It stands where MindSpeed-RL's ``RuleReward`` would, one actor on each node, wit
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import GradingError
+from coca_mindspeed.grading.evaluated import EvaluatedOnly
 from coca_mindspeed.judging.batch_metrics import grading_metrics
 from coca_mindspeed.judging.responses import JudgedResponses, ResponseJudge
 from coca_mindspeed.mindspeed import columns
@@ -82,6 +84,11 @@ class RewardWorker:
             grader=build_verifier(rl_config, settings.grading),
             max_confidence_tokens=settings.max_confidence_tokens,
         )
+        self._training_responses = (
+            replace(self._responses, grader=EvaluatedOnly(self._responses.grader))
+            if settings.require_evaluated
+            else self._responses
+        )
         self._train_records = RecordLookup(
             megatron_config.data_path, self._tokenizer, megatron_config.dataset_additional_keys
         )
@@ -111,7 +118,7 @@ class RewardWorker:
         ):
             start = time.time()
             check_groups(rows.indexes, group)
-            judged = self._judge(rows)
+            judged = self._judge(rows, self._training_responses)
             put(
                 self._dock,
                 {
@@ -140,7 +147,7 @@ class RewardWorker:
         self._check_initialised()
         self._lookup = RecordLookup(eval_data, self._tokenizer, [columns.RECORD])
         try:
-            judged = self._judge(Rows(columns_, indexes))
+            judged = self._judge(Rows(columns_, indexes), self._responses)
         finally:
             self._lookup = self._train_records
         return {
@@ -154,8 +161,8 @@ class RewardWorker:
         if self._failure is not None:
             raise GradingError(f"the reward worker could not be initialised: {self._failure}") from self._failure
 
-    def _judge(self, rows: Rows) -> JudgedResponses:
-        return self._responses(
+    def _judge(self, rows: Rows, responses: ResponseJudge) -> JudgedResponses:
+        return responses(
             rows.padded("responses").to(torch.int64),
             rows.scalars("response_length").to(torch.int64),
             self._lookup(rows),

@@ -54,6 +54,7 @@ class CocaSettings(_Section):
     metrics_file: bool = Field(True, description="write every iteration's metrics to output_dir/metrics.jsonl")
 
     grading: dict[str, Any] = Field(default_factory=dict, description="options of the graders; see docs/grading.md")
+    require_evaluated: bool = Field(True, description="a restated question earns nothing in training; docs/grading.md")
     rollout_log_probs: bool = Field(True, description="measure the gap between rollout and training log-probabilities")
     stall_timeout: float = Field(3600.0, gt=0, description="seconds without any progress after which a stage gives up")
 

@@ -57,7 +57,27 @@ def test_stated_fact(answer: str, expected: str) -> None:
         ("Arthur Conan Doyle", True, True),
         ("arthur conan doyle.", True, True),
         ("The answer is A. Conan Doyle.", True, True),
-        ("Arthur Conan Doyle. He wrote many books.", True, True),
+        ("Arthur Conan Doyle. He wrote many books.", False, True),  # exact: nothing else on the line
+        ("Arthur Conan Doyle\nbecause he invented Holmes", True, True),
+        ("Arthur Conan Doyle. Agatha Christie", False, False),
+        ("Arthur Conan Doyle? Or maybe Agatha Christie?", False, False),
+        ("Arthur Conan Doyle\nAgatha Christie", False, False),
+        ("Arthur Conan Doyle\nOr it could have been Agatha Christie", False, False),
+        ("Arthur Conan Doyle\nActually it was Agatha Christie", False, False),
+        ("The answer is Arthur Conan Doyle.\nAgatha Christie", False, False),
+        ("Not Arthur Conan Doyle", False, False),
+        ("It wasn't Arthur Conan Doyle", False, False),
+        ("anyone other than Arthur Conan Doyle", False, False),
+        ("It is false that it was Arthur Conan Doyle", False, False),
+        ("Arthur Conan Doyle or Agatha Christie", False, False),
+        ("Arthur Conan Doyle and Agatha Christie", False, False),
+        ("Arthur Conan Doyle, Agatha Christie, Dorothy Sayers", False, False),
+        ("Arthur Conan Doyle/Agatha Christie", False, False),
+        ("Arthur Conan Doyle (Agatha Christie)", False, False),
+        ("Arthur Conan Doyle Agatha Christie", False, False),
+        (r"\boxed{Arthur Conan Doyle", False, False),
+        ("Yes, it was Arthur Conan Doyle", False, True),
+        ("the famous Arthur Conan Doyle", False, True),
         ("It was Arthur Conan Doyle", False, True),
         ("Arthur Conan Doyleson", False, False),
         ("Conan", False, False),
@@ -70,6 +90,19 @@ def test_grading(answer: str, exact: bool, contains: bool) -> None:
     for match, expected in (("exact", exact), ("contains", contains)):
         verdict = FactualGrader(match).grade([record(ALIASES)], [answer])[0]  # type: ignore[arg-type]
         assert verdict.correct is expected, (match, answer)
+
+
+def test_aliases_may_hold_what_hedges_and_lists_are_made_of() -> None:
+    for alias in ("Romeo and Juliet", "Paris, France", "Or", "Not Fade Away", "To Be or Not to Be"):
+        for match in ("exact", "contains"):
+            assert FactualGrader(match).grade([record([alias])], [alias])[0].correct, alias  # type: ignore[arg-type]
+        assert FactualGrader("contains").grade([record([alias])], [f"It is {alias}."])[0].correct, alias
+
+
+def test_composed_and_decomposed_characters_are_the_same() -> None:
+    for gold, answer in (("Z\u00fcrich", "Zu\u0308rich"), ("Zu\u0308rich", "Z\u00fcrich")):
+        assert FactualGrader().grade([record([gold])], [answer])[0].correct
+    assert not FactualGrader().grade([record(["Z\u00fcrich"])], ["Zurich"])[0].correct
 
 
 def test_an_alias_of_nothing_but_articles_matches_nothing() -> None:

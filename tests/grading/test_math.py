@@ -2,7 +2,8 @@
 
 import csv
 import resource
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.math import MathGrader
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.grading.final_answer import final_answer
+from coca_mindspeed.grading.math import MathGrader, plain_verdict
+from coca_mindspeed.grading.quantity import read_answer
 from coca_mindspeed.grading.verdict import Outcome
 
 PAIRS_FILE = Path(__file__).with_name("math_pairs.tsv")
@@ -51,7 +55,7 @@ def outcomes(grader: MathGrader, pairs: list[tuple[str, str]]) -> list[str]:
 
 
 def test_the_table_of_pairs(grader: MathGrader) -> None:
-    assert len(PAIRS) >= 120
+    assert len(PAIRS) >= 500
     assert len({pair[:2] for pair in PAIRS}) == len(PAIRS)
     found = outcomes(grader, [(gold, answer) for gold, answer, _, _ in PAIRS])
     different = [(*pair, was) for pair, was in zip(PAIRS, found, strict=True) if pair[2] != was]
@@ -142,6 +146,13 @@ def test_the_last_box_counts(grader: MathGrader) -> None:
     answers = [r"First \boxed{7}, no: \boxed{8}.", r"First \boxed{8}, no: \boxed{7}.", r"\boxed{7} and then \boxed{8"]
     verdicts = grader.grade([record("7")] * 3, answers)
     assert [v.correct for v in verdicts] == [False, True, True]
+
+
+def test_a_box_that_is_never_closed_is_no_answer(grader: MathGrader) -> None:
+    for answer in (r"\boxed{42", r"The answer is 42, so $\boxed{42$.", r"42 \boxed{\text{42"):
+        verdict = grader.grade([record("42")], [answer])[0]
+        assert verdict.outcome is Outcome.UNGRADABLE
+        assert "never closed" in verdict.reason
 
 
 def test_each_distinct_answer_is_compared_once(impatient_grader: MathGrader) -> None:
@@ -257,3 +268,79 @@ def test_near_misses(grader: MathGrader, gold: str, answer: str) -> None:
     # A decimal within a millionth of an exact value is right by the rules; all else here is wrong.
     expected = "right" if answer == "3.14159265358979" else "wrong"
     assert outcomes(grader, [(gold, answer)]) == [expected]
+
+
+HOSTILE: dict[str, Callable[[int], str]] = {
+    "slashes": lambda n: f"{n}" + "a/" * 990,
+    "words": lambda n: f"{n}" + " ab" * 660,
+    "braces": lambda n: f"{n}" + "{" * 950 + "}" * 950,
+    "boxes": lambda n: rf"\boxed{{{n}" * 200 + "}" * 200,
+    "commas": lambda n: f"{n}," + "1," * 950,
+    "equalities": lambda n: f"{n}=" + "x=" * 950,
+    "digits": lambda n: f"{n}" + "9" * 1900,
+    "digits in groups": lambda n: f"{n}" + ",999" * 480,
+    "texts": lambda n: f"{n}" + r"\text{a}" * 230,
+    "spaces": lambda n: f"{n}" + r"\ \, " * 300,
+    "row breaks": lambda n: f"{n}" + "\\\\ " * 600,
+    "colons": lambda n: f"{n}" + ":1" * 950,
+    "backslashes": lambda n: f"{n}" + "\\" * 1900,
+    "scales": lambda n: f"{n}" + " million" * 230,
+}
+
+
+def caller_seconds(kind: str, count: int) -> float:
+    """Processor time of the calling process for reading and plainly comparing that many distinct answers."""
+    responses = [rf"\boxed{{{HOSTILE[kind](n)}}}" for n in range(count)]
+    golds = [read_answer(gold) for gold in ("7", r"\text{Tuesday}", "A")]
+    started = time.process_time()
+    for response in responses:
+        answer = read_answer(final_answer(response) or "")
+        for gold in golds:
+            plain_verdict(gold, answer)
+    return time.process_time() - started
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_hostile_answers_cost_the_caller_little(kind: str) -> None:
+    # 2,048 distinct answers make up a step; an eighth of them must take less than an eighth of 8 s.
+    assert caller_seconds(kind, 256) < 1.0
+
+
+def test_a_step_of_hostile_answers_is_graded_in_seconds(impatient_grader: MathGrader) -> None:
+    kinds = list(HOSTILE.values())
+    answers = [rf"\boxed{{{kinds[n % len(kinds)](n)}}}" for n in range(2_048)]
+    timeouts = impatient_grader.metrics()["timeouts"]
+    started = time.process_time()
+    verdicts = impatient_grader.grade([record("7")] * 2_048, answers)
+    assert time.process_time() - started < 6.0
+    assert not any(verdict.correct for verdict in verdicts)
+    assert impatient_grader.metrics()["timeouts"] - timeouts < 5  # a worker sees nearly none of them
+
+
+DEEP = ["(" * 500 + "1" + ")" * 500, "{" * 500 + "1" + "}" * 500, r"\sqrt{" * 200 + "2" + "}" * 200, "9" * 5_000]
+
+
+@pytest.mark.parametrize("text", DEEP, ids=["parentheses", "braces", "roots", "digits"])
+def test_what_is_too_deep_or_too_long_is_wrong_as_an_answer_and_an_error_as_a_gold_one(
+    impatient_grader: MathGrader, text: str
+) -> None:
+    answers = [rf"\boxed{{{text}}}", text, f"The answer is {text}.", rf"\boxed{{{text} million}}"]
+    verdicts = impatient_grader.grade([record("7"), record("x+1"), record("A"), record(r"\text{one}")], answers)
+    assert {verdicts[0].outcome, verdicts[3].outcome} == {Outcome.WRONG}
+    assert not any(verdict.correct for verdict in verdicts)
+    assert impatient_grader.equivalent([(text, text), (text, "7")]) == [False, False]
+    assert impatient_grader.gold_problems([text])[0]
+    with pytest.raises(DataError, match=r"record '1' of 'test': the gold answer .* cannot be used: it"):
+        impatient_grader.grade([record("7"), record(text, 1)], ["7", "7"])
+
+
+@pytest.mark.parametrize("gold", ["", "  "])
+def test_an_empty_gold_answer_is_an_error(impatient_grader: MathGrader, gold: str) -> None:
+    with pytest.raises(DataError, match="it is empty"):
+        impatient_grader.grade([record(gold)], ["7"])
+
+
+def test_long_integers_are_compared_in_the_workers(grader: MathGrader) -> None:
+    # Over 4,300 digits Python refuses to write an integer in decimal unless told otherwise.
+    assert outcomes(grader, [("2^{20000}", "4^{10000}"), ("2^{20000}", "2^{20000}+1")]) == ["right", "wrong"]
+    assert outcomes(grader, [("2^{20000}x", "x 4^{10000}"), ("2^{20000}x", "2^{20001}x")]) == ["right", "wrong"]

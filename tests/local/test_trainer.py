@@ -19,7 +19,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
+from coca_mindspeed.grading.evaluated import EvaluatedOnly
 from coca_mindspeed.local import checkpoint as checkpoint_module
+from coca_mindspeed.local import trainer as trainer_module
 from coca_mindspeed.local.checkpoint import list_checkpoints
 from coca_mindspeed.local.update import update_policy
 from tests.local.models_for_tests import write_random_model
@@ -379,3 +381,28 @@ def test_wandb_and_swanlab_get_every_step(tmp_path, monkeypatch):
         assert all(math.isfinite(value) for _, scalars in steps for value in scalars.values())
         assert "eval/ece" in steps[2][1]
     assert sorted(closed) == ["swanlab", "wandb"]
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_restated_questions_earn_nothing_in_training_and_are_graded_by_value_in_evaluations(
+    tmp_path, monkeypatch, required
+):
+    used = {}
+
+    def remember(name, position):
+        original = getattr(trainer_module, name)
+
+        def call(*arguments):
+            used[name] = arguments[position]
+            return original(*arguments)
+
+        monkeypatch.setattr(trainer_module, name, call)
+
+    remember("respond_and_grade", 2)
+    remember("predict", 2)
+    few = ("warm_up.steps=1", "trainer.steps=1", "evaluation.interval=1")
+    trainer = train(tmp_path / "run", *few, f"data.require_evaluated={str(required).lower()}")
+    assert isinstance(used["respond_and_grade"], EvaluatedOnly) is required
+    trainer.evaluate(trainer.evaluate_records[:2], "after")
+    assert used["predict"] is trainer.grader
+    assert rows(tmp_path / "run" / "timing.jsonl")[0]["grading/unevaluated"] == 0.0

@@ -10,8 +10,12 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
+from coca_mindspeed.grading.evaluated import EvaluatedOnly
+from coca_mindspeed.grading.exact import ExactGrader
+from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.judging.batch_metrics import Mean
-from coca_mindspeed.mindspeed import advantage_stage, columns, dock
+from coca_mindspeed.judging.responses import ResponseJudge
+from coca_mindspeed.mindspeed import advantage_stage, columns, dock, reward_worker
 from coca_mindspeed.mindspeed.advantage_stage import compute_advantages
 from coca_mindspeed.mindspeed.metrics import as_ratios, finish, ratio
 from coca_mindspeed.mindspeed.reward_worker import RewardWorker
@@ -174,3 +178,40 @@ def test_a_reward_worker_that_could_not_start_says_why_when_it_is_used() -> None
         worker.compute_rm_score()
     with pytest.raises(GradingError, match="could not be initialised: COCA_MINDSPEED_PROCESS is not set"):
         worker.judge_rows({}, [], "eval.jsonl")
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_a_reward_worker_looks_for_restated_questions_in_training_alone(
+    monkeypatch: pytest.MonkeyPatch, required: bool
+) -> None:
+    graders: list[Grader] = []
+    settings = SimpleNamespace(
+        coca=SimpleNamespace(require_evaluated=required, grading={}, parser=lambda: None, max_confidence_tokens=16)
+    )
+    rows = SimpleNamespace(padded=lambda _: torch.zeros(1, 1), scalars=lambda _: torch.ones(1))
+    judged = SimpleNamespace(correct=[], confidence=[], confidence_lengths=[], texts=[])
+    by_value = ExactGrader()
+
+    def remember(responses: ResponseJudge, *_: object) -> SimpleNamespace:
+        graders.append(responses.grader)
+        return judged
+
+    monkeypatch.setattr(ResponseJudge, "__call__", remember)
+    for name, stand_in in {
+        "process_settings": lambda: settings,
+        "build_verifier": lambda *_: by_value,
+        "token_text": lambda *_: None,
+        "RecordLookup": lambda *_: lambda _rows: [],
+        "Rows": lambda *_: rows,
+    }.items():
+        monkeypatch.setattr(reward_worker, name, stand_in)
+    tokenizer = SimpleNamespace(tokenizer=None)
+    config = SimpleNamespace(
+        global_batch_size=1, dataset_additional_keys=[], padded_vocab_size=1, data_path="", n_samples_per_prompt=1
+    )
+    worker = RewardWorker()
+    worker.initialize(config, config, tokenizer)
+    worker.judge_rows({}, [], "eval.jsonl")
+    worker._judge(rows, worker._training_responses)
+    assert graders[0] is by_value
+    assert isinstance(graders[1], EvaluatedOnly) is required
