@@ -46,7 +46,7 @@ def test_control_characters_are_shown_and_all_else_is_kept():
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_in_a_terminal_table_is_what_it_is(name):
     stream = io.StringIO()
-    Console(width=200, file=stream, force_terminal=True).print(metrics_table({name: summary_metrics(rows())}))
+    Console(width=200, file=stream, force_terminal=True).print(metrics_table({name: summary_metrics(rows())}, 200))
     assert printable(name) in stream.getvalue()
     assert "\x1b[2J" not in stream.getvalue()
 

@@ -20,7 +20,8 @@ from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.evaluation.learning_signal import learning_problems
 from coca_mindspeed.evaluation.live import RunDirectory, dashboard
 from coca_mindspeed.evaluation.predictions import read_predictions
-from coca_mindspeed.evaluation.summary import COLUMNS, metrics_table
+from coca_mindspeed.evaluation.metrics import HEADLINE
+from coca_mindspeed.evaluation.summary import metrics_table
 from coca_mindspeed.local import checkpoint as checkpoint_module
 from coca_mindspeed.local.checkpoint import list_checkpoints, remove_leftovers
 from coca_mindspeed.local.run_log import RunLog
@@ -303,7 +304,7 @@ def test_weights_and_biases_gets_an_id_of_the_runs_own_also_when_resumed(tmp_pat
 
 @pytest.mark.parametrize("width", [30, 40, 50, 80, 200])
 def test_the_table_keeps_its_numbers_at_every_width(width):
-    metrics = dict.fromkeys(COLUMNS, 0.123) | {"n": 2000}
+    metrics = dict.fromkeys(HEADLINE, 0.123) | {"n": 2000}
     console = Console(file=io.StringIO(), width=width)
     console.print(metrics_table({"before": metrics, "after": metrics}, width))
     text = console.file.getvalue()
