@@ -19,8 +19,8 @@ from coca_mindspeed.config.schema import LoggingConfig
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.evaluation.learning_signal import learning_problems
 from coca_mindspeed.evaluation.live import RunDirectory, dashboard
-from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.evaluation.metrics import HEADLINE
+from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.evaluation.summary import metrics_table
 from coca_mindspeed.local import checkpoint as checkpoint_module
 from coca_mindspeed.local.checkpoint import list_checkpoints, remove_leftovers
