@@ -3,6 +3,7 @@
 Defaults are those of MindSpeed-RL's config classes, for a key that a YAML file leaves out has that value there.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -193,8 +194,8 @@ class _Reader:
 
     def number(self, key: str, default: float) -> float:
         value = self._values.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ConfigError(f"{self._name}.{key}={value!r}: expected a number")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise ConfigError(f"{self._name}.{key}={value!r}: expected a finite number")
         return float(value)
 
     def switch(self, key: str, default: bool) -> bool:

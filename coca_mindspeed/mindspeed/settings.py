@@ -22,7 +22,8 @@ VARIABLE = "COCA_MINDSPEED_PROCESS"
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # As constants, not as null: options of a grader may be anything.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
 class HostSettings(_Section):

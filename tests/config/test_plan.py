@@ -345,6 +345,15 @@ def test_runs_for_this_machine_have_no_plan():
         make_plan(compose_run("demo").run)
 
 
+@pytest.mark.parametrize("value", ["inf", "nan"])
+@pytest.mark.parametrize(
+    "key", [GENERATE + "gpu_memory_utilization", RL + "init_kl_coef", "hardware.memory_gib", "optimizer.lr"]
+)
+def test_numbers_that_are_none(key, value):
+    with pytest.raises(ConfigError, match=key.rpartition(".")[2] + r".*finite number"):
+        make_plan(compose_run("qwen25_7b_910b", [f"{key}={value}"]).run)
+
+
 @pytest.mark.parametrize("value", ["two", "1.5", "true"])
 def test_values_of_the_wrong_type(value):
     with pytest.raises(ConfigError, match=r"actor_config.micro_batch_size=.*expected a whole number"):
