@@ -1,11 +1,8 @@
 """``coca-mindspeed check``: the plan of a run for Ascend, or why it cannot run; needs no accelerator."""
 
 import argparse
-from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
-from omegaconf import OmegaConf
 from rich.table import Table
 
 from coca_mindspeed.commands.config import add_run_arguments
@@ -13,11 +10,10 @@ from coca_mindspeed.commands.options import at_least
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.memory import Part, model_parameters
 from coca_mindspeed.config.plan import Plan, make_plan
-from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.console import PlainConsole, print_text
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.files import write_atomically
-from coca_mindspeed.mindspeed.driver import split_config
+from coca_mindspeed.mindspeed.refusals import refusals
 from coca_mindspeed.mindspeed.run_file import StageFiles, mindspeed_values, stages_to_do, write_run_file
 from coca_mindspeed.mindspeed.upstream_keys import keys_where_there_is_a_checkout
 
@@ -51,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
         _print_plan(plan, composed.name)
     keys = keys_where_there_is_a_checkout()
     unknown = [] if keys is None else [f"mindspeed_rl.{line}" for line in keys.unknown(composed.run.mindspeed_rl)]
-    if problems := [*map(str, plan.problems), *unknown]:
+    if problems := [*refusals(composed.run, plan), *unknown]:
         reasons = "\n".join(f"  {problem}" for problem in problems)
         raise ConfigError(f"{composed.name} cannot run:\n{reasons}")
     output = arguments.output or Path("runs") / Path(composed.name).stem
@@ -60,11 +56,11 @@ def run(arguments: argparse.Namespace) -> int:
         lines = [f"platform {hardware.platform}", f"npus_per_node {hardware.npus_per_node}"]
         for stage, has_checkpoint in stages_to_do(composed.run, plan, output, resume=arguments.resume):
             lines.append(f"stage {stage} {'resume' if has_checkpoint else 'fresh'}")
-            _values(composed.run, plan, StageFiles(output, stage), resume=has_checkpoint)
+            mindspeed_values(composed.run, plan, StageFiles(output, stage), resume=has_checkpoint)
         write_atomically(arguments.for_script, "\n".join(lines) + "\n")
         return 0
     files = StageFiles(output, arguments.stage)
-    values = _values(composed.run, plan, files, resume=arguments.resume)
+    values = mindspeed_values(composed.run, plan, files, resume=arguments.resume)
     if arguments.write is not None:
         if not arguments.write.parent.is_dir():
             raise ConfigError(f"--write {arguments.write}: {arguments.write.parent} is no directory; make it first")
@@ -73,13 +69,6 @@ def run(arguments: argparse.Namespace) -> int:
         write_run_file(arguments.write, values, composed.name)
         print_text(f"written: {arguments.write}")
     return 0
-
-
-def _values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: bool) -> dict[str, Any]:
-    """MindSpeed-RL's sections of one stage, which the driver's own conditions let pass."""
-    values = mindspeed_values(run, plan, files, resume=resume)
-    split_config(OmegaConf.create(deepcopy(values)))
-    return values
 
 
 def _print_plan(plan: Plan, name: str) -> None:

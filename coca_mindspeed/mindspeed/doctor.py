@@ -18,6 +18,7 @@ from coca_mindspeed.mindspeed.machine import Machine, git_commit, megatron_versi
 from coca_mindspeed.mindspeed.manifest import ManifestError, matching_manifest
 from coca_mindspeed.mindspeed.megatron_checkpoint import checkpoint_layout
 from coca_mindspeed.mindspeed.prompt_lengths import too_long
+from coca_mindspeed.mindspeed.refusals import refusals
 from coca_mindspeed.mindspeed.releases import CONVERTER, STACKS, UNPINNED, SoftwareStack, is_version
 from coca_mindspeed.mindspeed.upstream_keys import keys_where_there_is_a_checkout
 
@@ -206,7 +207,7 @@ def _run(machine: Machine, run: RunConfig) -> Iterator[Finding]:
     plan: Plan | None = None
     try:
         plan = make_plan(run)
-        problems = "; ".join(map(str, plan.problems))
+        problems = "; ".join(refusals(run, plan))
         yield _finding("plan", "refused" if problems else "holds", "holds", not problems, problems)
     except CocaError as error:
         yield Finding("plan", "none", "holds", str(error))
