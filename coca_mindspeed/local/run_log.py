@@ -125,7 +125,6 @@ def _cut_back(path: Path, step: int) -> None:
     write_json_lines(path, [row for row in rows if row["step"] <= step])
 
 
-
 def require_loggers(config: LoggingConfig) -> None:
     """Raise ``MissingDependencyError`` for a logger that is asked for and not installed."""
     for package, project in (("wandb", config.wandb), ("swanlab", config.swanlab)):

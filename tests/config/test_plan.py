@@ -220,7 +220,10 @@ def test_what_layouts_do_to_memory(seven):
             [GENERATE + "dtype=float16"],
             "dtype=float16: MindSpeed-RL samples in bfloat16 only; nearest that works: bfloat16",
         ),
-        ([GENERATE + "sampling_config.seed=1"], "seed=1: vLLM would draw every prompt's responses with the same noise.*nearest that works: null"),
+        (
+            [GENERATE + "sampling_config.seed=1"],
+            "seed=1: vLLM would draw every prompt's .* the same noise.*nearest that works: null",
+        ),
         ([GENERATE + "sampling_config.top_k=50"], "top_k=50: cuts the policy's distribution"),
         ([RL + "verifier_weight=[1.0,0.5]"], "verifier_weight=2: has 2 weights for 1 verifiers"),
         (
@@ -523,15 +526,13 @@ def test_what_the_plan_says_would_work_the_hooks_take():
         (RL + "entropy_coeff=0.1", "rl_config.entropy_coeff: the objective has no entropy term"),
         (RL + "filter_groups_enable=true", "rl_config.filter_groups_enable: .*expected false"),
         (RL + "rule_reward=false", "rl_config.rule_reward: .*expected true"),
-        (RL + "n_samples_per_prompt=many", "n_samples_per_prompt"),
         ("data.grader=simpleqa", "rl_config.verifier_function: unknown verifier 'coca_simpleqa'"),
         ("mindspeed_rl.coca.keep_checkpoints=0", "coca.keep_checkpoints: Input should be greater"),
     ],
 )
 def test_check_refuses_what_the_driver_would(override, message):
-    with pytest.raises(ConfigError, match="mindspeed_rl.*" + message):
-        run = compose_run("qwen25_7b_910b", [override]).run
-        raise ConfigError("\n".join(refusals(run, make_plan(run))))
+    run = compose_run("qwen25_7b_910b", [override]).run
+    assert re.search("mindspeed_rl.*" + message, "\n".join(refusals(run, make_plan(run))))
 
 
 def test_slots_and_responses_of_a_rollout_engine(seven):

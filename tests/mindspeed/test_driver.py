@@ -1,6 +1,7 @@
 """What the driver refuses before anything starts, and what it hands to MindSpeed-RL."""
 
 import importlib.machinery
+import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -212,6 +213,61 @@ def test_every_ray_process_is_told_the_settings(tmp_path: Path, monkeypatch: pyt
     monkeypatch.delenv(VARIABLE)
     with pytest.raises(ConfigError, match=f"{VARIABLE} is not set"):
         ProcessSettings.from_environment()
+
+
+@pytest.mark.parametrize(
+    ("release", "sampling", "expected"),
+    [
+        ("2.3.0", {"top_k": -1, "top_p": 1.0}, "0"),
+        ("2.3.0", {"top_k": -1, "top_p": 0.9}, "1"),
+        ("2.3.0", {"top_k": 20}, "1"),
+        ("2.3.0", {}, "1"),  # MindSpeed-RL's default is the 50 most likely
+        ("master", {"top_k": -1}, "1"),  # whose vLLM-Ascend does not read it
+    ],
+)
+def test_no_vocabulary_is_sorted_for_nothing(
+    tmp_path: Path, release: str, sampling: dict[str, Any], expected: str
+) -> None:
+    (tmp_path / "configs" / "envs").mkdir(parents=True)
+    variables = "env_vars: {VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE: '1'}\n"
+    (tmp_path / "configs" / "envs" / "runtime_env.yaml").write_text(variables)
+    process = _process(home=tmp_path).model_copy(update={"release": release})
+    runtime = driver.runtime_environment(process, _config(generate_config={"sampling_config": sampling}))
+    assert runtime["env_vars"]["VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE"] == expected
+
+
+@pytest.mark.parametrize("category", ["code", "math"])
+def test_graders_are_built_before_ray_starts(
+    category: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable, package in driver.HOMES.items():
+        (tmp_path / variable / package).mkdir(parents=True)
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    monkeypatch.setattr(driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0"))
+    known = SimpleNamespace(unknown=lambda _config: [])
+    monkeypatch.setattr(driver, "read_upstream_keys", lambda _root: known)
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    started = []
+
+    def start_ray(*_arguments: Any) -> None:
+        started.append(True)
+        raise GradingError("Ray was started")
+
+    monkeypatch.setattr(driver, "start_ray", start_ray)
+    monkeypatch.setattr("coca_mindspeed.grading.sandbox.shutil.which", lambda _name: None)
+    records = tmp_path / "train.jsonl"
+    tests = {"tests": {"kind": "asserts", "asserts": ["assert f(1) == 1"]}}
+    record = {"id": "0", "dataset": "d", "category": category, "question": "q", "answer": "", "metadata": tests}
+    records.write_text(json.dumps(record) + "\n")
+    data = {"data_path": str(records), "dataset_additional_keys": ["coca_record"]}
+    for verifier in ("coca_code", "coca_auto") if category == "code" else ("coca_auto",):
+        config = _config(rl_config={"verifier_function": [verifier]}, megatron_training=data)
+        path = tmp_path / "run.yaml"
+        path.write_text(OmegaConf.to_yaml(config))
+        assert driver.main([str(path)]) == 1
+        message = capsys.readouterr().err
+        assert ("bwrap is not installed" in message) == (category == "code"), message
+        assert bool(started) == (category != "code")
 
 
 def test_training_columns() -> None:

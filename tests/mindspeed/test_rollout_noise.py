@@ -53,7 +53,7 @@ def _run(worker: _Worker, iterations: int, hooked: bool = True) -> list[tuple[fl
 
 @pytest.fixture
 def first_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """vLLM as this process sees it: which rank its engine begins with, and how it seeds."""
+    """VLLM as this process sees it: which rank its engine begins with, and how it seeds."""
     group = SimpleNamespace(first_rank=0)
     state, platforms = ModuleType("vllm.distributed.parallel_state"), ModuleType("vllm.platforms")
     state.get_tp_group = lambda: group  # type: ignore[attr-defined]
