@@ -266,7 +266,7 @@ launch() {
 }
 
 train_on_ascend() {
-  local run=$1 output=$2 resume=$3 npus platform plan stages= cpus=
+  local run=$1 output=$2 resume=$3 npus platform plan stages="" cpus=""
   shift 3
   local -a overrides=("$@")
   local nodes=${NNODES:-1} rank=${NODE_RANK:-0}

@@ -159,7 +159,7 @@ def _memory_problems(facts: Facts, memory: MemoryPlan) -> Iterator[Problem]:
     limit = memory.limit_gib
     if memory.training_gib > limit:
         reason = f"training needs about {memory.training_gib:.1f} GiB of an NPU's {limit:.1f}"
-        field = next((field for field in ("tp", "pp") if nearest_working(facts, field)), "tp")
+        field = next((field for field in ("update_tokens", "tp", "pp") if nearest_working(facts, field)), "tp")
         yield Problem(KEYS[field], getattr(facts, field), reason, nearest_working(facts, field))
     if memory.rollout_gib > limit:
         reason = f"rollout needs about {memory.rollout_gib:.1f} GiB of an NPU's {limit:.1f}, offloading as configured"

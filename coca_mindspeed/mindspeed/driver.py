@@ -25,6 +25,7 @@ from coca_mindspeed.mindspeed.process import setup_driver
 from coca_mindspeed.mindspeed.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from coca_mindspeed.mindspeed.upstream_keys import read_upstream_keys
 from coca_mindspeed.mindspeed.verifiers import try_verifier
+from coca_mindspeed.mindspeed.without_effect import keys_without_effect
 
 #: Environment variable -> a package that its checkout must hold.
 HOMES = {
@@ -200,6 +201,8 @@ def train(path: Path, overrides: Sequence[str]) -> None:
     process = process_settings(settings, config, checkouts)
     if unknown := read_upstream_keys(process.mindspeed_rl_home).unknown(config):
         raise ConfigError("\n".join(unknown))
+    for line in keys_without_effect(config, reference=process.reference):
+        print(f"coca-mindspeed: {line}", flush=True)
     try_graders(settings, config)
     start_ray(process, config)
     try:

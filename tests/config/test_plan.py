@@ -261,8 +261,8 @@ def test_what_layouts_do_to_memory(seven):
         (["model.path=null"], "model.path=null: the built-in tiny model is for the local engine"),
         (["data.epochs=1e-9"], "data.epochs=1e-09: .* less than one step of rollout.prompts=128"),
         (
-            ["hardware.memory_gib=32.0"],
-            "pipeline_model_parallel_size=1: training needs about 30.5 GiB of an NPU's 28.0; nearest that works: 2",
+            ["hardware.memory_gib=36.0"],
+            "update_max_packing_token_size=12288: training needs about 39.7 GiB of an NPU's 32.0; .* works: 6144",
         ),
         (
             [GENERATE + "gpu_memory_utilization=0.95"],

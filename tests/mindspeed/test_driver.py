@@ -12,14 +12,16 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.mindspeed import columns, driver, process
 from coca_mindspeed.mindspeed.actor_columns import training_columns
-from coca_mindspeed.mindspeed.dataset import RecordPrompts, prompt_ids
+from coca_mindspeed.mindspeed.dataset import RecordPrompts, prompt_token_ids
 from coca_mindspeed.mindspeed.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from coca_mindspeed.mindspeed.verifiers import MindSpeedVerifier, build_verifier, check_names
+from coca_mindspeed.mindspeed.without_effect import keys_without_effect
 
 
 def _config(**changes: dict[str, Any]) -> Any:
@@ -284,7 +286,7 @@ def _record(index: int, category: str = "math", answer: str = "1") -> Record:
 
 
 def test_every_epoch_shows_every_record_once() -> None:
-    prompts = [[i] for i in range(5)]
+    prompts = [np.array([i], dtype=np.int32) for i in range(5)]
     shown = RecordPrompts([_record(i) for i in range(5)], prompts, samples=12, seed=3, shuffle=True)
     order = [int(shown[i][columns.RECORD][0]) for i in range(len(shown))]
     assert sorted(order[:5]) == sorted(order[5:10]) == [0, 1, 2, 3, 4]
@@ -297,10 +299,46 @@ def test_every_epoch_shows_every_record_once() -> None:
 
 
 def test_a_prompt_is_never_cut() -> None:
-    tokenizer = SimpleNamespace(apply_chat_template=lambda *_a, **_k: "abc", encode=lambda *_a, **_k: [1, 2, 3])
-    assert prompt_ids(_record(0), tokenizer, None, 3) == [1, 2, 3]
-    with pytest.raises(DataError, match="record '0' has a prompt of 3 tokens"):
-        prompt_ids(_record(0), tokenizer, None, 2)
+    calls = []
+
+    class Tokenizer:
+        def apply_chat_template(self, messages: list[Any], **_options: Any) -> str:
+            return str(messages[-1]["content"])
+
+        def __call__(self, texts: list[str], **_options: Any) -> dict[str, list[list[int]]]:
+            calls.append(len(texts))
+            return {"input_ids": [[1, 2, *[3] * ("longest" in text)] for text in texts]}
+
+    tokenizer = Tokenizer()
+    records = [_record(index) for index in range(1500)]
+    prompts = prompt_token_ids(records, tokenizer, None, 2)
+    assert calls == [1024, 476]  # many at once
+    assert [ids.tolist() for ids in prompts] == [[1, 2]] * 1500
+    assert prompts[0].dtype == np.int32
+    long = Record(id="longest", dataset="d", category="math", question="longest", answer="1")
+    with pytest.raises(DataError, match="record 'longest' has a prompt of 3 tokens"):
+        prompt_token_ids([*records, long], tokenizer, None, 2)
+
+
+def test_keys_that_have_no_effect_are_said() -> None:
+    rl = {
+        "adv_estimator": "gae",
+        "use_kl_in_reward": True,
+        "kl_penalty": "kl",
+        "verifier_timeout": 30,
+        "clip_ratio": 0.3,
+    }
+    own = _config(rl_config=rl)
+    assert [line.partition(" ")[0] for line in keys_without_effect(own, reference=False)] == [
+        "rl_config.adv_estimator=gae",
+        "rl_config.use_kl_in_reward=True",
+        "rl_config.kl_penalty=kl",
+        "rl_config.verifier_timeout=30",
+    ]
+    theirs = _config(rl_config={**rl, "verifier_function": ["acc"]})
+    assert len(list(keys_without_effect(theirs, reference=True))) == 2
+    for name in (name for name in ready_made_runs() if "_910" in name):  # ours set nothing for nothing
+        assert list(keys_without_effect(compose_run(name).run.mindspeed_rl, reference=False)) == []
 
 
 def test_verifiers() -> None:

@@ -154,7 +154,7 @@ def test_a_dispatch_that_cuts_groups_is_refused(use_settings: Callable[..., None
 
 def test_a_stage_whose_rows_never_come_gives_up_and_says_what_it_waited_for(use_settings: Callable[..., None]) -> None:
     use_settings(stall_timeout=0.2)
-    with pytest.raises(TrainingError, match="'compute_advantage' has waited 0 s for the columns responses"):
+    with pytest.raises(TrainingError, match="'compute_advantage' has waited 0 s for the columns response_length"):
         compute_advantages(FakeDock(4, 2), count=2, group_size=2, rows=4, guarantee_order=False, sample_prompts=0)
 
 
