@@ -147,12 +147,14 @@ def _end_of_text(path: Path) -> Iterator[Finding]:
     if (path / "chat_template.jinja").is_file():
         layout = (path / "chat_template.jinja").read_text(encoding="utf-8")
     text = layout if isinstance(layout, str) else json.dumps(layout or "", ensure_ascii=False)
-    ends = token in text or "eos_token" in text
+    marks = {str(mark.get("content")) for mark in (tokenizer.get("added_tokens_decoder") or {}).values()}
+    # A template of plain text, or none, ends its turns with nothing: the model's own end of text is all there is.
+    ends = token in text or "eos_token" in text or not any(mark in text for mark in marks)
     fix = (
         f"set eos_token in {path / 'tokenizer_config.json'} to the token that ends a turn of its chat template (for "
         "Llama 3: <|eot_id|>), as later versions of the model have it"
     )
-    yield finding("end of text", token, "the end of a turn of the chat template", ends or not text.strip('"'), fix)
+    yield finding("end of text", token, "the end of a turn of the chat template", ends, fix)
 
 
 def _weights(run: RunConfig, plan: Plan) -> Finding:

@@ -340,11 +340,14 @@ def test_room_for_the_checkpoints_that_are_kept(good, monkeypatch, tmp_path):
         ("</s>", "{{ m + eos_token }}", True),
         ("<|end_of_text|>", "{{ m }}<|eot_id|>", False),  # Llama 3 as it was published first
         ("</s>", None, True),
+        ("</s>", "{{ m }}\n", True),  # plain text
     ],
 )
 def test_a_token_that_is_never_sampled_is_not_trained(good, tmp_path, eos, layout, well):
     machine, run = good
-    write(tmp_path / "model/tokenizer_config.json", json.dumps({"eos_token": eos, "chat_template": layout}))
+    marks = {str(n): {"content": mark} for n, mark in enumerate(("<|im_end|>", "<|eot_id|>", "<|end_of_text|>"))}
+    config = {"eos_token": eos, "chat_template": layout, "added_tokens_decoder": marks}
+    write(tmp_path / "model/tokenizer_config.json", json.dumps(config))
     found = problems(machine, run)
     assert set(found) == (set() if well else {"end of text"})
     if not well:
