@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from coca_mindspeed.errors import TrainingError
 
@@ -78,9 +79,10 @@ def with_noise_of_its_own(original: Any) -> Any:
     def init_cache_engine(self: Any) -> None:
         original(self)
         from vllm.distributed.parallel_state import get_tp_group
-        from vllm.platforms import current_platform
 
-        # Ranks of one engine hold shards of the same logits and must draw alike.
-        current_platform.seed_everything(next_seed(self, int(get_tp_group().first_rank)))
+        # Ranks of one engine hold the same logits and must draw alike.  Only the device's generator, from which vLLM
+        # samples: what training draws on the CPU, to shuffle minibatches, has to be the same on ranks of all engines.
+        device: Any = getattr(torch, "npu")  # noqa: B009  torch_npu puts it there
+        device.manual_seed(next_seed(self, int(get_tp_group().first_rank)))
 
     return init_cache_engine

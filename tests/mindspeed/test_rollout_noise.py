@@ -23,11 +23,15 @@ class _Engine:
 
     def generate_sequences(self) -> list[float]:
         self.init_cache_engine()
-        return torch.empty(4).exponential_().tolist()
+        return torch.empty(4).exponential_(generator=_DEVICE).tolist()
+
+
+_DEVICE = torch.Generator()  # stands for the generator of an NPU
 
 
 def _vllm_seeds(_engine: Any) -> None:
     torch.manual_seed(0)
+    _DEVICE.manual_seed(0)
 
 
 class _Worker:
@@ -55,11 +59,11 @@ def _run(worker: _Worker, iterations: int, hooked: bool = True) -> list[tuple[fl
 def first_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
     """VLLM as this process sees it: which rank its engine begins with, and how it seeds."""
     group = SimpleNamespace(first_rank=0)
-    state, platforms = ModuleType("vllm.distributed.parallel_state"), ModuleType("vllm.platforms")
+    state = ModuleType("vllm.distributed.parallel_state")
     state.get_tp_group = lambda: group  # type: ignore[attr-defined]
-    platforms.current_platform = SimpleNamespace(seed_everything=torch.manual_seed)  # type: ignore[attr-defined]
-    for module in (ModuleType("vllm"), ModuleType("vllm.distributed"), state, platforms):
+    for module in (ModuleType("vllm"), ModuleType("vllm.distributed"), state):
         monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(torch, "npu", SimpleNamespace(manual_seed=_DEVICE.manual_seed), raising=False)
     before = torch.get_rng_state()
     yield lambda rank: setattr(group, "first_rank", rank)
     torch.set_rng_state(before)
@@ -86,6 +90,17 @@ def test_ranks_of_one_engine_draw_alike_and_a_resumed_run_as_if_it_had_not_stopp
     assert _run(_Worker(hooked), iterations=4) == whole
     assert _run(_Worker(hooked, iteration=2), iterations=2) == whole[4:]
     assert not set(_run(_Worker(hooked, seed=2), iterations=4)) & set(whole)
+
+
+def test_what_training_draws_on_the_cpu_stays_the_same_on_ranks_of_all_engines(
+    first_rank: Callable[[int], None],
+) -> None:
+    drawn = []
+    for engine in (0, 4):
+        first_rank(engine)
+        _run(_Worker(with_noise_of_its_own(_vllm_seeds)), iterations=1)
+        drawn.append(torch.randperm(100).tolist())
+    assert drawn[0] == drawn[1]
 
 
 def test_a_validation_and_the_iteration_after_it_draw_differently(first_rank: Callable[[int], None]) -> None:

@@ -112,12 +112,10 @@ def noise() -> None:
     import torch
     from mindspeed_rl.models.rollout.vllm_engine import VLLMInferEngine
 
-    parallel_state, platforms = (
-        importlib.import_module(f"vllm.{name}") for name in ("distributed.parallel_state", "platforms")
-    )
+    parallel_state = importlib.import_module("vllm.distributed.parallel_state")
     os.environ["VLLM_USE_V1"] = "1"
     parallel_state.get_tp_group = lambda: SimpleNamespace(first_rank=0)
-    platforms.current_platform = SimpleNamespace(seed_everything=torch.manual_seed)
+    torch.npu.manual_seed = torch.manual_seed  # the CPU's generator stands for the device's
     executor = SimpleNamespace(initialize_from_config=lambda _configs: torch.manual_seed(0))
     executor.driver_worker = SimpleNamespace(worker=SimpleNamespace(model_runner=SimpleNamespace(kv_caches=[])))
     core = SimpleNamespace(engine_core=SimpleNamespace(model_executor=executor, kv_cache_configs=None))
