@@ -1,6 +1,7 @@
 """Files that are whole or absent: atomic writes, and JSON Lines with errors that name the line."""
 
 import json
+import math
 import os
 import re
 import tempfile
@@ -48,6 +49,14 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` atomically as indented strict JSON; NaN and infinity raise ``ValueError``."""
     write_atomically(path, _dump(value, indent=2) + "\n")
+
+
+def nulls_for_what_json_lacks(scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of scalars for :func:`to_json_line`, in which NaN and infinity are null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in scalars.items()
+    }
 
 
 def to_json_line(row: Mapping[str, Any]) -> str:

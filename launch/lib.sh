@@ -95,8 +95,9 @@ source_if_there() {
 
 ascend_environment() {
   local ascend=${ASCEND_INSTALL_PATH:-/usr/local/Ascend} library
-  source_if_there "$ascend/ascend-toolkit/set_env.sh" "$ascend/cann/set_env.sh"
-  source_if_there "$ascend/nnal/atb/set_env.sh"
+  # An environment that is set is meant; beside a new CANN, ascend-toolkit/ can be what is left of an old one.
+  [[ -n ${ASCEND_TOOLKIT_HOME:-} ]] || source_if_there "$ascend/cann/set_env.sh" "$ascend/ascend-toolkit/set_env.sh"
+  [[ -n ${ATB_HOME_PATH:-} ]] || source_if_there "$ascend/nnal/atb/set_env.sh"
 
   # Ray's processes give memory back to the system with jemalloc; with glibc's malloc they only grow.
   for library in "/usr/lib/$(uname -m)-linux-gnu/libjemalloc.so.2" /usr/lib64/libjemalloc.so.2 \
@@ -106,6 +107,14 @@ ascend_environment() {
       break
     fi
   done
+  # On aarch64 scikit-learn's OpenMP finds no room in the static TLS block unless it is loaded first.
+  if [[ $(uname -m) == aarch64 ]]; then
+    library=$("$PYTHON" -c 'from coca_mindspeed.mindspeed.machine import Machine
+print(Machine().libgomp_of_scikit_learn() or "")')
+    if [[ -n $library && :${LD_PRELOAD:-}: != *:"$library":* ]]; then
+      export LD_PRELOAD=$library${LD_PRELOAD:+:$LD_PRELOAD}
+    fi
+  fi
   # Ray opens hundreds of sockets a worker; where the hard limit is lower, the doctor says so.
   ulimit -n 32768 2>/dev/null || true
 
@@ -116,7 +125,6 @@ ascend_environment() {
   export HCCL_IF_BASE_PORT=${HCCL_IF_BASE_PORT:-24703}         # clear of the ports that Linux hands out by itself
   export TASK_QUEUE_ENABLE=${TASK_QUEUE_ENABLE:-2}             # launch kernels from a queue of two levels
   export VLLM_USE_V1=${VLLM_USE_V1:-1}                         # the engine that MindSpeed-RL's adapter is written for
-  export VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE=${VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE:-1} # faster sampling
   export RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES=true # MindSpeed-RL chooses the device itself
   export RAY_DEDUP_LOGS=0 HYDRA_FULL_ERROR=1                   # errors in full, from every rank
 }
@@ -258,7 +266,7 @@ launch() {
 }
 
 train_on_ascend() {
-  local run=$1 output=$2 resume=$3 npus platform plan stages=
+  local run=$1 output=$2 resume=$3 npus platform plan stages="" cpus=""
   shift 3
   local -a overrides=("$@")
   local nodes=${NNODES:-1} rank=${NODE_RANK:-0}
@@ -283,6 +291,7 @@ train_on_ascend() {
     fi
     platform=$(sed -n 's/^platform //p' "$plan")
     npus=$(sed -n 's/^npus_per_node //p' "$plan")
+    cpus=$(sed -n 's/^cpus_per_npu /--cpus-per-npu /p; s/^other_cpus /--other-cpus /p' "$plan")
     stages=$(sed -n 's/^stage //p' "$plan")
     rm -f "$plan"
   else
@@ -297,7 +306,7 @@ train_on_ascend() {
   fi
   [[ $platform == host ]] || ascend_environment
   echo "+ coca-mindspeed doctor $run ${overrides[*]}"
-  if ! "$DRY_RUN" && [[ -z ${SKIP_DOCTOR:-} ]] && ! coca doctor "$run" "${overrides[@]}" --only-problems; then
+  if ! "$DRY_RUN" && [[ -z ${SKIP_DOCTOR:-} ]] && ! coca doctor "$run" "${overrides[@]}" --output "$output" --only-problems; then
     fail "this machine is not ready for $run (above: what is missing and how to get it).
 Without NPUs, the same configuration runs on the tiny model:  bash ${0} --smoke"
   fi
@@ -308,6 +317,8 @@ Without NPUs, the same configuration runs on the tiny model:  bash ${0} --smoke"
   fi
   start_ray head "$npus" "$platform"
   export RAY_ADDRESS=$MASTER_ADDR:$RAY_PORT
-  run_child "$PYTHON" -m coca_mindspeed.mindspeed.cluster --npus $((nodes * npus)) --timeout "$CLUSTER_TIMEOUT"
+  # shellcheck disable=SC2086  # options and numbers
+  run_child "$PYTHON" -m coca_mindspeed.mindspeed.cluster --npus $((nodes * npus)) ${cpus//$'\n'/ } \
+    --timeout "$CLUSTER_TIMEOUT"
   train_stages "$run" "$output" "$stages" "${overrides[@]}"
 }

@@ -1,23 +1,21 @@
 """``coca-mindspeed check``: the plan of a run for Ascend, or why it cannot run; needs no accelerator."""
 
 import argparse
-from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
-from omegaconf import OmegaConf
 from rich.table import Table
 
 from coca_mindspeed.commands.config import add_run_arguments
 from coca_mindspeed.commands.options import at_least
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.config.memory import Part, model_parameters
+from coca_mindspeed.config.memory import Part, checkpoint_bytes, model_parameters
 from coca_mindspeed.config.plan import Plan, make_plan
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.console import PlainConsole, print_text
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.files import write_atomically
-from coca_mindspeed.mindspeed.driver import split_config
+from coca_mindspeed.mindspeed.cluster import wanted_cpus
+from coca_mindspeed.mindspeed.refusals import refusals
 from coca_mindspeed.mindspeed.run_file import StageFiles, mindspeed_values, stages_to_do, write_run_file
 from coca_mindspeed.mindspeed.upstream_keys import keys_where_there_is_a_checkout
 
@@ -39,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--for-script",
         type=Path,
         metavar="FILE",
-        help="write what the launch scripts ask: platform, NPUs of a node, each stage still to do as fresh or resume",
+        help="write what the launch scripts ask: platform, NPUs, CPUs, each stage still to do as fresh or resume",
     )
     parser.add_argument("--quiet", action="store_true", help="no table")
 
@@ -48,23 +46,25 @@ def run(arguments: argparse.Namespace) -> int:
     composed = compose_run(arguments.run_name, arguments.overrides)
     plan = make_plan(composed.run)
     if not arguments.quiet:
-        _print_plan(plan, composed.name)
+        _print_plan(plan, composed.run, composed.name)
     keys = keys_where_there_is_a_checkout()
     unknown = [] if keys is None else [f"mindspeed_rl.{line}" for line in keys.unknown(composed.run.mindspeed_rl)]
-    if problems := [*map(str, plan.problems), *unknown]:
+    if problems := [*refusals(composed.run, plan), *unknown]:
         reasons = "\n".join(f"  {problem}" for problem in problems)
         raise ConfigError(f"{composed.name} cannot run:\n{reasons}")
     output = arguments.output or Path("runs") / Path(composed.name).stem
     if arguments.for_script is not None:
         hardware = composed.run.hardware
+        cpus = wanted_cpus(composed.run.mindspeed_rl["rl_config"], hardware.nodes)
         lines = [f"platform {hardware.platform}", f"npus_per_node {hardware.npus_per_node}"]
+        lines += [f"cpus_per_npu {cpus.per_npu}", f"other_cpus {cpus.others}"]
         for stage, has_checkpoint in stages_to_do(composed.run, plan, output, resume=arguments.resume):
             lines.append(f"stage {stage} {'resume' if has_checkpoint else 'fresh'}")
-            _values(composed.run, plan, StageFiles(output, stage), resume=has_checkpoint)
+            mindspeed_values(composed.run, plan, StageFiles(output, stage), resume=has_checkpoint)
         write_atomically(arguments.for_script, "\n".join(lines) + "\n")
         return 0
     files = StageFiles(output, arguments.stage)
-    values = _values(composed.run, plan, files, resume=arguments.resume)
+    values = mindspeed_values(composed.run, plan, files, resume=arguments.resume)
     if arguments.write is not None:
         if not arguments.write.parent.is_dir():
             raise ConfigError(f"--write {arguments.write}: {arguments.write.parent} is no directory; make it first")
@@ -75,17 +75,10 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: bool) -> dict[str, Any]:
-    """MindSpeed-RL's sections of one stage, which the driver's own conditions let pass."""
-    values = mindspeed_values(run, plan, files, resume=resume)
-    split_config(OmegaConf.create(deepcopy(values)))
-    return values
-
-
-def _print_plan(plan: Plan, name: str) -> None:
+def _print_plan(plan: Plan, run: RunConfig, name: str) -> None:
     facts, console = plan.facts, PlainConsole()
     table = Table("", "", title=f"plan of {name}", show_header=False, title_justify="left")
-    for label, value in _layout_rows(plan):
+    for label, value in [*_layout_rows(plan), _checkpoints(plan, run)]:
         table.add_row(label, value)
     console.print_table(table)
     if plan.memory is None:
@@ -114,6 +107,7 @@ def _layout_rows(plan: Plan) -> list[tuple[str, str]]:
         ("model", f"{model_parameters(facts) / 1e9:.2f} billion parameters, {facts.layers} layers"),
         ("training", f"TP {facts.tp} x PP {facts.pp} x CP {facts.cp} x DP {facts.dp if whole else '?'}"),
         ("rollout", f"{facts.rollout_dp if whole else '?'} engines of TP {facts.rollout_tp}"),
+        ("slots of an engine", _slots(plan) if whole else "?"),
         ("an iteration", f"{facts.prompts} prompts x {facts.group} responses = {facts.responses}"),
         (
             "updates an iteration",
@@ -130,6 +124,23 @@ def _layout_rows(plan: Plan) -> list[tuple[str, str]]:
         counted = f" ({plan.rows:,} questions by {plan.rows_from})" if plan.rows else ""
         iterations = f"{plan.iterations:,} a stage{counted}"
     return [*rows, ("iterations", iterations)]
+
+
+def _slots(plan: Plan) -> str:
+    facts = plan.facts
+    waves = -(-facts.engine_responses // max(1, facts.max_sequences))
+    if waves <= 1:
+        return f"{facts.max_sequences}, for {facts.engine_responses} responses at once"
+    return (
+        f"{facts.max_sequences}, for {facts.engine_responses} responses: {waves} waves, and all decoding stops for "
+        "every prompt of a later one; raise mindspeed_rl.generate_config.max_num_seqs"
+    )
+
+
+def _checkpoints(plan: Plan, run: RunConfig) -> tuple[str, str]:
+    size, keep = checkpoint_bytes(plan.facts) / 1e9, run.checkpoint.keep
+    text = f"{size:.1f} GB every {run.checkpoint.interval} iterations; the newest {keep} of a stage are kept"
+    return "checkpoints", f"{text}, so up to {(keep + 1) * size:.0f} GB while one is written"
 
 
 def _microbatches(plan: Plan) -> str:

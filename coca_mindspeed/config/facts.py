@@ -3,6 +3,7 @@
 Defaults are those of MindSpeed-RL's config classes, for a key that a YAML file leaves out has that value there.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -112,10 +113,18 @@ class Facts:
         return self.prompts * self.group
 
     @property
+    def engine_responses(self) -> int:
+        """Responses that a rollout engine is asked for at once."""
+        return self.rollout_dispatch or self.responses // self.rollout_dp
+
+    @property
     def microbatch_tokens(self) -> int:
         """Most tokens that one rank holds activations for."""
-        tokens = max(self.update_tokens, self.seq_length) if self.dynamic_batch else self.micro_batch * self.seq_length
-        return tokens // self.cp
+        if self.dynamic_batch:
+            tokens = math.ceil(_PACKING_EXCESS * max(self.update_tokens, self.seq_length))
+        else:
+            tokens = self.micro_batch * self.seq_length
+        return -(-tokens // self.cp)
 
     def varied(self, field: str, value: Any) -> "Facts":
         """These facts with one field changed, and what is derived from it."""
@@ -173,6 +182,11 @@ KEYS: dict[str, str] = {
 }
 
 
+# MindSpeed-RL counts the microbatches that hold their limit and then evens them out by another rule (Karmarkar-Karp),
+# which keeps to no limit: on lengths as responses have them it went up to 2.5% over it.
+_PACKING_EXCESS = 1.025
+
+
 class _Reader:
     """Values of one of MindSpeed-RL's config classes, each with the class's default and checked for its type."""
 
@@ -193,8 +207,8 @@ class _Reader:
 
     def number(self, key: str, default: float) -> float:
         value = self._values.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
-            raise ConfigError(f"{self._name}.{key}={value!r}: expected a number")
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            raise ConfigError(f"{self._name}.{key}={value!r}: expected a finite number")
         return float(value)
 
     def switch(self, key: str, default: bool) -> bool:

@@ -65,6 +65,11 @@ def model_parameters(facts: Facts) -> int:
     return facts.layers * layer_parameters(facts) + embeddings + facts.hidden
 
 
+def checkpoint_bytes(facts: Facts) -> int:
+    """One Megatron checkpoint: weights in bfloat16, and the optimizer's weights and two moments in float32."""
+    return (_BF16 + 3 * _FP32) * model_parameters(facts)
+
+
 def memory_plan(facts: Facts) -> MemoryPlan:
     """Memory of both phases; the layout must satisfy :func:`~coca_mindspeed.config.rules.violations`."""
     training = max((_training(facts, stage) for stage in _stages(facts)), key=lambda parts: sum(p.bytes for p in parts))
@@ -133,12 +138,13 @@ def _rollout(facts: Facts, training: tuple[Part, ...]) -> tuple[Part, ...]:
     weights = _BF16 * model_parameters(facts) / facts.rollout_tp
     batch = facts.max_batched_tokens * _BF16 * (4 * facts.hidden + 3 * facts.ffn / facts.rollout_tp)
     sampling = facts.max_sequences * facts.vocab * 2 * _FP32
-    share = facts.memory_utilization * facts.memory_gib * GIB
+    share, outside = facts.memory_utilization * facts.memory_gib * GIB, facts.reserved_gib * GIB
     return (
         Part("training state not offloaded", resident, "generate_config.offload_train_*"),
         Part("rollout weights", weights, "2 bytes x parameters / rollout TP"),
         Part(
             "rollout activations", batch + sampling, "max_num_batched_tokens, and max_num_seqs x vocabulary x 8 bytes"
         ),
-        Part("KV cache", share - weights - batch - sampling, "the rest of gpu_memory_utilization x memory"),
+        Part("outside of torch", outside, "hardware.reserved_gib, which vLLM-Ascend takes off its share"),
+        Part("KV cache", share - weights - batch - sampling - outside, "the rest of gpu_memory_utilization x memory"),
     )

@@ -7,7 +7,7 @@ from typing import Any
 from coca_mindspeed.config.facts import KEYS, Facts, read_facts
 from coca_mindspeed.config.memory import MemoryPlan, memory_plan
 from coca_mindspeed.config.rules import violations
-from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.config.schema import RunConfig, WarmUpConfig
 from coca_mindspeed.config.steps import steps_of_epochs, training_rows
 from coca_mindspeed.errors import ConfigError
 
@@ -24,6 +24,20 @@ _FIXED = {  # values that MindSpeed-RL or the method allows alone
     "min_p": 0.0,
     "rollout_pp": 1,
     "temperature": 1.0,
+}
+
+_EMBEDDED = "the embedded data is not trained on here"
+_WARM_UP = "there is no built-in model to warm up here"
+_LOCAL_ENGINE = {  # keys of ours that no key of MindSpeed-RL's is taken from -> what there is instead
+    "model.attention": "here it is mindspeed_rl.megatron_training.use_flash_attn",
+    "model.gradient_checkpointing": f"here it is {KEYS['recompute']}",
+    **{f"warm_up.{name}": _WARM_UP for name in WarmUpConfig.model_fields},
+    **dict.fromkeys(("data.train_size", "data.evaluate_size", "data.seed"), _EMBEDDED),
+    "rollout.batch_responses": "here it is mindspeed_rl.generate_config.max_num_seqs",
+    "trainer.microbatch_prompts": f"here it is {KEYS['update_tokens']}",
+    "trainer.share_prompts": "MindSpeed-RL runs a prompt once for each of its responses",
+    "trainer.device": "here it is hardware.platform",
+    "trainer.threads": "here it is OMP_NUM_THREADS",
 }
 
 
@@ -110,9 +124,13 @@ def _unsupported(run: RunConfig, facts: Facts) -> Iterator[Problem]:
         yield Problem("checkpoint.interval", run.checkpoint.interval, "MindSpeed-RL divides by it", (1,))
     if run.logging.swanlab is not None:
         yield Problem("logging.swanlab", run.logging.swanlab, "MindSpeed-RL 2.3.0 logs to TensorBoard and W&B", (None,))
-    if run.trainer.microbatch_prompts is not None:
-        reason = f"is the local engine's; here it is {KEYS['update_tokens']}"
-        yield Problem("trainer.microbatch_prompts", run.trainer.microbatch_prompts, reason, (None,))
+    for key, instead in _LOCAL_ENGINE.items():
+        value, default = _value(run, key), _default(key)
+        if value != default:
+            yield Problem(key, value, f"is the local engine's; {instead}", (default,))
+    if run.model.compute_dtype != "bfloat16":
+        reason = "MindSpeed-RL computes in bfloat16 (on the host platform, mindspeed_rl.coca.host.dtype says)"
+        yield Problem("model.compute_dtype", run.model.compute_dtype, reason, ("bfloat16",))
     expected = run.hardware.nodes * run.hardware.npus_per_node
     if facts.npus != expected:
         reason = f"hardware has {run.hardware.nodes} x {run.hardware.npus_per_node} NPUs"
@@ -127,11 +145,21 @@ def _unsupported(run: RunConfig, facts: Facts) -> Iterator[Problem]:
             yield Problem(name, ours, f"mindspeed_rl says {theirs}; set this key and leave MindSpeed-RL's to it")
 
 
+def _value(run: RunConfig, key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(getattr(run, section), name)
+
+
+def _default(key: str) -> Any:
+    section, _, name = key.partition(".")
+    return getattr(RunConfig.model_fields[section].default, name)
+
+
 def _memory_problems(facts: Facts, memory: MemoryPlan) -> Iterator[Problem]:
     limit = memory.limit_gib
     if memory.training_gib > limit:
         reason = f"training needs about {memory.training_gib:.1f} GiB of an NPU's {limit:.1f}"
-        field = next((field for field in ("tp", "pp") if nearest_working(facts, field)), "tp")
+        field = next((field for field in ("update_tokens", "tp", "pp") if nearest_working(facts, field)), "tp")
         yield Problem(KEYS[field], getattr(facts, field), reason, nearest_working(facts, field))
     if memory.rollout_gib > limit:
         reason = f"rollout needs about {memory.rollout_gib:.1f} GiB of an NPU's {limit:.1f}, offloading as configured"

@@ -175,8 +175,12 @@ def dispatch_sizes(facts: Facts) -> Iterator[Violation]:
         elif field in ("advantage_dispatch", "reward_dispatch") and size % facts.group:
             yield Violation(field, f"does not hold whole groups of {facts.group}")
     per_rank = facts.mini_batch * facts.group // facts.dp
-    if facts.update_dispatch is not None and facts.update_dispatch < per_rank:
-        yield Violation("update_dispatch", f"is less than a rank's minibatch of {per_rank} responses")
+    if facts.update_dispatch is not None and per_rank:
+        if facts.update_dispatch < per_rank:
+            yield Violation("update_dispatch", f"is less than a rank's minibatch of {per_rank} responses")
+        elif facts.update_dispatch % per_rank:
+            # BaseTrainingEngine.update would make a smaller minibatch of what is left of every dispatch.
+            yield Violation("update_dispatch", f"is not a multiple of a rank's minibatch of {per_rank} responses")
     share = facts.responses // facts.dp
     if facts.guarantee_order and facts.update_dispatch is not None and facts.update_dispatch != share:
         yield Violation("update_dispatch", f"with guarantee_order a rank trains that many of its {share} responses")
@@ -222,17 +226,23 @@ def precision(facts: Facts) -> Iterator[Violation]:
 
 
 def rewards(facts: Facts) -> Iterator[Violation]:
-    """``validate_rl_args``: a weight for each verifier; partial rollouts arrive in no order."""
+    """``validate_rl_args``: a weight for each verifier; groups of partial rollouts are not whole."""
     if facts.verifiers != facts.verifier_weights:
         yield Violation("verifier_weights", f"has {facts.verifier_weights} weights for {facts.verifiers} verifiers")
-    if facts.partial_rollout_splits > 1 and facts.guarantee_order:
-        yield Violation("partial_rollout_splits", "cannot be more than 1 while rl_config.guarantee_order is true")
+    if facts.partial_rollout_splits > 1:
+        yield Violation("partial_rollout_splits", "cannot be more than 1: groups must be whole")
 
 
 def sampling(facts: Facts) -> Iterator[Violation]:
-    """The policy's own distribution, and different responses within a group."""
+    """The policy's own distribution, and noise of its own for every prompt and iteration.
+
+    vLLM gives sample ``i`` of a prompt the seed ``seed + i``: the samples of a prompt differ, but those of every other
+    prompt, in every iteration, are drawn with the same noise.
+    """
     if facts.sampling_seed is not None:
-        yield Violation("sampling_seed", "vLLM would draw the same response for every sample of a prompt: needs null")
+        yield Violation(
+            "sampling_seed", "vLLM would draw every prompt's responses with the same noise, iteration by iteration"
+        )
     if facts.top_k > 0:
         yield Violation("top_k", "cuts the policy's distribution, whose success rate the confidence states: needs -1")
     if facts.top_p != 1.0:

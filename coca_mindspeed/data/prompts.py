@@ -33,6 +33,16 @@ def prompt_messages(record: Record, system_prompt: str | None) -> list[dict[str,
     return [*messages, {"role": "user", "content": record.question + instruction_suffix(record)}]
 
 
+def many_prompt_tokens(tokenizer: Any, conversations: Sequence[Sequence[dict[str, str]]]) -> list[list[int]]:
+    """As :func:`prompt_tokens`, of many chats at once, which a fast tokenizer spreads over the CPUs."""
+    rendered = [
+        tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+        for messages in conversations
+    ]
+    rows: list[list[int]] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    return rows
+
+
 def prompt_tokens(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
     """Token ids of chat messages, up to where the response begins.
 

@@ -11,7 +11,13 @@ from typing import Any
 
 from coca_mindspeed.config.schema import LoggingConfig
 from coca_mindspeed.errors import MissingDependencyError, TrainingError
-from coca_mindspeed.files import read_json_lines, to_json_line, write_atomically, write_json_lines
+from coca_mindspeed.files import (
+    nulls_for_what_json_lacks,
+    read_json_lines,
+    to_json_line,
+    write_atomically,
+    write_json_lines,
+)
 
 Scalars = Mapping[str, float]
 
@@ -73,8 +79,8 @@ class RunLog:
 
     def write(self, step: int, metrics: Scalars, timing: Scalars) -> None:
         """Append one step's row to each log; NaN becomes null in JSON and is left out elsewhere."""
-        self._append(self.metrics_path, {"step": step, **_jsonable(metrics)})
-        self._append(self._directory / "timing.jsonl", {"step": step, **_jsonable(timing)})
+        self._append(self.metrics_path, {"step": step, **nulls_for_what_json_lacks(metrics)})
+        self._append(self._directory / "timing.jsonl", {"step": step, **nulls_for_what_json_lacks(timing)})
         finite = {name: value for name, value in {**metrics, **timing}.items() if math.isfinite(value)}
         for sink in self._sinks:
             sink(step, finite)
@@ -117,10 +123,6 @@ def _cut_back(path: Path, step: int) -> None:
         write_atomically(path, content[: content.rfind(b"\n") + 1])
     rows = [row for _, row in read_json_lines(path)] if path.exists() else []
     write_json_lines(path, [row for row in rows if row["step"] <= step])
-
-
-def _jsonable(scalars: Scalars) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in scalars.items()}
 
 
 def require_loggers(config: LoggingConfig) -> None:

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from mindspeed_rl.models.loss.base_loss_func import BaseLossFunc
 from mindspeed_rl.utils.compute import compute_kl_penalty, get_parallel_state
+from mindspeed_rl.utils.utils import MsProbe
 from torch import Tensor
 
-from coca_mindspeed.algorithm.advantages import segment_masks
+from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks
 from coca_mindspeed.algorithm.objective import SegmentStatistics, segment_objective
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.mindspeed import columns
@@ -119,6 +120,7 @@ class SegmentActorLoss(BaseLossFunc):
             **_statistics("answer", objective.answer),
         }
         inside = masks.confidence | masks.answer
+        statistics |= _entropies(old_log_probs, masks)
         if self._reference:
             penalty = compute_kl_penalty(log_probs, batch["ref_log_prob"][:, :width], self._meta["kl_penalty"])
             kl = torch.where(inside, penalty, 0.0).sum() / mini_batch.tokens * scale
@@ -129,7 +131,33 @@ class SegmentActorLoss(BaseLossFunc):
             statistics |= ratio(
                 "actor/rollout_log_prob_gap", torch.where(inside, gap, 0.0).sum().item(), inside.sum().item()
             )
+        # For msprobe_config.key_data_dump, under MindSpeed-RL's own names where it has them.
+        MsProbe.save_data(
+            {
+                "old_log_prob": old_log_probs,
+                "log_prob": log_probs,
+                "advantages": batch["advantages"],
+                "confidence_mask": masks.confidence,
+                "answer_mask": masks.answer,
+                "loss": objective.loss,
+            }
+        )
         return loss, statistics
+
+
+def _entropies(old_log_probs: Tensor, masks: SegmentMasks) -> dict[str, float]:
+    """Entropy of the policy that sampled, a token, in nats: minus the mean log-probability of what it sampled.
+
+    That is the entropy in expectation, and costs no pass over the vocabulary.
+    """
+    named = {"entropy": masks.confidence | masks.answer, "confidence_entropy": masks.confidence}
+    return {
+        key: value
+        for name, mask in {**named, "answer_entropy": masks.answer}.items()
+        for key, value in ratio(
+            f"actor/{name}", -torch.where(mask, old_log_probs, 0.0).sum().item(), mask.sum().item()
+        ).items()
+    }
 
 
 def _statistics(segment: str, sums: SegmentStatistics) -> dict[str, float]:

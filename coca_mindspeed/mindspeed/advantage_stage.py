@@ -13,7 +13,7 @@ from coca_mindspeed.mindspeed.metrics import as_ratios
 from coca_mindspeed.mindspeed.process import process_settings
 
 #: What the stage reads.
-COLUMNS = ("responses", "response_length", "rm_scores", *columns.REWARD_COLUMNS)
+COLUMNS = ("response_length", "rm_scores", *columns.REWARD_COLUMNS)
 
 
 def compute_advantages(

@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from coca_mindspeed.data.prompts import prompt_messages, prompt_tokens
+from coca_mindspeed.data.prompts import many_prompt_tokens, prompt_messages
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.mindspeed import columns
 from coca_mindspeed.mindspeed.process import process_settings
+
+_AT_ONCE = 1024  # prompts that a fast tokenizer is given together, which it spreads over the CPUs
 
 
 def is_record_file(path: str) -> bool:
@@ -19,26 +22,33 @@ def is_record_file(path: str) -> bool:
     return path.endswith(".jsonl")
 
 
-def prompt_ids(record: Record, tokenizer: Any, system_prompt: str | None, max_tokens: int) -> list[int]:
-    """Token ids of a record's prompt.
+def prompt_token_ids(
+    records: Sequence[Record], tokenizer: Any, system_prompt: str | None, max_tokens: int
+) -> list[NDArray[np.int32]]:
+    """Token ids of the records' prompts, tokenized many at once and kept in four bytes each.
 
     Raises:
-        DataError: it is longer than ``max_tokens``; a prompt is never cut.
+        DataError: one is longer than ``max_tokens``; a prompt is never cut.
     """
-    ids = prompt_tokens(tokenizer, prompt_messages(record, system_prompt))
-    if len(ids) > max_tokens:
-        raise DataError(
-            f"record {record.id!r} has a prompt of {len(ids)} tokens, rl_config.max_prompt_length is {max_tokens}; "
-            "raise it or leave the record out"
-        )
-    return ids
+    prompts = []
+    for start in range(0, len(records), _AT_ONCE):
+        batch = records[start : start + _AT_ONCE]
+        rows = many_prompt_tokens(tokenizer, [prompt_messages(record, system_prompt) for record in batch])
+        for record, ids in zip(batch, rows, strict=True):
+            if len(ids) > max_tokens:
+                raise DataError(
+                    f"record {record.id!r} has a prompt of {len(ids)} tokens, rl_config.max_prompt_length is "
+                    f"{max_tokens}; raise it or leave the record out"
+                )
+            prompts.append(np.asarray(ids, dtype=np.int32))
+    return prompts
 
 
 class RecordPrompts(Dataset[dict[str, Any]]):
     """``samples`` prompts: every epoch is a permutation of all records, drawn from the seed and the epoch."""
 
     def __init__(
-        self, records: Sequence[Record], prompts: Sequence[Sequence[int]], samples: int, seed: int, shuffle: bool
+        self, records: Sequence[Record], prompts: Sequence[NDArray[np.int32]], samples: int, seed: int, shuffle: bool
     ) -> None:
         self._prompts = prompts
         self._order = np.concatenate(
@@ -56,7 +66,7 @@ class RecordPrompts(Dataset[dict[str, Any]]):
         return {"input_ids": np.asarray(self._prompts[index], dtype=np.int64), columns.RECORD: np.array([index])}
 
 
-def load_prompts(path: Path, tokenizer: Any, max_tokens: int) -> tuple[list[Record], list[list[int]]]:
+def load_prompts(path: Path, tokenizer: Any, max_tokens: int) -> tuple[list[Record], list[NDArray[np.int32]]]:
     """All records of a file, and the token ids of their prompts under this run's method.
 
     Raises:
@@ -66,7 +76,7 @@ def load_prompts(path: Path, tokenizer: Any, max_tokens: int) -> tuple[list[Reco
     if not records:
         raise DataError(f"{path}: no record found")
     system_prompt = process_settings().coca.training_method.system_prompt
-    return records, [prompt_ids(record, tokenizer, system_prompt, max_tokens) for record in records]
+    return records, prompt_token_ids(records, tokenizer, system_prompt, max_tokens)
 
 
 def record_datasets(original: Any) -> Any:

@@ -24,6 +24,8 @@ from coca_mindspeed.mindspeed.manifest import matching_manifest
 from coca_mindspeed.mindspeed.process import setup_driver
 from coca_mindspeed.mindspeed.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from coca_mindspeed.mindspeed.upstream_keys import read_upstream_keys
+from coca_mindspeed.mindspeed.verifiers import try_verifier
+from coca_mindspeed.mindspeed.without_effect import keys_without_effect
 
 #: Environment variable -> a package that its checkout must hold.
 HOMES = {
@@ -129,6 +131,9 @@ def runtime_environment(process: ProcessSettings, config: DictConfig) -> dict[st
         variables["VLLM_DP_SIZE"] = str(generate.get("infer_expert_parallel_size"))
     if (buffer := rl.get("hccl_buffersize")) is not None:  # a key of MindSpeed-RL's master
         variables["HCCL_BUFFSIZE"] = str(buffer)
+    if process.release == "2.3.0" and not _distribution_is_cut(generate):
+        # Its vLLM-Ascend would sort the whole vocabulary at every step for a cut that nobody asks for.
+        variables["VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE"] = "0"
     own_package = Path(__file__).resolve().parents[2]
     python_path = [str(own_package), *map(str, process.import_paths), os.environ.get("PYTHONPATH", "")]
     return {
@@ -140,6 +145,23 @@ def runtime_environment(process: ProcessSettings, config: DictConfig) -> dict[st
         },
         "worker_process_setup_hook": "coca_mindspeed.mindspeed.process.setup_worker",
     }
+
+
+def _distribution_is_cut(generate: Mapping[str, Any]) -> bool:
+    """Whether top-k or top-p is set; MindSpeed-RL's default for ``top_k`` is 50."""
+    sampling = generate.get("sampling_config") or {}
+    return int(sampling.get("top_k", 50)) > 0 or float(sampling.get("top_p", 1.0)) != 1.0
+
+
+def try_graders(settings: CocaSettings, config: DictConfig) -> None:
+    """Build here what every reward worker will build, before any NPU is held.
+
+    Raises:
+        CocaError: this machine lacks something that the graders need.
+    """
+    training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
+    files = [Path(path) for path in (training.get("data_path"), settings.eval_data) if path is not None]
+    try_verifier(list(config.rl_config.verifier_function), settings.grading, files)
 
 
 def start_ray(process: ProcessSettings, config: DictConfig) -> None:
@@ -179,6 +201,9 @@ def train(path: Path, overrides: Sequence[str]) -> None:
     process = process_settings(settings, config, checkouts)
     if unknown := read_upstream_keys(process.mindspeed_rl_home).unknown(config):
         raise ConfigError("\n".join(unknown))
+    for line in keys_without_effect(config, reference=process.reference):
+        print(f"coca-mindspeed: {line}", flush=True)
+    try_graders(settings, config)
     start_ray(process, config)
     try:
         ray.get(ray.remote(run_mindspeed_rl).options(num_cpus=1, max_retries=0).remote(config))

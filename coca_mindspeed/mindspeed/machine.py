@@ -5,7 +5,9 @@ import os
 import platform
 import re
 import resource
+import shutil
 import socket
+import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +36,21 @@ class Machine:
         """Devices that the driver shows."""
         return sum(1 for path in (self.root / "dev").glob("davinci*") if path.name[7:].isdecimal())
 
+    def cpus(self) -> int:
+        """CPUs that this process may use."""
+        return len(os.sched_getaffinity(0))
+
+    def free_bytes(self, path: Path) -> int:
+        """Room for files of this user at ``path``, or where it would be made."""
+        there = path.absolute()
+        while not there.exists():
+            there = there.parent
+        return shutil.disk_usage(there).free
+
+    def architecture(self) -> str:
+        """``x86_64`` or ``aarch64``."""
+        return platform.machine()
+
     def open_files(self) -> int:
         """Soft limit of open files."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -54,6 +71,11 @@ class Machine:
         folders = (f"usr/lib/{platform.machine()}-linux-gnu", "usr/lib64", "usr/local/lib")
         paths = (self.root / folder / "libjemalloc.so.2" for folder in folders)
         return next((path for path in paths if path.is_file()), None)
+
+    def libgomp_of_scikit_learn(self) -> Path | None:
+        """The OpenMP library that scikit-learn brings along, if it is installed."""
+        folders = (Path(sysconfig.get_path(name)) / "scikit_learn.libs" for name in ("platlib", "purelib"))
+        return next((path for folder in folders for path in sorted(folder.glob("libgomp-*.so*"))), None)
 
     def interfaces(self) -> list[str]:
         """Names of the network interfaces."""

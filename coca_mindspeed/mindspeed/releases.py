@@ -11,8 +11,9 @@ class SoftwareStack:
     driver: str
     cann: str
     megatron: str = "0.12.1"
-    mindspeed: str = "674226a"
-    mindspeed_llm: str = "62d4640"
+    # The heads of their release branches, with which the port was tested, and the commits of MindSpeed-RL's guides.
+    mindspeed: tuple[str, ...] = ("674226a", "ac9f0e7")
+    mindspeed_llm: tuple[str, ...] = ("62d4640", "a2c0733")
     packages: dict[str, str] = field(default_factory=dict)
 
 

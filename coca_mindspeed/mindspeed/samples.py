@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.files import to_json_line, write_json_lines
+from coca_mindspeed.files import nulls_for_what_json_lacks, to_json_line, write_json_lines
 from coca_mindspeed.mindspeed.dock import read_rows
 from coca_mindspeed.mindspeed.settings import CocaSettings
 
@@ -37,7 +37,7 @@ class SampleWriter:
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
-    """Append one JSON object to a log that only this process writes."""
+    """Append one JSON object to a log that only this process writes; NaN and infinity become null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.write(to_json_line({k: v for k, v in row.items() if v == v}))  # NaN is left out: JSON has none
+        file.write(to_json_line(nulls_for_what_json_lacks(row)))

@@ -22,7 +22,8 @@ VARIABLE = "COCA_MINDSPEED_PROCESS"
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    # As constants, not as null: options of a grader may be anything.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
 class HostSettings(_Section):
@@ -51,6 +52,7 @@ class CocaSettings(_Section):
     samples_interval: int = Field(0, ge=0, description="iterations between dumps of samples; 0: none")
     samples_prompts: int = Field(2, ge=1, description="prompts of a dump, with all their responses")
     output_dir: Path | None = Field(None, description="where samples and validation results are written")
+    keep_checkpoints: int | None = Field(None, ge=1, description="newest checkpoints kept; null: all")
     metrics_file: bool = Field(True, description="write every iteration's metrics to output_dir/metrics.jsonl")
 
     grading: dict[str, Any] = Field(default_factory=dict, description="options of the graders; see docs/grading.md")

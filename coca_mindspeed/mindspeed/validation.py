@@ -62,7 +62,7 @@ class Validation:
         # The dock takes whole iterations: repeat the last question until it is full, and drop the repetitions.
         full = questions + [questions[-1]] * (trainer.global_batch_size - len(questions))
         batch = {
-            "prompts": [torch.tensor(self._prompts[index]) for index in full],
+            "prompts": [torch.from_numpy(self._prompts[index]).long() for index in full],
             columns.RECORD: [torch.tensor([index]) for index in full],
         }
         rows, indexes = put_prompts_experience(batch, samples, [columns.RECORD])

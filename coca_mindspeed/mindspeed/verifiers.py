@@ -1,11 +1,12 @@
 """From the verifier names of a MindSpeed-RL configuration to graders; a name that nobody knows is refused."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.data.records import Record
+from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, GradingError
-from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.grading.registry import build_grader, grader_name
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 
 #: ``rl_config.verifier_function`` -> this project's grader.
@@ -74,6 +75,29 @@ def check_names(names: Sequence[str]) -> None:
             f"rl_config.verifier_function: {list(names)}: an answer is right or wrong by one rule, so a verifier of "
             "this project stands alone; coca_auto lets every record choose its own"
         )
+
+
+def try_verifier(names: Sequence[str], options: Mapping[str, Any], files: Sequence[Path]) -> None:
+    """Build the graders that a run needs, and close them again: what they need of this machine may be missing.
+
+    Args:
+        names: ``rl_config.verifier_function``; MindSpeed-RL's own verifiers need nothing.
+        options: of this project's grader.
+        files: of records, which say what ``coca_auto`` has to grade; those that are not there are left out.
+
+    Raises:
+        GradingError: a grader cannot be built here: no sandbox, a wrong option.
+        MissingDependencyError: a package that it needs is not installed.
+    """
+    if not names or names[0] not in OWN_VERIFIERS:
+        return
+    grader = OWN_VERIFIERS[names[0]]
+    build_grader(grader, options).close()
+    if grader != "auto":
+        return
+    records = (record for file in files if file.is_file() for record in read_records(file))
+    for name in sorted({grader_name(record) for record in records}):
+        build_grader(name, options.get(name)).close()
 
 
 def build_verifier(rl_config: Any, options: Mapping[str, Any]) -> Grader:

@@ -3,18 +3,23 @@
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.config.facts import KEYS, Facts, read_facts
-from coca_mindspeed.config.memory import GIB, memory_plan, model_parameters
+from coca_mindspeed.config.memory import GIB, checkpoint_bytes, memory_plan, model_parameters
 from coca_mindspeed.config.plan import make_plan, nearest_working
 from coca_mindspeed.config.rules import violations
+from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.steps import steps_of_epochs
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.mindspeed.refusals import refusals
+from coca_mindspeed.mindspeed.run_file import StageFiles, mindspeed_values
 
 ON_ASCEND = [name for name in ready_made_runs() if "_910" in name]
 ACTOR = "mindspeed_rl.actor_config."
@@ -102,6 +107,7 @@ def test_memory_by_hand():
         max_sequences=10,
         memory_utilization=0.5,
         memory_gib=1 / 1024,
+        reserved_gib=1 / 2**14,
     )
     layer = 8 * (8 + 2 * 4) + 8 * 8 + 3 * 8 * 16 + 2 * 8
     parameters = 2 * layer + 2 * 32 * 8
@@ -110,12 +116,14 @@ def test_memory_by_hand():
     assert training["weights"] == 2 * parameters
     assert training["gradients"] == 4 * parameters
     assert training["optimizer"] == 12 * parameters / 4
-    assert training["activations"] == 100 * 2 * (2 * (6 * 8 + 2 * 4 + 3 * 16))
-    assert training["logits"] == 100 * 32 * 12
+    tokens = 103  # of 100, for microbatches are evened out without regard to the limit
+    assert training["activations"] == tokens * 2 * (2 * (6 * 8 + 2 * 4 + 3 * 16))
+    assert training["logits"] == tokens * 32 * 12
     assert plan.kv_bytes_per_token == 2 * 2 * 2 * 4  # keys and values, bf16, two layers, one head of 4
     rollout = {part.name: part.bytes for part in plan.rollout}
     weights, work = 2 * (parameters + 8), 100 * 2 * (4 * 8 + 3 * 16) + 10 * 32 * 8
-    assert rollout["KV cache"] == 0.5 * GIB / 1024 - weights - work
+    assert rollout["outside of torch"] == GIB / 2**14
+    assert rollout["KV cache"] == 0.5 * GIB / 1024 - weights - work - GIB / 2**14
     assert plan.longest_responses == rollout["KV cache"] / (32 * 100)
     assert rollout["training state not offloaded"] == 0
     kept = memory_plan(replace(facts, offload_optimizer=False))
@@ -144,8 +152,13 @@ def test_what_layouts_do_to_memory(seven):
     ("overrides", "message"),
     [
         (
+            [RL + "actor_update_dispatch_size=384", "rollout.prompts=96", "trainer.minibatches=3"],
+            "size=384: is not a multiple of a rank's minibatch of 256 responses; nearest that works: 256, 768",
+        ),
+        ([RL + "partial_rollout_max_split=2"], "split=2: cannot be more than 1: groups must be whole; .* works: 1"),
+        (
             [ACTOR + "tensor_model_parallel_size=8"],
-            "8: does not divide the 28 attention heads; nearest that works: 2, 4",
+            "8: does not divide the 28 attention heads; nearest that works: 4",
         ),
         ([ACTOR + "tensor_model_parallel_size=7"], "size=7: does not divide the 4 key/value groups"),
         ([ACTOR + "tensor_model_parallel_size=0"], "size=0: must be at least 1"),
@@ -161,8 +174,8 @@ def test_what_layouts_do_to_memory(seven):
             [GENERATE + "infer_pipeline_parallel_size=2"],
             "infer_pipeline_parallel_size=2: pipeline parallel rollout is not",
         ),
-        (["rollout.prompts=127"], "=127: is not a multiple of the 2 data-parallel ranks; nearest that works: 124, 128"),
-        (["rollout.prompts=126"], "rollout.prompts=126: is not a multiple of the 4 rollout engines"),
+        (["rollout.prompts=127"], "=127: is not a multiple of the 2 data-parallel ranks; nearest that works: 120, 128"),
+        (["rollout.prompts=126"], "rollout.prompts=126: is not a multiple of the 8 rollout engines"),
         ([RL + "mini_batch_size=3"], "=3: does not divide the 128 prompts of an iteration; nearest that works: 2, 4"),
         ([RL + "mini_batch_size=1"], "=1: is not a multiple of the 2 data-parallel ranks; nearest that works: 2, 4, 8"),
         (
@@ -207,7 +220,10 @@ def test_what_layouts_do_to_memory(seven):
             [GENERATE + "dtype=float16"],
             "dtype=float16: MindSpeed-RL samples in bfloat16 only; nearest that works: bfloat16",
         ),
-        ([GENERATE + "sampling_config.seed=1"], "seed=1: vLLM would draw the same response .*nearest that works: null"),
+        (
+            [GENERATE + "sampling_config.seed=1"],
+            "seed=1: vLLM would draw every prompt's .* the same noise.*nearest that works: null",
+        ),
         ([GENERATE + "sampling_config.top_k=50"], "top_k=50: cuts the policy's distribution"),
         ([RL + "verifier_weight=[1.0,0.5]"], "verifier_weight=2: has 2 weights for 1 verifiers"),
         (
@@ -245,8 +261,8 @@ def test_what_layouts_do_to_memory(seven):
         (["model.path=null"], "model.path=null: the built-in tiny model is for the local engine"),
         (["data.epochs=1e-9"], "data.epochs=1e-09: .* less than one step of rollout.prompts=128"),
         (
-            ["hardware.memory_gib=32.0"],
-            "pipeline_model_parallel_size=1: training needs about 30.2 GiB of an NPU's 28.0; nearest that works: 2",
+            ["hardware.memory_gib=36.0"],
+            "update_max_packing_token_size=12288: training needs about 39.7 GiB of an NPU's 32.0; .* works: 6144",
         ),
         (
             [GENERATE + "gpu_memory_utilization=0.95"],
@@ -254,7 +270,7 @@ def test_what_layouts_do_to_memory(seven):
         ),
         (
             [GENERATE + "gpu_memory_utilization=0.1"],
-            "infer_tensor_parallel_size=2: the KV cache holds 0.00 sequences of 6144 tokens",
+            "infer_tensor_parallel_size=1: the KV cache holds 0.00 sequences of 6144 tokens",
         ),
     ],
 )
@@ -345,6 +361,15 @@ def test_runs_for_this_machine_have_no_plan():
         make_plan(compose_run("demo").run)
 
 
+@pytest.mark.parametrize("value", ["inf", "nan"])
+@pytest.mark.parametrize(
+    "key", [GENERATE + "gpu_memory_utilization", RL + "init_kl_coef", "hardware.memory_gib", "optimizer.lr"]
+)
+def test_numbers_that_are_none(key, value):
+    with pytest.raises(ConfigError, match=key.rpartition(".")[2] + r".*finite number"):
+        make_plan(compose_run("qwen25_7b_910b", [f"{key}={value}"]).run)
+
+
 @pytest.mark.parametrize("value", ["two", "1.5", "true"])
 def test_values_of_the_wrong_type(value):
     with pytest.raises(ConfigError, match=r"actor_config.micro_batch_size=.*expected a whole number"):
@@ -403,3 +428,125 @@ def test_values_that_are_said_to_work_do(field, value):
         assert not violations(broken.varied(field, candidate)) or {
             v.field for v in violations(broken.varied(field, candidate))
         } <= {v.field for v in violations(broken)} - {field}
+
+
+def _leaves(section, prefix=""):
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _leaves(inner, f"{prefix}{name}.")
+        elif prefix + name not in ("mindspeed_rl", "model.architecture"):
+            yield prefix + name
+
+
+# Another value for each key whose kind does not tell one.
+_OTHER = {
+    "model.compute_dtype": "float32",
+    "model.attention": "eager",
+    "method.name": "rlvr",
+    "method.loss_aggregation": "token_mean",
+    "method.advantage_ddof": "0",
+    "method.invalid_reward": "-0.5",
+    "method.clip": "0.3",
+    "method.confidence_decimals": "2",
+    "data.name": "arithmetic",
+    "data.grader": "exact",
+    "data.grader_options": "{seconds: 1}",
+    "optimizer.betas": "[0.5,0.6]",
+    "optimizer.schedule": "cosine",
+    "trainer.device": "cpu",
+    "trainer.minibatches": "2",
+    "hardware.platform": "host",
+    "rollout.prompts": "64",
+    "rollout.group_size": "8",
+    "warm_up.wrong_answers": "0.5",
+    "warm_up.overconfident": "0.5",
+    "evaluation.questions": "3",
+}
+# What the plan itself goes by: files of the machine, sizes of its memory, iterations.
+_PLANS = {"data.rows", "data.epochs", "hardware.memory_gib", "hardware.reserved_gib", "trainer.steps"}
+
+
+@pytest.mark.parametrize("key", sorted(set(_leaves(RunConfig)) - _PLANS))
+def test_no_key_of_ours_is_ignored_in_silence(key):
+    base = compose_run("qwen25_7b_910b", ["trainer.share_prompts=true"])
+    value = base.run
+    for part in key.split("."):
+        value = getattr(value, part)
+    if key in _OTHER:
+        other = _OTHER[key]
+    elif isinstance(value, bool):
+        other = str(not value).lower()
+    elif isinstance(value, int | float):
+        other = str(value * 2 or 1)
+    else:
+        other = "1" if value is None and "int" in str(_annotation(key)) else "other"
+    overrides = [f"{key}={other}"]
+    if key == "model.gradient_checkpointing":
+        overrides.append("trainer.share_prompts=false")
+    run = compose_run("qwen25_7b_910b", overrides).run
+    plan, before = make_plan(run), make_plan(base.run)
+    if any(problem.key == key for problem in plan.problems):
+        return
+    files = StageFiles(Path("runs/x"))
+    plan, before = (replace(p, iterations=p.iterations or 1) for p in (plan, before))
+    assert mindspeed_values(run, plan, files) != mindspeed_values(base.run, before, files)
+
+
+def _annotation(key):
+    model = RunConfig
+    *sections, name = key.split(".")
+    for part in sections:
+        model = model.model_fields[part].annotation
+    return model.model_fields[name].annotation
+
+
+def test_what_the_plan_says_would_work_the_hooks_take():
+    """The nearest values of a message are not refused by the conditions of the driver, and the other way round."""
+    for overrides in (
+        [RL + "partial_rollout_max_split=2"],
+        [RL + "adv_dispatch_size=24"],
+        [RL + "reward_dispatch_size=24"],
+        [GENERATE + "sampling_config.seed=3"],
+        [RL + "actor_update_dispatch_size=384", "rollout.prompts=96", "trainer.minibatches=3"],
+    ):
+        run = compose_run("qwen25_7b_910b", overrides).run
+        (problem,) = make_plan(run).problems
+        assert refusals(run, make_plan(run)) == [str(problem)]
+        assert problem.works
+        for value in problem.works:
+            shown = "null" if value is None else value
+            better = compose_run("qwen25_7b_910b", [*overrides, f"{problem.key}={shown}"]).run
+            assert refusals(better, make_plan(better)) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (RL + "entropy_coeff=0.1", "rl_config.entropy_coeff: the objective has no entropy term"),
+        (RL + "filter_groups_enable=true", "rl_config.filter_groups_enable: .*expected false"),
+        (RL + "rule_reward=false", "rl_config.rule_reward: .*expected true"),
+        ("data.grader=simpleqa", "rl_config.verifier_function: unknown verifier 'coca_simpleqa'"),
+        ("mindspeed_rl.coca.keep_checkpoints=0", "coca.keep_checkpoints: Input should be greater"),
+    ],
+)
+def test_check_refuses_what_the_driver_would(override, message):
+    run = compose_run("qwen25_7b_910b", [override]).run
+    assert re.search("mindspeed_rl.*" + message, "\n".join(refusals(run, make_plan(run))))
+
+
+def test_slots_and_responses_of_a_rollout_engine(seven):
+    assert (seven.engine_responses, replace(seven, rollout_dispatch=64).engine_responses) == (256, 64)
+
+
+@pytest.mark.parametrize("name", ON_ASCEND)
+def test_ready_made_runs_answer_all_prompts_in_one_wave(name):
+    for nodes in (1, 2):
+        facts = read_facts(compose_run(name, [f"hardware.nodes={nodes}"]).run)
+        assert facts.rollout_tp == 1
+        assert facts.max_sequences >= facts.engine_responses
+        assert facts.memory_utilization == 0.8
+
+
+def test_a_checkpoint_of_seven_billion_parameters(seven):
+    assert checkpoint_bytes(seven) == 14 * 7_615_616_512  # 106.6 GB

@@ -58,7 +58,7 @@ def test_dry_run_shows_the_plan_and_every_command(script):
     npus = 8 if script.stem.endswith("910b") else 16
     commands = [line for line in shown.stdout.splitlines() if line.startswith("+")]
     assert [part for part in commands if "ray.scripts.scripts start" in part and f"{npus}\\}}" in part]
-    assert [part for part in commands if f"cluster --npus {npus}" in part]
+    assert [part for part in commands if f"cluster --npus {npus} --cpus-per-npu 8 --other-cpus 13" in part]
     assert commands[-1].endswith("coca_mindspeed.mindspeed.driver /nowhere/run/stage0/mindspeed_rl.yaml")
     assert not Path("/nowhere").exists()
 
@@ -297,6 +297,38 @@ def test_commands_that_fail_in_canns_script_do_not_end_ours(tmp_path):
         ended = sourced(ascend, sys.executable, mistake)
         assert ended.returncode == 1  # our own mistakes end the script as before
         assert "still here" not in ended.stdout
+
+
+def test_a_new_cann_comes_before_an_old_toolkit_and_an_environment_that_is_set_before_both(tmp_path, monkeypatch):
+    ascend = ascend_scripts(tmp_path, "export ASCEND_TOOLKIT_HOME=/old\n", "export ATB_HOME_PATH=/atb\n")
+    for name in ("ASCEND_TOOLKIT_HOME", "ATB_HOME_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    shown = 'echo "$ASCEND_TOOLKIT_HOME $ATB_HOME_PATH"'
+    assert sourced(ascend, sys.executable, shown).stdout.splitlines()[-1] == "/old /atb"
+    (tmp_path / "cann").mkdir()
+    (tmp_path / "cann/set_env.sh").write_text("export ASCEND_TOOLKIT_HOME=/new\n")
+    assert sourced(ascend, sys.executable, shown).stdout.splitlines()[-1] == "/new /atb"
+    monkeypatch.setenv("ASCEND_TOOLKIT_HOME", "/mine")
+    monkeypatch.setenv("ATB_HOME_PATH", "/my_atb")
+    assert sourced(ascend, sys.executable, shown).stdout.splitlines()[-1] == "/mine /my_atb"
+
+
+@pytest.mark.parametrize(("machine", "preloaded"), [("aarch64", True), ("x86_64", False)])
+def test_scikit_learns_openmp_is_loaded_first_on_aarch64(tmp_path, monkeypatch, machine, preloaded):
+    library = tmp_path / "libgomp-1.so"
+    library.write_bytes(b"")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (
+        ("uname", f"echo {machine}"),
+        ("python", f'case "$*" in *libgomp*) echo "{library}" ;; *) exec "{sys.executable}" "$@" ;; esac'),
+    ):
+        (programs / name).write_text(f"#!/bin/bash\nunset LD_PRELOAD\n{text}\n")
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.delenv("LD_PRELOAD", raising=False)
+    went = sourced(tmp_path, programs / "python", 'echo "preloaded ${LD_PRELOAD:-nothing}"; unset LD_PRELOAD')
+    assert (str(library) in went.stdout.splitlines()[-1]) == preloaded, went.stderr
 
 
 @pytest.mark.parametrize("relative", [False, True])

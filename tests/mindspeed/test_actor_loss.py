@@ -33,12 +33,21 @@ class _FakeBase:
 @pytest.fixture
 def actor_loss(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     names = ["mindspeed_rl", "mindspeed_rl.models", "mindspeed_rl.models.loss", "mindspeed_rl.utils"]
-    for name in [*names, "mindspeed_rl.models.loss.base_loss_func", "mindspeed_rl.utils.compute"]:
+    for name in [
+        *names,
+        "mindspeed_rl.models.loss.base_loss_func",
+        "mindspeed_rl.utils.compute",
+        "mindspeed_rl.utils.utils",
+    ]:
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     sys.modules["mindspeed_rl.models.loss.base_loss_func"].BaseLossFunc = _FakeBase  # type: ignore[attr-defined]
     compute = sys.modules["mindspeed_rl.utils.compute"]
     compute.compute_kl_penalty = lambda a, b, kind: (a - b).square()  # type: ignore[attr-defined]
     compute.get_parallel_state = lambda: None  # type: ignore[attr-defined]
+    saved: list[dict[str, Tensor]] = []
+    sys.modules["mindspeed_rl.utils.utils"].MsProbe = SimpleNamespace(  # type: ignore[attr-defined]
+        save_data=saved.append, saved=saved
+    )
     import coca_mindspeed.mindspeed.actor_loss as module
 
     yield module
@@ -169,3 +178,23 @@ def test_what_the_loss_refuses(actor_loss: Any, monkeypatch: pytest.MonkeyPatch,
         loss.compute_loss(batch["log_probs"], batch, actual_micro_batch_size=8)
     with pytest.raises(ConfigError, match="entropy_coeff"):
         loss.add_loss_meta_info({"entropy_coeff": 0.1})
+
+
+def test_entropies_by_segment_and_tensors_for_msprobe(
+    actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor]
+) -> None:
+    loss = _loss(actor_loss, monkeypatch)
+    log_probs = batch["log_probs"] if "log_probs" in batch else batch["old_log_prob"].clone()
+    _, statistics = loss._loss(log_probs.requires_grad_(), batch, actor_loss.MiniBatch(ROWS, 100, 1), 1)
+    means = finish(statistics)
+    lengths = batch["response_length"].flatten()
+    masks = segment_masks(batch[columns.CONFIDENCE_LENGTH][:, 0].long(), lengths.long(), log_probs.shape[1])
+    old = batch["old_log_prob"][:, : log_probs.shape[1]]
+    for name, mask in (
+        ("confidence_entropy", masks.confidence),
+        ("answer_entropy", masks.answer),
+        ("entropy", masks.confidence | masks.answer),
+    ):
+        assert means[f"actor/{name}"] == pytest.approx(float(-old[mask].mean()), rel=1e-5), name
+    (saved,) = sys.modules["mindspeed_rl.utils.utils"].MsProbe.saved
+    assert set(saved) >= {"old_log_prob", "log_prob", "advantages", "loss"}

@@ -12,7 +12,7 @@ from coca_mindspeed.commands import doctor as command
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.mindspeed import doctor, prompt_lengths
+from coca_mindspeed.mindspeed import doctor, prompt_lengths, run_findings
 from coca_mindspeed.mindspeed.machine import Machine, git_commit, megatron_version
 from coca_mindspeed.mindspeed.manifest import ManifestError
 from coca_mindspeed.mindspeed.megatron_checkpoint import checkpoint_layout, newest_iteration
@@ -29,6 +29,15 @@ class FakeMachine(Machine):
 
     def package_version(self, name: str) -> str | None:
         return self.packages.get(name)
+
+    def cpus(self) -> int:
+        return 192
+
+    def architecture(self) -> str:
+        return "x86_64"
+
+    def free_bytes(self, path: Path) -> int:
+        return 10**15
 
     def open_files(self) -> int:
         return 65536
@@ -66,8 +75,8 @@ def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeMachine, 
     homes = {name: tmp_path / name for name in doctor.HOMES}
     write(homes["MEGATRON_HOME"] / "megatron/core/package_info.py", "MAJOR = 0\nMINOR = 12\nPATCH = 1\n")
     for variable, package, commit in (
-        ("MINDSPEED_HOME", "mindspeed", STACKS["2.3.0"].mindspeed),
-        ("MINDSPEED_LLM_HOME", "mindspeed_llm", STACKS["2.3.0"].mindspeed_llm),
+        ("MINDSPEED_HOME", "mindspeed", STACKS["2.3.0"].mindspeed[0]),
+        ("MINDSPEED_LLM_HOME", "mindspeed_llm", STACKS["2.3.0"].mindspeed_llm[0]),
     ):
         (homes[variable] / package).mkdir(parents=True)
         write(homes[variable] / ".git/HEAD", commit + "0" * 33 + "\n")
@@ -89,8 +98,10 @@ def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeMachine, 
     shapes = run.model.architecture
     assert shapes is not None
     model = tmp_path / "model"
-    config = {key: getattr(shapes, name) for name, key in doctor._HF_KEYS.items()}
+    config = {key: getattr(shapes, name) for name, key in run_findings._HF_KEYS.items()}
     write(model / "config.json", json.dumps(config))
+    layout = "{{ messages[0].content }}<|im_end|>"
+    write(model / "tokenizer_config.json", json.dumps({"eos_token": "<|im_end|>", "chat_template": layout}))
     train = write(tmp_path / "train.jsonl", '{"question": "q", "answer": "a"}\n' * 200)
     overrides = [
         *(f"model.path={model}", f"model.megatron_path={checkpoint(tmp_path / 'weights', 4)}"),
@@ -147,7 +158,9 @@ def test_one_thing_wrong_in_the_environment(good, variable, value, name, fix):
 def test_on_the_host_platform_nothing_of_an_npu_is_asked_for(good, monkeypatch):
     machine, run = good
     overrides = ["hardware=host", "hardware.npus_per_node=4", f"model.path={run.model.path}"]
-    host = compose_run("qwen25_7b_910b", [*overrides, f"data.train={run.data.train}", "data.evaluate=null"]).run
+    host = compose_run(
+        "qwen25_7b_910b", [*overrides, f"data.train={run.data.train}", "data.evaluate=null", "evaluation.interval=0"]
+    ).run
     here = replace(machine, environment={name: machine.environment[name] for name in doctor.HOMES})
     names = [finding.name for finding in doctor.examine_machine(here, host)]
     assert problems(here, host) == {}
@@ -239,9 +252,9 @@ def test_prompts_that_are_too_long(good, tmp_path, monkeypatch):
     assert found["prompts of data.train"].found == "2 longer, the longest 2500 (record 'longer')"
     assert "--max-tokens 2048" in found["prompts of data.train"].fix
     roomy = run.model_copy(update={"rollout": run.rollout.model_copy(update={"max_prompt_tokens": 2500})})
-    assert doctor._prompts(roomy, "data.train", tmp_path / "train.jsonl").ok
+    assert run_findings._prompts(roomy, "data.train", tmp_path / "train.jsonl").ok
     monkeypatch.undo()
-    assert "holds no tokenizer" in doctor._prompts(run, "data.train", tmp_path / "train.jsonl").fix
+    assert "holds no tokenizer" in run_findings._prompts(run, "data.train", tmp_path / "train.jsonl").fix
 
 
 def test_files_of_the_machine(good):
@@ -268,6 +281,98 @@ def test_what_the_run_needs(good, tmp_path):
     assert "convert_weights.sh hf2mcore" in found["weights"]
     refused = run.model_copy(update={"hardware": run.hardware.model_copy(update={"memory_gib": 20.0})})
     assert "training needs about" in problems(machine, refused)["plan"]
+
+
+@pytest.mark.parametrize("commits", [("674226a", "62d4640"), ("ac9f0e7", "a2c0733")])
+def test_the_tested_commits_and_those_of_upstreams_guides(good, commits):
+    machine, run = good
+    for variable, commit in zip(("MINDSPEED_HOME", "MINDSPEED_LLM_HOME"), commits, strict=True):
+        write(Path(machine.environment[variable]) / ".git/HEAD", commit + "0" * 33 + "\n")
+    assert problems(machine, run) == {}
+
+
+def test_a_grader_that_cannot_be_built_here(good, monkeypatch):
+    machine, run = good
+    code = compose_run(
+        "qwen25_7b_taco_910b",
+        [
+            *(f"model.path={run.model.path}", f"model.megatron_path={run.model.megatron_path}"),
+            *(f"data.train={run.data.train}", "data.evaluate=null", "evaluation.interval=0"),
+        ],
+    ).run
+    monkeypatch.setattr("coca_mindspeed.grading.sandbox.shutil.which", lambda _name: None)
+    found = problems(machine, code)
+    assert set(found) == {"grader"}
+    assert "bwrap is not installed" in found["grader"]
+    accepted = code.model_copy(
+        update={"mindspeed_rl": code.mindspeed_rl | {"coca": {"grading": {"allow_unsandboxed": True}}}}
+    )
+    assert run_findings._grader(accepted).ok
+
+
+def test_too_few_cpus_for_rays_placement_groups(good, monkeypatch):
+    machine, run = good
+    monkeypatch.setattr(FakeMachine, "cpus", lambda _self: 76)  # 8 for each of 8 NPUs, and 13
+    found = problems(machine, run)
+    assert set(found) == {"CPUs"}
+    assert "num_cpus_for_placement_group" in found["CPUs"]
+    monkeypatch.setattr(FakeMachine, "cpus", lambda _self: 77)
+    assert problems(machine, run) == {}
+
+
+def test_room_for_the_checkpoints_that_are_kept(good, monkeypatch, tmp_path):
+    machine, run = good
+    one = 14 * 7_615_616_512
+    monkeypatch.setattr(FakeMachine, "free_bytes", lambda _self, _path: 3 * one - 1)
+    (finding,) = [f for f in doctor.examine_machine(machine, run, output=tmp_path / "run") if not f.ok]
+    assert (finding.name, finding.wanted) == ("free space", "320 GB or more (3 checkpoints)")
+    (tmp_path / "run/stage0/checkpoints/iter_0000050").mkdir(parents=True)  # of a run that is resumed
+    assert all(f.ok for f in doctor.examine_machine(machine, run, output=tmp_path / "run"))
+    monkeypatch.undo()
+    assert Machine().free_bytes(tmp_path / "not/made/yet") > 0
+
+
+@pytest.mark.parametrize(
+    ("eos", "layout", "well"),
+    [
+        ("<|im_end|>", "{{ m }}<|im_end|>", True),
+        ({"content": "<|eot_id|>"}, [{"name": "default", "template": "{{ m }}<|eot_id|>"}], True),
+        ("</s>", "{{ m + eos_token }}", True),
+        ("<|end_of_text|>", "{{ m }}<|eot_id|>", False),  # Llama 3 as it was published first
+        ("</s>", None, True),
+        ("</s>", "{{ m }}\n", True),  # plain text
+    ],
+)
+def test_a_token_that_is_never_sampled_is_not_trained(good, tmp_path, eos, layout, well):
+    machine, run = good
+    marks = {str(n): {"content": mark} for n, mark in enumerate(("<|im_end|>", "<|eot_id|>", "<|end_of_text|>"))}
+    config = {"eos_token": eos, "chat_template": layout, "added_tokens_decoder": marks}
+    write(tmp_path / "model/tokenizer_config.json", json.dumps(config))
+    found = problems(machine, run)
+    assert set(found) == (set() if well else {"end of text"})
+    if not well:
+        write(tmp_path / "model/chat_template.jinja", "{{ m }}<|end_of_text|>")
+        assert problems(machine, run) == {}
+
+
+def test_scikit_learns_openmp_on_aarch64(good, monkeypatch, tmp_path):
+    machine, run = good
+    library = write(tmp_path / "scikit_learn.libs/libgomp-947d5fa1.so.1.0.0")
+    monkeypatch.setattr("coca_mindspeed.mindspeed.machine.sysconfig.get_path", lambda _name: str(tmp_path))
+    assert problems(machine, run) == {}
+    monkeypatch.setattr(FakeMachine, "architecture", lambda _self: "aarch64")
+    assert str(library) in problems(machine, run)["libgomp of scikit-learn"]
+    preloaded = {**machine.environment, "LD_PRELOAD": f"{machine.environment['LD_PRELOAD']}:{library}"}
+    assert problems(replace(machine, environment=preloaded), run) == {}
+    library.unlink()
+    assert problems(machine, run) == {}
+
+
+def test_what_the_hooks_refuse_is_no_plan_that_holds(good):
+    machine, run = good
+    rl = run.mindspeed_rl["rl_config"] | {"entropy_coeff": 0.1}
+    refused = run.model_copy(update={"mindspeed_rl": run.mindspeed_rl | {"rl_config": rl}})
+    assert "rl_config.entropy_coeff" in problems(machine, refused)["plan"]
 
 
 def test_several_nodes_need_named_interfaces(good):

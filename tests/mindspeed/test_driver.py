@@ -1,6 +1,7 @@
 """What the driver refuses before anything starts, and what it hands to MindSpeed-RL."""
 
 import importlib.machinery
+import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -11,14 +12,16 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.mindspeed import columns, driver, process
 from coca_mindspeed.mindspeed.actor_columns import training_columns
-from coca_mindspeed.mindspeed.dataset import RecordPrompts, prompt_ids
+from coca_mindspeed.mindspeed.dataset import RecordPrompts, prompt_token_ids
 from coca_mindspeed.mindspeed.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from coca_mindspeed.mindspeed.verifiers import MindSpeedVerifier, build_verifier, check_names
+from coca_mindspeed.mindspeed.without_effect import keys_without_effect
 
 
 def _config(**changes: dict[str, Any]) -> Any:
@@ -214,6 +217,61 @@ def test_every_ray_process_is_told_the_settings(tmp_path: Path, monkeypatch: pyt
         ProcessSettings.from_environment()
 
 
+@pytest.mark.parametrize(
+    ("release", "sampling", "expected"),
+    [
+        ("2.3.0", {"top_k": -1, "top_p": 1.0}, "0"),
+        ("2.3.0", {"top_k": -1, "top_p": 0.9}, "1"),
+        ("2.3.0", {"top_k": 20}, "1"),
+        ("2.3.0", {}, "1"),  # MindSpeed-RL's default is the 50 most likely
+        ("master", {"top_k": -1}, "1"),  # whose vLLM-Ascend does not read it
+    ],
+)
+def test_no_vocabulary_is_sorted_for_nothing(
+    tmp_path: Path, release: str, sampling: dict[str, Any], expected: str
+) -> None:
+    (tmp_path / "configs" / "envs").mkdir(parents=True)
+    variables = "env_vars: {VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE: '1'}\n"
+    (tmp_path / "configs" / "envs" / "runtime_env.yaml").write_text(variables)
+    process = _process(home=tmp_path).model_copy(update={"release": release})
+    runtime = driver.runtime_environment(process, _config(generate_config={"sampling_config": sampling}))
+    assert runtime["env_vars"]["VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE"] == expected
+
+
+@pytest.mark.parametrize("category", ["code", "math"])
+def test_graders_are_built_before_ray_starts(
+    category: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for variable, package in driver.HOMES.items():
+        (tmp_path / variable / package).mkdir(parents=True)
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+    monkeypatch.setattr(driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0"))
+    known = SimpleNamespace(unknown=lambda _config: [])
+    monkeypatch.setattr(driver, "read_upstream_keys", lambda _root: known)
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    started = []
+
+    def start_ray(*_arguments: Any) -> None:
+        started.append(True)
+        raise GradingError("Ray was started")
+
+    monkeypatch.setattr(driver, "start_ray", start_ray)
+    monkeypatch.setattr("coca_mindspeed.grading.sandbox.shutil.which", lambda _name: None)
+    records = tmp_path / "train.jsonl"
+    tests = {"tests": {"kind": "asserts", "asserts": ["assert f(1) == 1"]}}
+    record = {"id": "0", "dataset": "d", "category": category, "question": "q", "answer": "", "metadata": tests}
+    records.write_text(json.dumps(record) + "\n")
+    data = {"data_path": str(records), "dataset_additional_keys": ["coca_record"]}
+    for verifier in ("coca_code", "coca_auto") if category == "code" else ("coca_auto",):
+        config = _config(rl_config={"verifier_function": [verifier]}, megatron_training=data)
+        path = tmp_path / "run.yaml"
+        path.write_text(OmegaConf.to_yaml(config))
+        assert driver.main([str(path)]) == 1
+        message = capsys.readouterr().err
+        assert ("bwrap is not installed" in message) == (category == "code"), message
+        assert bool(started) == (category != "code")
+
+
 def test_training_columns() -> None:
     asked = ["responses", "ref_log_prob", "advantages"]
     without = training_columns(asked, reference=False, rollout_log_probs=True)
@@ -228,7 +286,7 @@ def _record(index: int, category: str = "math", answer: str = "1") -> Record:
 
 
 def test_every_epoch_shows_every_record_once() -> None:
-    prompts = [[i] for i in range(5)]
+    prompts = [np.array([i], dtype=np.int32) for i in range(5)]
     shown = RecordPrompts([_record(i) for i in range(5)], prompts, samples=12, seed=3, shuffle=True)
     order = [int(shown[i][columns.RECORD][0]) for i in range(len(shown))]
     assert sorted(order[:5]) == sorted(order[5:10]) == [0, 1, 2, 3, 4]
@@ -241,10 +299,46 @@ def test_every_epoch_shows_every_record_once() -> None:
 
 
 def test_a_prompt_is_never_cut() -> None:
-    tokenizer = SimpleNamespace(apply_chat_template=lambda *_a, **_k: "abc", encode=lambda *_a, **_k: [1, 2, 3])
-    assert prompt_ids(_record(0), tokenizer, None, 3) == [1, 2, 3]
-    with pytest.raises(DataError, match="record '0' has a prompt of 3 tokens"):
-        prompt_ids(_record(0), tokenizer, None, 2)
+    calls = []
+
+    class Tokenizer:
+        def apply_chat_template(self, messages: list[Any], **_options: Any) -> str:
+            return str(messages[-1]["content"])
+
+        def __call__(self, texts: list[str], **_options: Any) -> dict[str, list[list[int]]]:
+            calls.append(len(texts))
+            return {"input_ids": [[1, 2, *[3] * ("longest" in text)] for text in texts]}
+
+    tokenizer = Tokenizer()
+    records = [_record(index) for index in range(1500)]
+    prompts = prompt_token_ids(records, tokenizer, None, 2)
+    assert calls == [1024, 476]  # many at once
+    assert [ids.tolist() for ids in prompts] == [[1, 2]] * 1500
+    assert prompts[0].dtype == np.int32
+    long = Record(id="longest", dataset="d", category="math", question="longest", answer="1")
+    with pytest.raises(DataError, match="record 'longest' has a prompt of 3 tokens"):
+        prompt_token_ids([*records, long], tokenizer, None, 2)
+
+
+def test_keys_that_have_no_effect_are_said() -> None:
+    rl = {
+        "adv_estimator": "gae",
+        "use_kl_in_reward": True,
+        "kl_penalty": "kl",
+        "verifier_timeout": 30,
+        "clip_ratio": 0.3,
+    }
+    own = _config(rl_config=rl)
+    assert [line.partition(" ")[0] for line in keys_without_effect(own, reference=False)] == [
+        "rl_config.adv_estimator=gae",
+        "rl_config.use_kl_in_reward=True",
+        "rl_config.kl_penalty=kl",
+        "rl_config.verifier_timeout=30",
+    ]
+    theirs = _config(rl_config={**rl, "verifier_function": ["acc"]})
+    assert len(list(keys_without_effect(theirs, reference=True))) == 2
+    for name in (name for name in ready_made_runs() if "_910" in name):  # ours set nothing for nothing
+        assert list(keys_without_effect(compose_run(name).run.mindspeed_rl, reference=False)) == []
 
 
 def test_verifiers() -> None:

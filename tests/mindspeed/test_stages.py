@@ -1,7 +1,9 @@
 """The reward and advantage stages on hand-computed cases, over a dock that lives in this process."""
 
+import json
 import math
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,7 +21,8 @@ from coca_mindspeed.mindspeed import advantage_stage, columns, dock, reward_work
 from coca_mindspeed.mindspeed.advantage_stage import compute_advantages
 from coca_mindspeed.mindspeed.metrics import as_ratios, finish, ratio
 from coca_mindspeed.mindspeed.reward_worker import RewardWorker
-from coca_mindspeed.mindspeed.settings import CocaSettings
+from coca_mindspeed.mindspeed.samples import append_line
+from coca_mindspeed.mindspeed.settings import CocaSettings, ProcessSettings, coca_settings
 
 NAN = math.nan
 
@@ -151,7 +154,7 @@ def test_a_dispatch_that_cuts_groups_is_refused(use_settings: Callable[..., None
 
 def test_a_stage_whose_rows_never_come_gives_up_and_says_what_it_waited_for(use_settings: Callable[..., None]) -> None:
     use_settings(stall_timeout=0.2)
-    with pytest.raises(TrainingError, match="'compute_advantage' has waited 0 s for the columns responses"):
+    with pytest.raises(TrainingError, match="'compute_advantage' has waited 0 s for the columns response_length"):
         compute_advantages(FakeDock(4, 2), count=2, group_size=2, rows=4, guarantee_order=False, sample_prompts=0)
 
 
@@ -168,6 +171,24 @@ def test_ratios_are_divided_after_averaging() -> None:
     averaged = {name: sum(part[name] for part in parts) / 2 for name in parts[0]}
     assert finish({**averaged, "other": 3.0}) == {"clip": pytest.approx(0.2), "other": 3.0}
     assert finish(ratio("undefined", 0.0, 0.0)) == {}
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_a_metric_that_is_no_number_is_null_and_ends_no_run(value: float, tmp_path: Path) -> None:
+    append_line(tmp_path / "metrics.jsonl", {"iteration": 3, "grad_norm": value, "actor/pg_loss": 0.5})
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line) == {"iteration": 3, "grad_norm": None, "actor/pg_loss": 0.5}
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_settings_that_are_no_numbers(value: float) -> None:
+    for key in ("stall_timeout", "advantage_eps", "invalid_reward"):
+        with pytest.raises(ConfigError, match=f"coca.{key}: Input should be a finite number"):
+            coca_settings({key: -value if key == "invalid_reward" else value})
+    grading = coca_settings({"grading": {"code": {"seconds": value}}})
+    sent = ProcessSettings(coca=grading, mindspeed_rl_home="/rl", import_paths=(), release="2.3.0", reference=False)
+    received = ProcessSettings.model_validate_json(sent.model_dump_json()).coca.grading["code"]["seconds"]
+    assert received == value or (math.isnan(received) and math.isnan(value))
 
 
 def test_a_reward_worker_that_could_not_start_says_why_when_it_is_used() -> None:

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.mindspeed import doctor
+from coca_mindspeed.mindspeed import run_findings
 from coca_mindspeed.mindspeed.machine import Machine
 from coca_mindspeed.mindspeed.upstream_keys import keys_where_there_is_a_checkout, read_upstream_keys
 from tests.mindspeed.test_doctor import write
@@ -99,7 +99,7 @@ def test_check_tells_unknown_keys_with_everything_else(
 def test_the_doctor_leaves_what_is_no_checkout_to_another_finding(tmp_path: Path) -> None:
     run = compose_run("qwen25_7b_910b").run
     nothing = Machine({"MINDSPEED_RL_HOME": str(tmp_path)}, tmp_path)
-    assert list(doctor._keys(nothing, run)) == []
-    (finding,) = doctor._keys(Machine({"MINDSPEED_RL_HOME": str(checkout(tmp_path))}, tmp_path), run)
+    assert list(run_findings._keys(nothing, run)) == []
+    (finding,) = run_findings._keys(Machine({"MINDSPEED_RL_HOME": str(checkout(tmp_path))}, tmp_path), run)
     assert not finding.ok  # the made-up classes know few of the real keys
     assert "mindspeed_rl.rl_config.init_kl_coef=0.0: the MindSpeed-RL at" in finding.fix

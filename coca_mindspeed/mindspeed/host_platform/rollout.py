@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.host_platform import rollout_groups
 from coca_mindspeed.mindspeed.host_platform.weights import Layout, local_shard
+from coca_mindspeed.mindspeed.rollout_noise import next_seed
 
 # Responses sampled at once; bounds the memory of the key-value cache and of the logits.
 _RESPONSES_AT_ONCE = 512
@@ -50,7 +51,7 @@ class HostRolloutEngine:
             raise ConfigError("generate_config.sampling_config.min_p: the host platform supports 0 only")
         self.model: Any = AutoModelForCausalLM.from_config(self.hf_config).eval()
         self.rank = torch.distributed.get_rank()
-        self._generator = torch.Generator().manual_seed(int(self.sampling.get("seed") or 0) * 100_003 + self.rank)
+        self._generator = torch.Generator()
         rollout_groups.initialize()
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -71,6 +72,7 @@ class HostRolloutEngine:
             token ids int64 ``[prompts * n, tokens]``, the end of text included and padded with the pad token, and
             the log-probability of each under the tempered distribution, float32 of the same shape.
         """
+        self.init_cache_engine()
         settings = {**self.sampling, **changes}
         count = int(settings.get("n", settings.get("num_completions", 1)))
         rows = [list(prompt) for prompt in prompts for _ in range(count)]
@@ -125,10 +127,13 @@ class HostRolloutEngine:
         )
 
     def init_cache_engine(self) -> None:
+        """Seed the noise, which is all that begins a rollout here."""
+        self._generator.manual_seed(next_seed(self, self.rank))
+
+    def free_cache_engine(self) -> None:
         """Nothing is kept between rollouts."""
 
-    free_cache_engine = init_cache_engine
-    offload_model_weights = init_cache_engine
+    offload_model_weights = free_cache_engine
 
 
 class HostShardingManager:

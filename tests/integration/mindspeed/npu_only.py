@@ -5,11 +5,15 @@ hooked; it shows nothing about an NPU.
 """
 
 import contextlib
+import importlib
+import os
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 from coca_mindspeed.mindspeed import host_platform
 from coca_mindspeed.mindspeed.rollout_engine import prompts_as_token_ids, with_training_weights_there
+from coca_mindspeed.mindspeed.rollout_noise import RolloutCount, with_noise_of_its_own
 
 
 class _Weights:
@@ -103,7 +107,33 @@ def special_tokens(release: str) -> None:
         assert upstream.seen == prompts, "upstream no longer hands over token ids: it needs the hook of master"
 
 
+def noise() -> None:
+    """The real ``init_cache_engine`` over an executor that seeds as vLLM-Ascend's workers do at the end of it."""
+    import torch
+    from mindspeed_rl.models.rollout.vllm_engine import VLLMInferEngine
+
+    parallel_state = importlib.import_module("vllm.distributed.parallel_state")
+    os.environ["VLLM_USE_V1"] = "1"
+    parallel_state.get_tp_group = lambda: SimpleNamespace(first_rank=0)
+    torch.npu.manual_seed = torch.manual_seed  # the CPU's generator stands for the device's
+    executor = SimpleNamespace(initialize_from_config=lambda _configs: torch.manual_seed(0))
+    executor.driver_worker = SimpleNamespace(worker=SimpleNamespace(model_runner=SimpleNamespace(kv_caches=[])))
+    core = SimpleNamespace(engine_core=SimpleNamespace(model_executor=executor, kv_cache_configs=None))
+    llm_engine = SimpleNamespace(model_executor=executor, engine_core=core, reset_prefix_cache=lambda: None)
+    engine = SimpleNamespace(llm=SimpleNamespace(llm_engine=llm_engine), coca_rollouts=RolloutCount(1, 0))
+
+    def draw(init: Any) -> float:
+        init(engine)
+        return float(torch.rand(()))
+
+    original = VLLMInferEngine.init_cache_engine
+    assert draw(original) == draw(original), "upstream no longer seeds every rollout alike: the hook can go"
+    hooked = with_noise_of_its_own(original)
+    assert len({draw(original), *(draw(hooked) for _ in range(8))}) == 9
+
+
 if __name__ == "__main__":
     host_platform.install()
     rollouts_in_a_row()
     special_tokens(sys.argv[1])
+    noise()

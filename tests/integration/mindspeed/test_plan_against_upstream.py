@@ -23,6 +23,7 @@ from coca_mindspeed.config.rules import violations
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.mindspeed.run_file import StageFiles, mindspeed_values
 from coca_mindspeed.mindspeed.upstream_keys import read_upstream_keys
+from tests.upstream_settings import NOT_SET, ours, rows, theirs
 
 HOME = os.environ.get("MINDSPEED_RL_HOME")
 pytestmark = pytest.mark.skipif(HOME is None, reason="MINDSPEED_RL_HOME is not set")
@@ -184,6 +185,17 @@ def test_upstream_refuses_the_keys_that_we_refuse(
     assert unknown.startswith(f"{section}.{key}")
     with pytest.raises(ValueError, match="is missing"):
         Upstream(Path(home), monkeypatch).validate(values, 1)
+
+
+@pytest.mark.parametrize("home", CHECKOUTS)
+def test_the_page_lists_every_key_in_which_we_differ_from_upstreams_yaml(home: str) -> None:
+    own, upstream = ours(), theirs(Path(home))
+    differing = {
+        key: (upstream.get(key, NOT_SET), own.get(key, NOT_SET))
+        for key in own.keys() | upstream.keys()
+        if own.get(key) != upstream.get(key)
+    }
+    assert rows() == differing
 
 
 def test_llama_has_the_names_of_the_general_adaptor(monkeypatch: pytest.MonkeyPatch) -> None:

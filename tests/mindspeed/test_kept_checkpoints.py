@@ -1,0 +1,82 @@
+"""Which checkpoints stay: in a folder of their own, in a shared one, and after a kill."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coca_mindspeed.mindspeed import kept_checkpoints
+from coca_mindspeed.mindspeed.kept_checkpoints import prune_checkpoints, pruning
+
+
+def _save(directory: Path, *iterations: int) -> None:
+    for iteration in iterations:
+        for rank in range(4):
+            folder = directory / f"iter_{iteration:07d}" / f"mp_rank_{rank:02d}"
+            folder.mkdir(parents=True)
+            for part in range(8):
+                (folder / f"part_{part}.pt").write_bytes(b"weights")
+
+
+def _left(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def test_the_newest_stay(tmp_path: Path) -> None:
+    _save(tmp_path, 50, 100, 1000, 150)
+    (tmp_path / "release").mkdir()
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("150")
+    prune_checkpoints(tmp_path, keep=2, newest=150)  # 1000 is of a save that was cut off
+    assert _left(tmp_path) == [
+        "iter_0000100",
+        "iter_0000150",
+        "iter_0001000",
+        "latest_checkpointed_iteration.txt",
+        "release",
+    ]
+    prune_checkpoints(tmp_path / "of_another_node", keep=1, newest=150)
+    prune_checkpoints(tmp_path, keep=5, newest=1000)
+    assert len(_left(tmp_path)) == 5
+
+
+def test_what_a_killed_process_left_half_removed_goes_too(tmp_path: Path) -> None:
+    _save(tmp_path, 50, 100)
+    (tmp_path / "iter_0000050").rename(tmp_path / "iter_0000050.removed")
+    prune_checkpoints(tmp_path, keep=1, newest=100)
+    assert _left(tmp_path) == ["iter_0000100"]
+
+
+def test_what_cannot_be_removed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _save(tmp_path, 50, 100)
+
+    def refuse(*_arguments: Any, **_options: Any) -> None:
+        raise PermissionError("read-only")
+
+    monkeypatch.setattr(kept_checkpoints.shutil.os, "unlink", refuse)
+    with pytest.raises(PermissionError, match="read-only"):
+        prune_checkpoints(tmp_path, keep=1, newest=100)
+
+
+def test_ranks_that_share_a_folder_prune_it_at_once(tmp_path: Path) -> None:
+    _save(tmp_path, *range(10, 210, 10))
+    with ThreadPoolExecutor(8) as pool:
+        ranks = [pool.submit(prune_checkpoints, tmp_path, 2, 200) for _ in range(8)]
+        for rank in ranks:
+            rank.result()
+    assert _left(tmp_path) == ["iter_0000190", "iter_0000200"]
+
+
+@pytest.mark.parametrize(("keep", "left"), [(1, 1), (2, 2), (None, 3)])
+def test_a_worker_prunes_after_it_has_saved(
+    keep: int | None, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = SimpleNamespace(coca=SimpleNamespace(keep_checkpoints=keep))
+    monkeypatch.setattr(kept_checkpoints, "process_settings", lambda: settings)
+    worker = SimpleNamespace(megatron_config=SimpleNamespace(save=str(tmp_path)))
+    save = pruning(lambda _self, iteration: _save(tmp_path, iteration))
+    for iteration in (50, 100, 150):
+        save(worker, iteration)
+    assert len(_left(tmp_path)) == left
+    assert "iter_0000150" in _left(tmp_path)

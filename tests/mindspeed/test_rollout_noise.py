@@ -1,0 +1,123 @@
+"""Noise of rollouts, over stand-ins that seed themselves as vLLM does; no two rollouts of a run may draw alike."""
+
+import sys
+from collections.abc import Callable, Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.mindspeed.rollout_noise import numbering_rollouts, rollout_seed, with_noise_of_its_own
+
+
+class _Engine:
+    """As much of ``VLLMInferEngine`` as a rollout's noise depends on: its cache's initialisation seeds torch with 0."""
+
+    def __init__(self, init: Callable[[Any], None]) -> None:
+        self._init = init
+
+    def init_cache_engine(self) -> None:
+        self._init(self)
+
+    def generate_sequences(self) -> list[float]:
+        self.init_cache_engine()
+        return torch.empty(4).exponential_(generator=_DEVICE).tolist()
+
+
+_DEVICE = torch.Generator()  # stands for the generator of an NPU
+
+
+def _vllm_seeds(_engine: Any) -> None:
+    torch.manual_seed(0)
+    _DEVICE.manual_seed(0)
+
+
+class _Worker:
+    """One rank: ``dispatches`` rollouts an iteration."""
+
+    def __init__(self, init: Callable[[Any], None] = _vllm_seeds, seed: int = 1, iteration: int = 0) -> None:
+        self.iteration, self.megatron_config = iteration, SimpleNamespace(seed=seed)
+        self.actor_hybrid = SimpleNamespace(inference_actor=_Engine(init))
+        self.drawn: list[tuple[float, ...]] = []
+
+    def generate_sequences(self, dispatches: int = 2) -> None:
+        for _ in range(dispatches):
+            self.drawn.append(tuple(self.actor_hybrid.inference_actor.generate_sequences()))
+
+
+def _run(worker: _Worker, iterations: int, hooked: bool = True) -> list[tuple[float, ...]]:
+    generate = numbering_rollouts(_Worker.generate_sequences) if hooked else _Worker.generate_sequences
+    for _ in range(iterations):
+        generate(worker)
+        worker.iteration += 1
+    return worker.drawn
+
+
+@pytest.fixture
+def first_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
+    """VLLM as this process sees it: which rank its engine begins with, and how it seeds."""
+    group = SimpleNamespace(first_rank=0)
+    state = ModuleType("vllm.distributed.parallel_state")
+    state.get_tp_group = lambda: group  # type: ignore[attr-defined]
+    for module in (ModuleType("vllm"), ModuleType("vllm.distributed"), state):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr(torch, "npu", SimpleNamespace(manual_seed=_DEVICE.manual_seed), raising=False)
+    before = torch.get_rng_state()
+    yield lambda rank: setattr(group, "first_rank", rank)
+    torch.set_rng_state(before)
+
+
+def test_vllm_alone_draws_the_same_noise_every_time() -> None:
+    assert len(set(_run(_Worker(), 3, hooked=False))) == 1
+
+
+def test_no_two_rollouts_of_a_run_draw_alike(first_rank: Callable[[int], None]) -> None:
+    drawn = []
+    for engine in (0, 2, 4):
+        first_rank(engine)
+        drawn += _run(_Worker(with_noise_of_its_own(_vllm_seeds)), iterations=4)
+    assert len(set(drawn)) == len(drawn) == 3 * 4 * 2
+
+
+def test_ranks_of_one_engine_draw_alike_and_a_resumed_run_as_if_it_had_not_stopped(
+    first_rank: Callable[[int], None],
+) -> None:
+    first_rank(2)
+    hooked = with_noise_of_its_own(_vllm_seeds)
+    whole = _run(_Worker(hooked), iterations=4)
+    assert _run(_Worker(hooked), iterations=4) == whole
+    assert _run(_Worker(hooked, iteration=2), iterations=2) == whole[4:]
+    assert not set(_run(_Worker(hooked, seed=2), iterations=4)) & set(whole)
+
+
+def test_what_training_draws_on_the_cpu_stays_the_same_on_ranks_of_all_engines(
+    first_rank: Callable[[int], None],
+) -> None:
+    drawn = []
+    for engine in (0, 4):
+        first_rank(engine)
+        _run(_Worker(with_noise_of_its_own(_vllm_seeds)), iterations=1)
+        drawn.append(torch.randperm(100).tolist())
+    assert drawn[0] == drawn[1]
+
+
+def test_a_validation_and_the_iteration_after_it_draw_differently(first_rank: Callable[[int], None]) -> None:
+    worker = _Worker(with_noise_of_its_own(_vllm_seeds))
+    generate = numbering_rollouts(_Worker.generate_sequences)
+    generate(worker)
+    generate(worker)
+    assert len(set(worker.drawn)) == 4
+
+
+def test_an_engine_that_nobody_numbered_is_an_error(first_rank: Callable[[int], None]) -> None:
+    with pytest.raises(TrainingError, match="before its iteration was told"):
+        _Engine(with_noise_of_its_own(_vllm_seeds)).generate_sequences()
+
+
+def test_seeds_are_numpys_and_far_apart() -> None:
+    seeds = {rollout_seed(1, iteration, dispatch, 0) for iteration in range(100) for dispatch in range(16)}
+    assert len(seeds) == 1600
+    assert all(0 <= seed < 2**32 for seed in seeds)
+    assert rollout_seed(1, 2, 3, 4) != rollout_seed(1, 2, 4, 3)
