@@ -10,7 +10,7 @@ from pathlib import Path
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.files import write_json
-from coca_mindspeed.grading.code import CodeGrader
+from coca_mindspeed.grading.programs.code import CodeGrader
 
 
 def grade_programs(count: int) -> dict[str, float]:

@@ -12,8 +12,8 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from coca_mindspeed.evaluation.estimates import Estimates, average_interval, paired_intervals
-from coca_mindspeed.evaluation.intervals import Floats, Interval
+from coca_mindspeed.evaluation.intervals.bounds import Floats, Interval
+from coca_mindspeed.evaluation.intervals.estimates import Estimates, average_interval, paired_intervals
 from coca_mindspeed.evaluation.predictions import Outcomes
 from coca_mindspeed.reproduce.results import mean_interval
 

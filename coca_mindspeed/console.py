@@ -5,7 +5,6 @@ and a table loses no number, however narrow the terminal.
 """
 
 import os
-import re
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -15,25 +14,20 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-# Control characters but for newline and tab, marks that turn the order of the text around, halves of surrogate pairs.
-_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+from coca_mindspeed.safe_text import printable
+
 _UNLIMITED = 10_000  # columns; what reads a pipe or a file has no edge to wrap at
-
-
-def printable(text: object) -> str:
-    """The text with each character that a terminal would obey, or cannot show, as a Python escape."""
-    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), str(text))
 
 
 def print_text(text: object, file: TextIO | None = None) -> None:
     """Print a line, or several, neither wrapped nor obeyed.
 
     Args:
-        text: what to print; see :func:`printable`.
+        text: what to print; see :func:`~coca_mindspeed.safe_text.printable`.
         file: where to; None for standard output.
     """
     stream = sys.stdout if file is None else file
-    line = f"{printable(text)}\n"
+    line = f"{printable(str(text))}\n"
     encoding = stream.encoding or "utf-8"
     stream.write(line.encode(encoding, "backslashreplace").decode(encoding))
 
@@ -54,7 +48,7 @@ class PlainConsole(Console):
             self.width = _UNLIMITED
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """See :class:`rich.console.Console`; the text is made :func:`printable` first."""
+        """See :class:`rich.console.Console`; the text is made printable first."""
         return super().render_str(printable(text), **options)
 
     def print_table(self, table: Table) -> None:

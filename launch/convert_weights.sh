@@ -37,7 +37,7 @@ convert_weights() {
   find_python
   local -a dry_run=()
   "$DRY_RUN" && dry_run=(--dry-run)
-  arguments=$("$PYTHON" -m coca_mindspeed.mindspeed.conversion prepare "$direction" "$run" "${overrides[@]}" \
+  arguments=$("$PYTHON" -m coca_mindspeed.mindspeed.weights.conversion prepare "$direction" "$run" "${overrides[@]}" \
     --output "$output" "${dry_run[@]}")
   mapfile -t command <<<"$arguments"
   if "$DRY_RUN"; then
@@ -47,14 +47,14 @@ convert_weights() {
     cd "$MINDSPEED_LLM_HOME" # the converter finds its own configs/ from there
     export PYTHONPATH=$MINDSPEED_LLM_HOME:$MINDSPEED_HOME:$MEGATRON_HOME:$PYTHONPATH
     if [[ $direction == mcore2hf ]]; then
-      RESTORE=("$PYTHON" -m coca_mindspeed.mindspeed.conversion restore "$direction" "$run" "${overrides[@]}"
+      RESTORE=("$PYTHON" -m coca_mindspeed.mindspeed.weights.conversion restore "$direction" "$run" "${overrides[@]}"
         --output "$output")
       ON_EXIT=(restore_modes)
     fi
   fi
   run_child "$PYTHON" "${command[@]}"
   cd "$REPOSITORY"
-  execute "$PYTHON" -m coca_mindspeed.mindspeed.conversion finish "$direction" "$run" "${overrides[@]}" \
+  execute "$PYTHON" -m coca_mindspeed.mindspeed.weights.conversion finish "$direction" "$run" "${overrides[@]}" \
     --output "$output"
   ON_EXIT=()
 }

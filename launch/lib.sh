@@ -109,7 +109,7 @@ ascend_environment() {
   done
   # On aarch64 scikit-learn's OpenMP finds no room in the static TLS block unless it is loaded first.
   if [[ $(uname -m) == aarch64 ]]; then
-    library=$("$PYTHON" -c 'from coca_mindspeed.mindspeed.machine import Machine
+    library=$("$PYTHON" -c 'from coca_mindspeed.mindspeed.doctor.machine import Machine
 print(Machine().libgomp_of_scikit_learn() or "")')
     if [[ -n $library && :${LD_PRELOAD:-}: != *:"$library":* ]]; then
       export LD_PRELOAD=$library${LD_PRELOAD:+:$LD_PRELOAD}
@@ -230,7 +230,7 @@ train_stages() {
     [[ $how == resume ]] && resume_flag=(--resume)
     execute mkdir -p "${file%/*}"
     execute coca check "$run" "$@" --output "$output" --stage "$stage" "${resume_flag[@]}" --quiet --write "$file"
-    run_child "$PYTHON" -m coca_mindspeed.mindspeed.driver "$file"
+    run_child "$PYTHON" -m coca_mindspeed.mindspeed.start.driver "$file"
   done <<<"$stages"
 }
 
@@ -318,7 +318,7 @@ Without NPUs, the same configuration runs on the tiny model:  bash ${0} --smoke"
   start_ray head "$npus" "$platform"
   export RAY_ADDRESS=$MASTER_ADDR:$RAY_PORT
   # shellcheck disable=SC2086  # options and numbers
-  run_child "$PYTHON" -m coca_mindspeed.mindspeed.cluster --npus $((nodes * npus)) ${cpus//$'\n'/ } \
+  run_child "$PYTHON" -m coca_mindspeed.mindspeed.start.cluster --npus $((nodes * npus)) ${cpus//$'\n'/ } \
     --timeout "$CLUSTER_TIMEOUT"
   train_stages "$run" "$output" "$stages" "${overrides[@]}"
 }

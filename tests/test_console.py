@@ -7,7 +7,8 @@ import sys
 import pytest
 from rich.table import Table
 
-from coca_mindspeed.console import PlainConsole, print_text, printable
+from coca_mindspeed.console import PlainConsole, print_text
+from coca_mindspeed.safe_text import printable
 
 PATH = "/data/[bold]" + "/".join(["a folder with a long name"] * 8) + "/[/bold]/:smile:.jsonl"
 

@@ -7,8 +7,8 @@ from typing import Any
 import yaml
 
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.config.plan import make_plan
-from coca_mindspeed.mindspeed.run_file import StageFiles, mindspeed_values
+from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan
+from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
 
 PAGE = Path(__file__).parents[1] / "docs" / "upstream_settings.md"
 RUN, UPSTREAM = "qwen25_7b_910c", "configs/grpo_qwen25_7b_A3.yaml"

@@ -10,9 +10,9 @@ from typing import Any
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.grading.code import CodeGrader
-from coca_mindspeed.grading.inside.names import undefined
-from coca_mindspeed.grading.programs import MAX_ANSWER_CHARACTERS, build_job, extract_program, wanted_names
+from coca_mindspeed.grading.programs.code import CodeGrader
+from coca_mindspeed.grading.programs.extraction import MAX_ANSWER_CHARACTERS, build_job, extract_program, wanted_names
+from coca_mindspeed.grading.programs.inside.names import undefined
 
 Outputs = tuple[str | None, ...]
 

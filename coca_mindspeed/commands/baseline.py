@@ -24,7 +24,7 @@ from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfi
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.predictions import read_predictions
-from coca_mindspeed.evaluation.summary import print_metrics, summary_metrics
+from coca_mindspeed.evaluation.reports.summary import print_metrics, summary_metrics
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
 from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy

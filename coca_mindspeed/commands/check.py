@@ -8,16 +8,16 @@ from rich.table import Table
 from coca_mindspeed.commands.config import add_run_arguments
 from coca_mindspeed.commands.options import at_least
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.config.memory import Part, checkpoint_bytes, model_parameters
-from coca_mindspeed.config.plan import Plan, make_plan
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.console import PlainConsole, print_text
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.files import write_atomically
-from coca_mindspeed.mindspeed.cluster import wanted_cpus
-from coca_mindspeed.mindspeed.refusals import refusals
-from coca_mindspeed.mindspeed.run_file import StageFiles, mindspeed_values, stages_to_do, write_run_file
-from coca_mindspeed.mindspeed.upstream_keys import keys_where_there_is_a_checkout
+from coca_mindspeed.mindspeed.plan.cluster_plan import Plan, make_plan
+from coca_mindspeed.mindspeed.plan.memory import Part, checkpoint_bytes, model_parameters
+from coca_mindspeed.mindspeed.plan.refusals import refusals
+from coca_mindspeed.mindspeed.plan.upstream_keys import keys_where_there_is_a_checkout
+from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
+from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stages_to_do, write_run_file
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

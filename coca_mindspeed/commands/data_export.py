@@ -6,8 +6,8 @@ from pathlib import Path
 from coca_mindspeed.commands.data_prepare import SYSTEM_PROMPTS
 from coca_mindspeed.commands.options import at_least
 from coca_mindspeed.console import print_text
-from coca_mindspeed.data.chat_layouts import LAYOUTS
-from coca_mindspeed.data.mindspeed_export import MindSpeedExport, export
+from coca_mindspeed.mindspeed.export.chat_layouts import LAYOUTS
+from coca_mindspeed.mindspeed.export.records_export import MindSpeedExport, export
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:

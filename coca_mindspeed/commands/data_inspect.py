@@ -6,11 +6,11 @@ from pathlib import Path
 from coca_mindspeed.commands.data_prepare import SYSTEM_PROMPTS
 from coca_mindspeed.commands.options import at_least
 from coca_mindspeed.console import print_text
-from coca_mindspeed.data.catalogue import SOURCES, source_named
-from coca_mindspeed.data.filters import PromptCounter
-from coca_mindspeed.data.reading import read_published
+from coca_mindspeed.data.description import Summary, example
+from coca_mindspeed.data.known_sets import SOURCES, source_named
+from coca_mindspeed.data.preparing.filters import PromptCounter
+from coca_mindspeed.data.publishers.reading import read_published
 from coca_mindspeed.data.records import read_records
-from coca_mindspeed.data.summary import Summary, example
 
 
 def add_inspect_arguments(parser: argparse.ArgumentParser) -> None:

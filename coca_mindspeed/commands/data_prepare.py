@@ -9,17 +9,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from coca_mindspeed.algorithm.response import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.commands.options import at_least, number
 from coca_mindspeed.console import PlainConsole, print_text
-from coca_mindspeed.data.catalogue import SOURCES, DataSource, Publication, source_named
-from coca_mindspeed.data.contamination import SHORTEST, EvaluationIndex
-from coca_mindspeed.data.filters import DifficultyFilter, Filter, LengthFilter, SourceFilter
-from coca_mindspeed.data.formats import SUFFIXES, count_rows, data_files
-from coca_mindspeed.data.gold import GoldChecker, gold_checker
-from coca_mindspeed.data.output_place import check_place
-from coca_mindspeed.data.preparation_report import PreparationReport
-from coca_mindspeed.data.prepare import Preparation, prepare
-from coca_mindspeed.data.reading import read_evaluation_sets
+from coca_mindspeed.data.known_sets import SOURCES, DataSource, Publication, source_named
+from coca_mindspeed.data.preparing.contamination import SHORTEST, EvaluationIndex
+from coca_mindspeed.data.preparing.filters import DifficultyFilter, Filter, LengthFilter, SourceFilter
+from coca_mindspeed.data.preparing.gold import GoldChecker, gold_checker
+from coca_mindspeed.data.preparing.output_place import check_place
+from coca_mindspeed.data.preparing.preparation_report import PreparationReport
+from coca_mindspeed.data.preparing.prepare import Preparation, prepare
+from coca_mindspeed.data.publishers.formats import SUFFIXES, count_rows, data_files
+from coca_mindspeed.data.publishers.reading import read_evaluation_sets
 from coca_mindspeed.errors import UsageError
-from coca_mindspeed.grading.math import MathGrader
+from coca_mindspeed.grading.mathematics.math import MathGrader
 
 SYSTEM_PROMPTS = {"confidence-first": CONFIDENCE_FIRST_PROMPT, "answer-first": ANSWER_FIRST_PROMPT}
 

@@ -7,9 +7,9 @@ from rich.table import Table
 
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.console import PlainConsole
-from coca_mindspeed.mindspeed.doctor import examine_machine
-from coca_mindspeed.mindspeed.machine import Machine
-from coca_mindspeed.mindspeed.releases import STACKS
+from coca_mindspeed.mindspeed.doctor.examination import examine_machine
+from coca_mindspeed.mindspeed.doctor.machine import Machine
+from coca_mindspeed.mindspeed.start.releases import STACKS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

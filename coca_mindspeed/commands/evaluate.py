@@ -9,7 +9,7 @@ from pathlib import Path
 from coca_mindspeed.algorithm.response import ResponseParser
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
-from coca_mindspeed.evaluation.catalogue import (
+from coca_mindspeed.evaluation.metrics.catalogue import (
     CALIBRATED_LABEL,
     CATALOGUE,
     HEADLINE_METRICS,
@@ -18,16 +18,16 @@ from coca_mindspeed.evaluation.catalogue import (
     show_calibrated,
     show_range,
 )
+from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
 from coca_mindspeed.evaluation.opencompass.output import read_opencompass
-from coca_mindspeed.evaluation.paper_tables import markdown_table
+from coca_mindspeed.evaluation.paper.comparison import markdown_table
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
+from coca_mindspeed.evaluation.reports.scoreboard import Scoreboard
 from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, read_named, split_runs, unique_labels
-from coca_mindspeed.evaluation.safe_text import one_line
-from coca_mindspeed.evaluation.scoreboard import Scoreboard
 from coca_mindspeed.evaluation.tokens import TokenCounter
-from coca_mindspeed.evaluation.weighted import MetricOptions
 from coca_mindspeed.files import write_atomically, write_json
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
+from coca_mindspeed.safe_text import one_line
 
 # Which options each format can use; the others would be ignored.
 _OPTIONS_OF = {

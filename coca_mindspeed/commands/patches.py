@@ -10,7 +10,7 @@ from rich.table import Table
 from coca_mindspeed.console import PlainConsole, print_text
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.files import write_atomically
-from coca_mindspeed.mindspeed.manifest import Finding, Manifest, ManifestError, examine, load_manifests, skeleton
+from coca_mindspeed.mindspeed.hooks.manifest import Finding, Manifest, ManifestError, examine, load_manifests, skeleton
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.evaluation.paper_tables import compare_with_paper, paper_report
-from coca_mindspeed.evaluation.report import write_report
+from coca_mindspeed.evaluation.paper.comparison import compare_with_paper, paper_report
+from coca_mindspeed.evaluation.reports.report import write_report
+from coca_mindspeed.evaluation.reports.scoreboard import Scoreboard
 from coca_mindspeed.evaluation.runs import read_runs
-from coca_mindspeed.evaluation.scoreboard import Scoreboard
 
 DEFAULT_SETTING = "qwen2.5-7b/math"
 

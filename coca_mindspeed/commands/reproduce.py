@@ -12,8 +12,8 @@ from coca_mindspeed.reproduce.cells import Cell, cells_of
 from coca_mindspeed.reproduce.plan import plan_path, read_plan
 from coca_mindspeed.reproduce.report import write_report
 from coca_mindspeed.reproduce.results import collect
-from coca_mindspeed.reproduce.schedule import run_cells
 from coca_mindspeed.reproduce.work import Workplace, write_tasks
+from coca_mindspeed.reproduce.work_queue import run_cells
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from coca_mindspeed.commands.config import add_run_arguments
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.evaluation.summary import print_metrics, summary_metrics
+from coca_mindspeed.evaluation.reports.summary import print_metrics, summary_metrics
 from coca_mindspeed.files import write_json
 from coca_mindspeed.local.session import open_session
 

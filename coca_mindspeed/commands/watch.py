@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.evaluation.live import RunDirectory, dashboard
+from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

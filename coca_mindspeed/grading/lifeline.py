@@ -1,6 +1,6 @@
 """The end of a pipe that this process holds, so that what waits at the other end dies with it.
 
-See :mod:`coca_mindspeed.grading.inside.lifeline` for the other end.
+See :mod:`coca_mindspeed.grading.programs.inside.lifeline` for the other end.
 """
 
 import os

@@ -3,7 +3,7 @@
 import re
 import unicodedata
 
-from coca_mindspeed.grading.quantity import TEXT
+from coca_mindspeed.grading.mathematics.quantity import TEXT
 
 _LETTER = r"[^\W\d_]"
 _BETWEEN = r"[ ,.'’-]+"

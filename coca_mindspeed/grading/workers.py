@@ -29,7 +29,7 @@ from pebble import ProcessExpired, ProcessPool
 
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading import lifeline
-from coca_mindspeed.grading.inside.lifeline import end_with_writer
+from coca_mindspeed.grading.programs.inside.lifeline import end_with_writer
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

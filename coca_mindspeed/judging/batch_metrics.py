@@ -10,7 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from coca_mindspeed.algorithm.credit import SegmentCredit
-from coca_mindspeed.evaluation.metrics import calibration_metrics
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.judging.responses import JudgedResponses
 
 

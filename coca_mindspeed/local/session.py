@@ -12,7 +12,7 @@ from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import DataConfig, RunConfig
 from coca_mindspeed.config.steps import with_steps
-from coca_mindspeed.data.arithmetic import arithmetic_records
+from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.grading.registry import build_grader

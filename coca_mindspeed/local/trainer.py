@@ -13,12 +13,12 @@ from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.evaluation.learning_signal import NO_SIGNAL_STEPS, learning_problems
-from coca_mindspeed.evaluation.metrics import CalibrationMetrics, calibration_metrics
-from coca_mindspeed.evaluation.plots import reliability_image
+from coca_mindspeed.evaluation.metrics.calibration import CalibrationMetrics, calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
-from coca_mindspeed.grading.evaluated import EvaluatedOnly
+from coca_mindspeed.evaluation.reports.plots import reliability_image
+from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import MeasuredGrader
+from coca_mindspeed.judging.learning_signal import NO_SIGNAL_STEPS, learning_problems
 from coca_mindspeed.local.checkpoint import Checkpoint, export_model, list_checkpoints, save_checkpoint
 from coca_mindspeed.local.evaluate import predict
 from coca_mindspeed.local.experience import (

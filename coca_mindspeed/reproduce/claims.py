@@ -4,8 +4,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from coca_mindspeed.evaluation.catalogue import UNDEFINED, metric_info
-from coca_mindspeed.evaluation.intervals import Interval
+from coca_mindspeed.evaluation.intervals.bounds import Interval
+from coca_mindspeed.evaluation.metrics.catalogue import UNDEFINED, metric_info
 from coca_mindspeed.reproduce.plan import Plan
 from coca_mindspeed.reproduce.results import Results, holm, mean_differs, mean_interval, spread
 from coca_mindspeed.reproduce.table import Table

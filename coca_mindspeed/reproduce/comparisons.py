@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.evaluation.catalogue import CALIBRATED_LABEL, QUALITY_METRICS, metric_info
-from coca_mindspeed.evaluation.paper import printed, published
+from coca_mindspeed.evaluation.metrics.catalogue import CALIBRATED_LABEL, QUALITY_METRICS, metric_info
+from coca_mindspeed.evaluation.paper.published import printed, published
 from coca_mindspeed.reproduce.plan import Plan
 from coca_mindspeed.reproduce.results import Results, Spread, spread
 from coca_mindspeed.reproduce.table import Table

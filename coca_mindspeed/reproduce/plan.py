@@ -8,7 +8,7 @@ from pydantic import Field, ValidationError, field_validator
 
 from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.config.schema import Section
-from coca_mindspeed.data.miniature import MiniatureName
+from coca_mindspeed.data.embedded.miniature import MiniatureName
 from coca_mindspeed.errors import ConfigError
 
 BaselineCell = Literal["instruct", "rlvr+question_prob", "rlvr+probe", "rlvr+assessor", "majority_voting"]

@@ -10,9 +10,9 @@ from zlib import crc32
 import numpy as np
 from scipy.stats import t as student_t
 
-from coca_mindspeed.evaluation.catalogue import UNDEFINED, metric_info, round_half_up, show
-from coca_mindspeed.evaluation.estimates import Estimates
-from coca_mindspeed.evaluation.intervals import Interval
+from coca_mindspeed.evaluation.intervals.bounds import Interval
+from coca_mindspeed.evaluation.intervals.estimates import Estimates
+from coca_mindspeed.evaluation.metrics.catalogue import UNDEFINED, metric_info, round_half_up, show
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.files import read_json_lines
 from coca_mindspeed.reproduce.cells import Cell

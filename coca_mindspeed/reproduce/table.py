@@ -9,10 +9,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from coca_mindspeed.evaluation.figures import new_figure, save_figure
-from coca_mindspeed.evaluation.paper_tables import markdown_table
-from coca_mindspeed.evaluation.safe_text import plot_text
+from coca_mindspeed.evaluation.paper.comparison import markdown_table
+from coca_mindspeed.evaluation.reports.figures import new_figure, save_figure
 from coca_mindspeed.files import write_atomically
+from coca_mindspeed.safe_text import plot_text
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
 from coca_mindspeed.baselines.subject import Subject
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
-from coca_mindspeed.data.miniature import SYMBOLS, miniature
+from coca_mindspeed.data.embedded.miniature import SYMBOLS, miniature
 from coca_mindspeed.data.records import Record, read_records, write_records
-from coca_mindspeed.evaluation.metrics import calibration_metrics
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
 from coca_mindspeed.files import write_json
 from coca_mindspeed.grading.registry import build_grader

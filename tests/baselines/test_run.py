@@ -11,7 +11,7 @@ from coca_mindspeed.baselines.early_stopping import FitConfig
 from coca_mindspeed.baselines.parts import claim_directory, work_in_parts
 from coca_mindspeed.baselines.probe import ProbeConfig
 from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
-from coca_mindspeed.data.arithmetic import arithmetic_records
+from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import read_predictions

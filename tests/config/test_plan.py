@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
-from coca_mindspeed.config.facts import KEYS, Facts, read_facts
-from coca_mindspeed.config.memory import GIB, checkpoint_bytes, memory_plan, model_parameters
-from coca_mindspeed.config.plan import make_plan, nearest_working
-from coca_mindspeed.config.rules import violations
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.steps import steps_of_epochs
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.mindspeed.refusals import refusals
-from coca_mindspeed.mindspeed.run_file import StageFiles, mindspeed_values
+from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan, nearest_working
+from coca_mindspeed.mindspeed.plan.memory import GIB, checkpoint_bytes, memory_plan, model_parameters
+from coca_mindspeed.mindspeed.plan.refusals import refusals
+from coca_mindspeed.mindspeed.plan.rules import violations
+from coca_mindspeed.mindspeed.plan.run_facts import KEYS, Facts, read_facts
+from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
 
 ON_ASCEND = [name for name in ready_made_runs() if "_910" in name]
 ACTOR = "mindspeed_rl.actor_config."

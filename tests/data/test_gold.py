@@ -2,7 +2,7 @@
 
 import pytest
 
-from coca_mindspeed.data.gold import gold_checker, math_gold_problems
+from coca_mindspeed.data.preparing.gold import gold_checker, math_gold_problems
 from coca_mindspeed.data.records import Record
 
 

@@ -5,10 +5,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from coca_mindspeed.data.digits import digit_records
-from coca_mindspeed.data.facts import FACTS, fact_book
-from coca_mindspeed.data.miniature import SYMBOLS, miniature
-from coca_mindspeed.data.progressions import progression_records
+from coca_mindspeed.data.embedded.digits import digit_records
+from coca_mindspeed.data.embedded.miniature import SYMBOLS, miniature
+from coca_mindspeed.data.embedded.progressions import progression_records
+from coca_mindspeed.data.embedded.recall import FACTS, fact_book
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
 
 

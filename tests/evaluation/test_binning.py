@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binomtest
 
-from coca_mindspeed.evaluation.binning import bin_edges, bin_index, bin_table
+from coca_mindspeed.evaluation.metrics.binning import bin_edges, bin_index, bin_table
 
 
 def exact_bin(text: str, bins: int) -> int:

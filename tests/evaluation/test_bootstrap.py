@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
-from coca_mindspeed.evaluation import bootstrap as module
-from coca_mindspeed.evaluation.bootstrap import bootstrap, shifted_percentiles
-from coca_mindspeed.evaluation.estimates import Estimates, paired_intervals
-from coca_mindspeed.evaluation.metrics import calibration_metrics
+from coca_mindspeed.evaluation.intervals.bootstrap import bootstrap, shifted_percentiles
+from coca_mindspeed.evaluation.intervals.bounds import bootstrap as module
+from coca_mindspeed.evaluation.intervals.estimates import Estimates, paired_intervals
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.metrics.weighted import MetricOptions, WeightedSample
 from coca_mindspeed.evaluation.predictions import Outcomes
-from coca_mindspeed.evaluation.weighted import MetricOptions, WeightedSample
 
 
 def draw(n, seed=0, decimals=2, invalid=0.0):

@@ -10,7 +10,7 @@ from rich.console import Console
 from coca_mindspeed.cli import main
 from coca_mindspeed.commands import watch
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.evaluation.live import RunDirectory, dashboard, sparkline
+from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard, sparkline
 
 
 def show(path):

@@ -13,8 +13,8 @@ from scipy.stats import norm
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 from torchmetrics.functional.classification import binary_calibration_error
 
-from coca_mindspeed.evaluation.metrics import HEADLINE, calibration_metrics
-from coca_mindspeed.evaluation.weighted import MetricOptions
+from coca_mindspeed.evaluation.metrics.calibration import HEADLINE, calibration_metrics
+from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
 
 outcomes = st.lists(st.tuples(st.integers(0, 10), st.booleans()), min_size=1, max_size=40)
 

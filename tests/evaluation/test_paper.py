@@ -9,12 +9,18 @@ import numpy as np
 import pytest
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.evaluation import catalogue
-from coca_mindspeed.evaluation.catalogue import metric_info, round_half_up, show
-from coca_mindspeed.evaluation.metrics import calibration_metrics
-from coca_mindspeed.evaluation.paper import category_mean, disagreements, paper, printed, published, rebuilt_cells
-from coca_mindspeed.evaluation.paper_tables import paper_report
-from coca_mindspeed.evaluation.summary import column_title
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics, catalogue
+from coca_mindspeed.evaluation.metrics.catalogue import metric_info, round_half_up, show
+from coca_mindspeed.evaluation.paper.comparison import paper_report
+from coca_mindspeed.evaluation.paper.published import (
+    category_mean,
+    disagreements,
+    paper,
+    printed,
+    published,
+    rebuilt_cells,
+)
+from coca_mindspeed.evaluation.reports.summary import column_title
 
 # (setting, method, metric, category): printed, rebuilt
 KNOWN = {

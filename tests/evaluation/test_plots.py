@@ -6,11 +6,16 @@ import sys
 import numpy as np
 import pytest
 
-from coca_mindspeed.evaluation.curves import risk_coverage, roc
-from coca_mindspeed.evaluation.figures import line_style, png_bytes, save_figure
-from coca_mindspeed.evaluation.metrics import calibration_metrics
-from coca_mindspeed.evaluation.plots import moving_average, reliability_diagram, reliability_image, training_curves
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.metrics.curves import risk_coverage, roc
 from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.evaluation.reports.figures import line_style, png_bytes, save_figure
+from coca_mindspeed.evaluation.reports.plots import (
+    moving_average,
+    reliability_diagram,
+    reliability_image,
+    training_curves,
+)
 
 STATED = np.array([0.05, 0.95, 0.95, 0.95, 0.3, np.nan])
 RIGHT = np.array([False, True, True, False, False, True])
@@ -106,7 +111,7 @@ def test_figures_are_saved_whole(tmp_path):
 
 def test_pyplot_is_never_imported():
     code = (
-        "import sys, coca_mindspeed.evaluation.plots, coca_mindspeed.evaluation.report;"
+        "import sys, coca_mindspeed.evaluation.reports.plots, coca_mindspeed.evaluation.reports.report;"
         "sys.exit('matplotlib.pyplot' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.evaluation.paper_tables import markdown_table
+from coca_mindspeed.evaluation.paper.comparison import markdown_table
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
-from coca_mindspeed.evaluation.report import most_miscalibrated, write_report
+from coca_mindspeed.evaluation.reports.report import most_miscalibrated, write_report
 from coca_mindspeed.evaluation.runs import Run, read_runs
 
 DATASETS = ("gsm8k", "math500", "aime24", "aime25", "mbpp_sanitized", "humaneval", "simpleqa", "triviaqa")

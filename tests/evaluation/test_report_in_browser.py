@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from coca_mindspeed.evaluation.predictions import Prediction
-from coca_mindspeed.evaluation.report import write_report
+from coca_mindspeed.evaluation.reports.report import write_report
 from coca_mindspeed.evaluation.runs import Run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.evaluation.paper_tables import compare_with_paper
+from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
+from coca_mindspeed.evaluation.paper.comparison import compare_with_paper
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
+from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.evaluation.runs import Run, read_runs
-from coca_mindspeed.evaluation.scoreboard import Column, Scoreboard
-from coca_mindspeed.evaluation.weighted import MetricOptions
 
 
 def rows(dataset, pairs, **fields):

@@ -21,7 +21,7 @@ PROGRAMS = {
 
 
 def main() -> None:
-    from coca_mindspeed.grading.sandbox import Sandbox
+    from coca_mindspeed.grading.programs.sandbox import Sandbox
 
     sandbox = Sandbox()
     for source, tests in PROGRAMS.values():

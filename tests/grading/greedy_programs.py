@@ -26,7 +26,7 @@ def f():
 
 
 def main() -> None:
-    from coca_mindspeed.grading.sandbox import Sandbox
+    from coca_mindspeed.grading.programs.sandbox import Sandbox
 
     sandbox = Sandbox()
 

@@ -301,7 +301,7 @@ def answer(x):
 
 
 def run_all(repository: str, port: int) -> dict[str, dict[str, object]]:
-    from coca_mindspeed.grading.sandbox import Limits, Sandbox
+    from coca_mindspeed.grading.programs.sandbox import Limits, Sandbox
 
     sandbox = Sandbox(Limits(memory_bytes=512 << 20))
     assert sandbox.sandboxed

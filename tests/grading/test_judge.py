@@ -13,7 +13,7 @@ import pytest
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.judge import Grade, JudgeGrader, parse_grade
+from coca_mindspeed.grading.facts.judge import Grade, JudgeGrader, parse_grade
 from coca_mindspeed.grading.verdict import Outcome
 
 Reply = Callable[[dict[str, Any]], tuple[int, str]]

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.grading.final_answer import final_answer
-from coca_mindspeed.grading.math import MathGrader, plain_verdict
-from coca_mindspeed.grading.quantity import read_answer
+from coca_mindspeed.grading.mathematics.final_answer import final_answer
+from coca_mindspeed.grading.mathematics.math import MathGrader, plain_verdict
+from coca_mindspeed.grading.mathematics.quantity import read_answer
 from coca_mindspeed.grading.verdict import Outcome
 
 PAIRS_FILE = Path(__file__).with_name("math_pairs.tsv")
@@ -236,7 +236,7 @@ def test_a_batch_with_bombs_finishes_in_order_with_flat_memory(grader: MathGrade
 
 
 def test_the_quick_parser_agrees_with_the_full_one() -> None:
-    latex = pytest.importorskip("coca_mindspeed.grading.latex")
+    latex = pytest.importorskip("coca_mindspeed.grading.mathematics.latex")
     texts = {text for gold, answer, verdict, _ in PAIRS if verdict != "ungradable" for text in (gold, answer)}
     quick = {text: latex.parse_quickly(text) for text in sorted(texts)}
     found = {text: expression for text, expression in quick.items() if expression is not None}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.config.compose import ready_made_runs
-from coca_mindspeed.mindspeed.driver import HOMES
+from coca_mindspeed.mindspeed.start.driver import HOMES
 from tests.mindspeed.test_doctor import checkpoint, write
 
 ROOT = Path(__file__).parents[2]
@@ -59,7 +59,7 @@ def test_dry_run_shows_the_plan_and_every_command(script):
     commands = [line for line in shown.stdout.splitlines() if line.startswith("+")]
     assert [part for part in commands if "ray.scripts.scripts start" in part and f"{npus}\\}}" in part]
     assert [part for part in commands if f"cluster --npus {npus} --cpus-per-npu 8 --other-cpus 13" in part]
-    assert commands[-1].endswith("coca_mindspeed.mindspeed.driver /nowhere/run/stage0/mindspeed_rl.yaml")
+    assert commands[-1].endswith("coca_mindspeed.mindspeed.start.driver /nowhere/run/stage0/mindspeed_rl.yaml")
     assert not Path("/nowhere").exists()
 
 

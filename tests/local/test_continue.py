@@ -17,11 +17,11 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import to_yaml
 from coca_mindspeed.config.schema import LoggingConfig
 from coca_mindspeed.errors import ConfigError, TrainingError
-from coca_mindspeed.evaluation.learning_signal import learning_problems
-from coca_mindspeed.evaluation.live import RunDirectory, dashboard
-from coca_mindspeed.evaluation.metrics import HEADLINE
+from coca_mindspeed.evaluation.metrics.calibration import HEADLINE
 from coca_mindspeed.evaluation.predictions import read_predictions
-from coca_mindspeed.evaluation.summary import metrics_table
+from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
+from coca_mindspeed.evaluation.reports.summary import metrics_table
+from coca_mindspeed.judging.learning_signal import learning_problems
 from coca_mindspeed.local import checkpoint as checkpoint_module
 from coca_mindspeed.local.checkpoint import list_checkpoints, remove_leftovers
 from coca_mindspeed.local.run_log import RunLog

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
-from coca_mindspeed.grading.evaluated import EvaluatedOnly
+from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
 from coca_mindspeed.local import checkpoint as checkpoint_module
 from coca_mindspeed.local import trainer as trainer_module
 from coca_mindspeed.local.checkpoint import list_checkpoints

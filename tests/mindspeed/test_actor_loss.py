@@ -17,9 +17,9 @@ from torch import Tensor
 from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.errors import ConfigError, TrainingError
-from coca_mindspeed.mindspeed import columns
-from coca_mindspeed.mindspeed.metrics import finish
-from coca_mindspeed.mindspeed.settings import CocaSettings
+from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.stages.ratios import finish
+from coca_mindspeed.mindspeed.start.settings import CocaSettings
 
 ROWS, WIDTH = 8, 6
 AGGREGATIONS = ("sum", "token_mean", "segment_mean")
@@ -48,10 +48,10 @@ def actor_loss(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules["mindspeed_rl.utils.utils"].MsProbe = SimpleNamespace(  # type: ignore[attr-defined]
         save_data=saved.append, saved=saved
     )
-    import coca_mindspeed.mindspeed.actor_loss as module
+    import coca_mindspeed.mindspeed.stages.actor_loss as module
 
     yield module
-    sys.modules.pop("coca_mindspeed.mindspeed.actor_loss")
+    sys.modules.pop("coca_mindspeed.mindspeed.stages.actor_loss")
 
 
 def _loss(module: Any, monkeypatch: pytest.MonkeyPatch, *, reference: bool = False, **coca: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.mindspeed.cluster import WantedCpus, check_cpus, wanted_cpus
+from coca_mindspeed.mindspeed.start.cluster import WantedCpus, check_cpus, wanted_cpus
 
 
 @pytest.mark.parametrize(

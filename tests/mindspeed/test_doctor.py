@@ -12,11 +12,13 @@ from coca_mindspeed.commands import doctor as command
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.mindspeed import doctor, prompt_lengths, run_findings
-from coca_mindspeed.mindspeed.machine import Machine, git_commit, megatron_version
-from coca_mindspeed.mindspeed.manifest import ManifestError
-from coca_mindspeed.mindspeed.megatron_checkpoint import checkpoint_layout, newest_iteration
-from coca_mindspeed.mindspeed.releases import CONVERTER, STACKS, UNPINNED, is_version
+from coca_mindspeed.mindspeed.doctor.examination import examination as doctor
+from coca_mindspeed.mindspeed.doctor.examination import run_findings
+from coca_mindspeed.mindspeed.doctor.machine import Machine, git_commit, megatron_version
+from coca_mindspeed.mindspeed.hooks.manifest import ManifestError
+from coca_mindspeed.mindspeed.plan import prompt_lengths
+from coca_mindspeed.mindspeed.start.releases import CONVERTER, STACKS, UNPINNED, is_version
+from coca_mindspeed.mindspeed.weights.megatron_checkpoint import checkpoint_layout, newest_iteration
 
 
 class FakeMachine(Machine):
@@ -300,7 +302,7 @@ def test_a_grader_that_cannot_be_built_here(good, monkeypatch):
             *(f"data.train={run.data.train}", "data.evaluate=null", "evaluation.interval=0"),
         ],
     ).run
-    monkeypatch.setattr("coca_mindspeed.grading.sandbox.shutil.which", lambda _name: None)
+    monkeypatch.setattr("coca_mindspeed.grading.programs.sandbox.shutil.which", lambda _name: None)
     found = problems(machine, code)
     assert set(found) == {"grader"}
     assert "bwrap is not installed" in found["grader"]
@@ -358,7 +360,7 @@ def test_a_token_that_is_never_sampled_is_not_trained(good, tmp_path, eos, layou
 def test_scikit_learns_openmp_on_aarch64(good, monkeypatch, tmp_path):
     machine, run = good
     library = write(tmp_path / "scikit_learn.libs/libgomp-947d5fa1.so.1.0.0")
-    monkeypatch.setattr("coca_mindspeed.mindspeed.machine.sysconfig.get_path", lambda _name: str(tmp_path))
+    monkeypatch.setattr("coca_mindspeed.mindspeed.doctor.machine.sysconfig.get_path", lambda _name: str(tmp_path))
     assert problems(machine, run) == {}
     monkeypatch.setattr(FakeMachine, "architecture", lambda _self: "aarch64")
     assert str(library) in problems(machine, run)["libgomp of scikit-learn"]

@@ -16,12 +16,13 @@ from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError
 from coca_mindspeed.grading.exact import ExactGrader
-from coca_mindspeed.mindspeed import columns, driver, process
-from coca_mindspeed.mindspeed.actor_columns import training_columns
-from coca_mindspeed.mindspeed.dataset import RecordPrompts, prompt_token_ids
-from coca_mindspeed.mindspeed.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
-from coca_mindspeed.mindspeed.verifiers import MindSpeedVerifier, build_verifier, check_names
-from coca_mindspeed.mindspeed.without_effect import keys_without_effect
+from coca_mindspeed.mindspeed.plan.without_effect import keys_without_effect
+from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.stages.actor_columns import training_columns
+from coca_mindspeed.mindspeed.stages.dataset import RecordPrompts, prompt_token_ids
+from coca_mindspeed.mindspeed.stages.verifiers import MindSpeedVerifier, build_verifier, check_names
+from coca_mindspeed.mindspeed.start import driver, process
+from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
 
 
 def _config(**changes: dict[str, Any]) -> Any:
@@ -209,7 +210,7 @@ def test_every_ray_process_is_told_the_settings(tmp_path: Path, monkeypatch: pyt
     smaller = driver.runtime_environment(process, _config(rl_config={"hccl_buffersize": 64}))
     assert smaller["env_vars"]["HCCL_BUFFSIZE"] == "64"
     assert runtime["env_vars"]["PYTHONPATH"].split(":")[1:3] == ["/a", "/b"]
-    assert runtime["worker_process_setup_hook"] == "coca_mindspeed.mindspeed.process.setup_worker"
+    assert runtime["worker_process_setup_hook"] == "coca_mindspeed.mindspeed.start.process.setup_worker"
     monkeypatch.setenv(VARIABLE, runtime["env_vars"][VARIABLE])
     assert ProcessSettings.from_environment() == process
     monkeypatch.delenv(VARIABLE)
@@ -256,7 +257,7 @@ def test_graders_are_built_before_ray_starts(
         raise GradingError("Ray was started")
 
     monkeypatch.setattr(driver, "start_ray", start_ray)
-    monkeypatch.setattr("coca_mindspeed.grading.sandbox.shutil.which", lambda _name: None)
+    monkeypatch.setattr("coca_mindspeed.grading.programs.sandbox.shutil.which", lambda _name: None)
     records = tmp_path / "train.jsonl"
     tests = {"tests": {"kind": "asserts", "asserts": ["assert f(1) == 1"]}}
     record = {"id": "0", "dataset": "d", "category": category, "question": "q", "answer": "", "metadata": tests}

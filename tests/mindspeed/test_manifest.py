@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from coca_mindspeed.commands import patches
-from coca_mindspeed.mindspeed import hooks
-from coca_mindspeed.mindspeed.fingerprint import normalise, source_of
-from coca_mindspeed.mindspeed.manifest import (
+from coca_mindspeed.mindspeed.hooks.apply import apply as hooks
+from coca_mindspeed.mindspeed.hooks.fingerprint import normalise, source_of
+from coca_mindspeed.mindspeed.hooks.manifest import (
     Hook,
     Manifest,
     ManifestError,

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from coca_mindspeed.mindspeed import reference
-from coca_mindspeed.mindspeed.reference import NoReference, worker_groups
+from coca_mindspeed.mindspeed.stages import no_reference as reference
+from coca_mindspeed.mindspeed.stages.no_reference import NoReference, worker_groups
 
 
 class _Group:

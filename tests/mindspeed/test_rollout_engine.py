@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coca_mindspeed.mindspeed.rollout_engine import prompts_as_token_ids, with_training_weights_there
+from coca_mindspeed.mindspeed.stages.rollout_engine import prompts_as_token_ids, with_training_weights_there
 
 
 class _Sharding:

@@ -8,13 +8,13 @@ import yaml
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.config.facts import read_facts
-from coca_mindspeed.config.plan import make_plan
 from coca_mindspeed.errors import ConfigError, TrainingError
-from coca_mindspeed.mindspeed import conversion
-from coca_mindspeed.mindspeed.cluster import wait_for_npus
-from coca_mindspeed.mindspeed.driver import HOMES, compose_config, split_config
-from coca_mindspeed.mindspeed.run_file import StageFiles, mindspeed_values, stages_to_do
+from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan
+from coca_mindspeed.mindspeed.plan.run_facts import read_facts
+from coca_mindspeed.mindspeed.start.cluster import wait_for_npus
+from coca_mindspeed.mindspeed.start.driver import HOMES, compose_config, split_config
+from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stages_to_do
+from coca_mindspeed.mindspeed.weights import conversion
 from tests.mindspeed.test_doctor import checkpoint, write
 
 RUN = "qwen25_7b_910b"

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
-from coca_mindspeed.grading.evaluated import EvaluatedOnly
 from coca_mindspeed.grading.exact import ExactGrader
+from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.judging.batch_metrics import Mean
 from coca_mindspeed.judging.responses import ResponseJudge
-from coca_mindspeed.mindspeed import advantage_stage, columns, dock, reward_worker
-from coca_mindspeed.mindspeed.advantage_stage import compute_advantages
-from coca_mindspeed.mindspeed.metrics import as_ratios, finish, ratio
-from coca_mindspeed.mindspeed.reward_worker import RewardWorker
-from coca_mindspeed.mindspeed.samples import append_line
-from coca_mindspeed.mindspeed.settings import CocaSettings, ProcessSettings, coca_settings
+from coca_mindspeed.mindspeed.stages import advantage_stage, columns, dock, reward_worker
+from coca_mindspeed.mindspeed.stages.advantage_stage import compute_advantages
+from coca_mindspeed.mindspeed.stages.ratios import as_ratios, finish, ratio
+from coca_mindspeed.mindspeed.stages.reward_worker import RewardWorker
+from coca_mindspeed.mindspeed.stages.samples import append_line
+from coca_mindspeed.mindspeed.start.settings import CocaSettings, ProcessSettings, coca_settings
 
 NAN = math.nan
 

@@ -7,7 +7,7 @@ import pytest
 
 from coca_mindspeed import cli
 from coca_mindspeed.evaluation.predictions import read_predictions
-from coca_mindspeed.reproduce import schedule
+from coca_mindspeed.reproduce import work_queue as schedule
 from coca_mindspeed.reproduce.cells import cells_of
 from coca_mindspeed.reproduce.plan import read_plan
 

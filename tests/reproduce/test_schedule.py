@@ -8,8 +8,8 @@ import pytest
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
 from coca_mindspeed.reproduce.cells import Cell, cells_of
 from coca_mindspeed.reproduce.plan import Plan, plan_path, read_plan
-from coca_mindspeed.reproduce.schedule import run_cells
 from coca_mindspeed.reproduce.work import Workplace
+from coca_mindspeed.reproduce.work_queue import run_cells
 from tests.reproduce.cells_for_tests import PLAN, finish
 
 

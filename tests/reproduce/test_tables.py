@@ -10,7 +10,7 @@ from scipy.stats import ttest_1samp, ttest_rel
 
 from coca_mindspeed.baselines.parts import claim_directory
 from coca_mindspeed.cli import main
-from coca_mindspeed.reproduce import schedule
+from coca_mindspeed.reproduce import work_queue as schedule
 from coca_mindspeed.reproduce.cells import cells_of
 from coca_mindspeed.reproduce.claims import Claim, claims, claims_table, sequential_phases
 from coca_mindspeed.reproduce.comparisons import comparison_table, comparisons, entries

@@ -14,7 +14,7 @@ from typing import Any
 
 from coca_mindspeed.algorithm.response import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, ConfidencePosition
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError
-from coca_mindspeed.evaluation.catalogue import HEADLINE_METRICS
+from coca_mindspeed.evaluation.metrics.catalogue import HEADLINE_METRICS
 from coca_mindspeed.files import write_json
 
 _EVALUATORS = "coca_mindspeed.evaluation.opencompass.evaluator"

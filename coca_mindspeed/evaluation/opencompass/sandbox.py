@@ -14,7 +14,7 @@ from opencompass.registry import ICL_EVALUATORS
 from opencompass.utils.code_execution import TYPE_AWARE_EQUAL_NAME, make_assertions_type_aware, type_aware_equal
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.code import CodeGrader
+from coca_mindspeed.grading.programs.code import CodeGrader
 
 
 def _result(records: Sequence[Record], programs: Sequence[str]) -> dict[str, Any]:

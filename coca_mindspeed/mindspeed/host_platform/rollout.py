@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.host_platform import rollout_groups
 from coca_mindspeed.mindspeed.host_platform.weights import Layout, local_shard
-from coca_mindspeed.mindspeed.rollout_noise import next_seed
+from coca_mindspeed.mindspeed.stages.rollout_noise import next_seed
 
 # Responses sampled at once; bounds the memory of the key-value cache and of the logits.
 _RESPONSES_AT_ONCE = 512

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from coca_mindspeed.mindspeed.process import process_settings
+from coca_mindspeed.mindspeed.start.process import process_settings
 
 
 def host_training_config(original: Any) -> Any:

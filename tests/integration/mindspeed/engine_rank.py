@@ -25,7 +25,7 @@ def main(job: dict[str, Any]) -> None:
     # Rank and device come from the environment here, not from a Ray actor's resources.
     ray.get_runtime_context = lambda: SimpleNamespace(get_accelerator_ids=lambda: {"NPU": ["0"]})
     ray.nodes = lambda: [{"Alive": True}]
-    from coca_mindspeed.mindspeed.process import setup_driver
+    from coca_mindspeed.mindspeed.start.process import setup_driver
 
     setup_driver()
     worker = build_worker(OmegaConf.create(job["config"]))
@@ -43,7 +43,7 @@ def main(job: dict[str, Any]) -> None:
 
 def build_worker(config: Any) -> Any:
     train_grpo = importlib.import_module("cli.train_grpo")
-    from coca_mindspeed.mindspeed.actor_worker import ActorWithoutReference
+    from coca_mindspeed.mindspeed.stages.actor_worker import ActorWithoutReference
 
     parsed = train_grpo.parse_training_config(config)
     actor = parsed["actor_config"]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.mindspeed.driver import HOMES
+from coca_mindspeed.mindspeed.start.driver import HOMES
 
 REPOSITORY = Path(__file__).parents[3]
 _MISSING = [name for name in HOMES if not os.environ.get(name)]

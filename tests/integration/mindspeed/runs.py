@@ -20,7 +20,7 @@ def start_driver(
     path = tiny.write_configuration(directory / "run.yaml", config)
     with (directory / "log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "coca_mindspeed.mindspeed.driver", str(path)],
+            [sys.executable, "-m", "coca_mindspeed.mindspeed.start.driver", str(path)],
             cwd=REPOSITORY,
             stdout=log,
             stderr=subprocess.STDOUT,

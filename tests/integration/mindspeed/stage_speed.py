@@ -12,12 +12,12 @@ RESPONSES, TOKENS, GROUP = 2048, 4096, 16
 
 
 def main() -> None:
-    from coca_mindspeed.mindspeed.process import setup_worker
+    from coca_mindspeed.mindspeed.start.process import setup_worker
 
     setup_worker()
     upstream = importlib.import_module("mindspeed_rl.trainer.utils.compute_utils").compute_group_norm_advantage_return
-    from coca_mindspeed.mindspeed.advantage_stage import segment_advantages
-    from coca_mindspeed.mindspeed.settings import CocaSettings
+    from coca_mindspeed.mindspeed.stages.advantage_stage import segment_advantages
+    from coca_mindspeed.mindspeed.start.settings import CocaSettings
 
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(16, TOKENS + 1, (RESPONSES,), generator=generator)

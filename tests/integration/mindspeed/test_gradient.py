@@ -19,14 +19,15 @@ from safetensors.torch import load_file, save_file
 
 from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.data.arithmetic import arithmetic_records
+from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.local.experience import Experience, respond_and_grade, reward_and_advantage
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.update import update_policy
-from coca_mindspeed.mindspeed import columns, driver
-from coca_mindspeed.mindspeed.settings import VARIABLE, coca_settings
+from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.start import driver
+from coca_mindspeed.mindspeed.start.settings import VARIABLE, coca_settings
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import needs_mindspeed, run_ranks
 

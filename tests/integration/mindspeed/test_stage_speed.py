@@ -8,8 +8,8 @@ import sys
 import pytest
 from omegaconf import OmegaConf
 
-from coca_mindspeed.mindspeed import driver
-from coca_mindspeed.mindspeed.settings import VARIABLE, coca_settings
+from coca_mindspeed.mindspeed.start import driver
+from coca_mindspeed.mindspeed.start.settings import VARIABLE, coca_settings
 from tests.integration.mindspeed.environment import REPOSITORY, environment, needs_mindspeed
 
 pytestmark = [*needs_mindspeed, pytest.mark.slow]

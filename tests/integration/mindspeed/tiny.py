@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import WarmUpConfig
-from coca_mindspeed.data.arithmetic import arithmetic_records
+from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.tiny_model import EOS, tiny_tokenizer, write_tiny_model

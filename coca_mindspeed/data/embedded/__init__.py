@@ -1,0 +1,1 @@
+"""Questions that need no download: families of records, drawn from a seed."""

@@ -1,0 +1,1 @@
+"""Publishers' files as they publish them, read row by row into records."""

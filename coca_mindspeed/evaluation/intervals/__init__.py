@@ -1,0 +1,1 @@
+"""Intervals of the metrics, shown by simulation to hold."""

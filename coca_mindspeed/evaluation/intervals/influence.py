@@ -1,0 +1,130 @@
+"""Metrics that are means over predictions, with the variance that their questions give them.
+
+A prediction's influence is how far it moves the estimate (times n): its deviation from the mean for a plain mean, and
+for AUROC the deviation of its placement among the answers of the other kind (DeLong, DeLong and Clarke-Pearson, 1988).
+Influences of the samples of one question are added before they are squared, so that samples which agree count once.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import rankdata
+
+from coca_mindspeed.evaluation.intervals.bounds import BoundedMean, Floats
+from coca_mindspeed.evaluation.predictions import Outcomes
+
+MEANS = ("accuracy", "success_rate", "brier", "auroc")
+
+
+def question_index(questions: npt.NDArray[Any] | None, rows: int) -> npt.NDArray[np.intp]:
+    """The number of each row's question (rows,), from 0; without ``questions`` every row is of its own.
+
+    Raises:
+        ValueError: there are not as many as rows.
+    """
+    if questions is None:
+        return np.arange(rows)
+    if len(questions) != rows:
+        raise ValueError(f"questions should have length {rows}, found {len(questions)}")
+    return np.asarray(np.unique(questions, return_inverse=True)[1], dtype=np.intp)
+
+
+def independent_units(question: npt.NDArray[np.intp]) -> float:
+    """How many independent answers a sum over these rows holds if all samples of a question agree: (sum k)^2 / sum k^2.
+
+    Args:
+        question: of each row (n,), from :func:`question_index` or a part of it.
+    """
+    samples = np.unique(question, return_counts=True)[1].astype(np.float64)
+    return float(samples.sum() ** 2 / (samples**2).sum()) if len(samples) else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Influence:
+    """A mean and what each of n predictions adds to it.
+
+    Attributes:
+        value: the mean, NaN where undefined.
+        moves: influence of each prediction (n,), zero for those that it is not over.
+        units: independent questions that it rests on.
+        most: answers, where each is right or wrong; None otherwise.
+    """
+
+    value: float
+    moves: Floats
+    units: float
+    most: float | None = None
+
+    def variance(self, question: npt.NDArray[np.intp]) -> float:
+        """Of the mean, each question's predictions taken together."""
+        together = np.bincount(question, weights=self.moves)
+        factor = len(together) / max(len(together) - 1, 1)
+        return float((together**2).sum() / len(question) ** 2 * factor)
+
+    def mean(self, question: npt.NDArray[np.intp]) -> BoundedMean:
+        """The mean with its variance."""
+        if math.isnan(self.value):
+            return BoundedMean(math.nan, math.nan, 0.0, math.nan)
+        return BoundedMean(self.value, self.variance(question), self.units, self.units**-2, self.most)
+
+
+def influences(data: Outcomes, question: npt.NDArray[np.intp]) -> Mapping[str, Influence]:
+    """The influences on every metric of :data:`MEANS`.
+
+    Args:
+        data: n predictions.
+        question: of each (n,).
+    """
+    everywhere = np.ones(len(data), dtype=np.bool_)
+    valid = ~np.isnan(data.confidence)
+    right = data.correct.astype(np.float64)
+    loss = np.where(valid, (data.confidence - right) ** 2, 0.0)
+    return {
+        "accuracy": _mean(right, everywhere, question, is_share=True),
+        "success_rate": _mean(valid.astype(np.float64), everywhere, question, is_share=True),
+        "brier": _mean(loss, valid, question),
+        "auroc": _auroc(data, valid, question),
+    }
+
+
+def difference(first: Influence, second: Influence, question: npt.NDArray[np.intp]) -> BoundedMean:
+    """``second - first`` of two methods on the same predictions, row by row."""
+    value = second.value - first.value
+    if math.isnan(value):
+        return BoundedMean(math.nan, math.nan, 0.0, math.nan, lower=-1.0)
+    units = min(first.units, second.units)
+    both = Influence(value, second.moves - first.moves, units)
+    return BoundedMean(value, both.variance(question), units, units**-2, lower=-1.0)
+
+
+def _mean(
+    values: Floats, over: npt.NDArray[np.bool_], question: npt.NDArray[np.intp], *, is_share: bool = False
+) -> Influence:
+    count = int(over.sum())
+    if not count:
+        return Influence(math.nan, np.zeros(len(values)), 0.0)
+    mean = float(values[over].mean())
+    moves = np.where(over, (values - mean) * len(values) / count, 0.0)
+    return Influence(mean, moves, independent_units(question[over]), float(count) if is_share else None)
+
+
+def _auroc(data: Outcomes, valid: npt.NDArray[np.bool_], question: npt.NDArray[np.intp]) -> Influence:
+    right, wrong = valid & data.correct, valid & ~data.correct
+    n_right, n_wrong = int(right.sum()), int(wrong.sum())
+    moves = np.zeros(len(data))
+    if not n_right or not n_wrong:
+        return Influence(math.nan, moves, 0.0)
+    ranks = np.zeros(len(data))
+    ranks[valid] = rankdata(data.confidence[valid])
+    # The share of answers of the other kind below a right one, and above a wrong one; ties half.
+    placed_right = (ranks[right] - rankdata(data.confidence[right])) / n_wrong
+    placed_wrong = 1 - (ranks[wrong] - rankdata(data.confidence[wrong])) / n_right
+    area = float(placed_right.mean())
+    moves[right] = (placed_right - area) * len(data) / n_right
+    moves[wrong] = (placed_wrong - area) * len(data) / n_wrong
+    # No law has a larger variance than area (1 - area) / (the rarer kind) (Birnbaum and Klose, 1957).
+    return Influence(area, moves, min(independent_units(question[right]), independent_units(question[wrong])))

@@ -1,0 +1,1 @@
+"""The metrics of calibration, and the one catalogue of their names."""

@@ -1,0 +1,148 @@
+"""The paper's tables as text, and our figures beside them."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.evaluation.metrics.catalogue import (
+    CALIBRATED_LABEL,
+    CATALOGUE,
+    HEADLINE_METRICS,
+    UNDEFINED,
+    show,
+    show_calibrated,
+    show_range,
+)
+from coca_mindspeed.evaluation.paper.published import Cell, disagreements, paper, printed, published, rebuilt_cells
+from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
+from coca_mindspeed.evaluation.runs import Run
+from coca_mindspeed.safe_text import one_line
+
+
+def markdown_cell(text: object) -> str:
+    """Text for a Markdown table: one line, with its bars escaped."""
+    return one_line(str(text)).replace("|", "\\|")
+
+
+def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """A Markdown table, padded so that it also reads well as plain text."""
+    lines = [[markdown_cell(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    rule = ["-" * width for width in widths]
+    padded = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines]
+    return "\n".join([padded[0], "|-" + "-|-".join(rule) + "-|", *padded[1:]]) + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class PaperComparison:
+    """Our runs beside the paper's table.
+
+    Attributes:
+        setting: the paper's, such as ``qwen2.5-3b/math``.
+        header: names of the columns.
+        rows: printed cells.
+    """
+
+    setting: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def markdown(self) -> str:
+        return markdown_table(self.header, self.rows)
+
+
+def compare_with_paper(board: Scoreboard, setting: str) -> PaperComparison:
+    """Our figure, the paper's, and the difference with our interval, for every cell that the paper prints.
+
+    A run is compared with the paper's method of the same name: its predictions' ``method``, or else its label.
+
+    Raises:
+        ConfigError: the setting is unknown, a run's method is not the paper's, or there is nothing to compare.
+    """
+    rows = []
+    for run in board.runs:
+        method = _method(run, setting)
+        for column in board.columns:
+            for metric in HEADLINE_METRICS:
+                theirs = published(setting, method, metric, column.name)
+                ours = board.interval(run.label, column, metric)
+                if math.isnan(theirs) or math.isnan(ours.estimate):
+                    continue
+                rows.append(
+                    [
+                        run.label,
+                        column.name,
+                        CATALOGUE[metric].label,
+                        show(metric, ours.estimate),
+                        printed(metric, theirs),
+                        show(metric, ours.estimate - theirs, signed=True),
+                        show_range(metric, ours.low - theirs, ours.high - theirs, signed=True),
+                        _calibrated(board, run, column) if metric == "ece" else "",
+                    ]
+                )
+    if not rows:
+        raise ConfigError(
+            f"nothing to compare: the runs' data sets are {', '.join(board.datasets)}, the paper's "
+            f"{', '.join(name for sets in paper().categories.values() for name in sets)}"
+        )
+    return PaperComparison(
+        setting,
+        ["run", "data", "metric", "ours", "paper", "difference", "95% interval", CALIBRATED_LABEL],
+        rows,
+    )
+
+
+def _calibrated(board: Scoreboard, run: Run, column: Column) -> str:
+    found = board.calibrated(run.label, column)
+    return UNDEFINED if found is None else show_calibrated(found.mean, found.high)
+
+
+def _method(run: Run, setting: str) -> str:
+    methods = paper().per_dataset.get(setting)
+    if methods is None:
+        raise ConfigError(f"the paper has no setting {setting!r}; it has {', '.join(paper().per_dataset)}")
+    for name in (run.method, run.label):
+        if name in methods:
+            return str(name)
+    raise ConfigError(
+        f"run {run.label!r}: method {run.method!r} is not in the paper's table of {setting}, which has "
+        f"{', '.join(methods)}; set 'method' in its predictions"
+    )
+
+
+def _figure(value: Decimal | None) -> str:
+    return UNDEFINED if value is None else f"{value:.2f}"
+
+
+def paper_report() -> str:
+    """The paper's category tables rebuilt from its per-dataset tables, and the cells where the two disagree."""
+    tables = paper()
+    by_cell = {(c.setting, c.method, c.metric, c.category): c for c in rebuilt_cells()}
+    parts = ["# The paper's category tables, rebuilt from its per-dataset tables\n"]
+    for setting, methods in tables.per_category.items():
+        metrics = list(next(iter(methods.values())))
+        header = ["method", *(f"{CATALOGUE[m].label} {category}" for m in metrics for category in tables.categories)]
+        rows = [
+            [method, *(_rebuilt(by_cell.get((setting, method, m, c))) for m in metrics for c in tables.categories)]
+            for method in methods
+        ]
+        parts.append(f"## {setting}\n\n{markdown_table(header, rows)}")
+    cells = disagreements()
+    listed = [
+        [c.setting, c.method, CATALOGUE[c.metric].label, c.category, _figure(c.printed), _figure(c.rebuilt)]
+        for c in cells
+    ]
+    header = ["setting", "method", "metric", "category", "printed", "rebuilt"]
+    parts.append(
+        f"## Where the paper disagrees with itself: {len(cells)} of {len(by_cell)} cells\n\n"
+        "A star marks them above.\n\n" + markdown_table(header, listed)
+    )
+    return "\n".join(parts)
+
+
+def _rebuilt(cell: Cell | None) -> str:
+    if cell is None:
+        return UNDEFINED
+    return _figure(cell.rebuilt) + ("" if cell.agrees else "*")

@@ -1,0 +1,132 @@
+"""The paper's figures as data, its category averages, and where its tables disagree with each other.
+
+``paper_figures.json`` holds the numbers of the paper's tables: per data set (its appendix) and per category (its main
+text).  Accuracy and success rate are in percent there, as printed.
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from functools import cache
+from importlib.resources import files
+
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.evaluation.metrics.catalogue import CATALOGUE, UNDEFINED, round_half_up
+
+Figures = Mapping[str, Mapping[str, Mapping[str, Mapping[str, Decimal | None]]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Paper:
+    """The paper's tables.
+
+    Attributes:
+        categories: category -> its data sets.
+        per_dataset: setting -> method -> metric -> data set -> figure; None where the paper prints ``--``.
+        per_category: the same with categories in the place of data sets.
+    """
+
+    categories: Mapping[str, Sequence[str]]
+    per_dataset: Figures
+    per_category: Figures
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A cell of the paper's category tables, beside its reconstruction.
+
+    Attributes:
+        setting: base model and training data, such as ``qwen2.5-3b/math``.
+        method: ``coca``, ``rlvr+probe``, ...
+        metric: see :data:`CATALOGUE`.
+        category: ``math``, ``code`` or ``factual``.
+        printed: as the paper's category table has it.
+        rebuilt: mean of the paper's own per-dataset figures; None where all are undefined.
+    """
+
+    setting: str
+    method: str
+    metric: str
+    category: str
+    printed: Decimal
+    rebuilt: Decimal | None
+
+    @property
+    def agrees(self) -> bool:
+        return self.printed == self.rebuilt
+
+
+@cache
+def paper() -> Paper:
+    """The figures that come with this package."""
+    text = files(__package__).joinpath("paper_figures.json").read_text(encoding="utf-8")
+    # Decimals, so that a mean of printed figures is exact and its halves are halves.
+    return Paper(**json.loads(text, parse_float=Decimal))
+
+
+def printed(metric: str, value: float) -> str:
+    """A figure of the paper as it prints it, with two decimals; ``--`` where there is none."""
+    if math.isnan(value):
+        return UNDEFINED
+    info = CATALOGUE[metric]
+    return f"{round_half_up(value * info.scale, 2)}{'%' if info.percent else ''}"
+
+
+def category_mean(values: Sequence[Decimal | None], decimals: int = 2) -> Decimal | None:
+    """The paper's rule: plain mean over data sets, undefined ones left out, halves rounded up.
+
+    Args:
+        values: one for each data set of the category.
+        decimals: digits after the point.
+
+    Returns:
+        None if all are undefined.
+    """
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return (sum(known, Decimal(0)) / len(known)).quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_HALF_UP)
+
+
+def rebuilt_cells() -> Iterator[Cell]:
+    """Every cell of the paper's category tables, rebuilt from its per-dataset tables."""
+    tables = paper()
+    for setting, methods in tables.per_category.items():
+        for method, metrics in methods.items():
+            for metric, cells in metrics.items():
+                source = tables.per_dataset[setting][method][metric]
+                for category, printed in cells.items():
+                    if printed is None:
+                        continue
+                    mean = category_mean([source[name] for name in tables.categories[category]])
+                    yield Cell(setting, method, metric, category, printed, mean)
+
+
+def disagreements() -> list[Cell]:
+    """The cells in which the paper disagrees with itself."""
+    return [cell for cell in rebuilt_cells() if not cell.agrees]
+
+
+def published(setting: str, method: str, metric: str, dataset: str) -> float:
+    """A figure of the paper in our units (accuracy as a fraction), NaN where it prints none.
+
+    Args:
+        setting: see :class:`Cell`.
+        method: see :class:`Cell`.
+        metric: see :data:`CATALOGUE`.
+        dataset: a data set or a category.
+
+    Raises:
+        ConfigError: the paper has no such setting or method.
+    """
+    tables = paper()
+    methods = tables.per_dataset.get(setting)
+    if methods is None:
+        raise ConfigError(f"the paper has no setting {setting!r}; it has {', '.join(tables.per_dataset)}")
+    if method not in methods:
+        raise ConfigError(f"the paper has no method {method!r} in {setting}; it has {', '.join(methods)}")
+    source = tables.per_category if dataset in tables.categories else tables.per_dataset
+    value = source.get(setting, {}).get(method, {}).get(metric, {}).get(dataset)
+    return float("nan") if value is None else float(value) / CATALOGUE[metric].scale

@@ -1,0 +1,1 @@
+"""What people look at: tables, pictures, reports, a running training."""

@@ -1,0 +1,254 @@
+"""Reports: one self-contained HTML page, and Markdown with its pictures beside it."""
+
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from matplotlib.figure import Figure
+
+from coca_mindspeed import __version__
+from coca_mindspeed.evaluation.metrics.catalogue import (
+    CALIBRATED_LABEL,
+    FURTHER_METRICS,
+    HEADLINE_METRICS,
+    metric_info,
+    show,
+    show_calibrated,
+    show_range,
+)
+from coca_mindspeed.evaluation.paper.comparison import PaperComparison, markdown_cell
+from coca_mindspeed.evaluation.predictions import Prediction, outcomes
+from coca_mindspeed.evaluation.reports.figures import png_bytes
+from coca_mindspeed.evaluation.reports.plots import training_curves
+from coca_mindspeed.evaluation.reports.report_figures import (
+    cost_scatter,
+    histogram_grid,
+    reliability_grid,
+    threshold_curves,
+)
+from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
+from coca_mindspeed.evaluation.runs import Run
+from coca_mindspeed.files import write_atomically
+from coca_mindspeed.safe_text import printable
+
+_REPORT_DPI = 100
+_SHOWN_CHARACTERS = 1200
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A number as it is printed; ``beside`` is what belongs to it, such as the ECE of a calibrated model."""
+
+    text: str
+    interval: str
+    best: bool
+    reason: str
+    beside: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A table's column as it is printed; averages stand out."""
+
+    text: str
+    is_average: bool = False
+    meaning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Numbers of all runs; ``rows`` are (label, cells in the order of ``columns``)."""
+
+    name: str
+    heading: str
+    meaning: str
+    columns: Sequence[Heading]
+    rows: Sequence[tuple[str, Sequence[Cell]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A figure with what a reader who cannot see it should know."""
+
+    name: str
+    heading: str
+    caption: str
+    png: bytes
+
+    @property
+    def data_uri(self) -> str:
+        return "data:image/png;base64," + base64.b64encode(self.png).decode("ascii")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """A response and how far its confidence is from what it was worth."""
+
+    run: str
+    prediction: Prediction
+    response: str
+    miss: float
+
+
+def result_tables(board: Scoreboard, metrics: Sequence[str]) -> list[Table]:
+    """A table for each metric with data sets as columns; of a single data set, one table with metrics as columns."""
+    if len(board.columns) != 1:
+        return [metric_table(board, metric) for metric in metrics]
+    [column] = board.columns
+    parts = [metric_table(board, metric) for metric in metrics]
+    columns = [Heading(part.heading, meaning=part.meaning) for part in parts]
+    rows = [
+        (run.label, [cell for part in parts for cell in part.rows[index][1]]) for index, run in enumerate(board.runs)
+    ]
+    return [Table(metrics[0], column.name, "", columns, rows)]
+
+
+def metric_table(board: Scoreboard, metric: str) -> Table:
+    """One metric's table, the best of each column marked."""
+    info = metric_info(metric)
+    best = {column: board.best(column, metric) for column in board.columns}
+    rows = [
+        (run.label, [_cell(board, run, column, metric, run.label in best[column]) for column in board.columns])
+        for run in board.runs
+    ]
+    columns = [
+        Heading(f"{column.name} (mean)" if column.is_average else column.name, column.is_average)
+        for column in board.columns
+    ]
+    return Table(metric, info.heading, info.meaning + (", percent" if info.percent else ""), columns, rows)
+
+
+def _cell(board: Scoreboard, run: Run, column: Column, metric: str, is_best: bool) -> Cell:
+    interval = board.interval(run.label, column, metric)
+    bounds = show_range(metric, interval.low, interval.high)
+    beside = ""
+    if metric == "ece" and (found := board.calibrated(run.label, column)) is not None:
+        beside = f"{CALIBRATED_LABEL}: {show_calibrated(found.mean, found.high)}"
+    return Cell(show(metric, interval.estimate), bounds, is_best, _reason(board, run, column, metric), beside)
+
+
+def _reason(board: Scoreboard, run: Run, column: Column, metric: str) -> str:
+    """Why a cell is undefined; empty where it is not."""
+    if missing := [name for name in column.datasets if (run.label, name) not in board.metrics]:
+        return f"no predictions on {', '.join(missing)}"
+    reasons = [board.metrics[run.label, name].undefined.get(metric, "") for name in column.datasets]
+    return reasons[0] if all(reasons) else ""
+
+
+def _pictures(board: Scoreboard, runs: Sequence[Run]) -> list[Picture]:
+    pictures = []
+
+    def add(name: str, heading: str, caption: str, figure: Figure | None) -> None:
+        if figure is not None:
+            pictures.append(Picture(name, heading, caption, png_bytes(figure, _REPORT_DPI)))
+
+    if training := {run.label: run.training for run in runs if run.training}:
+        caption = "A line for each run; faint: every step, strong: moving average."
+        add("training", "Training", caption, training_curves(training))
+    averages = [column for column in board.columns if column.is_average]
+    lone = [c for c in board.columns if not c.is_average and not any(c.name in a.datasets for a in averages)]
+    if board.runs:
+        caption = "Bars are 95% intervals of accuracy. Up and to the left is better."
+        add("cost", "Accuracy against tokens to confidence", caption, cost_scatter(board, [*averages, *lone]))
+    drawings: list[tuple[str, str, str, Callable[..., Figure]]] = [
+        (
+            "reliability",
+            "Reliability",
+            "Filled: share of right answers; hatched: gap to the stated confidence; vertical lines: 95% intervals; "
+            "dashed: perfect calibration; above each bar its number of answers.",
+            reliability_grid,
+        ),
+        (
+            "histogram",
+            "Confidence by correctness",
+            "Answers by stated confidence: right ones filled above the line, wrong ones hatched below it.",
+            histogram_grid,
+        ),
+        (
+            "thresholds",
+            "Risk-coverage and ROC curves",
+            "Left: error rate when only the most confident answers are given. Right: the area is AUROC.",
+            threshold_curves,
+        ),
+    ]
+    for dataset in board.datasets:
+        groups = {run.label: outcomes(rows) for run in board.runs if (rows := run.by_dataset().get(dataset))}
+        for name, heading, caption, draw in drawings:
+            add(f"{name}_{_slug(dataset)}", f"{heading}: {dataset}", caption, draw(groups))
+    return pictures
+
+
+def _slug(text: str) -> str:
+    return "".join(c if c.isalnum() else "_" for c in text)
+
+
+def most_miscalibrated(run: Run, count: int) -> list[Sample]:
+    """The responses of each data set whose confidence is furthest from their correctness, worst first."""
+    samples = []
+    for predictions in run.by_dataset().values():
+        stated = [(abs(p.confidence - p.correct), p) for p in predictions if p.confidence is not None]
+        stated.sort(key=lambda pair: (-pair[0], pair[1].key))
+        samples += [Sample(run.label, p, _shorten(p.response), miss) for miss, p in stated[:count]]
+    return sorted(samples, key=lambda sample: -sample.miss)
+
+
+def _shorten(text: str) -> str:
+    if len(text) <= _SHOWN_CHARACTERS:
+        return text
+    half = _SHOWN_CHARACTERS // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+
+
+def write_report(
+    runs: Sequence[Run],
+    directory: Path,
+    *,
+    title: str = "Calibration report",
+    comparison: PaperComparison | None = None,
+    board: Scoreboard | None = None,
+    samples: int = 3,
+) -> list[Path]:
+    """Write ``report.html`` (nothing outside it is needed), ``report.md`` and ``figures/*.png``.
+
+    Args:
+        runs: what is compared.
+        directory: made if it does not exist.
+        title: of the page.
+        comparison: our figures beside the paper's.
+        board: the runs' numbers, where the caller has them.
+        samples: responses to show for each run and data set.
+
+    Returns:
+        The paths of the page and the Markdown file.
+    """
+    board = board or Scoreboard(runs)
+    pictures = _pictures(board, runs)
+    content = {
+        "title": title,
+        "version": __version__,
+        "board": board,
+        "tables": result_tables(board, HEADLINE_METRICS),
+        "further": result_tables(board, FURTHER_METRICS),
+        "pictures": pictures,
+        "samples": [(run.label, most_miscalibrated(run, samples)) for run in board.runs],
+        "comparison": comparison,
+    }
+    environment = Environment(
+        loader=PackageLoader("coca_mindspeed.evaluation.reports", "templates"),
+        # Responses are strangers' text: in the page they must not become markup.
+        autoescape=lambda name: name is not None and "html" in name,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        # Whatever is put into a page is text from somewhere: a control character never gets there as such.
+        finalize=lambda value: printable(value) if isinstance(value, str) else value,
+    )
+    environment.filters["cell"] = markdown_cell
+    paths = [directory / "report.html", directory / "report.md"]
+    for picture in pictures:
+        write_atomically(directory / "figures" / f"{picture.name}.png", picture.png)
+    for path in paths:
+        write_atomically(path, environment.get_template(f"{path.name}.j2").render(content))
+    return paths

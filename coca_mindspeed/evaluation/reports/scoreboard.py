@@ -1,0 +1,143 @@
+"""Numbers of many runs on many data sets, with intervals, and their category averages by the paper's rule."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+
+from coca_mindspeed.evaluation.intervals.bounds import UNDEFINED_INTERVAL, Interval
+from coca_mindspeed.evaluation.intervals.estimates import (
+    Estimates,
+    average_calibrated,
+    average_interval,
+    paired_intervals,
+)
+from coca_mindspeed.evaluation.metrics.calibrated import CalibratedEce
+from coca_mindspeed.evaluation.metrics.calibration import CalibrationMetrics
+from coca_mindspeed.evaluation.metrics.catalogue import metric_info, round_half_up
+from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
+from coca_mindspeed.evaluation.paper.published import paper
+from coca_mindspeed.evaluation.predictions import CATEGORIES, Prediction, outcomes
+from coca_mindspeed.evaluation.runs import Run
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the tables: a data set, or the average over a category's."""
+
+    name: str
+    datasets: tuple[str, ...]
+    is_average: bool
+
+
+class Scoreboard:
+    """Every metric of every run on every data set.
+
+    Args:
+        runs: with predictions; others have no cells.
+        replicates: of the bootstrap.
+        seed: of the bootstrap.
+        options: of the metrics.
+    """
+
+    def __init__(
+        self, runs: Sequence[Run], *, replicates: int = 1000, seed: int = 0, options: MetricOptions | None = None
+    ) -> None:
+        self.runs = [run for run in runs if run.predictions]
+        self._options = options or MetricOptions()
+        self._replicates, self._seed = replicates, seed
+        self._cells: dict[tuple[str, str], Estimates] = {}
+        categories: dict[str, str | None] = {}
+        for run in self.runs:
+            for dataset, predictions in run.by_dataset().items():
+                categories.setdefault(dataset, category_of(predictions[0]))
+                self._cells[run.label, dataset] = self._estimates(predictions, dataset)
+        self.metrics: dict[tuple[str, str], CalibrationMetrics] = {
+            key: cell.metrics for key, cell in self._cells.items()
+        }
+        self.columns = _columns(categories)
+
+    @property
+    def datasets(self) -> list[str]:
+        """Data sets, in the order of the tables."""
+        return [column.name for column in self.columns if not column.is_average]
+
+    def count(self, run: str, column: Column) -> int:
+        """Predictions of a run in a column."""
+        return sum(self.metrics[run, name].n for name in column.datasets if (run, name) in self.metrics)
+
+    def interval(self, run: str, column: Column, metric: str) -> Interval:
+        """A cell: the estimate and its bounds; NaN where undefined or where a run lacks one of the data sets.
+
+        A category's average is the plain mean over its data sets, those where the metric is undefined left out.
+        """
+        cells = self._defined(run, column, metric)
+        return average_interval(cells, metric) if cells else UNDEFINED_INTERVAL
+
+    def calibrated(self, run: str, column: Column) -> CalibratedEce | None:
+        """The ECE that a calibrated model with the same confidences shows; None where ECE is undefined."""
+        cells = self._defined(run, column, "ece")
+        return average_calibrated(cells) if cells else None
+
+    def _defined(self, run: str, column: Column, metric: str) -> list[Estimates]:
+        """The cells that a figure is over; empty where the run lacks one of the data sets."""
+        cells = [self._cells.get((run, name)) for name in column.datasets]
+        if any(cell is None for cell in cells):
+            return []
+        return [cell for cell in cells if cell is not None and not math.isnan(cell.values[metric])]
+
+    def _estimates(self, predictions: Sequence[Prediction], dataset: str) -> Estimates:
+        return Estimates(
+            outcomes(predictions),
+            questions=np.array([p.id for p in predictions]),
+            replicates=self._replicates,
+            # Data sets of one size must not share their draws, or averages over them would seem too sure.
+            seed=(self._seed << 32) + crc32(dataset.encode()),
+            options=self._options,
+        )
+
+    def best(self, column: Column, metric: str) -> set[str]:
+        """Labels of the runs with the best printed value in a column; none where no direction is better."""
+        info = metric_info(metric)
+        values = {run.label: self.interval(run.label, column, metric).estimate for run in self.runs}
+        known = {
+            label: round_half_up(value * info.scale, info.decimals) * info.better
+            for label, value in values.items()
+            if not math.isnan(value)
+        }
+        if info.better == 0 or len(known) < 2:
+            return set()
+        return {label for label, value in known.items() if value == max(known.values())}
+
+    def difference(self, first: Run, second: Run, dataset: str) -> dict[str, Interval] | None:
+        """Paired differences ``second - first`` on the questions of a data set that both answered; None if none."""
+        groups = [{p.key: p for p in run.by_dataset().get(dataset, [])} for run in (first, second)]
+        shared = [key for key in groups[0] if key in groups[1]]
+        if not shared:
+            return None
+        before, after = (self._estimates([group[key] for key in shared], dataset) for group in groups)
+        return paired_intervals(before, after)
+
+
+def category_of(prediction: Prediction) -> str | None:
+    """The category that a prediction states, or the paper's of its data set, or None."""
+    if prediction.category is not None:
+        return prediction.category
+    return next((name for name, sets in paper().categories.items() if prediction.dataset in sets), None)
+
+
+def _columns(categories: Mapping[str, str | None]) -> list[Column]:
+    """Data sets by category, in the paper's order where it has them, and each category's average behind them."""
+    order = [name for sets in paper().categories.values() for name in sets]
+    datasets = sorted(categories, key=lambda name: (name not in order, order.index(name) if name in order else 0, name))
+    known = [*CATEGORIES, *sorted({c for c in categories.values() if c is not None} - set(CATEGORIES))]
+    columns = []
+    for category in known:
+        members = [name for name in datasets if categories[name] == category]
+        columns += [Column(name, (name,), False) for name in members]
+        if len(members) > 1:
+            columns.append(Column(category, tuple(members), True))
+    columns += [Column(name, (name,), False) for name in datasets if categories[name] is None]
+    return columns

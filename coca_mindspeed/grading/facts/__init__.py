@@ -1,0 +1,1 @@
+"""Facts: by their aliases, or by a language model that is asked."""

@@ -1,0 +1,170 @@
+"""Short facts with known aliases (TriviaQA): right if the answer is one of them, after the usual normalisation.
+
+Normalisation, as in TriviaQA's own evaluation: lower case; underscores, punctuation and quotation marks become
+spaces; the articles a, an and the go; white space is one space.  Composed and decomposed characters are the same.
+"""
+
+import re
+import string
+import time
+import unicodedata
+from collections.abc import Sequence
+from typing import Literal
+
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import DataError, GradingError
+from coca_mindspeed.grading.mathematics.final_answer import is_cut_off, last_boxed
+from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
+
+_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`“”", " "))
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_PHRASE = re.compile(r"answer(?:\s+is|\s*:)\s*:?", re.IGNORECASE)
+
+# Words that name a second candidate or take the first one back.
+_HEDGING = """or nor not never neither no without except unless instead rather versus vs alternatively either otherwise
+but cannot isn wasn aren weren doesn didn don won t wrong incorrect false maybe perhaps possibly unlikely other
+actually"""
+_HEDGES = frozenset(_HEDGING.split())
+# Where one candidate of a list ends and the next begins.
+_LIST = re.compile(r"[,;:/|&+()\[\]\n]|\s[-–—]+\s|[.!?](?=\s|$)|\band\b", re.IGNORECASE)
+_DISCOURSE = frozenset(("yes", "well", "ok", "okay", "so", "sure", "indeed", "certainly", "hence", "thus", "therefore"))
+# What holds a sentence or a long name together; names side by side without any are a list.
+_FUNCTIONAL = "it is was were are be by he she they we i in of on to for at from as this that his her"
+_FUNCTION_WORDS = frozenset(_FUNCTIONAL.split())
+_CANDIDATE_WORDS = 3
+
+# A fact is short.  Without this, an answer that lists everything would contain every alias.
+_MAX_WORDS_AROUND = 30
+
+MatchRule = Literal["exact", "contains"]
+
+
+def normalise(text: str) -> str:
+    """TriviaQA's normal form of an answer."""
+    lowered = unicodedata.normalize("NFC", text).lower().translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", lowered).split())
+
+
+def stated_fact(answer: str) -> str:
+    r"""The line that holds the answer: a box, or what follows the last "answer is", or the first line with text."""
+    return _stated(answer)[0]
+
+
+def _stated(answer: str) -> tuple[str, list[str]]:
+    """The line that holds the answer, and the lines with text behind it; nothing follows a box."""
+    if (boxed := last_boxed(answer)) is not None:
+        return re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", boxed).strip(), []
+    if is_cut_off(answer):
+        return "", []
+    phrases = list(_PHRASE.finditer(answer))
+    rest = answer[phrases[-1].end() :] if phrases else answer
+    lines = [line.strip() for line in rest.splitlines() if normalise(line)]
+    return (lines[0], lines[1:]) if lines else ("", [])
+
+
+class FactualGrader:
+    """Compares with ``record.metadata["aliases"]``.
+
+    Args:
+        match: ``exact``: the stated fact is an alias, with nothing else on its line.  ``contains``: an alias stands
+            in it, as whole words, among at most 30 words that neither deny it nor name other candidates; nearer to
+            OpenCompass, and easier to satisfy by guessing.
+
+    In both, a line after the stated fact that names another candidate makes it wrong.
+    """
+
+    def __init__(self, match: MatchRule = "exact") -> None:
+        if match not in ("exact", "contains"):
+            raise GradingError(f"match should be 'exact' or 'contains', found {match!r}")
+        self._match = match
+        self._tally = Tally()
+
+    def check(self, records: Sequence[Record]) -> None:
+        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: every record has its aliases."""
+        for record in records:
+            aliases_of(record)
+
+    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        """See :class:`~coca_mindspeed.grading.verdict.Grader`.
+
+        Raises:
+            DataError: a record has no aliases.
+        """
+        started = time.perf_counter()
+        verdicts = [
+            self._verdict({normalise(alias) for alias in aliases_of(record)} - {""}, answer)
+            for record, answer in zip(records, answers, strict=True)
+        ]
+        self._tally.add(verdicts, time.perf_counter() - started)
+        return verdicts
+
+    def final_answers(self, answers: Sequence[str]) -> list[str | None]:
+        return [stated_fact(answer) or None for answer in answers]
+
+    def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        return [normalise(first) == normalise(second) != "" for first, second in pairs]
+
+    def metrics(self) -> dict[str, float]:
+        return self._tally.metrics()
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _verdict(self, aliases: set[str], answer: str) -> Verdict:
+        fact, following = _stated(answer)
+        whole = normalise(fact)
+        if not whole:
+            return Verdict(Outcome.WRONG, "no answer was found")
+        if whole not in aliases and (self._match == "exact" or not _contains(aliases, fact)):
+            return Verdict(Outcome.WRONG)
+        if any(_is_candidate(line, aliases) for line in following):
+            return Verdict(Outcome.WRONG, "another candidate follows")
+        return Verdict(Outcome.RIGHT)
+
+
+def _contains(aliases: set[str], fact: str) -> bool:
+    """Whether an alias stands in a fact that names nothing else and does not deny it."""
+    padded = f" {normalise(fact)} "
+    if len(padded.split()) > _MAX_WORDS_AROUND:
+        return False
+    # The longest first: "Paris, France" is no list if it is an alias itself.
+    found = next((alias for alias in sorted(aliases, key=len, reverse=True) if f" {alias} " in padded), None)
+    if found is None:
+        return False
+    around = padded.replace(f" {found} ", " ")
+    if not _HEDGES.isdisjoint(around.split()):
+        return False
+    before, _, after = (side.split() for side in padded.partition(f" {found} "))
+    if any(len(side) >= least and _FUNCTION_WORDS.isdisjoint(side) for side, least in ((before, 3), (after, 2))):
+        return False
+    parts = [normalise(part) for part in _LIST.split(fact)]
+    return not any(_names_another(part, found) for part in parts)
+
+
+def _names_another(part: str, found: str) -> bool:
+    """Whether a part of a list is a short candidate of its own; one that shares a word with the alias is not."""
+    words = set(part.split()) - _DISCOURSE
+    return 0 < len(words) <= _CANDIDATE_WORDS and words.isdisjoint(found.split())
+
+
+def _is_candidate(line: str, aliases: set[str]) -> bool:
+    """Whether a line behind the answer is one more answer, or a second thought, and not a reason."""
+    words = normalise(line).split()
+    if " ".join(words) in aliases or words == ["because"]:
+        return False
+    return len(words) <= _CANDIDATE_WORDS or words[0] in _HEDGES
+
+
+def aliases_of(record: Record) -> list[str]:
+    """The names of the gold answer.
+
+    Raises:
+        DataError: there is none.
+    """
+    aliases = record.metadata.get("aliases")
+    if not isinstance(aliases, list) or not aliases or not all(isinstance(alias, str) for alias in aliases):
+        raise DataError(
+            f"record {record.id!r} of {record.dataset!r}: metadata['aliases'] should be a list of at least one string, "
+            f"found {aliases!r:.80}"
+        )
+    return aliases

@@ -1,0 +1,1 @@
+"""Answers of mathematics: by notation, by value, and at last by symbols."""

@@ -1,0 +1,62 @@
+"""Numbers that are compared as they are written: ratios and times, and digits in another base."""
+
+import re
+from fractions import Fraction
+
+from coca_mindspeed.grading.mathematics.quantity import TEXT
+
+_BASED = re.compile(r"\(?\s*([0-9A-Fa-f.]+)\s*\)?(?:\s*_\s*\{?\s*(\d{1,2})\s*\}?)?")
+_BASE_NAMES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+_BASE_IN_WORDS = {name: str(base) for base, name in enumerate(_BASE_NAMES, start=2)}
+_TERM = r"\d+(?:\.\d+)?"
+_RATIO = re.compile(rf"{_TERM}(?: ?: ?{_TERM}){{1,7}}")
+_AS_FRACTION = re.compile(rf"\\[dtc]?frac ?\{{ ?({_TERM}) ?\}} ?\{{ ?({_TERM}) ?\}}|({_TERM}) ?/ ?({_TERM})")
+
+
+def same_ratio(gold: str, answer: str) -> bool | None:
+    """``3:4`` or ``12:30``: the same terms, since nobody can tell a ratio from a time; or one fraction of them.
+
+    None where neither is a ratio of numbers.
+    """
+    if ":" not in gold and ":" not in answer:
+        return None
+    wanted, given = _ratio_terms(gold), _ratio_terms(answer)
+    if (wanted is None and ":" in gold) or (given is None and ":" in answer):
+        return None  # of other things than numbers
+    return wanted is not None and wanted == given
+
+
+def _ratio_terms(body: str) -> list[Fraction] | None:
+    body = re.sub(r"\{\s*:\s*\}|\\colon(?![a-zA-Z])", ":", body)
+    if _RATIO.fullmatch(body):
+        return [Fraction(term) for term in body.split(":")]
+    match = _AS_FRACTION.fullmatch(body)
+    return [Fraction(match[1] or match[3]), Fraction(match[2] or match[4])] if match else None
+
+
+def same_digits(gold: str, answer: str) -> bool | None:
+    """``1011_2``: the same digits and the same base; a base that one side leaves out is the other's.
+
+    None where neither has a base.
+    """
+    wanted, given = _based(gold), _based(answer)
+    if wanted is None or given is None or (wanted[1] is None and given[1] is None):
+        return None
+    same_base = wanted[1] is None or given[1] is None or wanted[1] == given[1]
+    return same_base and wanted[0] == given[0]
+
+
+def _based(body: str) -> tuple[str, int | None] | None:
+    """Digits and base of a number in a base that has these digits; ``a_1`` is a variable with an index."""
+    if "_" in body:
+        body = re.sub(TEXT, lambda match: _BASE_IN_WORDS.get(match[1].strip(), match[1].strip()), body)
+    match = _BASED.fullmatch(body)
+    if match is None:
+        return None
+    base = int(match[2]) if match[2] else None
+    digits = match[1].lower()
+    if not any(map(str.isdigit, digits)) and (base is None or len(digits) == 1):
+        return None
+    if base is not None and not all(digit == "." or int(digit, 16) < base for digit in digits):
+        return None
+    return digits, base

@@ -1,0 +1,241 @@
+r"""The fast exact path of math grading: numbers, with their units, read without evaluating anything.
+
+Most answers are integers, decimals and simple fractions.  They are compared here as exact rationals, in the calling
+process, in time linear in their length; whatever this page does not understand is left to :mod:`.symbolic`.
+"""
+
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+
+from coca_mindspeed.grading.mathematics.final_answer import plain_characters, without_boxes
+from coca_mindspeed.grading.mathematics.units import canonical_unit, currency_unit, is_known_unit, may_be_unit
+
+# Longer numbers go to the workers: the cost of int() grows with the square of the length, and 1e999999999 fills memory.
+_MAX_DIGITS = 200
+_MAX_EXPONENT = 200
+
+# A unit is short; looking for one from every letter of a long text would be quadratic.
+_MAX_UNIT_CHARACTERS = 60
+
+# A decimal stands for an exact value that it cannot write (1/3, the root of 2) if it is within one part in a million.
+DECIMAL_TOLERANCE = Fraction(1, 10**6)
+
+# A row break takes both of its backslashes, so that the second one and the blank behind it are not a space.
+_ROW_BREAK = r"(\\\\)(?: ?\[[\d. -]{0,9}(?:pt|em|ex|mm|cm)\])?"
+_SPACING = re.compile(
+    _ROW_BREAK + r"|\\[,;:! ]|\\(?:quad|qquad|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<=[^\\\s])~|&nbsp;"
+)
+_SIZING = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*\.?")
+_DOLLARS = re.compile(r"(?<!\\)\$")
+TEXT = r"\\(?:text|textrm|textbf|textit|textnormal|mathrm|mathbf|mathit|mbox|rm|operatorname)\s*\{([^{}]*)\}"
+_ALL_TEXT = re.compile(rf"^{TEXT}$")
+_EMPTY_TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{\s*\}")
+_BARE_ARGUMENT = re.compile(r"\\(vec|hat|bar|overline|mathbf)\s+([a-zA-Z])(?![a-zA-Z])")
+_TRAILING_TEXT = re.compile(rf"\s*{TEXT}\s*(?:\^\s*\{{?\s*(\d)\s*\}}?)?$")
+_TRAILING_WORD = re.compile(r"(?<![a-zA-Z\\{])\s*([a-zA-Z]+(?:[ /][a-zA-Z]+)*)\s*(?:\^\s*\{?\s*(\d)\s*\}?)?$")
+_ENDS_IN_OPERATOR = re.compile(r"[,=<>+\-*^_(]\s*$")
+_FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
+_DEGREES = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})$")
+_PERCENT = re.compile(r"\s*(?:\\?%|\\%|\b(?:percent|per cent|pct|percentage))$", re.IGNORECASE)
+_CURRENCY = re.compile(r"^([-+]?)\s*(\\\$|[$€£¥₹]|(?:USD|EUR|GBP|Rs)(?![a-zA-Z])\.?)\s*", re.IGNORECASE)
+_CURRENCY_IN_TEXT = re.compile(r"^\\text\s*\{\s*(\\?\$|[€£¥₹]|USD|EUR|GBP|Rs\.?)\s*\}\s*", re.IGNORECASE)
+# What introduces a value and says nothing about it.
+_LEAD_WORDS = r"(?:about|approximately|approx\.?|roughly|around|nearly|exactly|equals|therefore|thus|hence|so|is)"
+_LEAD = re.compile(
+    rf"^(?:=|~(?=\s*[-+\d$])|\\(?:approx|simeq|therefore|implies|Rightarrow)(?![a-zA-Z])|\\text\s*\{{\s*{_LEAD_WORDS}\s*,?\s*\}}"
+    rf"|{_LEAD_WORDS}(?:\s*,)?\s+(?=[-+\d.$\\]))\s*(?=\S)",
+    re.IGNORECASE,
+)
+_THOUSANDS = re.compile(r"^[-+]?[1-9]\d{0,2}(?:(?:(?:,|\{,\})\d{3})+|(?: \d{3})+)(?:\.\d*)?$")
+_THOUSANDS_SPACED = re.compile(r"(?<=\d)(?:\\[,!;: ]|\{,\}|,\\!)\s*(?=\d{3}(?!\d))")
+_ASSIGNED = re.compile(r"^\\?[a-zA-Z](?:_\{?\w\}?)?\s*=\s*(?!.*[=<>])(.+)$", re.DOTALL)
+
+_DECIMAL = r"\d+(?:\.\d*)?|\.\d+"
+_POWER = r"10\s*\^\s*(?:\{\s*([-+]?\d+)\s*\}|([-+]?\d))"
+_PLAIN = re.compile(rf"^([-+]?)\s*({_DECIMAL})(?:[eE]([-+]?\d{{1,4}}))?$")
+_SCIENTIFIC = re.compile(rf"^([-+]?)\s*(?:({_DECIMAL})\s*(?:\\times|\\cdot|\*|x)\s*)?{_POWER}$")
+_REPEATING = re.compile(r"^([-+]?)\s*(\d*)\.(\d*)\s*\\(?:overline|bar|dot)\s*(?:\{\s*(\d+)\s*\}|(\d))$")
+_FRAC_PARTS = (
+    r"\\[dtc]?frac\s*(?:\{\s*([-+]?(?:\d+\.?\d*|\.\d+))\s*\}|(\d))\s*(?:\{\s*([-+]?(?:\d+\.?\d*|\.\d+))\s*\}|(\d))"
+)
+_FRACTION = re.compile(rf"^([-+]?)\s*(?:(\d+)\s*)?{_FRAC_PARTS}$")
+_SLASHED = re.compile(r"^([-+]?)\s*(?:(\d+)(?:\s+|\s*\+\s*))?\(?([-+]?\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)\)?$")
+
+_SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
+_SCALED = re.compile(rf"^(.*\d)\s*(?:\\text\s*\{{)?\s*({'|'.join(_SCALES)})\s*\}}?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A final answer taken apart.
+
+    Attributes:
+        body: LaTeX without spacing commands, dollars, unit and percent sign.
+        unit: canonical unit with its power (``cm``, ``cm^2``), ``""`` for a word that is no known unit, or None.
+        percent: whether a percent sign followed.
+        value: the exact number that ``body`` writes, or None if it is anything else.
+        decimal: whether ``value`` was written with a point or an exponent.
+    """
+
+    body: str
+    unit: str | None
+    percent: bool
+    value: Fraction | None
+    decimal: bool
+
+
+def read_answer(text: str) -> Answer:
+    """Take a final answer apart; never raises, whatever the text."""
+    body = clean_latex(text)
+    percent = False
+    unit: str | None = None
+    if currency := _CURRENCY.match(body):
+        unit = currency_unit(currency[2])
+        body = currency[1] + body[currency.end() :]
+    if sign := _PERCENT.search(body):
+        percent, body = True, body[: sign.start()]
+    else:
+        body, found = _split_unit(body)
+        unit = found if found is not None else unit
+    if (assigned := _ASSIGNED.match(body)) and _exact(assigned[1].strip())[0] is not None:
+        # Only for the number: the symbolic path must still see which variable it is.
+        return Answer(body, unit, percent, None, False)
+    value, decimal = _exact(body)
+    return Answer(body, unit, percent, value, decimal)
+
+
+def assigned_number(answer: Answer) -> Answer | None:
+    """``5`` of ``x = 5``, or None if the answer is not a number given to one variable."""
+    match = _ASSIGNED.match(answer.body)
+    if match is None:
+        return None
+    value, decimal = _exact(match[1].strip())
+    return None if value is None else Answer(match[1].strip(), answer.unit, answer.percent, value, decimal)
+
+
+def clean_latex(text: str) -> str:
+    r"""Drop what only changes the looks: spacing, sizing, dollars, a full stop, a box or ``\text{}`` around it all."""
+    text = without_boxes(plain_characters(text))
+    text = _THOUSANDS_SPACED.sub("", text.strip())
+    text = _SPACING.sub(_row_break_or_blank, text)
+    text = _SIZING.sub("", text)
+    text = _CURRENCY_IN_TEXT.sub(lambda match: match[1] + " ", text)
+    if not _CURRENCY.match(text) or text.endswith("$"):
+        text = _DOLLARS.sub("", text)
+    text = text.strip().strip("*`").strip()
+    if whole := re.fullmatch(r"\\[(\[](.*)\\[)\]]", text, re.DOTALL):
+        text = whole[1]
+    text = text.removesuffix(".").strip() if not text.endswith("..") else text
+    text = _EMPTY_TEXT.sub("", text)
+    text = text.replace("\\langle", "(").replace("\\rangle", ")").replace("\\varnothing", "\\emptyset")
+    text = _BARE_ARGUMENT.sub(r"\\\1{\2}", text)
+    for _ in range(2):  # "\therefore \approx 7", and no more
+        text = _LEAD.sub("", text)
+    if whole := _ALL_TEXT.match(text):
+        text = whole[1].strip()
+    return " ".join(text.split())
+
+
+def _row_break_or_blank(match: re.Match[str]) -> str:
+    return match[1] or " "
+
+
+def _split_unit(body: str) -> tuple[str, str | None]:
+    if (match := _DEGREES.search(body)) and not _FUNCTION.search(body):
+        return body[: match.start()].strip(), "degree"
+    end = max(0, len(body) - _MAX_UNIT_CHARACTERS)
+    if (match := _TRAILING_TEXT.search(body, end)) and match.start() > 0:
+        name = match[1].strip()
+        # After an operator or a comma the text is an operand or an element of a list.
+        if may_be_unit(name) and not _ENDS_IN_OPERATOR.search(body[: match.start()]):
+            return body[: match.start()].strip(), canonical_unit(name, match[2])
+        return body, None
+    if match := _TRAILING_WORD.search(body, end):
+        number = body[: match.start()].strip()
+        spaced = body[: match.start(1)].endswith(" ")
+        if _exact(number)[0] is not None:
+            if may_be_unit(match[1], spaced):
+                return number, canonical_unit(match[1], match[2])
+        elif (
+            spaced and is_known_unit(match[1]) and re.search(r"[\d\\]", number) and not _ENDS_IN_OPERATOR.search(number)
+        ):
+            return number, canonical_unit(match[1], match[2])
+    return body, None
+
+
+def _exact(body: str) -> tuple[Fraction | None, bool]:
+    """The number that the text writes, and whether it was written as a decimal."""
+    if (scaled := _SCALED.match(body)) and (value := _exact(scaled[1].strip())[0]) is not None:
+        return value * _SCALES[scaled[2]], False
+    if len(body) > _MAX_DIGITS or not body.isascii():
+        return None, False
+    if _THOUSANDS.match(body):
+        body = body.replace("{,}", "").replace(",", "").replace(" ", "")
+    if match := _PLAIN.match(body):
+        exponent = int(match[3] or 0)
+        if abs(exponent) > _MAX_EXPONENT:
+            return None, False
+        value = Fraction(match[2]) * Fraction(10) ** exponent
+        return _signed(match[1], value), "." in match[2].rstrip(".") or exponent < 0
+    if match := _SCIENTIFIC.match(body):
+        exponent = int(match[3] or match[4])
+        if abs(exponent) > _MAX_EXPONENT:
+            return None, False
+        return _signed(match[1], Fraction(match[2] or 1) * Fraction(10) ** exponent), exponent < 0
+    if match := _FRACTION.match(body):
+        numerator, denominator = Fraction(match[3] or match[4]), Fraction(match[5] or match[6])
+        if denominator == 0 or (match[2] and not 0 <= numerator < denominator):
+            return None, False
+        return _signed(match[1], Fraction(match[2] or 0) + numerator / denominator), False
+    if match := _REPEATING.match(body):
+        fixed, period = match[3], match[4] or match[5]
+        repeating = Fraction(int(period), 10 ** len(fixed) * (10 ** len(period) - 1))
+        return _signed(match[1], Fraction(f"{match[2] or 0}.{fixed or 0}") + repeating), False
+    if match := _SLASHED.match(body):
+        numerator, denominator = Fraction(match[3]), Fraction(match[4])
+        if denominator == 0 or (match[2] and not 0 <= numerator < denominator):
+            return None, False
+        return _signed(match[1], Fraction(match[2] or 0) + numerator / denominator), False
+    return None, False
+
+
+def _signed(sign: str, value: Fraction) -> Fraction:
+    return -value if sign == "-" else value
+
+
+def same_number(gold: Answer, answer: Answer) -> bool:
+    """Whether two exact numbers are the same, by the rules of docs/grading.md for decimals and percent signs."""
+    if gold.value is None or answer.value is None:
+        raise ValueError("same_number takes answers that are numbers")
+    if _close(gold.value, answer.value, gold.decimal or answer.decimal):
+        return True
+    if gold.percent == answer.percent:
+        return False
+    # 50% is 0.5, whichever side carries the sign.
+    percent, plain = (gold, answer) if gold.percent else (answer, gold)
+    assert percent.value is not None
+    assert plain.value is not None
+    return _close(percent.value / 100, plain.value, percent.decimal or plain.decimal)
+
+
+def _close(a: Fraction, b: Fraction, decimal: bool) -> bool:
+    if a == b:
+        return True
+    # Two values that decimals can write are equal or they are not; only an endless one may be rounded.
+    if not decimal or (_terminates(a) and _terminates(b)):
+        return False
+    return abs(a - b) <= DECIMAL_TOLERANCE * max(abs(a), abs(b))
+
+
+def _terminates(value: Fraction) -> bool:
+    denominator = value.denominator
+    for prime in (2, 5):
+        while denominator % prime == 0:
+            denominator //= prime
+    return denominator == 1
+
+
+def units_agree(gold: Answer, answer: Answer) -> bool:
+    """False only if both carry a known unit and the units differ; there is no conversion."""
+    return not gold.unit or not answer.unit or gold.unit == answer.unit

@@ -1,0 +1,1 @@
+"""What a machine lacks for a run, and how to mend it."""

@@ -1,0 +1,1 @@
+"""Records in the form that MindSpeed-RL's own preprocessing reads."""

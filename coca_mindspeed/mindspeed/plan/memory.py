@@ -1,0 +1,150 @@
+"""How much of an NPU's memory a run needs, part by part.  Estimates: docs/ascend.md states the formulas.
+
+The sizes of weights, gradients and optimizer state follow from the shapes; activations count what a backward pass
+keeps; what CANN, HCCL and fragmentation take is a reserve.  None of it was measured on an NPU.
+"""
+
+from dataclasses import dataclass
+
+from coca_mindspeed.mindspeed.plan.run_facts import Facts
+
+GIB = 2**30
+_BF16, _FP32 = 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One thing in memory: what it is, bytes on the NPU that holds most, and the formula in words."""
+
+    name: str
+    bytes: float
+    formula: str
+
+    @property
+    def gib(self) -> float:
+        return self.bytes / GIB
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPlan:
+    """The two phases of an iteration, which share an NPU in turn.
+
+    Attributes:
+        training: parts during the update, on the pipeline stage that needs most.
+        rollout: parts while responses are sampled; ``KV cache`` is what is left of vLLM's share.
+        limit_gib: of an NPU, without the reserve.
+        kv_bytes_per_token: of one rollout rank.
+        longest_responses: how many sequences of ``max_model_len`` tokens the KV cache of a rollout engine holds.
+    """
+
+    training: tuple[Part, ...]
+    rollout: tuple[Part, ...]
+    limit_gib: float
+    kv_bytes_per_token: float
+    longest_responses: float
+
+    @property
+    def training_gib(self) -> float:
+        return sum(part.gib for part in self.training)
+
+    @property
+    def rollout_gib(self) -> float:
+        return sum(part.gib for part in self.rollout)
+
+
+def layer_parameters(facts: Facts) -> int:
+    """Parameters of one layer: attention with grouped keys and values, gated MLP, two RMSNorms."""
+    kv = facts.kv_groups * (facts.hidden // facts.heads)
+    qkv = facts.hidden * (facts.hidden + 2 * kv) + (facts.hidden + 2 * kv if facts.qkv_bias else 0)
+    return qkv + facts.hidden * facts.hidden + 3 * facts.hidden * facts.ffn + 2 * facts.hidden
+
+
+def model_parameters(facts: Facts) -> int:
+    """Parameters of the whole model."""
+    embeddings = facts.vocab * facts.hidden * (2 if facts.untied_embeddings else 1)
+    return facts.layers * layer_parameters(facts) + embeddings + facts.hidden
+
+
+def checkpoint_bytes(facts: Facts) -> int:
+    """One Megatron checkpoint: weights in bfloat16, and the optimizer's weights and two moments in float32."""
+    return (_BF16 + 3 * _FP32) * model_parameters(facts)
+
+
+def memory_plan(facts: Facts) -> MemoryPlan:
+    """Memory of both phases; the layout must satisfy :func:`~coca_mindspeed.mindspeed.plan.rules.violations`."""
+    training = max((_training(facts, stage) for stage in _stages(facts)), key=lambda parts: sum(p.bytes for p in parts))
+    rollout = _rollout(facts, training)
+    kv_per_token = _kv_bytes_per_token(facts)
+    kv = next(part.bytes for part in rollout if part.name == "KV cache")
+    return MemoryPlan(
+        training,
+        rollout,
+        facts.memory_gib - facts.reserved_gib,
+        kv_per_token,
+        max(0.0, kv) / (kv_per_token * facts.max_model_len),
+    )
+
+
+def _stages(facts: Facts) -> tuple[tuple[bool, bool], ...]:
+    """``(is first, is last)`` of the pipeline stages that can need most."""
+    return ((True, True),) if facts.pp == 1 else ((True, False), (False, True))
+
+
+def _training(facts: Facts, stage: tuple[bool, bool]) -> tuple[Part, ...]:
+    first, last = stage
+    embeddings = int(first) + int(last and (facts.untied_embeddings or facts.pp > 1))  # tied ones are kept at both ends
+    layers = facts.layers // facts.pp
+    parameters = (layers * layer_parameters(facts) + embeddings * facts.vocab * facts.hidden) / facts.tp
+    shards = facts.dp * facts.cp if facts.distributed_optimizer else 1
+    in_flight = facts.pp if first else 1  # microbatches whose backward pass is still to come
+    parts = [
+        Part("weights", _BF16 * parameters, "2 bytes x parameters of a rank"),
+        Part("gradients", _FP32 * parameters, "4 bytes x parameters of a rank"),
+        Part("optimizer", 3 * _FP32 * parameters / shards, "12 bytes x parameters of a rank / (DP x CP)"),
+        Part(
+            "activations",
+            in_flight * _activations(facts, layers),
+            f"{facts.microbatch_tokens} tokens x {layers} layers x microbatches in flight ({in_flight})",
+        ),
+    ]
+    if last:
+        logits = facts.microbatch_tokens * facts.vocab / facts.tp * (2 * _BF16 + 2 * _FP32)
+        parts.append(Part("logits", logits, "12 bytes x tokens x vocabulary / TP"))
+    if facts.kl_coefficient > 0:
+        parts.append(Part("reference model", _BF16 * parameters, "2 bytes x parameters of a rank"))
+    return tuple(parts)
+
+
+def _activations(facts: Facts, layers: int) -> float:
+    """What the backward pass of ``layers`` layers keeps of one microbatch, in bytes, with flash attention."""
+    kv = facts.kv_groups * (facts.hidden // facts.heads)
+    # bf16: both norms' inputs, inputs of QKV and MLP; queries, attention's output; keys and values; gate, up, product
+    outside, inside = 4 * facts.hidden, 2 * facts.hidden + 2 * kv + 3 * facts.ffn
+    per_token = _BF16 * (outside / (facts.tp if facts.sequence_parallel else 1) + inside / facts.tp)
+    if facts.recompute != "full":
+        return facts.microbatch_tokens * per_token * layers
+    kept = _BF16 * facts.hidden / (facts.tp if facts.sequence_parallel else 1)
+    return facts.microbatch_tokens * (kept * layers + per_token)
+
+
+def _kv_bytes_per_token(facts: Facts) -> float:
+    return 2 * _BF16 * facts.layers * facts.kv_groups * (facts.hidden // facts.heads) / facts.rollout_tp
+
+
+def _rollout(facts: Facts, training: tuple[Part, ...]) -> tuple[Part, ...]:
+    stays = {"weights": not facts.offload_param, "gradients": not facts.offload_grad}
+    stays["optimizer"] = not facts.offload_optimizer
+    resident = sum(part.bytes for part in training if stays.get(part.name, False))
+    weights = _BF16 * model_parameters(facts) / facts.rollout_tp
+    batch = facts.max_batched_tokens * _BF16 * (4 * facts.hidden + 3 * facts.ffn / facts.rollout_tp)
+    sampling = facts.max_sequences * facts.vocab * 2 * _FP32
+    share, outside = facts.memory_utilization * facts.memory_gib * GIB, facts.reserved_gib * GIB
+    return (
+        Part("training state not offloaded", resident, "generate_config.offload_train_*"),
+        Part("rollout weights", weights, "2 bytes x parameters / rollout TP"),
+        Part(
+            "rollout activations", batch + sampling, "max_num_batched_tokens, and max_num_seqs x vocabulary x 8 bytes"
+        ),
+        Part("outside of torch", outside, "hardware.reserved_gib, which vLLM-Ascend takes off its share"),
+        Part("KV cache", share - weights - batch - sampling - outside, "the rest of gpu_memory_utilization x memory"),
+    )

@@ -1,0 +1,1 @@
+"""What the hooks put into MindSpeed-RL's loop: rollout, reward, advantage, update, validation."""

@@ -1,0 +1,180 @@
+"""The actor's loss in MindSpeed-RL's training engine: the project's objective, scaled for how Megatron adds it up.
+
+Megatron divides every microbatch's loss by the number of microbatches and averages gradients over the data-parallel
+ranks.  The objective is normalised by the whole mini-batch, over all ranks; multiplying by both numbers undoes
+Megatron's averages, so that the gradient does not depend on how a mini-batch is cut into microbatches (fixed or
+dynamic), packed, or spread over ranks.  Context parallelism is undone by Megatron itself, which multiplies the loss
+by the number of context-parallel ranks.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from mindspeed_rl.models.loss.base_loss_func import BaseLossFunc
+from mindspeed_rl.utils.compute import compute_kl_penalty, get_parallel_state
+from mindspeed_rl.utils.utils import MsProbe
+from torch import Tensor
+
+from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks
+from coca_mindspeed.algorithm.objective import SegmentStatistics, segment_objective
+from coca_mindspeed.errors import ConfigError, TrainingError
+from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.stages.ratios import ratio
+from coca_mindspeed.mindspeed.start.process import process_settings
+
+
+@dataclass(frozen=True, slots=True)
+class MiniBatch:
+    """The mini-batch that microbatches belong to.
+
+    Attributes:
+        rows: responses on this data-parallel rank.
+        tokens: response tokens on all data-parallel ranks.
+        ranks: data-parallel ranks.
+    """
+
+    rows: int
+    tokens: int
+    ranks: int
+
+    @property
+    def responses(self) -> int:
+        """Responses on all data-parallel ranks; MindSpeed-RL gives each as many."""
+        return self.rows * self.ranks
+
+
+class SegmentActorLoss(BaseLossFunc):
+    """Registered for the GRPO stage in place of MindSpeed-RL's loss; one instance an actor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._settings = process_settings().coca
+        self._reference = process_settings().reference
+        self._meta: dict[str, Any] = {}
+        self._mini_batch: MiniBatch | None = None
+
+    def add_loss_meta_info(self, meta_info: dict[str, Any] | None) -> None:
+        """Take over MindSpeed-RL's hyperparameters: ``clip_ratio``, ``entropy_coeff``, ``kl_ctrl``, ``kl_penalty``."""
+        self._meta = dict(meta_info or {})
+        if float(self._meta.get("entropy_coeff", 0.0)):
+            raise ConfigError("rl_config.entropy_coeff: the objective has no entropy term; set it to 0")
+
+    def begin_mini_batch(self, batch: dict[str, Tensor]) -> None:
+        """Count the mini-batch that the next microbatches are cut from; collective over data-parallel ranks."""
+        parallel = get_parallel_state()
+        lengths = batch["response_length"]
+        tokens = lengths.sum().to(torch.int64)
+        torch.distributed.all_reduce(tokens, group=parallel.get_data_parallel_group())
+        self._mini_batch = MiniBatch(len(lengths), int(tokens), parallel.get_data_parallel_world_size())
+
+    def compute_loss(
+        self,
+        output: Tensor,
+        batch: dict[str, Tensor],
+        forward_only: bool = False,
+        non_loss_data: bool = True,
+        **kwargs: Any,
+    ) -> Any:
+        """Loss and statistics of one microbatch, or its log-probabilities if ``forward_only``.
+
+        Args:
+            output: logits of the model, vocabulary-parallel.
+            batch: columns of the dock, ``[rows, ...]``, padded.
+            forward_only: only log-probabilities are wanted.
+            non_loss_data: part of MindSpeed-RL's signature.
+            kwargs: how the microbatch was made; ``actual_micro_batch_size`` is the mean number of rows.
+        """
+        log_probs, _ = self.compute_log_probs(output=output, batch=batch, skip_entropy=True, **kwargs)
+        if forward_only:
+            return log_probs
+        mini_batch = self._mini_batch
+        if mini_batch is None:
+            raise TrainingError("a microbatch came before its mini-batch was counted; is the training engine hooked?")
+        microbatches = round(mini_batch.rows / kwargs["actual_micro_batch_size"])
+        return self._loss(log_probs.float(), batch, mini_batch, microbatches)
+
+    def _loss(
+        self, log_probs: Tensor, batch: dict[str, Tensor], mini_batch: MiniBatch, microbatches: int
+    ) -> tuple[Tensor, dict[str, float]]:
+        width = log_probs.shape[1]
+        lengths = batch["response_length"].flatten().long()
+        segment = self._settings.credit_rule().segment_lengths(batch[columns.CONFIDENCE_LENGTH][:, 0].long())
+        masks = segment_masks(segment, lengths, width)
+        old_log_probs = batch["old_log_prob"][:, :width] if "old_log_prob" in batch else log_probs.detach()
+        objective = segment_objective(
+            log_probs,
+            old_log_probs.float(),
+            batch["advantages"][:, :width].float(),
+            masks,
+            clip=float(self._meta.get("clip_ratio", 0.2)),
+            aggregation=self._settings.loss_aggregation,
+            responses=mini_batch.responses,
+            tokens=mini_batch.tokens,
+        )
+        scale = microbatches * mini_batch.ranks
+        loss = objective.loss * scale
+        statistics = {
+            "actor/pg_loss": loss.item(),
+            **_statistics("confidence", objective.confidence),
+            **_statistics("answer", objective.answer),
+        }
+        inside = masks.confidence | masks.answer
+        statistics |= _entropies(old_log_probs, masks)
+        if self._reference:
+            penalty = compute_kl_penalty(log_probs, batch["ref_log_prob"][:, :width], self._meta["kl_penalty"])
+            kl = torch.where(inside, penalty, 0.0).sum() / mini_batch.tokens * scale
+            loss = loss + self._meta["kl_ctrl"].value * kl
+            statistics["actor/kl_loss"] = kl.item()
+        if columns.ROLLOUT_LOG_PROBS in batch:
+            gap = (old_log_probs - batch[columns.ROLLOUT_LOG_PROBS][:, :width]).abs()
+            statistics |= ratio(
+                "actor/rollout_log_prob_gap", torch.where(inside, gap, 0.0).sum().item(), inside.sum().item()
+            )
+        # For msprobe_config.key_data_dump, under MindSpeed-RL's own names where it has them.
+        MsProbe.save_data(
+            {
+                "old_log_prob": old_log_probs,
+                "log_prob": log_probs,
+                "advantages": batch["advantages"],
+                "confidence_mask": masks.confidence,
+                "answer_mask": masks.answer,
+                "loss": objective.loss,
+            }
+        )
+        return loss, statistics
+
+
+def _entropies(old_log_probs: Tensor, masks: SegmentMasks) -> dict[str, float]:
+    """Entropy of the policy that sampled, a token, in nats: minus the mean log-probability of what it sampled.
+
+    That is the entropy in expectation, and costs no pass over the vocabulary.
+    """
+    named = {"entropy": masks.confidence | masks.answer, "confidence_entropy": masks.confidence}
+    return {
+        key: value
+        for name, mask in {**named, "answer_entropy": masks.answer}.items()
+        for key, value in ratio(
+            f"actor/{name}", -torch.where(mask, old_log_probs, 0.0).sum().item(), mask.sum().item()
+        ).items()
+    }
+
+
+def _statistics(segment: str, sums: SegmentStatistics) -> dict[str, float]:
+    tokens = float(sums.tokens)
+    return {
+        **ratio(f"actor/{segment}_clip_fraction", float(sums.clipped), tokens),
+        **ratio(f"actor/{segment}_kl_to_old", float(sums.kl), tokens),
+        **ratio(f"actor/{segment}_advantage", float(sums.advantage), tokens),
+    }
+
+
+def counting_mini_batches(original: Any) -> Any:
+    """Wrap ``BaseTrainingEngine._forward_backward_batch``: tell our loss which mini-batch it works on."""
+
+    def forward_backward_batch(self: Any, batch: dict[str, Tensor], forward_only: bool = False) -> Any:
+        if not forward_only and isinstance(self.loss_func, SegmentActorLoss):
+            self.loss_func.begin_mini_batch(batch)
+        return original(self, batch, forward_only)
+
+    return forward_backward_batch

@@ -1,0 +1,107 @@
+"""The actor's worker: no reference model, our columns in its batches, and the rollout's log-probabilities kept."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+from mindspeed_rl.workers.actor_hybrid_worker import ActorHybridWorkerBase
+from mindspeed_rl.workers.integrated_worker import temporary_micro_batch_size
+from torch import Tensor
+
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.stages.actor_columns import training_columns
+from coca_mindspeed.mindspeed.start.process import process_settings
+
+_TRAINING_STAGE = "actor_train"
+_NPU_SHARE = 0.7  # MindSpeed-RL's: the rest of each NPU is a reference worker's
+
+
+class ActorWithoutReference(ActorHybridWorkerBase):
+    """MindSpeed-RL's integrated worker without its second half: it neither builds, loads nor runs a reference."""
+
+    def compute_log_prob(self) -> None:
+        """Log-probabilities of the rollout, in microbatches of their own size if one is configured."""
+        size = self.rl_config.actor_forward_micro_batch_size
+        if size is None:
+            super().compute_log_prob()
+            return
+        with temporary_micro_batch_size(worker=self.actor_hybrid.train_actor, args=self.get_args(), new_mbs=size):
+            super().compute_log_prob()
+
+
+def integrated_worker(original: Any) -> Any:
+    """For the manifest: the class to use as ``IntegratedWorker``; with a KL term it is MindSpeed-RL's own."""
+    if process_settings().reference:
+        return hooked_actor(original)
+    return ray.remote(resources={"NPU": _NPU_SHARE})(ActorWithoutReference)
+
+
+def hooked_actor(original: Any) -> Any:
+    """For the manifest: MindSpeed-RL's actor class, made into one anew now that the hooks are in place.
+
+    Ray copies every method, inherited ones too, at the moment when a class is made an actor.
+    """
+    return ray.remote(resources={"NPU": _NPU_SHARE})(original.__ray_actor_class__)
+
+
+def actor_resource(rl_config: Any) -> Any:
+    """For the launcher's table: which part of ``rl_config`` says how many NPUs the actor takes."""
+    return rl_config.actor_resource
+
+
+def with_training_columns(original: Any) -> Any:
+    """Wrap ``BaseWorker.dispatch_transfer_dock_data``."""
+
+    def dispatch_transfer_dock_data(
+        self: Any, experience_consumer_stage: str, experience_columns: Sequence[str], *args: Any, **kwargs: Any
+    ) -> Any:
+        if experience_consumer_stage == _TRAINING_STAGE:
+            settings = process_settings()
+            experience_columns = training_columns(
+                experience_columns,
+                reference=settings.reference,
+                rollout_log_probs=settings.coca.rollout_log_probs,
+            )
+        return original(self, experience_consumer_stage, experience_columns, *args, **kwargs)
+
+    return dispatch_transfer_dock_data
+
+
+def keeping_log_probs(original: Any) -> Any:
+    """Wrap ``ActorRolloutHybrid.generate_sequences``, which drops the log-probabilities that the engine returns."""
+
+    def generate_sequences(
+        self: Any, prompts_list: list[list[int]], indexes: Any = None, async_engine: bool = False, **kwargs: Any
+    ) -> Any:
+        if async_engine or not process_settings().coca.rollout_log_probs:
+            return original(self, prompts_list, indexes, async_engine, **kwargs)
+        token_ids, log_probs = self.inference_actor.generate_sequences(prompts_list, **kwargs)
+        self.coca_rollout_log_probs = log_probs
+        return token_ids
+
+    return generate_sequences
+
+
+def with_rollout_log_probs(original: Any) -> Any:
+    """Wrap ``BaseWorker.collect_transfer_dock_data``: what a rollout writes includes its log-probabilities."""
+
+    def collect_transfer_dock_data(
+        self: Any, output: dict[str, Any], index: Any, use_vllm: bool = False, is_generate: bool = False, **kwargs: Any
+    ) -> Any:
+        if is_generate and process_settings().coca.rollout_log_probs:
+            log_probs = self.actor_hybrid.coca_rollout_log_probs
+            output = {**output, columns.ROLLOUT_LOG_PROBS: _cut_to(output["responses"], log_probs)}
+        return original(self, output, index, use_vllm=use_vllm, is_generate=is_generate, **kwargs)
+
+    return collect_transfer_dock_data
+
+
+def _cut_to(responses: Sequence[Tensor], log_probs: Any) -> list[Tensor]:
+    """The log-probabilities of each response, float32, as long as the response."""
+    if len(log_probs) != len(responses):
+        raise ConfigError(
+            f"the rollout engine returned {len(log_probs)} rows of log-probabilities for {len(responses)} responses; "
+            "set generate_config.sampling_config.logprobs to 1, or coca.rollout_log_probs to false"
+        )
+    return [row[: len(response)].float().cpu() for row, response in zip(log_probs, responses, strict=True)]

@@ -1,0 +1,121 @@
+"""Prompts for MindSpeed-RL straight from a file of records: the chat template applied, epoch after epoch."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import Dataset
+
+from coca_mindspeed.data.prompts import many_prompt_tokens, prompt_messages
+from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.start.process import process_settings
+
+_AT_ONCE = 1024  # prompts that a fast tokenizer is given together, which it spreads over the CPUs
+
+
+def is_record_file(path: str) -> bool:
+    """Whether ``megatron_training.data_path`` names records, and not the prefix of a preprocessed data set."""
+    return path.endswith(".jsonl")
+
+
+def prompt_token_ids(
+    records: Sequence[Record], tokenizer: Any, system_prompt: str | None, max_tokens: int
+) -> list[NDArray[np.int32]]:
+    """Token ids of the records' prompts, tokenized many at once and kept in four bytes each.
+
+    Raises:
+        DataError: one is longer than ``max_tokens``; a prompt is never cut.
+    """
+    prompts = []
+    for start in range(0, len(records), _AT_ONCE):
+        batch = records[start : start + _AT_ONCE]
+        rows = many_prompt_tokens(tokenizer, [prompt_messages(record, system_prompt) for record in batch])
+        for record, ids in zip(batch, rows, strict=True):
+            if len(ids) > max_tokens:
+                raise DataError(
+                    f"record {record.id!r} has a prompt of {len(ids)} tokens, rl_config.max_prompt_length is "
+                    f"{max_tokens}; raise it or leave the record out"
+                )
+            prompts.append(np.asarray(ids, dtype=np.int32))
+    return prompts
+
+
+class RecordPrompts(Dataset[dict[str, Any]]):
+    """``samples`` prompts: every epoch is a permutation of all records, drawn from the seed and the epoch."""
+
+    def __init__(
+        self, records: Sequence[Record], prompts: Sequence[NDArray[np.int32]], samples: int, seed: int, shuffle: bool
+    ) -> None:
+        self._prompts = prompts
+        self._order = np.concatenate(
+            [
+                np.random.default_rng((seed, epoch)).permutation(len(records)) if shuffle else np.arange(len(records))
+                for epoch in range(-(-samples // len(records)))
+            ]
+        )[:samples]
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def __getitem__(self, position: int) -> dict[str, Any]:
+        index = int(self._order[position])
+        return {"input_ids": np.asarray(self._prompts[index], dtype=np.int64), columns.RECORD: np.array([index])}
+
+
+def load_prompts(path: Path, tokenizer: Any, max_tokens: int) -> tuple[list[Record], list[NDArray[np.int32]]]:
+    """All records of a file, and the token ids of their prompts under this run's method.
+
+    Raises:
+        DataError: the file has no record, or a prompt is too long.
+    """
+    records = list(read_records(path))
+    if not records:
+        raise DataError(f"{path}: no record found")
+    system_prompt = process_settings().coca.training_method.system_prompt
+    return records, prompt_token_ids(records, tokenizer, system_prompt, max_tokens)
+
+
+def record_datasets(original: Any) -> Any:
+    """Wrap ``build_train_valid_test_datasets``: records where ``data_path`` ends in .jsonl, else MindSpeed-RL's own."""
+
+    def build_train_valid_test_datasets(**arguments: Any) -> Any:
+        (data_path,) = arguments["data_prefix"]
+        if not is_record_file(data_path):
+            return original(**arguments)
+        config = arguments["extra_param"]
+        if columns.RECORD not in config.dataset_additional_keys:
+            raise ConfigError(
+                f"megatron_training.dataset_additional_keys: {data_path} holds records, so it should be "
+                f"[{columns.RECORD}], found {list(config.dataset_additional_keys)}"
+            )
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_name_or_path)
+        records, prompts = load_prompts(Path(data_path), tokenizer, config.max_prompt_length)
+        samples = arguments["train_valid_test_num_samples"][0]
+        train = RecordPrompts(records, prompts, samples, arguments["seed"], not config.no_shuffle)
+        return train, None, None
+
+    return build_train_valid_test_datasets
+
+
+def in_order(original: Any) -> Any:
+    """For the manifest: ``PromptDataLoader``; records come shuffled by epoch already and are not shuffled again."""
+
+    def prompt_data_loader(
+        dataset: Any,
+        global_batch_size: int,
+        num_workers: int,
+        seed: int,
+        additional_keys: Sequence[str],
+        no_shuffle: bool,
+    ) -> Any:
+        if isinstance(dataset, RecordPrompts):
+            no_shuffle, num_workers = True, 0
+        return original(dataset, global_batch_size, num_workers, seed, additional_keys, no_shuffle)
+
+    return prompt_data_loader

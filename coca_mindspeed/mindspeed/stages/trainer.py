@@ -1,0 +1,108 @@
+"""MindSpeed-RL's GRPO trainer with the project's dock columns, advantage stage, validation and samples.
+
+``fit`` is MindSpeed-RL's own: what happens between iterations hangs on the iterator of prompts that it draws from,
+and what happens after one on the checkpoint that it writes after the last.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.stages.advantage_stage import compute_advantages
+from coca_mindspeed.mindspeed.stages.dock import fetch, report
+from coca_mindspeed.mindspeed.stages.no_reference import NoReference
+from coca_mindspeed.mindspeed.stages.ratios import finish
+from coca_mindspeed.mindspeed.stages.samples import SampleWriter, append_line
+from coca_mindspeed.mindspeed.stages.validation import Validation
+from coca_mindspeed.mindspeed.start.process import process_settings
+
+
+class _Progress:
+    """What the wrapped function at the end of this file has no other way to know."""
+
+    iteration = 0  # the one that is under way, from 1
+
+
+_progress = _Progress()
+
+
+def grpo_trainer(original: Any) -> Any:
+    """For the manifest: the trainer class, made from MindSpeed-RL's ``RayGRPOTrainer``."""
+
+    class SegmentGRPOTrainer(original):
+        def __init__(self, actor_worker: Any, ref_worker: Any, reward_list: Any, **kwargs: Any) -> None:
+            self._process = process_settings()
+            if not self._process.reference:
+                ref_worker = NoReference(actor_worker.megatron_config)
+            super().__init__(actor_worker, ref_worker, reward_list, **kwargs)
+            coca = self._process.coca
+            self._samples = SampleWriter(coca, self.tokenizer)
+            self._validation = Validation(coca, self) if coca.eval_interval else None
+            self._iteration = 0
+
+        def transfer_dock_init(self) -> None:
+            """Build the dock with our columns; the reward stage must not wait for those that it writes itself."""
+            asked: list[str] = getattr(self, "dataset_additional_keys")  # noqa: B009  set by MindSpeed-RL's base class
+            self.dataset_additional_keys = [*asked, *columns.REWARD_COLUMNS, columns.ROLLOUT_LOG_PROBS]
+            try:
+                super().transfer_dock_init()
+            finally:
+                self.dataset_additional_keys = asked
+
+        def fit(self, data_iters: Iterator[Any]) -> None:
+            """Train; validations take place before the iteration whose weights they judge is begun."""
+            self._iteration = self.actor_worker.get_iteration()
+            super().fit(self._between_iterations(iter(data_iters)))
+
+        def _between_iterations(self, data_iters: Iterator[Any]) -> Iterator[Any]:
+            for batch in data_iters:
+                if self._validation is not None and self._iteration % self._process.coca.eval_interval == 0:
+                    self._validation.run(self._iteration)
+                self._iteration += 1
+                _progress.iteration = self._iteration
+                yield batch
+
+        def compute_advantage(self, blocking: bool = False, guarantee_order: bool = False) -> None:
+            """Run the advantage stage in a task of its own, as MindSpeed-RL does."""
+            import ray
+
+            start = time.time()
+            task = ray.remote(compute_advantages).options(num_cpus=self.num_cpus_for_local_task)
+            rows = fetch(
+                task.remote(
+                    self.transfer_dock,
+                    count=self.micro_batch_size,
+                    group_size=self.n_samples_per_prompt,
+                    rows=self.global_batch_size * self.n_samples_per_prompt,
+                    guarantee_order=guarantee_order,
+                    sample_prompts=self._samples.prompts_wanted(self._iteration),
+                )
+            )
+            self._samples.write(self._iteration, rows, self.transfer_dock)
+            end = time.time()
+            report(
+                self.transfer_dock,
+                {"timing/adv": [round(end, 4), round(start, 4)], "end_time/end_adv_time": [round(end, 4)]},
+            )
+
+        def save_checkpoint(self, iteration: int) -> None:
+            """Save, and validate the last weights: ``fit`` draws no further prompts after them."""
+            super().save_checkpoint(iteration)
+            if self._validation is not None and iteration == self.train_iters:
+                self._validation.run(iteration)
+
+    return SegmentGRPOTrainer
+
+
+def finishing_ratios(original: Any) -> Any:
+    """Wrap ``metrics_post_processing``: the averages of an iteration, with ratios divided, and kept in a file."""
+
+    def metrics_post_processing(metrics: Any) -> Any:
+        finished = finish(original(metrics))
+        coca = process_settings().coca
+        if coca.output_dir is not None and coca.metrics_file:
+            append_line(coca.output_dir / "metrics.jsonl", {"step": _progress.iteration, **finished})
+        return finished
+
+    return metrics_post_processing

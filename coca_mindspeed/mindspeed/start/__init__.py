@@ -1,0 +1,1 @@
+"""From a configuration to MindSpeed-RL's own training, in every process that Ray starts."""

@@ -1,0 +1,113 @@
+"""Wait until a Ray cluster has all of its NPUs, and see whether it has CPUs enough.
+
+``python -m coca_mindspeed.mindspeed.start.cluster --npus N --cpus-per-npu N --other-cpus N --timeout SECONDS``
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from coca_mindspeed.errors import CocaError, TrainingError
+
+_POLL = 2.0
+_DOCK_CPUS = 10  # GRPOTransferDock asks for so many, on one node
+
+
+@dataclass(frozen=True, slots=True)
+class WantedCpus:
+    """CPUs that MindSpeed-RL reserves by number: for every NPU, on its node, and for its other actors together."""
+
+    per_npu: int
+    others: int
+
+
+def wanted_cpus(rl_config: Mapping[str, Any], nodes: int) -> WantedCpus:
+    """From ``rl_config``, with MindSpeed-RL's defaults.
+
+    The others are the transfer dock, the task in which ``train`` runs, a rule reward on each node, and the advantages.
+    """
+    task = int(rl_config.get("num_cpus_for_local_task", 1))
+    return WantedCpus(int(rl_config.get("num_cpus_for_placement_group", 8)), _DOCK_CPUS + 1 + nodes * task + task)
+
+
+def check_cpus(nodes: Sequence[Mapping[str, float]], wanted: WantedCpus) -> None:
+    """Refuse a cluster in which a placement group would wait for ever.
+
+    Args:
+        nodes: resources of each node, ``CPU`` and ``NPU``.
+        wanted: what will be asked for.
+
+    Raises:
+        TrainingError: with what each node has, and what would fit.
+    """
+    spare = [int(node.get("CPU", 0)) - wanted.per_npu * int(node.get("NPU", 0)) for node in nodes]
+    if min(spare, default=0) >= 0 and max(spare, default=0) >= _DOCK_CPUS and sum(spare) >= wanted.others:
+        return
+    has = "; ".join(f"{int(node.get('CPU', 0))} CPUs with {int(node.get('NPU', 0))} NPUs" for node in nodes)
+    npus = sum(int(node.get("NPU", 0)) for node in nodes)
+    fits = min(
+        (sum(int(node.get("CPU", 0)) for node in nodes) - wanted.others) // max(1, npus),
+        *(int(node.get("CPU", 0)) // int(node["NPU"]) for node in nodes if node.get("NPU")),
+    )
+    raise TrainingError(
+        f"MindSpeed-RL reserves {wanted.per_npu} CPUs for each NPU on its node and {wanted.others} besides "
+        f"({_DOCK_CPUS} of them on one node), and would wait for them for ever; the nodes have {has}. Lower "
+        f"mindspeed_rl.rl_config.num_cpus_for_placement_group to {max(1, fits)} or less"
+    )
+
+
+def wait_for_npus(
+    wanted: int,
+    timeout: float,
+    count: Callable[[], int],
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Return as soon as ``count()`` reaches ``wanted``.
+
+    Raises:
+        TrainingError: it has not after ``timeout`` seconds; the message says how many are there.
+    """
+    end = clock() + timeout
+    while (found := count()) < wanted:
+        if clock() >= end:
+            raise TrainingError(
+                f"the Ray cluster has {found} of {wanted} NPUs after {timeout:g} seconds; look at the other nodes' "
+                "output: each runs the same command, with its own NODE_RANK and the head's MASTER_ADDR"
+            )
+        sleep(_POLL)
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m coca_mindspeed.mindspeed.start.cluster", description=__doc__)
+    parser.add_argument("--npus", type=int, required=True)
+    parser.add_argument("--cpus-per-npu", type=int, required=True)
+    parser.add_argument("--other-cpus", type=int, required=True)
+    parser.add_argument("--timeout", type=float, required=True, help="seconds")
+    parsed = parser.parse_args(arguments)
+    import ray
+
+    def connected_npus() -> int:
+        if not ray.is_initialized():
+            try:
+                ray.init(log_to_driver=False)  # RAY_ADDRESS says where
+            except ConnectionError:
+                return 0
+        return int(ray.cluster_resources().get("NPU", 0))
+
+    try:
+        wait_for_npus(parsed.npus, parsed.timeout, connected_npus)
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        check_cpus(nodes, WantedCpus(parsed.cpus_per_npu, parsed.other_cpus))
+    except CocaError as error:
+        print(f"coca-mindspeed: {error}", file=sys.stderr)
+        return 1
+    print(f"the Ray cluster has {parsed.npus} NPUs")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

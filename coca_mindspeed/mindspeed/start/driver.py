@@ -1,0 +1,248 @@
+"""Start training: compose the configuration, refuse what cannot work, and run MindSpeed-RL's own ``train``, hooked.
+
+``python -m coca_mindspeed.mindspeed.start.driver CONFIG.yaml [key=value ...]``; the environment names the checkouts:
+``MINDSPEED_RL_HOME``, ``MEGATRON_HOME``, ``MINDSPEED_HOME`` and ``MINDSPEED_LLM_HOME``.
+"""
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
+
+from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, TrainingError
+from coca_mindspeed.mindspeed.hooks.manifest import matching_manifest
+from coca_mindspeed.mindspeed.plan.conditions import check_mindspeed_keys, needs_reference
+from coca_mindspeed.mindspeed.plan.upstream_keys import read_upstream_keys
+from coca_mindspeed.mindspeed.plan.without_effect import keys_without_effect
+from coca_mindspeed.mindspeed.stages.verifiers import try_verifier
+from coca_mindspeed.mindspeed.start.process import setup_driver
+from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
+
+#: Environment variable -> a package that its checkout must hold.
+HOMES = {
+    "MINDSPEED_RL_HOME": "mindspeed_rl",
+    "MEGATRON_HOME": "megatron",
+    "MINDSPEED_HOME": "mindspeed",
+    "MINDSPEED_LLM_HOME": "mindspeed_llm",
+}
+# MindSpeed-RL asks for tens of CPUs by name; on the host platform they are only numbers.
+_HOST_CPUS = 64
+
+
+def homes(environment: Mapping[str, str]) -> dict[str, Path]:
+    """The checkouts that the environment names.
+
+    Raises:
+        MissingDependencyError: a variable is not set, or its folder is not a checkout of that project.
+    """
+    found = {}
+    for variable, package in HOMES.items():
+        value = environment.get(variable, "")
+        if not value:
+            raise MissingDependencyError(
+                f"{variable} is not set; set it to the checkout that holds {package}/ (docs/port.md)"
+            )
+        path = Path(value).resolve()
+        if not (path / package).is_dir():
+            raise MissingDependencyError(
+                f"{variable}={value}: expected a checkout with a folder {package}/, found none"
+            )
+        found[variable] = path
+    return found
+
+
+def compose_config(path: Path, overrides: Sequence[str], mindspeed_rl_home: Path) -> DictConfig:
+    """Compose a MindSpeed-RL configuration; its ``defaults`` may name MindSpeed-RL's own groups (``model``).
+
+    Raises:
+        ConfigError: the file does not exist or cannot be composed.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such configuration file")
+    search = f"hydra.searchpath=[file://{mindspeed_rl_home / 'configs'}]"
+    try:
+        with initialize_config_dir(str(path.resolve().parent), version_base=None):
+            return compose(path.stem, overrides=[search, *overrides])
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+        raise ConfigError(f"{path}: cannot be composed: {error}") from error
+
+
+def split_config(config: DictConfig) -> tuple[CocaSettings, DictConfig]:
+    """Our section, checked, and MindSpeed-RL's configuration without it.
+
+    Raises:
+        ConfigError: our section is wrong, or MindSpeed-RL's keys ask for what the hooks do not support.
+    """
+    section = OmegaConf.to_container(config.get("coca") or OmegaConf.create({}), resolve=True)
+    assert isinstance(section, dict)
+    settings = _comparable(coca_settings({str(key): value for key, value in section.items()}), config)
+    with open_dict(config):
+        config.pop("coca", None)
+    check_mindspeed_keys(config, settings)
+    return settings, config
+
+
+def _comparable(settings: CocaSettings, config: DictConfig) -> CocaSettings:
+    """Without the rollout's log-probabilities where they are of another distribution than the training's.
+
+    vLLM returns them before the temperature is applied, the host platform after.
+    """
+    sampling = (config.get("generate_config") or {}).get("sampling_config") or {}
+    if settings.platform == "npu" and float(sampling.get("temperature", 1.0)) != 1.0:
+        return settings.model_copy(update={"rollout_log_probs": False})
+    return settings
+
+
+def process_settings(settings: CocaSettings, config: DictConfig, checkouts: Mapping[str, Path]) -> ProcessSettings:
+    """What every Ray process is told; verifies the installation.
+
+    Raises:
+        ManifestError: the MindSpeed-RL is not a supported one.
+    """
+    root = checkouts["MINDSPEED_RL_HOME"]
+    # MindSpeed-RL's own guide copies the other three into its folder; what the environment names has to win over
+    # those copies.  Of MindSpeed-RL's other folders Python imports cli alone, which none of the others has.
+    others = [path for variable, path in checkouts.items() if variable != "MINDSPEED_RL_HOME"]
+    return ProcessSettings(
+        coca=settings,
+        mindspeed_rl_home=root,
+        import_paths=(*others, root),
+        release=matching_manifest(root).release,
+        reference=needs_reference(config),
+    )
+
+
+def runtime_environment(process: ProcessSettings, config: DictConfig) -> dict[str, Any]:
+    """Ray's runtime environment: MindSpeed-RL's own variables, our settings, and the hook of every worker."""
+    rl = config.get("rl_config") or {}
+    path = process.mindspeed_rl_home / rl.get("runtime_env_path", "configs/envs/runtime_env.yaml")
+    variables = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("env_vars", {})
+    generate = config.get("generate_config") or {}
+    if generate.get("enable_expert_parallel"):
+        variables["VLLM_DP_SIZE"] = str(generate.get("infer_expert_parallel_size"))
+    if (buffer := rl.get("hccl_buffersize")) is not None:  # a key of MindSpeed-RL's master
+        variables["HCCL_BUFFSIZE"] = str(buffer)
+    if process.release == "2.3.0" and not _distribution_is_cut(generate):
+        # Its vLLM-Ascend would sort the whole vocabulary at every step for a cut that nobody asks for.
+        variables["VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE"] = "0"
+    own_package = Path(__file__).resolve().parents[3]
+    python_path = [str(own_package), *map(str, process.import_paths), os.environ.get("PYTHONPATH", "")]
+    return {
+        "env_vars": {
+            **{name: str(value) for name, value in variables.items()},
+            "IS_MULTIMODAL": "False",
+            "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
+            VARIABLE: process.model_dump_json(),
+        },
+        "worker_process_setup_hook": "coca_mindspeed.mindspeed.start.process.setup_worker",
+    }
+
+
+def _distribution_is_cut(generate: Mapping[str, Any]) -> bool:
+    """Whether top-k or top-p is set; MindSpeed-RL's default for ``top_k`` is 50."""
+    sampling = generate.get("sampling_config") or {}
+    return int(sampling.get("top_k", 50)) > 0 or float(sampling.get("top_p", 1.0)) != 1.0
+
+
+def try_graders(settings: CocaSettings, config: DictConfig) -> None:
+    """Build here what every reward worker will build, before any NPU is held.
+
+    Raises:
+        CocaError: this machine lacks something that the graders need.
+    """
+    training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
+    files = [Path(path) for path in (training.get("data_path"), settings.eval_data) if path is not None]
+    try_verifier(list(config.rl_config.verifier_function), settings.grading, files)
+
+
+def start_ray(process: ProcessSettings, config: DictConfig) -> None:
+    """Join the cluster that ``RAY_ADDRESS`` names, or start one on this machine."""
+    import ray
+
+    arguments: dict[str, Any] = {"runtime_env": runtime_environment(process, config), "log_to_driver": True}
+    if not os.environ.get("RAY_ADDRESS") and process.coca.platform == "host":
+        npus = sum(
+            int((config.rl_config.get(key) or {}).get("num_npus") or 0)
+            for key in ("actor_resource", "reference_resource", "reward_resource")
+        )
+        arguments |= {"num_cpus": _HOST_CPUS, "resources": {"NPU": npus}, "include_dashboard": False}
+    ray.init(**arguments)
+
+
+def run_mindspeed_rl(config: DictConfig) -> None:
+    """MindSpeed-RL's ``train`` in this Ray process, with the hooks in place; its actors are exported from here."""
+    setup_driver()
+    train_grpo = importlib.import_module("cli.train_grpo")
+    train_grpo.train._function(config)
+
+
+def train(path: Path, overrides: Sequence[str]) -> None:
+    """Train as a configuration file says.
+
+    Raises:
+        CocaError: before anything starts, if it cannot work; or a process died, naming the cause.
+    """
+    # Ray reads these when it is imported.  Half a minute is not enough for its start on a busy machine.
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")
+    import ray
+
+    checkouts = homes(os.environ)
+    settings, config = split_config(compose_config(path, overrides, checkouts["MINDSPEED_RL_HOME"]))
+    process = process_settings(settings, config, checkouts)
+    if unknown := read_upstream_keys(process.mindspeed_rl_home).unknown(config):
+        raise ConfigError("\n".join(unknown))
+    for line in keys_without_effect(config, reference=process.reference):
+        print(f"coca-mindspeed: {line}", flush=True)
+    try_graders(settings, config)
+    start_ray(process, config)
+    try:
+        ray.get(ray.remote(run_mindspeed_rl).options(num_cpus=1, max_retries=0).remote(config))
+    except ray.exceptions.RayError as error:
+        print(error, file=sys.stderr)  # with the traceback of the process that failed first
+        last = (
+            f"; resume from the last checkpoint in {save}"
+            if (save := config.get("actor_config", {}).get("save"))
+            else ""
+        )
+        raise TrainingError(f"training ended: {_cause(error)}{last}") from error
+    finally:
+        ray.shutdown()
+
+
+def _cause(error: BaseException) -> str:
+    """The error that started it, in one line; Ray wraps one around the other."""
+    import ray
+
+    while (inner := getattr(error, "cause", None) or error.__cause__) is not None and inner is not error:
+        error = inner
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    summary = lines[-1:] if isinstance(error, ray.exceptions.RayTaskError) else lines[:6]
+    return f"{type(error).__name__}: {' '.join(summary)}"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; errors that are meant for the user come without a traceback."""
+    parser = argparse.ArgumentParser(prog="python -m coca_mindspeed.mindspeed.start.driver", description=__doc__)
+    parser.add_argument("config", type=Path, help="YAML file of the run")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")
+    parsed = parser.parse_args(arguments)
+    try:
+        train(parsed.config, parsed.overrides)
+    except CocaError as error:
+        print(f"coca-mindspeed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

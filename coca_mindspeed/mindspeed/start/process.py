@@ -1,0 +1,54 @@
+"""Prepare a process for the hooked MindSpeed-RL: import paths, the host platform, and the manifest's hooks.
+
+Ray calls :func:`setup_worker` in every worker process before anything else runs there; the driver's task calls
+:func:`setup_driver`.
+"""
+
+import sys
+from functools import lru_cache
+
+from coca_mindspeed.mindspeed.hooks.apply import AppliedHooks, apply
+from coca_mindspeed.mindspeed.hooks.manifest import Manifest, ManifestError, load_manifests
+from coca_mindspeed.mindspeed.start.settings import ProcessSettings
+
+
+@lru_cache(maxsize=1)
+def process_settings() -> ProcessSettings:
+    """The settings of this process, read once."""
+    return ProcessSettings.from_environment()
+
+
+def setup_worker() -> None:
+    """Hook this Ray worker process."""
+    _setup(("worker", "both"))
+
+
+def setup_driver() -> AppliedHooks:
+    """Hook the process in which MindSpeed-RL's ``train`` runs; its actors are exported from here."""
+    return _setup(("driver", "worker", "both"))
+
+
+def _setup(processes: tuple[str, ...]) -> AppliedHooks:
+    settings = process_settings()
+    # In this order, even where Ray has put some of them on the path already: MindSpeed-RL's folder may hold copies.
+    first = [str(path) for path in settings.import_paths]
+    sys.path[:] = [*first, *(path for path in sys.path if path not in first)]
+    if settings.coca.platform == "host":
+        from coca_mindspeed.mindspeed import host_platform
+
+        host_platform.install()
+    return apply(
+        _manifest(settings.release),
+        settings.mindspeed_rl_home,
+        processes=processes,
+        platform=settings.coca.platform,
+    )
+
+
+def _manifest(release: str) -> Manifest:
+    for manifest in load_manifests():
+        if manifest.release == release:
+            return manifest
+    raise ManifestError(
+        f"no manifest for release {release!r} in this process; is another coca_mindspeed installed here?"
+    )

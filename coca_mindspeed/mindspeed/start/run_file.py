@@ -1,0 +1,138 @@
+"""From a composed run to the YAML file that the driver reads: MindSpeed-RL's sections, resolved, for one stage.
+
+The file is kept beside the checkpoints, so that what ran can be read afterwards.
+"""
+
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.files import write_atomically
+from coca_mindspeed.mindspeed.plan.cluster_plan import Plan
+from coca_mindspeed.mindspeed.plan.conditions import needs_reference
+from coca_mindspeed.mindspeed.weights.megatron_checkpoint import newest_iteration
+
+_PATHS = (
+    ("megatron_training", "tokenizer_name_or_path"),
+    ("megatron_training", "data_path"),
+    ("actor_config", "load"),
+    ("coca", "eval_data"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StageFiles:
+    """Where one stage of a run writes; a method with one stage has stage 0 only."""
+
+    output: Path
+    stage: int = 0
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.output / f"stage{self.stage}" / "checkpoints"
+
+    @property
+    def results(self) -> Path:
+        """Samples, validations and ``metrics.jsonl``."""
+        return self.output / f"stage{self.stage}"
+
+
+def stages_to_do(run: RunConfig, plan: Plan, output: Path, *, resume: bool) -> list[tuple[int, bool]]:
+    """``(stage, whether it has a checkpoint to go on from)`` of the stages that are not finished, in their order.
+
+    Raises:
+        ConfigError: there is already a run in ``output`` and ``resume`` is not set, or there is none and it is.
+    """
+    files = [StageFiles(output, stage) for stage in range(len(training_method(run.method.name).stages))]
+    reached = [newest_iteration(stage.checkpoints) for stage in files]
+    if not resume and any(iteration is not None for iteration in reached):
+        raise ConfigError(f"--output {output}: already holds a run; add --resume to go on with it, or choose another")
+    if resume and all(iteration is None for iteration in reached):
+        raise ConfigError(f"--resume: {output} holds no checkpoint; leave --resume out to start")
+    return [
+        (stage, iteration is not None)
+        for stage, iteration in enumerate(reached)
+        if plan.iterations is None or (iteration or 0) < plan.iterations
+    ]
+
+
+def mindspeed_values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: bool = False) -> dict[str, Any]:
+    """MindSpeed-RL's sections for one stage, with what is derived from the data and from where the run stands.
+
+    Args:
+        run: the run.
+        plan: its plan, without problems.
+        files: where the stage writes.
+        resume: load the newest checkpoint of this stage with its optimizer, instead of the initial weights.
+
+    Raises:
+        ConfigError: there is no such stage, no checkpoint to resume from or to start the second stage with, or the
+            number of iterations is not known.
+    """
+    stages = training_method(run.method.name).stages
+    if files.stage >= len(stages):
+        raise ConfigError(f"--stage {files.stage}: method {run.method.name} has stages 0 to {len(stages) - 1}")
+    if plan.iterations is None:
+        raise ConfigError(
+            f"data.epochs={run.data.epochs}: the number of questions is not known; prepare {run.data.train}, or set "
+            "data.rows, or data.epochs=null and trainer.steps"
+        )
+    values = deepcopy(run.mindspeed_rl)
+    _make_paths_absolute(values)
+    training, actor = values.setdefault("megatron_training", {}), values["actor_config"]
+    training["train_iters"] = plan.iterations
+    actor["lr_warmup_fraction"] = run.optimizer.warmup_steps / plan.iterations
+    actor["save"] = str(files.checkpoints.absolute())
+    if run.logging.wandb is not None:
+        names = {"wandb_project": run.logging.wandb, "wandb_exp_name": files.output.name}
+        values["rl_config"] |= {**names, "wandb_save_dir": str(files.results.absolute())}
+    _fix_reference(values)
+    coca = values.setdefault("coca", {})
+    coca |= {"stage": files.stage, "output_dir": str(files.results.absolute())}
+    if resume:
+        if newest_iteration(files.checkpoints) is None:
+            raise ConfigError(f"--resume: {files.checkpoints} holds no checkpoint")
+        actor |= {"load": actor["save"], "finetune": False, "no_load_optim": False, "no_load_rng": False}
+    elif files.stage > 0:
+        before = StageFiles(files.output, files.stage - 1).checkpoints
+        actor["load"] = str(before.absolute())
+    return values
+
+
+def _fix_reference(values: dict[str, Any]) -> None:
+    """Let the reference be the weights that the run began with, in every stage and after every resume.
+
+    MindSpeed-RL's integrated worker loads its reference from where it loads the actor, unless told otherwise; after a
+    resume that would be the policy as it was saved.
+    """
+    rl, initial = values.get("rl_config", {}), values["actor_config"].get("load")
+    if not needs_reference(values) or not rl.get("use_integrated_worker", True):
+        return
+    mode = rl.get("integrated_mode_config") or {}
+    if mode.get("ref_model_load_path") is None:
+        if initial is None:
+            raise ConfigError(
+                "mindspeed_rl.rl_config.init_kl_coef: the reference needs Megatron weights: set "
+                "mindspeed_rl.actor_config.load, or mindspeed_rl.rl_config.integrated_mode_config.ref_model_load_path"
+            )
+        rl["integrated_mode_config"] = {**mode, "ref_model_load_path": initial}
+
+
+def _make_paths_absolute(values: dict[str, Any]) -> None:
+    """Ray's workers have working directories of their own."""
+    for section, key in _PATHS:
+        path = values.get(section, {}).get(key)
+        if isinstance(path, str):
+            values[section][key] = str(Path(path).absolute())
+
+
+def write_run_file(path: Path, values: dict[str, Any], name: str) -> None:
+    """Write ``values`` as YAML; whole or not at all."""
+    heading = f"# MindSpeed-RL's configuration of the run {name}, written by coca-mindspeed check.\n"
+    write_atomically(path, heading + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=110))

@@ -1,0 +1,1 @@
+"""Weights on disk and between engines: conversion, layouts, checkpoints."""

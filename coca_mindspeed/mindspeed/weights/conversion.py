@@ -1,0 +1,183 @@
+"""What MindSpeed-LLM's converter is called with, for a run: TP, PP, paths and shapes from its YAML.
+
+``prepare`` checks everything that can be checked beforehand and prints the converter's arguments, one on a line;
+``finish`` checks what it left.  ``launch/convert_weights.sh`` calls the converter in between, and ``restore`` if it
+fails.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.errors import CocaError, ConfigError
+from coca_mindspeed.mindspeed.plan.run_facts import Facts, read_facts
+from coca_mindspeed.mindspeed.start.driver import homes
+from coca_mindspeed.mindspeed.start.run_file import StageFiles
+from coca_mindspeed.mindspeed.weights.megatron_checkpoint import checkpoint_layout, newest_iteration
+
+# MindSpeed-LLM's name for decoders with RMSNorm, rotary embeddings and a gated MLP; its own examples use it for both
+# Llama 3 and Qwen2.5, whose biases --add-qkv-bias adds.
+_FAMILY = "llama2"
+#: The folder that the converter makes in --save-dir.  Its examples' comments call it mg2hg; its code does not.
+NEW_WEIGHTS = "mg2hf"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
+_MODES = "original_modes.json"
+
+
+def converter_arguments(direction: str, run: RunConfig, facts: Facts, output: Path) -> list[str]:
+    """Arguments of ``python`` for ``hf2mcore`` or ``mcore2hf``; all paths are absolute."""
+    huggingface = Path(str(run.model.path)).absolute()
+    common = ["convert_ckpt.py", "--use-mcore-models", "--model-type", "GPT", "--model-type-hf", _FAMILY]
+    common += ["--params-dtype", "bf16", *(["--add-qkv-bias"] if facts.qkv_bias else [])]
+    if direction == "hf2mcore":
+        return [
+            *common,
+            *("--load-model-type", "hf", "--save-model-type", "mg"),
+            *("--target-tensor-parallel-size", str(facts.tp), "--target-pipeline-parallel-size", str(facts.pp)),
+            *("--load-dir", str(huggingface), "--save-dir", str(Path(str(run.model.megatron_path)).absolute())),
+            *("--tokenizer-model", str(huggingface / "tokenizer.json")),
+        ]
+    return [
+        *common,
+        *("--load-model-type", "mg", "--save-model-type", "hf"),
+        *("--target-tensor-parallel-size", "1", "--target-pipeline-parallel-size", "1"),
+        *("--load-dir", str(newest_stage(run, output).absolute()), "--save-dir", str(_frame(output))),
+    ]
+
+
+def newest_stage(run: RunConfig, output: Path) -> Path:
+    """Checkpoints of the last stage that has any; of the first where none has."""
+    stages = [StageFiles(output, i).checkpoints for i in range(len(training_method(run.method.name).stages))]
+    return next((path for path in reversed(stages) if newest_iteration(path) is not None), stages[0])
+
+
+def prepare(direction: str, run: RunConfig, facts: Facts, output: Path) -> None:
+    """Refuse what would go wrong, and make the folder that ``mcore2hf`` writes into.
+
+    Raises:
+        CocaError: checkouts, weights or the model are missing, or the target is there already, or an earlier
+            conversion got as far as writing weights.
+    """
+    homes(os.environ)
+    source = Path(str(run.model.path))
+    for name in ("config.json", "tokenizer.json"):
+        if not (source / name).is_file():
+            raise ConfigError(f"model.path={source}: has no {name}; expected a Hugging Face directory")
+    if direction == "hf2mcore":
+        target = Path(str(run.model.megatron_path))
+        if target.exists():
+            raise ConfigError(f"model.megatron_path={target}: is there already; remove it to convert anew")
+        return
+    checkpoint_layout(newest_stage(run, output))
+    if (output / "hf").exists():
+        raise ConfigError(f"{output / 'hf'}: is there already; remove it to convert anew")
+    frame = _frame(output)
+    if frame.exists():
+        restore(output)
+        if _holds_weights(frame / NEW_WEIGHTS):
+            raise ConfigError(
+                f"{frame / NEW_WEIGHTS}: holds the new weights of an earlier conversion.  If that one was complete, "
+                "put them in their place with "
+                f"`python -m coca_mindspeed.mindspeed.weights.conversion finish mcore2hf RUN --output {output}`; "
+                f"if it was not, remove {frame}"
+            )
+        shutil.rmtree(frame)  # of a conversion that failed before it had anything to show
+    frame.mkdir(parents=True)
+    # The converter reads the model from the directory that it writes into: give it one of its own, with copies of what
+    # is small and links to the weights.  At the end it sets the mode of every file in there, and a link's is that of
+    # the original: remember those.
+    files = [path for path in source.iterdir() if path.is_file()]
+    linked = {path.name: path.resolve() for path in files if path.suffix in _WEIGHTS}
+    modes = {str(path): stat.S_IMODE(path.stat().st_mode) for path in linked.values()}
+    (frame / _MODES).write_text(json.dumps(modes, indent=1), encoding="utf-8")
+    for path in files:
+        if path.name in linked:
+            (frame / path.name).symlink_to(linked[path.name])
+        else:
+            shutil.copyfile(path, frame / path.name)
+
+
+def restore(output: Path) -> None:
+    """Give the original model's files the modes that they had before ``mcore2hf``; do nothing where none is known."""
+    try:
+        modes: dict[str, int] = json.loads((_frame(output) / _MODES).read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return
+    for name, mode in modes.items():
+        path = Path(name)
+        if path.is_file() and stat.S_IMODE(path.stat().st_mode) != mode:
+            path.chmod(mode)
+
+
+def finish(direction: str, run: RunConfig, facts: Facts, output: Path) -> str:
+    """Check what the converter left and put it in its place; a sentence that says where.
+
+    Raises:
+        ConfigError: it left no weights, or others than asked for.
+    """
+    if direction == "hf2mcore":
+        target = Path(str(run.model.megatron_path))
+        layout = checkpoint_layout(target)
+        if (layout.tp, layout.pp) != (facts.tp, facts.pp):
+            raise ConfigError(f"{target}: expected TP {facts.tp}, PP {facts.pp}, found TP {layout.tp}, PP {layout.pp}")
+        return f"{target}: Megatron weights for TP {layout.tp}, PP {layout.pp}"
+    frame = _frame(output)
+    new = frame / NEW_WEIGHTS
+    restore(output)
+    if not _holds_weights(new):
+        raise ConfigError(f"{new}: the converter left no weights there")
+    for path in frame.iterdir():  # tokenizer and generation settings; the converter writes weights and config.json
+        ours = path.name == _MODES or "index" in path.name  # the index is the original weights'
+        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja") and not ours:
+            target = new / path.name
+            if not target.exists():
+                shutil.copyfile(path, target)
+    new.rename(output / "hf")
+    shutil.rmtree(frame)
+    return f"{output / 'hf'}: a Hugging Face directory"
+
+
+def _holds_weights(directory: Path) -> bool:
+    return any(any(directory.glob(pattern)) for pattern in ("*.safetensors", "*.bin"))
+
+
+def _frame(output: Path) -> Path:
+    return (output / "hf.converting").absolute()
+
+
+def main(arguments: Sequence[str]) -> int:
+    parser = argparse.ArgumentParser(prog="python -m coca_mindspeed.mindspeed.weights.conversion", description=__doc__)
+    parser.add_argument("phase", choices=("prepare", "finish", "restore"))
+    parser.add_argument("direction", choices=("hf2mcore", "mcore2hf"))
+    parser.add_argument("run_name", metavar="RUN")
+    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--dry-run", action="store_true", help="print the arguments and check nothing")
+    parsed = parser.parse_args(arguments)
+    try:
+        run = compose_run(parsed.run_name, parsed.overrides).run
+        facts = read_facts(run)
+        if parsed.phase == "prepare":
+            if not parsed.dry_run:
+                prepare(parsed.direction, run, facts, parsed.output)
+            print("\n".join(converter_arguments(parsed.direction, run, facts, parsed.output)))
+        elif parsed.phase == "restore":
+            restore(parsed.output)
+        else:
+            print(finish(parsed.direction, run, facts, parsed.output))
+    except CocaError as error:
+        print(f"coca-mindspeed: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,94 @@
+"""Names from data are text wherever they are shown: terminal, pictures, pages and tables."""
+
+import io
+
+import pytest
+from rich.console import Console
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.evaluation.paper.comparison import markdown_table
+from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
+from coca_mindspeed.evaluation.reports.figures import png_bytes
+from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
+from coca_mindspeed.evaluation.reports.plots import reliability_diagram, training_curves
+from coca_mindspeed.evaluation.reports.report import write_report
+from coca_mindspeed.evaluation.reports.summary import metrics_table, summary_metrics
+from coca_mindspeed.evaluation.runs import Run
+from coca_mindspeed.reproduce.table import picture_of, printed_table
+from coca_mindspeed.safe_text import one_line, plot_text, printable
+
+NAMES = [
+    "[bold]run[/x]",
+    "$_",
+    "a $x_1 b",
+    "_hidden",
+    "\x1b[2Jgone",
+    "\u202ereversed",
+    "[/]",
+    "$\\frac$",
+    "lone \ud800",
+]
+
+
+def rows(**fields):
+    return [Prediction(str(i), "d", "q", "r", 0.8, i % 2 == 0, 6, **fields) for i in range(6)]
+
+
+def test_control_characters_are_shown_and_all_else_is_kept():
+    assert printable("\x1b[31mred\x07") == "\\x1b[31mred\\x07"
+    assert printable("tab\tline\n\x00") == "tab\tline\n\\x00"
+    assert printable("\u202eabc \ud800 \x9b") == "\\u202eabc \\ud800 \\x9b"
+    plain = "größer 東京 [x] $_ 👩\u200d🚀"
+    assert printable(plain) is plain
+    assert one_line(" a\n\tb ") == "a b"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_in_a_terminal_table_is_what_it_is(name):
+    stream = io.StringIO()
+    Console(width=200, file=stream, force_terminal=True).print(metrics_table({name: summary_metrics(rows())}, 200))
+    assert printable(name) in stream.getvalue()
+    assert "\x1b[2J" not in stream.getvalue()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_in_a_picture_is_drawn(name):
+    figure = reliability_diagram({name: rows()})
+    assert png_bytes(figure)
+    assert figure.axes[0].get_title().startswith(plot_text(name))
+    curves = training_curves({name: [{"step": 1, "reward/answer": 0.5}], "other": []})
+    assert len(curves.legends[0].get_texts()) == 1  # a label that begins with _ would be left out
+    assert png_bytes(picture_of(printed_table("t", "t", "", ("run",), [(name,)])))
+
+
+def test_a_report_of_such_names_is_written(tmp_path):
+    runs = [Run(name, rows(model=name, gold="\x1b]0;title\x07")) for name in NAMES]
+    page, text = write_report(runs, tmp_path / "report", title="\x1b[2J [x] $_")
+    for path in (page, text):
+        content = path.read_text()
+        assert not set(content) & set("\x1b\x07\u202e")
+        assert "\\x1b[2Jgone" in content
+    assert "[bold]run[/x]" in markdown_table(["run"], [["[bold]run[/x]"]])
+
+
+def test_a_directory_with_markup_in_its_name_can_be_watched(tmp_path, capsys):
+    for name in ("run[", "[bold]"):
+        directory = tmp_path / name / "x]"
+        directory.mkdir(parents=True)
+        assert main(["watch", str(directory), "--once"]) == 0
+        (directory / "metrics.jsonl").write_text('{"step": "[/red]", "reward/answer": 0.5}\n')
+        assert main(["watch", str(directory), "--once"]) == 0
+        assert "x], step [/red]" in capsys.readouterr().out
+    # The closing tag that rich takes for markup: run[/x], as a path of two directories.
+    (tmp_path / "run[" / "x]" / "metrics.jsonl").unlink()
+    stream = io.StringIO()
+    Console(width=300, file=stream).print(dashboard(RunDirectory(tmp_path / "run[" / "x]")))
+    assert "run[/x]" in stream.getvalue()
+
+
+def test_evaluate_prints_no_terminal_escape(tmp_path, capsys):
+    write_predictions(tmp_path / "p.jsonl", rows(model="\x1b[2Jgone", method="[/x]"))
+    assert main(["evaluate", str(tmp_path / "p.jsonl"), "--output", str(tmp_path / "o"), "--replicates", "5"]) == 0
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    assert "\\x1b[2Jgone [/x]" in printed
