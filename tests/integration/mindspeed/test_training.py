@@ -86,7 +86,7 @@ def _run_and_check(
     assert [row["step"] for row in metrics_of(directory, "validation.jsonl")] == [0, 2, 3]
     samples = json_lines(directory / "output" / "samples" / "iteration_000002.jsonl")
     assert len(samples) == 2 * 8
-    assert {"prompt", "response", "confidence", "success_rate", "answer_advantage"} <= set(samples[0])
+    assert {"prompt", "response", "confidence", "gesr", "answer_advantage"} <= set(samples[0])
     assert "reward/confidence" in log  # MindSpeed-RL's own logger shows it
     return rows
 
