@@ -53,7 +53,7 @@ class OurStep:
             generator(torch.device("cpu"), 0, "rollout", self.step),
             config.rollout.group_size,
         )
-        experience = reward_and_advantage(graded, self.method, config.method, 0, torch.device("cpu"))
+        experience = reward_and_advantage(graded, config.method, 0, torch.device("cpu"))
         update_policy(self.policy, experience, self.optimizer, 5e-4, config)
         self.step += 1
         return int(graded.samples.lengths.sum())

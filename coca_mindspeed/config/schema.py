@@ -9,8 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.objective import LossAggregation
-from coca_mindspeed.algorithm.rewards import METHODS
+from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.algorithm.rewards import METHODS, TrainingMethod, training_method
 
 #: Keys that name a file or a directory of this machine; ``~`` in them is the user's home directory.
 PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate")
@@ -93,6 +95,18 @@ class MethodConfig(Section):
             near = f", did you mean {close[0]!r}?" if close else ""
             raise ValueError(f"name: unknown training method {self.name!r}{near}; known methods: {', '.join(METHODS)}")
         return self
+
+    @property
+    def training_method(self) -> TrainingMethod:
+        return training_method(self.name)
+
+    def parser(self) -> ResponseParser:
+        """The parser of this method's responses."""
+        return ResponseParser(self.training_method.confidence_position, self.confidence_decimals)
+
+    def credit_rule(self, stage: int = 0) -> CreditRule:
+        """How the rewards of one of the method's stages become advantages."""
+        return CreditRule(self.training_method, stage, self.invalid_reward, self.advantage_ddof, self.advantage_eps)
 
 
 class DataConfig(Section):

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks
-from coca_mindspeed.algorithm.credit import CreditRule, SegmentCredit
-from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.algorithm.credit import SegmentCredit
 from coca_mindspeed.algorithm.rewards import TrainingMethod
 from coca_mindspeed.config.schema import MethodConfig, RolloutConfig
 from coca_mindspeed.data.records import Record
@@ -77,7 +76,7 @@ def respond_and_grade(
     sampled = time.perf_counter()
     judge = ResponseJudge(
         text=policy.text,
-        parser=ResponseParser(method.confidence_position, method_config.confidence_decimals),
+        parser=method_config.parser(),
         grader=grader,
         max_confidence_tokens=method_config.max_confidence_tokens,
     )
@@ -108,11 +107,9 @@ class Experience:
     masks: SegmentMasks
 
 
-def reward_and_advantage(
-    graded: JudgedSamples, method: TrainingMethod, config: MethodConfig, stage: int, device: torch.device
-) -> Experience:
+def reward_and_advantage(graded: JudgedSamples, config: MethodConfig, stage: int, device: torch.device) -> Experience:
     """Rewards of the method's stage, group advantages of each segment, and their place on the tokens."""
-    rule = CreditRule(method, stage, config.invalid_reward, config.advantage_ddof, config.advantage_eps)
+    rule = config.credit_rule(stage)
     lengths, width = graded.samples.lengths.cpu(), graded.samples.token_ids.shape[1]
     credit = rule(graded.correct, graded.confidence, graded.judged.confidence_lengths, lengths, width)
     masks = segment_masks(credit.segment_lengths, lengths, width)

@@ -16,7 +16,6 @@ from typing import IO, Any
 import yaml
 
 from coca_mindspeed import __version__
-from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.compose import to_yaml, validate_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
@@ -219,7 +218,7 @@ def _refuse_another_length(found: FoundRun, saved: RunConfig, config: RunConfig)
         return
     taken = found.newest.step if found.newest is not None else 0
     where = f"trainer.steps: the run to resume has {before}, found {now}"
-    stages = len(training_method(config.method.name).stages)
+    stages = len(config.method.training_method.stages)
     if taken > now * stages:
         raise ConfigError(f"{where}, but {taken} steps are done already")
     for step in range(taken):

@@ -8,7 +8,6 @@ from typing import IO
 
 import torch
 
-from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import DataConfig, RunConfig
 from coca_mindspeed.config.steps import with_steps
@@ -133,7 +132,7 @@ def open_session(
 
 
 def _check_prompts(config: RunConfig, found: FoundRun, records: Sequence[Record], show_progress: bool) -> None:
-    system_prompt = training_method(config.method.name).system_prompt
+    system_prompt = config.method.training_method.system_prompt
     limits = LengthLimits(config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
     if found.newest is not None or config.model.path is not None:
         path, where = _model_path(config, found)
@@ -182,6 +181,6 @@ def warm_start(
         write_tiny_model(untrained, derived_seed(config.seed, "weights"), symbols)
         policy = load_policy(untrained, config.model, device, where="tiny model")
         with WarmUpProgress(config.warm_up.steps, show_progress) as progress:
-            warm_up(policy, train, training_method(config.method.name), config.warm_up, config.seed, progress.advance)
+            warm_up(policy, train, config.method.training_method, config.warm_up, config.seed, progress.advance)
         export_model(policy, path)
     return path

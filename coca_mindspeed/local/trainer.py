@@ -9,7 +9,6 @@ from pathlib import Path
 
 import torch
 
-from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
@@ -61,7 +60,7 @@ class Trainer:
     show_progress: bool = True
 
     def __post_init__(self) -> None:
-        self.method = training_method(self.config.method.name)
+        self.method = self.config.method.training_method
         self.evaluated_only = EvaluatedOnly(self.grader)
         self.checkpoints = self.output / "checkpoints"
         self.total_steps = self.config.trainer.steps * len(self.method.stages)
@@ -171,7 +170,7 @@ class Trainer:
             generator(device, config.seed, "rollout", step),
             config.rollout.group_size,
         )
-        experience = reward_and_advantage(graded, self.method, config.method, stage, device)
+        experience = reward_and_advantage(graded, config.method, stage, device)
         started = time.perf_counter()
         lr = learning_rate(config.optimizer, stage_step, config.trainer.steps)
         update = self._update(step, experience, optimizer, lr)

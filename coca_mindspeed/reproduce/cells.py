@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coca_mindspeed.algorithm.response import ConfidencePosition
-from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
@@ -92,4 +91,4 @@ def run_config(setting: SettingPlan, overrides: Sequence[str], seed: int) -> Run
 
 def position_of(setting: SettingPlan, method: str, seed: int) -> ConfidencePosition:
     """Whether a trained method states its confidence first or last, which decides what it starts from."""
-    return training_method(run_config(setting, setting.trained[method], seed).method.name).confidence_position
+    return run_config(setting, setting.trained[method], seed).method.training_method.confidence_position

@@ -89,7 +89,7 @@ def _predictions(place: Workplace, setting: SettingPlan, cell: Cell) -> list[Pre
     model = _start(place, cell, config, "first") if on_start else cell.of("rlvr").directory(place.output) / "run/model"
     policy = load_policy(model, config.model, device)
     grader = build_grader(config.data.grader)
-    subject = Subject(policy, grader, training_method(config.method.name), config.method, config.rollout, cell.seed)
+    subject = Subject(policy, grader, config.method.training_method, config.method, config.rollout, cell.seed)
 
     def open_assessor(trained: Path | None) -> Policy:
         begin = place.plan.assessor_model
@@ -127,7 +127,7 @@ def _baseline_options(plan: Plan, cell: Cell, config: RunConfig) -> BaselineOpti
 
 def _train(place: Workplace, setting: SettingPlan, cell: Cell) -> list[Prediction]:
     config = _with_data(place, setting, cell, run_config(setting, setting.trained[cell.name], cell.seed))
-    position = training_method(config.method.name).confidence_position
+    position = config.method.training_method.confidence_position
     start = _start(place, cell, config, position)
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(start)})})
     session = open_session(

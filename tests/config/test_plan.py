@@ -77,7 +77,7 @@ def test_our_keys_reach_mindspeed_rl_without_being_written_twice():
     assert rl["actor_resource"]["num_npus"] == 16
     assert rl["verifier_function"] == ["coca_math"]
     assert (generate["max_model_len"], generate["sampling_config"]["max_tokens"]) == (3072, 1024)
-    assert (values["actor_config"]["adam_beta1"], values["coca"]["method"]) == (0.8, "joint")
+    assert (values["actor_config"]["adam_beta1"], values["coca"]["method"]["name"]) == (0.8, "joint")
     assert compose_run("qwen25_7b_taco_910b").run.mindspeed_rl["rl_config"]["verifier_function"] == ["coca_code"]
 
 

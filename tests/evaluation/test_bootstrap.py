@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
+from coca_mindspeed.evaluation.intervals import bootstrap as module
 from coca_mindspeed.evaluation.intervals.bootstrap import bootstrap, shifted_percentiles
-from coca_mindspeed.evaluation.intervals.bounds import bootstrap as module
 from coca_mindspeed.evaluation.intervals.estimates import Estimates, paired_intervals
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions, WeightedSample

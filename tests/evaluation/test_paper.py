@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics, catalogue
+from coca_mindspeed.evaluation.metrics import catalogue
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.metrics.catalogue import metric_info, round_half_up, show
 from coca_mindspeed.evaluation.paper.comparison import paper_report
 from coca_mindspeed.evaluation.paper.published import (

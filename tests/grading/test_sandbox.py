@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.programs.extraction import sandbox as sandbox_module
+from coca_mindspeed.grading.programs import sandbox as sandbox_module
 from coca_mindspeed.grading.programs.sandbox import Sandbox
 from tests.grading import sandbox_attacks
 from tests.grading.sandbox_package import (

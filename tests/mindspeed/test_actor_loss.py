@@ -124,7 +124,7 @@ CUTS = {
 def test_the_gradient_does_not_depend_on_the_cut(
     actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor], cut: str, aggregation: str
 ) -> None:
-    loss = _loss(actor_loss, monkeypatch, loss_aggregation=aggregation)
+    loss = _loss(actor_loss, monkeypatch, method={"loss_aggregation": aggregation})
     gradient, _ = _as_megatron(actor_loss, loss, batch, CUTS[cut])
     torch.testing.assert_close(gradient, _whole(batch, aggregation))
 

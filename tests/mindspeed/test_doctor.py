@@ -12,8 +12,8 @@ from coca_mindspeed.commands import doctor as command
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.mindspeed.doctor.examination import examination as doctor
-from coca_mindspeed.mindspeed.doctor.examination import run_findings
+from coca_mindspeed.mindspeed.doctor import examination as doctor
+from coca_mindspeed.mindspeed.doctor import run_findings
 from coca_mindspeed.mindspeed.doctor.machine import Machine, git_commit, megatron_version
 from coca_mindspeed.mindspeed.hooks.manifest import ManifestError
 from coca_mindspeed.mindspeed.plan import prompt_lengths

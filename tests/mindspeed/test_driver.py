@@ -39,8 +39,8 @@ def _config(**changes: dict[str, Any]) -> Any:
 
 
 def test_mindspeed_keys_pass_through_untouched() -> None:
-    settings, rest = driver.split_config(_config(coca={"method": "joint"}))
-    assert settings.method == "joint"
+    settings, rest = driver.split_config(_config(coca={"method": {"name": "joint"}}))
+    assert settings.method.name == "joint"
     assert "coca" not in rest
     assert rest.megatron_training.unknown_to_us == 7
 
@@ -57,9 +57,12 @@ def test_mindspeed_keys_pass_through_untouched() -> None:
         ("rl_config", {"adv_dispatch_size": 10}, "10 does not hold whole groups of 4; the nearest is 8"),
         ("rl_config", {"async_engine": True}, "rollout_log_probs: not available"),
         ("actor_config", {"save": None}, "actor_config.save"),
-        ("coca", {"method": "cocoa"}, "unknown training method 'cocoa'; known methods: coca"),
+        ("coca", {"method": {"name": "cocoa"}}, "coca.method: .*unknown training method 'cocoa'.*known methods: coca"),
+        ("coca", {"method": {"advantage_eps": "0.05"}}, "coca.method.advantage_eps: .*'0.05'"),
+        ("coca", {"method": "joint"}, "coca.method: .*'joint'"),
+        ("coca", {"method": {"clip": 0.1}}, "coca.method.clip 0.1 and rl_config.clip_ratio 0.2 differ"),
         ("coca", {"stage": 1}, "method coca has stages 0 to 0, found 1"),
-        ("coca", {"loss_aggregation": "mean"}, r"coca.loss_aggregation: .*'mean'"),
+        ("coca", {"method": {"loss_aggregation": "mean"}}, r"coca.method.loss_aggregation: .*'mean'"),
         ("coca", {"groups": 3}, "coca.groups: Extra inputs are not permitted"),
         ("coca", {"eval_interval": 5}, "eval_data: eval_interval is set"),
         ("coca", {"samples_interval": 5}, "output_dir: validation and samples need"),

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from coca_mindspeed.commands import patches
-from coca_mindspeed.mindspeed.hooks.apply import apply as hooks
+from coca_mindspeed.mindspeed.hooks import apply as hooks
 from coca_mindspeed.mindspeed.hooks.fingerprint import normalise, source_of
 from coca_mindspeed.mindspeed.hooks.manifest import (
     Hook,

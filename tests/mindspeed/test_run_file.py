@@ -53,7 +53,7 @@ def test_the_second_stage_starts_with_the_first_ones_weights(tmp_path):
     actor = values["actor_config"]
     assert actor["load"] == str(tmp_path / "stage0/checkpoints")
     assert actor["save"] == str(tmp_path / "stage1/checkpoints")
-    assert (actor["finetune"], values["coca"]["stage"], values["coca"]["method"]) == (True, 1, "sequential")
+    assert (actor["finetune"], values["coca"]["stage"], values["coca"]["method"]["name"]) == (True, 1, "sequential")
     with pytest.raises(ConfigError, match="--stage 1: method coca has stages 0 to 0"):
         values_of(tmp_path, stage=1)
 
@@ -100,7 +100,7 @@ def test_check_writes_what_the_driver_reads(tmp_path, capsys):
     assert "KV cache" in capsys.readouterr().out
     assert file.read_text().startswith("# MindSpeed-RL's configuration of the run qwen25_7b_910b")
     settings, config = split_config(compose_config(file, [], tmp_path))
-    assert (settings.method, settings.platform, settings.eval_interval) == ("joint", "npu", 50)
+    assert (settings.method.name, settings.platform, settings.eval_interval) == ("joint", "npu", 50)
     assert config.actor_config.tensor_model_parallel_size == 4
     assert yaml.safe_load(file.read_text())["megatron_training"]["model"] in config.model
     script = tmp_path / "script"

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
@@ -126,7 +127,7 @@ def _judged_dock(shuffle: bool = False) -> FakeDock:
 def test_the_stage_gives_the_same_whatever_the_dispatch(
     use_settings: Callable[..., None], guarantee_order: bool, count: int, shuffle: bool
 ) -> None:
-    use_settings(advantage_eps=0.0)
+    use_settings(method={"advantage_eps": 0.0})
     filled = _judged_dock(shuffle)
     samples = compute_advantages(
         filled, count=count, group_size=2, rows=4, guarantee_order=guarantee_order, sample_prompts=1
@@ -182,9 +183,11 @@ def test_a_metric_that_is_no_number_is_null_and_ends_no_run(value: float, tmp_pa
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 def test_settings_that_are_no_numbers(value: float) -> None:
-    for key in ("stall_timeout", "advantage_eps", "invalid_reward"):
+    for key in ("stall_timeout", "method.advantage_eps", "method.invalid_reward"):
+        given = -value if key == "method.invalid_reward" else value
+        section, _, inner = key.partition(".")
         with pytest.raises(ConfigError, match=f"coca.{key}: Input should be a finite number"):
-            coca_settings({key: -value if key == "invalid_reward" else value})
+            coca_settings({section: {inner: given} if inner else given})
     grading = coca_settings({"grading": {"code": {"seconds": value}}})
     sent = ProcessSettings(coca=grading, mindspeed_rl_home="/rl", import_paths=(), release="2.3.0", reference=False)
     received = ProcessSettings.model_validate_json(sent.model_dump_json()).coca.grading["code"]["seconds"]
@@ -206,9 +209,7 @@ def test_a_reward_worker_looks_for_restated_questions_in_training_alone(
     monkeypatch: pytest.MonkeyPatch, required: bool
 ) -> None:
     graders: list[Grader] = []
-    settings = SimpleNamespace(
-        coca=SimpleNamespace(require_evaluated=required, grading={}, parser=lambda: None, max_confidence_tokens=16)
-    )
+    settings = SimpleNamespace(coca=SimpleNamespace(require_evaluated=required, grading={}, method=MethodConfig()))
     rows = SimpleNamespace(padded=lambda _: torch.zeros(1, 1), scalars=lambda _: torch.ones(1))
     judged = SimpleNamespace(correct=[], confidence=[], confidence_lengths=[], texts=[])
     by_value = ExactGrader()

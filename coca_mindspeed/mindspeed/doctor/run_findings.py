@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.schema import ArchitectureConfig, RunConfig
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.mindspeed.doctor.findings import Finding, finding
@@ -56,7 +55,7 @@ def _grader(run: RunConfig) -> Finding:
 
 def _disk(machine: Machine, run: RunConfig, plan: Plan, output: Path) -> Finding:
     """Room for the checkpoints that will be kept at one time, and for the one that is being written."""
-    stages = len(training_method(run.method.name).stages)
+    stages = len(run.method.training_method.stages)
     there = sum(1 for _ in output.glob("stage*/checkpoints/iter_*"))
     more = max(1, run.checkpoint.keep * stages + 1 - there)
     needed, free = more * checkpoint_bytes(plan.facts), machine.free_bytes(output)
@@ -95,7 +94,7 @@ def _prompts(run: RunConfig, key: str, path: Path) -> Finding:
     limit = run.rollout.max_prompt_tokens
     name, wanted = f"prompts of {key}", f"at most {limit} tokens (rollout.max_prompt_tokens)"
     try:
-        longer = too_long(path, Path(str(run.model.path)), training_method(run.method.name).system_prompt, limit)
+        longer = too_long(path, Path(str(run.model.path)), run.method.training_method.system_prompt, limit)
     except (CocaError, ImportError, RuntimeError) as error:  # the latter two: transformers itself is broken
         return Finding(name, "not counted", wanted, str(error))
     if not longer:

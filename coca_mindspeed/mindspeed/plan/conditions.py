@@ -46,7 +46,7 @@ def _number(name: str, section: Mapping[str, Any], key: str, default: float) -> 
     return value
 
 
-def _what_the_hooks_need(config: DictConfig, _settings: CocaSettings) -> Iterator[str]:
+def _what_the_hooks_need(config: DictConfig, settings: CocaSettings) -> Iterator[str]:
     """The conditions of docs/port.md, which the hooks would otherwise find broken when the cluster is up."""
     rl = _section(config, "rl_config")
     key, stage = _of_actor(config, "stage")
@@ -55,6 +55,12 @@ def _what_the_hooks_need(config: DictConfig, _settings: CocaSettings) -> Iterato
     strategy = str(rl.get("data_strategy") or "td")
     if strategy.strip().lower() not in ("td", "dock", "transfer_dock"):
         yield f"rl_config.data_strategy: the hooks know the transfer dock: expected td, found {strategy!r}"
+    clip = _number("rl_config", rl, "clip_ratio", 0.2)
+    if clip != settings.method.clip:
+        yield (
+            f"coca.method.clip {settings.method.clip} and rl_config.clip_ratio {clip} differ: expected the same, the "
+            "epsilon of the clipped ratio"
+        )
     if not rl.get("rule_reward", True):
         yield "rl_config.rule_reward: the rule reward's worker also reads the confidences: expected true, found false"
     if rl.get("filter_groups_enable"):

@@ -6,7 +6,7 @@ from typing import Any
 from coca_mindspeed.mindspeed.stages.verifiers import OWN_VERIFIERS
 
 _ADVANTAGES = "advantages are CoCA's, of both segments"
-_LOSS = "the loss is CoCA's (coca.loss_aggregation, rl_config.clip_ratio)"
+_LOSS = "the loss is CoCA's (coca.method.loss_aggregation, rl_config.clip_ratio)"
 _GRADER = "this project's grader takes its options from coca.grading"
 _KEYS = {
     "adv_estimator": _ADVANTAGES,

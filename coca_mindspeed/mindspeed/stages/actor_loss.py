@@ -108,7 +108,7 @@ class SegmentActorLoss(BaseLossFunc):
             batch["advantages"][:, :width].float(),
             masks,
             clip=float(self._meta.get("clip_ratio", 0.2)),
-            aggregation=self._settings.loss_aggregation,
+            aggregation=self._settings.method.loss_aggregation,
             responses=mini_batch.responses,
             tokens=mini_batch.tokens,
         )

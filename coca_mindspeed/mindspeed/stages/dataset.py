@@ -75,7 +75,7 @@ def load_prompts(path: Path, tokenizer: Any, max_tokens: int) -> tuple[list[Reco
     records = list(read_records(path))
     if not records:
         raise DataError(f"{path}: no record found")
-    system_prompt = process_settings().coca.training_method.system_prompt
+    system_prompt = process_settings().coca.method.training_method.system_prompt
     return records, prompt_token_ids(records, tokenizer, system_prompt, max_tokens)
 
 

@@ -80,9 +80,9 @@ class RewardWorker:
         self._vocabulary = int(megatron_config.padded_vocab_size or 0)
         self._responses = ResponseJudge(
             text=token_text(self._tokenizer, self._vocabulary),
-            parser=settings.parser(),
+            parser=settings.method.parser(),
             grader=build_verifier(rl_config, settings.grading),
-            max_confidence_tokens=settings.max_confidence_tokens,
+            max_confidence_tokens=settings.method.max_confidence_tokens,
         )
         self._training_responses = (
             replace(self._responses, grader=EvaluatedOnly(self._responses.grader))

@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 
-from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.files import write_atomically
@@ -49,7 +48,7 @@ def stages_to_do(run: RunConfig, plan: Plan, output: Path, *, resume: bool) -> l
     Raises:
         ConfigError: there is already a run in ``output`` and ``resume`` is not set, or there is none and it is.
     """
-    files = [StageFiles(output, stage) for stage in range(len(training_method(run.method.name).stages))]
+    files = [StageFiles(output, stage) for stage in range(len(run.method.training_method.stages))]
     reached = [newest_iteration(stage.checkpoints) for stage in files]
     if not resume and any(iteration is not None for iteration in reached):
         raise ConfigError(f"--output {output}: already holds a run; add --resume to go on with it, or choose another")
@@ -75,7 +74,7 @@ def mindspeed_values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: b
         ConfigError: there is no such stage, no checkpoint to resume from or to start the second stage with, or the
             number of iterations is not known.
     """
-    stages = training_method(run.method.name).stages
+    stages = run.method.training_method.stages
     if files.stage >= len(stages):
         raise ConfigError(f"--stage {files.stage}: method {run.method.name} has stages 0 to {len(stages) - 1}")
     if plan.iterations is None:

@@ -12,9 +12,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from coca_mindspeed.algorithm.credit import CreditRule
-from coca_mindspeed.algorithm.objective import LossAggregation
-from coca_mindspeed.algorithm.response import ResponseParser
-from coca_mindspeed.algorithm.rewards import METHODS, TrainingMethod, training_method
+from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.errors import ConfigError
 
 #: The environment variable that carries :class:`ProcessSettings`.
@@ -38,14 +36,8 @@ class HostSettings(_Section):
 class CocaSettings(_Section):
     """The section ``coca``."""
 
-    method: str = Field("coca", description="coca, rlvr, joint, sequential or rlcr")
+    method: MethodConfig = Field(MethodConfig(), description="the training method and its choices, as everywhere")
     stage: int = Field(0, ge=0, description="stage of the method; only sequential has more than one")
-    invalid_reward: float = Field(-1.0, le=0, description="confidence reward of a response without a valid confidence")
-    max_confidence_tokens: int = Field(16, ge=1, description="tokens that stand for an invalid response's confidence")
-    confidence_decimals: int | None = Field(None, ge=1, le=6, description="exact digits after the point; null: any")
-    advantage_ddof: Literal[0, 1] = Field(1, description="1: sample deviation, 0: population deviation")
-    advantage_eps: float = Field(1e-6, ge=0, description="added to the deviation of a group's rewards")
-    loss_aggregation: LossAggregation = Field("sum", description="sum, token_mean or segment_mean")
 
     eval_data: Path | None = Field(None, description="held-out records (JSON Lines) for validation while training")
     eval_interval: int = Field(0, ge=0, description="iterations between validations; 0: none")
@@ -65,30 +57,18 @@ class CocaSettings(_Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> "CocaSettings":
-        if self.method not in METHODS:
-            raise ValueError(f"method: unknown training method {self.method!r}; known methods: {', '.join(METHODS)}")
-        stages = METHODS[self.method].stages
+        stages = self.method.training_method.stages
         if self.stage >= len(stages):
-            raise ValueError(f"stage: method {self.method} has stages 0 to {len(stages) - 1}, found {self.stage}")
+            raise ValueError(f"stage: method {self.method.name} has stages 0 to {len(stages) - 1}, found {self.stage}")
         if self.eval_interval and self.eval_data is None:
             raise ValueError("eval_data: eval_interval is set, so held-out records are needed, found null")
         if (self.eval_interval or self.samples_interval) and self.output_dir is None:
             raise ValueError("output_dir: validation and samples need somewhere to be written to, found null")
         return self
 
-    @property
-    def training_method(self) -> TrainingMethod:
-        return training_method(self.method)
-
     def credit_rule(self) -> CreditRule:
-        """How this method's rewards become advantages."""
-        return CreditRule(
-            self.training_method, self.stage, self.invalid_reward, self.advantage_ddof, self.advantage_eps
-        )
-
-    def parser(self) -> ResponseParser:
-        """The parser of this method's responses."""
-        return ResponseParser(self.training_method.confidence_position, self.confidence_decimals)
+        """How the rewards of this stage become advantages."""
+        return self.method.credit_rule(self.stage)
 
 
 class ProcessSettings(_Section):

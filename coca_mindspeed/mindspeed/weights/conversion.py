@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, ConfigError
@@ -55,7 +54,7 @@ def converter_arguments(direction: str, run: RunConfig, facts: Facts, output: Pa
 
 def newest_stage(run: RunConfig, output: Path) -> Path:
     """Checkpoints of the last stage that has any; of the first where none has."""
-    stages = [StageFiles(output, i).checkpoints for i in range(len(training_method(run.method.name).stages))]
+    stages = [StageFiles(output, i).checkpoints for i in range(len(run.method.training_method.stages))]
     return next((path for path in reversed(stages) if newest_iteration(path) is not None), stages[0])
 
 

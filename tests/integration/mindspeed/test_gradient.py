@@ -77,7 +77,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     noise = torch.randn(graded.samples.log_probs.shape, generator=generator)
     samples = dataclasses.replace(graded.samples, log_probs=graded.samples.log_probs + 0.3 * noise)
     graded = dataclasses.replace(graded, samples=samples)
-    both = reward_and_advantage(graded, method, run.method, 0, policy.device)
+    both = reward_and_advantage(graded, run.method, 0, policy.device)
     of = {
         "both": both.advantages,
         "confidence": torch.where(both.masks.confidence, both.advantages, 0.0),
@@ -194,7 +194,8 @@ def _engine(
     for section, values in changes.items():
         config[section] |= values
     config["rl_config"]["actor_resource"] = {"num_npus": ranks}
-    coca = config.pop("coca") | {"loss_aggregation": aggregation}
+    coca = config.pop("coca")
+    coca["method"] = coca["method"] | {"loss_aggregation": aggregation}
     settings = driver.process_settings(coca_settings(coca), OmegaConf.create(config), driver.homes(os.environ))
     batches = {}
     for segment in SEGMENTS:

@@ -181,9 +181,7 @@ def configuration(directory: Path, **changes: dict[str, Any]) -> dict[str, Any]:
         },
         "coca": {
             "platform": "host",
-            "confidence_decimals": 2,
-            "advantage_eps": 0.05,
-            "max_confidence_tokens": 6,
+            "method": {"confidence_decimals": 2, "advantage_eps": 0.05, "max_confidence_tokens": 6},
             "output_dir": str(directory / "output"),
             "stall_timeout": 240,
             "host": {"initial_weights": str(directory / "model")},

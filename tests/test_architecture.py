@@ -1,0 +1,126 @@
+"""What docs/architecture.md says about who may know whom, held against the imports of every module."""
+
+import ast
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import coca_mindspeed
+
+PACKAGE = Path(coca_mindspeed.__file__).parent
+PAGE = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
+ENGINES = ("local", "mindspeed")
+ABOVE = (*ENGINES, "baselines", "reproduce", "commands", "cli")
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield ".".join(path.relative_to(PACKAGE).with_suffix("").parts), path
+
+
+def imports(path: Path) -> set[str]:
+    """Dotted names that a module imports anywhere in it; ``from a import b`` counts as ``a.b``."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def offenders(room: str, forbidden: tuple[str, ...]) -> list[str]:
+    """``module imports name`` for each import of a forbidden root within a room (a first part of a dotted name)."""
+    return [
+        f"{module} imports {name}"
+        for module, path in modules()
+        if module == room or module.startswith(f"{room}.")
+        for name in sorted(imports(path))
+        if any(name == root or name.startswith(f"{root}.") for root in forbidden)
+    ]
+
+
+def ours(*rooms: str) -> tuple[str, ...]:
+    return tuple(f"coca_mindspeed.{room}" for room in rooms)
+
+
+# The sentence of the page that each rule holds, and the rule: a room, and what it may not import.
+RULES = [
+    ("it never sees a tokenizer class, a device name or an engine", "algorithm", ("transformers", "tokenizers", "ray")),
+    *(
+        ("`judging`, `grading`, `data`, `evaluation` and `config` never import an engine", room, ours(*ABOVE))
+        for room in ("judging", "grading", "data", "evaluation", "config")
+    ),
+    ("Engines never import each other", "local", ours("mindspeed")),
+    ("Engines never import each other", "mindspeed", ours("local")),
+    ("`config` knows the algorithm's names and nothing else of ours", "config", ours("data", "grading", "evaluation")),
+]
+
+
+@pytest.mark.parametrize(("sentence", "room", "forbidden"), RULES, ids=[f"{r[1]}: {r[2][0]}" for r in RULES])
+def test_who_may_know_whom(sentence, room, forbidden):
+    assert sentence in " ".join(PAGE.split()), "the page no longer says what this rule holds"
+    assert offenders(room, forbidden) == []
+
+
+def test_the_algorithm_imports_torch_and_numpy_and_nothing_of_ours():
+    assert "`algorithm` imports torch and NumPy and nothing of ours" in " ".join(PAGE.split())
+    allowed = {"torch", "numpy", *sys.stdlib_module_names}
+    for module, path in modules():
+        if module.split(".")[0] == "algorithm":
+            names = {name for name in imports(path) if not name.startswith("coca_mindspeed.algorithm")}
+            assert {name.split(".")[0] for name in names} <= allowed, module
+
+
+def test_only_the_port_speaks_mindspeed_rl():
+    assert "Only `mindspeed/` imports MindSpeed-RL, Megatron or Ray" in " ".join(PAGE.split())
+    speakers = {
+        module.split(".")[0]
+        for module, path in modules()
+        for name in imports(path)
+        if name.split(".")[0] in ("mindspeed_rl", "megatron", "mindspeed", "mindspeed_llm", "ray")
+    }
+    assert speakers == {"mindspeed"}
+
+
+def test_only_the_host_platform_pretends_that_an_npu_is_there():
+    assert "only `host_platform/` pretends that an NPU is there" in " ".join(PAGE.split())
+    users = {
+        module
+        for module, path in modules()
+        for name in imports(path)
+        if name.startswith("coca_mindspeed.mindspeed.host_platform")
+        and not module.startswith("mindspeed.host_platform")
+    }
+    # It is loaded in one place, and only where a configuration asks for it.
+    assert users == {"mindspeed.start.process"}
+
+
+def test_importing_the_package_needs_nothing_heavy():
+    code = "import sys, coca_mindspeed.cli; print([m for m in ('torch', 'ray', 'transformers') if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+# Names that mean the same thing wherever they stand: a command and what it calls, the loop of each engine, ...
+SAME_MEANING = {
+    "__init__", "config", "demo", "evaluate", "report", "trainer", "sandbox", "lifeline", "doctor", "program"
+}  # fmt: skip
+
+
+def test_no_two_modules_share_a_name_that_means_two_things():
+    places = defaultdict(list)
+    for module, _ in modules():
+        places[module.split(".")[-1]].append(module)
+    assert {name: where for name, where in places.items() if len(where) > 1 and name not in SAME_MEANING} == {}
+
+
+def test_every_room_says_what_it_is_for_and_stands_on_the_page():
+    for init in sorted(PACKAGE.rglob("__init__.py")):
+        tree = ast.parse(init.read_text(encoding="utf-8"))
+        room = "/".join(init.parent.relative_to(PACKAGE).parts)
+        assert ast.get_docstring(tree), f"{room} has no docstring"
+        assert not room or f"{room.split('/')[-1]}/" in PAGE, f"docs/architecture.md does not name {room}/"
