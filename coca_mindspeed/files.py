@@ -75,8 +75,12 @@ def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     write_atomically(path, "".join(map(to_json_line, rows)))
 
 
-def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def read_json_lines(path: Path, *, surrogates: bool = True) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield ``(line number from 1, object)`` for each line that is not blank.
+
+    Args:
+        path: of the file.
+        surrogates: let halves of surrogate pairs pass, which what we write ourselves may hold, as escapes.
 
     Raises:
         DataError: the file cannot be read, or a line is too long, not UTF-8 or not a JSON object.
@@ -89,7 +93,7 @@ def read_json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 if not raw.strip():
                     continue
                 try:
-                    row = parse_json(raw.decode("utf-8"))
+                    row = parse_json(raw.decode("utf-8"), surrogates=surrogates)
                 except (UnicodeDecodeError, JsonError) as error:
                     raise DataError(f"{path}:{number}: expected one JSON object a line; {error}") from error
                 if not isinstance(row, dict):

@@ -84,7 +84,7 @@ def read_records(path: Path) -> Iterator[Record]:
         DataError: with file and line, for anything that is not a record.
     """
     seen: dict[str, int] = {}
-    for number, row in read_json_lines(path):
+    for number, row in read_json_lines(path, surrogates=False):
         record = record_from_json(row, f"{path}:{number}", dataset=path.stem, number=number)
         if record.id in seen:
             raise DataError(f"{path}:{number}: id {record.id!r} was already used on line {seen[record.id]}")

@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Any
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.files import to_json_line
 
 
 def record_line(record: Record) -> bytes:
@@ -19,7 +18,8 @@ def record_line(record: Record) -> bytes:
         TypeError: it holds a value that JSON has no form for.
         ValueError: it holds NaN, infinity or half of a surrogate pair.
     """
-    return to_json_line(asdict(record)).encode("utf-8")
+    # Not as an escape, which readers of records refuse.
+    return (json.dumps(asdict(record), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
 
 
 class RecordSpool:
