@@ -56,11 +56,18 @@ setup(
         "openai",
         "diskcache",
         "jinja2",
+        "regex",
     ],
     extras_require={
         "wandb": ["wandb"],
         "swanlab": ["swanlab"],
         "datasets": ["datasets<5.2"],
+        "serving": [
+            "starlette>=0.40,<2",
+            "uvicorn>=0.30,<1",
+            "httpx>=0.27,<0.29",
+            "prometheus-client>=0.20,<1",
+        ],
     },
     entry_points={"console_scripts": ["coca-mindspeed = coca_mindspeed.cli:main"]},
     classifiers=[

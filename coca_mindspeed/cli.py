@@ -27,6 +27,9 @@ COMMANDS: dict[str, str] = {
     "config": "list the ready-made runs and keys, or print a run's resolved YAML",
     "evaluate": "metrics with intervals of prediction files",
     "report": "compare runs on one HTML page, and with the paper",
+    "calibrate": "recalibrate confidences from labels, and certify the error of what is accepted",
+    "route": "replay tiers from their predictions: cost against quality, beside the routers to beat",
+    "serve": "answer by tiers of models behind the OpenAI API, or serve one model itself",
     "watch": "follow a running training in the terminal",
     "data": "prepare, inspect and export data sets",
 }

@@ -42,6 +42,11 @@ class TokenText:
         self._bytes = self._bytes.to(device)
         return self
 
+    def bytes_of(self, token_id: int) -> bytes:
+        """The bytes of one token; none for a control token."""
+        start = int(self._starts[token_id])
+        return self._bytes[start : start + int(self._sizes[token_id])].cpu().numpy().tobytes()
+
     def decode(self, token_ids: Tensor, lengths: Tensor) -> list[str]:
         """The text of each response; bytes that are not UTF-8 become U+FFFD.
 

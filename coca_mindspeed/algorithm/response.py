@@ -82,12 +82,19 @@ class ResponseParser:
         if self.decimals is not None and self.decimals < 1:
             raise ValueError(f"decimals should be at least 1 or None, found {self.decimals}")
 
-    def __call__(self, text: str) -> ParsedResponse:
+    @property
+    def grammar(self) -> str:
+        """A stated confidence as a regular expression, the white space that may stand before it included.
+
+        Group 1 is the number.
+        """
         number = _NUMBER if self.decimals is None else rf"0\.[0-9]{{{self.decimals}}}|1\.0{{{self.decimals}}}"
-        pair = rf"{OPEN_TAG}{_WHITESPACE}({number}){_WHITESPACE}{CLOSE_TAG}"
+        return rf"{_WHITESPACE}{OPEN_TAG}{_WHITESPACE}({number}){_WHITESPACE}{CLOSE_TAG}"
+
+    def __call__(self, text: str) -> ParsedResponse:
         if self.position == "first":
-            match = re.match(_WHITESPACE + pair, text)
+            match = re.match(self.grammar, text)
             return ParsedResponse(None, text) if match is None else ParsedResponse(float(match[1]), text[match.end() :])
         start = text.rfind(OPEN_TAG)
-        match = re.fullmatch(pair + _WHITESPACE, text[start:]) if start >= 0 else None
+        match = re.fullmatch(self.grammar + _WHITESPACE, text[start:]) if start >= 0 else None
         return ParsedResponse(None, text) if match is None else ParsedResponse(float(match[1]), text[:start])

@@ -102,7 +102,7 @@ def _sample_batch(
     entropy = torch.zeros(rows, device=device)
     eos_ids = torch.tensor(policy.eos_ids, device=device)
 
-    decoder = _Decoder(policy, prompts, group_size)
+    decoder = Decoder(policy, prompts, group_size)
     row = torch.arange(rows, device=device)  # where each row of the shrinking batch belongs in the results
     alive = torch.ones(rows, dtype=torch.bool, device=device)
     for t in range(max_new_tokens):
@@ -129,7 +129,7 @@ def _sample_batch(
     return token_ids, lengths, log_probs, finished, entropy / lengths
 
 
-class _Decoder:
+class Decoder:
     """One batch's KV cache and the logits of its next token."""
 
     def __init__(self, policy: Policy, prompts: Sequence[Sequence[int]], group_size: int) -> None:

@@ -1,0 +1,165 @@
+"""What the proxy adds to an engine called directly: ``python -m benchmarks.proxy_overhead --output runs/bench``.
+
+The engine is a process of its own that sends pieces at a steady pace, so that nothing but the proxy's own work is
+measured; both ways take turns in one run.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import socket
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import yaml
+
+from coca_mindspeed.files import write_json
+
+_PIECES = ("<confidence>", "0.9", "</confidence>", *(" word" for _ in range(40)))
+
+
+def engine_process(port: int, pace_s: float) -> None:
+    """An engine that answers everything by the same pieces."""
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.responses import StreamingResponse
+    from starlette.routing import Route
+
+    def event(choice: object) -> bytes:
+        return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+    async def pieces():
+        for piece in _PIECES:
+            await asyncio.sleep(pace_s)
+            yield event({"delta": {"content": piece}, "finish_reason": None})
+        yield event({"delta": {}, "finish_reason": "stop"})
+        yield b"data: [DONE]\n\n"
+
+    async def chat(request):
+        return StreamingResponse(pieces(), media_type="text/event-stream")
+
+    app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
+    uvicorn.run(app, port=port, log_level="critical", access_log=False)
+
+
+def proxy_process(port: int, path: str) -> None:
+    """The proxy of a configuration."""
+    import uvicorn
+
+    from coca_mindspeed.serving.proxy import Proxy
+    from coca_mindspeed.serving.serving_config import read_serving_config
+
+    uvicorn.run(Proxy(read_serving_config(Path(path))).app(), port=port, log_level="critical", access_log=False)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def process(target, *arguments):
+    """A process of its own, ended with the block."""
+    started = multiprocessing.get_context("spawn").Process(target=target, args=arguments, daemon=True)
+    started.start()
+    try:
+        yield
+    finally:
+        started.terminate()
+        started.join(10)
+
+
+def wait_for(port: int) -> None:
+    """Until somebody listens."""
+    for _ in range(600):
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
+    raise TimeoutError(f"nobody listens on {port}")
+
+
+async def load(url: str, model: str, clients: int, requests: int) -> tuple[list[float], float]:
+    """Seconds to the first text of each request, and requests a second; ``clients`` at once."""
+    first: list[float] = []
+    left = iter(range(requests))
+    body = {"model": model, "messages": [{"role": "user", "content": "x"}], "stream": True}
+    async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=None)) as client:
+
+        async def one_client() -> None:
+            for _ in left:
+                start = time.perf_counter()
+                seen = False
+                async with client.stream("POST", f"{url}/chat/completions", json=body) as response:
+                    response.raise_for_status()
+                    async for line in response.aiter_lines():
+                        # The proxy's first text is the engine's first behind the confidence.
+                        if not seen and " word" in line:
+                            first.append(time.perf_counter() - start)
+                            seen = True
+
+        start = time.perf_counter()
+        await asyncio.gather(*(one_client() for _ in range(clients)))
+        return first, requests / (time.perf_counter() - start)
+
+
+def measure(clients: int, requests: int, rounds: int, pace_s: float) -> dict[str, float]:
+    """Median and 99th percentile of the time to the first text in ms, and requests a second, of both ways."""
+    engine, proxy = free_port(), free_port()
+    config = {
+        "backends": {"e": {"url": f"http://127.0.0.1:{engine}/v1", "model": "m"}},
+        "tiers": [{"name": "t", "backend": "e", "bands": [{"at_least": 0.0, "action": "answer"}]}],
+    }
+    ways = {"direct": (f"http://127.0.0.1:{engine}/v1", "m"), "proxy": (f"http://127.0.0.1:{proxy}/v1", "coca")}
+    seconds: dict[str, list[float]] = {name: [] for name in ways}
+    rates: dict[str, list[float]] = {name: [] for name in ways}
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        path = Path(directory) / "serving.yaml"
+        path.write_text(yaml.safe_dump(config), encoding="utf-8")
+        stack.enter_context(process(engine_process, engine, pace_s))
+        stack.enter_context(process(proxy_process, proxy, str(path)))
+        wait_for(engine)
+        wait_for(proxy)
+        for number in range(rounds + 1):
+            for name, (url, model) in ways.items():
+                first, rate = asyncio.run(load(url, model, clients, requests))
+                if number:  # the first round warms up
+                    seconds[name] += first
+                    rates[name].append(rate)
+    result: dict[str, float] = {}
+    for name, values in seconds.items():
+        cuts = statistics.quantiles(values, n=100)
+        result |= {
+            f"{name}, median ms to first text": 1000 * statistics.median(values),
+            f"{name}, p99 ms to first text": 1000 * cuts[98],
+            f"{name}, requests/s": statistics.median(rates[name]),
+        }
+    result["added, median ms"] = result["proxy, median ms to first text"] - result["direct, median ms to first text"]
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=32, help="at once (default: 32)")
+    parser.add_argument("--requests", type=int, default=320, help="a round (default: 320)")
+    parser.add_argument("--rounds", type=int, default=3, help="default: 3")
+    parser.add_argument("--pace-ms", type=float, default=20.0, help="between two pieces of the engine (default: 20)")
+    parser.add_argument("--output", type=Path, default=Path("runs/bench"), help="default: runs/bench")
+    arguments = parser.parse_args()
+    result = measure(arguments.clients, arguments.requests, arguments.rounds, arguments.pace_ms / 1000)
+    for name, value in result.items():
+        print(f"{name:40s} {value:10.2f}")
+    write_json(arguments.output / "proxy_overhead.json", {"clients": arguments.clients, "results": result})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Two tiers of tiny models, trained here and served: does the stated confidence route, and what does it save?
+
+``python -m benchmarks.routing_experiment --seeds 5 --output runs/routing`` trains, for each seed, a small and a large
+model by CoCA and a small one by RLCR (answer first), replays them, and asks both tiers through the proxy with an
+unmodified ``openai`` client.  Every part is a file; the same command goes on where it was stopped.
+"""
+
+import argparse
+import asyncio
+import json
+import math
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from scipy.stats import t as student
+from transformers import Qwen2ForCausalLM
+
+from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.config.compose import ComposedConfig, compose_run
+from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.evaluation.predictions import read_predictions, write_predictions
+from coca_mindspeed.evaluation.tokens import TokenCounter
+from coca_mindspeed.files import write_json
+from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.local.checkpoint import export_model, list_checkpoints
+from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.schedule import derived_seed
+from coca_mindspeed.local.session import load_data, open_session
+from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
+from coca_mindspeed.local.warm_up import warm_up
+from coca_mindspeed.serving.replay import compare_routers, join_tiers, oracle_curve, single_curve, threshold_curve
+from coca_mindspeed.serving.serving_config import ServingConfig
+
+# Hidden size, layers: about 110,000 and 900,000 parameters.
+SIZES = {"small": (64, 2), "large": (128, 4)}
+PRICES = (1.0, 8.0)
+PARTS = {"small": ("small", "coca"), "large": ("large", "coca"), "answer_first": ("small", "rlcr")}
+
+
+def write_model(directory: Path, size: str, seed: int) -> None:
+    """An untrained model of one of the sizes."""
+    config = tiny_config()
+    config.hidden_size, config.num_hidden_layers = SIZES[size]
+    config.intermediate_size = 3 * config.hidden_size
+    config.layer_types = ["full_attention"] * config.num_hidden_layers
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+    model.generation_config.pad_token_id, model.generation_config.eos_token_id = (
+        config.pad_token_id,
+        config.eos_token_id,
+    )
+    model.save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+
+
+def train_part(output: Path, part: str, seed: int, overrides: Sequence[str]) -> Path:
+    """Train one model and answer the held-out questions; returns the run's directory."""
+    size, method = PARTS[part]
+    run = output / f"seed{seed}" / part
+    if (run / "predictions.jsonl").exists():
+        return run
+    common = [f"seed={derived_seed(seed, part) % 2**31}", f"method={method}", *overrides]
+    composed = compose_run("demo", common)
+    warm = run / "warm"
+    if not warm.exists():
+        write_model(run / "untrained", size, derived_seed(seed, part, "weights"))
+        policy = load_policy(run / "untrained", composed.run.model, torch.device("cpu"))
+        train, _ = load_data(composed.run.data)
+        warm_up(policy, train, training_method(method), composed.run.warm_up, composed.run.seed)
+        export_model(policy, warm)
+    session_config: ComposedConfig = compose_run("demo", [*common, f"model.path={warm}"])
+    directory = run / "run"
+    resume = (directory / "config.yaml").exists()
+    with closing(open_session(session_config, directory, resume=resume, show_progress=False)) as session:
+        if not (directory / "model").exists():
+            session.trainer.run(session.resume_from if list_checkpoints(directory / "checkpoints") else None)
+        predictions = session.trainer.evaluate(session.trainer.evaluate_records, "after")
+    counter = TokenCounter(directory / "model")
+    # The end of a response is a token that was generated too.
+    counted = [replace(p, tokens=counter.before(p.response, len(p.response)) + 1, model=part) for p in predictions]
+    write_predictions(run / "predictions.jsonl", counted)
+    return run
+
+
+def replayed(runs: dict[str, Path]) -> dict[str, float]:
+    """What routing costs and saves, from the predictions alone."""
+    said = {name: read_predictions(runs[name] / "predictions.jsonl") for name in ("small", "large")}
+    first = {**said, "small": read_predictions(runs["answer_first"] / "predictions.jsonl")}
+    tiers = join_tiers(said, PRICES)
+    curves = {
+        "confidence_first": threshold_curve(tiers),
+        "same_decisions_answer_first": threshold_curve(tiers, answer_first=True),
+        "rlcr_answer_first": threshold_curve(join_tiers(first, PRICES), answer_first=True),
+        "random": single_curve(tiers),
+        "oracle": oracle_curve(tiers),
+    }
+    result = {"accuracy_small": float(tiers.correct[0].mean()), "accuracy_large": float(tiers.correct[1].mean())}
+    for routed in compare_routers(tiers, curves, replicates=1):
+        for score in ("aiq", "calls_at_0.5", "calls_at_0.8", "cost_at_0.8"):
+            result[f"{routed.name}/{score}"] = routed.intervals[score].estimate
+    # The fewest calls of the large model that lose at most one point of its accuracy.
+    curve = curves["confidence_first"]
+    enough = curve.correct.mean(axis=1) >= result["accuracy_large"] - 0.01
+    calls = float(curve.last.mean(axis=1)[enough].min()) if enough.any() else 1.0
+    gap = result["accuracy_large"] - result["accuracy_small"]
+    reached = float(curve.correct.mean(axis=1)[enough].min()) if enough.any() else result["accuracy_large"]
+    result["calls_within_a_point"] = calls
+    result["calls_of_random_at_equal_accuracy"] = (
+        min(1.0, (reached - result["accuracy_small"]) / gap) if gap > 0 else 1.0
+    )
+    return result
+
+
+@contextmanager
+def listening(app: Any) -> Iterator[str]:
+    """Serve an application from a thread; gives its address."""
+    import uvicorn
+
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def served(runs: dict[str, Path], threshold: float, questions: int) -> dict[str, float]:
+    """Ask both tiers through the proxy, by an unmodified client."""
+    import openai
+
+    from coca_mindspeed.serving.model_server import ModelServer
+    from coca_mindspeed.serving.proxy import Proxy
+
+    with ExitStack() as stack:
+        urls = {}
+        for name in ("small", "large"):
+            policy = load_policy(runs[name] / "run" / "model", ModelConfig(), torch.device("cpu"))
+            urls[name] = stack.enter_context(listening(ModelServer(policy, name, max_tokens=16).app()))
+        bands = [{"at_least": threshold, "action": "answer"}, {"at_least": 0.0, "action": "escalate"}]
+        everything = [{"at_least": 0.0, "action": "answer"}]
+        config = ServingConfig.model_validate(
+            {
+                "backends": {n: {"url": url, "model": n, "dialect": "vllm"} for n, url in urls.items()},
+                "tiers": [
+                    {"name": "small", "backend": "small", "bands": bands},
+                    {"name": "large", "backend": "large", "bands": everything, "invalid": "answer", "price": PRICES[1]},
+                ],
+            }
+        )
+        url = stack.enter_context(listening(Proxy(config, {}).app()))
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        records = arithmetic_records(questions, "evaluate", 0)
+        answers, tokens = [], {"small": 0, "large": 0}
+        for record in records:
+            messages: Any = [{"role": "user", "content": record.question}]
+            answer = client.chat.completions.create(model="coca", messages=messages)
+            answers.append(answer.choices[0].message.content or "")
+            for name, count in (answer.model_extra or {})["coca"]["tokens"].items():
+                tokens[name] += count
+    grader = build_grader("auto")
+    try:
+        correct = [verdict.correct for verdict in grader.grade(records, answers)]
+    finally:
+        grader.close()
+    return {
+        "served_accuracy": statistics.mean(correct),
+        "served_tokens_small": tokens["small"] / questions,
+        "served_tokens_large": tokens["large"] / questions,
+    }
+
+
+def summary(rows: Sequence[dict[str, float]]) -> dict[str, dict[str, float | None]]:
+    """Mean of each figure over seeds, with its 95% interval by Student's t."""
+    result: dict[str, dict[str, float | None]] = {}
+    for name in rows[0]:
+        values = [row[name] for row in rows if not math.isnan(row[name])]
+        if not values:
+            result[name] = {"mean": None, "half_width": None, "seeds": 0}
+            continue
+        half = None
+        if len(values) > 1:
+            half = float(student.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+        result[name] = {"mean": statistics.mean(values), "half_width": half, "seeds": len(values)}
+    return result
+
+
+def run_experiment(
+    output: Path, seeds: int, questions: int, overrides: Sequence[str], threshold: float = 0.8
+) -> dict[str, dict[str, float | None]]:
+    """Everything that is not there yet, and the summary."""
+    rows = []
+    for seed in range(seeds):
+        runs = {part: train_part(output, part, seed, overrides) for part in PARTS}
+        result = output / f"seed{seed}" / "result.json"
+        if not result.exists():
+            row = replayed(runs) | (served(runs, threshold, questions) if questions else {})
+            write_json(result, {name: None if math.isnan(value) else value for name, value in row.items()})
+        stored = json.loads(result.read_text(encoding="utf-8"))
+        rows.append({name: math.nan if value is None else value for name, value in stored.items()})
+    found = summary(rows)
+    write_json(output / "summary.json", found)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5, help="default: 5")
+    parser.add_argument("--questions", type=int, default=500, help="asked through the proxy; 0: none (default: 500)")
+    parser.add_argument("--threshold", type=float, default=0.8, help="of the proxy's policy (default: 0.8)")
+    parser.add_argument("--output", type=Path, default=Path("runs/routing"), help="default: runs/routing")
+    parser.add_argument("overrides", nargs="*", help="of the run demo, such as trainer.steps=600")
+    arguments = parser.parse_args()
+    found = run_experiment(
+        arguments.output, arguments.seeds, arguments.questions, arguments.overrides, arguments.threshold
+    )
+    for name, cell in found.items():
+        half = "" if cell["half_width"] is None else f" +- {cell['half_width']:.3f}"
+        print(f"{name:45s} {'--' if cell['mean'] is None else format(cell['mean'], '.3f')}{half}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What labels say about confidences: maps that recalibrate them, and errors that can be certified."""

@@ -1,0 +1,142 @@
+"""The largest set of accepted answers whose error can be certified from labels.
+
+For a threshold t, the answers with a stated confidence of at least t are accepted.  How many of m accepted, labelled
+answers are wrong is binomial, so ``P(Bin(m, risk) <= wrong)`` is an exact p-value of "the error above t is more
+than ``risk``".  Thresholds are tested from the top down, each at the whole level, until the first one that fails: what
+passed before it is certified together (fixed-sequence testing).  The sequence is fixed before any label is looked at:
+a grid of hundredths, from the first threshold above which there are twice as many labels as the test needs without an
+error.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+from scipy.stats import beta, binom
+
+from coca_mindspeed.config.schema import Section
+
+GRID = 100
+
+
+class Certificate(Section):
+    """What was certified, or why nothing was.
+
+    Attributes are fields of the JSON file; ``threshold`` is null where no set of answers could be certified.
+    """
+
+    risk: float = Field(gt=0, lt=1, description="largest error that is allowed")
+    confidence: float = Field(gt=0, lt=1, description="of the guarantee, over draws of the labels")
+    threshold: float | None = Field(description="accept stated confidences from here on; null: none is certified")
+    labels: int = Field(ge=0, description="labelled answers, invalid confidences included")
+    accepted: int = Field(ge=0, description="of them at or above the threshold")
+    wrong: int = Field(ge=0, description="of the accepted")
+    bound: float | None = Field(description="exact upper bound of the accepted answers' error")
+    labels_needed: int | None = Field(
+        description="where nothing is certified: how many would do if the shares stay; null: no number would"
+    )
+
+    def sentence(self) -> str:
+        """For people."""
+        if self.threshold is not None:
+            return (
+                f"certified: answers of stated confidence {self.threshold:g} or more are wrong at most "
+                f"{self.risk:.3g} of the time, with confidence {self.confidence:g} ({self.wrong} of {self.accepted} "
+                f"accepted labels wrong; {self.accepted / self.labels:.1%} of all are accepted)"
+            )
+        needed = (
+            "no number of labels would do while the errors stay as they are"
+            if self.labels_needed is None
+            else f"about {self.labels_needed:,} labels would do if the shares stay as they are"
+        )
+        return f"nothing is certified at risk {self.risk:g} from {self.labels} labels; {needed}"
+
+
+def p_value(wrong: int, accepted: int, risk: float) -> float:
+    """Chance of so few wrong ones or fewer if the error were ``risk``: exact binomial tail."""
+    return float(binom.cdf(wrong, accepted, risk))
+
+
+def upper_bound(wrong: int, accepted: int, confidence: float) -> float:
+    """Exact one-sided (Clopper-Pearson) upper bound of the error."""
+    return 1.0 if wrong >= accepted else float(beta.ppf(confidence, wrong + 1, accepted - wrong))
+
+
+def least_labels(risk: float, confidence: float) -> int:
+    """How many accepted labels without an error the guarantee needs at least."""
+    return math.ceil(round(math.log(1 - confidence) / math.log(1 - risk), 9))
+
+
+def certify(
+    stated: npt.NDArray[np.float64],
+    correct: npt.NDArray[np.bool_],
+    *,
+    risk: float,
+    confidence: float,
+    estimate_labels: bool = True,
+) -> Certificate:
+    """Test from the top.
+
+    Args:
+        stated: confidences (n,), NaN where invalid; those are never accepted.
+        correct: labels (n,), independent draws from what is to be served.
+        risk: largest error that is allowed among the accepted.
+        confidence: of the guarantee.
+        estimate_labels: whether to say how many labels would do, where nothing is certified.
+    """
+    thresholds = np.arange(GRID, -1, -1) / GRID
+    accepted, wrong = _counts(stated, correct, thresholds)
+    least = least_labels(risk, confidence)
+    # With the least that can pass, one wrong answer would end the sequence at its start.
+    start = 2 * least if accepted[-1] >= 2 * least else least
+    tested = np.flatnonzero(accepted >= start)
+    failed = np.flatnonzero(binom.cdf(wrong[tested], accepted[tested], risk) > 1 - confidence)
+    passed = tested[: failed[0]] if len(failed) else tested
+    found = int(passed[-1]) if len(passed) else None
+    common: dict[str, Any] = {"risk": risk, "confidence": confidence, "labels": len(correct)}
+    if found is None:
+        needed = _labels_needed(accepted, wrong, len(correct), risk, confidence) if estimate_labels else None
+        return Certificate(**common, threshold=None, accepted=0, wrong=0, bound=None, labels_needed=needed)
+    m, k = int(accepted[found]), int(wrong[found])
+    return Certificate(
+        **common,
+        threshold=float(thresholds[found]),
+        accepted=m,
+        wrong=k,
+        bound=upper_bound(k, m, confidence),
+        labels_needed=None,
+    )
+
+
+def _counts(
+    stated: npt.NDArray[np.float64], correct: npt.NDArray[np.bool_], thresholds: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp]]:
+    """Accepted and wrong answers at each threshold."""
+    valid = ~np.isnan(stated)
+
+    def at_or_above(values: npt.NDArray[np.float64]) -> npt.NDArray[np.intp]:
+        return len(values) - np.searchsorted(np.sort(values), thresholds, side="left")
+
+    return at_or_above(stated[valid]), at_or_above(stated[valid & ~correct])
+
+
+def _labels_needed(
+    accepted: npt.NDArray[np.intp], wrong: npt.NDArray[np.intp], labels: int, risk: float, confidence: float
+) -> int | None:
+    """The fewest labels, over thresholds, that would certify at the shares that were seen; None where none would."""
+    best: int | None = None
+    for m, k in zip(accepted.tolist(), wrong.tolist(), strict=True):
+        if not m or k / m >= risk:
+            continue
+        low, high = 1, 1
+        passes = lambda size, share=k / m: p_value(math.floor(share * size), size, risk) <= 1 - confidence  # noqa: E731
+        while not passes(high) and high < 1 << 40:
+            low, high = high, high * 2
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if passes(middle) else (middle + 1, high)
+        needed = math.ceil(high * labels / m)
+        best = needed if best is None else min(best, needed)
+    return best

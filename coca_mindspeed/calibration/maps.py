@@ -1,0 +1,197 @@
+"""A recalibration map with what it was fitted on: for one model, prompt and temperature, and refused for any other."""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field, ValidationError
+
+from coca_mindspeed.calibration.families import Curve, CurveKind, Floats, fit_curve, kind_for
+from coca_mindspeed.calibration.guarantee import Certificate
+from coca_mindspeed.config.schema import Section
+from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.files import write_json
+
+SHRINKAGE = 200.0
+_LEAST_OF_A_DOMAIN = 20
+
+
+class Identity(Section):
+    """What a map belongs to."""
+
+    model: str = Field(description="its name at the backend")
+    prompt_sha256: str = Field(description="of the system prompt")
+    temperature: float = Field(ge=0, description="of sampling")
+    data_sha256: str = Field(description="of the labelled predictions that it was fitted on")
+
+
+class DomainCurve(Section):
+    """A domain's own map."""
+
+    curve: Curve
+    labels: int = Field(ge=1, description="that it was fitted on")
+
+
+class RecalibrationMap(Section):
+    """The global map, and each domain's, which counts for ``labels / (labels + shrinkage)`` of the mixture."""
+
+    version: int = Field(1, ge=1, le=1, description="of this file's form")
+    identity: Identity
+    labels: int = Field(ge=1, description="valid labelled confidences")
+    curve: Curve
+    domains: dict[str, DomainCurve] = Field(default_factory=dict, description="by data set")
+    shrinkage: float = Field(SHRINKAGE, ge=0, description="labels at which a domain counts for half")
+    certificate: Certificate | None = Field(None, description="the certified set of accepted answers, if one was asked")
+
+    def apply(self, confidence: Floats, domains: Sequence[str | None]) -> Floats:
+        """Recalibrated confidences (n,), NaN where invalid.
+
+        Args:
+            confidence: stated ones (n,).
+            domains: (n,); an unknown one is recalibrated by the global map.
+        """
+        result = self.curve(confidence)
+        of_row = np.array([domain or "" for domain in domains], dtype=object)
+        for name, domain in self.domains.items():
+            rows = of_row == name
+            if rows.any():
+                share = domain.labels / (domain.labels + self.shrinkage)
+                result[rows] = share * domain.curve(confidence[rows]) + (1 - share) * result[rows]
+        return result
+
+    def apply_one(self, confidence: float, domain: str | None) -> float:
+        """One recalibrated confidence."""
+        return float(np.clip(self.apply(np.array([confidence]), [domain])[0], 0, 1))
+
+    def require(self, model: str, prompt: str, temperature: float, *, where: str) -> None:
+        """Refuse any use but that for which the map was fitted.
+
+        Raises:
+            ConfigError: model, prompt or temperature is another.
+        """
+        asked = {"model": model, "prompt_sha256": prompt_hash(prompt), "temperature": temperature}
+        for name, value in asked.items():
+            found = getattr(self.identity, name)
+            if found != value:
+                raise ConfigError(
+                    f"{where}: the calibration map was fitted for {name} {found!r}, found {value!r}; fit one for it"
+                )
+
+
+def prompt_hash(prompt: str) -> str:
+    """SHA-256 of a system prompt."""
+    return hashlib.sha256(prompt.encode()).hexdigest()
+
+
+def data_hash(predictions: Sequence[Prediction]) -> str:
+    """SHA-256 of what labelled predictions say, in any order."""
+    rows = sorted(json.dumps([*p.key, p.confidence, p.correct]) for p in predictions)
+    return hashlib.sha256("\n".join(rows).encode()).hexdigest()
+
+
+def labelled(predictions: Sequence[Prediction]) -> tuple[Floats, npt.NDArray[np.bool_], list[str], list[str]]:
+    """Valid confidences (n,), labels (n,), domains and questions of predictions."""
+    valid = [p for p in predictions if p.confidence is not None]
+    return (
+        np.array([p.confidence for p in valid], dtype=np.float64),
+        np.array([p.correct for p in valid], dtype=np.bool_),
+        [p.dataset for p in valid],
+        [f"{p.dataset}\0{p.id}" for p in valid],
+    )
+
+
+def fit_map(
+    confidence: Floats,
+    correct: npt.NDArray[np.bool_],
+    domains: Sequence[str],
+    identity: Identity,
+    *,
+    kind: CurveKind | None = None,
+    shrinkage: float = SHRINKAGE,
+) -> RecalibrationMap:
+    """Fit the global map and one of each domain that has labels of both kinds.
+
+    Args:
+        confidence: (n,), valid.
+        correct: (n,).
+        domains: (n,).
+        identity: what it belongs to.
+        kind: None: what the number of labels can carry, for each map its own.
+        shrinkage: labels at which a domain's own map counts for half.
+
+    Raises:
+        DataError: all labels are equal, or there are none.
+    """
+    try:
+        curve = fit_curve(kind or kind_for(len(correct)), confidence, correct)
+    except ValueError as error:
+        raise DataError(f"no map can be fitted: {error}") from error
+    of_row = np.array(domains, dtype=object)
+    names = sorted(set(domains))
+    own: dict[str, DomainCurve] = {}
+    for name in names if len(names) > 1 else ():
+        rows = of_row == name
+        count = int(rows.sum())
+        if count >= _LEAST_OF_A_DOMAIN and 0 < correct[rows].sum() < count:
+            fitted = fit_curve(kind or kind_for(count), confidence[rows], correct[rows])
+            own[name] = DomainCurve(curve=fitted, labels=count)
+    return RecalibrationMap(identity=identity, labels=len(correct), curve=curve, domains=own, shrinkage=shrinkage)
+
+
+def cross_fitted(
+    confidence: Floats,
+    correct: npt.NDArray[np.bool_],
+    domains: Sequence[str],
+    questions: Sequence[str],
+    identity: Identity,
+    *,
+    kind: CurveKind | None = None,
+    shrinkage: float = SHRINKAGE,
+    folds: int = 5,
+    seed: int = 0,
+) -> Floats:
+    """Each confidence (n,) recalibrated by a map that has not seen its question's labels.
+
+    Raises:
+        DataError: there are fewer questions than folds, or a fold leaves labels that are all equal.
+    """
+    unique, question = np.unique(np.array(questions, dtype=object).astype(str), return_inverse=True)
+    if len(unique) < folds:
+        raise DataError(f"{folds} folds need as many questions, found {len(unique)}")
+    fold = (np.random.default_rng(seed).permutation(len(unique)) % folds)[question]
+    kind = kind or kind_for(len(correct))
+    result = np.empty(len(confidence))
+    names = np.array(domains, dtype=object)
+    for index in range(folds):
+        inside = fold == index
+        fitted = fit_map(
+            confidence[~inside], correct[~inside], names[~inside].tolist(), identity, kind=kind, shrinkage=shrinkage
+        )
+        result[inside] = fitted.apply(confidence[inside], names[inside].tolist())
+    return np.clip(result, 0, 1)
+
+
+def write_map(path: Path, fitted: RecalibrationMap) -> None:
+    """Save it as JSON."""
+    write_json(path, fitted.model_dump(mode="json"))
+
+
+def read_map(path: Path) -> RecalibrationMap:
+    """Read a saved map.
+
+    Raises:
+        ConfigError: the file is not there, or is none of ours.
+    """
+    try:
+        return RecalibrationMap.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ConfigError(
+            f"{path}: is no calibration map: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        ) from error

@@ -1,0 +1,156 @@
+"""``coca-mindspeed calibrate``: recalibrate confidences from labelled predictions, and certify an error."""
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.calibration.families import Floats
+from coca_mindspeed.calibration.guarantee import certify
+from coca_mindspeed.calibration.maps import (
+    SHRINKAGE,
+    Identity,
+    cross_fitted,
+    data_hash,
+    fit_map,
+    labelled,
+    prompt_hash,
+    read_map,
+    write_map,
+)
+from coca_mindspeed.errors import ConfigError, DataError, UsageError
+from coca_mindspeed.evaluation.intervals.estimates import Estimates, paired_intervals
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.metrics.catalogue import CATALOGUE, show
+from coca_mindspeed.evaluation.paper.comparison import markdown_table
+from coca_mindspeed.evaluation.predictions import Outcomes, Prediction, outcomes, read_predictions, write_predictions
+
+_SHOWN = ("ece", "brier", "log_score", "auroc")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``calibrate``."""
+    parser.add_argument("predictions", nargs="+", type=Path, metavar="PREDICTIONS", help="labelled, of one model")
+    parser.add_argument("--output", type=Path, required=True, help="the map (JSON); with --apply, predictions")
+    parser.add_argument("--model", help="its name at the backend (default: as the predictions say)")
+    parser.add_argument("--system-prompt", type=Path, metavar="FILE", help="(default: the paper's)")
+    parser.add_argument("--temperature", type=float, default=1.0, help="of sampling (default: 1.0)")
+    parser.add_argument(
+        "--method",
+        choices=("auto", "platt", "beta", "isotonic"),
+        default="auto",
+        help="auto: platt below 200 labels, beta below 1,000, isotonic from there on",
+    )
+    parser.add_argument("--shrinkage", type=float, default=SHRINKAGE, help="labels at which a domain counts for half")
+    parser.add_argument("--folds", type=int, default=5, help="of the figures after (default: 5)")
+    parser.add_argument("--seed", type=int, default=0, help="draws the folds (default: 0)")
+    parser.add_argument("--risk", type=float, help="certify the largest set of answers whose error is at most this")
+    parser.add_argument("--confidence", type=float, default=0.95, help="of the guarantee (default: 0.95)")
+    parser.add_argument("--apply", type=Path, metavar="MAP", help="recalibrate by this map instead of fitting one")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Fit, or apply; certify; write and print."""
+    for name, low, high in (
+        ("temperature", 0, 2),
+        ("shrinkage", 0, 1e9),
+        ("risk", 1e-9, 0.999),
+        ("confidence", 1e-9, 0.999999),
+    ):
+        value = getattr(arguments, name)
+        if value is not None and not low <= value <= high:
+            raise UsageError(f"--{name}: expected a number from {low:g} to {high:g}, found {value}")
+    if arguments.folds < 2:
+        raise UsageError(f"--folds: expected 2 or more, found {arguments.folds}")
+    predictions = [p for path in arguments.predictions for p in read_predictions(path)]
+    identity = _identity(arguments, predictions)
+    if arguments.apply is not None:
+        return _apply(arguments, predictions, identity)
+    stated, correct, domains, questions = labelled(predictions)
+    if not len(stated):
+        raise DataError(f"{arguments.predictions[0]}: holds no valid confidence")
+    kind = None if arguments.method == "auto" else arguments.method
+    options = {"kind": kind, "shrinkage": arguments.shrinkage}
+    fitted = fit_map(stated, correct, domains, identity, **options)
+    after = cross_fitted(
+        stated, correct, domains, questions, identity, folds=arguments.folds, seed=arguments.seed, **options
+    )
+    text = f"{fitted.curve.kind} map from {len(correct):,} labels, {len(fitted.domains)} domains with their own\n\n"
+    text += _before_and_after(stated, after, correct, questions) + "\n"
+    if arguments.risk is not None:
+        everything = outcomes(predictions)
+        certificate = certify(
+            everything.confidence, everything.correct, risk=arguments.risk, confidence=arguments.confidence
+        )
+        fitted = fitted.model_copy(update={"certificate": certificate})
+        text += f"{certificate.sentence()}\n"
+    write_map(arguments.output, fitted)
+    sys.stdout.write(f"{text}{arguments.output}\n")
+    return 0
+
+
+def _identity(arguments: argparse.Namespace, predictions: list[Prediction]) -> Identity:
+    models = {p.model for p in predictions}
+    model = arguments.model or (next(iter(models)) if len(models) == 1 else None)
+    if model is None:
+        raise UsageError("--model: the predictions name no model, or several; a map belongs to one")
+    prompt = CONFIDENCE_FIRST_PROMPT
+    if arguments.system_prompt is not None:
+        try:
+            prompt = arguments.system_prompt.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"--system-prompt {arguments.system_prompt}: cannot be read: {error}") from error
+    return Identity(
+        model=model,
+        prompt_sha256=prompt_hash(prompt),
+        temperature=arguments.temperature,
+        data_sha256=data_hash(predictions),
+    )
+
+
+def _before_and_after(stated: Floats, after: Floats, correct: npt.NDArray[np.bool_], questions: list[str]) -> str:
+    unknown = np.full(len(stated), np.nan)
+    rows = []
+    for name, confidence in (("as stated", stated), ("recalibrated", after)):
+        metrics = calibration_metrics(confidence, correct).as_dict()
+        rows.append([name, *(show(metric, _value(metrics[metric])) for metric in _SHOWN)])
+    of_row = np.array(questions)
+    first, second = (
+        Estimates(Outcomes(s, correct, unknown), questions=of_row, replicates=500) for s in (stated, after)
+    )
+    change = paired_intervals(first, second)
+    cells = [
+        f"{show(m, change[m].estimate, signed=True)} "
+        f"({show(m, change[m].low, signed=True)} to {show(m, change[m].high, signed=True)})"
+        for m in _SHOWN
+    ]
+    rows.append(["change, 95% interval", *cells])
+    return markdown_table(["cross-fitted", *(CATALOGUE[m].label for m in _SHOWN)], rows)
+
+
+def _value(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _apply(arguments: argparse.Namespace, predictions: list[Prediction], identity: Identity) -> int:
+    fitted = read_map(arguments.apply)
+    prompt = CONFIDENCE_FIRST_PROMPT
+    if arguments.system_prompt is not None:
+        prompt = arguments.system_prompt.read_text(encoding="utf-8")
+    fitted.require(identity.model, prompt, arguments.temperature, where=str(arguments.apply))
+    if fitted.identity.data_sha256 == identity.data_sha256:
+        raise DataError(
+            f"{arguments.apply}: was fitted on these very predictions, which would flatter it; its cross-fitted "
+            "figures were printed when it was fitted"
+        )
+    recalibrated = [
+        p if p.confidence is None else replace(p, confidence=fitted.apply_one(p.confidence, p.dataset))
+        for p in predictions
+    ]
+    write_predictions(arguments.output, recalibrated)
+    sys.stdout.write(f"{arguments.output}\n")
+    return 0

@@ -1,0 +1,122 @@
+"""``coca-mindspeed route``: replay tiers from their predictions, with no model at all."""
+
+import argparse
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from coca_mindspeed.errors import UsageError
+from coca_mindspeed.evaluation.predictions import read_predictions
+from coca_mindspeed.evaluation.reports.figures import save_figure
+from coca_mindspeed.evaluation.tokens import TokenCounter
+from coca_mindspeed.files import write_atomically, write_json
+from coca_mindspeed.serving import route_report
+from coca_mindspeed.serving.decision import Budget
+from coca_mindspeed.serving.replay import (
+    PolicyOutcome,
+    Tiers,
+    compare_routers,
+    join_tiers,
+    oracle_curve,
+    replay_policy,
+    single_curve,
+    threshold_curve,
+    tier_name,
+)
+from coca_mindspeed.serving.serving_config import read_serving_config
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``route``."""
+    parser.add_argument(
+        "predictions", nargs="+", type=Path, metavar="PREDICTIONS", help="one file a tier, from the cheapest"
+    )
+    parser.add_argument("--prices", metavar="P,P", help="of a generated token, one a tier (default: 1, 10, 100, ...)")
+    parser.add_argument(
+        "--answer-first", type=Path, metavar="FILE", help="an answer-first model (RLCR) in the first tier's place"
+    )
+    parser.add_argument("--policy", type=Path, metavar="CONFIG", help="replay this file of `serve` too")
+    parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="counts tokens where the predictions do not say")
+    parser.add_argument("--output", type=Path, default=Path("route"), help="directory to write (default: %(default)s)")
+    parser.add_argument("--replicates", type=int, default=500, help="of the bootstrap (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: %(default)s)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Replay, compare, write and print."""
+    files: list[Path] = arguments.predictions
+    names = [tier_name(path) for path in files]
+    if len(set(names)) < len(names):
+        names = [str(path) for path in files]
+    if len(files) < 2 or len(set(names)) < len(files):
+        raise UsageError(f"name two different files of predictions or more, found {', '.join(map(str, files))}")
+    if arguments.replicates < 1:
+        raise UsageError(f"--replicates should be at least 1, found {arguments.replicates}")
+    prices = _prices(arguments.prices, len(files))
+    counter = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
+    count = None if counter is None else lambda text: counter.before(text, len(text))
+    said = {name: read_predictions(path) for name, path in zip(names, files, strict=True)}
+    tiers = join_tiers(said, prices, count)
+    curves = {
+        "confidence first": threshold_curve(tiers),
+        "answer first, the same decisions": threshold_curve(tiers, answer_first=True),
+        "random (single models)": single_curve(tiers),
+        "oracle": oracle_curve(tiers),
+    }
+    if arguments.answer_first is not None:
+        other = {**said, names[0]: read_predictions(arguments.answer_first)}
+        curves["answer first, its own model"] = threshold_curve(join_tiers(other, prices, count), answer_first=True)
+    routers = compare_routers(tiers, curves, replicates=arguments.replicates, seed=arguments.seed)
+    best = max(range(len(names)), key=lambda i: float(tiers.correct[i].mean()))
+    text = f"{route_report.tier_table(tiers)}\nBest single model: {names[best]}.\n\n"
+    text += f"{route_report.routing_table(routers)}\n{route_report.note()}\n"
+    policy: PolicyOutcome | None = None
+    if arguments.policy is not None:
+        policy = _replay(arguments.policy, tiers)
+        text += f"\n{route_report.policy_sentence(arguments.policy.name, policy)}\n"
+    figure = route_report.routing_figure(tiers, routers, policy)
+    output: Path = arguments.output
+    save_figure(figure, output / "route.png")
+    write_atomically(output / "route.md", f"# Routing\n\n{text}\n![Cost against quality](route.png)\n")
+    write_atomically(output / "route.html", route_report.html_page(text, figure))
+    write_json(
+        output / "route.json",
+        {
+            "tiers": {name: float(tiers.correct[i].mean()) for i, name in enumerate(names)},
+            "prices": prices,
+            "questions": int(tiers.question.max()) + 1,
+            "best_single": names[best],
+            "routers": {
+                router.name: {
+                    "scores": {name: interval.as_dict() for name, interval in router.intervals.items()},
+                    "quality": router.quality.tolist(),
+                    "cost": router.cost.tolist(),
+                }
+                for router in routers
+            },
+            "policy": None if policy is None else {k: None if v != v else v for k, v in asdict(policy).items()},
+        },
+    )
+    sys.stdout.write(f"{text}\n{output / 'route.html'}\n")
+    return 0
+
+
+def _prices(text: str | None, tiers: int) -> list[float]:
+    if text is None:
+        return [10.0**index for index in range(tiers)]
+    try:
+        prices = [float(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"--prices: expected numbers between commas, found {text!r}") from error
+    if len(prices) != tiers or not all(0 <= price < float("inf") for price in prices):
+        raise UsageError(f"--prices: expected {tiers} numbers of 0 or more, found {text!r}")
+    return prices
+
+
+def _replay(path: Path, tiers: Tiers) -> PolicyOutcome:
+    config = read_serving_config(path)
+    if len(config.tiers) != len(tiers.names):
+        raise UsageError(f"--policy {path}: has {len(config.tiers)} tiers, found predictions of {len(tiers.names)}")
+    rules = [config.rule(i) if tier.states_confidence else None for i, tier in enumerate(config.tiers)]
+    caps = config.caps
+    return replay_policy(tiers, rules, Budget(caps.escalations, caps.samples, caps.hooks, None, caps.exhausted))

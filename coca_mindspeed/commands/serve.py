@@ -1,0 +1,81 @@
+"""``coca-mindspeed serve``: the routing proxy of a configuration, or one model behind the same API."""
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from coca_mindspeed.errors import MissingDependencyError, UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``serve``."""
+    parser.add_argument("config", nargs="?", type=Path, metavar="CONFIG", help="YAML of tiers (docs/serving.md)")
+    parser.add_argument("--model", type=Path, metavar="DIR", help="serve this Hugging Face directory itself instead")
+    parser.add_argument("--name", help="of the model, to its clients (default: the directory's)")
+    parser.add_argument("--host", help="default: 127.0.0.1, or as CONFIG says")
+    parser.add_argument("--port", type=int, help="default: 8000 with --model, else as CONFIG says")
+    parser.add_argument("--concurrent", type=int, default=4, help="--model: responses at once (default: 4)")
+    parser.add_argument("--max-tokens", type=int, default=1024, help="--model: of a response (default: 1024)")
+    parser.add_argument("--device", default="auto", help="--model: auto, cpu, cuda, cuda:N, npu or npu:N")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="--model: compute")
+    parser.add_argument("--threads", type=int, help="--model: CPU threads")
+    parser.add_argument("--api-key-env", metavar="NAME", help="--model: variable that holds the key clients must show")
+    parser.add_argument("--check", action="store_true", help="check CONFIG, its keys and its maps, and stop")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve until interrupted."""
+    if (arguments.config is None) == (arguments.model is None):
+        raise UsageError("name either a CONFIG of tiers or --model DIR")
+    try:
+        import uvicorn
+    except ImportError as error:
+        raise MissingDependencyError(
+            "serve needs the extra 'serving': pip install 'coca-mindspeed[serving]'"
+        ) from error
+    app, host, port = _model(arguments) if arguments.model is not None else _proxy(arguments)
+    if arguments.check:
+        print(f"{arguments.config or arguments.model}: can be served")
+        return 0
+    # The access log would hold nothing but paths; requests are counted in the metrics.
+    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+    return 0
+
+
+def _proxy(arguments: argparse.Namespace) -> tuple[Any, str, int]:
+    from coca_mindspeed.serving.proxy import Proxy
+    from coca_mindspeed.serving.serving_config import read_serving_config
+
+    config = read_serving_config(arguments.config)
+    host = arguments.host or config.listen.host
+    port = config.listen.port if arguments.port is None else arguments.port
+    proxy = Proxy(config)
+    print(f"{config.name}: tiers {', '.join(t.name for t in config.tiers)} at http://{host}:{port}/v1", flush=True)
+    return proxy.app(), host, port
+
+
+def _model(arguments: argparse.Namespace) -> tuple[Any, str, int]:
+    import torch
+
+    from coca_mindspeed.config.schema import ModelConfig
+    from coca_mindspeed.local.policy import choose_device, load_policy
+    from coca_mindspeed.serving.model_server import ModelServer
+
+    for name in ("concurrent", "max_tokens"):
+        if getattr(arguments, name) < 1:
+            raise UsageError(f"--{name.replace('_', '-')}: should be at least 1, found {getattr(arguments, name)}")
+    if arguments.threads is not None:
+        torch.set_num_threads(arguments.threads)
+    key = None
+    if arguments.api_key_env is not None:
+        key = os.environ.get(arguments.api_key_env)
+        if not key:
+            raise UsageError(f"--api-key-env: the environment variable {arguments.api_key_env} is not set")
+    device = choose_device(arguments.device, where="--device")
+    policy = load_policy(arguments.model, ModelConfig(compute_dtype=arguments.dtype), device, where="--model")
+    name = arguments.name or arguments.model.resolve().name
+    server = ModelServer(policy, name, concurrent=arguments.concurrent, max_tokens=arguments.max_tokens, key=key)
+    host, port = arguments.host or "127.0.0.1", 8000 if arguments.port is None else arguments.port
+    print(f"{name}: {arguments.model} at http://{host}:{port}/v1", flush=True)
+    return server.app(), host, port

@@ -1,0 +1,112 @@
+"""What both servers need of HTTP: keys, bodies of a bounded size, clients that leave, and errors in OpenAI's form."""
+
+import hmac
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import anyio
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from coca_mindspeed.serving.openai_format import DONE, ApiError, event
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The request's body.
+
+    Raises:
+        ApiError: 413 as soon as it is known to be larger than ``limit`` bytes.
+    """
+    too_large = ApiError(413, f"the request is larger than {limit} bytes", code="request_too_large")
+    stated = request.headers.get("content-length", "")
+    if stated.isdecimal() and int(stated) > limit:
+        raise too_large
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > limit:
+            raise too_large
+    return bytes(body)
+
+
+def check_key(request: Request, key: str | None) -> None:
+    """Let the request pass if it shows the key; compared in constant time.
+
+    Raises:
+        ApiError: 401.
+    """
+    shown = request.headers.get("authorization", "").removeprefix("Bearer ")
+    if key is not None and not hmac.compare_digest(shown.encode(), key.encode()):
+        raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+
+
+async def until_client_leaves(receive: Receive, work: Callable[[], Awaitable[None]]) -> bool:
+    """Run ``work`` to its end, or stop it when the client leaves.
+
+    Returns:
+        Whether the client stayed.
+    """
+    errors: list[Exception] = []
+    stayed = False
+    async with anyio.create_task_group() as group:
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            group.cancel_scope.cancel()
+
+        group.start_soon(watch)
+        try:
+            await work()
+            stayed = True
+        except Exception as error:  # noqa: BLE001  # raised again below, outside of the group that would wrap it
+            errors.append(error)
+        group.cancel_scope.cancel()
+    if errors:
+        raise errors[0]
+    return stayed
+
+
+class Reply:
+    """One HTTP answer that is begun late: until then it can still become an error.
+
+    Attributes:
+        begun: whether the status has been sent.
+    """
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope, self._send = scope, send
+        self.begun = False
+
+    async def begin_stream(self, headers: Mapping[str, str]) -> None:
+        """Send status 200 of an event stream."""
+        self.begun = True
+        pairs = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **headers}
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs.items()]
+        await self._send({"type": "http.response.start", "status": 200, "headers": raw})
+
+    async def send(self, data: bytes) -> None:
+        """Send one event."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end_stream(self) -> None:
+        """Say that the answer was whole."""
+        await self._send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+    async def json(self, value: Mapping[str, Any], headers: Mapping[str, str], status: int = 200) -> None:
+        """Send a whole answer."""
+        self.begun = True
+        await JSONResponse(value, status, dict(headers))(self._scope, _no_more, self._send)
+
+    async def error(self, error: ApiError) -> None:
+        """Send an error; in the middle of a stream it is an event, and the stream ends without saying ``[DONE]``."""
+        if self.begun:
+            await self.send(event(error.body()))
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            await self.json(error.body(), error.headers(), error.status)
+
+
+async def _no_more() -> Any:
+    return {"type": "http.disconnect"}

@@ -1,0 +1,288 @@
+"""Engines behind the proxy: any OpenAI-compatible server, asked for streams alone.
+
+A stream can be left at any time, which ends the generation, and it tells a whole answer from half of one: without a
+finish reason it raises.  Whatever goes wrong is a :class:`BackendError` of one kind.
+"""
+
+import json
+import math
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import anyio
+import httpx
+
+from coca_mindspeed.serving.serving_config import BackendConfig
+
+ErrorKind = Literal["unreachable", "timeout", "busy", "rejected", "failed", "garbage", "cut"]
+
+_MAX_LINE = 1 << 20
+_MAX_MESSAGE = 500
+_MAX_RETRY_AFTER_S = 3600.0
+
+
+class BackendError(Exception):
+    """A backend did not give a whole answer.
+
+    Attributes:
+        kind: ``unreachable``, ``timeout``, ``busy`` (429), ``rejected`` (it finds fault with the request), ``failed``
+            (it finds fault with itself, or with our key), ``garbage`` (no protocol we know) or ``cut`` (it ended in
+            the middle).
+        retry_after: seconds, where it said so.
+    """
+
+    def __init__(self, kind: ErrorKind, message: str, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.kind, self.retry_after = kind, retry_after
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogProbs:
+    """One sampled token and its alternatives.
+
+    Attributes:
+        token: its bytes.
+        log_prob: in nats.
+        top: (bytes, log-prob) of the most probable tokens, the sampled one among them or not.
+    """
+
+    token: bytes
+    log_prob: float
+    top: tuple[tuple[bytes, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A piece of an answer.
+
+    Attributes:
+        text: new text.
+        tokens: how many tokens it is; a server that names no ids sends about one token a piece.
+        token_ids: None where the server names none.
+        log_probs: of its tokens, where they were asked for.
+        prompt_ids: the prompt's, once, where the server names them.
+        prompt_tokens: once, where the server counts them.
+        finish_reason: of the last piece.
+    """
+
+    text: str
+    tokens: int
+    token_ids: tuple[int, ...] | None
+    log_probs: tuple[TokenLogProbs, ...]
+    prompt_ids: tuple[int, ...] | None
+    prompt_tokens: int | None
+    finish_reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """What a backend is asked for: an answer to ``messages``, or one that goes on from ``prompt_ids``."""
+
+    messages: Sequence[Mapping[str, Any]] | None = None
+    prompt_ids: Sequence[int] | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    stops: Sequence[str] = ()
+    include_stop: bool = False
+    log_probs: int | None = None
+    token_ids: bool = False
+    others: Mapping[str, Any] | None = None
+
+
+class Backend:
+    """One server."""
+
+    def __init__(self, name: str, config: BackendConfig, key: str | None, client: httpx.AsyncClient) -> None:
+        self.name, self.config = name, config
+        self._key, self._client = key, client
+        self._not_before = -math.inf
+
+    @asynccontextmanager
+    async def stream(self, ask: Generate) -> AsyncIterator[AsyncIterator[Piece]]:
+        """Ask, and iterate over the pieces; leaving the block closes the connection, which ends the generation.
+
+        Raises:
+            BackendError: also from the iteration.
+        """
+        waiting = self._not_before - time.monotonic()
+        if waiting > 0:
+            raise BackendError("busy", f"backend {self.name} asked for a pause", waiting)
+        chat = ask.prompt_ids is None
+        url = f"{self.config.url.rstrip('/')}/{'chat/completions' if chat else 'completions'}"
+        headers = {"accept": "text/event-stream", "accept-encoding": "identity"}
+        if self._key is not None:
+            headers["authorization"] = f"Bearer {self._key}"
+        patience = httpx.Timeout(self.config.first_token_s, connect=self.config.first_token_s)
+        request = self._client.build_request("POST", url, json=self._body(ask), headers=headers, timeout=patience)
+        try:
+            response = await self._client.send(request, stream=True)
+        except httpx.TimeoutException as error:
+            raise self._timeout(self.config.first_token_s) from error
+        except httpx.HTTPError as error:
+            raise BackendError("unreachable", f"backend {self.name}: {type(error).__name__}") from error
+        try:
+            if response.status_code != 200:
+                raise await self._refusal(response)
+            yield self._pieces(response)
+        finally:
+            # Also where the request was cancelled: an engine must not go on for nobody.
+            with anyio.CancelScope(shield=True):
+                await response.aclose()
+
+    def _body(self, ask: Generate) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": self.config.model, "stream": True, **(ask.others or {})}
+        body |= {"messages": list(ask.messages)} if ask.messages is not None else {"prompt": list(ask.prompt_ids or ())}
+        body["stream_options"] = {"include_usage": True}
+        for name, value in (("max_tokens", ask.max_tokens), ("temperature", ask.temperature)):
+            if value is not None:
+                body[name] = value
+        if ask.stops:
+            body["stop"] = list(ask.stops)
+        if ask.log_probs is not None:
+            chat = {"logprobs": True, "top_logprobs": ask.log_probs}
+            body |= chat if ask.messages is not None else {"logprobs": ask.log_probs}
+        if self.config.dialect == "vllm":
+            body["return_token_ids"] = True
+            if ask.include_stop:
+                body["include_stop_str_in_output"] = True
+        return body
+
+    async def _refusal(self, response: httpx.Response) -> BackendError:
+        """What a status other than 200 means."""
+        status = response.status_code
+        if status == 429:
+            pause = _retry_after(response.headers.get("retry-after"))
+            self._not_before = time.monotonic() + (pause or 0.0)
+            return BackendError("busy", f"backend {self.name} is busy", pause)
+        try:
+            with anyio.fail_after(self.config.between_tokens_s):
+                text = _error_message(await _head_of(response))
+        except (httpx.HTTPError, TimeoutError):
+            text = ""
+        if status in (400, 413, 422):
+            return BackendError("rejected", f"backend {self.name} rejected the request: {text or status}")
+        return BackendError("failed", f"backend {self.name} answered with status {status}")
+
+    async def _pieces(self, response: httpx.Response) -> AsyncIterator[Piece]:
+        """The pieces up to the end; ``cut`` where that is not the end of the answer."""
+        kind = response.headers.get("content-type", "")
+        if not kind.startswith("text/event-stream"):
+            raise BackendError("garbage", f"backend {self.name}: expected an event stream, found {kind[:60]!r}")
+        finished = False
+        async for data in self._events(response):
+            if data == "[DONE]":
+                break
+            piece = self._piece(data)
+            finished = finished or piece.finish_reason is not None
+            yield piece
+        if not finished:
+            raise BackendError("cut", f"backend {self.name} ended in the middle of an answer")
+
+    async def _events(self, response: httpx.Response) -> AsyncIterator[str]:
+        """The data of each server-sent event."""
+        held = b""
+        wait = self.config.first_token_s
+        source = response.aiter_raw()
+        while True:
+            try:
+                with anyio.fail_after(wait):
+                    received = await anext(source, None)
+            except (TimeoutError, httpx.TimeoutException) as error:
+                raise self._timeout(wait) from error
+            except httpx.HTTPError as error:
+                raise BackendError("cut", f"backend {self.name} broke the connection") from error
+            if received is None:
+                return
+            wait = self.config.between_tokens_s
+            *lines, held = (held + received).split(b"\n")
+            if len(held) > _MAX_LINE:
+                raise BackendError("garbage", f"backend {self.name} sent a line of more than {_MAX_LINE} bytes")
+            for line in lines:
+                line = line.rstrip(b"\r")
+                if line.startswith(b"data:"):
+                    try:
+                        yield line[5:].strip().decode("utf-8")
+                    except UnicodeDecodeError as error:
+                        raise BackendError("garbage", f"backend {self.name} sent no UTF-8") from error
+
+    def _piece(self, data: str) -> Piece:
+        try:
+            value = json.loads(data)
+            if "error" in value:
+                raise BackendError("failed", f"backend {self.name} failed in the middle of an answer")
+            return _piece_of(value)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            raise BackendError("garbage", f"backend {self.name} sent what is no piece of an answer") from error
+
+    def _timeout(self, seconds: float) -> BackendError:
+        return BackendError("timeout", f"backend {self.name} sent nothing for {seconds:g} s")
+
+
+def _piece_of(value: Mapping[str, Any]) -> Piece:
+    counted = (value.get("usage") or {}).get("prompt_tokens")
+    prompt_ids = value.get("prompt_token_ids")
+    choice = value["choices"][0] if value["choices"] else {}
+    prompt_ids = choice.get("prompt_token_ids", prompt_ids)
+    text = (choice["delta"].get("content") if "delta" in choice else choice.get("text")) or ""
+    ids = choice.get("token_ids")
+    if not isinstance(text, str) or not isinstance(counted, int | None):
+        raise TypeError("text should be text and a count a number")
+    log_probs = choice.get("logprobs") or {}
+    return Piece(
+        text=text,
+        tokens=len(ids) if ids is not None else int(bool(text)),
+        token_ids=None if ids is None else tuple(map(int, ids)),
+        log_probs=tuple(_chat_log_probs(log_probs) if "content" in log_probs else _completion_log_probs(log_probs)),
+        prompt_ids=None if prompt_ids is None else tuple(map(int, prompt_ids)),
+        prompt_tokens=counted,
+        finish_reason=choice.get("finish_reason"),
+    )
+
+
+def _chat_log_probs(value: Mapping[str, Any]) -> list[TokenLogProbs]:
+    return [
+        TokenLogProbs(
+            _token_bytes(entry),
+            float(entry["logprob"]),
+            tuple((_token_bytes(other), float(other["logprob"])) for other in entry.get("top_logprobs") or ()),
+        )
+        for entry in value["content"] or ()
+    ]
+
+
+def _completion_log_probs(value: Mapping[str, Any]) -> list[TokenLogProbs]:
+    pairs = zip(value.get("tokens") or (), value.get("token_logprobs") or (), strict=True)
+    return [TokenLogProbs(token.encode(), float(log_prob), ()) for token, log_prob in pairs]
+
+
+def _token_bytes(entry: Mapping[str, Any]) -> bytes:
+    return bytes(entry["bytes"]) if entry.get("bytes") is not None else str(entry["token"]).encode()
+
+
+def _retry_after(value: str | None) -> float | None:
+    """Seconds; a date or nonsense counts as not said."""
+    try:
+        seconds = float(value or "nan")
+    except ValueError:
+        return None
+    return min(max(seconds, 0.0), _MAX_RETRY_AFTER_S) if math.isfinite(seconds) else None
+
+
+async def _head_of(response: httpx.Response, size: int = 1 << 16) -> bytes:
+    body = b""
+    async for part in response.aiter_raw():
+        body += part
+        if len(body) >= size:
+            break
+    return body
+
+
+def _error_message(body: bytes) -> str:
+    try:
+        error = json.loads(body).get("error", {})
+        return str(error["message"] if isinstance(error, dict) else error)[:_MAX_MESSAGE]
+    except (ValueError, KeyError, AttributeError, RecursionError):
+        return ""

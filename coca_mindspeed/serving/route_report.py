@@ -1,0 +1,100 @@
+"""The page of ``coca-mindspeed route``: a table of the routers, and cost against quality."""
+
+import base64
+import html
+import math
+from collections.abc import Sequence
+
+from matplotlib.figure import Figure
+
+from coca_mindspeed.evaluation.intervals.bounds import Interval
+from coca_mindspeed.evaluation.paper.comparison import markdown_table
+from coca_mindspeed.evaluation.reports.figures import line_style, new_figure, png_bytes, tidy
+from coca_mindspeed.serving.replay import GAPS, PolicyOutcome, Routed, Tiers, upper_hull
+
+_NOTE = (
+    "AIQ: mean share of right answers over the costs from the cheapest tier's to the dearest's. Calls: share of "
+    "questions for which the last tier is asked, to close so much of the gap between the first tier and the last. "
+    "Cost: that this takes, as a share of the last tier's. In brackets: 95% intervals, by questions drawn with "
+    "replacement."
+)
+
+
+def columns() -> list[str]:
+    """Names of the scores, in the order of the table."""
+    return ["aiq", *(f"calls_at_{gap:g}" for gap in GAPS), *(f"cost_at_{gap:g}" for gap in GAPS)]
+
+
+def routing_table(routers: Sequence[Routed]) -> str:
+    """Markdown."""
+    header = [
+        "router",
+        "AIQ",
+        *(f"calls, {g:.0%} of the gap" for g in GAPS),
+        *(f"cost, {g:.0%} of the gap" for g in GAPS),
+    ]
+    rows = [[router.name, *(_shown(router.intervals[name]) for name in columns())] for router in routers]
+    return markdown_table(header, rows)
+
+
+def tier_table(tiers: Tiers) -> str:
+    """Markdown: each tier on its own."""
+    rows = [
+        [name, f"{tiers.correct[i].mean():.3f}", f"{tiers.whole[i].mean():.4g}", f"{tiers.opening[i].mean():.4g}"]
+        for i, name in enumerate(tiers.names)
+    ]
+    return markdown_table(["tier", "right", "cost of an answer", "cost of a confidence"], rows)
+
+
+def policy_sentence(name: str, outcome: PolicyOutcome) -> str:
+    """What a policy would have done, in words."""
+    error = "" if math.isnan(outcome.error) else f", of which {outcome.error:.1%} wrong"
+    ended = ", ".join(f"{tier} {share:.1%}" for tier, share in outcome.stopped_at.items())
+    return (
+        f"{name}: {outcome.answered:.1%} answered{error}; {outcome.quality:.1%} of all right at a mean cost of "
+        f"{outcome.cost:.4g}; ended at {ended}."
+    )
+
+
+def _shown(interval: Interval) -> str:
+    if math.isnan(interval.estimate):
+        return "--"
+    return f"{interval.estimate:.3f} ({interval.low:.3f} to {interval.high:.3f})"
+
+
+def routing_figure(tiers: Tiers, routers: Sequence[Routed], policy: PolicyOutcome | None = None) -> Figure:
+    """Share of right answers against mean cost: settings as points, what mixing them reaches as lines."""
+    figure, [[axes]] = new_figure(1, 1, (7.5, 5.0))
+    quality, cost = tiers.correct.mean(axis=1), tiers.whole.mean(axis=1)
+    for index, router in enumerate(routers):
+        style = line_style(index)
+        x, y = upper_hull(router.cost, router.quality)
+        if len(x) == 1:
+            axes.plot(x, y, linestyle="none", marker=style["marker"], color=style["color"], label=router.name)
+        else:
+            axes.plot(x, y, **style, markevery=max(1, len(x) // 8), markersize=5, label=router.name)
+    for name, q, c in zip(tiers.names, quality, cost, strict=True):
+        axes.annotate(name, (c, q), (4, -10), textcoords="offset points", fontsize=8)
+    if policy is not None:
+        axes.plot(
+            [policy.cost], [policy.quality], marker="*", markersize=12, color="black", linestyle="none", label="policy"
+        )
+    tidy(axes, xlabel="mean cost of a question", ylabel="share of right answers")
+    axes.legend(fontsize=8)
+    return figure
+
+
+def html_page(text: str, figure: Figure) -> str:
+    """One page that fetches nothing."""
+    image = base64.b64encode(png_bytes(figure, 110)).decode("ascii")
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Routing</title>'
+        "<style>body{font-family:sans-serif;max-width:75em;margin:2em auto}pre{overflow-x:auto}</style>"
+        f'<h1>Routing by the stated confidence</h1><img alt="Share of right answers against mean cost, by router" '
+        f'src="data:image/png;base64,{image}"><pre>{html.escape(text)}</pre></html>\n'
+    )
+
+
+def note() -> str:
+    """What the columns mean."""
+    return _NOTE

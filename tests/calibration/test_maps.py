@@ -1,0 +1,157 @@
+"""Maps against scikit-learn, domains, cross-fitting, and the refusal of a map that belongs elsewhere."""
+
+import json
+
+import numpy as np
+import pytest
+from scipy.optimize import minimize
+from sklearn.isotonic import IsotonicRegression
+
+from coca_mindspeed.calibration.families import fit_curve, kind_for
+from coca_mindspeed.calibration.maps import (
+    Identity,
+    cross_fitted,
+    fit_map,
+    prompt_hash,
+    read_map,
+    write_map,
+)
+from coca_mindspeed.cli import main
+from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, write_predictions
+
+IDENTITY = Identity(model="m", prompt_sha256=prompt_hash("p"), temperature=1.0, data_sha256="d")
+
+
+def overconfident(n, seed=0):
+    rng = np.random.default_rng(seed)
+    s = rng.uniform(0.02, 0.98, n).round(3)
+    return s, rng.random(n) < s**2
+
+
+def test_isotonic_is_scikit_learns():
+    s, y = overconfident(1500)
+    oracle = IsotonicRegression(out_of_bounds="clip", y_min=0, y_max=1).fit(s, y)
+    at = np.linspace(0, 1, 301)
+    assert fit_curve("isotonic", s, y)(at) == pytest.approx(oracle.predict(at))
+
+
+@pytest.mark.parametrize("kind", ["platt", "beta"])
+def test_logistic_maps_have_the_largest_likelihood(kind):
+    s, y = overconfident(800)
+    curve = fit_curve(kind, s, y)
+    columns = [np.log(s / (1 - s))] if kind == "platt" else [np.log(s), -np.log(1 - s)]
+
+    def loss(weights):
+        score = sum(w * c for w, c in zip(weights, [*columns, 1.0], strict=True))
+        return float(np.sum(np.logaddexp(0, score) - y * score))
+
+    best = minimize(loss, np.zeros(len(columns) + 1), method="Nelder-Mead",
+                    options={"maxiter": 5000, "xatol": 1e-8, "fatol": 1e-10})  # fmt: skip
+    assert loss(curve.coefficients) == pytest.approx(best.fun, abs=1e-3)
+    assert curve(np.array([0.3, np.nan]))[0] == pytest.approx(1 / (1 + np.exp(-sum(
+        w * c for w, c in zip(best.x, [np.log(0.3 / 0.7)] if kind == "platt" else [np.log(0.3), -np.log(0.7)],
+                              strict=False)) - best.x[-1])), abs=1e-3)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["platt", "beta", "isotonic"])
+def test_no_map_ever_falls(kind):
+    s, y = overconfident(300)
+    for labels in (y, ~y):
+        curve = fit_curve(kind, s, labels)
+        values = curve(np.linspace(0, 1, 200))
+        assert (np.diff(values) >= -1e-12).all()
+        assert ((values >= 0) & (values <= 1)).all()
+    separable = fit_curve(kind, np.array([0.1, 0.2, 0.8, 0.9]), np.array([False, False, True, True]))
+    assert np.isfinite(separable(np.array([0.0, 0.5, 1.0]))).all()
+    with pytest.raises(ValueError, match="all equal"):
+        fit_curve(kind, s, np.ones(300, bool))
+
+
+def test_the_labels_choose_the_kind():
+    assert [kind_for(n) for n in (50, 500, 5000)] == ["platt", "beta", "isotonic"]
+
+
+def test_domains_are_shrunk_to_the_global_map():
+    s, y = overconfident(1000)
+    rng = np.random.default_rng(1)
+    other = rng.random(300) < s[:300]
+    confidence, correct = np.concatenate([s, s[:300]]), np.concatenate([y, other])
+    domains = ["a"] * 1000 + ["b"] * 300
+    fitted = fit_map(confidence, correct, domains, IDENTITY, kind="platt", shrinkage=100)
+    own, whole = fitted.domains["b"].curve, fitted.curve
+    at = np.array([0.6])
+    assert fitted.apply(at, ["b"]) == pytest.approx(0.75 * own(at) + 0.25 * whole(at))
+    assert fitted.apply(at, ["unknown"]) == pytest.approx(whole(at))
+    assert fitted.apply_one(0.6, None) == pytest.approx(float(whole(at)[0]))
+    # Of too few labels, or of one kind only, there is no map of its own.
+    few = fit_map(confidence, correct, ["a"] * 1290 + ["c"] * 10, IDENTITY)
+    assert set(few.domains) == {"a"}
+
+
+def test_cross_fitting_never_shows_a_question_its_own_labels():
+    s, y = overconfident(400)
+    ids = [str(i // 4) for i in range(400)]
+    before = cross_fitted(s, y, ["d"] * 400, ids, IDENTITY, kind="isotonic")
+    flipped = y.copy()
+    flipped[:4] = ~flipped[:4]  # all samples of one question
+    after = cross_fitted(s, flipped, ["d"] * 400, ids, IDENTITY, kind="isotonic")
+    assert before[:4] == pytest.approx(after[:4])
+    assert calibration_metrics(before, y).ece < calibration_metrics(s, y).ece / 2
+    with pytest.raises(DataError, match="folds"):
+        cross_fitted(s[:8], y[:8], ["d"] * 8, ids[:8], IDENTITY)
+
+
+def test_a_map_is_refused_where_it_does_not_belong(tmp_path):
+    s, y = overconfident(300)
+    path = tmp_path / "map.json"
+    fitted = fit_map(s, y, ["d"] * 300, IDENTITY)
+    write_map(path, fitted)
+    assert read_map(path) == fitted
+    fitted.require("m", "p", 1.0, where="x")
+    for wrong in (("n", "p", 1.0), ("m", "q", 1.0), ("m", "p", 0.7)):
+        with pytest.raises(ConfigError, match="x: the calibration map was fitted for"):
+            fitted.require(*wrong, where="x")
+    for broken in ("{}", "no", json.dumps({**fitted.model_dump(mode="json"), "version": 2})):
+        path.write_text(broken)
+        with pytest.raises(ConfigError, match="is no calibration map"):
+            read_map(path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_map(tmp_path / "absent")
+
+
+def test_the_command(tmp_path, capsys):
+    def predictions(n, seed):
+        s, y = overconfident(n, seed)
+        return [
+            Prediction(str(i), "d", "q", "r", float(a), bool(b), 8, model="m")
+            for i, (a, b) in enumerate(zip(s, y, strict=True))
+        ]
+
+    data, fresh, path = tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "map.json"
+    write_predictions(data, predictions(600, 0))
+    write_predictions(fresh, predictions(600, 1))
+    assert main(["calibrate", str(data), "--output", str(path), "--risk", "0.3", "--confidence", "0.9"]) == 0
+    printed = capsys.readouterr().out
+    assert "beta map from 600 labels" in printed
+    assert "certified: answers of stated confidence" in printed
+    assert read_map(path).certificate.threshold is not None
+    out = tmp_path / "out.jsonl"
+    assert main(["calibrate", str(fresh), "--apply", str(path), "--output", str(out)]) == 0
+
+    def ece(rows):
+        return calibration_metrics(np.array([p.confidence for p in rows]), np.array([p.correct for p in rows])).ece
+
+    before, after = ece(read_predictions(fresh)), ece(read_predictions(out))
+    assert after < before / 2
+    capsys.readouterr()
+    for more, message in (
+        ([str(data), "--apply", str(path)], "was fitted on these very predictions"),
+        ([str(fresh), "--apply", str(path), "--temperature", "0.5"], "was fitted for temperature 1.0"),
+        ([str(fresh), "--apply", str(path), "--model", "other"], "was fitted for model 'm'"),
+        ([str(data), "--risk", "1.5"], "--risk: expected a number"),
+    ):
+        code = main(["calibrate", *more, "--output", str(tmp_path / "x")])
+        assert code == (2 if "--risk" in more else 1)
+        assert message in capsys.readouterr().err

@@ -1,0 +1,196 @@
+"""Engines and clients that misbehave: an error in OpenAI's form or the fallback that the policy names, never a half."""
+
+import concurrent.futures
+import json
+import socket
+import time
+
+import httpx
+import openai
+import pytest
+
+from coca_mindspeed.files import read_json_lines
+from tests.serving.servers_for_tests import FakeEngine, routed, until
+from tests.serving.test_proxy import QUESTION, SURE, UNSURE, ask, client
+
+# What goes wrong, and the status that a client sees where there is no tier to fall back on.
+FAULTS = {
+    "killed": ({"fault": "killed"}, 502),
+    "early": ({"fault": "early"}, 502),
+    "garbage": ({"fault": "garbage"}, 502),
+    "error": ({"fault": "error"}, 502),
+    "json": ({"fault": "json"}, 502),
+    "silent": ({"fault": "silent"}, 504),
+    "busy": ({"fault": "status", "status": 429, "headers": {"retry-after": "7"}}, 429),
+    "down": ({"fault": "status", "status": 503}, 502),
+    "our_key": ({"fault": "status", "status": 401}, 502),
+    "too_long": ({"fault": "status", "status": 400}, 400),
+}
+
+
+def patience(name):
+    """A short wait where the engine is silent; nothing else may fail because this machine is busy."""
+    return {"first_token_s": 0.5, "between_tokens_s": 0.5} if name == "silent" else None
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_without_a_fallback_it_is_an_error_in_openais_form(name):
+    fault, status = FAULTS[name]
+    with routed(FakeEngine(*SURE, **fault), small_backend=patience(name)) as (url, _):
+        with pytest.raises(openai.APIStatusError) as error:
+            ask(url)
+        assert error.value.status_code == status
+        assert set(error.value.response.json()["error"]) == {"message", "type", "param", "code"}
+        assert error.value.response.headers.get("retry-after") == ("7" if name == "busy" else None)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_next_tier_answers_instead(name):
+    fault, _ = FAULTS[name]
+    with routed(FakeEngine(*SURE, **fault), FakeEngine("LARGE"), small_backend=patience(name)) as (url, _):
+        answer = ask(url)
+        assert (answer.choices[0].message.content, answer.coca["tier"]) == ("LARGE", "large")
+    failing = {"small_backend": patience(name), "on_error": "fail"}
+    with (
+        routed(FakeEngine(*SURE, **fault), FakeEngine("LARGE"), **failing) as (url, _),
+        pytest.raises(openai.APIStatusError),
+    ):
+        ask(url)
+
+
+@pytest.mark.parametrize("name", ["killed", "early", "garbage", "error"])
+def test_half_an_answer_in_a_stream_ends_in_an_error_and_is_not_finished(name, tmp_path):
+    fault, _ = FAULTS[name]
+    with routed(FakeEngine(*SURE, **fault), log={"directory": str(tmp_path)}) as (url, _):
+        seen = []
+        with pytest.raises(openai.APIError):
+            seen.extend(piece for piece in ask(url, stream=True))
+        raw = httpx.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION, "stream": True}).text
+    assert "[DONE]" not in raw
+    assert '"finish_reason": "stop"' not in raw
+    assert json.loads(raw.strip().splitlines()[-1].removeprefix("data: "))["error"]["type"] == "server_error"
+    outcomes = [row["outcome"] for _, row in read_json_lines(tmp_path / "requests.jsonl")]
+    assert set(outcomes) <= {"cut", "garbage", "failed"}
+
+
+def test_an_engine_that_drips_forever_meets_the_deadline():
+    small = FakeEngine(*SURE, *["."] * 1000, delay=0.05)
+    with routed(small, limits={"deadline_s": 1.0}) as (url, _):
+        with pytest.raises(openai.APIStatusError) as error:
+            ask(url)
+        assert error.value.status_code == 504
+        until(lambda: small.running == 0)
+
+
+def test_a_pause_that_the_engine_asked_for_is_kept():
+    small = FakeEngine(*SURE, fault="status", headers={"retry-after": "60"})
+    with routed(small, FakeEngine("LARGE")) as (url, _):
+        for _ in range(3):
+            assert ask(url).coca["tier"] == "large"
+    assert len(small.requests) == 1
+
+
+def test_nobody_listens_there():
+    nobody = {"url": "http://127.0.0.1:9/v1"}
+    with routed(FakeEngine(*SURE), small_backend=nobody) as (url, _), pytest.raises(openai.APIStatusError) as error:
+        ask(url)
+    assert (error.value.status_code, error.value.code) == (502, "unreachable")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_when_the_client_leaves_the_engine_stops(stream, tmp_path):
+    small = FakeEngine(*SURE, *[" and so on"] * 400, delay=0.02)
+    with routed(small, log={"directory": str(tmp_path)}) as (url, proxy):
+        host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
+        body = json.dumps({"model": "coca", "messages": QUESTION, "stream": stream}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: {len(body)}\r\n\r\n"
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(head.encode() + body)
+            until(lambda: small.generated > 8)
+        until(lambda: small.running == 0)
+        stopped_at = small.generated
+        time.sleep(0.2)
+        assert small.generated == stopped_at < 200
+        until(lambda: proxy._running == 0)
+    [(_, row)] = read_json_lines(tmp_path / "requests.jsonl")
+    assert row["outcome"] == "client_gone"
+
+
+def test_no_stream_is_left_behind_by_two_hundred_escalations():
+    small, large = FakeEngine(*UNSURE, delay=0.002), FakeEngine("LARGE")
+    with routed(small, large) as (url, proxy):
+        body = {"model": "coca", "messages": QUESTION}
+        with concurrent.futures.ThreadPoolExecutor(16) as pool, httpx.Client(timeout=30) as http:
+            answers = list(pool.map(lambda _: http.post(f"{url}/chat/completions", json=body).json(), range(200)))
+        assert {answer["choices"][0]["message"]["content"] for answer in answers} == {"LARGE"}
+        until(lambda: small.running == 0 and proxy._running == 0)
+    assert small.left == 200
+    assert small.generated < 200 * 50
+
+
+BAD_BODIES = {
+    "no JSON": b"{",
+    "no object": b"[1]",
+    "not UTF-8": b"\xff\xfe",
+    "deep": b"[" * 100_000,
+    "no messages": b'{"model": "coca"}',
+    "wrong role": b'{"model": "coca", "messages": [{"role": "king", "content": "x"}]}',
+    "picture": b'{"model": "coca", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
+    "no model": b'{"messages": [{"role": "user", "content": "x"}]}',
+    "n": b'{"model": "coca", "n": 3, "messages": [{"role": "user", "content": "x"}]}',
+    "temperature": b'{"model": "coca", "temperature": "hot", "messages": [{"role": "user", "content": "x"}]}',
+    "nan": b'{"model": "coca", "temperature": NaN, "messages": [{"role": "user", "content": "x"}]}',
+    "max_tokens": b'{"model": "coca", "max_tokens": 0.5, "messages": [{"role": "user", "content": "x"}]}',
+    "stop": b'{"model": "coca", "stop": [""], "messages": [{"role": "user", "content": "x"}]}',
+    "tools": b'{"model": "coca", "tools": [{}], "messages": [{"role": "user", "content": "x"}]}',
+    "logprobs": b'{"model": "coca", "logprobs": true, "messages": [{"role": "user", "content": "x"}]}',
+}
+
+
+def test_bad_requests_are_refused_and_nothing_is_asked_for_them():
+    small = FakeEngine(*SURE)
+    with routed(small, limits={"request_bytes": 1_000_000}) as (url, _), httpx.Client() as http:
+        for name, body in BAD_BODIES.items():
+            answer = http.post(f"{url}/chat/completions", content=body)
+            assert answer.status_code == 400, name
+            assert answer.json()["error"]["message"], name
+        other = http.post(f"{url}/chat/completions", json={"model": "gpt", "messages": QUESTION})
+        assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
+        large = b'{"model": "coca", "messages": [{"role": "user", "content": "' + b"x" * 10_000_000 + b'"}]}'
+        assert http.post(f"{url}/chat/completions", content=large).status_code == 413
+
+        def in_parts():
+            for start in range(0, len(large), 65536):
+                yield large[start : start + 65536]
+
+        assert http.post(f"{url}/chat/completions", content=in_parts()).status_code == 413
+        assert http.get(f"{url}/nothing").status_code == 404
+        assert http.get(f"{url}/chat/completions").status_code == 405
+    assert not small.requests
+
+
+def test_a_thousand_connections_are_answered_or_told_to_wait():
+    small = FakeEngine(*SURE, delay=0.01)
+    with routed(small, limits={"concurrent": 100}) as (url, proxy):
+        host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
+        body = json.dumps({"model": "coca", "messages": QUESTION}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\nconnection: close\r\n"
+        request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+        connections = [socket.create_connection((host, int(port)), timeout=60) for _ in range(1000)]
+        for connection in connections:
+            connection.sendall(request)
+        statuses = []
+        for connection in connections:
+            answer = b""
+            while part := connection.recv(65536):
+                answer += part
+            connection.close()
+            statuses.append(int(answer.split()[1]))
+            value = json.loads(answer.split(b"\r\n\r\n", 1)[1])
+            assert ("error" in value) == (statuses[-1] == 429)
+            if statuses[-1] == 200:
+                assert value["choices"][0]["message"]["content"] == "\nForty-two."
+        assert set(statuses) <= {200, 429}
+        assert statuses.count(200) >= 100
+        until(lambda: proxy._running == 0)
+        assert client(url).models.list().data[0].id == "coca"

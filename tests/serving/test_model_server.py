@@ -1,0 +1,237 @@
+"""Our own sampler behind the API: pieces, stops, token ids, cancellation, and both request styles through the proxy."""
+
+import json
+import socket
+import time
+
+import httpx
+import openai
+import pytest
+import torch
+
+from coca_mindspeed.algorithm.response import CLOSE_TAG, ResponseParser
+from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.sampler import sample_responses
+from coca_mindspeed.local.token_stream import TokenStream
+from coca_mindspeed.serving.model_server import ModelServer
+from coca_mindspeed.serving.proxy import Proxy
+from coca_mindspeed.serving.serving_config import ServingConfig
+from tests.local.models_for_tests import write_random_model
+from tests.serving.servers_for_tests import served, until
+
+QUESTION = [{"role": "user", "content": "What is 6 times 7?"}]
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    path = write_random_model(tmp_path_factory.mktemp("model"), "qwen2")
+    return load_policy(path, ModelConfig(), torch.device("cpu"))
+
+
+@pytest.fixture
+def babbler(policy):
+    """A policy that never ends a response by itself."""
+    from dataclasses import replace
+
+    return replace(policy, eos_ids=(policy.pad_id,))
+
+
+def prompt_ids(policy):
+    text = policy.tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, tokenize=False)
+    return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+def test_the_stream_draws_what_the_sampler_draws(policy):
+    prompt = prompt_ids(policy)
+    for temperature in (1.0, 0.7):
+        draws = {"temperature": temperature}
+        whole = sample_responses(policy, [prompt], group_size=1, max_new_tokens=20,
+                                 generator=torch.Generator().manual_seed(3), **draws)  # fmt: skip
+        stream = TokenStream(policy, prompt, generator=torch.Generator().manual_seed(3), top=2, **draws)
+        tokens = [token for token, _ in zip(stream, range(20), strict=False)]
+        length = int(whole.lengths[0])
+        assert [token.id for token in tokens] == whole.token_ids[0, :length].tolist()
+        assert [token.log_prob for token in tokens] == pytest.approx(whole.log_probs[0, :length].tolist(), abs=1e-5)
+    greedy = TokenStream(policy, prompt, temperature=0, generator=torch.Generator(), top=1)
+    token = next(greedy)
+    assert token.id == token.top[0][0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_whole_and_in_pieces_it_is_the_same(policy, stream):
+    with served(ModelServer(policy, "tiny").app()) as url:
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+        answer = client.chat.completions.create(
+            model="tiny", messages=QUESTION, seed=5, max_tokens=12, stream=stream, logprobs=True, top_logprobs=2,
+            extra_body={"return_token_ids": True},
+        )  # fmt: skip
+        if stream:
+            pieces = list(answer)
+            assert pieces[0].prompt_token_ids == prompt_ids(policy)
+            text = "".join(p.choices[0].delta.content or "" for p in pieces)
+            ids = [i for p in pieces for i in getattr(p.choices[0], "token_ids", None) or ()]
+            entries = [e for p in pieces if p.choices[0].logprobs for e in p.choices[0].logprobs.content]
+            reason = pieces[-1].choices[0].finish_reason
+        else:
+            [choice] = answer.choices
+            text, ids, entries = choice.message.content, choice.token_ids, choice.logprobs.content
+            reason = choice.finish_reason
+            assert answer.usage.completion_tokens == len(ids)
+    drawn = sample_responses(policy, [prompt_ids(policy)], group_size=1, max_new_tokens=12, temperature=1.0,
+                             generator=torch.Generator().manual_seed(5))  # fmt: skip
+    assert ids == drawn.token_ids[0, : int(drawn.lengths[0])].tolist()
+    assert text == policy.text.decode(drawn.token_ids, drawn.lengths)[0]
+    assert reason == ("stop" if bool(drawn.finished[0]) else "length")
+    assert len(entries) == len(ids)
+    assert all(len(entry.top_logprobs) == 2 for entry in entries)
+
+
+def test_going_on_by_token_ids_gives_what_one_request_gives(babbler):
+    with served(ModelServer(babbler, "tiny").app()) as url, httpx.Client(timeout=30) as http:
+        ids = prompt_ids(babbler)
+        body = {"model": "tiny", "temperature": 0, "return_token_ids": True}
+        whole = http.post(f"{url}/completions", json={**body, "prompt": ids, "max_tokens": 12}).json()["choices"][0]
+        first = http.post(f"{url}/completions", json={**body, "prompt": ids, "max_tokens": 5}).json()["choices"][0]
+        rest = {**body, "prompt": [*ids, *first["token_ids"]], "max_tokens": 7}
+        second = http.post(f"{url}/completions", json=rest).json()["choices"][0]
+        assert first["token_ids"] + second["token_ids"] == whole["token_ids"]
+        for bad in ({"prompt": "text"}, {"prompt": [10**6]}, {"prompt": []}, {"prompt": [1] * 600}, {"top_p": 0.5}):
+            assert http.post(f"{url}/completions", json={**body, "prompt": ids, **bad}).status_code == 400
+
+
+def test_a_stop_ends_the_text_and_the_generation(babbler):
+    with served(ModelServer(babbler, "tiny").app()) as url, httpx.Client(timeout=30) as http:
+        body = {"model": "tiny", "messages": QUESTION, "seed": 1, "max_tokens": 40, "return_token_ids": True}
+        plain = http.post(f"{url}/chat/completions", json=body).json()["choices"][0]
+        stop = plain["message"]["content"][5:7]
+        for include in (False, True):
+            more = {"stop": stop, "include_stop_str_in_output": include}
+            cut = http.post(f"{url}/chat/completions", json={**body, **more}).json()["choices"][0]
+            place = plain["message"]["content"].index(stop)
+            assert cut["message"]["content"] == plain["message"]["content"][: place + include * len(stop)]
+            assert cut["finish_reason"] == "stop"
+            assert len(cut["token_ids"]) < len(plain["token_ids"])
+
+
+def test_a_client_that_leaves_frees_its_place_and_the_others_wait_their_turn(babbler):
+    server = ModelServer(babbler, "tiny", concurrent=1, waiting=1, max_tokens=400)
+    with served(server.app()) as url, httpx.Client(timeout=30) as http:
+        host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
+
+        def started():
+            body = json.dumps({"model": "tiny", "messages": QUESTION, "stream": True}).encode()
+            connection = socket.create_connection((host, int(port)))
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            connection.sendall(head.encode() + body)
+            return connection
+
+        def value(name):
+            lines = http.get(url.replace("/v1", "/metrics")).text.splitlines()
+            return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+        first = started()
+        until(lambda: value("generation_tokens_total") > 3)
+        second = started()
+        until(lambda: server._accepted == 2)
+        refused = http.post(f"{url}/chat/completions", json={"model": "tiny", "messages": QUESTION})
+        assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
+        assert value("num_requests_running") == 1
+        for connection in (first, second):
+            connection.close()
+        until(lambda: value("num_requests_running") == 0)
+        stopped_at = value("generation_tokens_total")
+        time.sleep(0.2)
+        assert value("generation_tokens_total") == stopped_at < 400
+        assert server._accepted == 0
+
+
+class Scripted:
+    """A policy's model that says a text, token by token, whatever it is asked; then it ends."""
+
+    def __init__(self, policy, text):
+        self._policy, self._text = policy, text
+
+    def install(self, monkeypatch):
+        policy = self._policy
+        ids = [*policy.tokenizer(self._text, add_special_tokens=False)["input_ids"], policy.eos_ids[0]]
+        start = len(prompt_with_system(policy))
+
+        class Scripting:
+            def __init__(self, _, prompts, group):
+                self._place = len(prompts[0]) - start
+                self._set()
+
+            def _set(self):
+                self.logits = torch.full((1, policy.model.config.vocab_size), -20.0)
+                self.logits[0, ids[min(self._place, len(ids) - 1)]] = 20.0
+
+            def step(self, token):
+                self._place += 1
+                self._set()
+
+        monkeypatch.setattr("coca_mindspeed.local.token_stream.Decoder", Scripting)
+        return ids
+
+
+def prompt_with_system(policy):
+    from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT
+
+    messages = [{"role": "system", "content": CONFIDENCE_FIRST_PROMPT}, *QUESTION]
+    text = policy.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+
+@pytest.mark.parametrize("tier", [
+    {"style": "one_request"}, {"style": "two_requests"}, {"confidence": {"source": "log_probs"}},
+    {"confidence": {"source": "mean", "samples": 3}},
+], ids=["one", "two", "log_probs", "mean"])  # fmt: skip
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_style_gives_the_same_answer(policy, monkeypatch, tier, stream):
+    # The newline after the tag is merged with its last bracket by this tokenizer.
+    text = f"<confidence> 0.85 {CLOSE_TAG}\n\nStep 1: x > 3 émigré 🙂"
+    ids = Scripted(policy, text).install(monkeypatch)
+    merged = [policy.text.bytes_of(i) for i in ids]
+    assert any(b">\n" in token for token in merged)
+    server = ModelServer(policy, "tiny")
+    with served(server.app()) as engine:
+        values = {
+            "backends": {"a": {"url": engine, "model": "tiny", "dialect": "vllm"}},
+            "tiers": [{"name": "t", "backend": "a", "bands": [{"at_least": 0.0, "action": "answer"}], **tier,
+                       "invalid": "refuse"}],
+        }  # fmt: skip
+        values["tiers"][0]["max_confidence_tokens"] = 64
+        with served(Proxy(ServingConfig.model_validate(values), {}).app()) as url:
+            client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+            answer = client.chat.completions.create(model="coca", messages=QUESTION, stream=stream)
+            if stream:
+                pieces = list(answer)
+                given = "".join(p.choices[0].delta.content or "" for p in pieces)
+                fields, reason = pieces[-1].coca, pieces[-1].choices[0].finish_reason
+            else:
+                given, fields = answer.choices[0].message.content, answer.coca
+                reason = answer.choices[0].finish_reason
+    assert given == ResponseParser()(text).answer
+    assert fields["confidence"] == pytest.approx(0.85, abs=1e-6)
+    assert (fields["action"], reason) == ("answer", "stop")
+    confidence_tokens = next(i for i, _ in enumerate(merged) if CLOSE_TAG.encode() in b"".join(merged[: i + 1])) + 1
+    times = tier.get("confidence", {}).get("samples", 1)
+    assert fields["tokens_to_confidence"] == confidence_tokens * times
+    assert fields["tokens"]["t"] == len(ids) + confidence_tokens * (times - 1)
+
+
+def test_max_tokens_are_the_answers(policy, monkeypatch):
+    Scripted(policy, f"<confidence>0.9{CLOSE_TAG}12345678").install(monkeypatch)
+    with served(ModelServer(policy, "tiny").app()) as engine:
+        for style in ("one_request", "two_requests"):
+            values = {
+                "backends": {"a": {"url": engine, "model": "tiny", "dialect": "vllm"}},
+                "tiers": [{"name": "t", "backend": "a", "bands": [{"at_least": 0.0, "action": "answer"}],
+                           "style": style, "max_confidence_tokens": 64}],
+            }  # fmt: skip
+            with served(Proxy(ServingConfig.model_validate(values), {}).app()) as url:
+                client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+                answer = client.chat.completions.create(model="coca", messages=QUESTION, max_tokens=3)
+                assert answer.choices[0].finish_reason == "length", style
+                assert answer.usage.completion_tokens == 3
+                assert answer.choices[0].message.content == "123"

@@ -1,0 +1,110 @@
+"""Any way of cutting a response into pieces gives what the parser of the whole text gives."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths
+from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.serving.reader import ConfidenceReader, TokenReader, read_whole
+from coca_mindspeed.tokenization import token_text
+from tests import tokenizers_for_tests as kinds
+
+# Parts of which responses and nearly right responses are made.
+_PARTS = (
+    *("<confidence>", "</confidence>", "<confidence", ">", "</", "<", " ", "\n", "\t", "0", "1", ".", "85", "0.5"),
+    *("1.0", "%", "-", "e", "answer", "é", "🙂", "\u00a0", "٣", "<confidence>0.25</confidence>"),
+)
+_NEAR = st.lists(st.sampled_from(_PARTS), max_size=12).map("".join)
+_RIGHT = st.builds(
+    lambda space, number, gap, answer: f"{space}<confidence>{gap}{number}{gap}</confidence>{answer}",
+    st.text(" \t\r\n\f\v", max_size=3),
+    st.one_of(st.sampled_from(["0", "1", "1.0", ".5", "0.85", "1.5", "2", "0.", "1.00"]), st.decimals(0, 1, places=2)),
+    st.text(" \n", max_size=2),
+    st.text(max_size=8),
+)
+_PARSERS = st.sampled_from([ResponseParser(), ResponseParser(decimals=2)])
+
+
+def cut(text, places):
+    edges = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
+    return [text[a:b] for a, b in itertools.pairwise(edges)]
+
+
+@settings(deadline=None)
+@given(st.one_of(_NEAR, _RIGHT), st.lists(st.integers(0, 200), max_size=8), _PARSERS)
+def test_any_cut_gives_what_the_whole_text_gives(text, places, parser):
+    assert read_whole(cut(text, places), parser) == parser(text)
+    assert read_whole(list(text), parser) == parser(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "decided_by", "state"),
+    [
+        ("the answer", "t", "invalid"),
+        (" \n<confidence>0.5</confidence>4", " \n<confidence>0.5</confidence>", "valid"),
+        ("<confidence>0.5 </confidence>\n4", "<confidence>0.5 </confidence>", "valid"),
+        ("<confidence>85%</confidence>", "<confidence>8", "invalid"),
+        ("<confidence>1.5</confidence>", "<confidence>1.5", "invalid"),
+        ("<confidence>0.5 0.6</confidence>", "<confidence>0.5 0", "invalid"),
+        ("<confidence>high</confidence>", "<confidence>h", "invalid"),
+        ("<confidence>-0.5</confidence>", "<confidence>-", "invalid"),
+        ("<confidence>0.5<confidence>", "<confidence>0.5<c", "invalid"),
+        ("<think>hm</think><confidence>0.5</confidence>", "<t", "invalid"),
+    ],
+)
+def test_it_is_decided_at_the_first_character_that_decides_it(text, decided_by, state):
+    reader = ConfidenceReader()
+    for character in decided_by[:-1]:
+        assert reader.feed(character) == ""
+        assert reader.state == "reading"
+    reader.feed(decided_by[-1])
+    assert reader.state == state
+
+
+@settings(deadline=None)
+@given(_RIGHT, st.sampled_from(sorted(kinds.ALL)))
+def test_tokens_are_counted_as_the_boundary_search_counts_them(text, kind):
+    tokenizer = kinds.ALL[kind]()
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    if not ids:
+        return
+    table: TokenText = token_text(tokenizer, len(tokenizer))
+    rows, lengths = torch.tensor([ids]), torch.tensor([len(ids)])
+    [decoded] = table.decode(rows, lengths)
+    reader = TokenReader()
+    answer = "".join([*(reader.feed(table.bytes_of(i)) for i in ids), reader.finish()])
+    whole = ResponseParser()(decoded)
+    assert (reader.reader.confidence, answer) == (whole.confidence, whole.answer)
+    valid = torch.tensor([whole.confidence is not None])
+    if valid:
+        assert reader.tokens_to_confidence == int(confidence_segment_lengths(rows, lengths, table, valid))
+    else:
+        assert reader.tokens_to_confidence is None
+
+
+def test_a_token_that_merges_the_bracket_with_the_newline_belongs_to_the_confidence():
+    reader = TokenReader()
+    pieces = [reader.feed(token) for token in (b"<confidence>", b"0.", b"9", b"</confidence", b">\n", b"4", b"\xc3")]
+    assert (reader.reader.confidence, reader.tokens_to_confidence) == (0.9, 5)
+    assert pieces == ["", "", "", "", "\n", "4", ""]
+    assert reader.finish() == "\ufffd"
+
+
+def test_what_never_ends_is_invalid_and_given_back_whole():
+    reader = ConfidenceReader(max_characters=40)
+    endless = "<confidence>0." + "3" * 100
+    given_back = "".join(map(reader.feed, endless))
+    assert (reader.state, given_back) == ("invalid", endless)
+    # The limit holds also where all of it comes at once.
+    reader = ConfidenceReader(max_characters=40)
+    assert reader.feed(endless + "</confidence>x") == endless + "</confidence>x"
+    assert reader.confidence is None
+
+
+def test_an_answer_first_parser_is_refused():
+    with pytest.raises(ValueError, match="stands last"):
+        ConfidenceReader(ResponseParser("last"))

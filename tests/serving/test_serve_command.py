@@ -1,0 +1,91 @@
+"""The command: what it checks before it listens, where it listens, and a map that does not match."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import httpx
+import numpy as np
+import pytest
+
+from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.calibration.maps import Identity, fit_map, prompt_hash, write_map
+from coca_mindspeed.cli import main
+from coca_mindspeed.local.tiny_model import write_tiny_model
+from tests.serving.servers_for_tests import FakeEngine, routed
+from tests.serving.test_proxy import SURE, ask
+
+CONFIG = """
+backends: {a: {url: "http://127.0.0.1:9/v1", model: small}}
+tiers:
+  - {name: s, backend: a, temperature: 1.0, calibration: map.json, bands: [{at_least: 0, action: answer}]}
+"""
+
+
+def small_map(path, model="small", temperature=1.0):
+    rng = np.random.default_rng(0)
+    stated = rng.random(400)
+    identity = Identity(
+        model=model, prompt_sha256=prompt_hash(CONFIDENCE_FIRST_PROMPT), temperature=temperature, data_sha256="x"
+    )
+    write_map(path, fit_map(stated, rng.random(400) < stated**3, ["d"] * 400, identity, kind="platt"))
+
+
+def test_it_checks_before_it_listens(tmp_path, capsys):
+    config = tmp_path / "serving.yaml"
+    config.write_text(CONFIG)
+    assert main(["serve", str(config), "--check"]) == 1
+    assert "map.json: cannot be read" in capsys.readouterr().err
+    small_map(tmp_path / "map.json")
+    assert main(["serve", str(config), "--check"]) == 0
+    assert "can be served" in capsys.readouterr().out
+    for wrong in ({"model": "other"}, {"temperature": 0.5}):
+        small_map(tmp_path / "map.json", **wrong)
+        assert main(["serve", str(config), "--check"]) == 1
+        assert "the calibration map was fitted for" in capsys.readouterr().err
+    for arguments in ([], [str(config), "--model", str(tmp_path)]):
+        assert main(["serve", *arguments]) == 2
+        assert "either a CONFIG of tiers or --model DIR" in capsys.readouterr().err
+
+
+def test_it_is_decided_by_the_recalibrated_confidence(tmp_path):
+    small_map(tmp_path / "map.json")
+    tier = {"temperature": 1.0, "calibration": str(tmp_path / "map.json")}
+    small = FakeEngine(*SURE)
+    with routed(small, FakeEngine("LARGE"), small_tier={**tier, "bands": [
+        {"at_least": 0.85, "action": "answer"}, {"at_least": 0, "action": "escalate"}]}) as (url, _):  # fmt: skip
+        assert ask(url, temperature=0.2).coca["tier"] == "large"  # 0.9 was worth less than 0.85
+    assert small.requests[0]["temperature"] == 1.0  # at which the map holds
+
+
+@pytest.mark.slow
+def test_a_model_is_served_on_this_machine_alone_until_it_is_told_to_stop(tmp_path):
+    write_tiny_model(tmp_path / "tiny", 0)
+    command = [sys.executable, "-m", "coca_mindspeed.cli", "serve", "--model", str(tmp_path / "tiny"), "--port", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen([*command, "--check"], stdout=subprocess.PIPE, text=True, env=environment) as checked:
+        assert re.search(r"tiny: .* at http://127\.0\.0\.1:0/v1", checked.communicate(timeout=120)[0])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{probe.getsockname()[1]}/v1"
+        command[-1] = str(probe.getsockname()[1])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        try:
+            assert address in process.stdout.readline()
+            for _ in range(300):
+                try:
+                    answer = httpx.post(
+                        f"{address}/chat/completions",
+                        json={"model": "tiny", "messages": [{"role": "user", "content": "1+1"}], "max_tokens": 3},
+                    )
+                    break
+                except httpx.ConnectError:
+                    time.sleep(0.1)
+            assert answer.json()["usage"]["completion_tokens"] in (1, 2, 3)
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(30) in (0, 130, -signal.SIGINT)

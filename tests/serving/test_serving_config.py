@@ -1,0 +1,93 @@
+"""The serving file: what it says, and errors that name file and key."""
+
+import pytest
+
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.serving.decision import CostRule, ThresholdRule
+from coca_mindspeed.serving.serving_config import read_serving_config
+
+GOOD = """
+backends:
+  a: {url: "http://127.0.0.1:1/v1", model: small}
+  b: {url: "http://127.0.0.1:2/v1", model: large, dialect: vllm}
+tiers:
+  - name: small
+    backend: a
+    bands: [{at_least: 0.7, action: answer}, {at_least: 0, action: escalate}]
+  - {name: large, backend: b, states_confidence: false, price: 8}
+"""
+
+
+def written(tmp_path, text):
+    path = tmp_path / "serving.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_a_small_file_and_its_defaults(tmp_path):
+    config = read_serving_config(written(tmp_path, GOOD))
+    assert (config.listen.host, config.limits.concurrent) == ("127.0.0.1", 256)
+    assert isinstance(config.rule(0), ThresholdRule)
+    assert config.log is None
+    assert config.shadow is None
+
+
+def test_costs_become_a_rule(tmp_path):
+    text = """
+backends: {a: {url: "http://h/v1", model: m}}
+costs: {error: 10, refusal: 4}
+tiers:
+  - {name: s, backend: a, answer_tokens: 50, price: 0.01}
+  - {name: l, backend: a, answer_tokens: 100, price: 0.02, accuracy: 0.9}
+"""
+    config = read_serving_config(written(tmp_path, text))
+    rule = config.rule(0)
+    assert rule == CostRule(answer=0.5, error=10, refusal=4, escalate=rule.escalate)
+    assert rule.escalate == pytest.approx(2 + 1)
+    assert config.rule(1).escalate == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("bands:", "band:"), "tiers.0.band: unknown key, did you mean 'bands'?"),
+        (("model: small", "model: small, dialekt: vllm"), "backends.a.dialekt: unknown key, did you mean 'dialect'?"),
+        (("at_least: 0.7", "at_least: 1.7"), "tiers.0.bands.0.at_least: Input should be less than or equal to 1"),
+        (("at_least: 0,", "at_least: 0.1,"), "tiers.0: bands should fall from at most 1 to exactly 0"),
+        (("action: answer", "action: reply"), "tiers.0.bands.0.action"),
+        (("action: answer", "action: hook"), "there is no section hook"),
+        (("backend: a", "backend: c"), "tiers.0.backend: expected one of a, b, found 'c'"),
+        (("name: large", "name: small"), "names should differ"),
+        (("    bands: [{at_least: 0.7, action: answer}, {at_least: 0, action: escalate}]\n", ""), "expected bands"),
+        (("backend: a", "backend: a\n    style: two_requests"), "needs a backend of dialect vllm"),
+        (("backend: a", "backend: a\n    calibration: m.json"), "temperature: a calibration map holds at one"),
+        (("http://127.0.0.1:1/v1", "127.0.0.1:1"), "backends.a.url: String should match pattern"),
+        (("price: 8", "price: '8'"), "tiers.1.price: Input should be a valid number, found '8'"),
+        (("backends:", "shadow: {serve: huge}\nbackends:"), "shadow.serve: expected one of small, large, found 'huge'"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named_with_file_and_key(tmp_path, change, message):
+    path = written(tmp_path, GOOD.replace(*change, 1))
+    with pytest.raises(ConfigError) as error:
+        read_serving_config(path)
+    assert str(error.value).startswith(f"{path}: ")
+    assert message in str(error.value)
+
+
+def test_several_mistakes_are_named_at_once_and_what_is_no_yaml_is_refused(tmp_path):
+    path = written(tmp_path, GOOD.replace("bands:", "band:").replace("price: 8", "prize: 8"))
+    with pytest.raises(ConfigError) as error:
+        read_serving_config(path)
+    assert len(str(error.value).splitlines()) == 2
+    for text in ("- 1", "a: [", ""):
+        with pytest.raises(ConfigError, match=r"serving\.yaml"):
+            read_serving_config(written(tmp_path, text))
+
+
+def test_paths_are_relative_to_the_file(tmp_path):
+    text = (
+        GOOD.replace("backend: a", "backend: a\n    temperature: 1\n    calibration: m.json") + "log: {directory: l}\n"
+    )
+    config = read_serving_config(written(tmp_path, text))
+    assert config.tiers[0].calibration == str(tmp_path / "m.json")
+    assert config.log.directory == str(tmp_path / "l")
