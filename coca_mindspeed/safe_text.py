@@ -15,7 +15,7 @@ _UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})  # control, half of a pair, l
 
 def printable(text: str) -> str:
     r"""The text with control characters as escapes (``\x1b``); line ends and tabs stay."""
-    if not any(map(_is_unprintable, text)):
+    if text.isascii() and text.isprintable():  # nearly all text; a report has tens of thousands of cells
         return text
     return "".join(ascii(c)[1:-1] if _is_unprintable(c) else c for c in text)
 

@@ -51,7 +51,7 @@ def test_prepare_by_name(hub, tmp_path, capsys):
     assert next(read_records(tmp_path / "out" / "test.jsonl")).answer == "Mars"
     assert main(["data", "prepare", "triviaqa", "--hub", "my/copy:conf:dev", "--output", str(tmp_path / "2")]) == 0
     assert hub[-1] == (("my/copy", "conf"), {"split": "dev", "streaming": True})
-    assert main(["data", "prepare", "records", "--hub", "--output", str(tmp_path / "3")]) == 1
+    assert main(["data", "prepare", "records", "--hub", "--output", str(tmp_path / "3")]) == 2
     assert "records has no place on the hub of its own; name one: --hub REPOSITORY" in capsys.readouterr().err
 
 

@@ -199,6 +199,12 @@ def ended(pid: int) -> bool:
     return False
 
 
+def heed_signals():
+    """What the test runner was told to ignore (``nohup`` has it ignore SIGHUP) a shell could not trap."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_stops_what_was_started(stand_in, sent):
     folder, environment = stand_in
@@ -207,6 +213,7 @@ def test_a_signal_stops_what_was_started(stand_in, sent):
         env={**os.environ, **environment, "DRIVER_SLEEPS": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        preexec_fn=heed_signals,
     )
     until(folder / "driver")
     process.send_signal(sent)
@@ -225,6 +232,7 @@ def test_a_signal_to_the_script_alone_leaves_no_orphan(stand_in, what, sent):
         env={**os.environ, **environment, "CLUSTER_SLEEPS": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        preexec_fn=heed_signals,
     )
     until(folder / "training")
     child = int((folder / "training").read_text().split()[0])
