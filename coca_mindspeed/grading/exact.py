@@ -13,7 +13,8 @@ class ExactGrader:
     def __init__(self) -> None:
         self._tally = Tally()
 
-    def check(self, records: Sequence[Record]) -> None:
+    @staticmethod
+    def check(records: Sequence[Record]) -> None:
         """Any gold answer can be compared."""
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:

@@ -26,6 +26,17 @@ _BY_DATASET = {"arithmetic": "exact", "simpleqa": "simpleqa", "triviaqa": "factu
 _BY_CATEGORY = {"math": "math", "code": "code", "factual": "factual"}
 
 
+def grader_class(name: str) -> type[MeasuredGrader]:
+    """The class of a grader; its ``check`` can be asked without making one, but for ``auto``.
+
+    Raises:
+        GradingError: an unknown name.
+    """
+    module, _, cls = _GRADERS[_known(name, GRADER_NAMES, "grader")].partition(":")
+    grader: type[MeasuredGrader] = getattr(importlib.import_module(module), cls)
+    return grader
+
+
 def build_grader(name: str, config: Mapping[str, Any] | None = None) -> MeasuredGrader:
     """Make a grader.
 
@@ -36,13 +47,11 @@ def build_grader(name: str, config: Mapping[str, Any] | None = None) -> Measured
     Raises:
         GradingError: an unknown name or option, or what the grader itself needs is missing.
     """
-    module, _, cls = _GRADERS[_known(name, GRADER_NAMES, "grader")].partition(":")
-    grader = getattr(importlib.import_module(module), cls)
+    grader = grader_class(name)
     options = dict(config or {})
     for option in options:
         _known(option, tuple(inspect.signature(grader).parameters), f"option of the grader {name!r}")
-    built: MeasuredGrader = grader(**options)
-    return built
+    return grader(**options)
 
 
 def grader_name(record: Record) -> str:

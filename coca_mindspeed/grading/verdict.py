@@ -50,7 +50,8 @@ class Grader(Protocol):
 class MeasuredGrader(Grader, Protocol):
     """A grader that counts what it does, and says beforehand what it cannot grade; all of this package's own are."""
 
-    def check(self, records: Sequence[Record]) -> None:
+    @staticmethod
+    def check(records: Sequence[Record]) -> None:
         """Refuse what :meth:`grade` would refuse whatever the answers are, without running or asking anything.
 
         Raises:

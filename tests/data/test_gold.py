@@ -2,8 +2,20 @@
 
 import pytest
 
-from coca_mindspeed.data.preparing.gold import gold_checker, math_gold_problems
+from coca_mindspeed.data.preparing.gold import gold_checker
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.mathematics.math import MathGrader
+
+
+@pytest.fixture(scope="module")
+def check():
+    grader = MathGrader(workers=2)
+    yield gold_checker(grader.gold_problems)
+    grader.close()
+
+
+def record(category, answer="", **metadata):
+    return Record("i", "d", category, "q", answer, None, metadata)
 
 
 @pytest.mark.parametrize(
@@ -13,29 +25,28 @@ from coca_mindspeed.data.records import Record
         "[0, \\infty)", "\\{1, 2\\}", "50\\%", "10^{100}", "-\\infty", "\\text{even}", "x=3",
     ],
 )  # fmt: skip
-def test_answers_that_can_be_graded_against(answer):
-    assert math_gold_problems([answer]) == [""]
+def test_answers_that_can_be_graded_against(check, answer):
+    assert check([record("math", answer)]) == [""]
 
 
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ("", "empty gold answer"),
-        ("  ", "empty gold answer"),
-        ("\\text{", "math-verify cannot parse"),
-        ("9" * 2001, "longer than 2000 characters"),
+        ("", "it is empty"),
+        ("  ", "it is empty"),
+        ("\\text{", "it cannot be parsed as mathematics"),
+        ("9" * 2001, "over 2000 characters"),
+        ("(" * 51 + "1" + ")" * 51, "more than 50 deep"),
     ],
 )
-def test_answers_that_cannot(answer, reason):
-    (problem,) = math_gold_problems([answer])
+def test_answers_that_cannot(check, answer, reason):
+    readable, problem, other = check([record("math", "x^2"), record("math", answer), record("factual", answer)])
+    assert readable == ""
     assert reason in problem
+    assert "metadata['aliases'] should be a list" in other
 
 
-def test_code_needs_tests_and_factual_questions_an_answer():
-    def record(category, answer="", **metadata):
-        return Record("i", "d", category, "q", answer, None, metadata)
-
-    check = gold_checker()
+def test_code_needs_tests_and_factual_questions_an_answer(check):
     assert check([record("code", tests={"kind": "stdio", "cases": [{"input": "", "output": ""}]})]) == [""]
     assert check([record("code", tests={"kind": "asserts", "code": "assert True", "entry_point": None})]) == [""]
     assert check([record("code", tests={"kind": "stdio", "cases": []})]) == [
@@ -51,7 +62,7 @@ def test_code_needs_tests_and_factual_questions_an_answer():
     assert "of category 'poetry' is not known" in check([record("poetry", "x")])[0]
 
 
-def test_a_grader_takes_the_place_of_math_verify_for_mathematics_alone():
+def test_only_gold_answers_of_mathematics_are_parsed_and_all_of_a_batch_at_once():
     asked = []
 
     def grader(golds):

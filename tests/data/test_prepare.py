@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from coca_mindspeed.data.known_sets import SOURCES
 from coca_mindspeed.data.preparing.contamination import EvaluationIndex
 from coca_mindspeed.data.preparing.filters import DifficultyFilter, SourceFilter
+from coca_mindspeed.data.preparing.gold import gold_checker
 from coca_mindspeed.data.preparing.prepare import Preparation, prepare
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError
@@ -51,10 +52,19 @@ EVERY_FATE = [
 EVALUATION = [Record("e7", "gsm8k", "math", "A quick brown fox jumps over one lazy dog each and every day", "1")]
 
 
+# What the grader itself says is in test_gold.py; here it matters only what becomes of a record.
+CHECK_GOLD = gold_checker(lambda golds: ["it cannot be parsed" if gold == "\\text{" else "" for gold in golds])
+
+
+def preparation_of(source, inputs, **options):
+    return Preparation(SOURCES[source], inputs, CHECK_GOLD, **options)
+
+
 def every_fate(tmp_path, **changes):
     values = {
         "source": SOURCES["big_math"],
         "inputs": [write_jsonl(tmp_path / "big.jsonl", EVERY_FATE)],
+        "check_gold": CHECK_GOLD,
         "skip_bad": 1,
         "filters": [SourceFilter(set(), {"web"}), DifficultyFilter(0.1, 0.9, False)],
         "evaluation": EvaluationIndex(EVALUATION, 12),
@@ -72,7 +82,7 @@ def test_every_dropped_row_is_listed_with_its_reason(tmp_path):
         (file, 3, "difficulty", "below 0.1"),
         (file, 4, "contamination", "gsm8k"),
         (file, 10, "malformed", "malformed"),
-        (file, 5, "gold", "math-verify cannot parse the gold answer"),
+        (file, 5, "gold", "it cannot be parsed"),
         (file, 6, "duplicate", "same gold answer"),
         (file, 7, "duplicate", "another gold answer"),
         (file, 8, "near_duplicate", "same numbers and gold answer"),
@@ -109,10 +119,10 @@ def test_a_malformed_row_stops_the_run_and_leaves_nothing(tmp_path):
 def test_one_bad_row_more_than_allowed_stops_the_run(tmp_path):
     path = tmp_path / "big.jsonl"
     path.write_text('{"problem": \n' + json.dumps(big_math_row("q?")) + "\n[]\n")
-    preparation = Preparation(SOURCES["big_math"], [path], skip_bad=1)
+    preparation = preparation_of("big_math", [path], skip_bad=1)
     with pytest.raises(DataError, match=r"big\.jsonl:3: expected a JSON object.*bad row 2, and --skip-bad allows 1"):
         prepare(preparation, tmp_path / "out")
-    report = prepare(Preparation(SOURCES["big_math"], [path], skip_bad=2), tmp_path / "out")
+    report = prepare(preparation_of("big_math", [path], skip_bad=2), tmp_path / "out")
     assert (report.rows_in, report.rows_out) == (3, 1)
 
 
@@ -122,19 +132,19 @@ def test_a_data_set_of_which_nothing_is_left_says_why(tmp_path):
         prepare(preparation, tmp_path / "out")
     empty = write_jsonl(tmp_path / "empty.jsonl", [])
     with pytest.raises(DataError, match="no row is left of 0: the input has no rows"):
-        prepare(Preparation(SOURCES["big_math"], [empty]), tmp_path / "out")
+        prepare(preparation_of("big_math", [empty]), tmp_path / "out")
 
 
 def test_ids_have_to_be_unique(tmp_path):
     path = write_jsonl(tmp_path / "m.jsonl", publishers.MATH500 * 2)
     with pytest.raises(DataError, match=r"m\.jsonl:2: id 'test/prealgebra/1\.json' was already used by .*m\.jsonl:1"):
-        prepare(Preparation(SOURCES["math500"], [path]), tmp_path / "out")
+        prepare(preparation_of("math500", [path]), tmp_path / "out")
 
 
 def test_a_benchmark_is_kept_whole_and_doubtful_gold_is_reported(tmp_path):
     rows = [{**publishers.MATH500[0], "unique_id": str(i), "answer": a} for i, a in enumerate(["1", "\\text{", "3"])]
-    preparation = Preparation(
-        SOURCES["math500"],
+    preparation = preparation_of(
+        "math500",
         [write_jsonl(tmp_path / "m.jsonl", rows)],
         gold="report",
         drop_duplicates=False,
@@ -150,9 +160,7 @@ def test_a_benchmark_is_kept_whole_and_doubtful_gold_is_reported(tmp_path):
 
 def test_rows_outside_the_test_split_are_dropped(tmp_path):
     rows = [publishers.mbpp_row(task) for task in (10, 11, 510, 511)]
-    report = prepare(
-        Preparation(SOURCES["mbpp_sanitized"], [write_jsonl(tmp_path / "m.jsonl", rows)]), tmp_path / "out"
-    )
+    report = prepare(preparation_of("mbpp_sanitized", [write_jsonl(tmp_path / "m.jsonl", rows)]), tmp_path / "out")
     assert report.rows_out == 2
     assert report.dropped["split"].total() == 2
 
@@ -164,7 +172,7 @@ def test_what_json_cannot_hold_is_dropped_with_its_row(tmp_path):
         publishers.taco_row(),
         publishers.taco_row(input_output=calls),
     ]
-    report = prepare(Preparation(SOURCES["taco"], [write_jsonl(tmp_path / "t.jsonl", rows)]), tmp_path / "out")
+    report = prepare(preparation_of("taco", [write_jsonl(tmp_path / "t.jsonl", rows)]), tmp_path / "out")
     assert report.dropped["ungradable"] == {"holds a value that JSON has no form for": 2}
     assert [f["row"] for f in findings(tmp_path / "out")] == [1, 3]
 
@@ -178,7 +186,7 @@ def synthetic(tmp_path, rows=600):
 
 def prepared(tmp_path, name, **changes):
     values = {"gold": "off", "validation": 0.1, "seed": 1}
-    prepare(Preparation(SOURCES["big_math"], [synthetic(tmp_path)], **{**values, **changes}), tmp_path / name)
+    prepare(preparation_of("big_math", [synthetic(tmp_path)], **{**values, **changes}), tmp_path / name)
     return {f.name: f.read_bytes() for f in (tmp_path / name).iterdir()}
 
 
@@ -233,8 +241,8 @@ def test_dropping_rows_does_not_reorder_the_others(tmp_path):
 def test_every_row_comes_out_or_is_listed(tmp_path_factory, questions, validation, shuffle):
     directory = tmp_path_factory.mktemp("rows")
     path = write_jsonl(directory / "big.jsonl", [big_math_row(question) for question in questions])
-    preparation = Preparation(
-        SOURCES["big_math"], [path], skip_bad=99, validation=validation, shuffle=shuffle, near_duplicates=0.9
+    preparation = preparation_of(
+        "big_math", [path], skip_bad=99, validation=validation, shuffle=shuffle, near_duplicates=0.9
     )
     if not any(questions):
         with pytest.raises(DataError, match="no row is left"):
@@ -253,7 +261,7 @@ def test_every_row_comes_out_or_is_listed(tmp_path_factory, questions, validatio
 def test_several_files_number_their_rows_each_and_their_ids_together(tmp_path):
     for name in ("b", "a"):
         write_jsonl(tmp_path / f"{name}.jsonl", [big_math_row(f"{name} one?"), big_math_row(f"{name} two?"), {}])
-    preparation = Preparation(SOURCES["big_math"], [tmp_path], skip_bad=2, shuffle=False)
+    preparation = preparation_of("big_math", [tmp_path], skip_bad=2, shuffle=False)
     prepare(preparation, tmp_path / "out")
     records = list(read_records(tmp_path / "out" / "train.jsonl"))
     assert [(r.id, r.question) for r in records] == [
@@ -273,7 +281,7 @@ def test_several_files_number_their_rows_each_and_their_ids_together(tmp_path):
 )
 def test_options_that_cannot_be(changes, message):
     with pytest.raises(DataError, match=message):
-        Preparation(SOURCES["big_math"], [], **changes)
+        preparation_of("big_math", [], **changes)
 
 
 def command(*arguments):
@@ -324,7 +332,7 @@ def test_memory_for_250_000_rows_extrapolates_to_less_than_2_gigabytes(tmp_path)
 def test_parquet_of_the_publisher_with_null_and_list_columns(tmp_path):
     path = tmp_path / "train-00000-of-00001.parquet"
     pq.write_table(pa.Table.from_pylist(publishers.BIG_MATH, schema=synthetic_big_math.SCHEMA), path)
-    prepare(Preparation(SOURCES["big_math"], [path], shuffle=False), tmp_path / "out")
+    prepare(preparation_of("big_math", [path], shuffle=False), tmp_path / "out")
     first, second = read_records(tmp_path / "out" / "train.jsonl")
     assert first.metadata["domain"] == ["Mathematics -> Algebra -> Prealgebra"]
     assert second.answer == "\\pm\\sqrt{2}"

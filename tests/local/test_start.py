@@ -435,6 +435,9 @@ def test_graders_check_what_they_would_refuse():
         grader = build_grader(name)
         grader.check([record])
         grader.close()
+    for gold, why in ((" ", "it is empty"), ("9" * 2_001, "over 2000"), ("(" * 51, "50 deep")):
+        with pytest.raises(DataError, match=rf"record 'r' of 'd': the gold answer .* cannot be used: .*{why}"):
+            build_grader("math").check([Record("r", "d", "math", "?", gold)])
 
 
 def test_two_runs_of_one_name_are_two_runs(tmp_path):

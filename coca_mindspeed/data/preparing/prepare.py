@@ -15,7 +15,7 @@ from coca_mindspeed.data.known_sets import DataSource, Publication
 from coca_mindspeed.data.preparing.contamination import EvaluationIndex
 from coca_mindspeed.data.preparing.duplicates import ExactDuplicates, NearDuplicates
 from coca_mindspeed.data.preparing.filters import Filter
-from coca_mindspeed.data.preparing.gold import GoldChecker, gold_checker
+from coca_mindspeed.data.preparing.gold import GoldChecker
 from coca_mindspeed.data.preparing.output_directory import output_directory
 from coca_mindspeed.data.preparing.preparation_report import Finding, FindingLog, PreparationReport
 from coca_mindspeed.data.preparing.spool import RecordSpool, record_line
@@ -36,11 +36,11 @@ class Preparation:
     Attributes:
         source: the data set.
         inputs: files and directories, or where the data set is on the hub.
+        check_gold: says why records cannot be graded against; it is given them in batches.
         skip_bad: how many malformed rows are stepped over; one more stops the run.
         filters: applied in this order.
         evaluation: the questions to keep clear of, or None.
         gold: what to do with records whose gold answer cannot be graded against.
-        check_gold: says why they cannot; it is given records in batches.
         drop_duplicates: drop questions that were asked before.
         near_duplicates: also those whose similarity to an earlier one is at least this, or None.
         validation: share of the records, in [0, 1), that goes to ``validation.jsonl``.
@@ -51,11 +51,11 @@ class Preparation:
 
     source: DataSource
     inputs: Sequence[Path] | Publication
+    check_gold: GoldChecker
     skip_bad: int = 0
     filters: Sequence[Filter] = ()
     evaluation: EvaluationIndex | None = None
     gold: GoldMode = "drop"
-    check_gold: GoldChecker = field(default_factory=gold_checker)
     drop_duplicates: bool = True
     near_duplicates: float | None = 0.8
     validation: float = 0.0

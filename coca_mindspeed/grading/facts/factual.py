@@ -79,7 +79,8 @@ class FactualGrader:
         self._match = match
         self._tally = Tally()
 
-    def check(self, records: Sequence[Record]) -> None:
+    @staticmethod
+    def check(records: Sequence[Record]) -> None:
         """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: every record has its aliases."""
         for record in records:
             aliases_of(record)

@@ -124,7 +124,8 @@ class JudgeGrader:
         self._cache = None if cache is None else _open_cache(Path(cache))
         self._tally = Tally()
 
-    def check(self, records: Sequence[Record]) -> None:
+    @staticmethod
+    def check(records: Sequence[Record]) -> None:
         """Any record can be judged; whether the endpoint answers is seen when it is asked."""
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:

@@ -67,8 +67,22 @@ class MathGrader:
         self._workers = Workers(count, seconds, warm_up=_warm_up)
         self._tally = Tally()
 
-    def check(self, records: Sequence[Record]) -> None:
-        """Any record can be graded; an answer whose gold one cannot be read is ungradable, and counted."""
+    @staticmethod
+    def check(records: Sequence[Record]) -> None:
+        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: no gold answer is empty, too long or too deep.
+
+        An answer whose gold one cannot be parsed is ungradable, and counted.
+        """
+        problems: dict[str, str] = {}
+        for record in records:
+            if record.answer not in problems:
+                problem = _unreadable(record.answer)
+                problems[record.answer] = problem or ("" if record.answer.strip() else "it is empty")
+            if problem := problems[record.answer]:
+                raise DataError(
+                    f"record {record.id!r} of {record.dataset!r}: the gold answer {record.answer[:60]!r} cannot be "
+                    f"used: {problem}"
+                )
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         """Grade responses, or bare final answers; see :class:`~coca_mindspeed.grading.verdict.Grader`.
@@ -77,7 +91,7 @@ class MathGrader:
             DataError: a gold answer is empty, too long or too deeply nested; nothing has been graded then.
         """
         started = time.perf_counter()
-        _check_golds(records)
+        self.check(records)
         finals = self.final_answers(answers)
         verdicts = self._verdicts([(record.answer, final) for record, final in zip(records, finals, strict=True)])
         for index, (final, answer) in enumerate(zip(finals, answers, strict=True)):
@@ -147,19 +161,6 @@ class MathGrader:
         unique = list(dict.fromkeys(bodies.values()))
         verdicts = dict(zip(unique, map(_verdict, self._workers.map(_compare, unique)), strict=True))
         return [(pair, verdicts[body]) for pair, body in bodies.items()]
-
-
-def _check_golds(records: Sequence[Record]) -> None:
-    problems: dict[str, str] = {}
-    for record in records:
-        if record.answer not in problems:
-            problem = _unreadable(record.answer)
-            problems[record.answer] = problem or ("" if record.answer.strip() else "it is empty")
-        if problem := problems[record.answer]:
-            raise DataError(
-                f"record {record.id!r} of {record.dataset!r}: the gold answer {record.answer[:60]!r} cannot be used: "
-                f"{problem}"
-            )
 
 
 def _verdict(result: TaskResult[tuple[Outcome, str]]) -> Verdict:

@@ -55,11 +55,12 @@ class CodeGrader:
         self._count = count
         self._tally = Tally()
 
-    def check(self, records: Sequence[Record]) -> None:
+    @staticmethod
+    def check(records: Sequence[Record]) -> None:
         """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: every record has tests that can be run."""
         for record in records:
             build_job(record, "")
-            time_limit(record, self._seconds)
+            time_limit(record, default=1.0)
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         """See :class:`~coca_mindspeed.grading.verdict.Grader`.
