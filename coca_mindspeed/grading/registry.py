@@ -26,13 +26,22 @@ _BY_DATASET = {"arithmetic": "exact", "simpleqa": "simpleqa", "triviaqa": "factu
 _BY_CATEGORY = {"math": "math", "code": "code", "factual": "factual"}
 
 
+def known_grader(name: str) -> str:
+    """``name``, if it is one of ``GRADER_NAMES``.
+
+    Raises:
+        GradingError: it is not.
+    """
+    return _known(name, GRADER_NAMES, "grader")
+
+
 def grader_class(name: str) -> type[MeasuredGrader]:
     """The class of a grader; its ``check`` can be asked without making one, but for ``auto``.
 
     Raises:
         GradingError: an unknown name.
     """
-    module, _, cls = _GRADERS[_known(name, GRADER_NAMES, "grader")].partition(":")
+    module, _, cls = _GRADERS[known_grader(name)].partition(":")
     grader: type[MeasuredGrader] = getattr(importlib.import_module(module), cls)
     return grader
 

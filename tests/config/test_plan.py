@@ -75,10 +75,10 @@ def test_our_keys_reach_mindspeed_rl_without_being_written_twice():
     assert (training["global_batch_size"], training["seq_length"], training["seed"]) == (64, 3072, 8)
     assert (rl["n_samples_per_prompt"], rl["mini_batch_size"], rl["clip_ratio"]) == (8, 32, 0.3)
     assert rl["actor_resource"]["num_npus"] == 16
-    assert rl["verifier_function"] == ["coca_math"]
+    assert (rl["verifier_function"], values["coca"]["grader"]) == (["coca"], "math")
     assert (generate["max_model_len"], generate["sampling_config"]["max_tokens"]) == (3072, 1024)
     assert (values["actor_config"]["adam_beta1"], values["coca"]["method"]["name"]) == (0.8, "joint")
-    assert compose_run("qwen25_7b_taco_910b").run.mindspeed_rl["rl_config"]["verifier_function"] == ["coca_code"]
+    assert compose_run("qwen25_7b_taco_910b").run.mindspeed_rl["coca"]["grader"] == "code"
 
 
 def test_memory_by_hand():
@@ -526,7 +526,11 @@ def test_what_the_plan_says_would_work_the_hooks_take():
         (RL + "entropy_coeff=0.1", "rl_config.entropy_coeff: the objective has no entropy term"),
         (RL + "filter_groups_enable=true", "rl_config.filter_groups_enable: .*expected false"),
         (RL + "rule_reward=false", "rl_config.rule_reward: .*expected true"),
-        ("data.grader=simpleqa", "rl_config.verifier_function: unknown verifier 'coca_simpleqa'"),
+        (
+            RL + "verifier_function=[coca_math]",
+            "rl_config.verifier_function: unknown verifier 'coca_math'; known: coca",
+        ),
+        ("data.grader=maths", "coca.grader: unknown grader 'maths'; did you mean 'math'"),
         ("mindspeed_rl.coca.keep_checkpoints=0", "coca.keep_checkpoints: Input should be greater"),
     ],
 )

@@ -306,9 +306,8 @@ def test_a_grader_that_cannot_be_built_here(good, monkeypatch):
     found = problems(machine, code)
     assert set(found) == {"grader"}
     assert "bwrap is not installed" in found["grader"]
-    accepted = code.model_copy(
-        update={"mindspeed_rl": code.mindspeed_rl | {"coca": {"grading": {"allow_unsandboxed": True}}}}
-    )
+    unsandboxed = {"coca": {"grader": "code", "grading": {"allow_unsandboxed": True}}}
+    accepted = code.model_copy(update={"mindspeed_rl": code.mindspeed_rl | unsandboxed})
     assert run_findings._grader(accepted).ok
 
 

@@ -29,7 +29,7 @@ def _config(**changes: dict[str, Any]) -> Any:
     config: dict[str, Any] = {
         "megatron_training": {"stage": "ray_grpo", "unknown_to_us": 7},
         "actor_config": {"save": "/somewhere"},
-        "rl_config": {"verifier_function": ["coca_exact"], "n_samples_per_prompt": 4, "init_kl_coef": 0.0},
+        "rl_config": {"verifier_function": ["coca"], "n_samples_per_prompt": 4, "init_kl_coef": 0.0},
         "generate_config": {},
         "coca": {},
     }
@@ -49,10 +49,10 @@ def test_mindspeed_keys_pass_through_untouched() -> None:
     ("section", "values", "message"),
     [
         ("megatron_training", {"stage": "ray_dapo"}, "stage: expected ray_grpo, found 'ray_dapo'"),
-        ("rl_config", {"verifier_function": ["coca_maths"]}, "unknown verifier 'coca_maths'; known: coca_math"),
+        ("rl_config", {"verifier_function": ["coca_math"]}, "unknown verifier 'coca_math'; known: coca, acc,"),
         ("rl_config", {"verifier_function": []}, "verifier_function is empty"),
-        ("rl_config", {"verifier_function": ["coca_math", "acc"]}, "stands alone"),
-        ("rl_config", {"verifier_function": ["coca_exact", "coca_code"]}, "stands alone"),
+        ("rl_config", {"verifier_function": ["coca", "acc"]}, "stands alone"),
+        ("rl_config", {"verifier_function": ["coca", "coca"]}, "stands alone"),
         ("rl_config", {"n_samples_per_prompt": 1}, "at least 2 responses, found 1"),
         ("rl_config", {"adv_dispatch_size": 10}, "10 does not hold whole groups of 4; the nearest is 8"),
         ("rl_config", {"async_engine": True}, "rollout_log_probs: not available"),
@@ -61,6 +61,7 @@ def test_mindspeed_keys_pass_through_untouched() -> None:
         ("coca", {"method": {"advantage_eps": "0.05"}}, "coca.method.advantage_eps: .*'0.05'"),
         ("coca", {"method": "joint"}, "coca.method: .*'joint'"),
         ("coca", {"method": {"clip": 0.1}}, "coca.method.clip 0.1 and rl_config.clip_ratio 0.2 differ"),
+        ("coca", {"grader": "maths"}, "coca.grader: unknown grader 'maths'; did you mean 'math'"),
         ("coca", {"stage": 1}, "method coca has stages 0 to 0, found 1"),
         ("coca", {"method": {"loss_aggregation": "mean"}}, r"coca.method.loss_aggregation: .*'mean'"),
         ("coca", {"groups": 3}, "coca.groups: Extra inputs are not permitted"),
@@ -142,7 +143,7 @@ def test_log_probabilities_of_another_distribution_are_not_compared(temperature:
 
 
 def test_sequential_has_two_stages() -> None:
-    assert coca_settings({"method": "sequential", "stage": 1}).stage == 1
+    assert coca_settings({"method": {"name": "sequential"}, "stage": 1}).stage == 1
 
 
 def test_checkouts_are_looked_for_in_the_environment(tmp_path: Path) -> None:
@@ -266,8 +267,8 @@ def test_graders_are_built_before_ray_starts(
     record = {"id": "0", "dataset": "d", "category": category, "question": "q", "answer": "", "metadata": tests}
     records.write_text(json.dumps(record) + "\n")
     data = {"data_path": str(records), "dataset_additional_keys": ["coca_record"]}
-    for verifier in ("coca_code", "coca_auto") if category == "code" else ("coca_auto",):
-        config = _config(rl_config={"verifier_function": [verifier]}, megatron_training=data)
+    for grader in ("code", "auto") if category == "code" else ("auto",):
+        config = _config(coca={"grader": grader}, megatron_training=data)
         path = tmp_path / "run.yaml"
         path.write_text(OmegaConf.to_yaml(config))
         assert driver.main([str(path)]) == 1
@@ -346,8 +347,8 @@ def test_keys_that_have_no_effect_are_said() -> None:
 
 
 def test_verifiers() -> None:
-    assert isinstance(build_verifier(SimpleNamespace(verifier_function=["coca_exact"]), {}), ExactGrader)
-    assert isinstance(build_verifier(SimpleNamespace(verifier_function=["math_17k_acc"]), {}), MindSpeedVerifier)
+    for name, kind in (("coca", ExactGrader), ("math_17k_acc", MindSpeedVerifier)):
+        assert isinstance(build_verifier(SimpleNamespace(verifier_function=[name]), "exact", {}), kind)
     check_names(["acc", "format"])
 
 

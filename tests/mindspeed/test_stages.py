@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
@@ -209,7 +208,7 @@ def test_a_reward_worker_looks_for_restated_questions_in_training_alone(
     monkeypatch: pytest.MonkeyPatch, required: bool
 ) -> None:
     graders: list[Grader] = []
-    settings = SimpleNamespace(coca=SimpleNamespace(require_evaluated=required, grading={}, method=MethodConfig()))
+    settings = SimpleNamespace(coca=CocaSettings(require_evaluated=required))
     rows = SimpleNamespace(padded=lambda _: torch.zeros(1, 1), scalars=lambda _: torch.ones(1))
     judged = SimpleNamespace(correct=[], confidence=[], confidence_lengths=[], texts=[])
     by_value = ExactGrader()

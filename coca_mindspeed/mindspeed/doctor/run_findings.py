@@ -17,7 +17,7 @@ from coca_mindspeed.mindspeed.plan.memory import checkpoint_bytes
 from coca_mindspeed.mindspeed.plan.prompt_lengths import too_long
 from coca_mindspeed.mindspeed.plan.refusals import refusals
 from coca_mindspeed.mindspeed.plan.upstream_keys import keys_where_there_is_a_checkout
-from coca_mindspeed.mindspeed.stages.verifiers import try_verifier
+from coca_mindspeed.mindspeed.stages.verifiers import OWN_VERIFIER, try_verifier
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
 from coca_mindspeed.mindspeed.weights.megatron_checkpoint import checkpoint_layout
 
@@ -43,14 +43,16 @@ def cpus(machine: Machine, run: RunConfig) -> Finding:
 
 def _grader(run: RunConfig) -> Finding:
     names = list((run.mindspeed_rl.get("rl_config") or {}).get("verifier_function") or [])
-    options = (run.mindspeed_rl.get("coca") or {}).get("grading") or {}
+    coca = run.mindspeed_rl.get("coca") or {}
+    grader = coca.get("grader", "auto")
+    shown = f"{', '.join(names)} ({grader})" if OWN_VERIFIER in names else ", ".join(names)
     files = [Path(path) for path in (run.data.train, run.data.evaluate) if path is not None]
     wanted = "can be built here, with all that it needs"
     try:
-        try_verifier(names, options, files)
+        try_verifier(names, grader, coca.get("grading") or {}, files)
     except (CocaError, ImportError) as error:
-        return Finding("grader", ", ".join(names), wanted, str(error))
-    return Finding("grader", ", ".join(names), wanted)
+        return Finding("grader", shown, wanted, str(error))
+    return Finding("grader", shown, wanted)
 
 
 def _disk(machine: Machine, run: RunConfig, plan: Plan, output: Path) -> Finding:

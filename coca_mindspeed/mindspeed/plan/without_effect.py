@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from coca_mindspeed.mindspeed.stages.verifiers import OWN_VERIFIERS
+from coca_mindspeed.mindspeed.stages.verifiers import OWN_VERIFIER
 
 _ADVANTAGES = "advantages are CoCA's, of both segments"
 _LOSS = "the loss is CoCA's (coca.method.loss_aggregation, rl_config.clip_ratio)"
@@ -37,7 +37,7 @@ def keys_without_effect(config: Mapping[str, Any], *, reference: bool) -> Iterat
     reasons = dict(_KEYS)
     if not reference:
         reasons |= dict.fromkeys(_OF_THE_REFERENCE, "there is no reference model (rl_config.init_kl_coef is 0)")
-    if set(rl.get("verifier_function") or ()) & set(OWN_VERIFIERS):
+    if OWN_VERIFIER in (rl.get("verifier_function") or ()):
         reasons |= dict.fromkeys(_OF_THE_VERIFIER, _GRADER)
     for key, reason in reasons.items():
         if key in rl:

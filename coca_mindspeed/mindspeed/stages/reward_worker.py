@@ -81,7 +81,7 @@ class RewardWorker:
         self._responses = ResponseJudge(
             text=token_text(self._tokenizer, self._vocabulary),
             parser=settings.method.parser(),
-            grader=build_verifier(rl_config, settings.grading),
+            grader=build_verifier(rl_config, settings.grader, settings.grading),
             max_confidence_tokens=settings.method.max_confidence_tokens,
         )
         self._training_responses = (

@@ -1,4 +1,4 @@
-"""From the verifier names of a MindSpeed-RL configuration to graders; a name that nobody knows is refused."""
+"""From the verifiers that a MindSpeed-RL configuration names to a grader; a name that nobody knows is refused."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,15 +9,8 @@ from coca_mindspeed.errors import ConfigError, GradingError
 from coca_mindspeed.grading.registry import build_grader, grader_name
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 
-#: ``rl_config.verifier_function`` -> this project's grader.
-#: ``coca_auto`` lets every record choose, for files that mix data sets.
-OWN_VERIFIERS = {
-    "coca_math": "math",
-    "coca_code": "code",
-    "coca_factual": "factual",
-    "coca_exact": "exact",
-    "coca_auto": "auto",
-}
+#: In ``rl_config.verifier_function``: this project's grader, which ``coca.grader`` names.
+OWN_VERIFIER = "coca"
 
 #: The names that MindSpeed-RL's ``rule_verifier.verifier`` knows; it scores 0 for any other, in silence.
 MINDSPEED_VERIFIERS = (
@@ -66,32 +59,32 @@ def check_names(names: Sequence[str]) -> None:
     """
     if not names:
         raise ConfigError("rl_config.verifier_function is empty; name at least one verifier")
-    known = (*OWN_VERIFIERS, *MINDSPEED_VERIFIERS)
+    known = (OWN_VERIFIER, *MINDSPEED_VERIFIERS)
     for name in names:
         if name not in known:
             raise ConfigError(f"rl_config.verifier_function: unknown verifier {name!r}; known: {', '.join(known)}")
-    if len(names) > 1 and any(name in OWN_VERIFIERS for name in names):
+    if len(names) > 1 and OWN_VERIFIER in names:
         raise ConfigError(
-            f"rl_config.verifier_function: {list(names)}: an answer is right or wrong by one rule, so a verifier of "
-            "this project stands alone; coca_auto lets every record choose its own"
+            f"rl_config.verifier_function: {list(names)}: an answer is right or wrong by one rule, so "
+            f"{OWN_VERIFIER!r} stands alone; coca.grader: auto lets every record choose its grader"
         )
 
 
-def try_verifier(names: Sequence[str], options: Mapping[str, Any], files: Sequence[Path]) -> None:
+def try_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any], files: Sequence[Path]) -> None:
     """Build the graders that a run needs, and close them again: what they need of this machine may be missing.
 
     Args:
         names: ``rl_config.verifier_function``; MindSpeed-RL's own verifiers need nothing.
+        grader: this project's, by name.
         options: of this project's grader.
-        files: of records, which say what ``coca_auto`` has to grade; those that are not there are left out.
+        files: of records, which say what ``auto`` has to grade; those that are not there are left out.
 
     Raises:
         GradingError: a grader cannot be built here: no sandbox, a wrong option.
         MissingDependencyError: a package that it needs is not installed.
     """
-    if not names or names[0] not in OWN_VERIFIERS:
+    if OWN_VERIFIER not in names:
         return
-    grader = OWN_VERIFIERS[names[0]]
     build_grader(grader, options).close()
     if grader != "auto":
         return
@@ -100,11 +93,12 @@ def try_verifier(names: Sequence[str], options: Mapping[str, Any], files: Sequen
         build_grader(name, options.get(name)).close()
 
 
-def build_verifier(rl_config: Any, options: Mapping[str, Any]) -> Grader:
+def build_verifier(rl_config: Any, grader: str, options: Mapping[str, Any]) -> Grader:
     """The grader that ``rl_config.verifier_function`` asks for.
 
     Args:
         rl_config: MindSpeed-RL's ``RLConfig``.
+        grader: this project's, by name, for ``coca``.
         options: of this project's grader (number of processes, time limits, ...); see docs/grading.md.
 
     Raises:
@@ -112,6 +106,4 @@ def build_verifier(rl_config: Any, options: Mapping[str, Any]) -> Grader:
     """
     names = list(rl_config.verifier_function)
     check_names(names)
-    if names[0] not in OWN_VERIFIERS:
-        return MindSpeedVerifier(rl_config)
-    return build_grader(OWN_VERIFIERS[names[0]], options)
+    return build_grader(grader, options) if OWN_VERIFIER in names else MindSpeedVerifier(rl_config)

@@ -161,7 +161,7 @@ def try_graders(settings: CocaSettings, config: DictConfig) -> None:
     """
     training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
     files = [Path(path) for path in (training.get("data_path"), settings.eval_data) if path is not None]
-    try_verifier(list(config.rl_config.verifier_function), settings.grading, files)
+    try_verifier(list(config.rl_config.verifier_function), settings.grader, settings.grading, files)
 
 
 def start_ray(process: ProcessSettings, config: DictConfig) -> None:

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.config.schema import MethodConfig
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, GradingError
+from coca_mindspeed.grading.registry import known_grader
 
 #: The environment variable that carries :class:`ProcessSettings`.
 VARIABLE = "COCA_MINDSPEED_PROCESS"
@@ -47,6 +48,7 @@ class CocaSettings(_Section):
     keep_checkpoints: int | None = Field(None, ge=1, description="newest checkpoints kept; null: all")
     metrics_file: bool = Field(True, description="write every iteration's metrics to output_dir/metrics.jsonl")
 
+    grader: str = Field("auto", description="for verifier_function [coca]; auto: every record's own; docs/grading.md")
     grading: dict[str, Any] = Field(default_factory=dict, description="options of the graders; see docs/grading.md")
     require_evaluated: bool = Field(True, description="a restated question earns nothing in training; docs/grading.md")
     rollout_log_probs: bool = Field(True, description="measure the gap between rollout and training log-probabilities")
@@ -54,6 +56,14 @@ class CocaSettings(_Section):
 
     platform: Literal["npu", "host"] = Field("npu", description="npu, or host: without an NPU, on stand-ins")
     host: HostSettings = HostSettings()
+
+    @field_validator("grader")
+    @classmethod
+    def _known_grader(cls, value: str) -> str:
+        try:
+            return known_grader(value)
+        except GradingError as error:
+            raise ValueError(str(error)) from error
 
     @model_validator(mode="after")
     def _consistent(self) -> "CocaSettings":

@@ -150,7 +150,7 @@ def configuration(directory: Path, **changes: dict[str, Any]) -> dict[str, Any]:
             "clip_ratio": 0.2,
             "n_samples_per_prompt": 8,
             "rule_reward": True,
-            "verifier_function": ["coca_exact"],
+            "verifier_function": ["coca"],
             "verifier_weight": [1.0],
             "num_cpus_for_local_task": 1,
             "num_cpus_for_placement_group": 1,
@@ -181,6 +181,7 @@ def configuration(directory: Path, **changes: dict[str, Any]) -> dict[str, Any]:
         },
         "coca": {
             "platform": "host",
+            "grader": "exact",
             "method": {"confidence_decimals": 2, "advantage_eps": 0.05, "max_confidence_tokens": 6},
             "output_dir": str(directory / "output"),
             "stall_timeout": 240,
