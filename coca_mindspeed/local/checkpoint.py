@@ -1,16 +1,15 @@
 """Checkpoints that are whole or absent.
 
-A checkpoint is a directory ``step_000100`` with ``model/`` (a plain Hugging Face directory, safetensors),
-``optimizer.pt`` (read back with ``weights_only``) and ``state.json``.  It is written under a temporary name, flushed
-to disk and renamed, so a kill at any moment leaves the previous ones untouched and never half of a new one.
+A checkpoint is a directory ``step_000100`` with ``model/`` (a plain Hugging Face directory, safetensors) and
+``optimizer.pt`` (read back with ``weights_only``).  It is written under a temporary name, flushed to disk and renamed,
+so a kill at any moment leaves the previous ones untouched and never half of a new one.
 """
 
-import json
 import os
 import re
 import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.files import fsync_directory, write_json
+from coca_mindspeed.files import fsync_directory
 from coca_mindspeed.local.policy import Policy
 
 _NAME = re.compile(r"step_(\d{6,})")
@@ -52,11 +51,6 @@ class Checkpoint:
             ) from error
         return state
 
-    def state(self) -> dict[str, Any]:
-        """What else the trainer needs to go on."""
-        content: dict[str, Any] = json.loads((self.path / "state.json").read_text(encoding="utf-8"))
-        return content
-
 
 def list_checkpoints(directory: Path) -> list[Checkpoint]:
     """Whole checkpoints, oldest first."""
@@ -83,7 +77,6 @@ def save_checkpoint(
     step: int,
     policy: Policy,
     optimizer: torch.optim.Optimizer,
-    state: Mapping[str, Any],
     keep: int,
 ) -> Checkpoint:
     """Write a checkpoint, then remove all but the newest ``keep``.
@@ -97,7 +90,6 @@ def save_checkpoint(
     def write() -> None:
         save_model(policy, temporary / "model")
         torch.save(optimizer.state_dict(), temporary / "optimizer.pt")
-        write_json(temporary / "state.json", {"step": step, **state})
 
     try:
         directory.mkdir(parents=True, exist_ok=True)

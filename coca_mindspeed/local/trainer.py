@@ -94,8 +94,8 @@ class Trainer:
                     self._warn_if_nothing_is_learned(step + 1, metrics)
                     last = step + 1 == self.total_steps
                     if last or stop or self._due(self.config.checkpoint.interval, step):
-                        keep, state = self.config.checkpoint.keep, {"config": settings}
-                        saved = save_checkpoint(self.checkpoints, step + 1, self.policy, optimizer, state, keep)
+                        keep = self.config.checkpoint.keep
+                        saved = save_checkpoint(self.checkpoints, step + 1, self.policy, optimizer, keep)
                     if stop and not last:
                         raise InterruptedRunError(
                             f"stopped after step {step + 1}; saved {saved.path}; go on with --resume"

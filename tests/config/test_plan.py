@@ -18,7 +18,7 @@ from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan, nearest_workin
 from coca_mindspeed.mindspeed.plan.memory import GIB, checkpoint_bytes, memory_plan, model_parameters
 from coca_mindspeed.mindspeed.plan.refusals import refusals
 from coca_mindspeed.mindspeed.plan.rules import violations
-from coca_mindspeed.mindspeed.plan.run_facts import KEYS, Facts, read_facts
+from coca_mindspeed.mindspeed.plan.run_facts import KEYS, RunFacts, read_facts
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
 
 ON_ASCEND = [name for name in ready_made_runs() if "_910" in name]
@@ -28,7 +28,7 @@ RL = "mindspeed_rl.rl_config."
 
 
 @pytest.fixture(scope="module")
-def seven() -> Facts:
+def seven() -> RunFacts:
     return read_facts(compose_run("qwen25_7b_910b").run)
 
 
@@ -119,12 +119,12 @@ def test_memory_by_hand():
     tokens = 103  # of 100, for microbatches are evened out without regard to the limit
     assert training["activations"] == tokens * 2 * (2 * (6 * 8 + 2 * 4 + 3 * 16))
     assert training["logits"] == tokens * 32 * 12
-    assert plan.kv_bytes_per_token == 2 * 2 * 2 * 4  # keys and values, bf16, two layers, one head of 4
     rollout = {part.name: part.bytes for part in plan.rollout}
     weights, work = 2 * (parameters + 8), 100 * 2 * (4 * 8 + 3 * 16) + 10 * 32 * 8
     assert rollout["outside of torch"] == GIB / 2**14
     assert rollout["KV cache"] == 0.5 * GIB / 1024 - weights - work - GIB / 2**14
-    assert plan.longest_responses == rollout["KV cache"] / (32 * 100)
+    kv_bytes_per_token = 2 * 2 * 2 * 4  # keys and values, bf16, two layers, one head of 4
+    assert plan.longest_responses == rollout["KV cache"] / (kv_bytes_per_token * 100)
     assert rollout["training state not offloaded"] == 0
     kept = memory_plan(replace(facts, offload_optimizer=False))
     assert {part.name: part.bytes for part in kept.rollout}["training state not offloaded"] == training["optimizer"]

@@ -13,7 +13,6 @@ from coca_mindspeed.data.embedded.generated import Generator, Question, Split, u
 from coca_mindspeed.data.records import Record
 
 _MODULUS = 100
-_STEPS = (("+", 1, 4), ("+", 4, 10), ("*", 2, 5), ("*", 5, 10))  # operator, and the right operand's range
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from coca_mindspeed.config.steps import steps_of_epochs, training_rows
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.plan.memory import MemoryPlan, memory_plan
 from coca_mindspeed.mindspeed.plan.rules import violations
-from coca_mindspeed.mindspeed.plan.run_facts import KEYS, Facts, read_facts
+from coca_mindspeed.mindspeed.plan.run_facts import KEYS, RunFacts, read_facts
 
 _SHOWN = 3  # nearest values that a message names
 _FIXED = {  # values that MindSpeed-RL or the method allows alone
@@ -64,7 +64,7 @@ class Plan:
         rows_from: where the number of training questions is from.
     """
 
-    facts: Facts
+    facts: RunFacts
     memory: MemoryPlan | None
     rows: int | None
     rows_from: str
@@ -99,7 +99,7 @@ def make_plan(run: RunConfig) -> Plan:
     return Plan(facts, memory, rows, rows_from, iterations, tuple(problems))
 
 
-def _unsupported(run: RunConfig, facts: Facts) -> Iterator[Problem]:
+def _unsupported(run: RunConfig, facts: RunFacts) -> Iterator[Problem]:
     """What our sections can say and MindSpeed-RL cannot do: refused, for it would be ignored in silence."""
     if run.model.path is None:
         yield Problem("model.path", None, "the built-in tiny model is for the local engine; name a directory")
@@ -155,7 +155,7 @@ def _default(key: str) -> Any:
     return getattr(RunConfig.model_fields[section].default, name)
 
 
-def _memory_problems(facts: Facts, memory: MemoryPlan) -> Iterator[Problem]:
+def _memory_problems(facts: RunFacts, memory: MemoryPlan) -> Iterator[Problem]:
     limit = memory.limit_gib
     if memory.training_gib > limit:
         reason = f"training needs about {memory.training_gib:.1f} GiB of an NPU's {limit:.1f}"
@@ -173,7 +173,7 @@ def _memory_problems(facts: Facts, memory: MemoryPlan) -> Iterator[Problem]:
         yield Problem(KEYS["rollout_tp"], facts.rollout_tp, reason + " this", nearest_working(facts, "rollout_tp"))
 
 
-def _candidates(facts: Facts, field: str) -> Iterator[Any]:
+def _candidates(facts: RunFacts, field: str) -> Iterator[Any]:
     """Values that a field could have; whole numbers up to where more would make no sense."""
     if field in _FIXED:
         yield _FIXED[field]
@@ -202,7 +202,7 @@ def _candidates(facts: Facts, field: str) -> Iterator[Any]:
         yield from range(1, max(2 * value, 2 * facts.npus, facts.group) + 1)
 
 
-def nearest_working(facts: Facts, field: str) -> tuple[Any, ...]:
+def nearest_working(facts: RunFacts, field: str) -> tuple[Any, ...]:
     """The nearest values of ``field`` with which every rule on it holds, and the estimate fits, others unchanged."""
     value = getattr(facts, field)
     others = {v.field for v in violations(facts)} - {field}
@@ -221,7 +221,7 @@ def nearest_working(facts: Facts, field: str) -> tuple[Any, ...]:
     return tuple(working[:_SHOWN])
 
 
-def _fits(facts: Facts) -> bool:
+def _fits(facts: RunFacts) -> bool:
     memory = memory_plan(facts)
     return max(memory.training_gib, memory.rollout_gib) <= memory.limit_gib and memory.longest_responses >= 1
 

@@ -6,7 +6,7 @@ keeps; what CANN, HCCL and fragmentation take is a reserve.  None of it was meas
 
 from dataclasses import dataclass
 
-from coca_mindspeed.mindspeed.plan.run_facts import Facts
+from coca_mindspeed.mindspeed.plan.run_facts import RunFacts
 
 GIB = 2**30
 _BF16, _FP32 = 2, 4
@@ -33,14 +33,12 @@ class MemoryPlan:
         training: parts during the update, on the pipeline stage that needs most.
         rollout: parts while responses are sampled; ``KV cache`` is what is left of vLLM's share.
         limit_gib: of an NPU, without the reserve.
-        kv_bytes_per_token: of one rollout rank.
         longest_responses: how many sequences of ``max_model_len`` tokens the KV cache of a rollout engine holds.
     """
 
     training: tuple[Part, ...]
     rollout: tuple[Part, ...]
     limit_gib: float
-    kv_bytes_per_token: float
     longest_responses: float
 
     @property
@@ -52,45 +50,43 @@ class MemoryPlan:
         return sum(part.gib for part in self.rollout)
 
 
-def layer_parameters(facts: Facts) -> int:
+def layer_parameters(facts: RunFacts) -> int:
     """Parameters of one layer: attention with grouped keys and values, gated MLP, two RMSNorms."""
     kv = facts.kv_groups * (facts.hidden // facts.heads)
     qkv = facts.hidden * (facts.hidden + 2 * kv) + (facts.hidden + 2 * kv if facts.qkv_bias else 0)
     return qkv + facts.hidden * facts.hidden + 3 * facts.hidden * facts.ffn + 2 * facts.hidden
 
 
-def model_parameters(facts: Facts) -> int:
+def model_parameters(facts: RunFacts) -> int:
     """Parameters of the whole model."""
     embeddings = facts.vocab * facts.hidden * (2 if facts.untied_embeddings else 1)
     return facts.layers * layer_parameters(facts) + embeddings + facts.hidden
 
 
-def checkpoint_bytes(facts: Facts) -> int:
+def checkpoint_bytes(facts: RunFacts) -> int:
     """One Megatron checkpoint: weights in bfloat16, and the optimizer's weights and two moments in float32."""
     return (_BF16 + 3 * _FP32) * model_parameters(facts)
 
 
-def memory_plan(facts: Facts) -> MemoryPlan:
+def memory_plan(facts: RunFacts) -> MemoryPlan:
     """Memory of both phases; the layout must satisfy :func:`~coca_mindspeed.mindspeed.plan.rules.violations`."""
     training = max((_training(facts, stage) for stage in _stages(facts)), key=lambda parts: sum(p.bytes for p in parts))
     rollout = _rollout(facts, training)
-    kv_per_token = _kv_bytes_per_token(facts)
     kv = next(part.bytes for part in rollout if part.name == "KV cache")
     return MemoryPlan(
         training,
         rollout,
         facts.memory_gib - facts.reserved_gib,
-        kv_per_token,
-        max(0.0, kv) / (kv_per_token * facts.max_model_len),
+        max(0.0, kv) / (_kv_bytes_per_token(facts) * facts.max_model_len),
     )
 
 
-def _stages(facts: Facts) -> tuple[tuple[bool, bool], ...]:
+def _stages(facts: RunFacts) -> tuple[tuple[bool, bool], ...]:
     """``(is first, is last)`` of the pipeline stages that can need most."""
     return ((True, True),) if facts.pp == 1 else ((True, False), (False, True))
 
 
-def _training(facts: Facts, stage: tuple[bool, bool]) -> tuple[Part, ...]:
+def _training(facts: RunFacts, stage: tuple[bool, bool]) -> tuple[Part, ...]:
     first, last = stage
     embeddings = int(first) + int(last and (facts.untied_embeddings or facts.pp > 1))  # tied ones are kept at both ends
     layers = facts.layers // facts.pp
@@ -115,7 +111,7 @@ def _training(facts: Facts, stage: tuple[bool, bool]) -> tuple[Part, ...]:
     return tuple(parts)
 
 
-def _activations(facts: Facts, layers: int) -> float:
+def _activations(facts: RunFacts, layers: int) -> float:
     """What the backward pass of ``layers`` layers keeps of one microbatch, in bytes, with flash attention."""
     kv = facts.kv_groups * (facts.hidden // facts.heads)
     # bf16: both norms' inputs, inputs of QKV and MLP; queries, attention's output; keys and values; gate, up, product
@@ -127,11 +123,11 @@ def _activations(facts: Facts, layers: int) -> float:
     return facts.microbatch_tokens * (kept * layers + per_token)
 
 
-def _kv_bytes_per_token(facts: Facts) -> float:
+def _kv_bytes_per_token(facts: RunFacts) -> float:
     return 2 * _BF16 * facts.layers * facts.kv_groups * (facts.hidden // facts.heads) / facts.rollout_tp
 
 
-def _rollout(facts: Facts, training: tuple[Part, ...]) -> tuple[Part, ...]:
+def _rollout(facts: RunFacts, training: tuple[Part, ...]) -> tuple[Part, ...]:
     stays = {"weights": not facts.offload_param, "gradients": not facts.offload_grad}
     stays["optimizer"] = not facts.offload_optimizer
     resident = sum(part.bytes for part in training if stays.get(part.name, False))

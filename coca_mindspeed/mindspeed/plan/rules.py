@@ -1,14 +1,14 @@
 """What a cluster run must satisfy: MindSpeed-RL's, Megatron's and vLLM-Ascend's own conditions, checked beforehand.
 
 Each rule names the upstream function that would refuse the run, hours later and on the cluster, or that would go wrong
-in silence.  Rules are generators over :class:`Facts`; a rule that needs whole divisions yields nothing where another
+in silence.  Rules are generators over :class:`RunFacts`; a rule that needs whole divisions yields nothing where another
 rule already refuses those.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from coca_mindspeed.mindspeed.plan.run_facts import KEYS, Facts
+from coca_mindspeed.mindspeed.plan.run_facts import KEYS, RunFacts
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,17 +23,17 @@ class Violation:
         return KEYS[self.field]
 
 
-Rule = Callable[[Facts], Iterator[Violation]]
+Rule = Callable[[RunFacts], Iterator[Violation]]
 
 
-def positive_sizes(facts: Facts) -> Iterator[Violation]:
+def positive_sizes(facts: RunFacts) -> Iterator[Violation]:
     """Sizes below 1, which would end in a division by zero further down."""
     for field in ("npus", "tp", "pp", "cp", "rollout_tp", "rollout_pp", "micro_batch", "mini_batch", "prompts"):
         if getattr(facts, field) < 1:
             yield Violation(field, "must be at least 1")
 
 
-def tensor_parallel(facts: Facts) -> Iterator[Violation]:
+def tensor_parallel(facts: RunFacts) -> Iterator[Violation]:
     """``TransformerConfig.__post_init__`` (heads, groups), Megatron's ``divide`` (MLP, vocabulary)."""
     for name, size in (
         ("attention heads", facts.heads),
@@ -45,13 +45,13 @@ def tensor_parallel(facts: Facts) -> Iterator[Violation]:
             yield Violation("tp", f"does not divide the {size} {name}")
 
 
-def pipeline_parallel(facts: Facts) -> Iterator[Violation]:
+def pipeline_parallel(facts: RunFacts) -> Iterator[Violation]:
     """``TransformerConfig.__post_init__``: layers by stages."""
     if facts.layers % facts.pp:
         yield Violation("pp", f"does not divide the {facts.layers} layers")
 
 
-def context_parallel(facts: Facts) -> Iterator[Violation]:
+def context_parallel(facts: RunFacts) -> Iterator[Violation]:
     """Megatron's ``validate_args`` for context parallel; Ulysses also cuts the heads of each tensor-parallel rank.
 
     ``BaseWorker.dispatch_transfer_dock_data`` pads small batches to TP x CP when they go through ZMQ; the ring cuts
@@ -67,7 +67,7 @@ def context_parallel(facts: Facts) -> Iterator[Violation]:
         yield Violation("remove_padding", "megatron_cp_algo with zmq_communication and an odd TP needs true")
 
 
-def attention_mask(facts: Facts) -> Iterator[Violation]:
+def attention_mask(facts: RunFacts) -> Iterator[Violation]:
     """MindSpeed-LLM's ``_validate_create_attention_mask_in_dataloader``; MindSpeed-RL's page on context parallel."""
     if facts.cp == 1:
         return
@@ -78,7 +78,7 @@ def attention_mask(facts: Facts) -> Iterator[Violation]:
         yield Violation("attention_mask", "context parallel by Ulysses with reset_attention_mask needs general")
 
 
-def recomputation(facts: Facts) -> Iterator[Violation]:
+def recomputation(facts: RunFacts) -> Iterator[Violation]:
     """``TransformerConfig.__post_init__`` and ``validate_args`` on activations that are computed twice."""
     if facts.recompute is None:
         return
@@ -97,7 +97,7 @@ def recomputation(facts: Facts) -> Iterator[Violation]:
             yield Violation("recompute_layers", f"recompute_granularity: full needs a number from 1 to {stage}")
 
 
-def npus_by_layout(facts: Facts) -> Iterator[Violation]:
+def npus_by_layout(facts: RunFacts) -> Iterator[Violation]:
     """``validate_rl_args._validate_resource``; the launcher's whole nodes."""
     if facts.npus % facts.model_parallel:
         yield Violation(
@@ -109,7 +109,7 @@ def npus_by_layout(facts: Facts) -> Iterator[Violation]:
         yield Violation("npus", f"is not a multiple of the {facts.nodes} nodes")
 
 
-def rollout_layout(facts: Facts) -> Iterator[Violation]:
+def rollout_layout(facts: RunFacts) -> Iterator[Violation]:
     """``validate_rl_args``; ``MegatronStyleVllmWeightContainer._validate_parallel_config``; ``qkv_split_weight``."""
     if facts.rollout_pp != 1:
         yield Violation("rollout_pp", "pipeline parallel rollout is not supported")
@@ -128,7 +128,7 @@ def rollout_layout(facts: Facts) -> Iterator[Violation]:
         )
 
 
-def batch(facts: Facts) -> Iterator[Violation]:
+def batch(facts: RunFacts) -> Iterator[Violation]:
     """``validate_rl_args._validate_batch_ratio`` and ``_validate_data_parallel``; minibatches of whole groups."""
     if facts.npus % facts.model_parallel or facts.npus % (facts.rollout_tp * facts.rollout_pp):
         return
@@ -152,7 +152,7 @@ def batch(facts: Facts) -> Iterator[Violation]:
         yield Violation("prompts", f"is not a multiple of the {facts.nodes} nodes, each of which grades its share")
 
 
-def dispatch_sizes(facts: Facts) -> Iterator[Violation]:
+def dispatch_sizes(facts: RunFacts) -> Iterator[Violation]:
     """``validate_rl_args._validate_experience_ratio`` and ``_validate_dispatch_size``; whole groups for our stages.
 
     In order, ``ActorHybridWorkerBase.update`` takes one dispatch of each rank's share and no more.
@@ -186,7 +186,7 @@ def dispatch_sizes(facts: Facts) -> Iterator[Violation]:
         yield Violation("update_dispatch", f"with guarantee_order a rank trains that many of its {share} responses")
 
 
-def lengths(facts: Facts) -> Iterator[Violation]:
+def lengths(facts: RunFacts) -> Iterator[Violation]:
     """``validate_rl_args``, ``validate_args`` (context), vLLM-Ascend's scheduler, ``rearrange_micro_batches``."""
     longest = facts.max_prompt + facts.max_new
     if longest > facts.context:
@@ -207,7 +207,7 @@ def lengths(facts: Facts) -> Iterator[Violation]:
                 yield Violation(field, f"cannot hold the longest prompt and response together, {longest}")
 
 
-def padding(facts: Facts) -> Iterator[Violation]:
+def padding(facts: RunFacts) -> Iterator[Violation]:
     """``validate_rl_args`` on ``use_remove_padding``; dynamic batches are packed."""
     if facts.remove_padding and not facts.reset_attention_mask:
         yield Violation("reset_attention_mask", "use_remove_padding needs true")
@@ -217,7 +217,7 @@ def padding(facts: Facts) -> Iterator[Violation]:
         yield Violation("remove_padding", "use_dynamic_bsz packs responses, which needs true")
 
 
-def precision(facts: Facts) -> Iterator[Violation]:
+def precision(facts: RunFacts) -> Iterator[Violation]:
     """``validate_rl_args``: bfloat16 in training and in rollout."""
     if not facts.bf16:
         yield Violation("bf16", "MindSpeed-RL trains in bfloat16 only: needs true")
@@ -225,7 +225,7 @@ def precision(facts: Facts) -> Iterator[Violation]:
         yield Violation("rollout_dtype", "MindSpeed-RL samples in bfloat16 only")
 
 
-def rewards(facts: Facts) -> Iterator[Violation]:
+def rewards(facts: RunFacts) -> Iterator[Violation]:
     """``validate_rl_args``: a weight for each verifier; groups of partial rollouts are not whole."""
     if facts.verifiers != facts.verifier_weights:
         yield Violation("verifier_weights", f"has {facts.verifier_weights} weights for {facts.verifiers} verifiers")
@@ -233,7 +233,7 @@ def rewards(facts: Facts) -> Iterator[Violation]:
         yield Violation("partial_rollout_splits", "cannot be more than 1: groups must be whole")
 
 
-def sampling(facts: Facts) -> Iterator[Violation]:
+def sampling(facts: RunFacts) -> Iterator[Violation]:
     """The policy's own distribution, and noise of its own for every prompt and iteration.
 
     vLLM gives sample ``i`` of a prompt the seed ``seed + i``: the samples of a prompt differ, but those of every other
@@ -251,7 +251,7 @@ def sampling(facts: Facts) -> Iterator[Violation]:
         yield Violation("min_p", "cuts the policy's distribution, whose success rate the confidence states: needs 0.0")
 
 
-def temperature(facts: Facts) -> Iterator[Violation]:
+def temperature(facts: RunFacts) -> Iterator[Violation]:
     """``BaseTrainingEngine.forward_step`` divides the output of every pipeline stage by it, not the logits alone."""
     if facts.temperature != 1.0 and facts.pp > 1:
         yield Violation("temperature", "MindSpeed-RL divides every pipeline stage's output by it: with PP it needs 1.0")
@@ -276,6 +276,6 @@ RULES: tuple[Rule, ...] = (
 )
 
 
-def violations(facts: Facts) -> list[Violation]:
+def violations(facts: RunFacts) -> list[Violation]:
     """Every broken rule; where sizes are below 1, only those."""
     return list(positive_sizes(facts)) or [violation for rule in RULES for violation in rule(facts)]

@@ -18,7 +18,7 @@ _GENERATE = "mindspeed_rl.generate_config"
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class RunFacts:
     """Numbers and switches of one run; sizes in tokens, ``None`` where MindSpeed-RL fills in the value itself."""
 
     # the machine
@@ -66,7 +66,6 @@ class Facts:
     update_dispatch: int | None
     advantage_dispatch: int | None
     reward_dispatch: int | None
-    integrated: bool
     kl_coefficient: float
     verifiers: int
     verifier_weights: int
@@ -126,7 +125,7 @@ class Facts:
             tokens = self.micro_batch * self.seq_length
         return -(-tokens // self.cp)
 
-    def varied(self, field: str, value: Any) -> "Facts":
+    def varied(self, field: str, value: Any) -> "RunFacts":
         """These facts with one field changed, and what is derived from it."""
         changes: dict[str, Any] = {field: value}
         if field == "nodes":
@@ -231,7 +230,7 @@ class _Reader:
         return default if value is None else len(value)
 
 
-def read_facts(run: RunConfig) -> Facts:
+def read_facts(run: RunConfig) -> RunFacts:
     """The facts of a run for Ascend.
 
     Raises:
@@ -252,7 +251,7 @@ def read_facts(run: RunConfig) -> Facts:
     generate = _Reader(_GENERATE, ours.get("generate_config") or {})
     sampling = generate.section("sampling_config")
     packing = rl.integer("max_packing_token_size", 4096)
-    return Facts(
+    return RunFacts(
         nodes=hardware.nodes,
         npus=rl.section("actor_resource").integer("num_npus"),
         memory_gib=hardware.memory_gib,
@@ -298,7 +297,6 @@ def read_facts(run: RunConfig) -> Facts:
         update_dispatch=rl.optional("actor_update_dispatch_size"),
         advantage_dispatch=rl.optional("adv_dispatch_size"),
         reward_dispatch=rl.optional("reward_dispatch_size"),
-        integrated=rl.switch("use_integrated_worker", True),
         kl_coefficient=rl.number("init_kl_coef", 0.01),
         verifiers=rl.length("verifier_function", 1),
         verifier_weights=rl.length("verifier_weight", 1),

@@ -17,7 +17,7 @@ from pathlib import Path
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, ConfigError
-from coca_mindspeed.mindspeed.plan.run_facts import Facts, read_facts
+from coca_mindspeed.mindspeed.plan.run_facts import RunFacts, read_facts
 from coca_mindspeed.mindspeed.start.driver import homes
 from coca_mindspeed.mindspeed.start.run_file import StageFiles
 from coca_mindspeed.mindspeed.weights.megatron_checkpoint import checkpoint_layout, newest_iteration
@@ -31,7 +31,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 _MODES = "original_modes.json"
 
 
-def converter_arguments(direction: str, run: RunConfig, facts: Facts, output: Path) -> list[str]:
+def converter_arguments(direction: str, run: RunConfig, facts: RunFacts, output: Path) -> list[str]:
     """Arguments of ``python`` for ``hf2mcore`` or ``mcore2hf``; all paths are absolute."""
     huggingface = Path(str(run.model.path)).absolute()
     common = ["convert_ckpt.py", "--use-mcore-models", "--model-type", "GPT", "--model-type-hf", _FAMILY]
@@ -58,7 +58,7 @@ def newest_stage(run: RunConfig, output: Path) -> Path:
     return next((path for path in reversed(stages) if newest_iteration(path) is not None), stages[0])
 
 
-def prepare(direction: str, run: RunConfig, facts: Facts, output: Path) -> None:
+def prepare(direction: str, run: RunConfig, facts: RunFacts, output: Path) -> None:
     """Refuse what would go wrong, and make the folder that ``mcore2hf`` writes into.
 
     Raises:
@@ -116,7 +116,7 @@ def restore(output: Path) -> None:
             path.chmod(mode)
 
 
-def finish(direction: str, run: RunConfig, facts: Facts, output: Path) -> str:
+def finish(direction: str, run: RunConfig, facts: RunFacts, output: Path) -> str:
     """Check what the converter left and put it in its place; a sentence that says where.
 
     Raises:
