@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import coca_mindspeed
+from coca_mindspeed.mindspeed.hooks.manifest import load_manifests
 
 PACKAGE = Path(coca_mindspeed.__file__).parent
 PAGE = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
@@ -98,6 +99,24 @@ def test_only_the_host_platform_pretends_that_an_npu_is_there():
     }
     # It is loaded in one place, and only where a configuration asks for it.
     assert users == {"mindspeed.start.process"}
+
+
+def test_the_settings_of_a_process_are_read_where_mindspeed_rl_calls_us_and_passed_on_from_there():
+    """By what the manifests name, and by what Ray starts; everything else takes them as an argument."""
+    entries = {hook.replacement for manifest in load_manifests() for hook in manifest.hooks if hook.replacement}
+    entries |= {f"coca_mindspeed.mindspeed.{name}" for name in ("stages.reward_worker:RewardWorker.initialize",)}
+    readers = set()
+    for module, path in modules():
+        if module == "mindspeed.start.process":  # prepares the process by them
+            continue
+        for outer in ast.parse(path.read_text(encoding="utf-8")).body:
+            name = f"coca_mindspeed.{module}:{getattr(outer, 'name', '')}"
+            inner = outer.body if isinstance(outer, ast.ClassDef) and name not in entries else ()
+            for place, node in [(f"{name}.{getattr(n, 'name', '')}", n) for n in inner] or [(name, outer)]:
+                called = {n.func.id for n in ast.walk(node) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)}
+                readers |= {place} if "process_settings" in called else set()
+    assert readers
+    assert readers <= entries, sorted(readers - entries)
 
 
 def test_importing_the_package_needs_nothing_heavy():

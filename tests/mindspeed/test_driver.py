@@ -168,7 +168,7 @@ def test_copies_of_the_others_in_mindspeed_rls_folder_do_not_win(
         (tmp_path / "MINDSPEED_RL_HOME" / package / "__init__.py").write_text("home = 'a copy'\n")
     checkouts = driver.homes({variable: str(tmp_path / variable) for variable in driver.HOMES})
     monkeypatch.setattr(driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0"))
-    settings = driver.process_settings(CocaSettings(), _config(), checkouts)
+    settings = driver.for_processes(CocaSettings(), _config(), checkouts)
     monkeypatch.setenv(VARIABLE, settings.model_dump_json())
     monkeypatch.setattr(process, "process_settings", lambda: settings)
     monkeypatch.setattr(process, "apply", lambda *_arguments, **_options: None)

@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
@@ -91,15 +92,6 @@ def _without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advantage_stage, "put", put)
 
 
-@pytest.fixture
-def use_settings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def use(**fields: Any) -> None:
-        settings = SimpleNamespace(coca=CocaSettings(**fields))
-        monkeypatch.setattr(advantage_stage, "process_settings", lambda: settings)
-
-    return use
-
-
 def _judged_dock(shuffle: bool = False) -> FakeDock:
     """Two groups of two, judged."""
     filled = FakeDock(rows=4, group=2, shuffle=shuffle)
@@ -123,13 +115,10 @@ def _judged_dock(shuffle: bool = False) -> FakeDock:
 @pytest.mark.parametrize("guarantee_order", [False, True])
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_the_stage_gives_the_same_whatever_the_dispatch(
-    use_settings: Callable[..., None], guarantee_order: bool, count: int, shuffle: bool
-) -> None:
-    use_settings(method={"advantage_eps": 0.0})
-    filled = _judged_dock(shuffle)
+def test_the_stage_gives_the_same_whatever_the_dispatch(guarantee_order: bool, count: int, shuffle: bool) -> None:
+    filled, settings = _judged_dock(shuffle), CocaSettings(method=MethodConfig(advantage_eps=0.0))
     samples = compute_advantages(
-        filled, count=count, group_size=2, rows=4, guarantee_order=guarantee_order, sample_prompts=1
+        filled, settings, count=count, group_size=2, rows=4, guarantee_order=guarantee_order, sample_prompts=1
     )
     up = 1 / math.sqrt(2)
     expected = [[up, up], [-up, -up, -up], [up], [-up, 0, 0, 0]]  # the second group's answers are both right
@@ -146,16 +135,16 @@ def test_the_stage_gives_the_same_whatever_the_dispatch(
     assert finish(means)["reward/confidence"] == pytest.approx(-(0.04 + 0.25 + 0.01 + 1) / 4)
 
 
-def test_a_dispatch_that_cuts_groups_is_refused(use_settings: Callable[..., None]) -> None:
-    use_settings()
+def test_a_dispatch_that_cuts_groups_is_refused() -> None:
+    options = {"count": 3, "group_size": 2, "rows": 4, "guarantee_order": False, "sample_prompts": 0}
     with pytest.raises(TrainingError, match="adv_dispatch_size 3 does not hold whole groups"):
-        compute_advantages(_judged_dock(), count=3, group_size=2, rows=4, guarantee_order=False, sample_prompts=0)
+        compute_advantages(_judged_dock(), CocaSettings(), **options)
 
 
-def test_a_stage_whose_rows_never_come_gives_up_and_says_what_it_waited_for(use_settings: Callable[..., None]) -> None:
-    use_settings(stall_timeout=0.2)
+def test_a_stage_whose_rows_never_come_gives_up_and_says_what_it_waited_for() -> None:
+    options = {"count": 2, "group_size": 2, "rows": 4, "guarantee_order": False, "sample_prompts": 0}
     with pytest.raises(TrainingError, match="'compute_advantage' has waited 0 s for the columns response_length"):
-        compute_advantages(FakeDock(4, 2), count=2, group_size=2, rows=4, guarantee_order=False, sample_prompts=0)
+        compute_advantages(FakeDock(4, 2), CocaSettings(stall_timeout=0.2), **options)
 
 
 def test_means_of_batches_are_averaged_over_their_entries() -> None:

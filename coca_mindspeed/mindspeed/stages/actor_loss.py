@@ -49,8 +49,8 @@ class SegmentActorLoss(BaseLossFunc):
 
     def __init__(self) -> None:
         super().__init__()
-        self._settings = process_settings().coca
-        self._reference = process_settings().reference
+        process = process_settings()
+        self._settings, self._reference = process.coca, process.reference
         self._meta: dict[str, Any] = {}
         self._mini_batch: MiniBatch | None = None
 

@@ -10,19 +10,27 @@ from coca_mindspeed.judging.sample_rows import credit_rows
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.dock import batches, check_groups, put, report
 from coca_mindspeed.mindspeed.stages.ratios import as_ratios
-from coca_mindspeed.mindspeed.start.process import process_settings
+from coca_mindspeed.mindspeed.start.settings import CocaSettings
 
 #: What the stage reads.
 COLUMNS = ("response_length", "rm_scores", *columns.REWARD_COLUMNS)
 
 
 def compute_advantages(
-    dock: Any, *, count: int, group_size: int, rows: int, guarantee_order: bool, sample_prompts: int
+    dock: Any,
+    settings: CocaSettings,
+    *,
+    count: int,
+    group_size: int,
+    rows: int,
+    guarantee_order: bool,
+    sample_prompts: int,
 ) -> list[dict[str, Any]]:
     """Take all judged rows of the iteration out of the dock and write their ``advantages`` and ``returns``.
 
     Args:
         dock: handle of the dock's actor.
+        settings: of this run.
         count: rows at a time; whole groups.
         group_size: responses to each prompt.
         rows: of the iteration, all prompts together.
@@ -32,7 +40,6 @@ def compute_advantages(
     Returns:
         the rows of the first ``sample_prompts`` prompts: ``index``, and what :func:`credit_rows` tells of each.
     """
-    settings = process_settings().coca
     if count % group_size:
         raise TrainingError(
             f"rl_config.adv_dispatch_size {count} does not hold whole groups of n_samples_per_prompt {group_size}"

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
+from coca_mindspeed.algorithm.rewards import TrainingMethod
 from coca_mindspeed.data.prompts import many_prompt_tokens, prompt_messages
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError
@@ -66,8 +67,10 @@ class RecordPrompts(Dataset[dict[str, Any]]):
         return {"input_ids": np.asarray(self._prompts[index], dtype=np.int64), columns.RECORD: np.array([index])}
 
 
-def load_prompts(path: Path, tokenizer: Any, max_tokens: int) -> tuple[list[Record], list[NDArray[np.int32]]]:
-    """All records of a file, and the token ids of their prompts under this run's method.
+def load_prompts(
+    path: Path, tokenizer: Any, method: TrainingMethod, max_tokens: int
+) -> tuple[list[Record], list[NDArray[np.int32]]]:
+    """All records of a file, and the token ids of their prompts under a training method.
 
     Raises:
         DataError: the file has no record, or a prompt is too long.
@@ -75,8 +78,7 @@ def load_prompts(path: Path, tokenizer: Any, max_tokens: int) -> tuple[list[Reco
     records = list(read_records(path))
     if not records:
         raise DataError(f"{path}: no record found")
-    system_prompt = process_settings().coca.method.training_method.system_prompt
-    return records, prompt_token_ids(records, tokenizer, system_prompt, max_tokens)
+    return records, prompt_token_ids(records, tokenizer, method.system_prompt, max_tokens)
 
 
 def record_datasets(original: Any) -> Any:
@@ -95,7 +97,8 @@ def record_datasets(original: Any) -> Any:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_name_or_path)
-        records, prompts = load_prompts(Path(data_path), tokenizer, config.max_prompt_length)
+        method = process_settings().coca.method.training_method
+        records, prompts = load_prompts(Path(data_path), tokenizer, method, config.max_prompt_length)
         samples = arguments["train_valid_test_num_samples"][0]
         train = RecordPrompts(records, prompts, samples, arguments["seed"], not config.no_shuffle)
         return train, None, None

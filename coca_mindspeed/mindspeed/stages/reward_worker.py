@@ -22,6 +22,7 @@ from coca_mindspeed.mindspeed.stages.dock import Rows, batches, check_groups, pu
 from coca_mindspeed.mindspeed.stages.ratios import as_ratios
 from coca_mindspeed.mindspeed.stages.verifiers import build_verifier
 from coca_mindspeed.mindspeed.start.process import process_settings
+from coca_mindspeed.mindspeed.start.settings import CocaSettings
 from coca_mindspeed.tokenization import token_text
 
 
@@ -64,13 +65,12 @@ class RewardWorker:
             dp_rank: which node's share of the rows this actor takes, where order is guaranteed.
         """
         try:
-            self._prepare(megatron_config, rl_config, tokenizer, dp_rank)
+            self._prepare(process_settings().coca, megatron_config, rl_config, tokenizer, dp_rank)
         except BaseException as failure:
             self._failure = failure
             raise
 
-    def _prepare(self, megatron_config: Any, rl_config: Any, tokenizer: Any, node: int) -> None:
-        settings = process_settings().coca
+    def _prepare(self, settings: CocaSettings, megatron_config: Any, rl_config: Any, tokenizer: Any, node: int) -> None:
         self._settings = settings
         self._rl_config = rl_config
         self._global_batch_size = megatron_config.global_batch_size

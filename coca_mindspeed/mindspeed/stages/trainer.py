@@ -72,6 +72,7 @@ def grpo_trainer(original: Any) -> Any:
             rows = fetch(
                 task.remote(
                     self.transfer_dock,
+                    self._process.coca,
                     count=self.micro_batch_size,
                     group_size=self.n_samples_per_prompt,
                     rows=self.global_batch_size * self.n_samples_per_prompt,

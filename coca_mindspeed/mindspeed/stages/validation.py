@@ -27,7 +27,9 @@ class Validation:
         self._settings, self._trainer = settings, trainer
         self._file, self._log = settings.eval_data, settings.output_dir / "validation.jsonl"
         rl_config = trainer.actor_worker.rl_config
-        _, self._prompts = load_prompts(self._file, trainer.tokenizer.tokenizer, rl_config.max_prompt_length)
+        _, self._prompts = load_prompts(
+            self._file, trainer.tokenizer.tokenizer, settings.method.training_method, rl_config.max_prompt_length
+        )
         self._graders = [reward for reward in trainer.reward_list if hasattr(reward, "judge_rows")]
 
     def run(self, iteration: int) -> dict[str, float]:

@@ -102,7 +102,7 @@ def _comparable(settings: CocaSettings, config: DictConfig) -> CocaSettings:
     return settings
 
 
-def process_settings(settings: CocaSettings, config: DictConfig, checkouts: Mapping[str, Path]) -> ProcessSettings:
+def for_processes(settings: CocaSettings, config: DictConfig, checkouts: Mapping[str, Path]) -> ProcessSettings:
     """What every Ray process is told; verifies the installation.
 
     Raises:
@@ -198,7 +198,7 @@ def train(path: Path, overrides: Sequence[str]) -> None:
 
     checkouts = homes(os.environ)
     settings, config = split_config(compose_config(path, overrides, checkouts["MINDSPEED_RL_HOME"]))
-    process = process_settings(settings, config, checkouts)
+    process = for_processes(settings, config, checkouts)
     if unknown := read_upstream_keys(process.mindspeed_rl_home).unknown(config):
         raise ConfigError("\n".join(unknown))
     for line in keys_without_effect(config, reference=process.reference):

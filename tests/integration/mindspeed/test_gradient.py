@@ -196,7 +196,7 @@ def _engine(
     config["rl_config"]["actor_resource"] = {"num_npus": ranks}
     coca = config.pop("coca")
     coca["method"] = coca["method"] | {"loss_aggregation": aggregation}
-    settings = driver.process_settings(coca_settings(coca), OmegaConf.create(config), driver.homes(os.environ))
+    settings = driver.for_processes(coca_settings(coca), OmegaConf.create(config), driver.homes(os.environ))
     batches = {}
     for segment in SEGMENTS:
         batches[segment] = str(directory / f"{segment}.safetensors")

@@ -16,9 +16,7 @@ pytestmark = [*needs_mindspeed, pytest.mark.slow]
 
 
 def test_not_slower_than_upstream() -> None:
-    settings = driver.process_settings(
-        coca_settings({"platform": "host"}), OmegaConf.create({}), driver.homes(os.environ)
-    )
+    settings = driver.for_processes(coca_settings({"platform": "host"}), OmegaConf.create({}), driver.homes(os.environ))
     process = subprocess.run(
         [sys.executable, "-m", "tests.integration.mindspeed.stage_speed"],
         cwd=REPOSITORY,
