@@ -106,10 +106,9 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
 
 
 def _end(message: object, code: int) -> int:
-    from coca_mindspeed.console import print_text  # --help needs no rich
+    from coca_mindspeed.console import print_failure  # --help needs no rich
 
-    print_text(f"coca-mindspeed: {message}", sys.stderr)
-    return code
+    return print_failure(message, code)
 
 
 def _escape_what_cannot_be_encoded() -> None:

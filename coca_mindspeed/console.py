@@ -32,6 +32,12 @@ def print_text(text: object, file: TextIO | None = None) -> None:
     stream.write(line.encode(encoding, "backslashreplace").decode(encoding))
 
 
+def print_failure(message: object, code: int) -> int:
+    """Say on standard error why a command failed, and return the exit code that it ends with."""
+    print_text(f"coca-mindspeed: {message}", sys.stderr)
+    return code
+
+
 class PlainConsole(Console):
     """A console for which square brackets, colons and control characters in a string are only characters.
 

@@ -247,3 +247,12 @@ def test_waiting_for_a_cluster_has_a_limit():
     assert now[0] == 6.0
     with pytest.raises(TrainingError, match="has 8 of 16 NPUs after 10 seconds"):
         wait_for_npus(16, 10, lambda: 8, sleep, lambda: now[0])
+
+
+def test_every_command_line_ends_as_coca_mindspeed_does(tmp_path, capsys):
+    """The exit code is the error's own, and what it names is text and no order to the terminal."""
+    named = ["prepare", "mcore2hf", "\x1b[2Jrun", "--output", str(tmp_path)]
+    assert conversion.main(named) == main(["config", "show", "\x1b[2Jrun"]) == 2
+    first, second = (line for line in capsys.readouterr().err.splitlines() if line.startswith("coca-mindspeed: "))
+    assert "\\x1b[2Jrun" in first
+    assert first == second

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coca_mindspeed.console import print_failure
 from coca_mindspeed.errors import CocaError, TrainingError
 
 _POLL = 2.0
@@ -103,8 +104,7 @@ def main(arguments: Sequence[str]) -> int:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         check_cpus(nodes, WantedCpus(parsed.cpus_per_npu, parsed.other_cpus))
     except CocaError as error:
-        print(f"coca-mindspeed: {error}", file=sys.stderr)
-        return 1
+        return print_failure(error, error.exit_code)
     print(f"the Ray cluster has {parsed.npus} NPUs")
     return 0
 

@@ -18,6 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from coca_mindspeed.console import print_failure
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, TrainingError
 from coca_mindspeed.mindspeed.hooks.manifest import matching_manifest
 from coca_mindspeed.mindspeed.plan.conditions import check_mindspeed_keys, needs_reference
@@ -239,8 +240,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         train(parsed.config, parsed.overrides)
     except CocaError as error:
-        print(f"coca-mindspeed: {error}", file=sys.stderr)
-        return 1
+        return print_failure(error, error.exit_code)
     return 0
 
 

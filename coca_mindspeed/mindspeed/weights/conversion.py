@@ -16,6 +16,7 @@ from pathlib import Path
 
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.console import print_failure
 from coca_mindspeed.errors import CocaError, ConfigError
 from coca_mindspeed.mindspeed.plan.run_facts import RunFacts, read_facts
 from coca_mindspeed.mindspeed.start.driver import homes
@@ -173,8 +174,7 @@ def main(arguments: Sequence[str]) -> int:
         else:
             print(finish(parsed.direction, run, facts, parsed.output))
     except CocaError as error:
-        print(f"coca-mindspeed: {error}", file=sys.stderr)
-        return 1
+        return print_failure(error, error.exit_code)
     return 0
 
 
