@@ -1,11 +1,13 @@
-"""Files that are whole or absent: atomic writes, and JSON Lines with errors that name the line."""
+"""Files and directories that are whole or absent: atomic writes, and JSON Lines with errors that name the line."""
 
 import json
 import math
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,47 @@ def fsync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def whole_directory(path: Path) -> Iterator[Path]:
+    """Yield a directory that becomes ``path`` if the block succeeds, in place of what stood there, and vanishes if not.
+
+    A killed process leaves it under its temporary name, ``.NAME.writing``; see :func:`put_in_place` for the rest.
+    """
+    temporary = path.with_name(f".{path.name}.writing")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        put_in_place(temporary, path, path.with_name(f".replaced_{path.name}"))
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def put_in_place(finished: Path, path: Path, aside: Path) -> None:
+    """Rename a finished directory to ``path``, once all of it is on disk, and remove what stood there.
+
+    Two renames: a crash between them leaves what stood there whole, as ``aside``.
+    """
+    for root, _, names in os.walk(finished):
+        for name in names:
+            with (Path(root) / name).open("rb") as file:
+                os.fsync(file.fileno())
+        fsync_directory(Path(root))
+    if path.is_dir() and any(path.iterdir()):
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        try:
+            finished.rename(path)
+        except BaseException:
+            aside.rename(path)
+            raise
+    else:
+        finished.rename(path)  # an empty directory gives way
+    fsync_directory(path.parent)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:

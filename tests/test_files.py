@@ -1,10 +1,11 @@
-"""JSON that is always written, and read back as it was."""
+"""JSON that is always written, and read back as it was; directories that are whole or absent."""
 
 import json
+from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.files import read_json_lines, write_json, write_json_lines
+from coca_mindspeed.files import read_json_lines, whole_directory, write_json, write_json_lines
 
 TEXTS = ["\ud83d", "a\udc00b", "\U0001f600 half: \ude00", "\\ud83d spelt out", "🙂", "\u2028"]
 
@@ -15,3 +16,43 @@ def test_what_utf8_cannot_hold_is_escaped_and_comes_back(tmp_path, text):
     write_json(tmp_path / "value.json", {"x": text})
     assert [row for _, row in read_json_lines(tmp_path / "rows.jsonl")] == [{text: text}, {"next": 1}]
     assert json.loads((tmp_path / "value.json").read_text()) == {"x": text}
+
+
+def write_whole(path, content, *, fails=False):
+    with whole_directory(path) as writing:
+        (writing / "file").write_text(content)
+        assert not (path / "file").exists() or (path / "file").read_text() != content
+        if fails:
+            raise KeyboardInterrupt
+
+
+def test_a_directory_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "new" / "model"
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, "0", fails=True)
+    assert list(path.parent.iterdir()) == []
+    path.mkdir()  # an empty directory gives way
+    for content in ("1", "2"):
+        write_whole(path, content)
+    with pytest.raises(KeyboardInterrupt):
+        write_whole(path, "3", fails=True)
+    assert (path / "file").read_text() == "2"
+    assert [p.name for p in path.parent.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("calls", [1, 2])
+def test_what_stood_there_comes_back_if_a_rename_fails(tmp_path, monkeypatch, calls):
+    path, rename, left = tmp_path / "model", Path.rename, [calls]
+    write_whole(path, "1")
+
+    def fails(self, target):
+        left[0] -= 1
+        if left[0] == 0:
+            raise OSError(28, "No space left on device")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fails)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(path, "2")
+    assert (path / "file").read_text() == "1"
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]

@@ -1,7 +1,6 @@
 """Probe: a two-layer MLP on the frozen model's hidden states, trained on whether it answered correctly."""
 
 import json
-import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from coca_mindspeed.baselines.early_stopping import Fit, FitConfig, fit_with_early_stopping
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.files import write_json
+from coca_mindspeed.files import whole_directory, write_json
 
 
 @dataclass(frozen=True)
@@ -84,12 +83,10 @@ def train_probe(
 
 def save_probe(probe: Probe, fit: Fit, directory: Path) -> None:
     """Write ``probe.safetensors`` and ``probe.json``; the directory appears whole or not at all."""
-    temporary = directory.with_name(f".{directory.name}.writing")
-    shutil.rmtree(temporary, ignore_errors=True)
     shape = {"hidden_size": probe.hidden_size, "width": probe.width, "layer": probe.layer}
-    write_json(temporary / "probe.json", {**shape, "fit": asdict(fit)})
-    save_file(probe.state_dict(), temporary / "probe.safetensors")
-    temporary.rename(directory)
+    with whole_directory(directory) as writing:
+        write_json(writing / "probe.json", {**shape, "fit": asdict(fit)})
+        save_file(probe.state_dict(), writing / "probe.safetensors")
 
 
 def load_probe(directory: Path) -> Probe:

@@ -5,11 +5,9 @@ A checkpoint is a directory ``step_000100`` with ``model/`` (a plain Hugging Fac
 so a kill at any moment leaves the previous ones untouched and never half of a new one.
 """
 
-import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ from typing import Any
 import torch
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.files import fsync_directory
+from coca_mindspeed.files import whole_directory
 from coca_mindspeed.local.policy import Policy
 
 _NAME = re.compile(r"step_(\d{6,})")
@@ -68,8 +66,8 @@ def save_model(policy: Policy, directory: Path) -> None:
 
 def export_model(policy: Policy, directory: Path) -> None:
     """Replace ``directory`` by the policy, as a plain Hugging Face directory; never half of it."""
-    temporary = directory.with_name(f".{directory.name}.writing")
-    _write_whole(temporary, directory, lambda: save_model(policy, temporary))
+    with whole_directory(directory) as writing:
+        save_model(policy, writing)
 
 
 def save_checkpoint(
@@ -85,15 +83,10 @@ def save_checkpoint(
         TrainingError: it could not be written (a full disk, say); the ones before it are untouched, and named.
     """
     path = directory / f"step_{step:06d}"
-    temporary = directory / f".writing_{step:06d}"
-
-    def write() -> None:
-        save_model(policy, temporary / "model")
-        torch.save(optimizer.state_dict(), temporary / "optimizer.pt")
-
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        _write_whole(temporary, path, write)
+        with whole_directory(path) as writing:
+            save_model(policy, writing / "model")
+            torch.save(optimizer.state_dict(), writing / "optimizer.pt")
     # safetensors and torch raise errors of their own, with the system's message inside.
     except Exception as error:
         before = list_checkpoints(directory)
@@ -119,7 +112,7 @@ def _prune(directory: Path, keep: int) -> None:
 
 
 # The names by which this module writes, removes and replaces.
-_LEFTOVER = re.compile(r"\.(?:writing|removing)_\d{6,}|\.(?:model|warm_start)\.writing")
+_LEFTOVER = re.compile(r"\.removing_\d{6,}|\.(?:model|warm_start|step_\d{6,})\.writing")
 _REPLACED = re.compile(r"\.replaced_(model|warm_start|step_\d{6,})")
 _HALF_A_FILE = re.compile(r"\.\w+\.(?:jsonl?|yaml|md|png)\.[a-z0-9_]{8}")
 
@@ -184,25 +177,3 @@ def check_space(output: Path, policy: Policy, keep: int, show: bool) -> None:
 
 
 _MUCH = 100_000_000  # bytes of a checkpoint from which its size is worth a line
-
-
-def _write_whole(temporary: Path, final: Path, write: Callable[[], None]) -> None:
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
-        write()
-        for root, _, files in os.walk(temporary):
-            for name in files:
-                with (Path(root) / name).open("rb") as file:
-                    os.fsync(file.fileno())
-            fsync_directory(Path(root))
-        replaced = final.with_name(f".replaced_{final.name}")
-        if final.exists():
-            shutil.rmtree(replaced, ignore_errors=True)
-            final.rename(replaced)
-        temporary.rename(final)
-        fsync_directory(final.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise

@@ -111,16 +111,21 @@ def test_other_records_under_the_same_path_are_refused(tmp_path):
 
 def test_leftovers_are_removed_or_put_back_and_strangers_files_are_not(tmp_path, six_steps):
     output = copy(six_steps, tmp_path / "run")
-    for left in ("checkpoints/.writing_000007", "checkpoints/.removing_000002", ".model.writing", ".replaced_model"):
+    for left in (
+        "checkpoints/.step_000007.writing",
+        "checkpoints/.removing_000002",
+        ".model.writing",
+        ".replaced_model",
+    ):
         (output / left).mkdir()
         (output / left / "half").touch()
     (output / "checkpoints" / "step_000006").rename(output / "checkpoints" / ".replaced_step_000006")
     (output / ".metrics.jsonl.abcd_123").touch()
-    for strange in (".replaced_thesis", "checkpoints/.writing_notes", ".vimrc"):
+    for strange in (".replaced_thesis", "checkpoints/.notes.writing", ".vimrc"):
         (output / strange).mkdir()
     small_session(output, *TINY, resume=True)
     hidden = sorted(str(p.relative_to(output)) for p in output.rglob(".*"))
-    assert hidden == [".lock", ".replaced_thesis", ".vimrc", "checkpoints/.writing_notes"]
+    assert hidden == [".lock", ".replaced_thesis", ".vimrc", "checkpoints/.notes.writing"]
     assert [c.step for c in list_checkpoints(output / "checkpoints")] == [4, 6]
 
 

@@ -4,12 +4,12 @@ import fcntl
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.files import fsync_directory
+from coca_mindspeed.files import put_in_place
 from coca_mindspeed.ownership import MARKER, is_free, is_ours, write_marker
 
 _KIND = "data"
@@ -61,22 +61,12 @@ def _check_free(path: Path, overwrite: bool) -> None:
 
 def _replace(path: Path, temporary: Path) -> None:
     temporary.chmod(0o755)
-    fsync_directory(temporary)
-    if is_free(path):
-        temporary.rename(path)  # an empty directory gives way
-    else:
-        # Two renames: a crash between them leaves the earlier output whole, under the name it was moved to.
-        earlier = temporary.with_name(f".{path.name}.earlier-{temporary.name.rpartition('-')[2]}")
-        with (path / MARKER).open("rb") as marker:
+    earlier = temporary.with_name(f".{path.name}.earlier-{temporary.name.rpartition('-')[2]}")
+    with ExitStack() as stack:
+        if not is_free(path):
+            marker = stack.enter_context((path / MARKER).open("rb"))
             fcntl.flock(marker, fcntl.LOCK_EX)  # says that somebody is at work between the renames
-            path.rename(earlier)
-            try:
-                temporary.rename(path)
-            except BaseException:
-                earlier.rename(path)
-                raise
-            shutil.rmtree(earlier)
-    fsync_directory(path.parent)
+        put_in_place(temporary, path, earlier)
 
 
 def _restore_or_remove_abandoned(path: Path) -> None:
