@@ -68,10 +68,10 @@ lock-opencompass: $(STAMP)  ## resolve requirements/opencompass.in anew
 clean:  ## remove the environment, caches and runs
 	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) .venv-trl runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
-docs: $(STAMP)  ## renew the reference of keys in docs/configuration.md
-	sed -i '/<!-- keys -->/q' docs/configuration.md
-	printf '\n' >> docs/configuration.md
-	$(BIN)/coca-mindspeed config keys >> docs/configuration.md
+docs: $(STAMP)  ## renew the references of keys in docs/configuration.md and docs/coca_section.md
+	sed -i '/<!-- keys -->/q' docs/configuration.md docs/coca_section.md
+	{ echo; $(BIN)/coca-mindspeed config keys; } >> docs/configuration.md
+	{ echo; $(BIN)/coca-mindspeed config keys coca; } >> docs/coca_section.md
 
 .venv-trl/.installed: requirements/benchmark-trl.txt
 	$(PYTHON) -m venv .venv-trl

@@ -6,7 +6,6 @@ import pytest
 from rich.console import Console
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.evaluation.paper.comparison import markdown_table
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
 from coca_mindspeed.evaluation.reports.figures import png_bytes
 from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
@@ -14,6 +13,7 @@ from coca_mindspeed.evaluation.reports.plots import reliability_diagram, trainin
 from coca_mindspeed.evaluation.reports.report import write_report
 from coca_mindspeed.evaluation.reports.summary import metrics_table, summary_metrics
 from coca_mindspeed.evaluation.runs import Run
+from coca_mindspeed.markdown import markdown_table
 from coca_mindspeed.reproduce.table import picture_of, printed_table
 from coca_mindspeed.safe_text import one_line, plot_text, printable
 

@@ -26,8 +26,8 @@ from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.intervals.estimates import Estimates, paired_intervals
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.metrics.catalogue import CATALOGUE, show
-from coca_mindspeed.evaluation.paper.comparison import markdown_table
 from coca_mindspeed.evaluation.predictions import Outcomes, Prediction, outcomes, read_predictions, write_predictions
+from coca_mindspeed.markdown import markdown_table
 
 _SHOWN = ("ece", "brier", "log_score", "auroc")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.config.overrides import nearest
-from coca_mindspeed.config.reference import reference_markdown
+from coca_mindspeed.config.reference import reference_markdown, section_table
 from coca_mindspeed.console import print_text
 from coca_mindspeed.errors import UsageError
 
@@ -35,11 +35,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     get.add_argument("run_name", metavar="RUN", help="as in show")
     get.add_argument("key", metavar="KEY", help="of a value or a section: rollout.prompts, rollout")
     get.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as in show")
-    for name, summary in (
-        ("list", "list the ready-made runs"),
-        ("keys", "list every key with its type, range, default and meaning"),
-    ):
-        actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    actions.add_parser("list", help="list the ready-made runs", description="List the ready-made runs.")
+    summary = "list every key with its type, range, default and meaning"
+    keys = actions.add_parser("keys", help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+    keys.add_argument(
+        "of",
+        nargs="?",
+        choices=("run", "coca"),
+        default="run",
+        help="run (default), or coca: the section of that name in MindSpeed-RL's YAML files",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,8 +54,12 @@ def run(arguments: argparse.Namespace) -> int:
         print(_value(compose_run(arguments.run_name, arguments.overrides).run.model_dump(mode="json"), arguments.key))
     elif arguments.action == "list":
         print_text("\n".join(ready_made_runs()))
-    else:
+    elif arguments.of == "run":
         print_text(reference_markdown())
+    else:
+        from coca_mindspeed.mindspeed.start.settings import CocaSettings
+
+        print_text(section_table("coca", CocaSettings).rstrip())
     return 0
 
 

@@ -20,13 +20,13 @@ from coca_mindspeed.evaluation.metrics.catalogue import (
 )
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
 from coca_mindspeed.evaluation.opencompass.output import read_opencompass
-from coca_mindspeed.evaluation.paper.comparison import markdown_table
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
 from coca_mindspeed.evaluation.reports.scoreboard import Scoreboard
 from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, read_named, split_runs, unique_labels
 from coca_mindspeed.evaluation.tokens import TokenCounter
 from coca_mindspeed.files import write_atomically, write_json
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
+from coca_mindspeed.markdown import markdown_table
 from coca_mindspeed.safe_text import one_line
 
 # Which options each format can use; the others would be ignored.

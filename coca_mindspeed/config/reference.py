@@ -1,43 +1,59 @@
 """The reference of all keys, made from the schema so that it cannot lag behind it."""
 
 import json
-from collections.abc import Iterator
-from typing import Annotated, Any, get_args, get_origin
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated, Any, TypeGuard, get_args, get_origin
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from coca_mindspeed.config.schema import RunConfig, Section
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.markdown import markdown_table
+
+_HEADER = ("key", "type", "default", "range", "meaning")
 
 
 def reference_markdown() -> str:
-    """A Markdown table for each section: key, type, default, range and meaning."""
-    lines = ["| key | type | default | range | meaning |", "| --- | --- | --- | --- | --- |"]
+    """A Markdown table for each section of a run: key, type, default, range and meaning."""
     sections = []
     for name, field in RunConfig.model_fields.items():
-        if isinstance(field.annotation, type) and issubclass(field.annotation, Section):
-            rows = list(_rows(name, field.annotation))
-            sections.append("\n".join([f"### {name}", "", (field.annotation.__doc__ or "").strip(), "", *lines, *rows]))
+        if _is_section(field.annotation):
+            about = (field.annotation.__doc__ or "").strip()
+            sections.append(f"### {name}\n\n{about}\n\n{section_table(name, field.annotation)}")
         else:
-            lines_of_run = _row(name, field)
-            sections.append("\n".join([f"### {name}", "", *lines, lines_of_run]))
-    return "\n\n".join(sections)
+            sections.append(f"### {name}\n\n{_table([_row(name, field)])}")
+    return "\n".join(sections).rstrip()
 
 
-def _rows(name: str, section: type[Section]) -> Iterator[str]:
+def section_table(name: str, section: type[BaseModel]) -> str:
+    """The Markdown table of one section, and of the sections in it."""
+    return _table(_rows(name, section))
+
+
+def _table(rows: Iterable[Sequence[object]]) -> str:
+    return markdown_table(_HEADER, rows, padded=False)
+
+
+def _is_section(annotation: Any) -> TypeGuard[type[BaseModel]]:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _rows(name: str, section: type[BaseModel]) -> Iterator[Sequence[object]]:
     for key, field in section.model_fields.items():
-        yield _row(f"{name}.{key}", field)
-        for inner in get_args(field.annotation):  # a section that may be null
-            if isinstance(inner, type) and issubclass(inner, Section):
+        if not _is_section(field.annotation):
+            yield _row(f"{name}.{key}", field)
+        for inner in (field.annotation, *get_args(field.annotation)):  # a section that may be null
+            if _is_section(inner):
                 yield from _rows(f"{name}.{key}", inner)
 
 
-def _row(key: str, field: FieldInfo) -> str:
+def _row(key: str, field: FieldInfo) -> Sequence[object]:
     default = field.get_default(call_default_factory=True)
     shown = "" if default is PydanticUndefined else json.dumps(default)
     ranges = [_range(constraint) for constraint in [*field.metadata, *_inner_constraints(field.annotation)]]
-    cells = [f"`{key}`", _type_name(field.annotation), f"`{shown}`", " ".join(filter(None, ranges)), field.description]
-    return "| " + " | ".join(str(cell or "").replace("|", "\\|") for cell in cells) + " |"
+    meaning = field.description or ""
+    return f"`{key}`", _type_name(field.annotation), f"`{shown}`", " ".join(filter(None, ranges)), meaning
 
 
 def _inner_constraints(annotation: Any) -> list[Any]:
@@ -54,7 +70,7 @@ def _type_name(annotation: Any) -> str:
         return f"tuple[{', '.join(_type_name(name) for name in names)}]"
     if isinstance(annotation, type) and not getattr(annotation, "__args__", None):
         return annotation.__name__
-    if any(isinstance(inner, type) and issubclass(inner, Section) for inner in get_args(annotation)):
+    if any(map(_is_section, get_args(annotation))):
         return "section or null"
     text = str(annotation).replace("typing.", "").replace("NoneType", "null").replace("None", "null")
     return text.removeprefix("Literal[").removesuffix("]").replace("'", "") if text.startswith("Literal[") else text

@@ -16,6 +16,7 @@ from coca_mindspeed.evaluation.reports.summary import column_title, print_metric
 from coca_mindspeed.files import read_json_lines, write_atomically, write_json
 from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.session import open_session
+from coca_mindspeed.markdown import markdown_table
 
 
 def run_demo(
@@ -83,20 +84,14 @@ def _write_report(
     metrics = [row for _, row in read_json_lines(output / "metrics.jsonl")]
     save_figure(reliability_diagram({"before": before, "after": after}), output / "reliability.png")
     save_figure(training_curves(metrics), output / "training_curves.png")
-    titles = [column_title(name) for name in HEADLINE]
-    rows = [
-        f"| {name} | " + " | ".join(shown_value(key, summary[name][key]) for key in HEADLINE) + " |"
-        for name in ("before", "after")
-    ]
+    rows = [[name, *(shown_value(key, summary[name][key]) for key in HEADLINE)] for name in ("before", "after")]
+    results = markdown_table(["", *map(column_title, HEADLINE)], rows, numbers=range(1, len(HEADLINE) + 1))
     text = f"""# Confidence before answering, by `{summary["method"]}`, seed {summary["seed"]}
 
 A tiny model was warmed up to answer arithmetic with a confidence that means nothing, then trained. Each held-out
 question is answered once at temperature 1, before and after.
 
-| | {" | ".join(titles)} |
-| --- |{" ---: |" * len(HEADLINE)}
-{chr(10).join(rows)}
-
+{results}
 ## Does the confidence mean what it says?
 
 ![Reliability before and after: accuracy against stated confidence, with the number of answers](reliability.png)
@@ -108,7 +103,6 @@ question is answered once at temperature 1, before and after.
 ## What it says now
 
 {_sample_table(after)}
-
 Numbers are written units first: 12 + 34 = 46 is `2100+4300` and `64`.
 Training took {summary["seconds"]["train"]:.0f} s of {summary["seconds"]["total"]:.0f} s in all.
 """
@@ -120,10 +114,9 @@ def _sample_table(predictions: Sequence[Prediction], count: int = 8) -> str:
     ranked = sorted((p for p in predictions if p.confidence is not None), key=lambda p: -(p.confidence or 0.0))
     chosen = [ranked[i * (len(ranked) - 1) // max(1, count - 1)] for i in range(min(count, len(ranked)))]
     rows = [
-        f"| `{p.question}` | `{p.response}` | {p.confidence:.2f} | {'right' if p.correct else 'wrong'} |"
-        for p in chosen
+        (f"`{p.question}`", f"`{p.response}`", f"{p.confidence:.2f}", "right" if p.correct else "wrong") for p in chosen
     ]
-    return "\n".join(["| question | response | confidence | answer |", "| --- | --- | ---: | --- |", *rows])
+    return markdown_table(("question", "response", "confidence", "answer"), rows, numbers=(2,))
 
 
 class _Clock:

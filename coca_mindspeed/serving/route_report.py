@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from coca_mindspeed.evaluation.intervals.bounds import Interval
-from coca_mindspeed.evaluation.paper.comparison import markdown_table
 from coca_mindspeed.evaluation.reports.figures import line_style, new_figure, png_bytes, tidy
+from coca_mindspeed.markdown import markdown_table
 from coca_mindspeed.serving.replay import GAPS, PolicyOutcome, Routed, Tiers, upper_hull
 
 _NOTE = (

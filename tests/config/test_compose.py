@@ -6,9 +6,10 @@ import pytest
 import yaml
 
 from coca_mindspeed.config.compose import compose_run, config_directory, ready_made_runs
-from coca_mindspeed.config.reference import reference_markdown
+from coca_mindspeed.config.reference import reference_markdown, section_table
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.mindspeed.start.settings import CocaSettings
 
 ROOT = Path(__file__).parents[2]
 
@@ -140,3 +141,7 @@ def test_every_yaml_of_ours_is_plain_and_explained():
 def test_the_reference_page_is_made_from_the_schema():
     page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
     assert reference_markdown() in page, "docs/configuration.md lags behind: make docs"
+    page = (ROOT / "docs" / "coca_section.md").read_text(encoding="utf-8")
+    assert section_table("coca", CocaSettings) in page, "docs/coca_section.md lags behind: make docs"
+    for nested in ("coca.grader", "coca.method.clip", "coca.host.dtype"):
+        assert f"| `{nested}` |" in page

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.evaluation.paper.comparison import markdown_table
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
 from coca_mindspeed.evaluation.reports.report import most_miscalibrated, write_report
 from coca_mindspeed.evaluation.runs import Run, read_runs
+from coca_mindspeed.markdown import markdown_table
 
 DATASETS = ("gsm8k", "math500", "aime24", "aime25", "mbpp_sanitized", "humaneval", "simpleqa", "triviaqa")
 HOSTILE = "<script>document.title='hacked'</script><img src=http://example.org/x.png> | pipe {{ 7*7 }}"
@@ -124,7 +124,8 @@ def test_undefined_says_why(tmp_path):
 def test_one_data_set_has_one_table_with_metrics_as_columns(tmp_path):
     runs = [Run(label, predictions("mine", 80, 0, bias=bias)) for label, bias in (("good", 0.0), ("bad", 0.3))]
     text = write_report(runs, tmp_path)[1].read_text()
-    assert "| run | accuracy ↑ | AUROC ↑ | ECE ↓ | Brier ↓ | SR ↑ | TTC ↓ |" in text
+    header = ["run", "accuracy ↑", "AUROC ↑", "ECE ↓", "Brier ↓", "SR ↑", "TTC ↓"]
+    assert header in [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines()]
     [good] = [line for line in text.splitlines() if line.startswith("| good")][:1]
     assert good.split("|")[4].strip().startswith("**")
     assert 'title="expected calibration error' in (tmp_path / "report.html").read_text()
@@ -178,6 +179,9 @@ def test_command_errors(tmp_path, capsys):
 
 def test_markdown_table_escapes_and_aligns():
     assert markdown_table(["a", "b"], [["x|y", "1\n2"]]) == "| a    | b   |\n|------|-----|\n| x\\|y | 1 2 |\n"
+    assert markdown_table(["a", ""], [["x", 10]], numbers=(1,)) == "| a |    |\n|---|---:|\n| x | 10 |\n"
+    unpadded = markdown_table(["a", "long"], [["", "1"]], numbers=(1,), padded=False)
+    assert unpadded == "| a | long |\n| --- | --: |\n|  | 1 |\n"
 
 
 @pytest.mark.slow

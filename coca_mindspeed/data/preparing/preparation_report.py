@@ -8,6 +8,8 @@ from types import TracebackType
 from typing import Any
 
 from coca_mindspeed.files import to_json_line, write_atomically, write_json
+from coca_mindspeed.markdown import markdown_table
+from coca_mindspeed.safe_text import one_line
 
 # In the order in which a row meets them.
 STAGES = {
@@ -122,31 +124,31 @@ class PreparationReport:
         lines = [
             f"# {self.dataset}: {self.rows_in} rows in, {self.rows_out} rows out",
             "",
-            *_table(("output", "rows"), [(name, output["rows"]) for name, output in self.outputs.items()]),
+            _table(("output", "rows"), [(name, output["rows"]) for name, output in self.outputs.items()]),
             "",
             "## Dropped",
             "",
-            *self._counts(self.dropped),
+            self._counts(self.dropped),
             "",
             "Each dropped row, with file, row and reason, is a line of `findings.jsonl`.",
         ]
         if self.reported:
-            lines += ["", "## Reported and kept", "", *self._counts(self.reported)]
+            lines += ["", "## Reported and kept", "", self._counts(self.reported)]
         if self.examples:
             lines += ["", "## Examples", ""]
             for stage in (stage for stage in STAGES if stage in self.examples):
                 lines += [f"- `{f.file}:{f.row}` {stage}: {_inline(_sentence(f))}" for f in self.examples[stage]]
-        lines += ["", "## Inputs", "", *_table(("file", "rows"), [(i["file"], i["rows"]) for i in self.inputs])]
-        lines += ["", "## Options", "", *_table(("option", "value"), list(self.options.items())), ""]
+        lines += ["", "## Inputs", "", _table(("file", "rows"), [(i["file"], i["rows"]) for i in self.inputs])]
+        lines += ["", "## Options", "", _table(("option", "value"), list(self.options.items())), ""]
         return "\n".join(lines)
 
-    def _counts(self, counts: Mapping[str, Mapping[str, int]]) -> list[str]:
+    def _counts(self, counts: Mapping[str, Mapping[str, int]]) -> str:
         rows = [
             (stage, reason, number, STAGES[stage])
             for stage in STAGES
             for reason, number in _most_common(counts.get(stage, {})).items()
         ]
-        return _table(("stage", "reason", "rows", "meaning"), rows) if rows else ["Nothing."]
+        return _table(("stage", "reason", "rows", "meaning"), rows) if rows else "Nothing."
 
 
 def _most_common(counts: Mapping[str, int]) -> dict[str, int]:
@@ -158,12 +160,8 @@ def _sentence(finding: Finding) -> str:
 
 
 def _inline(text: str) -> str:
-    return " ".join(str(text).split()).replace("|", "\\|")[:300]
+    return one_line(str(text))[:300]
 
 
-def _table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> list[str]:
-    return [
-        f"| {' | '.join(header)} |",
-        f"|{'---|' * len(header)}",
-        *(f"| {' | '.join(_inline(cell) for cell in row)} |" for row in rows),
-    ]
+def _table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    return markdown_table(header, [[_inline(cell) for cell in row] for row in rows], padded=False).rstrip()

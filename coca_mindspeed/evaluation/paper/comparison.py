@@ -1,7 +1,7 @@
 """The paper's tables as text, and our figures beside them."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -18,21 +18,7 @@ from coca_mindspeed.evaluation.metrics.catalogue import (
 from coca_mindspeed.evaluation.paper.published import Cell, disagreements, paper, printed, published, rebuilt_cells
 from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.evaluation.runs import Run
-from coca_mindspeed.safe_text import one_line
-
-
-def markdown_cell(text: object) -> str:
-    """Text for a Markdown table: one line, with its bars escaped."""
-    return one_line(str(text)).replace("|", "\\|")
-
-
-def markdown_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table, padded so that it also reads well as plain text."""
-    lines = [[markdown_cell(cell) for cell in row] for row in (header, *rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    rule = ["-" * width for width in widths]
-    padded = ["| " + " | ".join(c.ljust(w) for c, w in zip(line, widths, strict=True)) + " |" for line in lines]
-    return "\n".join([padded[0], "|-" + "-|-".join(rule) + "-|", *padded[1:]]) + "\n"
+from coca_mindspeed.markdown import markdown_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from coca_mindspeed.evaluation.metrics.catalogue import (
     show_calibrated,
     show_range,
 )
-from coca_mindspeed.evaluation.paper.comparison import PaperComparison, markdown_cell
+from coca_mindspeed.evaluation.paper.comparison import PaperComparison
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.reports.figures import png_bytes
 from coca_mindspeed.evaluation.reports.plots import training_curves
@@ -31,6 +31,7 @@ from coca_mindspeed.evaluation.reports.report_figures import (
 from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.evaluation.runs import Run
 from coca_mindspeed.files import write_atomically
+from coca_mindspeed.markdown import markdown_cell, markdown_table
 from coca_mindspeed.safe_text import printable
 
 _REPORT_DPI = 100
@@ -46,6 +47,10 @@ class Cell:
     best: bool
     reason: str
     beside: str = ""
+
+    def markdown(self) -> str:
+        number = f"**{self.text}**" if self.best else self.text
+        return f"{number} ({'; '.join(filter(None, (self.interval, self.beside)))})" if self.interval else number
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +71,12 @@ class Table:
     meaning: str
     columns: Sequence[Heading]
     rows: Sequence[tuple[str, Sequence[Cell]]]
+
+    def markdown(self) -> str:
+        rows = [(label, *(cell.markdown() for cell in cells)) for label, cells in self.rows]
+        return markdown_table(
+            ["run", *(column.text for column in self.columns)], rows, numbers=range(1, len(self.columns) + 1)
+        )
 
 
 @dataclass(frozen=True, slots=True)
