@@ -10,7 +10,14 @@ from rich.table import Table
 from coca_mindspeed.console import PlainConsole, print_text
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.files import write_atomically
-from coca_mindspeed.mindspeed.hooks.manifest import Finding, Manifest, ManifestError, examine, load_manifests, skeleton
+from coca_mindspeed.mindspeed.hooks.manifest import (
+    HookCheck,
+    Manifest,
+    ManifestError,
+    examine,
+    load_manifests,
+    skeleton,
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -88,7 +95,7 @@ def _checkout(path: Path) -> Path:
     return path.resolve()
 
 
-def _best_fit(root: Path, release: str | None) -> tuple[Manifest, list[Finding]]:
+def _best_fit(root: Path, release: str | None) -> tuple[Manifest, list[HookCheck]]:
     manifests = load_manifests()
     chosen = [manifest for manifest in manifests if release in (None, manifest.release)]
     if not chosen:
@@ -98,5 +105,5 @@ def _best_fit(root: Path, release: str | None) -> tuple[Manifest, list[Finding]]
     return min(examined, key=lambda pair: sum(not finding.matches for finding in pair[1]))
 
 
-def _short(finding: Finding) -> str:
+def _short(finding: HookCheck) -> str:
     return finding.found[:12] if len(finding.found) == 64 else finding.found

@@ -8,7 +8,7 @@ from pathlib import Path
 from coca_mindspeed.baselines.parts import claim_directory
 from coca_mindspeed.commands.options import at_least
 from coca_mindspeed.console import PlainConsole, print_text
-from coca_mindspeed.reproduce.cells import Cell, cells_of
+from coca_mindspeed.reproduce.cells import ReproductionCell, cells_of
 from coca_mindspeed.reproduce.plan import plan_path, read_plan
 from coca_mindspeed.reproduce.report import write_report
 from coca_mindspeed.reproduce.results import collect
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         console.print(f"{len(cells)} cells, {waiting} to run; run the same command again to go on after a stop")
         started, done = time.perf_counter(), 0
 
-        def report(cell: Cell, seconds: float) -> None:
+        def report(cell: ReproductionCell, seconds: float) -> None:
             nonlocal done
             done += 1
             elapsed = time.perf_counter() - started

@@ -25,7 +25,7 @@ _BASELINES: dict[str, tuple[Kind, tuple[str, ...]]] = {
 
 
 @dataclass(frozen=True)
-class Cell:
+class ReproductionCell:
     """One method, one seed, one setting.
 
     Attributes:
@@ -45,9 +45,9 @@ class Cell:
     def directory(self, output: Path) -> Path:
         return output / self.setting / f"seed_{self.seed}" / self.name.replace(" ", "_").replace(",", "")
 
-    def of(self, name: str) -> "Cell":
+    def of(self, name: str) -> "ReproductionCell":
         """Another cell's place, of the same setting and seed."""
-        return Cell(self.setting, self.seed, name, self.kind)
+        return ReproductionCell(self.setting, self.seed, name, self.kind)
 
     def done(self, output: Path) -> bool:
         """Whether the cell is finished: its summary is written last."""
@@ -66,22 +66,22 @@ class Cell:
         return f"{self.setting}, seed {self.seed}, {self.name}"
 
 
-def cells_of(plan: Plan, seeds: Sequence[int]) -> list[Cell]:
+def cells_of(plan: Plan, seeds: Sequence[int]) -> list[ReproductionCell]:
     """All cells, each after those that it needs; seed after seed, so that what there is can be read early."""
     return [cell for seed in seeds for name in plan.settings for cell in _cells(name, plan.settings[name], seed)]
 
 
-def _cells(name: str, setting: SettingPlan, seed: int) -> Iterator[Cell]:
+def _cells(name: str, setting: SettingPlan, seed: int) -> Iterator[ReproductionCell]:
     positions = {method: position_of(setting, method, seed) for method in setting.trained}
     if setting.baselines or "first" in positions.values():
-        yield Cell(name, seed, "start-first", "start")
+        yield ReproductionCell(name, seed, "start-first", "start")
     if "last" in positions.values():
-        yield Cell(name, seed, "start-last", "start")
+        yield ReproductionCell(name, seed, "start-last", "start")
     for method, position in positions.items():
-        yield Cell(name, seed, method, "trained", (f"start-{position}",))
+        yield ReproductionCell(name, seed, method, "trained", (f"start-{position}",))
     for baseline in setting.baselines:
         kind, needs = _BASELINES[baseline]
-        yield Cell(name, seed, baseline, kind, needs)
+        yield ReproductionCell(name, seed, baseline, kind, needs)
 
 
 def run_config(setting: SettingPlan, overrides: Sequence[str], seed: int) -> RunConfig:

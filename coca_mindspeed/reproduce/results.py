@@ -15,7 +15,7 @@ from coca_mindspeed.evaluation.intervals.estimates import Estimates
 from coca_mindspeed.evaluation.metrics.catalogue import UNDEFINED, metric_info, round_half_up, show
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.files import read_json_lines
-from coca_mindspeed.reproduce.cells import Cell
+from coca_mindspeed.reproduce.cells import ReproductionCell
 
 
 @dataclass(frozen=True)
@@ -31,8 +31,8 @@ class Results:
 
     output: Path
     summaries: dict[tuple[str, str, int], dict[str, Any]]
-    cells: dict[tuple[str, str, int], Cell]
-    unfinished: Sequence[Cell]
+    cells: dict[tuple[str, str, int], ReproductionCell]
+    unfinished: Sequence[ReproductionCell]
     _redrawn: dict[tuple[str, str, int], dict[str, float]] = field(default_factory=dict, repr=False)
 
     def seeds(self, setting: str, *methods: str) -> list[int]:
@@ -84,7 +84,7 @@ class Results:
         return [row for _, row in read_json_lines(directory / "run" / "metrics.jsonl")]
 
 
-def collect(output: Path, cells: Sequence[Cell]) -> Results:
+def collect(output: Path, cells: Sequence[ReproductionCell]) -> Results:
     """Read the summaries of the finished cells."""
     finished = [cell for cell in cells if cell.done(output)]
     keyed = {(cell.setting, cell.name, cell.seed): cell for cell in finished}

@@ -23,7 +23,7 @@ from coca_mindspeed.files import write_json
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.session import load_data, open_session, warm_start
-from coca_mindspeed.reproduce.cells import Cell, run_config
+from coca_mindspeed.reproduce.cells import ReproductionCell, run_config
 from coca_mindspeed.reproduce.plan import Plan, SettingPlan
 
 _BATCH = 500  # questions of a baseline at once, and of its parts
@@ -56,7 +56,7 @@ def write_tasks(plan: Plan, output: Path) -> None:
         write_records(directory / "evaluate.jsonl", data.evaluate)
 
 
-def run_cell(place: Workplace, cell: Cell) -> float:
+def run_cell(place: Workplace, cell: ReproductionCell) -> float:
     """Run the cell unless it is done, and write its ``cell.json`` last; returns seconds of wall time."""
     if cell.done(place.output):
         return 0.0
@@ -79,7 +79,7 @@ def run_cell(place: Workplace, cell: Cell) -> float:
     return seconds
 
 
-def _predictions(place: Workplace, setting: SettingPlan, cell: Cell) -> list[Prediction]:
+def _predictions(place: Workplace, setting: SettingPlan, cell: ReproductionCell) -> list[Prediction]:
     if cell.kind == "trained":
         return _train(place, setting, cell)
     config = _with_data(place, setting, cell, run_config(setting, setting.trained.get("rlvr", []), cell.seed))
@@ -112,7 +112,7 @@ def _predictions(place: Workplace, setting: SettingPlan, cell: Cell) -> list[Pre
         grader.close()
 
 
-def _baseline_options(plan: Plan, cell: Cell, config: RunConfig) -> BaselineOptions:
+def _baseline_options(plan: Plan, cell: ReproductionCell, config: RunConfig) -> BaselineOptions:
     fit = FitConfig(
         lr=plan.assessor_lr, weight_decay=0.0, batch=32, epochs=plan.assessor_epochs, patience=3, validation=0.1
     )
@@ -125,7 +125,7 @@ def _baseline_options(plan: Plan, cell: Cell, config: RunConfig) -> BaselineOpti
     )
 
 
-def _train(place: Workplace, setting: SettingPlan, cell: Cell) -> list[Prediction]:
+def _train(place: Workplace, setting: SettingPlan, cell: ReproductionCell) -> list[Prediction]:
     config = _with_data(place, setting, cell, run_config(setting, setting.trained[cell.name], cell.seed))
     position = config.method.training_method.confidence_position
     start = _start(place, cell, config, position)
@@ -143,14 +143,14 @@ def _train(place: Workplace, setting: SettingPlan, cell: Cell) -> list[Predictio
     return _labelled(predictions, trainer.evaluate_records, cell)
 
 
-def _labelled(predictions: Sequence[Prediction], records: Sequence[Record], cell: Cell) -> list[Prediction]:
+def _labelled(predictions: Sequence[Prediction], records: Sequence[Record], cell: ReproductionCell) -> list[Prediction]:
     return [
         replace(p, category=record.category, method=cell.name, seed=cell.seed)
         for p, record in zip(predictions, records, strict=True)
     ]
 
 
-def _with_data(place: Workplace, setting: SettingPlan, cell: Cell, config: RunConfig) -> RunConfig:
+def _with_data(place: Workplace, setting: SettingPlan, cell: ReproductionCell, config: RunConfig) -> RunConfig:
     if setting.miniature is None:
         return config
     tasks = place.output / cell.setting / "tasks"
@@ -158,14 +158,14 @@ def _with_data(place: Workplace, setting: SettingPlan, cell: Cell, config: RunCo
     return config.model_copy(update={"data": DataConfig(name="records", grader="auto", train=train, evaluate=evaluate)})
 
 
-def _start(place: Workplace, cell: Cell, config: RunConfig, position: str) -> Path:
+def _start(place: Workplace, cell: ReproductionCell, config: RunConfig, position: str) -> Path:
     """The model that every method of the setting starts from."""
     if config.model.path is not None:
         return Path(config.model.path)
     return cell.of(f"start-{position}").directory(place.output) / "warm_start"
 
 
-def _warm_start(place: Workplace, setting: SettingPlan, cell: Cell) -> None:
+def _warm_start(place: Workplace, setting: SettingPlan, cell: ReproductionCell) -> None:
     """Warm up the tiny model; a run that names a model of its own starts from that."""
     method = next(m for m in ("coca", "rlcr") if cell.name.endswith(training_method(m).confidence_position))
     config = run_config(setting, [f"method={method}"], cell.seed)

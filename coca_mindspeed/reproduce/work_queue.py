@@ -6,16 +6,16 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.reproduce.cells import Cell
+from coca_mindspeed.reproduce.cells import ReproductionCell
 from coca_mindspeed.reproduce.work import Workplace, run_cell
 
 
 def run_cells(
     place: Workplace,
-    cells: Sequence[Cell],
+    cells: Sequence[ReproductionCell],
     jobs: int,
-    report: Callable[[Cell, float], None],
-    work: Callable[[Workplace, Cell], float] = run_cell,
+    report: Callable[[ReproductionCell, float], None],
+    work: Callable[[Workplace, ReproductionCell], float] = run_cell,
 ) -> None:
     """Run every cell that is not done yet.
 
@@ -36,7 +36,7 @@ def run_cells(
         return
     # Spawned, not forked: a process that has used PyTorch's threads must not be forked.
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
-        running: dict[Future[float], Cell] = {}
+        running: dict[Future[float], ReproductionCell] = {}
         failure: BaseException | None = None
         while running or (pending and failure is None):
             if failure is None:
@@ -56,7 +56,7 @@ def run_cells(
             raise failure
 
 
-def _named(cell: Cell, error: BaseException) -> BaseException:
+def _named(cell: ReproductionCell, error: BaseException) -> BaseException:
     if isinstance(error, BrokenProcessPool):
         return TrainingError(
             f"{cell}: a process died (out of memory, or killed); finished cells are kept, run the same command again"

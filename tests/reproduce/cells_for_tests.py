@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_to_json
-from coca_mindspeed.reproduce.cells import Cell, cells_of
+from coca_mindspeed.reproduce.cells import ReproductionCell, cells_of
 from coca_mindspeed.reproduce.plan import Plan, SettingPlan
 from coca_mindspeed.reproduce.results import Results, collect
 
@@ -35,7 +35,7 @@ def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def finish(output: Path, cell: Cell, **metrics: float | None) -> None:
+def finish(output: Path, cell: ReproductionCell, **metrics: float | None) -> None:
     """Write a cell's results: two data sets of math whose accuracies differ by 0.2, one of facts."""
     values = {"accuracy": 0.5, "auroc": 0.5, "ece": 0.3, "brier": 0.3, "tokens_to_confidence": 6.0, **metrics}
     directory = cell.directory(output)

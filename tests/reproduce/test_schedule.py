@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
-from coca_mindspeed.reproduce.cells import Cell, cells_of
+from coca_mindspeed.reproduce.cells import ReproductionCell, cells_of
 from coca_mindspeed.reproduce.plan import Plan, plan_path, read_plan
 from coca_mindspeed.reproduce.work import Workplace
 from coca_mindspeed.reproduce.work_queue import run_cells
 from tests.reproduce.cells_for_tests import PLAN, finish
 
 
-def note(place: Workplace, cell: Cell) -> float:
+def note(place: Workplace, cell: ReproductionCell) -> float:
     """Stands in for a cell's work; can be pickled for the processes of the pool."""
     for need in cell.needs:
         assert cell.of(need).done(place.output), f"{cell} ran before {need}"
@@ -23,7 +23,7 @@ def note(place: Workplace, cell: Cell) -> float:
     return 1.0
 
 
-def fail_at_joint(place: Workplace, cell: Cell) -> float:
+def fail_at_joint(place: Workplace, cell: ReproductionCell) -> float:
     if cell.name == "joint":
         (cell.directory(place.output)).mkdir(parents=True)
         (cell.directory(place.output) / "predictions.jsonl").write_text("half a li")
@@ -31,7 +31,7 @@ def fail_at_joint(place: Workplace, cell: Cell) -> float:
     return note(place, cell)
 
 
-def die_at_joint(place: Workplace, cell: Cell) -> float:
+def die_at_joint(place: Workplace, cell: ReproductionCell) -> float:
     import os
 
     if cell.name == "joint":

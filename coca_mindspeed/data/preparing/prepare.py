@@ -17,7 +17,7 @@ from coca_mindspeed.data.preparing.duplicates import ExactDuplicates, NearDuplic
 from coca_mindspeed.data.preparing.filters import Filter
 from coca_mindspeed.data.preparing.gold import GoldChecker
 from coca_mindspeed.data.preparing.output_directory import output_directory
-from coca_mindspeed.data.preparing.preparation_report import Finding, FindingLog, PreparationReport
+from coca_mindspeed.data.preparing.preparation_report import DoubtfulRow, FindingLog, PreparationReport
 from coca_mindspeed.data.preparing.spool import RecordSpool, record_line
 from coca_mindspeed.data.publishers.fields import RowError, Ungradable
 from coca_mindspeed.data.publishers.formats import Row, data_files, read_rows
@@ -194,7 +194,7 @@ class _Cleaning:
         problems = self._preparation.check_gold([record for record, _ in self._unchecked])
         for (record, row), problem in zip(self._unchecked, problems, strict=True):
             if problem:
-                self._log.add(Finding(row.file, row.number, "gold", problem, record.answer[:200], drop))
+                self._log.add(DoubtfulRow(row.file, row.number, "gold", problem, record.answer[:200], drop))
             if not (problem and drop):
                 self._keep(record, row)
         self._unchecked.clear()
@@ -223,7 +223,7 @@ class _Cleaning:
             file, row = self._spool.place(index)
             detail = f"{similarity:.3f} to {self._name(*self._spool.place(earlier))}"
             self._log.add(
-                Finding(list(self._files)[file], row, "near_duplicate", "same numbers and gold answer", detail)
+                DoubtfulRow(list(self._files)[file], row, "near_duplicate", "same numbers and gold answer", detail)
             )
         return [index for index in range(len(self._spool)) if index not in repeats]
 
@@ -236,7 +236,7 @@ class _Cleaning:
         ]
 
     def _drop(self, row: Row, stage: str, reason: str, detail: str = "") -> None:
-        self._log.add(Finding(row.file, row.number, stage, reason, detail))
+        self._log.add(DoubtfulRow(row.file, row.number, stage, reason, detail))
 
     def _name(self, file: int, row: int) -> str:
         return f"{list(self._files)[file]}:{row}"

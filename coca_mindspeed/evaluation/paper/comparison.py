@@ -15,7 +15,14 @@ from coca_mindspeed.evaluation.metrics.catalogue import (
     show_calibrated,
     show_range,
 )
-from coca_mindspeed.evaluation.paper.published import Cell, disagreements, paper, printed, published, rebuilt_cells
+from coca_mindspeed.evaluation.paper.published import (
+    PaperFigure,
+    disagreements,
+    paper,
+    printed,
+    published,
+    rebuilt_cells,
+)
 from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.evaluation.runs import Run
 from coca_mindspeed.markdown import markdown_table
@@ -128,7 +135,7 @@ def paper_report() -> str:
     return "\n".join(parts)
 
 
-def _rebuilt(cell: Cell | None) -> str:
+def _rebuilt(cell: PaperFigure | None) -> str:
     if cell is None:
         return UNDEFINED
     return _figure(cell.rebuilt) + ("" if cell.agrees else "*")

@@ -34,7 +34,7 @@ class Paper:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class PaperFigure:
     """A cell of the paper's category tables, beside its reconstruction.
 
     Attributes:
@@ -90,7 +90,7 @@ def category_mean(values: Sequence[Decimal | None], decimals: int = 2) -> Decima
     return (sum(known, Decimal(0)) / len(known)).quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_HALF_UP)
 
 
-def rebuilt_cells() -> Iterator[Cell]:
+def rebuilt_cells() -> Iterator[PaperFigure]:
     """Every cell of the paper's category tables, rebuilt from its per-dataset tables."""
     tables = paper()
     for setting, methods in tables.per_category.items():
@@ -101,10 +101,10 @@ def rebuilt_cells() -> Iterator[Cell]:
                     if printed is None:
                         continue
                     mean = category_mean([source[name] for name in tables.categories[category]])
-                    yield Cell(setting, method, metric, category, printed, mean)
+                    yield PaperFigure(setting, method, metric, category, printed, mean)
 
 
-def disagreements() -> list[Cell]:
+def disagreements() -> list[PaperFigure]:
     """The cells in which the paper disagrees with itself."""
     return [cell for cell in rebuilt_cells() if not cell.agrees]
 
@@ -113,8 +113,8 @@ def published(setting: str, method: str, metric: str, dataset: str) -> float:
     """A figure of the paper in our units (accuracy as a fraction), NaN where it prints none.
 
     Args:
-        setting: see :class:`Cell`.
-        method: see :class:`Cell`.
+        setting: see :class:`PaperFigure`.
+        method: see :class:`PaperFigure`.
         metric: see :data:`CATALOGUE`.
         dataset: a data set or a category.
 

@@ -39,7 +39,7 @@ _SHOWN_CHARACTERS = 1200
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class TableCell:
     """A number as it is printed; ``beside`` is what belongs to it, such as the ECE of a calibrated model."""
 
     text: str
@@ -70,7 +70,7 @@ class Table:
     heading: str
     meaning: str
     columns: Sequence[Heading]
-    rows: Sequence[tuple[str, Sequence[Cell]]]
+    rows: Sequence[tuple[str, Sequence[TableCell]]]
 
     def markdown(self) -> str:
         rows = [(label, *(cell.markdown() for cell in cells)) for label, cells in self.rows]
@@ -131,13 +131,13 @@ def metric_table(board: Scoreboard, metric: str) -> Table:
     return Table(metric, info.heading, info.meaning + (", percent" if info.percent else ""), columns, rows)
 
 
-def _cell(board: Scoreboard, run: Run, column: Column, metric: str, is_best: bool) -> Cell:
+def _cell(board: Scoreboard, run: Run, column: Column, metric: str, is_best: bool) -> TableCell:
     interval = board.interval(run.label, column, metric)
     bounds = show_range(metric, interval.low, interval.high)
     beside = ""
     if metric == "ece" and (found := board.calibrated(run.label, column)) is not None:
         beside = f"{CALIBRATED_LABEL}: {show_calibrated(found.mean, found.high)}"
-    return Cell(show(metric, interval.estimate), bounds, is_best, _reason(board, run, column, metric), beside)
+    return TableCell(show(metric, interval.estimate), bounds, is_best, _reason(board, run, column, metric), beside)
 
 
 def _reason(board: Scoreboard, run: Run, column: Column, metric: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.mindspeed.doctor.findings import Finding, finding
+from coca_mindspeed.mindspeed.doctor.findings import Diagnosis, finding
 from coca_mindspeed.mindspeed.doctor.machine import Machine, git_commit, megatron_version
 from coca_mindspeed.mindspeed.doctor.run_findings import cpus, findings_of_run
 from coca_mindspeed.mindspeed.hooks.manifest import ManifestError, matching_manifest
@@ -19,7 +19,7 @@ _OPEN_FILES = 32768  # Ray opens a few hundred sockets a worker, and zmq one for
 
 def examine_machine(
     machine: Machine, run: RunConfig | None, release: str | None = None, output: Path | None = None
-) -> list[Finding]:
+) -> list[Diagnosis]:
     """Look at everything; without a run, only at what every run needs; for the host platform, at nothing of an NPU's.
 
     Args:
@@ -48,7 +48,7 @@ def examine_machine(
     return findings if run is None else [*findings, cpus(machine, run), *findings_of_run(machine, run, output)]
 
 
-def _cann(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
+def _cann(machine: Machine, stack: SoftwareStack) -> Iterator[Diagnosis]:
     driver = machine.driver_version()
     ok = driver is not None and _numbers(driver) >= _numbers(stack.driver)
     yield finding(
@@ -72,7 +72,7 @@ def _sourced_by_the_scripts(script: Path | None, otherwise: str) -> str:
     return f"nothing to do for the launch scripts, which source {script}; to see what they see: source {script}"
 
 
-def _packages(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
+def _packages(machine: Machine, stack: SoftwareStack) -> Iterator[Diagnosis]:
     for name, wanted in stack.packages.items():
         version = machine.package_version(name)
         ok = version is not None and is_version(version, wanted)
@@ -86,7 +86,7 @@ def _packages(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
     yield finding("triton-ascend", triton, "absent", triton is None, fix)
 
 
-def _converter(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
+def _converter(machine: Machine, run: RunConfig | None) -> Iterator[Diagnosis]:
     """What ``launch/convert_weights.sh`` needs; not asked for once the run's weights are there."""
     weights = None if run is None else str(run.mindspeed_rl.get("actor_config", {}).get("load"))
     converted = weights is not None and Path(weights).is_dir()
@@ -97,14 +97,14 @@ def _converter(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
         yield finding(name, version, wanted, converted or version is not None, fix)
 
 
-def _host_packages(machine: Machine) -> Iterator[Finding]:
+def _host_packages(machine: Machine) -> Iterator[Diagnosis]:
     for name in ("ray", "torch", "transformers"):
         version = machine.package_version(name)
         fix = "pip install -r requirements/mindspeed-host.txt (docs/port.md)"
         yield finding(name, version, "any, without an NPU", version is not None, fix)
 
 
-def _mindspeed_rl(machine: Machine) -> tuple[Finding, str | None]:
+def _mindspeed_rl(machine: Machine) -> tuple[Diagnosis, str | None]:
     """MindSpeed-RL's checkout by its fingerprints, and its release if they match one."""
     value = machine.environment.get("MINDSPEED_RL_HOME", "")
     wanted = f"an unedited checkout of {' or '.join(STACKS)}"
@@ -113,13 +113,13 @@ def _mindspeed_rl(machine: Machine) -> tuple[Finding, str | None]:
     try:
         manifest = matching_manifest(Path(value))
     except ManifestError as error:
-        return Finding("MindSpeed-RL", value, wanted, str(error)), None
+        return Diagnosis("MindSpeed-RL", value, wanted, str(error)), None
     copies = [package for package in HOMES.values() if package != "mindspeed_rl" and (Path(value) / package).is_dir()]
     note = f"; not used: its copies of {', '.join(copies)}" if copies else ""
-    return Finding("MindSpeed-RL", f"{manifest.release} at {value}{note}", wanted), manifest.release
+    return Diagnosis("MindSpeed-RL", f"{manifest.release} at {value}{note}", wanted), manifest.release
 
 
-def _sources(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
+def _sources(machine: Machine, stack: SoftwareStack) -> Iterator[Diagnosis]:
     for variable, package in HOMES.items():
         if variable == "MINDSPEED_RL_HOME":
             continue
@@ -140,7 +140,7 @@ def _sources(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
             yield finding(package, shown, " or ".join(wanted), ok, f"git checkout {wanted[0]} in {value}")
 
 
-def _host(machine: Machine) -> Iterator[Finding]:
+def _host(machine: Machine) -> Iterator[Diagnosis]:
     preload = machine.environment.get("LD_PRELOAD", "")
     library = next((part for part in preload.replace(":", " ").split() if "jemalloc" in part), None)
     ok = library is not None and Path(library).is_file()
@@ -158,7 +158,7 @@ def _host(machine: Machine) -> Iterator[Finding]:
     yield finding("open files", str(limit), f"{_OPEN_FILES} or more", limit >= _OPEN_FILES, fix)
 
 
-def _libgomp(machine: Machine) -> Iterator[Finding]:
+def _libgomp(machine: Machine) -> Iterator[Diagnosis]:
     """On aarch64 scikit-learn's OpenMP finds no room among the static thread-local storage if it is loaded late."""
     if machine.architecture() != "aarch64" or (library := machine.libgomp_of_scikit_learn()) is None:
         return
@@ -169,7 +169,7 @@ def _libgomp(machine: Machine) -> Iterator[Finding]:
     )
 
 
-def _network(machine: Machine, run: RunConfig | None) -> Iterator[Finding]:
+def _network(machine: Machine, run: RunConfig | None) -> Iterator[Diagnosis]:
     nodes = run.hardware.nodes if run else 1
     for variable in ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         name = machine.environment.get(variable)

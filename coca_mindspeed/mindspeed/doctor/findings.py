@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """One thing looked at; ``fix`` is empty where it is as wanted."""
 
     name: str
@@ -17,5 +17,5 @@ class Finding:
         return not self.fix
 
 
-def finding(name: str, found: str | None, wanted: str, ok: bool, fix: str) -> Finding:
-    return Finding(name, found or "nothing", wanted, "" if ok else fix)
+def finding(name: str, found: str | None, wanted: str, ok: bool, fix: str) -> Diagnosis:
+    return Diagnosis(name, found or "nothing", wanted, "" if ok else fix)

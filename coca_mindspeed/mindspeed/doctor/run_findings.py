@@ -10,7 +10,7 @@ from pathlib import Path
 
 from coca_mindspeed.config.schema import ArchitectureConfig, RunConfig
 from coca_mindspeed.errors import CocaError
-from coca_mindspeed.mindspeed.doctor.findings import Finding, finding
+from coca_mindspeed.mindspeed.doctor.findings import Diagnosis, finding
 from coca_mindspeed.mindspeed.doctor.machine import Machine
 from coca_mindspeed.mindspeed.plan.cluster_plan import Plan, make_plan
 from coca_mindspeed.mindspeed.plan.memory import checkpoint_bytes
@@ -32,7 +32,7 @@ _HF_KEYS = {  # our name of a shape -> the key of config.json
 }
 
 
-def cpus(machine: Machine, run: RunConfig) -> Finding:
+def cpus(machine: Machine, run: RunConfig) -> Diagnosis:
     """Ray gives every NPU its CPUs on the same node, and waits for ever where there are too few."""
     wanted = wanted_cpus(run.mindspeed_rl.get("rl_config") or {}, run.hardware.nodes)
     needed = wanted.per_npu * run.hardware.npus_per_node + (wanted.others if run.hardware.nodes == 1 else 0)
@@ -41,7 +41,7 @@ def cpus(machine: Machine, run: RunConfig) -> Finding:
     return finding("CPUs", str(machine.cpus()), shown, machine.cpus() >= needed, fix)
 
 
-def _grader(run: RunConfig) -> Finding:
+def _grader(run: RunConfig) -> Diagnosis:
     names = list((run.mindspeed_rl.get("rl_config") or {}).get("verifier_function") or [])
     coca = run.mindspeed_rl.get("coca") or {}
     grader = coca.get("grader", "auto")
@@ -51,11 +51,11 @@ def _grader(run: RunConfig) -> Finding:
     try:
         try_verifier(names, grader, coca.get("grading") or {}, files)
     except (CocaError, ImportError) as error:
-        return Finding("grader", shown, wanted, str(error))
-    return Finding("grader", shown, wanted)
+        return Diagnosis("grader", shown, wanted, str(error))
+    return Diagnosis("grader", shown, wanted)
 
 
-def _disk(machine: Machine, run: RunConfig, plan: Plan, output: Path) -> Finding:
+def _disk(machine: Machine, run: RunConfig, plan: Plan, output: Path) -> Diagnosis:
     """Room for the checkpoints that will be kept at one time, and for the one that is being written."""
     stages = len(run.method.training_method.stages)
     there = sum(1 for _ in output.glob("stage*/checkpoints/iter_*"))
@@ -66,14 +66,14 @@ def _disk(machine: Machine, run: RunConfig, plan: Plan, output: Path) -> Finding
     return finding("free space", f"{free / 1e9:.0f} GB", wanted, free >= needed, fix)
 
 
-def findings_of_run(machine: Machine, run: RunConfig, output: Path | None) -> Iterator[Finding]:
+def findings_of_run(machine: Machine, run: RunConfig, output: Path | None) -> Iterator[Diagnosis]:
     plan: Plan | None = None
     try:
         plan = make_plan(run)
         problems = "; ".join(refusals(run, plan))
         yield finding("plan", "refused" if problems else "holds", "holds", not problems, problems)
     except CocaError as error:
-        yield Finding("plan", "none", "holds", str(error))
+        yield Diagnosis("plan", "none", "holds", str(error))
     if run.model.path is not None and run.model.architecture is not None:
         yield _model(Path(run.model.path), run.model.architecture)
         yield from _end_of_text(Path(run.model.path))
@@ -91,23 +91,23 @@ def findings_of_run(machine: Machine, run: RunConfig, output: Path | None) -> It
     yield from _keys(machine, run)
 
 
-def _prompts(run: RunConfig, key: str, path: Path) -> Finding:
+def _prompts(run: RunConfig, key: str, path: Path) -> Diagnosis:
     """Whether every prompt fits: when the data set is built, a longer one ends the run, after its workers started."""
     limit = run.rollout.max_prompt_tokens
     name, wanted = f"prompts of {key}", f"at most {limit} tokens (rollout.max_prompt_tokens)"
     try:
         longer = too_long(path, Path(str(run.model.path)), run.method.training_method.system_prompt, limit)
     except (CocaError, ImportError, RuntimeError) as error:  # the latter two: transformers itself is broken
-        return Finding(name, "not counted", wanted, str(error))
+        return Diagnosis(name, "not counted", wanted, str(error))
     if not longer:
-        return Finding(name, "none longer", wanted)
+        return Diagnosis(name, "none longer", wanted)
     longest = max(longer, key=lambda prompt: prompt.tokens)
     found = f"{len(longer)} longer, the longest {longest.tokens} (record {longest.record!r})"
     fix = f"coca-mindspeed data prepare ... --tokenizer {run.model.path} --max-tokens {limit}"
-    return Finding(name, found, wanted, f"{fix}; or a larger rollout.max_prompt_tokens")
+    return Diagnosis(name, found, wanted, f"{fix}; or a larger rollout.max_prompt_tokens")
 
 
-def _keys(machine: Machine, run: RunConfig) -> Iterator[Finding]:
+def _keys(machine: Machine, run: RunConfig) -> Iterator[Diagnosis]:
     try:
         keys = keys_where_there_is_a_checkout(machine.environment)
     except CocaError:
@@ -117,13 +117,13 @@ def _keys(machine: Machine, run: RunConfig) -> Iterator[Finding]:
         yield finding("keys of MindSpeed-RL", "unknown ones" if unknown else "known", "known", not unknown, unknown)
 
 
-def _model(path: Path, architecture: ArchitectureConfig) -> Finding:
+def _model(path: Path, architecture: ArchitectureConfig) -> Diagnosis:
     wanted = "a Hugging Face directory with the shapes of model.architecture"
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         fix = f"download the model there, or model.path=DIR ({type(error).__name__})"
-        return Finding("model.path", str(path), wanted, fix)
+        return Diagnosis("model.path", str(path), wanted, fix)
     differing = [
         f"{key} is {config.get(key)}, model.architecture.{name} {getattr(architecture, name)}"
         for name, key in _HF_KEYS.items()
@@ -132,7 +132,7 @@ def _model(path: Path, architecture: ArchitectureConfig) -> Finding:
     return finding("model.path", str(path), wanted, not differing, "; ".join(differing))
 
 
-def _end_of_text(path: Path) -> Iterator[Finding]:
+def _end_of_text(path: Path) -> Iterator[Diagnosis]:
     """Whether a turn of the chat ends with the token that the tokenizer calls end of text.
 
     vLLM stops at the model's own end of a turn.  MindSpeed-RL cuts a response behind the tokenizer's, which is also its
@@ -158,13 +158,13 @@ def _end_of_text(path: Path) -> Iterator[Finding]:
     yield finding("end of text", token, "the end of a turn of the chat template", ends, fix)
 
 
-def _weights(run: RunConfig, plan: Plan) -> Finding:
+def _weights(run: RunConfig, plan: Plan) -> Diagnosis:
     wanted = f"Megatron weights for TP {plan.facts.tp}, PP {plan.facts.pp}"
     path = str(run.mindspeed_rl["actor_config"].get("load"))
     fix = "bash launch/convert_weights.sh hf2mcore RUN"
     try:
         layout = checkpoint_layout(Path(path))
     except CocaError as error:
-        return Finding("weights", path, wanted, f"{error}; {fix}")
+        return Diagnosis("weights", path, wanted, f"{error}; {fix}")
     found = f"{path}: TP {layout.tp}, PP {layout.pp}"
     return finding("weights", found, wanted, (layout.tp, layout.pp) == (plan.facts.tp, plan.facts.pp), fix)

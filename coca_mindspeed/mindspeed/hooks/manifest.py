@@ -70,7 +70,7 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class HookCheck:
     """One hook looked up in an installation; ``found`` is its fingerprint there, or why there is none."""
 
     hook: Hook
@@ -131,14 +131,14 @@ def load_manifests(directory: Path | None = None) -> list[Manifest]:
     return [load_manifest(path) for path in sorted(directory.glob("*.yaml"))]
 
 
-def examine(manifest: Manifest, root: Path) -> list[Finding]:
+def examine(manifest: Manifest, root: Path) -> list[HookCheck]:
     """Compare every hook with the sources below ``root``, without importing them."""
     findings = []
     for hook in manifest.hooks:
         try:
-            findings.append(Finding(hook, fingerprint(root, hook.target)))
+            findings.append(HookCheck(hook, fingerprint(root, hook.target)))
         except TargetError as error:
-            findings.append(Finding(hook, str(error)))
+            findings.append(HookCheck(hook, str(error)))
     return findings
 
 
@@ -164,7 +164,7 @@ def matching_manifest(root: Path, manifests: Iterable[Manifest] | None = None) -
     return manifest
 
 
-def describe(finding: Finding) -> str:
+def describe(finding: HookCheck) -> str:
     """One finding that does not match, in one phrase."""
     found = finding.found
     return (
