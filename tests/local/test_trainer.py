@@ -16,6 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from coca_mindspeed.algorithm.rewards import METHODS
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
@@ -23,9 +24,11 @@ from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
 from coca_mindspeed.local import checkpoint as checkpoint_module
 from coca_mindspeed.local import trainer as trainer_module
 from coca_mindspeed.local.checkpoint import list_checkpoints
+from coca_mindspeed.local.session import open_session
 from coca_mindspeed.local.update import update_policy
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import SMALL, result, rows, small_session, train
+from tests.new_method import Doubt
 
 
 @pytest.fixture(scope="module")
@@ -406,3 +409,16 @@ def test_restated_questions_earn_nothing_in_training_and_are_graded_by_value_in_
     trainer.evaluate(trainer.evaluate_records[:2], "after")
     assert used["predict"] is trainer.grader
     assert rows(tmp_path / "run" / "timing.jsonl")[0]["grading/unevaluated"] == 0.0
+
+
+def test_a_method_of_one_class_and_one_line_of_yaml_trains(tmp_path, monkeypatch):
+    monkeypatch.setitem(METHODS, "doubt", Doubt())
+    run = tmp_path / "run.yaml"
+    run.write_text("# Rewards doubt.\ndefaults: [demo, _self_]\nmethod: {name: doubt}\n")
+    overrides = [*SMALL, "trainer.steps=2", "evaluation.interval=0"]
+    session = open_session(compose_run(str(run), overrides), tmp_path / "run", resume=False, show_progress=False)
+    session.trainer.run()
+    trained = rows(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in trained] == [1, 2]
+    assert all(row["reward/answer"] == 0 > row["reward/confidence"] for row in trained)
+    assert all(row["objective/grad_norm"] > 0 for row in trained)

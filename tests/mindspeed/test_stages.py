@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from coca_mindspeed.algorithm.rewards import METHODS
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.grading.exact import ExactGrader
@@ -24,6 +25,7 @@ from coca_mindspeed.mindspeed.stages.ratios import as_ratios, finish, ratio
 from coca_mindspeed.mindspeed.stages.reward_worker import RewardWorker
 from coca_mindspeed.mindspeed.stages.samples import append_line
 from coca_mindspeed.mindspeed.start.settings import CocaSettings, ProcessSettings, coca_settings
+from tests.new_method import Doubt
 
 NAN = math.nan
 
@@ -225,3 +227,13 @@ def test_a_reward_worker_looks_for_restated_questions_in_training_alone(
     worker._judge(rows, worker._training_responses)
     assert graders[0] is by_value
     assert isinstance(graders[1], EvaluatedOnly) is required
+
+
+def test_a_method_of_one_class_has_its_advantages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "doubt", Doubt())
+    filled, settings = _judged_dock(), CocaSettings(method=MethodConfig(name="doubt", advantage_eps=0.0))
+    compute_advantages(filled, settings, count=2, group_size=2, rows=4, guarantee_order=False, sample_prompts=0)
+    up = 1 / math.sqrt(2)
+    # The first group's confidences are .3 and 0; its answers right and wrong, for which this method gives nothing.
+    torch.testing.assert_close(filled.data["advantages"][0], torch.tensor([-up, 0.0]))
+    torch.testing.assert_close(filled.data["advantages"][1], torch.tensor([up, 0.0, 0.0]))
