@@ -79,12 +79,12 @@ def test_dry_run_of_two_stages_and_two_nodes():
     assert head.returncode == 0, head.stderr
     assert "hardware.nodes=2" in head.stdout
     assert "cluster --npus 16" in head.stdout
-    drivers = [line for line in head.stdout.splitlines() if "mindspeed.driver" in line]
+    drivers = [line for line in head.stdout.splitlines() if "mindspeed.start.driver" in line]
     assert [line.split("/")[-2] for line in drivers] == ["stage0", "stage1"]
     worker = call(SEVEN, "--dry-run", **nodes, NODE_RANK="1")
     assert worker.returncode == 0, worker.stderr
     assert "--address=10.0.0.1:6766" in worker.stdout
-    assert "mindspeed.driver" not in worker.stdout
+    assert "mindspeed.start.driver" not in worker.stdout
 
 
 @pytest.mark.parametrize(
@@ -145,9 +145,9 @@ case "$*" in
   *ray.scripts.scripts*) trap 'echo stopped >> "{tmp_path}/ray"; exit 0' TERM
     echo "started $*" >> "{tmp_path}/ray"; while true; do sleep 0.1; done ;;
   *"coca_mindspeed.cli train"* | *convert_ckpt*) echo "$$ $*" > "{tmp_path}/training"; exec sleep 60 ;;
-  *mindspeed.cluster*) [[ ${{CLUSTER_SLEEPS:-}} ]] && echo "$$" > "{tmp_path}/training" && exec sleep 60
+  *mindspeed.start.cluster*) [[ ${{CLUSTER_SLEEPS:-}} ]] && echo "$$" > "{tmp_path}/training" && exec sleep 60
     until [[ -f "{tmp_path}/ray" ]]; do sleep 0.1; done ;;
-  *mindspeed.driver*) echo "$RAY_ADDRESS ${{@: -1}}" >> "{tmp_path}/driver"
+  *mindspeed.start.driver*) echo "$RAY_ADDRESS ${{@: -1}}" >> "{tmp_path}/driver"
     [[ ${{DRIVER_SLEEPS:-}} ]] && sleep 60; exit "${{DRIVER_EXIT:-0}}" ;;
   *) exec "{sys.executable}" "$@" ;;
 esac
