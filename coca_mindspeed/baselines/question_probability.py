@@ -9,6 +9,7 @@ nothing before it, so it has no probability and is left out.
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from coca_mindspeed.baselines.subject import Subject
 from coca_mindspeed.data.prompts import prompt_messages
@@ -32,15 +33,14 @@ def question_probabilities(subject: Subject, records: Sequence[Record]) -> list[
     places = [question_tokens(policy, record, system_prompt) for record in records]
     ids, mask = pad_left(prompts, policy.pad_id, policy.device)
     with torch.inference_mode(), policy.autocast():
-        logits = policy.model(
+        states = policy.output_layer.hidden_states(
             input_ids=ids, attention_mask=mask, position_ids=positions_of(mask, ids), use_cache=False
-        ).logits
+        )
         result = []
         for row, (prompt, place) in enumerate(zip(prompts, places, strict=True)):
             position = torch.tensor(place, device=policy.device) + (ids.shape[1] - len(prompt))
-            # Row by row: float32 probabilities of the whole batch would be the largest tensor of all.
-            probabilities = logits[row, position - 1].float().softmax(dim=-1)
-            result.append(float(probabilities.gather(1, ids[row, position][:, None]).mean()))
+            scores = policy.output_layer.scores(states[row, position - 1], ids[row, position], Tensor.float)
+            result.append(float(scores.log_probs.exp().mean()))
     return result
 
 

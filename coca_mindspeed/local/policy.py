@@ -5,6 +5,7 @@ import importlib.util
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.chat import encode_prompts, load_tokenizer
+from coca_mindspeed.local.output_layer import OutputLayer
 from coca_mindspeed.tokenization import token_text
 
 
@@ -44,6 +46,15 @@ class Policy:
     def autocast(self) -> torch.autocast:
         """Compute in :attr:`compute_dtype`; enter it once around a whole loop, so that weights are cast once."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16)
+
+    @cached_property
+    def output_layer(self) -> OutputLayer:
+        """The way from hidden states to logits; its first use compares it with the model's own.
+
+        Raises:
+            ValueError: the model makes its logits in a way that is not known.
+        """
+        return OutputLayer.of(self.model)
 
     @property
     def device(self) -> torch.device:
@@ -117,7 +128,8 @@ def load_policy(path: Path, config: ModelConfig, device: torch.device, *, where:
         where: the key that named the path, for messages.
 
     Raises:
-        ConfigError: the directory is not there, does not load, lacks a chat template or some of its weights.
+        ConfigError: the directory is not there, does not load, lacks a chat template or some of its weights, or its
+            model makes logits in a way that is not known here.
     """
     tokenizer = load_tokenizer(path, config, where=where)
     try:
@@ -144,7 +156,12 @@ def load_policy(path: Path, config: ModelConfig, device: torch.device, *, where:
         )
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
     text = token_text(tokenizer, model.config.vocab_size)
-    return Policy(model, tokenizer, text, eos_ids, pad_id, getattr(torch, config.compute_dtype))
+    policy = Policy(model, tokenizer, text, eos_ids, pad_id, getattr(torch, config.compute_dtype))
+    try:
+        policy.output_layer  # noqa: B018  # found out now, not in the first update
+    except ValueError as error:
+        raise ConfigError(f"{where}={path}: {error}") from error
+    return policy
 
 
 def _refuse_partial_weights(model: Any, loading: Mapping[str, Any], where: str) -> None:

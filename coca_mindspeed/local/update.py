@@ -1,16 +1,24 @@
 """The update of a policy on one step's experience."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import SegmentMasks
-from coca_mindspeed.algorithm.objective import Objective, SegmentStatistics, segment_objective
+from coca_mindspeed.algorithm.objective import Objective, segment_objective
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.local.experience import Experience
-from coca_mindspeed.local.log_probs import response_log_probs
+from coca_mindspeed.local.log_probs import response_scores
 from coca_mindspeed.local.policy import Policy
+
+
+class _Part(NamedTuple):
+    """What a microbatch contributes: its objective, and the sum of each segment's entropies."""
+
+    objective: Objective
+    entropy: tuple[Tensor, Tensor]
 
 
 class NotFiniteError(ArithmeticError):
@@ -23,7 +31,8 @@ def update_policy(
     """Run ``trainer.epochs`` passes over the step's prompts in ``trainer.minibatches`` updates, groups whole.
 
     Returns:
-        Means over the updates of loss and gradient norm, and over tokens of each segment's statistics.
+        Means over the updates of loss and gradient norm, and over tokens of each segment's statistics and entropy (of
+        the policy that is being updated, in nats).
 
     Raises:
         NotFiniteError: before any weight is touched by what is not finite.
@@ -31,12 +40,12 @@ def update_policy(
     for group in optimizer.param_groups:
         group["lr"] = lr
     losses, norms = [], []
-    statistics: list[tuple[SegmentStatistics, SegmentStatistics]] = []
+    every_part: list[_Part] = []
     all_prompts = torch.arange(len(experience.graded.records))
     for _ in range(config.trainer.epochs):
         for minibatch in all_prompts.chunk(config.trainer.minibatches):
             parts = _accumulate_gradient(policy, experience, minibatch, config)
-            loss = sum(float(part.loss) for part in parts)
+            loss = sum(float(part.objective.loss) for part in parts)
             norm = float(torch.nn.utils.clip_grad_norm_(policy.model.parameters(), config.optimizer.grad_clip))
             for name, value in (("objective/loss", loss), ("objective/grad_norm", norm)):
                 if not math.isfinite(value):
@@ -45,19 +54,19 @@ def update_policy(
             optimizer.zero_grad(set_to_none=True)
             losses.append(loss)
             norms.append(norm)
-            statistics += [(part.confidence, part.answer) for part in parts]
+            every_part += parts
     metrics = {"objective/loss": sum(losses) / len(losses), "objective/grad_norm": sum(norms) / len(norms)}
-    for name, segments in zip(("confidence", "answer"), zip(*statistics, strict=True), strict=True):
-        total = segments[0]
-        for more in segments[1:]:
+    for index, name in enumerate(("confidence", "answer")):
+        total, *others = (getattr(part.objective, name) for part in every_part)
+        for more in others:
             total = total + more
         metrics |= {f"{name}/{key}": value for key, value in total.means().items()}
+        entropy = sum(float(part.entropy[index]) for part in every_part)
+        metrics[f"{name}/entropy"] = entropy / max(1.0, float(total.tokens))
     return metrics
 
 
-def _accumulate_gradient(
-    policy: Policy, experience: Experience, minibatch: Tensor, config: RunConfig
-) -> list[Objective]:
+def _accumulate_gradient(policy: Policy, experience: Experience, minibatch: Tensor, config: RunConfig) -> list[_Part]:
     """Backward passes over one minibatch's microbatches; their losses and gradients add up to the minibatch's."""
     samples, group = experience.graded.samples, config.rollout.group_size
     every_row = _rows(minibatch, group, policy.device)
@@ -65,25 +74,27 @@ def _accumulate_gradient(
     for prompts in minibatch.split(config.trainer.microbatch_prompts or len(minibatch)):
         rows = _rows(prompts, group, policy.device)
         width = int(samples.lengths[rows].max())
-        log_probs = response_log_probs(
+        scores = response_scores(
             policy,
             [samples.prompts[prompt] for prompt in prompts.tolist()],
             samples.token_ids[rows, :width],
             temperature=config.rollout.temperature,
             share_prompts=config.trainer.share_prompts,
         )
+        masks = SegmentMasks(*(mask[rows, :width] for mask in experience.masks))
         objective = segment_objective(
-            log_probs,
+            scores.log_probs,
             samples.log_probs[rows, :width],
             experience.advantages[rows, :width],
-            SegmentMasks(*(mask[rows, :width] for mask in experience.masks)),
+            masks,
             clip=config.method.clip,
             aggregation=config.method.loss_aggregation,
             responses=len(every_row),
             tokens=int(samples.lengths[every_row].sum()),
         )
         objective.loss.backward()
-        parts.append(objective._replace(loss=objective.loss.detach()))
+        confidence, answer = (scores.entropy.masked_fill(~mask, 0.0).sum() for mask in masks)
+        parts.append(_Part(objective._replace(loss=objective.loss.detach()), (confidence, answer)))
     return parts
 
 

@@ -1,0 +1,180 @@
+"""Log-probs by chunks: the same numbers and gradients as from all logits at once, in less memory."""
+
+import math
+
+import pytest
+import torch
+from transformers import (
+    CohereConfig,
+    CohereForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    GraniteConfig,
+    GraniteForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+)
+
+from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.local import output_layer as module
+from coca_mindspeed.local.log_probs import response_scores
+from coca_mindspeed.local.output_layer import OutputLayer
+from coca_mindspeed.local.policy import load_policy
+from tests.local.models_for_tests import write_random_model
+
+_SHAPE = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+_MODELS = {
+    "tied": lambda: LlamaForCausalLM(LlamaConfig(tie_word_embeddings=True, **_SHAPE)),
+    "untied": lambda: LlamaForCausalLM(LlamaConfig(tie_word_embeddings=False, **_SHAPE)),
+    "bias": lambda: PhiForCausalLM(PhiConfig(**_SHAPE)),
+    "soft cap": lambda: Gemma2ForCausalLM(Gemma2Config(head_dim=8, final_logit_softcapping=2.0, **_SHAPE)),
+    "logit_scale": lambda: CohereForCausalLM(CohereConfig(logit_scale=0.25, **_SHAPE)),
+    "logits_scaling": lambda: GraniteForCausalLM(GraniteConfig(logits_scaling=3.0, **_SHAPE)),
+    "gpt2": lambda: GPT2LMHeadModel(GPT2Config(vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64)),
+}
+
+
+def random_model(name):
+    torch.manual_seed(0)
+    model = _MODELS[name]().eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.2 * torch.randn_like(parameter))
+    return model
+
+
+@pytest.fixture
+def chunks_of_7(monkeypatch):
+    def set_chunk(vocabulary):
+        monkeypatch.setattr(module, "_CHUNK_BYTES", 7 * 4 * vocabulary)
+
+    return set_chunk
+
+
+def as_policy(logits):
+    banned = torch.zeros(logits.shape[-1], dtype=torch.bool)
+    banned[0] = True
+    return (logits.float() / 0.7).masked_fill(banned, -torch.inf)
+
+
+@pytest.mark.parametrize("name", _MODELS)
+def test_chunks_equal_all_logits_at_once(name, chunks_of_7):
+    chunks_of_7(61)
+    model = random_model(name)
+    ids = torch.randint(1, 61, (3, 12), generator=torch.Generator().manual_seed(1))
+    weights = torch.randn(3, 11, generator=torch.Generator().manual_seed(2))
+    weights[1, 4:] = 0  # as behind a response's end
+    distribution = as_policy(model(ids, use_cache=False).logits[:, :-1]).log_softmax(-1)
+    expected = distribution.gather(-1, ids[:, 1:, None])[..., 0]
+    (expected * weights).sum().backward()
+    gradients = {key: p.grad.clone() for key, p in model.named_parameters()}
+    model.zero_grad()
+
+    layer = OutputLayer.of(model)
+    assert not layer.fits_one_chunk(33)
+    scores = layer.scores(layer.hidden_states(input_ids=ids, use_cache=False)[:, :-1], ids[:, 1:], as_policy)
+    (scores.log_probs * weights).sum().backward()
+    torch.testing.assert_close(scores.log_probs, expected, atol=1e-5, rtol=1e-5)
+    entropy = torch.special.entr(distribution.detach().exp()).sum(-1)
+    torch.testing.assert_close(scores.entropy, entropy, atol=1e-5, rtol=1e-5)
+    assert not scores.entropy.requires_grad
+    for key, parameter in model.named_parameters():
+        difference = float((parameter.grad - gradients[key]).norm())
+        assert difference <= 1e-5 * max(float(gradients[key].norm()), 1e-3), key
+
+
+def test_a_frozen_head_gets_no_gradient(chunks_of_7):
+    chunks_of_7(61)
+    layer = OutputLayer.of(random_model("untied"))
+    layer.model.lm_head.weight.requires_grad_(False)
+    states = torch.randn(20, 32, requires_grad=True)
+    layer.scores(states, torch.arange(20), as_policy).log_probs[1:].sum().backward()
+    assert layer.model.lm_head.weight.grad is None
+    assert float(states.grad[1:].norm()) > 0
+    assert bool((states.grad[0] == 0).all())
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+def test_the_update_by_chunks(tmp_path, architecture, dtype, share_prompts, monkeypatch):
+    path = write_random_model(tmp_path / "model", architecture)
+    policy = load_policy(path, ModelConfig(compute_dtype=dtype), torch.device("cpu"))
+    vocabulary = len(policy.model.get_output_embeddings().weight)
+    token_ids = torch.randint(5, vocabulary - 11, (6, 9), generator=torch.Generator().manual_seed(0))
+    weights = torch.randn(6, 9, generator=torch.Generator().manual_seed(1))
+    results = []
+    for chunk in (1 << 30, 7 * 4 * vocabulary):
+        monkeypatch.setattr(module, "_CHUNK_BYTES", chunk)
+        policy.model.zero_grad()
+        arguments = {"temperature": 0.8, "share_prompts": share_prompts}
+        scores = response_scores(policy, [[7, 8, 9], [10, 11]], token_ids, **arguments)
+        (scores.log_probs * weights).sum().backward()
+        gradient = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
+        results.append((scores.log_probs.detach(), scores.entropy, gradient))
+    tolerance = 1e-5 if dtype == "float32" else 0.02
+    (log_probs, entropy, gradient), (chunked, chunked_entropy, chunked_gradient) = results
+    torch.testing.assert_close(chunked, log_probs, atol=tolerance, rtol=tolerance)
+    torch.testing.assert_close(chunked_entropy, entropy, atol=tolerance, rtol=tolerance)
+    assert float(gradient.norm()) > 0
+    assert float((chunked_gradient - gradient).norm() / gradient.norm()) < tolerance
+
+
+def test_no_tensor_holds_the_logits_of_all_tokens(chunks_of_7):
+    """Neither what the backward pass keeps, nor what either pass makes."""
+    chunks_of_7(61)
+    layer = OutputLayer.of(random_model("tied"))
+    states, tokens = torch.randn(200, 32, requires_grad=True), torch.randint(1, 61, (200,))
+    largest, weights = 0, layer.model.lm_head.weight.untyped_storage().data_ptr()
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            out = function(*args, **(kwargs or {}))
+            own = isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() != weights
+            if own and out.dim() == 2 and out.shape[1] == 61:
+                largest = max(largest, len(out))
+            return out
+
+    kept = []
+    with Watch(), torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        loss = layer.scores(states, tokens, as_policy).log_probs.sum()
+        loss.backward()
+    assert largest == 7
+    assert max(kept) == 200 * 32
+
+
+def test_a_gradient_that_is_not_finite_is_seen(chunks_of_7):
+    chunks_of_7(61)
+    layer = OutputLayer.of(random_model("tied"))
+    states = torch.randn(20, 32, requires_grad=True)
+    (layer.scores(states, torch.arange(1, 21), as_policy).log_probs * math.nan).sum().backward()
+    assert bool(states.grad.isnan().any())
+    assert bool(layer.model.lm_head.weight.grad.isnan().any())
+
+
+def test_logits_that_are_made_otherwise_are_refused(tmp_path, monkeypatch):
+    path = write_random_model(tmp_path / "model", "llama")
+    forward = LlamaForCausalLM.forward
+
+    def scaled(self, *args, **kwargs):
+        output = forward(self, *args, **kwargs)
+        output.logits = output.logits * 1.01
+        return output
+
+    monkeypatch.setattr(LlamaForCausalLM, "forward", scaled)
+    with pytest.raises(ConfigError, match=r"model\.path=.*: the logits of a LlamaForCausalLM cannot be computed"):
+        load_policy(path, ModelConfig(), torch.device("cpu"))
