@@ -60,7 +60,7 @@ class ModelConfig(Section):
     )
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention implementation")
     trust_remote_code: bool = Field(False, description="run Python code found in the model's directory")
-    gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass")
+    gradient_checkpointing: bool = Field(False, description="recompute each layer's activations in the backward pass")
 
 
 class WarmUpConfig(Section):
@@ -305,10 +305,5 @@ class RunConfig(Section):
             raise ValueError(
                 f"trainer.minibatches: {self.trainer.minibatches} does not divide rollout.prompts "
                 f"({self.rollout.prompts}); the nearest value that does is {nearest}"
-            )
-        if self.model.gradient_checkpointing and self.trainer.share_prompts:
-            raise ValueError(
-                "trainer.share_prompts: true needs the KV cache in the update, which model.gradient_checkpointing "
-                "switches off; set trainer.share_prompts=false"
             )
         return self

@@ -20,6 +20,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.chat import encode_prompts, load_tokenizer
 from coca_mindspeed.local.output_layer import OutputLayer
+from coca_mindspeed.local.recomputation import recompute_layers
 from coca_mindspeed.tokenization import token_text
 
 
@@ -129,7 +130,7 @@ def load_policy(path: Path, config: ModelConfig, device: torch.device, *, where:
 
     Raises:
         ConfigError: the directory is not there, does not load, lacks a chat template or some of its weights, or its
-            model makes logits in a way that is not known here.
+            model makes logits in a way that is not known here, or has no layers that can be recomputed.
     """
     tokenizer = load_tokenizer(path, config, where=where)
     try:
@@ -147,8 +148,6 @@ def load_policy(path: Path, config: ModelConfig, device: torch.device, *, where:
     _refuse_partial_weights(model, loading, f"{where}={path}")
     model = model.to(device)
     model.eval()  # dropout would make the log-probs of sampling and training differ
-    if config.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
     eos_ids = _eos_ids(model, tokenizer)
     if not eos_ids:
         raise ConfigError(
@@ -159,6 +158,8 @@ def load_policy(path: Path, config: ModelConfig, device: torch.device, *, where:
     policy = Policy(model, tokenizer, text, eos_ids, pad_id, getattr(torch, config.compute_dtype))
     try:
         policy.output_layer  # noqa: B018  # found out now, not in the first update
+        if config.gradient_checkpointing:
+            recompute_layers(model)
     except ValueError as error:
         raise ConfigError(f"{where}={path}: {error}") from error
     return policy

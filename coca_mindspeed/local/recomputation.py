@@ -34,17 +34,16 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if cache is None:
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
     before = [copy.copy(layer) for layer in cache.layers]  # a layer replaces its tensors, it never writes into them
+    recomputing = False
 
     def from_before(*args: Any, **kwargs: Any) -> Any:
-        """Run with a copy of the cache as it was; the second time, the real one has gone on."""
+        """Run on the cache as it was; the second time, the real one has gone on."""
+        nonlocal recomputing
         view = copy.copy(cache)
         view.layers = [copy.copy(layer) for layer in before]
-        kwargs["past_key_values"] = view
-        output = forward(*args, **kwargs)
-        if first:
-            cache.layers[:] = view.layers
-            first.clear()
+        output = forward(*args, **{**kwargs, "past_key_values": view})
+        if not recomputing:
+            cache.layers[:], recomputing = view.layers, True
         return output
 
-    first = [True]
     return checkpoint(from_before, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)

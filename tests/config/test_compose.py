@@ -73,7 +73,6 @@ def test_local_needs_a_model_and_data():
         ("method.loss_aggregation=mean", "input should be 'sum', 'token_mean' or 'segment_mean'"),
         ("trainer.minibatches=7", r"trainer.minibatches=7: 7 does not divide .* the nearest value that does is 8"),
         ("trainer.device=tpu", "trainer.device='tpu'"),
-        ("model.gradient_checkpointing=true", "set trainer.share_prompts=false"),
         ("data.name=records", "data.train=None: name 'records' needs the path"),
         ("method=cocoa", r"no such method, did you mean 'coca'\?"),
         ("rollout.prompts", "expected KEY=VALUE"),
