@@ -227,11 +227,26 @@ class TrainerConfig(Section):
     minibatches: int = Field(1, ge=1, description="updates into which a step's prompts are split, groups whole")
     epochs: int = Field(1, ge=1, description="passes over a step's responses")
     microbatch_prompts: int | None = Field(None, ge=1, description="prompts in one backward pass; null: a minibatch's")
+    microbatch_tokens: int | None = Field(
+        None,
+        ge=1,
+        description="tokens in one backward pass, prompts and padding included, instead of microbatch_prompts; groups "
+        "may be split",
+    )
     share_prompts: bool = Field(True, description="run each prompt once a group in the update, not once a response")
     device: str = Field(
         "auto", pattern=r"^(auto|cpu|(cuda|npu)(:\d+)?)$", description="auto, cpu, cuda, cuda:N, npu or npu:N"
     )
     threads: int | None = Field(None, ge=1, description="CPU threads; null: as PyTorch likes")
+
+    @model_validator(mode="after")
+    def _one_kind_of_microbatch(self) -> "TrainerConfig":
+        if self.microbatch_tokens is not None and self.microbatch_prompts is not None:
+            raise ValueError(
+                f"microbatch_tokens: {self.microbatch_tokens} tokens and microbatch_prompts {self.microbatch_prompts} "
+                "cannot both say how a minibatch is split; set one of them to null"
+            )
+        return self
 
 
 class EvaluationConfig(Section):

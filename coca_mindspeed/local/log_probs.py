@@ -1,6 +1,7 @@
 """Log-probs of given responses under the policy, with gradient: the forward pass of the update."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -9,6 +10,41 @@ from transformers import DynamicCache
 from coca_mindspeed.local.output_layer import TokenScores, scores_of_logits
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import pad_left, positions_of
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """How many rows follow each prompt."""
+
+    sizes: Sequence[int]
+
+    @classmethod
+    def of(cls, prompts: int, rows: int, sizes: Sequence[int] | None) -> "_Groups":
+        if sizes is None:
+            if rows % prompts:
+                raise ValueError(f"token_ids has {rows} rows, expected a multiple of the {prompts} prompts")
+            sizes = [rows // prompts] * prompts
+        if len(sizes) != prompts or sum(sizes) != rows:
+            raise ValueError(f"group_sizes {list(sizes)} should name {prompts} prompts and {rows} rows in all")
+        return cls(sizes)
+
+    def repeat(self, of_prompts: Tensor) -> Tensor:
+        """Rows from what has one for each prompt; what has one for each response already is left as it is."""
+        if len(of_prompts) == sum(self.sizes):
+            return of_prompts
+        if len(set(self.sizes)) == 1:
+            return of_prompts.repeat_interleave(self.sizes[0], dim=0)
+        return of_prompts[self._prompt_of_row(of_prompts.device)]
+
+    def repeat_cache(self, cache: DynamicCache) -> None:
+        """The same for keys and values, in place."""
+        if len(set(self.sizes)) == 1:
+            cache.batch_repeat_interleave(self.sizes[0])
+        else:
+            cache.batch_select_indices(self._prompt_of_row(cache.layers[0].keys.device))
+
+    def _prompt_of_row(self, device: torch.device) -> Tensor:
+        return torch.arange(len(self.sizes), device=device).repeat_interleave(torch.tensor(self.sizes, device=device))
 
 
 def response_log_probs(
@@ -30,6 +66,7 @@ def response_scores(
     *,
     temperature: float,
     share_prompts: bool = True,
+    group_sizes: Sequence[int] | None = None,
 ) -> TokenScores:
     """Log-prob and entropy of every response token.
 
@@ -44,29 +81,28 @@ def response_scores(
         temperature: as in sampling.
         share_prompts: run each prompt once and let its group's responses attend to its keys and values, gradient
             included.  The result is the same; the prompt's share of the work is divided by G.
+        group_sizes: how many rows belong to each prompt, where groups are not all of one size.
 
     Returns:
         float32 ``[P * G, tokens]`` each.
     """
-    if len(token_ids) % len(prompts):
-        raise ValueError(f"token_ids has {len(token_ids)} rows, expected a multiple of the {len(prompts)} prompts")
-    group_size = len(token_ids) // len(prompts)
+    groups = _Groups.of(len(prompts), len(token_ids), group_sizes)
     layer = policy.output_layer
     with policy.autocast():
-        states = (_shared if share_prompts else _plain)(policy, prompts, token_ids, group_size)
+        states = (_shared if share_prompts else _plain)(policy, prompts, token_ids, groups)
         if not layer.fits_one_chunk(token_ids.numel()):
             return layer.scores(
-                torch.cat([part.repeat_interleave(len(token_ids) // len(part), dim=0) for part in states], dim=1),
+                torch.cat([groups.repeat(part) for part in states], dim=1),
                 token_ids,
                 lambda logits: policy.logits_of_policy(logits, temperature),
             )
         # Each part's logits come before the next part's pass: autograd adds up gradients in the order of the forward.
         parts = [layer.logits(part) for part in states]
-        logits = torch.cat([part.repeat_interleave(len(token_ids) // len(part), dim=0) for part in parts], dim=1)
+        logits = torch.cat([groups.repeat(part) for part in parts], dim=1)
     return scores_of_logits(policy.logits_of_policy(logits, temperature), token_ids)
 
 
-def _shared(policy: Policy, prompts: Sequence[Sequence[int]], token_ids: Tensor, group_size: int) -> Iterator[Tensor]:
+def _shared(policy: Policy, prompts: Sequence[Sequence[int]], token_ids: Tensor, groups: _Groups) -> Iterator[Tensor]:
     """Hidden states that predict the responses: of the first tokens ``[P, 1, hidden]``, and of the others."""
     ids, mask = pad_left(prompts, policy.pad_id, policy.device)
     cache = DynamicCache(config=policy.model.config)
@@ -81,12 +117,12 @@ def _shared(policy: Policy, prompts: Sequence[Sequence[int]], token_ids: Tensor,
     yield first
     if token_ids.shape[1] == 1:
         return
-    cache.batch_repeat_interleave(group_size)
-    lengths = torch.tensor([len(p) for p in prompts], device=policy.device).repeat_interleave(group_size)
+    groups.repeat_cache(cache)
+    lengths = groups.repeat(torch.tensor([len(p) for p in prompts], device=policy.device))
     offsets = torch.arange(token_ids.shape[1] - 1, device=policy.device)
     if mask is not None:
         inside = torch.ones_like(token_ids[:, 1:], dtype=torch.bool)
-        mask = torch.cat([mask.repeat_interleave(group_size, dim=0), inside], dim=1)
+        mask = torch.cat([groups.repeat(mask), inside], dim=1)
     yield policy.output_layer.hidden_states(
         input_ids=token_ids[:, :-1],
         attention_mask=mask,
@@ -96,13 +132,13 @@ def _shared(policy: Policy, prompts: Sequence[Sequence[int]], token_ids: Tensor,
     )
 
 
-def _plain(policy: Policy, prompts: Sequence[Sequence[int]], token_ids: Tensor, group_size: int) -> Iterator[Tensor]:
+def _plain(policy: Policy, prompts: Sequence[Sequence[int]], token_ids: Tensor, groups: _Groups) -> Iterator[Tensor]:
     """Hidden states that predict the responses' tokens, ``[P * G, tokens, hidden]``."""
     ids, mask = pad_left(prompts, policy.pad_id, policy.device)
-    ids = torch.cat([ids.repeat_interleave(group_size, dim=0), token_ids[:, :-1]], dim=1)
+    ids = torch.cat([groups.repeat(ids), token_ids[:, :-1]], dim=1)
     if mask is not None:
         inside = torch.ones_like(token_ids[:, 1:], dtype=torch.bool)
-        mask = torch.cat([mask.repeat_interleave(group_size, dim=0), inside], dim=1)
+        mask = torch.cat([groups.repeat(mask), inside], dim=1)
     states = policy.output_layer.hidden_states(
         input_ids=ids,
         attention_mask=mask,

@@ -1,6 +1,7 @@
 """The update of a policy on one step's experience."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -11,6 +12,7 @@ from coca_mindspeed.algorithm.objective import Objective, segment_objective
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.local.experience import Experience
 from coca_mindspeed.local.log_probs import response_scores
+from coca_mindspeed.local.microbatches import microbatches
 from coca_mindspeed.local.policy import Policy
 
 
@@ -44,7 +46,7 @@ def update_policy(
     all_prompts = torch.arange(len(experience.graded.records))
     for _ in range(config.trainer.epochs):
         for minibatch in all_prompts.chunk(config.trainer.minibatches):
-            parts = _accumulate_gradient(policy, experience, minibatch, config)
+            parts = _accumulate_gradient(policy, experience, minibatch.tolist(), config)
             loss = sum(float(part.objective.loss) for part in parts)
             norm = float(torch.nn.utils.clip_grad_norm_(policy.model.parameters(), config.optimizer.grad_clip))
             for name, value in (("objective/loss", loss), ("objective/grad_norm", norm)):
@@ -66,18 +68,22 @@ def update_policy(
     return metrics
 
 
-def _accumulate_gradient(policy: Policy, experience: Experience, minibatch: Tensor, config: RunConfig) -> list[_Part]:
+def _accumulate_gradient(
+    policy: Policy, experience: Experience, minibatch: Sequence[int], config: RunConfig
+) -> list[_Part]:
     """Backward passes over one minibatch's microbatches; their losses and gradients add up to the minibatch's."""
     samples, group = experience.graded.samples, config.rollout.group_size
-    every_row = _rows(minibatch, group, policy.device)
+    lengths = samples.lengths.tolist()
+    tokens = sum(lengths[row] for prompt in minibatch for row in range(prompt * group, (prompt + 1) * group))
     parts = []
-    for prompts in minibatch.split(config.trainer.microbatch_prompts or len(minibatch)):
-        rows = _rows(prompts, group, policy.device)
-        width = int(samples.lengths[rows].max())
+    for microbatch in microbatches(minibatch, group, lengths, list(map(len, samples.prompts)), config.trainer):
+        rows = torch.tensor(microbatch.rows, device=policy.device)
+        width = max(lengths[row] for row in microbatch.rows)
         scores = response_scores(
             policy,
-            [samples.prompts[prompt] for prompt in prompts.tolist()],
+            [samples.prompts[prompt] for prompt in microbatch.prompts],
             samples.token_ids[rows, :width],
+            group_sizes=microbatch.group_sizes,
             temperature=config.rollout.temperature,
             share_prompts=config.trainer.share_prompts,
         )
@@ -89,15 +95,10 @@ def _accumulate_gradient(policy: Policy, experience: Experience, minibatch: Tens
             masks,
             clip=config.method.clip,
             aggregation=config.method.loss_aggregation,
-            responses=len(every_row),
-            tokens=int(samples.lengths[every_row].sum()),
+            responses=len(minibatch) * group,
+            tokens=tokens,
         )
         objective.loss.backward()
         confidence, answer = (scores.entropy.masked_fill(~mask, 0.0).sum() for mask in masks)
         parts.append(_Part(objective._replace(loss=objective.loss.detach()), (confidence, answer)))
     return parts
-
-
-def _rows(prompts: Tensor, group_size: int, device: torch.device) -> Tensor:
-    """Rows of the responses to ``prompts``."""
-    return (prompts[:, None] * group_size + torch.arange(group_size)).flatten().to(device)

@@ -1,14 +1,22 @@
-"""The update of a policy on judged responses: what it says of them."""
+"""The update of a policy on judged responses: what it says of them, and that its parts add up to the whole."""
 
 import copy
+import dataclasses
+import itertools
 
+import numpy as np
 import pytest
 import torch
 
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.schema import TrainerConfig
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.local.checkpoint import list_checkpoints
 from coca_mindspeed.local.experience import respond_and_grade, reward_and_advantage
+from coca_mindspeed.local.microbatches import Microbatch, microbatches
 from coca_mindspeed.local.schedule import generator
 from coca_mindspeed.local.update import update_policy
-from tests.local.runs_for_tests import small_session
+from tests.local.runs_for_tests import result, small_session, train
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +40,12 @@ def experience(session):
     return reward_and_advantage(graded, config.method, 0, trainer.policy.device)
 
 
-def updated(session, experience, **trainer_settings):
+def updated(session, experience, aggregation="sum", **trainer_settings):
     """Weights and metrics after one update by plain descent, in which a gradient shows as it is."""
     trainer = session.trainer
     settings = trainer.config.trainer.model_copy(update={"minibatches": 1, **trainer_settings})
     config = trainer.config.model_copy(update={"trainer": settings})
+    config = config.model_copy(update={"method": config.method.model_copy(update={"loss_aggregation": aggregation})})
     before = copy.deepcopy(trainer.policy.model.state_dict())
     optimizer = torch.optim.SGD(trainer.policy.model.parameters(), lr=1.0)
     metrics = update_policy(trainer.policy, experience, optimizer, 1.0, config)
@@ -55,3 +64,82 @@ def test_entropy_of_each_segment_is_that_of_the_sampler(session, experience):
     )
     assert metrics["confidence/entropy"] != pytest.approx(metrics["answer/entropy"], rel=1e-3)
     assert total == pytest.approx(float((samples.entropy * samples.lengths).sum()), rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def mixed(session, experience):
+    """The same responses, told to prompts of several lengths."""
+    graded = experience.graded
+    prompts = [prompt[: 4 + i % 3] for i, prompt in enumerate(graded.samples.prompts)]
+    samples = dataclasses.replace(graded.samples, prompts=prompts)
+    return dataclasses.replace(experience, graded=dataclasses.replace(graded, samples=samples))
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+@pytest.mark.parametrize("aggregation", ["sum", "token_mean", "segment_mean"])
+def test_microbatches_of_tokens_make_the_same_update(session, mixed, aggregation, share_prompts):
+    whole, expected = updated(session, mixed, aggregation, share_prompts=share_prompts)
+    moved = float((whole - torch.cat([p.detach().flatten() for p in session.trainer.policy.model.parameters()])).norm())
+    assert moved > 0
+    for tokens in (1, 45, 200, 10**9):  # one row each; groups split; groups together; all
+        weights, metrics = updated(
+            session, mixed, aggregation, share_prompts=share_prompts, microbatch_tokens=tokens, microbatch_prompts=None
+        )
+        assert float((weights - whole).norm()) < 1e-5 * moved
+        assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
+
+
+def _tokens_of(part, lengths, prompt_lengths, share_prompts):
+    prompts = len(part.prompts) if share_prompts else len(part.rows)
+    return prompts * max(prompt_lengths[p] for p in part.prompts) + len(part.rows) * max(lengths[r] for r in part.rows)
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+@pytest.mark.parametrize("seed", range(5))
+def test_microbatches_hold_every_row_once_and_no_more_than_asked(seed, share_prompts):
+    random = np.random.default_rng(seed)
+    group, prompts, limit = int(random.integers(2, 9)), sorted(random.permutation(12)[:7].tolist()), 300
+    lengths, prompt_lengths = (
+        random.integers(1, 400, size=12 * group).tolist(),
+        random.integers(1, 60, size=12).tolist(),
+    )
+    config = TrainerConfig(microbatch_tokens=limit, share_prompts=share_prompts)
+    parts = microbatches(prompts, group, lengths, prompt_lengths, config)
+    assert sorted(row for part in parts for row in part.rows) == [p * group + g for p in prompts for g in range(group)]
+    for part in parts:
+        owners = [p for p, size in zip(part.prompts, part.group_sizes, strict=True) for _ in range(size)]
+        assert owners == [row // group for row in part.rows]
+        assert len(part.rows) == 1 or _tokens_of(part, lengths, prompt_lengths, share_prompts) <= limit
+    # Neighbours could not have been one: nothing is split without need.
+    for one, two in itertools.pairwise(parts):
+        together = Microbatch(sorted({*one.prompts, *two.prompts}), [*one.rows, *two.rows], [])
+        assert _tokens_of(together, lengths, prompt_lengths, share_prompts) > limit
+
+
+def test_rows_of_a_length_come_together():
+    """Without shared prompts, long and short responses are not padded to one another."""
+    lengths = [100, 1] * 8
+    config = TrainerConfig(microbatch_tokens=8 * 110, share_prompts=False)
+    parts = microbatches(range(4), 4, lengths, [10] * 4, config)
+    assert [sorted({lengths[row] for row in part.rows}) for part in parts] == [[100], [1]]
+
+
+def test_groups_stay_together_where_they_fit():
+    config = TrainerConfig(microbatch_tokens=2 * (10 + 4 * 50))
+    parts = microbatches(range(4), 4, [50] * 16, [10] * 4, config)
+    assert [part.group_sizes for part in parts] == [[4, 4], [4, 4]]
+
+
+def test_a_resumed_run_with_microbatches_of_tokens_ends_with_the_same_bytes(tmp_path):
+    settings = ("trainer.microbatch_tokens=90", "trainer.steps=4", "checkpoint.keep=9", "evaluation.interval=0")
+    train(tmp_path / "run", *settings)
+    expected = result(tmp_path / "run")
+    for checkpoint in list_checkpoints(tmp_path / "run" / "checkpoints")[1:]:
+        checkpoint.path.rename(tmp_path / checkpoint.path.name)
+    train(tmp_path / "run", *settings, resume=True)
+    assert result(tmp_path / "run") == expected
+
+
+def test_two_kinds_of_microbatches_are_refused():
+    with pytest.raises(ConfigError, match="microbatch_tokens=90: 90 tokens and microbatch_prompts 2 cannot both"):
+        compose_run("demo", ["trainer.microbatch_tokens=90", "trainer.microbatch_prompts=2"])

@@ -35,6 +35,7 @@ _LOCAL_ENGINE = {  # keys of ours that no key of MindSpeed-RL's is taken from ->
     **dict.fromkeys(("data.train_size", "data.evaluate_size", "data.seed"), _EMBEDDED),
     "rollout.batch_responses": "here it is mindspeed_rl.generate_config.max_num_seqs",
     "trainer.microbatch_prompts": f"here it is {KEYS['update_tokens']}",
+    "trainer.microbatch_tokens": f"here it is {KEYS['update_tokens']}",
     "trainer.share_prompts": "MindSpeed-RL runs a prompt once for each of its responses",
     "trainer.device": "here it is hardware.platform",
     "trainer.threads": "here it is OMP_NUM_THREADS",
