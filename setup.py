@@ -61,6 +61,7 @@ setup(
     extras_require={
         "wandb": ["wandb"],
         "swanlab": ["swanlab"],
+        "lora": ["peft>=0.17"],
         "datasets": ["datasets<5.2"],
         "serving": [
             "starlette>=0.40,<2",

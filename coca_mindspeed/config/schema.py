@@ -41,6 +41,21 @@ class ArchitectureConfig(Section):
     context: int = Field(ge=1, description="longest sequence, in tokens")
 
 
+class LoraConfig(Section):
+    """Adapters that are trained in the place of the model, by peft (the extra ``lora``); docs/memory.md."""
+
+    rank: int | None = Field(None, ge=1, description="rank of the adapters; null: none, the whole model is trained")
+    alpha: float = Field(32.0, gt=0, description="what the adapters add is multiplied by alpha / rank")
+    targets: str = Field(
+        "all-linear",
+        min_length=1,
+        description="the layers that get one: all-linear, or a regular expression that whole module names match",
+    )
+    base_dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of the frozen weights; bfloat16 halves them, the adapters stay float32"
+    )
+
+
 class ModelConfig(Section):
     """Which model is trained."""
 
@@ -60,6 +75,7 @@ class ModelConfig(Section):
     )
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention implementation")
     trust_remote_code: bool = Field(False, description="run Python code found in the model's directory")
+    lora: LoraConfig = LoraConfig()
     gradient_checkpointing: bool = Field(False, description="recompute each layer's activations in the backward pass")
 
 

@@ -1,8 +1,9 @@
 """Checkpoints that are whole or absent.
 
-A checkpoint is a directory ``step_000100`` with ``model/`` (a plain Hugging Face directory, safetensors) and
-``optimizer.pt`` (read back with ``weights_only``).  It is written under a temporary name, flushed to disk and renamed,
-so a kill at any moment leaves the previous ones untouched and never half of a new one.
+A checkpoint is a directory ``step_000100`` with ``model/`` (a plain Hugging Face directory, safetensors) or, where
+adapters are trained, ``adapters/`` alone (peft's form), and ``optimizer.pt`` (read back with ``weights_only``).  It is
+written under a temporary name, flushed to disk and renamed, so a kill at any moment leaves the previous ones untouched
+and never half of a new one.
 """
 
 import re
@@ -16,6 +17,7 @@ import torch
 
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.files import whole_directory
+from coca_mindspeed.local.lora import merged_weights, save_adapters
 from coca_mindspeed.local.policy import Policy
 
 _NAME = re.compile(r"step_(\d{6,})")
@@ -30,8 +32,13 @@ class Checkpoint:
 
     @property
     def model(self) -> Path:
-        """A plain Hugging Face directory."""
+        """A plain Hugging Face directory; not there where adapters are trained."""
         return self.path / "model"
+
+    @property
+    def adapters(self) -> Path:
+        """Adapters in peft's form, where they are what is trained."""
+        return self.path / "adapters"
 
     def optimizer_state(self, device: torch.device) -> dict[str, Any]:
         """The optimizer's state, read without running any code of the file.
@@ -59,8 +66,9 @@ def list_checkpoints(directory: Path) -> list[Checkpoint]:
 
 
 def save_model(policy: Policy, directory: Path) -> None:
-    """Write the model and its tokenizer as a plain Hugging Face directory (safetensors)."""
-    policy.model.save_pretrained(directory, safe_serialization=True)
+    """Write the model, adapters merged, and its tokenizer as a plain Hugging Face directory (safetensors)."""
+    merged = {} if policy.adapters is None else {"state_dict": merged_weights(policy)}
+    policy.model.save_pretrained(directory, safe_serialization=True, **merged)
     policy.tokenizer.save_pretrained(directory)
 
 
@@ -85,7 +93,10 @@ def save_checkpoint(
     path = directory / f"step_{step:06d}"
     try:
         with whole_directory(path) as writing:
-            save_model(policy, writing / "model")
+            if policy.adapters is None:
+                save_model(policy, writing / "model")
+            else:
+                save_adapters(policy, writing / "adapters")
             torch.save(optimizer.state_dict(), writing / "optimizer.pt")
     # safetensors and torch raise errors of their own, with the system's message inside.
     except Exception as error:
@@ -140,8 +151,8 @@ def _put_back_or_remove(replaced: Path, final: Path) -> None:
 
 
 def checkpoint_bytes(policy: Policy) -> int:
-    """Size of one checkpoint: float32 weights and AdamW's two moments."""
-    return sum(3 * p.numel() * p.element_size() for p in policy.model.parameters())
+    """Size of one checkpoint: what is trained in float32, and AdamW's two moments."""
+    return sum(3 * p.numel() * p.element_size() for p in policy.trained_parameters())
 
 
 def check_space(output: Path, policy: Policy, keep: int, show: bool) -> None:
@@ -158,7 +169,7 @@ def check_space(output: Path, policy: Policy, keep: int, show: bool) -> None:
     """
     # While a new checkpoint is written, the ones that are kept are still there; the export comes last.
     size = checkpoint_bytes(policy)
-    total = size * (keep + 1) + size // 3
+    total = size * (keep + 1) + sum(4 * p.numel() for p in policy.model.parameters())
     there = size * min(keep, len(list_checkpoints(output / "checkpoints")))
     free = shutil.disk_usage(output).free
     if free < total - there:

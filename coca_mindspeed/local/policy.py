@@ -34,7 +34,8 @@ class Policy:
         text: the bytes of each token id.
         eos_ids: any of these ends a response.
         pad_id: fills the places behind a response; never sampled, unless it is also an end-of-sequence token.
-        compute_dtype: float32 or bfloat16; the weights are float32 in either case.
+        compute_dtype: float32 or bfloat16; the weights that are trained are float32 in either case.
+        adapters: peft's model around :attr:`model`, where adapters are trained in its place.
     """
 
     model: Any
@@ -43,6 +44,7 @@ class Policy:
     eos_ids: tuple[int, ...]
     pad_id: int
     compute_dtype: torch.dtype = torch.float32
+    adapters: Any = None
 
     def autocast(self) -> torch.autocast:
         """Compute in :attr:`compute_dtype`; enter it once around a whole loop, so that weights are cast once."""
@@ -56,6 +58,10 @@ class Policy:
             ValueError: the model makes its logits in a way that is not known.
         """
         return OutputLayer.of(self.model)
+
+    def trained_parameters(self) -> list[torch.nn.Parameter]:
+        """The model's own, or the adapters'."""
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     @property
     def device(self) -> torch.device:

@@ -18,6 +18,7 @@ from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.checkpoint import Checkpoint, check_space, export_model, remove_leftovers
 from coca_mindspeed.local.context import context_limit
 from coca_mindspeed.local.interrupt import saying_what_is_saved
+from coca_mindspeed.local.lora import add_adapters, load_adapters, require_peft
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.preflight import LengthLimits, check_lengths, check_prompts
 from coca_mindspeed.local.progress import WarmUpProgress
@@ -96,6 +97,7 @@ def open_session(
     if config.evaluation.interval and config.data.name == "records" and config.data.evaluate is None:
         raise ConfigError("evaluation.interval is set, but data.evaluate names no held-out records")
     require_loggers(config.logging)
+    require_peft(config.model.lora)
     found = find_run(output, resume=resume, overwrite=overwrite)
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
@@ -119,12 +121,14 @@ def open_session(
         refuse_another_run(found, config, data)
         policy = _load_policy(config, found, device)
         if policy is not None:
+            _put_adapters(policy, config, found)
             check_space(output, policy, config.checkpoint.keep, show_progress)
         marker = claim(found, config, data, overwrite=overwrite)
         if policy is None:
             with saying_what_is_saved("stopped before the warm-up was done; nothing is saved; start it again"):
                 path = warm_start(config, output, train, device, show_progress)
             policy = load_policy(path, config.model, device, where="warm start")
+            _put_adapters(policy, config, found)
             check_space(output, policy, config.checkpoint.keep, show_progress)
         trainer = Trainer(config, policy, grader, train, evaluate, output, str(marker["id"]), show_progress)
         opened.pop_all()
@@ -144,8 +148,10 @@ def _check_prompts(config: RunConfig, found: FoundRun, records: Sequence[Record]
 
 
 def _model_path(config: RunConfig, found: FoundRun) -> tuple[Path, str]:
-    if found.newest is not None:
+    if found.newest is not None and config.model.lora.rank is None:
         return found.newest.model, "checkpoint"
+    if found.newest is not None and config.model.path is None:
+        return found.path / "warm_start", "warm start"
     return Path(str(config.model.path)), "model.path"
 
 
@@ -155,6 +161,12 @@ def _load_policy(config: RunConfig, found: FoundRun, device: torch.device) -> Po
         return None
     path, where = _model_path(config, found)
     return load_policy(path, config.model, device, where=where)
+
+
+def _put_adapters(policy: Policy, config: RunConfig, found: FoundRun) -> None:
+    add_adapters(policy, config.model.lora, derived_seed(config.seed, "adapters"))
+    if policy.adapters is not None and found.newest is not None:
+        load_adapters(policy, found.newest.adapters)
 
 
 def warm_start(

@@ -238,7 +238,7 @@ class Trainer:
     def _optimizer(self) -> torch.optim.Optimizer:
         config = self.config.optimizer
         return torch.optim.AdamW(
-            self.policy.model.parameters(),
+            self.policy.trained_parameters(),
             lr=config.lr,
             betas=config.betas,
             eps=config.eps,

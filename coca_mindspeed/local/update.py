@@ -48,7 +48,7 @@ def update_policy(
         for minibatch in all_prompts.chunk(config.trainer.minibatches):
             parts = _accumulate_gradient(policy, experience, minibatch.tolist(), config)
             loss = sum(float(part.objective.loss) for part in parts)
-            norm = float(torch.nn.utils.clip_grad_norm_(policy.model.parameters(), config.optimizer.grad_clip))
+            norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), config.optimizer.grad_clip))
             for name, value in (("objective/loss", loss), ("objective/grad_norm", norm)):
                 if not math.isfinite(value):
                     raise NotFiniteError(f"{name} is {value}; the weights were not updated with it")

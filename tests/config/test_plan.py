@@ -443,6 +443,7 @@ def _leaves(section, prefix=""):
 _OTHER = {
     "model.compute_dtype": "float32",
     "model.attention": "eager",
+    "model.lora.base_dtype": "bfloat16",
     "method.name": "rlvr",
     "method.loss_aggregation": "token_mean",
     "method.advantage_ddof": "0",

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
-from coca_mindspeed.config.schema import RunConfig, WarmUpConfig
+from coca_mindspeed.config.schema import LoraConfig, RunConfig, WarmUpConfig
 from coca_mindspeed.config.steps import steps_of_epochs, training_rows
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.plan.memory import MemoryPlan, memory_plan
@@ -31,6 +32,7 @@ _WARM_UP = "there is no built-in model to warm up here"
 _LOCAL_ENGINE = {  # keys of ours that no key of MindSpeed-RL's is taken from -> what there is instead
     "model.attention": "here it is mindspeed_rl.megatron_training.use_flash_attn",
     "model.gradient_checkpointing": f"here it is {KEYS['recompute']}",
+    **{f"model.lora.{name}": "there are no adapters here" for name in LoraConfig.model_fields},
     **{f"warm_up.{name}": _WARM_UP for name in WarmUpConfig.model_fields},
     **dict.fromkeys(("data.train_size", "data.evaluate_size", "data.seed"), _EMBEDDED),
     "rollout.batch_responses": "here it is mindspeed_rl.generate_config.max_num_seqs",
@@ -147,13 +149,12 @@ def _unsupported(run: RunConfig, facts: RunFacts) -> Iterator[Problem]:
 
 
 def _value(run: RunConfig, key: str) -> Any:
-    section, _, name = key.partition(".")
-    return getattr(getattr(run, section), name)
+    return attrgetter(key)(run)
 
 
 def _default(key: str) -> Any:
     section, _, name = key.partition(".")
-    return getattr(RunConfig.model_fields[section].default, name)
+    return attrgetter(name)(RunConfig.model_fields[section].default)
 
 
 def _memory_problems(facts: RunFacts, memory: MemoryPlan) -> Iterator[Problem]:

@@ -1,0 +1,117 @@
+"""LoRA by peft: the model is frozen, and small matrices beside its linear layers are trained instead."""
+
+import hashlib
+import importlib
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from coca_mindspeed.config.schema import LoraConfig
+from coca_mindspeed.errors import ConfigError, TrainingError
+from coca_mindspeed.local.policy import Policy
+
+_WEIGHTS = "adapter_model.safetensors"
+
+
+def require_peft(config: LoraConfig) -> None:
+    """Find out whether adapters can be had, without loading anything.
+
+    Raises:
+        ConfigError: they are wanted and the extra is not installed.
+    """
+    if config.rank is not None and importlib.util.find_spec("peft") is None:
+        raise ConfigError(
+            f"model.lora.rank={config.rank}: needs the extra 'lora' (pip install 'coca-mindspeed[lora]'), "
+            "which is not installed"
+        )
+
+
+def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
+    """Freeze the policy's model and put adapters into it, which change nothing yet; nothing where none are wanted.
+
+    Args:
+        policy: changed in place.
+        config: rank and places.
+        seed: draws the adapters; the global random state is left alone.
+
+    Raises:
+        ConfigError: no layer has such a name, or one is the embedding or the output layer.
+    """
+    if config.rank is None:
+        return
+    require_peft(config)
+    peft: Any = importlib.import_module("peft")
+    model = policy.model.to(getattr(torch, config.base_dtype))
+    settings = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=config.rank, lora_alpha=config.alpha, target_modules=config.targets, lora_dropout=0.0
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        try:
+            policy.adapters = peft.get_peft_model(model, settings)
+        except ValueError as error:
+            raise ConfigError(f"model.lora.targets={config.targets}: {error}") from error
+    policy.adapters.eval()
+    for layer, kind in ((model.get_input_embeddings(), "embedding"), (model.get_output_embeddings(), "output layer")):
+        if hasattr(layer, "lora_A"):
+            raise ConfigError(f"model.lora.targets={config.targets}: names the {kind}, which stays as it is")
+
+
+def save_adapters(policy: Policy, directory: Path) -> None:
+    """Write the adapters as peft does, with the base's fingerprint beside them."""
+    policy.adapters.save_pretrained(directory, save_embedding_layers=False)
+    (directory / "base.sha256").write_text(base_fingerprint(policy) + "\n", encoding="utf-8")
+
+
+def load_adapters(policy: Policy, directory: Path) -> None:
+    """Fill the policy's adapters with those in ``directory``.
+
+    Raises:
+        TrainingError: they are damaged, not this policy's, or were trained beside another base.
+    """
+    peft: Any = importlib.import_module("peft")
+    try:
+        base = (directory / "base.sha256").read_text(encoding="utf-8").strip()
+        state = load_file(directory / _WEIGHTS, device=str(policy.device))
+    except (OSError, UnicodeDecodeError, SafetensorError) as error:
+        raise TrainingError(f"{directory}: does not hold adapters that can be read: {error}") from error
+    if base != base_fingerprint(policy):
+        raise TrainingError(
+            f"{directory}: its adapters were trained beside other weights than the base has now; put the model back "
+            "as it was, or start a new run"
+        )
+    own = peft.get_peft_model_state_dict(policy.adapters)
+    if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in state.items()}:
+        raise TrainingError(f"{directory / _WEIGHTS}: does not hold the adapters that model.lora describes")
+    peft.set_peft_model_state_dict(policy.adapters, state)
+
+
+def merged_weights(policy: Policy) -> dict[str, Tensor]:
+    """The weights of a plain model that computes what base and adapters compute together, float32."""
+    layers = {name: module for name, module in policy.model.named_modules() if hasattr(module, "lora_A")}
+    merged: dict[str, Tensor] = {}
+    plain: dict[int, Tensor] = {}  # by address: tied weights stay one
+    for name, value in policy.model.state_dict().items():
+        owner, _, rest = name.partition(".base_layer.")
+        if owner in layers and rest:
+            delta = layers[owner].get_delta_weight("default").float() if rest == "weight" else 0.0
+            merged[f"{owner}.{rest}"] = value.float() + delta
+        elif ".lora_" not in name:
+            merged[name] = plain.setdefault(value.data_ptr(), value.float())
+    return merged
+
+
+def base_fingerprint(policy: Policy) -> str:
+    """SHA-256 of names, shapes and a sample of every frozen weight: other weights have another one."""
+    digest = hashlib.sha256()
+    for name, parameter in policy.model.named_parameters():
+        if not parameter.requires_grad:
+            flat = parameter.detach().flatten()
+            sample = flat[:: max(1, len(flat) // 1024)].float().cpu().numpy()
+            digest.update(f"{name} {list(parameter.shape)}".encode() + sample.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,168 @@
+"""LoRA: the base stays, checkpoints are small, the export is a plain model, and a stopped run ends like a whole one."""
+
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from coca_mindspeed.config.schema import LoraConfig, ModelConfig
+from coca_mindspeed.errors import ConfigError, TrainingError
+from coca_mindspeed.local.checkpoint import checkpoint_bytes, export_model, list_checkpoints
+from coca_mindspeed.local.lora import add_adapters, load_adapters, save_adapters
+from coca_mindspeed.local.policy import load_policy
+from tests.local.models_for_tests import write_random_model
+from tests.local.runs_for_tests import result, small_session, train
+
+pytest.importorskip("peft")
+
+LORA = ("model.lora.rank=4", "optimizer.lr=0.01", "evaluation.interval=0", "trainer.steps=4")
+IDS = torch.tensor([[3, 7, 11, 4, 9]])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    output = tmp_path_factory.mktemp("finished")
+    return output, train(output, *LORA)
+
+
+def moved_policy(path, architecture="llama", **settings):
+    """A random model with adapters that have learned something."""
+    policy = load_policy(write_random_model(path, architecture), ModelConfig(), torch.device("cpu"))
+    add_adapters(policy, LoraConfig(rank=2, **settings), seed=3)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in policy.trained_parameters():
+            parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
+    return policy
+
+
+@torch.no_grad()
+def logits(model):
+    return model(input_ids=IDS).logits.float()
+
+
+def test_the_base_stays_as_it_was(finished):
+    output, trainer = finished
+    base = AutoModelForCausalLM.from_pretrained(output / "warm_start").state_dict()
+    frozen = {name: p for name, p in trainer.policy.model.named_parameters() if not p.requires_grad}
+    assert len(frozen) > 5
+    assert all(torch.equal(p, base[name.replace(".base_layer", "")]) for name, p in frozen.items())
+    assert all("lora_" in name for name, p in trainer.policy.model.named_parameters() if p.requires_grad)
+
+
+def test_checkpoints_hold_adapters_alone(finished):
+    output, trainer = finished
+    newest = list_checkpoints(output / "checkpoints")[-1]
+    assert not newest.model.exists()
+    assert (newest.adapters / "adapter_model.safetensors").exists()
+    size = sum(file.stat().st_size for file in newest.path.rglob("*") if file.is_file())
+    full = sum(12 * p.numel() for p in trainer.policy.model.parameters())
+    assert size < 0.5 * full
+    assert checkpoint_bytes(trainer.policy) < 0.5 * full
+
+
+def test_the_export_is_a_plain_model_with_what_was_learned(finished):
+    output, trainer = finished
+    exported = AutoModelForCausalLM.from_pretrained(output / "model")
+    torch.testing.assert_close(logits(exported), logits(trainer.policy.model), atol=1e-4, rtol=1e-4)
+    base = AutoModelForCausalLM.from_pretrained(output / "warm_start")
+    assert float((logits(exported) - logits(base)).abs().max()) > 1e-2
+    assert {name for name, _ in exported.named_parameters()} == {name for name, _ in base.named_parameters()}
+
+
+def test_a_resumed_run_ends_with_the_same_bytes(finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "run")
+    newest = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    assert newest.step == 4
+    shutil.rmtree(newest.path)
+    shutil.rmtree(tmp_path / "run" / "model")
+    train(tmp_path / "run", *LORA, resume=True)
+    assert result(tmp_path / "run") == result(finished[0])
+
+
+def test_another_base_is_not_resumed(finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "run")
+    policy = load_policy(tmp_path / "run" / "warm_start", ModelConfig(), torch.device("cpu"))
+    with torch.no_grad():
+        policy.model.model.layers[0].mlp.up_proj.weight.mul_(1.01)
+    export_model(policy, tmp_path / "run" / "warm_start")
+    with pytest.raises(TrainingError, match="trained beside other weights than the base has now"):
+        small_session(tmp_path / "run", *LORA, resume=True)
+
+
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "base.sha256"])
+@pytest.mark.parametrize("content", [b"damaged", None])
+def test_damaged_adapters_are_named(tmp_path, file, content):
+    policy = moved_policy(tmp_path / "model")
+    save_adapters(policy, tmp_path / "adapters")
+    if content is None:
+        (tmp_path / "adapters" / file).unlink()
+    else:
+        (tmp_path / "adapters" / file).write_bytes(content)
+    with pytest.raises(TrainingError, match=r"adapters: (does not hold adapters|its adapters were trained beside)"):
+        load_adapters(policy, tmp_path / "adapters")
+
+
+def test_adapters_of_another_rank_are_refused(tmp_path):
+    save_adapters(moved_policy(tmp_path / "model"), tmp_path / "adapters")
+    other = load_policy(tmp_path / "model", ModelConfig(), torch.device("cpu"))
+    add_adapters(other, LoraConfig(rank=3), seed=0)
+    with pytest.raises(TrainingError, match=r"does not hold the adapters that model\.lora describes"):
+        load_adapters(other, tmp_path / "adapters")
+
+
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+@pytest.mark.parametrize("base_dtype", ["float32", "bfloat16"])
+def test_merged_is_what_both_compute(tmp_path, architecture, base_dtype):
+    policy = moved_policy(tmp_path / "model", architecture, base_dtype=base_dtype)
+    assert {p.dtype for p in policy.trained_parameters()} == {torch.float32}
+    frozen = [p for p in policy.model.parameters() if not p.requires_grad]
+    assert {p.dtype for p in frozen} == {getattr(torch, base_dtype)}
+    expected = logits(policy.model)
+    export_model(policy, tmp_path / "exported")
+    torch.testing.assert_close(logits(policy.model), expected, atol=0, rtol=0)  # the policy is left as it was
+    exported = load_policy(tmp_path / "exported", ModelConfig(), torch.device("cpu"))
+    # In float32 both: bfloat16's rounding of activations is no matter of the weights.
+    torch.testing.assert_close(logits(exported.model), logits(policy.model.float()), atol=1e-3, rtol=1e-4)
+
+
+def test_new_adapters_change_nothing_and_the_seed_draws_them(tmp_path):
+    path = write_random_model(tmp_path / "model", "qwen2")
+    drawn = []
+    for seed in (1, 1, 2):
+        policy = load_policy(path, ModelConfig(), torch.device("cpu"))
+        before, state = logits(policy.model), torch.random.get_rng_state()
+        add_adapters(policy, LoraConfig(rank=2), seed)
+        assert torch.equal(torch.random.get_rng_state(), state)
+        torch.testing.assert_close(logits(policy.model), before, atol=0, rtol=0)
+        drawn.append(torch.cat([p.detach().flatten() for p in policy.trained_parameters()]))
+    assert torch.equal(drawn[0], drawn[1])
+    assert not torch.equal(drawn[0], drawn[2])
+
+
+def test_with_recomputed_layers_and_microbatches(finished, tmp_path):
+    """The same run by other means: the same losses."""
+    train(tmp_path / "run", *LORA, "model.gradient_checkpointing=true")
+    assert result(tmp_path / "run") == result(finished[0])
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        ("nonesuch", "not found in the base model"),
+        (".*lm_head", "names the output layer"),
+        (".*embed_tokens", "embedding"),
+    ],
+)
+def test_places_that_cannot_have_one_are_refused(tmp_path, targets, message):
+    policy = load_policy(write_random_model(tmp_path / "model", "llama"), ModelConfig(), torch.device("cpu"))
+    with pytest.raises(ConfigError, match=rf"model\.lora\.targets=.*{message}"):
+        add_adapters(policy, LoraConfig(rank=2, targets=targets), seed=0)
+
+
+def test_without_peft_the_run_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr("coca_mindspeed.local.lora.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"model\.lora\.rank=4: needs the extra 'lora'"):
+        small_session(tmp_path / "run", *LORA)
+    assert not (tmp_path / "run").exists()
