@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
+from coca_mindspeed.local.growing_cache import growing_cache
 from coca_mindspeed.local.policy import Policy
 
 _SHRINK_AT = 0.9  # the batch is rebuilt without its ended rows when so few are left; each time copies the cache
@@ -135,7 +135,7 @@ class Decoder:
     def __init__(self, policy: Policy, prompts: Sequence[Sequence[int]], group_size: int) -> None:
         """Run each prompt once, then repeat its keys and values for its group."""
         self._model = policy.model
-        self._cache = DynamicCache(config=self._model.config)
+        self._cache = growing_cache(self._model.config)
         ids, mask = pad_left(prompts, policy.pad_id, policy.device)
         output = self._model(
             input_ids=ids,
@@ -146,6 +146,7 @@ class Decoder:
             logits_to_keep=1,
         )
         self._cache.batch_repeat_interleave(group_size)
+        self._width = ids.shape[1]
         self._mask = None if mask is None else mask.repeat_interleave(group_size, dim=0)
         lengths = torch.tensor([len(p) for p in prompts], device=policy.device)
         self._position = lengths.repeat_interleave(group_size)[:, None]
@@ -153,11 +154,12 @@ class Decoder:
 
     def step(self, token: Tensor) -> None:
         """Append one token ``[rows, 1]`` to every row."""
-        if self._mask is not None:
-            self._mask = torch.cat([self._mask, torch.ones_like(self._mask[:, :1])], dim=1)
+        self._width += 1
+        if self._mask is not None and self._mask.shape[1] < self._width:
+            self._mask = torch.nn.functional.pad(self._mask, (0, self._width), value=True)
         output = self._model(
             input_ids=token,
-            attention_mask=self._mask,
+            attention_mask=None if self._mask is None else self._mask[:, : self._width],
             position_ids=self._position,
             past_key_values=self._cache,
             use_cache=True,
