@@ -1,0 +1,227 @@
+"""CoCA in one file: sample, judge, give credit, update, with torch, transformers and ``coca_mindspeed.algorithm``.
+
+    coca-mindspeed demo --output runs/demo                       # makes the tiny model that this starts from
+    python docs/examples/coca_in_one_file.py runs/demo/warm_start --steps 300
+
+The model answers sums such as ``2100+4300=`` (12 + 34, units first) by ``<confidence>0.83</confidence>64``.  Of G
+answers to a sum, a share is right: GESR, the group's empirical success rate.  The tokens of the confidence learn from
+how close to GESR it is, the tokens of the answer from whether it is right.
+
+What the engine in ``coca_mindspeed/local`` has besides: prompts of any length and any model, a KV cache, prompts that
+run once for their group, log-probs by chunks, graders, checkpoints, evaluation, logs.  Given the same seed, both take
+the same first step, which ``tests/local/test_one_file.py`` shows.
+"""
+
+import argparse
+import random
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks
+from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths
+from coca_mindspeed.algorithm.credit import CreditRule
+from coca_mindspeed.algorithm.objective import segment_objective
+from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+
+METHOD = training_method("coca")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The demo's, by the names in docs/configuration.md."""
+
+    prompts: int = 64
+    group_size: int = 8
+    max_new_tokens: int = 16
+    minibatches: int = 2
+    lr: float = 5e-4
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip: float = 0.2
+    grad_clip: float = 1.0
+    advantage_eps: float = 0.05
+    confidence_decimals: int = 2
+    max_confidence_tokens: int = 6
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """G responses to each of P prompts; row ``p * G + g`` is response g to prompt p.
+
+    Attributes:
+        prompt_ids: int64 ``[P, prompt]``.
+        token_ids: int64 ``[P * G, tokens]``, PAD behind each response's end.
+        lengths: int64 ``[P * G]``.
+        log_probs: float32 ``[P * G, tokens]`` under the policy that sampled.
+    """
+
+    prompt_ids: Tensor
+    token_ids: Tensor
+    lengths: Tensor
+    log_probs: Tensor
+
+
+def encode(tokenizer: Any, questions: list[str]) -> Tensor:
+    """Prompts by the chat template, int64 ``[P, prompt]``; all of one length, so that nothing needs a mask."""
+    chats = [
+        [{"role": "system", "content": METHOD.system_prompt}, {"role": "user", "content": question}]
+        for question in questions
+    ]
+    texts = [tokenizer.apply_chat_template(chat, add_generation_prompt=True, tokenize=False) for chat in chats]
+    rows = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    if len(set(map(len, rows))) != 1:
+        raise ValueError(f"prompts should be of one length, found {sorted(set(map(len, rows)))}")
+    return torch.tensor(rows)
+
+
+def next_token_logits(model: Any, ids: Tensor, pad_id: int) -> Tensor:
+    """Logits of what follows each token of ``ids``, float32 ``[rows, tokens, vocabulary]``; PAD cannot follow."""
+    logits: Tensor = model(input_ids=ids, use_cache=False).logits.float()
+    banned = torch.arange(logits.shape[-1]) == pad_id
+    return logits.masked_fill(banned, -torch.inf)
+
+
+@torch.no_grad()
+def sample(model: Any, tokenizer: Any, prompt_ids: Tensor, settings: Settings, generator: torch.Generator) -> Rollout:
+    """Sample at temperature 1, running the whole text anew for every token: slow, and nothing to get wrong."""
+    ids = prompt_ids.repeat_interleave(settings.group_size, dim=0)
+    rows = len(ids)
+    token_ids = torch.full((rows, settings.max_new_tokens), tokenizer.pad_token_id)
+    log_probs = torch.zeros(rows, settings.max_new_tokens)
+    lengths = torch.full((rows,), settings.max_new_tokens)
+    row, alive = torch.arange(rows), torch.ones(rows, dtype=torch.bool)
+    for t in range(settings.max_new_tokens):
+        distribution = next_token_logits(model, ids, tokenizer.pad_token_id)[:, -1].log_softmax(dim=-1)
+        token = torch.multinomial(distribution.exp(), 1, generator=generator)
+        token_ids[row[alive], t] = token[alive, 0]
+        log_probs[row[alive], t] = distribution.gather(1, token)[alive, 0]
+        ended = alive & (token[:, 0] == tokenizer.eos_token_id)
+        lengths[row[ended]] = t + 1
+        alive &= ~ended
+        if not alive.any():
+            break
+        ids = torch.cat([ids, token], dim=1)
+        if alive.float().mean() <= 0.9:  # rows that have ended leave, as in the engine, which draws for those that stay
+            row, ids, alive = row[alive], ids[alive], alive[alive]
+    width = int(lengths.max())
+    return Rollout(prompt_ids, token_ids[:, :width], lengths, log_probs[:, :width])
+
+
+def judge(rollout: Rollout, text: TokenText, gold: list[str], settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
+    """What was stated and whether the answer is right.
+
+    Returns:
+        correct: bool ``[P, G]``.
+        confidence: float64 ``[P, G]``, NaN where the response states none that can be read.
+        confidence_lengths: int64 ``[P * G]``, tokens up to the end of the closing tag.
+    """
+    parser = ResponseParser(METHOD.confidence_position, settings.confidence_decimals)
+    parsed = [parser(response) for response in text.decode(rollout.token_ids, rollout.lengths)]
+    stated = [torch.nan if p.confidence is None else p.confidence for p in parsed]
+    confidence = torch.tensor(stated, dtype=torch.float64)
+    correct = torch.tensor([p.answer.strip() == gold[i // settings.group_size] for i, p in enumerate(parsed)])
+    lengths = confidence_segment_lengths(
+        rollout.token_ids,
+        rollout.lengths,
+        text,
+        ~confidence.isnan(),
+        max_confidence_tokens=settings.max_confidence_tokens,
+    )
+    return correct.view(-1, settings.group_size), confidence.view(-1, settings.group_size), lengths
+
+
+def update(
+    model: Any,
+    pad_id: int,
+    rollout: Rollout,
+    advantages: Tensor,
+    masks: SegmentMasks,
+    optimizer: torch.optim.Optimizer,
+    settings: Settings,
+) -> float:
+    """One update for each minibatch of whole groups, by the clipped objective; the mean loss."""
+    prompts, (_, width) = len(rollout.prompt_ids), rollout.token_ids.shape
+    ids = torch.cat([rollout.prompt_ids.repeat_interleave(settings.group_size, dim=0), rollout.token_ids], dim=1)
+    losses = []
+    for chosen in torch.arange(prompts).chunk(settings.minibatches):
+        rows = (chosen[:, None] * settings.group_size + torch.arange(settings.group_size)).flatten()
+        logits = next_token_logits(model, ids[rows, :-1], pad_id)[:, -width:]
+        log_probs = logits.log_softmax(dim=-1).gather(-1, rollout.token_ids[rows, :, None]).squeeze(-1)
+        loss = segment_objective(
+            log_probs,
+            rollout.log_probs[rows],
+            advantages[rows],
+            SegmentMasks(*(mask[rows] for mask in masks)),
+            clip=settings.clip,
+        ).loss
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.grad_clip)
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return sum(losses) / len(losses)
+
+
+def step(
+    model: Any,
+    tokenizer: Any,
+    text: TokenText,
+    questions: list[str],
+    gold: list[str],
+    optimizer: torch.optim.Optimizer,
+    generator: torch.Generator,
+    settings: Settings,
+) -> dict[str, float]:
+    """One step of the paper's Algorithm 1."""
+    rollout = sample(model, tokenizer, encode(tokenizer, questions), settings, generator)
+    correct, confidence, confidence_lengths = judge(rollout, text, gold, settings)
+    rule = CreditRule(METHOD, eps=settings.advantage_eps)
+    width = rollout.token_ids.shape[1]
+    credit = rule(correct, confidence, confidence_lengths, rollout.lengths, width)
+    masks = segment_masks(credit.segment_lengths, rollout.lengths, width)
+    loss = update(model, tokenizer.pad_token_id, rollout, credit.tokens, masks, optimizer, settings)
+    return {
+        "accuracy": float(correct.double().mean()),
+        "confidence": float(confidence.nanmean()),
+        "confidence reward": float(credit.confidence_reward.mean()),
+        "invalid": float(confidence.isnan().double().mean()),
+        "loss": loss,
+    }
+
+
+def byte_table(tokenizer: Any, vocabulary_size: int) -> TokenText:
+    """The bytes of each token of the tiny model, whose tokens are characters and tags."""
+    special = set(tokenizer.all_special_ids)
+    tokens = tokenizer.convert_ids_to_tokens(list(range(vocabulary_size)))
+    return TokenText([b"" if i in special else token.encode() for i, token in enumerate(tokens)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="CoCA on the tiny model, in one file")
+    parser.add_argument("model", type=Path, help="runs/demo/warm_start")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(arguments.model)
+    text, settings = byte_table(tokenizer, model.config.vocab_size), Settings()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=settings.betas, weight_decay=0.0)
+    generator, draw = torch.Generator().manual_seed(arguments.seed), random.Random(arguments.seed)
+    records = arithmetic_records(50_000, "train", seed=0)
+    for number in range(1, arguments.steps + 1):
+        chosen = draw.sample(records, settings.prompts)
+        questions, gold = [record.question for record in chosen], [record.answer for record in chosen]
+        metrics = step(model, tokenizer, text, questions, gold, optimizer, generator, settings)
+        if number == 1 or number % 10 == 0:
+            print(f"step {number}: " + ", ".join(f"{name} {value:.3f}" for name, value in metrics.items()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""``docs/examples/coca_in_one_file.py`` against the engine: same seed, same responses, same first gradient."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from coca_mindspeed.local.experience import respond_and_grade, reward_and_advantage
+from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.update import update_policy
+from tests.local.runs_for_tests import small_session
+
+EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "coca_in_one_file.py"
+
+
+@pytest.fixture(scope="module")
+def example():
+    spec = importlib.util.spec_from_file_location("coca_in_one_file", EXAMPLE)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules[spec.name]
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory):
+    return small_session(tmp_path_factory.mktemp("one_file") / "run", "warm_up.steps=80", "trainer.minibatches=1")
+
+
+def change(model, before):
+    return torch.cat([(p.detach() - before[name]).flatten() for name, p in model.named_parameters()])
+
+
+def test_it_takes_the_first_step_of_the_engine(example, session):
+    trainer, config = session.trainer, session.trainer.config
+    policy, path = trainer.policy, trainer.output / "warm_start"
+    before = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
+    records = trainer.train_records[:24]
+    graded = respond_and_grade(
+        policy,
+        records,
+        trainer.grader,
+        trainer.method,
+        config.method,
+        config.rollout,
+        torch.Generator().manual_seed(5),
+        config.rollout.group_size,
+    )
+    experience = reward_and_advantage(graded, config.method, 0, policy.device)
+    optimizer = torch.optim.SGD(policy.model.parameters(), lr=1.0)  # the step is the gradient
+    metrics = update_policy(policy, experience, optimizer, 1.0, config)
+    expected = change(policy.model, before)
+
+    again = load_policy(path, config.model, torch.device("cpu"))
+    settings = example.Settings(group_size=config.rollout.group_size, minibatches=1)
+    found = example.step(
+        again.model,
+        again.tokenizer,
+        example.byte_table(again.tokenizer, again.model.config.vocab_size),
+        [record.question for record in records],
+        [record.answer for record in records],
+        torch.optim.SGD(again.model.parameters(), lr=1.0),
+        torch.Generator().manual_seed(5),
+        settings,
+    )
+    assert found["accuracy"] == pytest.approx(float(graded.correct.double().mean()))
+    assert found["confidence"] == pytest.approx(float(graded.confidence.nanmean()))
+    assert found["loss"] == pytest.approx(metrics["objective/loss"], abs=1e-5)
+    assert float(expected.norm()) > 0.1
+    assert float((change(again.model, before) - expected).norm()) < 1e-4 * float(expected.norm())
+    assert bool(experience.credit.confidence.any()), "the confidence segments should have something to learn"
+
+
+def test_its_settings_are_the_demos(example, session):
+    config, settings = session.trainer.config, example.Settings()
+    assert (settings.lr, settings.betas) == (config.optimizer.lr, config.optimizer.betas)
+    assert settings.grad_clip == config.optimizer.grad_clip
+    assert settings.max_new_tokens == config.rollout.max_new_tokens
+    for name in ("clip", "advantage_eps", "confidence_decimals", "max_confidence_tokens"):
+        assert getattr(settings, name) == getattr(config.method, name)
+    assert config.rollout.temperature == 1.0
+    assert config.method.loss_aggregation == "sum"
+
+
+def test_it_is_short_and_knows_nothing_of_the_engine():
+    source = EXAMPLE.read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= 300
+    ours = {line.split()[1] for line in source.splitlines() if line.startswith("from coca_mindspeed")}
+    assert {name for name in ours if not name.startswith("coca_mindspeed.algorithm.")} == {
+        "coca_mindspeed.data.embedded.arithmetic"
+    }
+
+
+@pytest.mark.slow
+def test_it_runs(session):
+    command = [sys.executable, str(EXAMPLE), str(session.trainer.output / "warm_start"), "--steps", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert "step 1: accuracy 0." in done.stdout
