@@ -169,7 +169,8 @@ def check_space(output: Path, policy: Policy, keep: int, show: bool) -> None:
     """
     # While a new checkpoint is written, the ones that are kept are still there; the export comes last.
     size = checkpoint_bytes(policy)
-    total = size * (keep + 1) + sum(4 * p.numel() for p in policy.model.parameters())
+    frozen = sum(4 * p.numel() for p in policy.model.parameters() if not p.requires_grad)  # exported all the same
+    total = size * (keep + 1) + size // 3 + frozen
     there = size * min(keep, len(list_checkpoints(output / "checkpoints")))
     free = shutil.disk_usage(output).free
     if free < total - there:
