@@ -7,6 +7,7 @@ import pytest
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.metrics.catalogue import show
 from coca_mindspeed.evaluation.predictions import outcomes, read_predictions
 from coca_mindspeed.ownership import MARKER
 from tests.local.runs_for_tests import SMALL, rows
@@ -48,7 +49,7 @@ def test_the_demo_keeps_its_promises(tmp_path, capsys):
         assert (output / picture).read_bytes().startswith(b"\x89PNG")
     shown = capsys.readouterr().out
     assert f"{after['ece']:.3f}" in shown
-    assert f"{before['accuracy']:.1%}" in shown
+    assert show("accuracy", before["accuracy"]) in shown
 
 
 def small_demo(output, *more: str) -> int:

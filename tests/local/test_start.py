@@ -272,7 +272,11 @@ def test_two_processes_do_not_share_a_run(tmp_path, model, capsys):
         ({"question": "q", "answer": "1", "category": "code"}, "auto", r"record '{name}-6'.*tests"),
         ({"question": "q", "answer": "1", "category": "poetry"}, "auto", r"record '{name}-6'.*'poetry'"),
         ({"question": "q", "answer": "1", "dataset": "simpleqa"}, "auto", "judged by a language model, and none"),
-        ({"question": "half \ud83d", "answer": "1"}, "exact", r"record '{name}-6' of {name}: .*'\\ud83d', half of"),
+        (
+            {"question": "half \ud83d", "answer": "1"},
+            "exact",
+            r"{name}\.jsonl:6: .*half of a surrogate pair \('\\ud83d'\)",
+        ),
     ],
     ids=["too long", "no aliases", "no tests", "no grader", "no judge", "surrogate"],
 )
