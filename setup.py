@@ -68,6 +68,7 @@ setup(
             "httpx>=0.27,<0.29",
             "prometheus-client>=0.20,<1",
         ],
+        "gguf": ["gguf>=0.17"],
     },
     entry_points={"console_scripts": ["coca-mindspeed = coca_mindspeed.cli:main"]},
     classifiers=[
