@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # OpenCompass 0.5.4 needs numpy < 2 and so an environment of its own.
 OPENCOMPASS_VENV ?= .venv-opencompass
 
-.PHONY: help real demo reproduce test test-mindspeed test-opencompass lint bench bench-trl clean lock lock-opencompass docs .venv
+.PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-opencompass lint bench bench-trl clean lock lock-opencompass docs .venv
 
 help:  ## list the targets
 	@grep -hE '^[a-zA-Z_.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -34,6 +34,12 @@ demo: $(STAMP)  ## train the tiny model by CoCA and show what it learned (about 
 
 reproduce: $(STAMP)  ## the paper's tables in miniature, three seeds (at most 40 minutes on two cores)
 	$(BIN)/coca-mindspeed reproduce --seeds 3 --output runs/reproduce --report docs/reproduce
+
+demo-real: real  ## SmolLM2 learns the format, then CoCA: before and after, one seed (resumable; up to an hour)
+	$(BIN)/coca-mindspeed reproduce --plan smollm2_demo --seeds 1 --jobs 1 --output runs/demo-real --report runs/demo-real/report
+
+reproduce-real: real  ## every method on SmolLM2, two seeds (hours; cells of at most 45 minutes, resumable)
+	$(BIN)/coca-mindspeed reproduce --plan smollm2 --seeds 2 --output runs/reproduce-real --report docs/reproduce_real
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
