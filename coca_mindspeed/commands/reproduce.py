@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
             console.print(f"[{done}/{waiting}] {cell}: {seconds:.0f} s ({elapsed / 60:.1f} min in all)")
 
         threads = max(1, len(os.sched_getaffinity(0)) // arguments.jobs)
-        run_cells(Workplace(plan, output, threads), cells, arguments.jobs, report)
+        run_cells(Workplace(plan, output, threads, show_progress=arguments.jobs == 1), cells, arguments.jobs, report)
     directory = arguments.report or output / "report"
     shown = f"coca-mindspeed reproduce --plan {arguments.plan} --seeds {arguments.seeds} --jobs {arguments.jobs}"
     tables = write_report(collect(output, cells), plan, directory, shown)

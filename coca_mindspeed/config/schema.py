@@ -15,7 +15,7 @@ from coca_mindspeed.algorithm.response import ResponseParser
 from coca_mindspeed.algorithm.rewards import METHODS, TrainingMethod, training_method
 
 #: Keys that name a file or a directory of this machine; ``~`` in them is the user's home directory.
-PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate")
+PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate", "warm_up.records")
 _LARGEST_SEED = 2**31 - 1  # the largest that NumPy's and Megatron's generators take on every rank
 
 
@@ -80,8 +80,17 @@ class ModelConfig(Section):
 
 
 class WarmUpConfig(Section):
-    """Supervised warm-up of the built-in tiny model into one that can answer, but is sure of everything."""
+    """Supervised warm-up into a model that keeps to the format, but is sure of everything.
 
+    The built-in tiny model always has one, on its training questions; a model of your own where ``records`` is set.
+    """
+
+    records: str | None = Field(
+        None,
+        min_length=1,
+        description="records that teach a model of your own the format (JSON Lines), apart from those that it is "
+        "trained on; null: none for model.path",
+    )
     steps: int = Field(700, ge=1, description="updates")
     batch: int = Field(128, ge=1, description="responses in an update")
     lr: float = Field(4e-3, gt=0, le=1, description="peak learning rate, with cosine decay")
@@ -327,6 +336,15 @@ class RunConfig(Section):
     @classmethod
     def _finite_options(cls, values: dict[str, Any]) -> dict[str, Any]:
         return _finite(values)
+
+    @model_validator(mode="after")
+    def _warm_up_of_a_model(self) -> "RunConfig":
+        if self.warm_up.records is not None and self.model.path is None:
+            raise ValueError(
+                "warm_up.records: is for a model of your own (model.path); the built-in tiny model is warmed up on its "
+                "training questions"
+            )
+        return self
 
     @model_validator(mode="after")
     def _batch_arithmetic(self) -> "RunConfig":

@@ -145,8 +145,8 @@ def _that_fit(parts: Sequence[str], width: int) -> list[str]:
 class WarmUpProgress(StepProgress):
     """Progress of the supervised warm-up."""
 
-    def __init__(self, total: int, enabled: bool) -> None:
-        super().__init__(total, enabled, title="warm-up ")
+    def __init__(self, total: int, enabled: bool, done: int = 0) -> None:
+        super().__init__(total, enabled, done, title="warm-up ")
 
     def advance(self, step: int, loss: float) -> None:
         """Show the loss of the newest step, in nats a token."""

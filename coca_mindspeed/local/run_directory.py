@@ -32,6 +32,7 @@ ENTRIES = (
     "config.yaml",
     "untrained",
     "warm_start",
+    "warm_up",
     "checkpoints",
     "model",
     "metrics.jsonl",

@@ -17,6 +17,7 @@ from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.checkpoint import Checkpoint, check_space, export_model, remove_leftovers
 from coca_mindspeed.local.context import context_limit
+from coca_mindspeed.local.format_warm_up import read_warm_up_records, teach_format
 from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.lora import add_adapters, load_adapters, require_peft
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
@@ -105,13 +106,15 @@ def open_session(
     train, evaluate = load_data(config.data)
     config = with_steps(config, len(train))
     data = {"train": records_digest(train), "evaluate": records_digest(evaluate)}
+    if lessons := read_warm_up_records(config):
+        data["warm_up"] = records_digest(lessons)
     refuse_another_run(found, config, data)
     check_writable(output)
     with ExitStack() as opened:
         grader = build_grader(config.data.grader, config.data.grader_options)
         opened.callback(grader.close)
         grader.check([*train, *evaluate])
-        _check_prompts(config, found, [*train, *evaluate], show_progress)
+        _check_prompts(config, found, [*train, *evaluate, *lessons], show_progress)
 
         lock = opened.enter_context(hold(output))
         if found.marker is not None:
@@ -130,6 +133,8 @@ def open_session(
             policy = load_policy(path, config.model, device, where="warm start")
             _put_adapters(policy, config, found)
             check_space(output, policy, config.checkpoint.keep, show_progress)
+        elif lessons and found.newest is None:
+            policy = teach_format(policy, lessons, config, output, show_progress=show_progress)
         trainer = Trainer(config, policy, grader, train, evaluate, output, str(marker["id"]), show_progress)
         opened.pop_all()
     return Session(trainer, found.newest, lock)

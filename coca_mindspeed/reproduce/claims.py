@@ -74,9 +74,9 @@ def claims(results: Results, plan: Plan) -> list[Claim]:
                 text = f"{where}, {category}: coca keeps accuracy within 2 points of rlvr (difference)"
                 found.append(Claim(text, accuracy, -0.02))
         for rival in ("majority_voting", "rlcr"):
-            if rival in present:
+            for category in results.categories(setting)[:1] if rival in present else ():  # the trained one
                 ratio = paired.over_seeds(
-                    "coca", rival, "tokens_to_confidence", "math", lambda ours, its: 1 - ours / its
+                    "coca", rival, "tokens_to_confidence", category, lambda ours, its: 1 - ours / its
                 )
                 text = f"{where}: coca's TTC is at least 92% below {rival}'s (share saved)"
                 found.append(Claim(text, ratio, 0.92, most=1.0))

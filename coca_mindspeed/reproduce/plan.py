@@ -14,12 +14,23 @@ from coca_mindspeed.errors import ConfigError
 BaselineCell = Literal["instruct", "rlvr+question_prob", "rlvr+probe", "rlvr+assessor", "majority_voting"]
 
 
+class RealWorldPlan(Section):
+    """Questions about the real world (docs/real_model.md): the most of each family in each of the three sets."""
+
+    train: int = Field(600, ge=1, description="to train on")
+    evaluate: int = Field(100, ge=2, description="held out, and of families that are never trained on")
+    warm_up: int = Field(80, ge=1, description="to learn the format from, before anything else")
+
+
 class SettingPlan(Section):
     """One table's worth of runs: the same data and the same start for every method."""
 
     title: str = Field(description="as it stands above the tables")
     run: str = Field(description="ready-made run or YAML file that every training starts from")
     miniature: MiniatureName | None = Field(None, description="embedded data; null: what the run's data.* names")
+    real_world: RealWorldPlan | None = Field(
+        None, description="questions for a model of your own, which learns the format first; its categories are roles"
+    )
     overrides: list[str] = Field(default_factory=list, description="of the run, for every cell")
     trained: dict[str, list[str]] = Field(description="name of each trained method -> its own overrides")
     baselines: list[BaselineCell] = Field(default_factory=list, description="what is not trained by reward")
@@ -41,8 +52,10 @@ class Plan(Section):
 
     @field_validator("settings")
     @classmethod
-    def _baselines_have_what_they_need(cls, settings: dict[str, SettingPlan]) -> dict[str, SettingPlan]:
+    def _settings_have_what_they_need(cls, settings: dict[str, SettingPlan]) -> dict[str, SettingPlan]:
         for name, setting in settings.items():
+            if setting.miniature is not None and setting.real_world is not None:
+                raise ValueError(f"{name}: has both 'miniature' and 'real_world'; one of them is its data")
             for baseline in setting.baselines:
                 if baseline.startswith("rlvr+") and "rlvr" not in setting.trained:
                     raise ValueError(f"{name}: {baseline} needs 'rlvr' among the trained methods")

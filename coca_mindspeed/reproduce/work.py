@@ -16,15 +16,19 @@ from coca_mindspeed.baselines.subject import Subject
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
 from coca_mindspeed.data.embedded.miniature import SYMBOLS, miniature
+from coca_mindspeed.data.real_world.question_families import Part
+from coca_mindspeed.data.real_world.sets import real_world_records
 from coca_mindspeed.data.records import Record, read_records, write_records
+from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
 from coca_mindspeed.files import write_json
 from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.local.format_warm_up import read_warm_up_records, teach_format
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.session import load_data, open_session, warm_start
 from coca_mindspeed.reproduce.cells import ReproductionCell, run_config
-from coca_mindspeed.reproduce.plan import Plan, SettingPlan
+from coca_mindspeed.reproduce.plan import Plan, RealWorldPlan, SettingPlan
 
 _BATCH = 500  # questions of a baseline at once, and of its parts
 
@@ -37,23 +41,41 @@ class Workplace:
         plan: the reproduction's.
         output: its directory.
         threads: CPU threads of a cell whose run names none (trainer.threads); None: as PyTorch likes.
+        show_progress: draw each cell's progress bars, where one cell runs at a time.
     """
 
     plan: Plan
     output: Path
     threads: int | None = None
+    show_progress: bool = False
 
 
 def write_tasks(plan: Plan, output: Path) -> None:
-    """Write the embedded data of every setting as record files; those that are there already are left alone."""
+    """Write the data that a setting names as record files; those that are there already are left alone."""
     for name, setting in plan.settings.items():
         directory = output / name / "tasks"
-        if setting.miniature is None or (directory / "evaluate.jsonl").exists():
+        if (directory / "evaluate.jsonl").exists():
+            continue
+        if setting.real_world is not None:
+            _write_real_world(directory, setting.real_world)
+        if setting.miniature is None:
             continue
         data = miniature(setting.miniature, size=plan.train_questions, evaluate=plan.evaluate_questions)
         write_records(directory / "warm_up.jsonl", data.warm_up)
         write_records(directory / "train.jsonl", data.train)
         write_records(directory / "evaluate.jsonl", data.evaluate)
+
+
+def _write_real_world(directory: Path, sizes: RealWorldPlan) -> None:
+    """The three sets, the evaluation's last; a record's category in the tables is its family's role."""
+    parts: tuple[tuple[Part, int], ...] = (
+        ("warm_up", sizes.warm_up),
+        ("train", sizes.train),
+        ("evaluate", sizes.evaluate),
+    )
+    for part, size in parts:
+        records = real_world_records(part, size)
+        write_records(directory / f"{part}.jsonl", [replace(r, category=r.metadata["role"]) for r in records])
 
 
 def run_cell(place: Workplace, cell: ReproductionCell) -> float:
@@ -102,7 +124,7 @@ def _predictions(place: Workplace, setting: SettingPlan, cell: ReproductionCell)
             subject,
             evaluate,
             cell.directory(place.output),
-            _baseline_options(place.plan, cell, config),
+            _baseline_options(place, cell, config),
             training_records=train[: place.plan.predictor_questions],
             open_assessor=open_assessor,
             # The same answers as RLVR's own row: only their confidence differs.
@@ -112,7 +134,8 @@ def _predictions(place: Workplace, setting: SettingPlan, cell: ReproductionCell)
         grader.close()
 
 
-def _baseline_options(plan: Plan, cell: ReproductionCell, config: RunConfig) -> BaselineOptions:
+def _baseline_options(place: Workplace, cell: ReproductionCell, config: RunConfig) -> BaselineOptions:
+    plan = place.plan
     fit = FitConfig(
         lr=plan.assessor_lr, weight_decay=0.0, batch=32, epochs=plan.assessor_epochs, patience=3, validation=0.1
     )
@@ -121,7 +144,7 @@ def _baseline_options(plan: Plan, cell: ReproductionCell, config: RunConfig) -> 
         samples=plan.samples,
         label=cell.name,
         assessor=AssessorConfig(max_prompt_tokens=config.rollout.max_prompt_tokens, fit=fit),
-        show_progress=False,
+        show_progress=place.show_progress,
     )
 
 
@@ -134,7 +157,7 @@ def _train(place: Workplace, setting: SettingPlan, cell: ReproductionCell) -> li
         ComposedConfig(config, setting.run, ()),
         cell.directory(place.output) / "run",
         resume=True,
-        show_progress=False,
+        show_progress=place.show_progress,
     )
     with closing(session):
         trainer = session.trainer
@@ -151,7 +174,7 @@ def _labelled(predictions: Sequence[Prediction], records: Sequence[Record], cell
 
 
 def _with_data(place: Workplace, setting: SettingPlan, cell: ReproductionCell, config: RunConfig) -> RunConfig:
-    if setting.miniature is None:
+    if setting.miniature is None and setting.real_world is None:
         return config
     tasks = place.output / cell.setting / "tasks"
     train, evaluate = (str(tasks / f"{name}.jsonl") for name in ("train", "evaluate"))
@@ -160,22 +183,36 @@ def _with_data(place: Workplace, setting: SettingPlan, cell: ReproductionCell, c
 
 def _start(place: Workplace, cell: ReproductionCell, config: RunConfig, position: str) -> Path:
     """The model that every method of the setting starts from."""
-    if config.model.path is not None:
+    if config.model.path is not None and place.plan.settings[cell.setting].real_world is None:
         return Path(config.model.path)
     return cell.of(f"start-{position}").directory(place.output) / "warm_start"
 
 
 def _warm_start(place: Workplace, setting: SettingPlan, cell: ReproductionCell) -> None:
-    """Warm up the tiny model; a run that names a model of its own starts from that."""
+    """Warm up the tiny model, or teach a model of one's own the format; without lessons for it, it starts as it is."""
     method = next(m for m in ("coca", "rlcr") if cell.name.endswith(training_method(m).confidence_position))
     config = run_config(setting, [f"method={method}"], cell.seed)
+    tasks = place.output / cell.setting / "tasks" / "warm_up.jsonl"
+    if setting.real_world is not None:
+        _teach_format(place, cell, config, tasks)
+        return
     if config.model.path is not None:
         return
-    tasks = place.output / cell.setting / "tasks" / "warm_up.jsonl"
     records = load_data(config.data)[0] if setting.miniature is None else list(read_records(tasks))
     symbols = "" if setting.miniature is None else SYMBOLS
     device = choose_device(config.trainer.device)
     warm_start(config, cell.directory(place.output), records, device, show_progress=False, symbols=symbols)
+
+
+def _teach_format(place: Workplace, cell: ReproductionCell, config: RunConfig, lessons: Path) -> None:
+    if config.model.path is None:
+        raise ConfigError(
+            f"setting {cell.setting!r}: real_world is for a model of your own; overrides name no model.path"
+        )
+    config = config.model_copy(update={"warm_up": config.warm_up.model_copy(update={"records": str(lessons)})})
+    policy = load_policy(Path(str(config.model.path)), config.model, choose_device(config.trainer.device))
+    output = cell.directory(place.output)
+    teach_format(policy, read_warm_up_records(config), config, output, show_progress=place.show_progress)
 
 
 def _metrics_by_dataset(predictions: Sequence[Prediction]) -> dict[str, object]:

@@ -64,7 +64,7 @@ def test_an_empty_directory_is_free(tmp_path):
 
 def test_taken_places_are_refused(tmp_path):
     make(tmp_path / "out")
-    with pytest.raises(DataError, match="already exists; choose another --output, or replace it with --overwrite"):
+    with pytest.raises(DataError, match="already exists; choose another output, or replace it with --overwrite"):
         make(tmp_path / "out")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").touch()
@@ -72,7 +72,7 @@ def test_taken_places_are_refused(tmp_path):
         # A stranger's folder may well hold a report.json, and even a file by our marker's name.
         (tmp_path / "home" / "report.json").write_text("{}")
         (tmp_path / "home" / MARKER).write_text(json.dumps(marker))
-        with pytest.raises(DataError, match=r"holds no coca-mindspeed\.json of prepared data, .* is not replaced"):
+        with pytest.raises(DataError, match=r"holds no coca-mindspeed\.json of our data, .* is not replaced"):
             make(tmp_path / "home", overwrite=True)
     with pytest.raises(DataError, match="is a file; the output is a directory"):
         make(tmp_path / "home" / "thesis.tex", overwrite=True)

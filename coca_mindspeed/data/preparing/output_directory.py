@@ -12,11 +12,9 @@ from coca_mindspeed.errors import DataError
 from coca_mindspeed.files import put_in_place
 from coca_mindspeed.ownership import MARKER, is_free, is_ours, write_marker
 
-_KIND = "data"
-
 
 @contextmanager
-def output_directory(path: Path, overwrite: bool) -> Iterator[Path]:
+def output_directory(path: Path, overwrite: bool, kind: str = "data") -> Iterator[Path]:
     """Yield a temporary directory that becomes ``path`` if the block succeeds and vanishes if it fails.
 
     The directory holds our marker (see :mod:`coca_mindspeed.ownership`), which its process keeps locked.  A killed
@@ -25,38 +23,37 @@ def output_directory(path: Path, overwrite: bool) -> Iterator[Path]:
 
     Args:
         path: the final place; it may exist if it is empty, or with ``overwrite`` if it is an earlier output.
-        overwrite: replace an earlier output.
+        overwrite: replace an earlier output of this kind.
+        kind: what the directory is, as its marker says it.
 
     Raises:
         DataError: the place is taken.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    _restore_or_remove_abandoned(path)
-    _check_free(path, overwrite)
+    _restore_or_remove_abandoned(path, kind)
+    _check_free(path, overwrite, kind)
     temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.partial-"))
     try:
-        write_marker(temporary, _KIND)
+        write_marker(temporary, kind)
         with (temporary / MARKER).open("rb") as marker:
             fcntl.flock(marker, fcntl.LOCK_EX)
             yield temporary
-            _check_free(path, overwrite)
+            _check_free(path, overwrite, kind)
             _replace(path, temporary)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
 
 
-def _check_free(path: Path, overwrite: bool) -> None:
+def _check_free(path: Path, overwrite: bool, kind: str) -> None:
     if path.exists() and not path.is_dir():
         raise DataError(f"{path}: is a file; the output is a directory")
     if is_free(path):
         return
     if not overwrite:
-        raise DataError(f"{path}: already exists; choose another --output, or replace it with --overwrite")
-    if not is_ours(path, _KIND):
-        raise DataError(
-            f"{path}: holds no {MARKER} of prepared data, so it is not an earlier output and is not replaced"
-        )
+        raise DataError(f"{path}: already exists; choose another output, or replace it with --overwrite")
+    if not is_ours(path, kind):
+        raise DataError(f"{path}: holds no {MARKER} of our {kind}, so it is not an earlier output and is not replaced")
 
 
 def _replace(path: Path, temporary: Path) -> None:
@@ -69,10 +66,10 @@ def _replace(path: Path, temporary: Path) -> None:
         put_in_place(temporary, path, earlier)
 
 
-def _restore_or_remove_abandoned(path: Path) -> None:
+def _restore_or_remove_abandoned(path: Path, kind: str) -> None:
     """Clean up after killed processes: nobody holds the lock of what they left."""
     for earlier in sorted(path.parent.glob(f".{path.name}.earlier-*")):
-        with _abandoned(earlier) as lock:
+        with _abandoned(earlier, kind) as lock:
             if lock is None:
                 continue
             if is_free(path):
@@ -80,13 +77,13 @@ def _restore_or_remove_abandoned(path: Path) -> None:
             else:
                 shutil.rmtree(earlier)
     for partial in path.parent.glob(f".{path.name}.partial-*"):
-        with _abandoned(partial) as lock:
+        with _abandoned(partial, kind) as lock:
             if lock is not None:
                 shutil.rmtree(partial)
 
 
 @contextmanager
-def _abandoned(directory: Path) -> Iterator[IO[bytes] | None]:
+def _abandoned(directory: Path, kind: str) -> Iterator[IO[bytes] | None]:
     """The lock of a directory of ours that nobody works on; None where somebody does, or where it is not ours."""
     try:
         marker = (directory / MARKER).open("rb")
@@ -99,4 +96,4 @@ def _abandoned(directory: Path) -> Iterator[IO[bytes] | None]:
         except BlockingIOError:
             yield None
             return
-        yield marker if is_ours(directory, _KIND) else None
+        yield marker if is_ours(directory, kind) else None

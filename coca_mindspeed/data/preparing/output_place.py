@@ -13,7 +13,7 @@ def check_place(path: Path, overwrite: bool) -> None:
         DataError: it is there and holds something, or a parent is a file or may not be written to.
     """
     if path.is_dir() and any(path.iterdir()) and not overwrite:
-        raise DataError(f"{path}: already exists; choose another --output, or replace it with --overwrite")
+        raise DataError(f"{path}: already exists; choose another output, or replace it with --overwrite")
     if path.exists() and not path.is_dir():
         raise DataError(f"{path}: is a file; the output is a directory")
     # It is built beside its place, so the parent's permissions count.

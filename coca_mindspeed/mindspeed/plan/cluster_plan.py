@@ -28,7 +28,7 @@ _FIXED = {  # values that MindSpeed-RL or the method allows alone
 }
 
 _EMBEDDED = "the embedded data is not trained on here"
-_WARM_UP = "there is no built-in model to warm up here"
+_WARM_UP = "warm the model up with the local engine first, and name its warm_start as model.path"
 _LOCAL_ENGINE = {  # keys of ours that no key of MindSpeed-RL's is taken from -> what there is instead
     "model.attention": "here it is mindspeed_rl.megatron_training.use_flash_attn",
     "model.gradient_checkpointing": f"here it is {KEYS['recompute']}",

@@ -1,0 +1,39 @@
+"""``coca-mindspeed data real-world``."""
+
+import argparse
+from pathlib import Path
+
+from coca_mindspeed.commands.options import at_least
+from coca_mindspeed.console import print_text
+from coca_mindspeed.data.real_world.sets import Sizes, write_real_world
+
+
+def add_real_world_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where the sets go, and how large they are."""
+    parser.description = (
+        "Write questions about places, languages and sums for the format warm-up, for training and for evaluation; "
+        "the last also has families that are never trained on (docs/real_model.md). No entity is in two of the three."
+    )
+    sizes = Sizes()
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the directory to make")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier output")
+    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="draws questions (default: 0)")
+    for part in ("train", "evaluate", "warm_up"):
+        default = getattr(sizes, part)
+        parser.add_argument(
+            f"--{part.replace('_', '-')}",
+            type=at_least(1),
+            default=default,
+            metavar="N",
+            help=f"the most questions of a family (default: {default})",
+        )
+    parser.set_defaults(run_action=run_real_world)
+
+
+def run_real_world(arguments: argparse.Namespace) -> int:
+    """Write the sets, and say how many records each has."""
+    sizes = Sizes(arguments.train, arguments.evaluate, arguments.warm_up)
+    written = write_real_world(arguments.output, sizes, arguments.seed, overwrite=arguments.overwrite)
+    for name, records in written.items():
+        print_text(f"{arguments.output / name}: {records} records")
+    return 0

@@ -1,0 +1,81 @@
+"""The sets for a run: what the format is taught on, what is trained on, and what is held out or never trained on."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from coca_mindspeed.data.preparing.output_directory import output_directory
+from coca_mindspeed.data.preparing.output_place import check_place
+from coca_mindspeed.data.real_world import matter_and_words, places, sums
+from coca_mindspeed.data.real_world.question_families import Family, Part
+from coca_mindspeed.data.records import Record, write_records
+from coca_mindspeed.errors import MissingDependencyError
+
+FAMILIES = (
+    Family("capitals", "trained", "factual", places.capitals),
+    Family("cities", "trained", "factual", places.cities),
+    Family("languages", "trained", "factual", matter_and_words.languages),
+    Family("additions", "trained", "math", sums.additions),
+    Family("differences", "trained", "math", sums.differences),
+    Family("letters", "warm_up", "factual", matter_and_words.letters),
+    Family("neighbours", "warm_up", "factual", matter_and_words.neighbours),
+    Family("products", "near", "math", sums.products),
+    Family("continents", "near", "factual", places.continents),
+    Family("capital_of", "near", "factual", places.capital_of),
+    Family("domains", "near", "factual", places.domains),
+    Family("symbols", "far", "factual", matter_and_words.symbols),
+    Family("elements", "far", "factual", matter_and_words.elements),
+    Family("currencies", "far", "factual", places.currencies_of_countries),
+    Family("currency_codes", "far", "factual", matter_and_words.currency_codes),
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The most records of a family in each part; many families have fewer."""
+
+    train: int = 600
+    evaluate: int = 150
+    warm_up: int = 80
+
+
+def real_world_records(part: Part, size: int, seed: int = 0) -> list[Record]:
+    """Records of one part, family after family.
+
+    Args:
+        part: ``train``, ``warm_up`` or ``evaluate``; no entity that the last asks about is in the others.
+        size: the most of each family.
+        seed: draws which questions and their order; what is held out depends on no seed.
+
+    Raises:
+        MissingDependencyError: a package with data is not installed.
+    """
+    try:
+        return [record for family in FAMILIES for record in family.records(part, size, seed)]
+    except ModuleNotFoundError as error:
+        raise MissingDependencyError(
+            f"the package {error.name} has the data, and is not installed: pip install 'coca-mindspeed[real-world]'"
+        ) from error
+
+
+def write_real_world(output: Path, sizes: Sizes, seed: int, *, overwrite: bool = False) -> dict[str, int]:
+    """Write ``warm_up.jsonl``, ``train.jsonl`` and ``evaluate.jsonl``, whole or not at all; returns their sizes.
+
+    Raises:
+        DataError: the output's place is taken.
+        MissingDependencyError: a package with data is not installed.
+    """
+    check_place(output, overwrite)
+    written = {}
+    with output_directory(output, overwrite) as directory:
+        for part, size in _parts(sizes):
+            records = real_world_records(part, size, seed)
+            write_records(directory / f"{part}.jsonl", records)
+            written[f"{part}.jsonl"] = len(records)
+    return written
+
+
+def _parts(sizes: Sizes) -> Iterator[tuple[Part, int]]:
+    yield "warm_up", sizes.warm_up
+    yield "train", sizes.train
+    yield "evaluate", sizes.evaluate

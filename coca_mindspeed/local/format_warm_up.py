@@ -1,0 +1,129 @@
+"""The format warm-up of a model of one's own, so that it can be trained even if it never writes the tags by itself.
+
+It goes on from a checkpoint of its own after a stop, draws what it would have drawn, and ends with the same bytes.
+"""
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from coca_mindspeed.algorithm.rewards import TrainingMethod
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.local.checkpoint import export_model, list_checkpoints, save_checkpoint
+from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved, stop_request
+from coca_mindspeed.local.policy import Policy, load_policy
+from coca_mindspeed.local.progress import WarmUpProgress
+from coca_mindspeed.local.warm_up import Layout, encode_responses, warm_up
+
+WARMED_UP, CHECKPOINTS = "warm_start", "warm_up"  # within a run's directory
+_DECIMALS = 2  # where the method asks for no number of them
+
+
+def read_warm_up_records(config: RunConfig) -> list[Record]:
+    """The records of ``warm_up.records``; none where it is not set.
+
+    Raises:
+        DataError: the file cannot be read or holds none, or an answer cannot be shown as a response.
+    """
+    if config.warm_up.records is None:
+        return []
+    records = list(read_records(Path(config.warm_up.records)))
+    if not records:
+        raise DataError(f"warm_up.records={config.warm_up.records}: holds no records")
+    for record in records:
+        where = f"warm_up.records={config.warm_up.records}: record {record.id!r} of {record.dataset}"
+        if not record.answer.strip():
+            raise DataError(f"{where} has no answer to show")
+        if config.warm_up.wrong_answers and not any(character.isdecimal() for character in record.answer):
+            raise DataError(
+                f"{where}: warm_up.wrong_answers={config.warm_up.wrong_answers:g} changes a digit, and its answer "
+                f"{record.answer!r:.80} has none; set warm_up.wrong_answers=0"
+            )
+    return records
+
+
+def teach_format(
+    policy: Policy, records: Sequence[Record], config: RunConfig, output: Path, *, show_progress: bool
+) -> Policy:
+    """The policy after the warm-up, which is also exported to ``output/warm_start``.
+
+    Args:
+        policy: as loaded from ``model.path``; it is trained in place.
+        records: from :func:`read_warm_up_records`.
+        config: the run's.
+        output: the run's directory; it may hold this warm-up, finished or stopped.
+        show_progress: draw a progress bar.
+
+    Raises:
+        DataError: an answer is longer than ``rollout.max_new_tokens``.
+        InterruptedRunError: Ctrl-C or SIGTERM; the warm-up is saved as far as it came.
+    """
+    if (output / WARMED_UP).exists():
+        return load_policy(output / WARMED_UP, config.model, policy.device, where="warm start")
+    method = config.method.training_method
+    layout = Layout(method.confidence_position, config.method.confidence_decimals or _DECIMALS, spaced=True)
+    _check_lengths(policy, records, layout, config.rollout.max_new_tokens)
+    _run(policy, records, method, layout, config, output / CHECKPOINTS, show_progress)
+    export_model(policy, output / WARMED_UP)
+    shutil.rmtree(output / CHECKPOINTS, ignore_errors=True)
+    return policy
+
+
+def _check_lengths(policy: Policy, records: Sequence[Record], layout: Layout, most: int) -> None:
+    responses = encode_responses(policy, [layout.response(0.0, record.answer) for record in records])
+    for record, response in zip(records, responses, strict=True):
+        if len(response) > most:
+            raise DataError(
+                f"record {record.id!r} of {record.dataset}: its answer with a confidence has {len(response)} tokens, "
+                f"and rollout.max_new_tokens={most} would cut it off; the warm-up must not teach what cannot be said"
+            )
+
+
+def _run(
+    policy: Policy,
+    records: Sequence[Record],
+    method: TrainingMethod,
+    layout: Layout,
+    config: RunConfig,
+    checkpoints: Path,
+    show_progress: bool,
+) -> None:
+    resume = None
+    if found := list_checkpoints(checkpoints):
+        newest = found[-1]
+        resume = newest.step, newest.optimizer_state(policy.device)
+        weights = load_policy(newest.model, config.model, policy.device, where="checkpoint").model
+        policy.model.load_state_dict(weights.state_dict())
+        del weights
+    total, interval = config.warm_up.steps, config.checkpoint.interval
+    where = f"stopped in the warm-up; --resume goes on from its last checkpoint in {checkpoints}, if there is one"
+    with (
+        saying_what_is_saved(where),
+        stop_request() as stop,
+        WarmUpProgress(total, show_progress, resume[0] if resume else 0) as progress,
+    ):
+
+        def save(step: int, optimizer: torch.optim.Optimizer) -> None:
+            if not stop and (not interval or step % interval or step == total):
+                return
+            saved = save_checkpoint(checkpoints, step, policy, optimizer, keep=1)
+            if stop:
+                raise InterruptedRunError(
+                    f"stopped after step {step} of the warm-up; saved {saved.path}; go on with --resume"
+                )
+
+        warm_up(
+            policy,
+            records,
+            method,
+            config.warm_up,
+            config.seed,
+            progress.advance,
+            layout=layout,
+            resume=resume,
+            after_step=save,
+        )

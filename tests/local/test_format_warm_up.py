@@ -1,0 +1,224 @@
+"""A model that never writes the tags learns them before it is trained; a stop in between changes no byte."""
+
+import json
+import os
+import signal
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GenerationConfig
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.data.records import Record, write_records
+from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.local import format_warm_up
+from coca_mindspeed.local.interrupt import InterruptedRunError
+from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.progress import WarmUpProgress
+from coca_mindspeed.local.session import open_session
+from coca_mindspeed.local.warm_up import Layout, _imitation_loss, encode_responses
+from tests.local.models_for_tests import write_random_model
+
+CPU = torch.device("cpu")
+
+
+def records(kind: str, first: int, number: int) -> list[Record]:
+    return [
+        Record(f"{kind}-{i}", kind, "math", f"What is {i} + {i}?", str(2 * i), metadata={"instruction": ""})
+        for i in range(first, first + number)
+    ]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A random Llama with a real chat template, and three sets of questions."""
+    directory = tmp_path_factory.mktemp("place")
+    write_random_model(directory / "model", "llama")
+    end = load_policy(directory / "model", ModelConfig(), CPU).tokenizer.eos_token_id
+    GenerationConfig(eos_token_id=end, pad_token_id=end).save_pretrained(directory / "model")
+    write_records(directory / "warm_up.jsonl", records("lesson", 0, 40))
+    write_records(directory / "train.jsonl", records("train", 40, 30))
+    write_records(directory / "evaluate.jsonl", records("held_out", 70, 16))
+    return directory
+
+
+def session(place: Path, output: Path, *overrides: str, resume: bool = False, show: bool = False):
+    settings = (
+        *(f"model.path={place}/model", f"data.train={place}/train.jsonl", f"data.evaluate={place}/evaluate.jsonl"),
+        *(f"warm_up.records={place}/warm_up.jsonl", "warm_up.steps=6", "warm_up.batch=8", "warm_up.lr=0.004"),
+        *("data.grader=exact", "model.compute_dtype=float32", "rollout.prompts=2", "rollout.group_size=2"),
+        *("rollout.max_new_tokens=32", "trainer.steps=1", "trainer.minibatches=1", "trainer.device=cpu"),
+        *("trainer.threads=1", "evaluation.interval=0", "logging.tensorboard=false", "checkpoint.interval=2"),
+    )
+    return open_session(compose_run("local", [*settings, *overrides]), output, resume=resume, show_progress=show)
+
+
+def weights(output: Path) -> bytes:
+    return (output / "warm_start" / "model.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def never_stopped(place, tmp_path_factory) -> Path:
+    output = tmp_path_factory.mktemp("whole")
+    with closing(session(place, output)):
+        pass
+    return output
+
+
+def share_of_valid(trainer) -> float:
+    predictions = trainer.evaluate(trainer.evaluate_records, "after")
+    return sum(p.confidence is not None for p in predictions) / len(predictions)
+
+
+@pytest.mark.slow
+def test_a_model_that_never_writes_the_tags_writes_them_and_can_be_trained(place, tmp_path):
+    with closing(session(place, tmp_path / "without", "warm_up.records=null")) as untaught:
+        assert share_of_valid(untaught.trainer) == 0
+    with closing(session(place, tmp_path / "with", "warm_up.steps=250", "warm_up.batch=16")) as taught:
+        assert share_of_valid(taught.trainer) >= 0.7  # of 30,000 random parameters, sampled
+        confidences = [p.confidence for p in taught.trainer.evaluate(taught.trainer.evaluate_records, "after")]
+        assert sum(c > 0.85 for c in confidences if c is not None) >= 6  # sure of everything, as it was shown
+        taught.trainer.run()
+    assert (tmp_path / "with" / "model" / "config.json").exists()
+    assert not (tmp_path / "with" / "warm_up").exists()  # its checkpoints are of no more use
+    load_policy(tmp_path / "with" / "warm_start", ModelConfig(), CPU)  # a plain directory
+
+
+def test_what_is_trained_is_the_warmed_up_model(place, never_stopped):
+    with closing(session(place, never_stopped)) as again:
+        assert again.resume_from is None
+        exported = load_policy(never_stopped / "warm_start", ModelConfig(), CPU).model.state_dict()
+        start = load_policy(place / "model", ModelConfig(), CPU).model.state_dict()
+        trained = again.trainer.policy.model.state_dict()
+    assert all(torch.equal(trained[name], exported[name]) for name in trained)
+    assert any(not torch.equal(trained[name], start[name]) for name in trained)
+
+
+def test_an_interrupted_warm_up_goes_on_and_ends_with_the_same_bytes(place, never_stopped, tmp_path, monkeypatch):
+    output = tmp_path / "run"
+    advance = WarmUpProgress.advance
+
+    def stop_at(at):
+        def advanced(self, step, loss):
+            advance(self, step, loss)
+            if step == at:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        return advanced
+
+    for at in (3, 6):  # in the middle, and at the last step, which must not lose the request
+        with monkeypatch.context() as patched:
+            patched.setattr(WarmUpProgress, "advance", stop_at(at))
+            with pytest.raises(InterruptedRunError, match=rf"after step {at} of the warm-up; saved .*step_00000{at}"):
+                session(place, output, resume=True)
+        assert not (output / "warm_start").exists()
+    with closing(session(place, output, resume=True)):
+        assert weights(output) == weights(never_stopped)
+
+
+def test_a_warm_up_that_was_killed_goes_on_from_its_checkpoint(place, never_stopped, tmp_path, monkeypatch):
+    output, seen = tmp_path / "run", []
+    advance = WarmUpProgress.advance
+
+    def die(self, step, loss):
+        if step == 5:
+            raise RuntimeError("killed")
+        advance(self, step, loss)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(WarmUpProgress, "advance", die)
+        with pytest.raises(RuntimeError, match="killed"):
+            session(place, output)
+    monkeypatch.setattr(WarmUpProgress, "advance", lambda self, step, loss: seen.append(step))
+    with closing(session(place, output)):
+        assert seen == [5, 6]  # checkpoint.interval=2
+        assert weights(output) == weights(never_stopped)
+
+
+def test_other_settings_start_the_warm_up_anew(place, never_stopped, tmp_path, monkeypatch):
+    output = tmp_path / "run"
+    monkeypatch.setattr(format_warm_up, "export_model", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
+    with pytest.raises(RuntimeError, match="killed"):
+        session(place, output)
+    assert (output / "warm_up" / "step_000004").exists()
+    monkeypatch.undo()
+    with closing(session(place, output, "warm_up.lr=0.001")):
+        assert weights(output) != weights(never_stopped)
+
+
+def test_other_lessons_under_the_same_path_are_refused_once_steps_were_taken(place, tmp_path):
+    lessons = tmp_path / "lessons.jsonl"
+    write_records(lessons, records("lesson", 0, 20))
+    override = f"warm_up.records={lessons}"
+    with closing(session(place, tmp_path / "run", override)) as first:
+        first.trainer.run()
+    write_records(lessons, records("lesson", 1, 20))
+    with pytest.raises(ConfigError, match=r"records of data\.warm_up are not those"):
+        session(place, tmp_path / "run", override, resume=True)
+
+
+def test_the_loss_is_that_of_the_response_tokens_alone(place):
+    """Against logits taken one sequence at a time; the end of the response counts, the prompt and padding do not."""
+    policy = load_policy(place / "model", ModelConfig(), CPU)
+    chosen = records("lesson", 7, 3)
+    texts = [Layout("first", spaced=True).response(0.5, "9" * (i + 1)) for i in range(3)]
+    prompts = policy.encode_prompts(chosen, "Say it.", 500)
+    responses = encode_responses(policy, texts)
+    assert all(response[-1] == policy.tokenizer.eos_token_id for response in responses)
+    found = _imitation_loss(policy, prompts, responses, question_weight=0.0)
+    losses = []
+    for prompt, response in zip(prompts, responses, strict=True):
+        logits = policy.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
+        losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(response), reduction="none"))
+    torch.testing.assert_close(found, torch.cat(losses).mean(), rtol=1e-4, atol=1e-4)
+
+
+def test_the_layout_is_that_of_the_prompt_and_its_confidence_is_valid():
+    from coca_mindspeed.algorithm.response import ResponseParser
+
+    for position in ("first", "last"):
+        for decimals in (1, 2, 3):
+            text = Layout(position, decimals, spaced=True).response(0.999, "Paris")
+            parsed = ResponseParser(position, decimals)(text)
+            assert parsed.confidence is not None
+            assert parsed.answer.strip() == "Paris"
+    assert Layout("first", spaced=True).response(0.5, "x") == "<confidence> 0.50 </confidence> x"
+
+
+def test_progress_is_shown(place, tmp_path, capsys):
+    with closing(session(place, tmp_path / "run", show=True)):
+        assert "warm-up  6/6  loss " in capsys.readouterr().err
+
+
+def test_a_tiny_model_has_a_warm_up_of_its_own(place):
+    with pytest.raises(ConfigError, match=r"is for a model of your own \(model\.path\)"):
+        compose_run("demo", [f"warm_up.records={place}/warm_up.jsonl"])
+
+
+@pytest.mark.parametrize(
+    ("row", "override", "message"),
+    [
+        (None, "warm_up.steps=1", "holds no records"),
+        ({"answer": " "}, "warm_up.steps=1", "has no answer to show"),
+        ({"answer": "Paris"}, "warm_up.wrong_answers=0.1", "'Paris' has none; set warm_up.wrong_answers=0"),
+        ({"answer": "7" * 60}, "warm_up.steps=1", "rollout.max_new_tokens=32 would cut it off"),
+    ],
+)
+def test_lessons_that_cannot_be_taught_are_refused(place, tmp_path, row, override, message):
+    path = tmp_path / "lessons.jsonl"
+    path.write_text("" if row is None else json.dumps({"question": "Which?", **row}) + "\n")
+    with pytest.raises(DataError, match=message):
+        session(place, tmp_path / "run", f"warm_up.records={path}", override)
+    assert not (tmp_path / "run" / "warm_start").exists()
+
+
+def test_the_command_goes_on_where_a_set_that_is_missing_is_named(place, tmp_path, capsys):
+    data = (f"model.path={place}/model", f"data.train={place}/train.jsonl", f"warm_up.records={tmp_path}/none.jsonl")
+    code = main(["train", "local", *data, "evaluation.interval=0", "--output", str(tmp_path / "run"), "--quiet"])
+    assert code == 1
+    assert "none.jsonl" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists() or list((tmp_path / "run").iterdir()) == []
