@@ -15,7 +15,9 @@ _UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})  # control, half of a pair, l
 
 def printable(text: str) -> str:
     r"""The text with control characters as escapes (``\x1b``); line ends and tabs stay."""
-    if text.isascii() and text.isprintable():  # nearly all text; a report has tens of thousands of cells
+    # The first is nearly all text, of which a report has tens of thousands of cells.  The text itself comes back, since
+    # it may be of a class that says more: markup of a template, for one.
+    if (text.isascii() and text.isprintable()) or not any(map(_is_unprintable, text)):
         return text
     return "".join(ascii(c)[1:-1] if _is_unprintable(c) else c for c in text)
 

@@ -39,7 +39,7 @@ def test_control_characters_are_shown_and_all_else_is_kept():
     assert printable("tab\tline\n\x00") == "tab\tline\n\\x00"
     assert printable("\u202eabc \ud800 \x9b") == "\\u202eabc \\ud800 \\x9b"
     plain = "größer 東京 [x] $_ 👩\u200d🚀"
-    assert printable(plain) == plain
+    assert printable(plain) is plain
     assert one_line(" a\n\tb ") == "a b"
 
 

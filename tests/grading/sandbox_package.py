@@ -13,7 +13,7 @@ from coca_mindspeed.errors import GradingError
 
 REPOSITORY = Path(__file__).parents[2]
 NOBODY = 65534
-_PARTS = ("__init__", "sandbox", "bubblewrap", "user_ids", "lifeline")
+_PARTS = ("__init__", "lifeline", *(f"programs/{name}" for name in ("__init__", "sandbox", "bubblewrap", "user_ids")))
 
 
 def sandbox_problem() -> str:
@@ -46,13 +46,13 @@ def copied_package(*scripts: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         package = directory / "coca_mindspeed"
-        (package / "grading").mkdir(parents=True)
+        (package / "grading" / "programs").mkdir(parents=True)
         directory.chmod(0o755)
         for part in ("__init__.py", "errors.py", *(f"grading/{part}.py" for part in _PARTS)):
             shutil.copy(REPOSITORY / "coca_mindspeed" / part, package / part)
         shutil.copytree(
             REPOSITORY / "coca_mindspeed/grading/programs/inside",
-            package / "grading/inside",
+            package / "grading/programs/inside",
             ignore=shutil.ignore_patterns("__pycache__"),
         )
         for script in scripts:
