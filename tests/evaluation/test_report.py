@@ -189,5 +189,6 @@ def test_sixteen_runs_on_eight_data_sets(tmp_path):
     paths = [make_run(tmp_path, f"run {i}", DATASETS, 1000, bias=i / 50, steps=300) for i in range(16)]
     start = time.process_time()
     [page, _] = write_report(read_runs(paths), tmp_path / "report")
-    assert time.process_time() - start < 30
+    # Nearly all of it is matplotlib's: 17 s of CPU time on an AMD EPYC, 37 s on a Xeon at 2.5 GHz.
+    assert time.process_time() - start < 60
     assert page.stat().st_size < 10_000_000
