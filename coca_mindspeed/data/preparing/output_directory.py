@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
+from coca_mindspeed.data.preparing.output_place import check_not_taken
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.files import put_in_place
 from coca_mindspeed.ownership import MARKER, is_free, is_ours, write_marker
@@ -46,13 +47,8 @@ def output_directory(path: Path, overwrite: bool, kind: str = "data") -> Iterato
 
 
 def _check_free(path: Path, overwrite: bool, kind: str) -> None:
-    if path.exists() and not path.is_dir():
-        raise DataError(f"{path}: is a file; the output is a directory")
-    if is_free(path):
-        return
-    if not overwrite:
-        raise DataError(f"{path}: already exists; choose another output, or replace it with --overwrite")
-    if not is_ours(path, kind):
+    check_not_taken(path, overwrite)
+    if not is_free(path) and not is_ours(path, kind):
         raise DataError(f"{path}: holds no {MARKER} of our {kind}, so it is not an earlier output and is not replaced")
 
 
