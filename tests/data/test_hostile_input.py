@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import resource
 import subprocess
 import sys
 
@@ -148,7 +147,6 @@ def test_a_line_of_200_megabytes_is_not_held(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 150 << 10  # KiB
-    assert resource.RUSAGE_SELF == 0
 
 
 @pytest.mark.parametrize("element", ["9" * 5000, "[" * 90_000 + "]" * 90_000, '{"a":' * 200 + "1" + "}" * 200])

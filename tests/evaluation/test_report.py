@@ -13,6 +13,7 @@ from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
 from coca_mindspeed.evaluation.reports.report import most_miscalibrated, write_report
 from coca_mindspeed.evaluation.runs import Run, read_runs
 from coca_mindspeed.markdown import markdown_table
+from tests.processor import allowed
 
 DATASETS = ("gsm8k", "math500", "aime24", "aime25", "mbpp_sanitized", "humaneval", "simpleqa", "triviaqa")
 HOSTILE = "<script>document.title='hacked'</script><img src=http://example.org/x.png> | pipe {{ 7*7 }}"
@@ -190,5 +191,5 @@ def test_sixteen_runs_on_eight_data_sets(tmp_path):
     start = time.process_time()
     [page, _] = write_report(read_runs(paths), tmp_path / "report")
     # Nearly all of it is matplotlib's: 17 s of CPU time on an AMD EPYC, 37 s on a Xeon at 2.5 GHz.
-    assert time.process_time() - start < 60
+    assert time.process_time() - start < allowed(60)
     assert page.stat().st_size < 10_000_000

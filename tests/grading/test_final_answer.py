@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coca_mindspeed.grading.mathematics.final_answer import final_answer, last_boxed, plain_characters, without_boxes
+from tests.processor import allowed
 
 
 @pytest.mark.parametrize(
@@ -104,4 +105,4 @@ def test_time_is_linear_in_the_response(piece: str) -> None:
     text = piece * (1_000_000 // len(piece))
     started = time.process_time()
     final_answer(text)
-    assert time.process_time() - started < 2.0
+    assert time.process_time() - started < allowed(2.0)

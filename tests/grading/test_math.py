@@ -17,6 +17,7 @@ from coca_mindspeed.grading.mathematics.final_answer import final_answer
 from coca_mindspeed.grading.mathematics.math import MathGrader, plain_verdict
 from coca_mindspeed.grading.mathematics.quantity import read_answer
 from coca_mindspeed.grading.verdict import Outcome
+from tests.processor import allowed
 
 PAIRS_FILE = Path(__file__).with_name("math_pairs.tsv")
 
@@ -302,8 +303,8 @@ def caller_seconds(kind: str, count: int) -> float:
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_hostile_answers_cost_the_caller_little(kind: str) -> None:
-    # 2,048 distinct answers make up a step; an eighth of them must take less than an eighth of 8 s.
-    assert caller_seconds(kind, 256) < 1.0
+    # 2,048 distinct answers make up a step, each with one gold: an eighth of them with three must take less than 1.5 s.
+    assert caller_seconds(kind, 256) < allowed(1.5)
 
 
 def test_a_step_of_hostile_answers_is_graded_in_seconds(impatient_grader: MathGrader) -> None:
@@ -312,7 +313,7 @@ def test_a_step_of_hostile_answers_is_graded_in_seconds(impatient_grader: MathGr
     timeouts = impatient_grader.metrics()["timeouts"]
     started = time.process_time()
     verdicts = impatient_grader.grade([record("7")] * 2_048, answers)
-    assert time.process_time() - started < 6.0
+    assert time.process_time() - started < allowed(6.0)
     assert not any(verdict.correct for verdict in verdicts)
     assert impatient_grader.metrics()["timeouts"] - timeouts < 5  # a worker sees nearly none of them
 

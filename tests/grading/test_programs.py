@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.grading.programs.extraction import build_job, extract_program, time_limit
+from tests.processor import allowed
 
 PROMPT = 'import math\n\ndef helper(x):\n    return x\n\ndef answer(x):\n    """Say it."""\n'
 
@@ -76,7 +77,7 @@ def test_extraction_is_linear(hostile: str) -> None:
     build_job(
         record({"tests": {"kind": "asserts", "code": "assert f()", "entry_point": "f"}, "prompt": PROMPT}), hostile
     )
-    assert time.process_time() - started < 5.0
+    assert time.process_time() - started < allowed(5.0)
 
 
 def test_an_answer_beyond_all_measure_is_not_looked_at() -> None:
