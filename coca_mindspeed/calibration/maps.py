@@ -142,6 +142,18 @@ def fit_map(
     return RecalibrationMap(identity=identity, labels=len(correct), curve=curve, domains=own, shrinkage=shrinkage)
 
 
+def question_folds(questions: Sequence[str], folds: int, seed: int) -> npt.NDArray[np.intp]:
+    """The fold (n,) of each row; samples of one question fall into one.
+
+    Raises:
+        DataError: there are fewer questions than folds.
+    """
+    unique, question = np.unique(np.array(questions, dtype=object).astype(str), return_inverse=True)
+    if len(unique) < folds:
+        raise DataError(f"{folds} folds need as many questions, found {len(unique)}")
+    return np.asarray((np.random.default_rng(seed).permutation(len(unique)) % folds)[question])
+
+
 def cross_fitted(
     confidence: Floats,
     correct: npt.NDArray[np.bool_],
@@ -159,10 +171,7 @@ def cross_fitted(
     Raises:
         DataError: there are fewer questions than folds, or a fold leaves labels that are all equal.
     """
-    unique, question = np.unique(np.array(questions, dtype=object).astype(str), return_inverse=True)
-    if len(unique) < folds:
-        raise DataError(f"{folds} folds need as many questions, found {len(unique)}")
-    fold = (np.random.default_rng(seed).permutation(len(unique)) % folds)[question]
+    fold = question_folds(questions, folds, seed)
     kind = kind or kind_for(len(correct))
     result = np.empty(len(confidence))
     names = np.array(domains, dtype=object)

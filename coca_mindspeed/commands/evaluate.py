@@ -1,8 +1,9 @@
 """``coca-mindspeed evaluate``: metrics with intervals of prediction files, ours or others'."""
 
 import argparse
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,10 +19,12 @@ from coca_mindspeed.evaluation.metrics.catalogue import (
     show_calibrated,
     show_range,
 )
+from coca_mindspeed.evaluation.metrics.risk_table import risk_table
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
 from coca_mindspeed.evaluation.opencompass.output import read_opencompass
-from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
+from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
 from coca_mindspeed.evaluation.reports.scoreboard import Scoreboard
+from coca_mindspeed.evaluation.reports.tables import risk_tables, transfer_tables
 from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, read_named, split_runs, unique_labels
 from coca_mindspeed.evaluation.tokens import TokenCounter
 from coca_mindspeed.files import write_atomically, write_json
@@ -85,6 +88,8 @@ def run(arguments: argparse.Namespace) -> int:
         differences, compared = _differences(board, _base(arguments.against), arguments.against)
         name = one_line(arguments.against.name)
         text += f"\nDifference to {name}, paired by question:\n\n{compared}"
+    for kind in (*risk_tables(board), *transfer_tables(board)):
+        text += f"\n{kind.heading}: {kind.meaning}.\n\n{kind.markdown()}"
     write_predictions(arguments.output / "predictions.jsonl", predictions)
     write_json(arguments.output / "metrics.json", _json(board, arguments, differences))
     write_atomically(arguments.output / "metrics.md", text)
@@ -221,6 +226,7 @@ def _json(board: Scoreboard, arguments: argparse.Namespace, differences: dict[st
                 "metrics": cells,
                 "ece_if_calibrated": None if (of := board.calibrated(run.label, column)) is None else of.as_dict(),
                 "undefined": undefined,
+                "risk": None if column.is_average else _risk(run, column.name),
             }
     return {
         "bins": arguments.bins,
@@ -229,5 +235,18 @@ def _json(board: Scoreboard, arguments: argparse.Namespace, differences: dict[st
         "replicates": arguments.replicates,
         "seed": arguments.seed,
         "results": results,
+        "transfer": {
+            label: {source: _none_for_nan(row) for source, row in matrix.items()}
+            for label, matrix in board.transfers.items()
+        },
         "differences": differences,
     }
+
+
+def _risk(run: Run, dataset: str) -> list[dict[str, float | None]]:
+    data = outcomes(run.by_dataset().get(dataset, []))
+    return [_none_for_nan(row._asdict()) for row in risk_table(data.confidence, data.correct)]
+
+
+def _none_for_nan(values: Mapping[str, float]) -> dict[str, float | None]:
+    return {name: None if math.isnan(value) else value for name, value in values.items()}

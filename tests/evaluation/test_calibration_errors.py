@@ -8,13 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.evaluation.metrics.calibration_errors import (
-    excess_aurc,
-    ks_calibration_error,
-    risk_table,
-    smooth_ece,
-    transfer_matrix,
-)
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.metrics.risk_table import risk_table
 
 _ROWS = st.lists(
     st.tuples(st.sampled_from([0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0]), st.booleans()), min_size=1, max_size=7
@@ -23,6 +18,10 @@ _ROWS = st.lists(
 
 def arrays(rows):
     return np.array([s for s, _ in rows]), np.array([y for _, y in rows])
+
+
+def smooth_ece(s, y):
+    return calibration_metrics(s, y).smooth_ece
 
 
 def plain_smooth_ece(s, y):
@@ -61,11 +60,12 @@ def test_smooth_ece_of_what_is_known():
     assert math.isnan(smooth_ece(invalid[:1], np.array([True])))
 
 
+@settings(deadline=None)
 @given(_ROWS)
 def test_ks(rows):
     s, y = arrays(rows)
     plain = max(abs(sum(b - a for a, b in rows if a <= t)) for t, _ in rows) / len(rows)
-    assert ks_calibration_error(s, y) == pytest.approx(plain)
+    assert calibration_metrics(s, y).ks == pytest.approx(plain)
 
 
 @settings(deadline=None)
@@ -79,7 +79,7 @@ def test_excess_aurc(rows):
     # Ties in every order: the mean over all orders in which confidence falls.
     orders = [o for o in itertools.permutations(rows) if all(a[0] >= b[0] for a, b in itertools.pairwise(o))]
     expected = np.mean([aurc(order) for order in orders]) - aurc(sorted(rows, key=lambda row: not row[1]))
-    assert excess_aurc(s, y) == pytest.approx(expected, abs=1e-12)
+    assert calibration_metrics(s, y).excess_aurc == pytest.approx(expected, abs=1e-12)
 
 
 def test_risk_table():
@@ -94,22 +94,3 @@ def test_risk_table():
     assert (1 - row.high) ** 3 + 3 * row.high * (1 - row.high) ** 2 == pytest.approx(0.025)
     assert math.isnan(risk_table(s, y, (1.0,))[0].risk) is False
     assert math.isnan(risk_table(s[3:], y[3:], (0.9,))[0].risk)
-
-
-def test_transfer_matrix():
-    rng = np.random.default_rng(0)
-    s = rng.random(2000)
-    data = {"same": (s, rng.random(2000) < s), "over": (s, rng.random(2000) < s / 2)}
-    slopes = []
-
-    def fit(confidence, correct):
-        slopes.append((len(confidence), float(np.sum(correct) / np.sum(confidence))))
-        slope = slopes[-1][1]
-        return lambda t: np.clip(t * slope, 0, 1)
-
-    matrix = transfer_matrix(data, fit, lambda t, z: float(abs(np.mean(t) - np.mean(z))))
-    assert set(matrix) == {"none", "same", "over"}
-    assert matrix["none"]["over"] == pytest.approx(0.25, abs=0.03)
-    assert matrix["over"]["over"] < 0.01
-    assert matrix["over"]["same"] == pytest.approx(0.25, abs=0.03)
-    assert sorted({n for n, _ in slopes}) == [1600, 2000]  # the diagonal never sees what it is tested on

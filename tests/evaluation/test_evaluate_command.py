@@ -50,6 +50,30 @@ def test_predictions(files, capsys):
     assert json.loads((files / "again" / "metrics.json").read_text()) == result
 
 
+def test_what_people_decide_by(files, capsys):
+    out = files / "out"
+    assert evaluate(files / "one.jsonl", "--output", out, "--replicates", 50) == 0
+    printed = capsys.readouterr().out
+    result = json.loads((out / "metrics.json").read_text())
+    gsm8k = result["results"]["all"]["gsm8k"]
+    estimates = {name: gsm8k["metrics"][name]["estimate"] for name in ("smooth_ece", "ks", "excess_aurc")}
+    # Confidence less correctness from the lowest up: 0.2, -0.3, 0.8, -0.1, over four valid answers.
+    assert estimates["ks"] == pytest.approx(0.7 / 4)
+    assert estimates["excess_aurc"] == pytest.approx((0 + 1 / 2 + 1 / 3 + 2 / 4) / 4 - (0 + 0 + 1 / 3 + 2 / 4) / 4)
+    assert 0 < estimates["smooth_ece"] < 0.4
+    [row] = [row for row in gsm8k["risk"] if row["threshold"] == 0.8]
+    assert (row["accepted"], row["coverage"], row["risk"]) == (2, 0.4, 0.5)
+    assert next(row for row in gsm8k["risk"] if row["threshold"] == 0.99)["risk"] is None
+    assert "Error by threshold: gsm8k" in printed
+    assert "50.0% (1.3 to 98.7; 40.0% accepted)" in printed
+    # Five answers of four confidences are too few to fit a map on and test it on others.
+    assert result["transfer"]["all"]["gsm8k"]["gsm8k"] is None
+    assert result["transfer"]["all"]["(as stated)"]["gsm8k"] == pytest.approx(estimates["smooth_ece"])
+    transfer = printed[printed.index("Recalibrated on one, tested on another: all") :]
+    labels = [line.split("|")[1].strip() for line in transfer.splitlines() if line.startswith("| ")]
+    assert labels == ["map fitted on", "(as stated)", "aime24", "gsm8k"]
+
+
 def test_paired_difference(files, capsys):
     out = files / "out"
     arguments = (files / "two.jsonl", "--output", out, "--against", files / "one.jsonl", "--replicates", 50)

@@ -109,6 +109,18 @@ def test_best_is_bold_in_markdown_and_pictures_are_there(report):
     assert len(set(columns)) == 1
 
 
+def test_error_by_threshold(report):
+    text = (report / "report.md").read_text()
+    table = text[text.index("### Error by threshold: mine") :].split("###")[1]
+    [coca] = [line for line in table.splitlines() if line.startswith("| coca")]
+    assert " accepted)" in coca
+    [other] = [line for line in table.splitlines() if line.startswith("| a\\|b")]
+    assert {cell.strip() for cell in other.split("|")[3:-1]} == {"--"}, "it has no answers there"
+    page = (report / "report.html").read_text()
+    assert "Error by threshold: mine" in page
+    assert "smECE" in page
+
+
 def test_the_same_runs_give_the_same_report(report, tmp_path):
     runs = read_runs([report.parent / "coca"])
     first = write_report(runs, tmp_path / "1")[0].read_bytes()

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from coca_mindspeed.evaluation.metrics.binning import BinScheme
 from coca_mindspeed.evaluation.metrics.catalogue import CATALOGUE, HEADLINE_METRICS
+from coca_mindspeed.evaluation.metrics.smooth_ece import smooth_ece
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions, WeightedSample, coverage_name
 
 HEADLINE = (*HEADLINE_METRICS, "n")
@@ -38,6 +39,10 @@ class CalibrationMetrics:
         uncertainty: accuracy * (1 - accuracy) of the valid ones; not the model's merit.
         log_score: mean negative log-likelihood of the verdicts, in nats.
         aurc: area under the risk-coverage curve: mean error rate of the k most confident, over k = 1 to n_valid.
+        excess_aurc: E-AURC: ``aurc`` less that of the best ranking of the same answers, every right one first.
+        smooth_ece: see :func:`.smooth_ece.smooth_ece`.
+        ks: largest gap between the running sums of confidence and of correctness, by confidence, as a share of n_valid
+            (Gupta et al., 2021).
         selective_accuracy: coverage -> accuracy of that share of most confident answers.
         undefined: metric -> why it is NaN.
     """
@@ -56,6 +61,9 @@ class CalibrationMetrics:
     uncertainty: float
     log_score: float
     aurc: float
+    excess_aurc: float
+    smooth_ece: float
+    ks: float
     selective_accuracy: Mapping[float, float]
     undefined: Mapping[str, str]
 
@@ -121,6 +129,7 @@ def calibration_metrics(
 def metrics_of(sample: WeightedSample) -> CalibrationMetrics:
     """All metrics of a prepared sample, every prediction with weight one."""
     values = {name: float(value[0]) for name, value in sample.metrics(np.ones((1, sample.n))).items()}
+    values["smooth_ece"] = smooth_ece(sample.values, sample.group_counts, sample.group_right())
     selective = {coverage: values.pop(coverage_name(coverage)) for coverage in sample.options.coverages}
     named = values | {coverage_name(c): value for c, value in selective.items()}
     return CalibrationMetrics(

@@ -56,6 +56,9 @@ CATALOGUE: Mapping[str, MetricInfo] = {
     "uncertainty": MetricInfo("UNC", "uncertainty part of Brier", 0),
     "log_score": MetricInfo("Log", "mean negative log-likelihood in nats", -1, upper=math.inf),
     "aurc": MetricInfo("AURC", "mean error rate of the most confident, over all coverages", -1),
+    "excess_aurc": MetricInfo("E-AURC", "AURC less that of the best ranking of the same answers", -1),
+    "smooth_ece": MetricInfo("smECE", "calibration error smoothed by a kernel as wide as the error; no bins", -1),
+    "ks": MetricInfo("KS", "largest gap between the running sums of confidence and correctness", -1),
 }
 
 # The paper's six, which summaries and comparisons print; the rest is for those who look closer.

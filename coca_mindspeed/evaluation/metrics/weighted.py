@@ -117,12 +117,17 @@ class WeightedSample:
         self.loss_if_right, self.loss_if_wrong = -np.log(kept), -np.log1p(-kept)
         self.harmonic = harmonic_numbers(self.n)
 
+    def group_right(self) -> Floats:
+        """Right answers of each distinct confidence (G,)."""
+        if not self.n_valid:
+            return np.zeros(0)
+        return np.asarray(np.add.reduceat(self.correct[: self.n_valid], self.group_starts))
+
     def bin_sums(self) -> tuple[Floats, Floats, Floats]:
         """Answers, right answers and sum of confidences of each bin that is not empty, (bins,) each."""
         if not self.n_valid:
             return np.zeros(0), np.zeros(0), np.zeros(0)
-        right = np.add.reduceat(self.correct[: self.n_valid], self.group_starts)
-        sums = (self.group_counts, right, self.group_counts * self.values)
+        sums = (self.group_counts, self.group_right(), self.group_counts * self.values)
         count, of_them_right, stated = (np.add.reduceat(each, self.bin_starts) for each in sums)
         return count, of_them_right, stated
 
@@ -173,6 +178,9 @@ class WeightedSample:
         result["uncertainty"] = base_rate * (1 - base_rate)
         result["log_score"] = (_dot(right, self.loss_if_right) + _dot(wrong, self.loss_if_wrong)) / n
         result["aurc"] = self._aurc(accepted, frequency, n_right)
+        result["excess_aurc"] = result["aurc"] - self._best_aurc(n, n_right)
+        running = np.cumsum((weights * self.values - right)[:, ::-1], axis=1)  # from the least confident up
+        result["ks"] = np.abs(running).max(axis=1) / n
         return result | self._selective(accepted, accepted_right)
 
     def _aurc(self, accepted: Floats, frequency: Floats, n_right: Floats) -> Floats:
@@ -187,6 +195,11 @@ class WeightedSample:
         sums[:, 1:] -= sums[:, :-1].copy()
         n = accepted[:, -1]
         return np.asarray(1 - (self.harmonic[places[:, -1]] * n_right - np.einsum("rg,rg->r", frequency, sums)) / n)
+
+    def _best_aurc(self, n: Floats, n_right: Floats) -> Floats:
+        """AURC with every right answer first: k accepted hold max(0, k - n_right) wrong ones."""
+        tail = np.take(self.harmonic, n.astype(np.intp)) - np.take(self.harmonic, n_right.astype(np.intp))
+        return np.asarray((n - n_right - n_right * tail) / n)
 
     def _binned(self, weights: Floats, accepted: Floats, accepted_right: Floats) -> dict[str, Floats]:
         """ECE and MCE; counts of bins are differences of the running counts (r, G)."""

@@ -9,15 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from coca_mindspeed import __version__
-from coca_mindspeed.evaluation.metrics.catalogue import (
-    CALIBRATED_LABEL,
-    FURTHER_METRICS,
-    HEADLINE_METRICS,
-    metric_info,
-    show,
-    show_calibrated,
-    show_range,
-)
+from coca_mindspeed.evaluation.metrics.catalogue import FURTHER_METRICS, HEADLINE_METRICS
 from coca_mindspeed.evaluation.paper.comparison import PaperComparison
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.reports.figures import png_bytes
@@ -28,55 +20,15 @@ from coca_mindspeed.evaluation.reports.report_figures import (
     reliability_grid,
     threshold_curves,
 )
-from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
+from coca_mindspeed.evaluation.reports.scoreboard import Scoreboard
+from coca_mindspeed.evaluation.reports.tables import result_tables, risk_tables
 from coca_mindspeed.evaluation.runs import Run
 from coca_mindspeed.files import write_atomically
-from coca_mindspeed.markdown import markdown_cell, markdown_table
+from coca_mindspeed.markdown import markdown_cell
 from coca_mindspeed.safe_text import printable
 
 _REPORT_DPI = 100
 _SHOWN_CHARACTERS = 1200
-
-
-@dataclass(frozen=True, slots=True)
-class TableCell:
-    """A number as it is printed; ``beside`` is what belongs to it, such as the ECE of a calibrated model."""
-
-    text: str
-    interval: str
-    best: bool
-    reason: str
-    beside: str = ""
-
-    def markdown(self) -> str:
-        number = f"**{self.text}**" if self.best else self.text
-        return f"{number} ({'; '.join(filter(None, (self.interval, self.beside)))})" if self.interval else number
-
-
-@dataclass(frozen=True, slots=True)
-class Heading:
-    """A table's column as it is printed; averages stand out."""
-
-    text: str
-    is_average: bool = False
-    meaning: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Numbers of all runs; ``rows`` are (label, cells in the order of ``columns``)."""
-
-    name: str
-    heading: str
-    meaning: str
-    columns: Sequence[Heading]
-    rows: Sequence[tuple[str, Sequence[TableCell]]]
-
-    def markdown(self) -> str:
-        rows = [(label, *(cell.markdown() for cell in cells)) for label, cells in self.rows]
-        return markdown_table(
-            ["run", *(column.text for column in self.columns)], rows, numbers=range(1, len(self.columns) + 1)
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,51 +53,6 @@ class Sample:
     prediction: Prediction
     response: str
     miss: float
-
-
-def result_tables(board: Scoreboard, metrics: Sequence[str]) -> list[Table]:
-    """A table for each metric with data sets as columns; of a single data set, one table with metrics as columns."""
-    if len(board.columns) != 1:
-        return [metric_table(board, metric) for metric in metrics]
-    [column] = board.columns
-    parts = [metric_table(board, metric) for metric in metrics]
-    columns = [Heading(part.heading, meaning=part.meaning) for part in parts]
-    rows = [
-        (run.label, [cell for part in parts for cell in part.rows[index][1]]) for index, run in enumerate(board.runs)
-    ]
-    return [Table(metrics[0], column.name, "", columns, rows)]
-
-
-def metric_table(board: Scoreboard, metric: str) -> Table:
-    """One metric's table, the best of each column marked."""
-    info = metric_info(metric)
-    best = {column: board.best(column, metric) for column in board.columns}
-    rows = [
-        (run.label, [_cell(board, run, column, metric, run.label in best[column]) for column in board.columns])
-        for run in board.runs
-    ]
-    columns = [
-        Heading(f"{column.name} (mean)" if column.is_average else column.name, column.is_average)
-        for column in board.columns
-    ]
-    return Table(metric, info.heading, info.meaning + (", percent" if info.percent else ""), columns, rows)
-
-
-def _cell(board: Scoreboard, run: Run, column: Column, metric: str, is_best: bool) -> TableCell:
-    interval = board.interval(run.label, column, metric)
-    bounds = show_range(metric, interval.low, interval.high)
-    beside = ""
-    if metric == "ece" and (found := board.calibrated(run.label, column)) is not None:
-        beside = f"{CALIBRATED_LABEL}: {show_calibrated(found.mean, found.high)}"
-    return TableCell(show(metric, interval.estimate), bounds, is_best, _reason(board, run, column, metric), beside)
-
-
-def _reason(board: Scoreboard, run: Run, column: Column, metric: str) -> str:
-    """Why a cell is undefined; empty where it is not."""
-    if missing := [name for name in column.datasets if (run.label, name) not in board.metrics]:
-        return f"no predictions on {', '.join(missing)}"
-    reasons = [board.metrics[run.label, name].undefined.get(metric, "") for name in column.datasets]
-    return reasons[0] if all(reasons) else ""
 
 
 def _pictures(board: Scoreboard, runs: Sequence[Run]) -> list[Picture]:
@@ -242,6 +149,7 @@ def write_report(
         "board": board,
         "tables": result_tables(board, HEADLINE_METRICS),
         "further": result_tables(board, FURTHER_METRICS),
+        "deciding": risk_tables(board),
         "pictures": pictures,
         "samples": [(run.label, most_miscalibrated(run, samples)) for run in board.runs],
         "comparison": comparison,

@@ -1,0 +1,152 @@
+"""The tables of reports: metrics by run and data set, error by threshold, maps carried from one data set to another."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coca_mindspeed.calibration.transfer import STATED
+from coca_mindspeed.evaluation.metrics.catalogue import (
+    CALIBRATED_LABEL,
+    UNDEFINED,
+    metric_info,
+    show,
+    show_calibrated,
+    show_range,
+)
+from coca_mindspeed.evaluation.metrics.risk_table import THRESHOLDS, RiskRow, risk_table
+from coca_mindspeed.evaluation.predictions import outcomes
+from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
+from coca_mindspeed.evaluation.runs import Run
+from coca_mindspeed.markdown import markdown_table
+
+
+@dataclass(frozen=True, slots=True)
+class TableCell:
+    """A number as it is printed; ``beside`` is what belongs to it, such as the ECE of a calibrated model."""
+
+    text: str
+    interval: str
+    best: bool
+    reason: str
+    beside: str = ""
+
+    def markdown(self) -> str:
+        number = f"**{self.text}**" if self.best else self.text
+        return f"{number} ({'; '.join(filter(None, (self.interval, self.beside)))})" if self.interval else number
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """A table's column as it is printed; averages stand out."""
+
+    text: str
+    is_average: bool = False
+    meaning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Numbers; ``rows`` are (label, cells in the order of ``columns``), and ``corner`` heads the labels."""
+
+    name: str
+    heading: str
+    meaning: str
+    columns: Sequence[Heading]
+    rows: Sequence[tuple[str, Sequence[TableCell]]]
+    corner: str = "run"
+
+    def markdown(self) -> str:
+        rows = [(label, *(cell.markdown() for cell in cells)) for label, cells in self.rows]
+        return markdown_table(
+            [self.corner, *(column.text for column in self.columns)], rows, numbers=range(1, len(self.columns) + 1)
+        )
+
+
+def result_tables(board: Scoreboard, metrics: Sequence[str]) -> list[Table]:
+    """A table for each metric with data sets as columns; of a single data set, one table with metrics as columns."""
+    if len(board.columns) != 1:
+        return [metric_table(board, metric) for metric in metrics]
+    [column] = board.columns
+    parts = [metric_table(board, metric) for metric in metrics]
+    columns = [Heading(part.heading, meaning=part.meaning) for part in parts]
+    rows = [
+        (run.label, [cell for part in parts for cell in part.rows[index][1]]) for index, run in enumerate(board.runs)
+    ]
+    return [Table(metrics[0], column.name, "", columns, rows)]
+
+
+def metric_table(board: Scoreboard, metric: str) -> Table:
+    """One metric's table, the best of each column marked."""
+    info = metric_info(metric)
+    best = {column: board.best(column, metric) for column in board.columns}
+    rows = [
+        (run.label, [_cell(board, run, column, metric, run.label in best[column]) for column in board.columns])
+        for run in board.runs
+    ]
+    columns = [
+        Heading(f"{column.name} (mean)" if column.is_average else column.name, column.is_average)
+        for column in board.columns
+    ]
+    return Table(metric, info.heading, info.meaning + (", percent" if info.percent else ""), columns, rows)
+
+
+def _cell(board: Scoreboard, run: Run, column: Column, metric: str, is_best: bool) -> TableCell:
+    interval = board.interval(run.label, column, metric)
+    bounds = show_range(metric, interval.low, interval.high)
+    beside = ""
+    if metric == "ece" and (found := board.calibrated(run.label, column)) is not None:
+        beside = f"{CALIBRATED_LABEL}: {show_calibrated(found.mean, found.high)}"
+    return TableCell(show(metric, interval.estimate), bounds, is_best, _reason(board, run, column, metric), beside)
+
+
+def _reason(board: Scoreboard, run: Run, column: Column, metric: str) -> str:
+    """Why a cell is undefined; empty where it is not."""
+    if missing := [name for name in column.datasets if (run.label, name) not in board.metrics]:
+        return f"no predictions on {', '.join(missing)}"
+    reasons = [board.metrics[run.label, name].undefined.get(metric, "") for name in column.datasets]
+    return reasons[0] if all(reasons) else ""
+
+
+def risk_tables(board: Scoreboard) -> list[Table]:
+    """Error and coverage of what each threshold accepts, a table for each data set."""
+    columns = [Heading(f"≥ {threshold:g}") for threshold in THRESHOLDS]
+    meaning = (
+        "wrong answers among those of at least that stated confidence, percent, with the exact interval of each "
+        "threshold by itself, and the share of all answers that is accepted; `calibrate --risk` certifies a threshold"
+    )
+    tables = []
+    for dataset in board.datasets:
+        rows = []
+        for run in board.runs:
+            data = outcomes(run.by_dataset().get(dataset, []))
+            rows.append((run.label, [_risk_cell(row) for row in risk_table(data.confidence, data.correct)]))
+        tables.append(Table(f"risk_{dataset}", f"Error by threshold: {dataset}", meaning, columns, rows))
+    return tables
+
+
+def _risk_cell(row: RiskRow) -> TableCell:
+    if math.isnan(row.risk):
+        return TableCell(UNDEFINED, "", False, "no answer states so high a confidence")
+    bounds = f"{row.low * 100:.1f} to {row.high * 100:.1f}"
+    return TableCell(f"{row.risk:.1%}", bounds, False, "", f"{row.coverage:.1%} accepted")
+
+
+def transfer_tables(board: Scoreboard) -> list[Table]:
+    """What a recalibration map of one data set is worth on another; a table for each run with several data sets."""
+    meaning = (
+        f"{metric_info('smooth_ece').label} of each column's answers after the map of each row; on the diagonal no "
+        "question is recalibrated by its own label"
+    )
+    tables = []
+    for label, matrix in board.transfers.items():
+        columns = [Heading(name) for name in matrix[STATED]]
+        rows = [
+            (source, [TableCell(show("smooth_ece", value), "", False, _UNFITTED) for value in row.values()])
+            for source, row in matrix.items()
+        ]
+        heading = f"Recalibrated on one, tested on another: {label}"
+        tables.append(Table(f"transfer_{label}", heading, meaning, columns, rows, "map fitted on"))
+    return tables
+
+
+_UNFITTED = "undefined where the labels to fit by are all equal, or too few"
