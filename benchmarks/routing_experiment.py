@@ -6,18 +6,14 @@ unmodified ``openai`` client.  Every part is a file; the same command goes on wh
 """
 
 import argparse
-import asyncio
 import json
 import math
-import socket
 import statistics
-import threading
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from scipy.stats import t as student
@@ -37,13 +33,30 @@ from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.session import load_data, open_session
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
 from coca_mindspeed.local.warm_up import warm_up
+from coca_mindspeed.serving.background import served_in_background
 from coca_mindspeed.serving.replay import compare_routers, join_tiers, oracle_curve, single_curve, threshold_curve
 from coca_mindspeed.serving.serving_config import ServingConfig
 
-# Hidden size, layers: about 110,000 and 900,000 parameters.
-SIZES = {"small": (64, 2), "large": (128, 4)}
-PRICES = (1.0, 8.0)
-PARTS = {"small": ("small", "coca"), "large": ("large", "coca"), "answer_first": ("small", "rlcr")}
+# Hidden size, layers: about 60,000 and 900,000 parameters; a token's price is about in proportion.
+SIZES = {"small": (48, 2), "large": (128, 4)}
+PRICES = (1.0, 14.0)
+
+
+class Part(NamedTuple):
+    """One model of the experiment: how large, trained by which method, and for how many steps."""
+
+    size: str
+    method: str
+    steps: int
+
+
+# Nothing is decided by the large model's confidence, so it need not learn much about it.
+PARTS = {
+    "small": Part("small", "coca", 120),
+    "large": Part("large", "coca", 20),
+    "answer_first": Part("small", "rlcr", 120),
+}
+TRAINING = ("rollout.prompts=32", "evaluation.interval=0", "checkpoint.interval=40", "logging.tensorboard=false")
 
 
 def write_model(directory: Path, size: str, seed: int) -> None:
@@ -65,11 +78,12 @@ def write_model(directory: Path, size: str, seed: int) -> None:
 
 def train_part(output: Path, part: str, seed: int, overrides: Sequence[str]) -> Path:
     """Train one model and answer the held-out questions; returns the run's directory."""
-    size, method = PARTS[part]
+    size, method, steps = PARTS[part]
     run = output / f"seed{seed}" / part
     if (run / "predictions.jsonl").exists():
         return run
-    common = [f"seed={derived_seed(seed, part) % 2**31}", f"method={method}", *overrides]
+    seeded = f"seed={derived_seed(seed, part) % 2**31}"
+    common = [seeded, f"method={method}", f"trainer.steps={steps}", *TRAINING, *overrides]
     composed = compose_run("demo", common)
     warm = run / "warm"
     if not warm.exists():
@@ -121,25 +135,6 @@ def replayed(runs: dict[str, Path]) -> dict[str, float]:
     return result
 
 
-@contextmanager
-def listening(app: Any) -> Iterator[str]:
-    """Serve an application from a thread; gives its address."""
-    import uvicorn
-
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-    finally:
-        server.should_exit = True
-        thread.join(10)
-
-
 def served(runs: dict[str, Path], threshold: float, questions: int) -> dict[str, float]:
     """Ask both tiers through the proxy, by an unmodified client."""
     import openai
@@ -151,7 +146,7 @@ def served(runs: dict[str, Path], threshold: float, questions: int) -> dict[str,
         urls = {}
         for name in ("small", "large"):
             policy = load_policy(runs[name] / "run" / "model", ModelConfig(), torch.device("cpu"))
-            urls[name] = stack.enter_context(listening(ModelServer(policy, name, max_tokens=16).app()))
+            urls[name] = stack.enter_context(served_in_background(ModelServer(policy, name, max_tokens=16).app()))
         bands = [{"at_least": threshold, "action": "answer"}, {"at_least": 0.0, "action": "escalate"}]
         everything = [{"at_least": 0.0, "action": "answer"}]
         config = ServingConfig.model_validate(
@@ -163,7 +158,7 @@ def served(runs: dict[str, Path], threshold: float, questions: int) -> dict[str,
                 ],
             }
         )
-        url = stack.enter_context(listening(Proxy(config, {}).app()))
+        url = stack.enter_context(served_in_background(Proxy(config, {}).app()))
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         records = arithmetic_records(questions, "evaluate", 0)
         answers, tokens = [], {"small": 0, "large": 0}

@@ -27,8 +27,9 @@ from coca_mindspeed.serving.drift import DriftAlarm
 from coca_mindspeed.serving.journal import Journal
 from coca_mindspeed.serving.openai_format import ApiError, Ask, Envelope, read_ask, usage
 from coca_mindspeed.serving.prometheus import ServingMetrics
-from coca_mindspeed.serving.router import Recalibrate, Router, Tier
+from coca_mindspeed.serving.router import Router
 from coca_mindspeed.serving.serving_config import ServingConfig, TierConfig
+from coca_mindspeed.serving.tier import Recalibrate, Tier
 from coca_mindspeed.serving.trace import Trace
 
 _DOMAIN = re.compile(r"[A-Za-z0-9._-]{1,64}")

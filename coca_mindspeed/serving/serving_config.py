@@ -49,6 +49,9 @@ class ConfidenceConfig(Section):
         "stated", description="of the one sample; its digits' expected value; the mean of several samples"
     )
     samples: int = Field(1, ge=1, le=64, description="for mean: how many, about ten tokens each")
+    alternatives: int = Field(
+        20, ge=1, le=20, description="for log_probs: tokens named beside each; no more than the engine allows"
+    )
 
     @model_validator(mode="after")
     def _several_for_a_mean(self) -> "ConfidenceConfig":

@@ -3,38 +3,16 @@
 import asyncio
 import contextlib
 import json
-import socket
-import threading
 import time
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from coca_mindspeed.serving.background import served_in_background
 from coca_mindspeed.serving.proxy import Proxy
 from coca_mindspeed.serving.serving_config import ServingConfig
-
-
-@contextlib.contextmanager
-def served(app):
-    """Serve ``app``; gives its address up to and including /v1."""
-    listener = socket.socket()
-    listener.bind(("127.0.0.1", 0))
-    config = uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=1, backlog=2048)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        time.sleep(0.01)
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-    finally:
-        server.should_exit = True
-        thread.join(10)
-        listener.close()
 
 
 class FakeEngine:
@@ -102,7 +80,8 @@ ESCALATE = [{"at_least": 0.7, "action": "answer"}, {"at_least": 0.0, "action": "
 def routed(small, large=None, environment=None, small_tier=None, small_backend=None, **sections):
     """A proxy over one or two engines; gives its address and the proxy."""
     with contextlib.ExitStack() as stack:
-        urls = [stack.enter_context(served(engine.app())) for engine in (small, large) if engine is not None]
+        engines = [engine for engine in (small, large) if engine is not None]
+        urls = [stack.enter_context(served_in_background(engine.app())) for engine in engines]
         values = {
             "backends": {
                 name: {"url": url, "model": name, "first_token_s": 30.0, "between_tokens_s": 30.0, **(more or {})}
@@ -115,7 +94,7 @@ def routed(small, large=None, environment=None, small_tier=None, small_backend=N
             **sections,
         }
         proxy = Proxy(ServingConfig.model_validate(values), environment or {})
-        yield stack.enter_context(served(proxy.app())), proxy
+        yield stack.enter_context(served_in_background(proxy.app())), proxy
 
 
 def until(condition, seconds=10.0):

@@ -14,11 +14,12 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.token_stream import TokenStream
+from coca_mindspeed.serving.background import served_in_background
 from coca_mindspeed.serving.model_server import ModelServer
 from coca_mindspeed.serving.proxy import Proxy
 from coca_mindspeed.serving.serving_config import ServingConfig
 from tests.local.models_for_tests import write_random_model
-from tests.serving.servers_for_tests import served, until
+from tests.serving.servers_for_tests import until
 
 QUESTION = [{"role": "user", "content": "What is 6 times 7?"}]
 
@@ -60,7 +61,7 @@ def test_the_stream_draws_what_the_sampler_draws(policy):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_whole_and_in_pieces_it_is_the_same(policy, stream):
-    with served(ModelServer(policy, "tiny").app()) as url:
+    with served_in_background(ModelServer(policy, "tiny").app()) as url:
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         answer = client.chat.completions.create(
             model="tiny", messages=QUESTION, seed=5, max_tokens=12, stream=stream, logprobs=True, top_logprobs=2,
@@ -88,7 +89,7 @@ def test_whole_and_in_pieces_it_is_the_same(policy, stream):
 
 
 def test_going_on_by_token_ids_gives_what_one_request_gives(babbler):
-    with served(ModelServer(babbler, "tiny").app()) as url, httpx.Client(timeout=30) as http:
+    with served_in_background(ModelServer(babbler, "tiny").app()) as url, httpx.Client(timeout=30) as http:
         ids = prompt_ids(babbler)
         body = {"model": "tiny", "temperature": 0, "return_token_ids": True}
         whole = http.post(f"{url}/completions", json={**body, "prompt": ids, "max_tokens": 12}).json()["choices"][0]
@@ -101,7 +102,7 @@ def test_going_on_by_token_ids_gives_what_one_request_gives(babbler):
 
 
 def test_a_stop_ends_the_text_and_the_generation(babbler):
-    with served(ModelServer(babbler, "tiny").app()) as url, httpx.Client(timeout=30) as http:
+    with served_in_background(ModelServer(babbler, "tiny").app()) as url, httpx.Client(timeout=30) as http:
         body = {"model": "tiny", "messages": QUESTION, "seed": 1, "max_tokens": 40, "return_token_ids": True}
         plain = http.post(f"{url}/chat/completions", json=body).json()["choices"][0]
         stop = plain["message"]["content"][5:7]
@@ -116,7 +117,7 @@ def test_a_stop_ends_the_text_and_the_generation(babbler):
 
 def test_a_client_that_leaves_frees_its_place_and_the_others_wait_their_turn(babbler):
     server = ModelServer(babbler, "tiny", concurrent=1, waiting=1, max_tokens=400)
-    with served(server.app()) as url, httpx.Client(timeout=30) as http:
+    with served_in_background(server.app()) as url, httpx.Client(timeout=30) as http:
         host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
 
         def started():
@@ -194,14 +195,14 @@ def test_every_style_gives_the_same_answer(policy, monkeypatch, tier, stream):
     merged = [policy.text.bytes_of(i) for i in ids]
     assert any(b">\n" in token for token in merged)
     server = ModelServer(policy, "tiny")
-    with served(server.app()) as engine:
+    with served_in_background(server.app()) as engine:
         values = {
             "backends": {"a": {"url": engine, "model": "tiny", "dialect": "vllm"}},
             "tiers": [{"name": "t", "backend": "a", "bands": [{"at_least": 0.0, "action": "answer"}], **tier,
                        "invalid": "refuse"}],
         }  # fmt: skip
         values["tiers"][0]["max_confidence_tokens"] = 64
-        with served(Proxy(ServingConfig.model_validate(values), {}).app()) as url:
+        with served_in_background(Proxy(ServingConfig.model_validate(values), {}).app()) as url:
             client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
             answer = client.chat.completions.create(model="coca", messages=QUESTION, stream=stream)
             if stream:
@@ -222,14 +223,14 @@ def test_every_style_gives_the_same_answer(policy, monkeypatch, tier, stream):
 
 def test_max_tokens_are_the_answers(policy, monkeypatch):
     Scripted(policy, f"<confidence>0.9{CLOSE_TAG}12345678").install(monkeypatch)
-    with served(ModelServer(policy, "tiny").app()) as engine:
+    with served_in_background(ModelServer(policy, "tiny").app()) as engine:
         for style in ("one_request", "two_requests"):
             values = {
                 "backends": {"a": {"url": engine, "model": "tiny", "dialect": "vllm"}},
                 "tiers": [{"name": "t", "backend": "a", "bands": [{"at_least": 0.0, "action": "answer"}],
                            "style": style, "max_confidence_tokens": 64}],
             }  # fmt: skip
-            with served(Proxy(ServingConfig.model_validate(values), {}).app()) as url:
+            with served_in_background(Proxy(ServingConfig.model_validate(values), {}).app()) as url:
                 client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
                 answer = client.chat.completions.create(model="coca", messages=QUESTION, max_tokens=3)
                 assert answer.choices[0].finish_reason == "length", style

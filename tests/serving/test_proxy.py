@@ -9,6 +9,7 @@ import pytest
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.files import read_json_lines
+from coca_mindspeed.serving.background import served_in_background
 from coca_mindspeed.serving.proxy import Proxy
 from coca_mindspeed.serving.serving_config import ServingConfig
 from tests.serving.servers_for_tests import ESCALATE, FakeEngine, routed, until
@@ -118,8 +119,6 @@ def test_the_hooks_context_goes_into_the_prompt_once():
     from starlette.responses import JSONResponse
     from starlette.routing import Route
 
-    from tests.serving.servers_for_tests import served
-
     async def context(request):
         body = await request.json()
         assert body["confidence"] == 0.2
@@ -127,7 +126,7 @@ def test_the_hooks_context_goes_into_the_prompt_once():
 
     bands = [{"at_least": 0.7, "action": "answer"}, {"at_least": 0, "action": "hook"}]
     small = Helped()
-    with served(Starlette(routes=[Route("/hook", context, methods=["POST"])])) as hook:
+    with served_in_background(Starlette(routes=[Route("/hook", context, methods=["POST"])])) as hook:
         section = {"url": hook.replace("/v1", "/hook")}
         with routed(small, small_tier={"bands": bands}, hook=section) as (url, _):
             answer = ask(url)

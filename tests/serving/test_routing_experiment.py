@@ -26,7 +26,7 @@ def test_the_parts_fit_together_and_are_not_done_twice(tmp_path):
         json.loads((tmp_path / "seed0" / p / "run" / "model" / "config.json").read_text())["hidden_size"]
         for p in ("small", "large")
     ]
-    assert sizes == [64, 128]
+    assert sizes == [48, 128]
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("predictions.jsonl")}
     assert run_experiment(tmp_path, 1, 3, overrides) == found
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("predictions.jsonl")}

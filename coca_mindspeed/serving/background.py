@@ -1,0 +1,34 @@
+"""An application served from a thread of this process: for benchmarks, tests and notebooks."""
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+
+@contextmanager
+def served_in_background(app: Any) -> Iterator[str]:
+    """Serve an ASGI application on a free port of 127.0.0.1; gives its address up to and including ``/v1``.
+
+    Raises:
+        RuntimeError: it did not start.
+    """
+    import uvicorn
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        config = uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=1, backlog=2048)
+        server = uvicorn.Server(config)
+        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
+        thread.start()
+        try:
+            while not server.started:
+                thread.join(0.01)
+                if not thread.is_alive():
+                    raise RuntimeError("the application ended before it was served")
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        finally:
+            server.should_exit = True
+            thread.join(10)
