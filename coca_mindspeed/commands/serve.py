@@ -1,7 +1,9 @@
 """``coca-mindspeed serve``: the routing proxy of a configuration, or one model behind the same API."""
 
 import argparse
+import ipaddress
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,13 @@ def run(arguments: argparse.Namespace) -> int:
         raise MissingDependencyError(
             "serve needs the extra 'serving': pip install 'coca-mindspeed[serving]'"
         ) from error
-    app, host, port = _model(arguments) if arguments.model is not None else _proxy(arguments)
+    app, host, port, guarded = _model(arguments) if arguments.model is not None else _proxy(arguments)
+    if not guarded and not _only_this_machine(host):
+        key = "--api-key-env" if arguments.model is not None else "listen.api_key_env"
+        sys.stderr.write(
+            f"warning: whoever reaches {host}:{port} may ask, and no key is demanded; name a variable that holds one "
+            f"by {key}, or listen on 127.0.0.1\n"
+        )
     if arguments.check:
         print(f"{arguments.config or arguments.model}: can be served")
         return 0
@@ -43,7 +51,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _proxy(arguments: argparse.Namespace) -> tuple[Any, str, int]:
+def _only_this_machine(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name; it may be anybody's
+        return False
+
+
+def _proxy(arguments: argparse.Namespace) -> tuple[Any, str, int, bool]:
+    """The application, where it listens, and whether clients must show a key."""
     from coca_mindspeed.serving.proxy import Proxy
     from coca_mindspeed.serving.serving_config import read_serving_config
 
@@ -52,10 +68,10 @@ def _proxy(arguments: argparse.Namespace) -> tuple[Any, str, int]:
     port = config.listen.port if arguments.port is None else arguments.port
     proxy = Proxy(config)
     print(f"{config.name}: tiers {', '.join(t.name for t in config.tiers)} at http://{host}:{port}/v1", flush=True)
-    return proxy.app(), host, port
+    return proxy.app(), host, port, config.listen.api_key_env is not None
 
 
-def _model(arguments: argparse.Namespace) -> tuple[Any, str, int]:
+def _model(arguments: argparse.Namespace) -> tuple[Any, str, int, bool]:
     import torch
 
     from coca_mindspeed.config.schema import ModelConfig
@@ -78,4 +94,4 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, str, int]:
     server = ModelServer(policy, name, concurrent=arguments.concurrent, max_tokens=arguments.max_tokens, key=key)
     host, port = arguments.host or "127.0.0.1", 8000 if arguments.port is None else arguments.port
     print(f"{name}: {arguments.model} at http://{host}:{port}/v1", flush=True)
-    return server.app(), host, port
+    return server.app(), host, port, key is not None

@@ -1,5 +1,6 @@
 """The command: what it checks before it listens, where it listens, and a map that does not match."""
 
+import json
 import os
 import re
 import signal
@@ -50,6 +51,38 @@ def test_it_checks_before_it_listens(tmp_path, capsys):
     for arguments in ([], [str(config), "--model", str(tmp_path)]):
         assert main(["serve", *arguments]) == 2
         assert "either a CONFIG of tiers or --model DIR" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("host", "key", "warned"),
+    [
+        ("0.0.0.0", None, True),
+        ("::", None, True),
+        ("192.0.2.7", None, True),
+        ("model-host", None, True),
+        ("127.0.0.1", None, False),
+        ("127.3.2.1", None, False),
+        ("::1", None, False),
+        ("localhost", None, False),
+        ("0.0.0.0", "PROXY_KEY", False),
+    ],
+)
+def test_without_a_key_it_warns_where_others_can_reach_it(host, key, warned, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("PROXY_KEY", "secret")
+    listen = {"host": host, "api_key_env": key}
+    config = {
+        "listen": listen,
+        "backends": {"a": {"url": "http://127.0.0.1:9/v1", "model": "m"}},
+        "tiers": [{"name": "t", "backend": "a", "bands": [{"at_least": 0.0, "action": "answer"}]}],
+    }
+    (tmp_path / "serving.yaml").write_text(json.dumps(config))
+    assert main(["serve", str(tmp_path / "serving.yaml"), "--check"]) == 0
+    err = capsys.readouterr().err
+    assert ("warning: whoever reaches" in err) == warned
+    assert "secret" not in err
+    # The command line may say otherwise than the file.
+    assert main(["serve", str(tmp_path / "serving.yaml"), "--check", "--host", "0.0.0.0"]) == 0
+    assert ("listen.api_key_env" in capsys.readouterr().err) == (key is None)
 
 
 def test_it_is_decided_by_the_recalibrated_confidence(tmp_path):
