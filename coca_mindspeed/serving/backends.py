@@ -92,6 +92,29 @@ class Generate:
     others: Mapping[str, Any] | None = None
 
 
+class _Patience:
+    """Ends a scope when a wait inside it takes too long; between waits it may last.
+
+    Attributes:
+        seconds: of the last wait, or the present one.
+    """
+
+    def __init__(self, scope: anyio.CancelScope) -> None:
+        self._scope = scope
+        self.seconds = math.inf
+
+    def of(self, seconds: float) -> "_Patience":
+        """For the next ``with`` block."""
+        self.seconds = seconds
+        return self
+
+    def __enter__(self) -> None:
+        self._scope.deadline = anyio.current_time() + self.seconds
+
+    def __exit__(self, *exception: object) -> None:
+        self._scope.deadline = math.inf
+
+
 class Backend:
     """One server."""
 
@@ -115,22 +138,29 @@ class Backend:
         headers = {"accept": "text/event-stream", "accept-encoding": "identity"}
         if self._key is not None:
             headers["authorization"] = f"Bearer {self._key}"
-        patience = httpx.Timeout(self.config.first_token_s, connect=self.config.first_token_s)
-        request = self._client.build_request("POST", url, json=self._body(ask), headers=headers, timeout=patience)
-        try:
-            response = await self._client.send(request, stream=True)
-        except httpx.TimeoutException as error:
-            raise self._timeout(self.config.first_token_s) from error
-        except httpx.HTTPError as error:
-            raise BackendError("unreachable", f"backend {self.name}: {type(error).__name__}") from error
-        try:
-            if response.status_code != 200:
-                raise await self._refusal(response)
-            yield self._pieces(response)
-        finally:
-            # Also where the request was cancelled: an engine must not go on for nobody.
-            with anyio.CancelScope(shield=True):
-                await response.aclose()
+        # How long a wait may last changes along the stream: one scope with a moving deadline watches over all of them,
+        # which costs a fraction of a scope for each piece.
+        timeout = httpx.Timeout(self.config.first_token_s, read=None, write=None)
+        request = self._client.build_request("POST", url, json=self._body(ask), headers=headers, timeout=timeout)
+        with anyio.CancelScope() as scope:
+            patience = _Patience(scope)
+            try:
+                with patience.of(self.config.first_token_s):
+                    response = await self._client.send(request, stream=True)
+            except httpx.TimeoutException as error:
+                raise self._timeout(self.config.first_token_s) from error
+            except httpx.HTTPError as error:
+                raise BackendError("unreachable", f"backend {self.name}: {type(error).__name__}") from error
+            try:
+                if response.status_code != 200:
+                    raise await self._refusal(response)
+                yield self._pieces(response, patience)
+            finally:
+                # Also where the request was cancelled: an engine must not go on for nobody.
+                with anyio.CancelScope(shield=True):
+                    await response.aclose()
+        if scope.cancelled_caught:
+            raise self._timeout(patience.seconds)
 
     def _body(self, ask: Generate) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self.config.model, "stream": True, **(ask.others or {})}
@@ -166,13 +196,13 @@ class Backend:
             return BackendError("rejected", f"backend {self.name} rejected the request: {text or status}")
         return BackendError("failed", f"backend {self.name} answered with status {status}")
 
-    async def _pieces(self, response: httpx.Response) -> AsyncIterator[Piece]:
+    async def _pieces(self, response: httpx.Response, patience: "_Patience") -> AsyncIterator[Piece]:
         """The pieces up to the end; ``cut`` where that is not the end of the answer."""
         kind = response.headers.get("content-type", "")
         if not kind.startswith("text/event-stream"):
             raise BackendError("garbage", f"backend {self.name}: expected an event stream, found {kind[:60]!r}")
         finished = False
-        async for data in self._events(response):
+        async for data in self._events(response, patience):
             if data == "[DONE]":
                 break
             piece = self._piece(data)
@@ -181,17 +211,15 @@ class Backend:
         if not finished:
             raise BackendError("cut", f"backend {self.name} ended in the middle of an answer")
 
-    async def _events(self, response: httpx.Response) -> AsyncIterator[str]:
+    async def _events(self, response: httpx.Response, patience: "_Patience") -> AsyncIterator[str]:
         """The data of each server-sent event."""
         held = b""
         wait = self.config.first_token_s
         source = response.aiter_raw()
         while True:
             try:
-                with anyio.fail_after(wait):
+                with patience.of(wait):
                     received = await anext(source, None)
-            except (TimeoutError, httpx.TimeoutException) as error:
-                raise self._timeout(wait) from error
             except httpx.HTTPError as error:
                 raise BackendError("cut", f"backend {self.name} broke the connection") from error
             if received is None:
