@@ -66,6 +66,8 @@ setup(
         "serving": [
             "starlette>=0.40,<2",
             "uvicorn>=0.30,<1",
+            "uvloop>=0.19; sys_platform != 'win32'",
+            "httptools>=0.6",
             "httpx>=0.27,<0.29",
             "prometheus-client>=0.20,<1",
         ],

@@ -34,7 +34,9 @@ from coca_mindspeed.local.session import load_data, open_session
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
 from coca_mindspeed.local.warm_up import warm_up
 from coca_mindspeed.serving.background import served_in_background
-from coca_mindspeed.serving.replay import compare_routers, join_tiers, oracle_curve, single_curve, threshold_curve
+from coca_mindspeed.serving.replay import join_tiers
+from coca_mindspeed.serving.routing_curves import oracle_curve, single_curve, threshold_curve
+from coca_mindspeed.serving.routing_scores import compare_routers
 from coca_mindspeed.serving.serving_config import ServingConfig
 
 # Hidden size, layers: about 60,000 and 900,000 parameters; a token's price is about in proportion.

@@ -12,17 +12,9 @@ from coca_mindspeed.evaluation.tokens import TokenCounter
 from coca_mindspeed.files import write_atomically, write_json
 from coca_mindspeed.serving import route_report
 from coca_mindspeed.serving.decision import Budget
-from coca_mindspeed.serving.replay import (
-    PolicyOutcome,
-    Tiers,
-    compare_routers,
-    join_tiers,
-    oracle_curve,
-    replay_policy,
-    single_curve,
-    threshold_curve,
-    tier_name,
-)
+from coca_mindspeed.serving.replay import PolicyOutcome, Tiers, join_tiers, replay_policy, tier_name
+from coca_mindspeed.serving.routing_curves import oracle_curve, single_curve, threshold_curve
+from coca_mindspeed.serving.routing_scores import compare_routers
 from coca_mindspeed.serving.serving_config import read_serving_config
 
 

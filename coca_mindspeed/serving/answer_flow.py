@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 
-from coca_mindspeed.serving.backends import TokenLogProbs
+from coca_mindspeed.serving.pieces import TokenLogProbs
 from coca_mindspeed.serving.stop_texts import StopTexts
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import anyio
 import httpx
 
+from coca_mindspeed.serving.pieces import Piece, piece_of
 from coca_mindspeed.serving.serving_config import BackendConfig
 
 ErrorKind = Literal["unreachable", "timeout", "busy", "rejected", "failed", "garbage", "cut"]
@@ -37,44 +38,6 @@ class BackendError(Exception):
     def __init__(self, kind: ErrorKind, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.kind, self.retry_after = kind, retry_after
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogProbs:
-    """One sampled token and its alternatives.
-
-    Attributes:
-        token: its bytes.
-        log_prob: in nats.
-        top: (bytes, log-prob) of the most probable tokens, the sampled one among them or not.
-    """
-
-    token: bytes
-    log_prob: float
-    top: tuple[tuple[bytes, float], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A piece of an answer.
-
-    Attributes:
-        text: new text.
-        tokens: how many tokens it is; a server that names no ids sends about one token a piece.
-        token_ids: None where the server names none.
-        log_probs: of its tokens, where they were asked for.
-        prompt_ids: the prompt's, once, where the server names them.
-        prompt_tokens: once, where the server counts them.
-        finish_reason: of the last piece.
-    """
-
-    text: str
-    tokens: int
-    token_ids: tuple[int, ...] | None
-    log_probs: tuple[TokenLogProbs, ...]
-    prompt_ids: tuple[int, ...] | None
-    prompt_tokens: int | None
-    finish_reason: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,53 +204,12 @@ class Backend:
             value = json.loads(data)
             if "error" in value:
                 raise BackendError("failed", f"backend {self.name} failed in the middle of an answer")
-            return _piece_of(value)
+            return piece_of(value)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise BackendError("garbage", f"backend {self.name} sent what is no piece of an answer") from error
 
     def _timeout(self, seconds: float) -> BackendError:
         return BackendError("timeout", f"backend {self.name} sent nothing for {seconds:g} s")
-
-
-def _piece_of(value: Mapping[str, Any]) -> Piece:
-    counted = (value.get("usage") or {}).get("prompt_tokens")
-    prompt_ids = value.get("prompt_token_ids")
-    choice = value["choices"][0] if value["choices"] else {}
-    prompt_ids = choice.get("prompt_token_ids", prompt_ids)
-    text = (choice["delta"].get("content") if "delta" in choice else choice.get("text")) or ""
-    ids = choice.get("token_ids")
-    if not isinstance(text, str) or not isinstance(counted, int | None):
-        raise TypeError("text should be text and a count a number")
-    log_probs = choice.get("logprobs") or {}
-    return Piece(
-        text=text,
-        tokens=len(ids) if ids is not None else int(bool(text)),
-        token_ids=None if ids is None else tuple(map(int, ids)),
-        log_probs=tuple(_chat_log_probs(log_probs) if "content" in log_probs else _completion_log_probs(log_probs)),
-        prompt_ids=None if prompt_ids is None else tuple(map(int, prompt_ids)),
-        prompt_tokens=counted,
-        finish_reason=choice.get("finish_reason"),
-    )
-
-
-def _chat_log_probs(value: Mapping[str, Any]) -> list[TokenLogProbs]:
-    return [
-        TokenLogProbs(
-            _token_bytes(entry),
-            float(entry["logprob"]),
-            tuple((_token_bytes(other), float(other["logprob"])) for other in entry.get("top_logprobs") or ()),
-        )
-        for entry in value["content"] or ()
-    ]
-
-
-def _completion_log_probs(value: Mapping[str, Any]) -> list[TokenLogProbs]:
-    pairs = zip(value.get("tokens") or (), value.get("token_logprobs") or (), strict=True)
-    return [TokenLogProbs(token.encode(), float(log_prob), ()) for token, log_prob in pairs]
-
-
-def _token_bytes(entry: Mapping[str, Any]) -> bytes:
-    return bytes(entry["bytes"]) if entry.get("bytes") is not None else str(entry["token"]).encode()
 
 
 def _retry_after(value: str | None) -> float | None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from coca_mindspeed.algorithm.response import ResponseParser
-from coca_mindspeed.serving.backends import TokenLogProbs
+from coca_mindspeed.serving.pieces import TokenLogProbs
 
 
 def expected_confidence(tokens: Sequence[TokenLogProbs], parser: ResponseParser | None = None) -> float | None:

@@ -5,9 +5,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from coca_mindspeed.algorithm.response import CLOSE_TAG
-from coca_mindspeed.serving.backends import BackendError, Generate, TokenLogProbs
+from coca_mindspeed.serving.backends import BackendError, Generate
 from coca_mindspeed.serving.confidence import expected_confidence, mean_confidence
 from coca_mindspeed.serving.decision import Budget, Decision
+from coca_mindspeed.serving.pieces import TokenLogProbs
 from coca_mindspeed.serving.reader import ConfidenceReader
 from coca_mindspeed.serving.request import RoutedRequest, least
 from coca_mindspeed.serving.side_by_side import side_by_side, succeeded

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.serving.backends import TokenLogProbs
 from coca_mindspeed.serving.confidence import expected_confidence, mean_confidence
+from coca_mindspeed.serving.pieces import TokenLogProbs
 from coca_mindspeed.serving.stop_texts import StopTexts
 
 

@@ -11,17 +11,9 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
 from coca_mindspeed.serving.decision import Band, Budget, ThresholdRule
-from coca_mindspeed.serving.replay import (
-    compare_routers,
-    join_tiers,
-    oracle_curve,
-    replay_policy,
-    router_scores,
-    single_curve,
-    threshold_curve,
-    thresholds_of,
-    upper_hull,
-)
+from coca_mindspeed.serving.replay import join_tiers, replay_policy
+from coca_mindspeed.serving.routing_curves import oracle_curve, single_curve, threshold_curve, thresholds_of
+from coca_mindspeed.serving.routing_scores import compare_routers, router_scores, upper_hull
 
 
 def drawn(n, seed, *, skill=0.5, tokens=40, invalid=0.05, informative=True):
