@@ -6,27 +6,32 @@ from typing import Any
 
 import anyio
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from coca_mindspeed.serving.openai_format import DONE, ApiError, event
 
 
-async def read_body(request: Request, limit: int) -> bytes:
+async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     """The request's body.
 
     Raises:
-        ApiError: 413 as soon as it is known to be larger than ``limit`` bytes.
+        ApiError: 413 as soon as it is known to be larger than ``limit`` bytes; 408 if it is not there after ``seconds``.
     """
     too_large = ApiError(413, f"the request is larger than {limit} bytes", code="request_too_large")
     stated = request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated) > limit:
         raise too_large
     body = bytearray()
-    async for part in request.stream():
-        body += part
-        if len(body) > limit:
-            raise too_large
+    try:
+        with anyio.fail_after(seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    raise too_large
+    except TimeoutError as error:
+        message = f"the request's body did not come within {seconds:g} s"
+        raise ApiError(408, message, code="request_timeout") from error
     return bytes(body)
 
 
@@ -73,11 +78,12 @@ class Reply:
 
     Attributes:
         begun: whether the status has been sent.
+        ended: whether the last byte has been sent.
     """
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope, self._send = scope, send
-        self.begun = False
+        self.begun = self.ended = False
 
     async def begin_stream(self, headers: Mapping[str, str]) -> None:
         """Send status 200 of an event stream."""
@@ -92,20 +98,45 @@ class Reply:
 
     async def end_stream(self) -> None:
         """Say that the answer was whole."""
+        self.ended = True
         await self._send({"type": "http.response.body", "body": DONE, "more_body": False})
 
     async def json(self, value: Mapping[str, Any], headers: Mapping[str, str], status: int = 200) -> None:
         """Send a whole answer."""
-        self.begun = True
+        self.begun = self.ended = True
         await JSONResponse(value, status, dict(headers))(self._scope, _no_more, self._send)
 
     async def error(self, error: ApiError) -> None:
         """Send an error; in the middle of a stream it is an event, and the stream ends without saying ``[DONE]``."""
+        if self.ended:
+            return
         if self.begun:
+            self.ended = True
             await self.send(event(error.body()))
             await self._send({"type": "http.response.body", "body": b"", "more_body": False})
         else:
             await self.json(error.body(), error.headers(), error.status)
+
+
+async def answer_or_error(reply: Reply, work: Callable[[], Awaitable[None]]) -> None:
+    """Run ``work``, whose errors become answers; what nobody foresaw is raised again, for the server's log."""
+    try:
+        await work()
+    except ApiError as error:
+        await reply.error(error)
+    except Exception:
+        await reply.error(_internal_error())
+        raise
+
+
+async def internal_error(request: Request, error: Exception) -> Response:
+    """For an application's ``exception_handlers``."""
+    answer = _internal_error()
+    return JSONResponse(answer.body(), answer.status)
+
+
+def _internal_error() -> ApiError:
+    return ApiError(500, "the server made a mistake; its log says more", code="internal_error")
 
 
 async def _no_more() -> Any:

@@ -23,9 +23,11 @@ from starlette.types import Receive, Scope, Send
 
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.token_stream import SampledToken, TokenStream
-from coca_mindspeed.serving.asgi import Reply, check_key, read_body, until_client_leaves
+from coca_mindspeed.serving.asgi import Reply, answer_or_error, check_key, read_body, until_client_leaves
 from coca_mindspeed.serving.openai_format import ApiError, Ask, Envelope, read_ask, usage
 from coca_mindspeed.serving.stop_texts import StopTexts
+
+_BODY_S = 30.0  # longest wait for a request's body
 
 
 class ModelServer:
@@ -88,7 +90,7 @@ class ModelServer:
     async def answer(self, chat: bool, request: Request, reply: Reply, receive: Receive) -> None:
         """Answer one request; its turn comes when fewer than ``concurrent`` are being generated."""
         check_key(request, self._key)
-        ask = read_ask(await read_body(request, self._request_bytes), chat=chat, served=self.name)
+        ask = read_ask(await read_body(request, self._request_bytes, _BODY_S), chat=chat, served=self.name)
         if unknown := set(ask.others) - {"seed"}:
             raise ApiError(400, f"{min(unknown)} is not supported by this server", param=min(unknown))
         if self._accepted >= self._concurrent + self._waiting:
@@ -232,10 +234,7 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(scope, send)
-        try:
-            await self._server.answer(self._chat, Request(scope, receive), reply, receive)
-        except ApiError as error:
-            await reply.error(error)
+        await answer_or_error(reply, lambda: self._server.answer(self._chat, Request(scope, receive), reply, receive))
 
 
 def _named(written: bytes, log_prob: float) -> dict[str, Any]:

@@ -10,8 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Passed on to the engine as they are.
-_PASSED_ON = ("top_p", "presence_penalty", "frequency_penalty", "seed", "logit_bias", "min_p", "top_k", "priority")
+# Passed on to the engine as they are: kind, least and largest value.
+_PASSED_ON: Mapping[str, tuple[type, float, float]] = {
+    "top_p": (float, 0, 1),
+    "min_p": (float, 0, 1),
+    "top_k": (int, -1, 1_000_000),
+    "presence_penalty": (float, -2, 2),
+    "frequency_penalty": (float, -2, 2),
+    "seed": (int, -(2**62), 2**62),  # several samples count on from it, and engines take 64 bits
+    "priority": (int, -(2**31), 2**31),
+    "logit_bias": (dict, -100, 100),
+}
 _READ = (
     *("model", "messages", "prompt", "stream", "stream_options", "temperature", "max_tokens", "stop"),
     *("max_completion_tokens", "n", "logprobs", "top_logprobs", "include_stop_str_in_output", "return_token_ids"),
@@ -120,7 +129,7 @@ def read_ask(body: bytes, *, chat: bool, served: str) -> Ask:
         include_stop=_typed(values, "include_stop_str_in_output", bool, False),
         log_probs=_log_probs(values, chat),
         token_ids=_typed(values, "return_token_ids", bool, False),
-        others={name: values[name] for name in _PASSED_ON if values.get(name) is not None},
+        others={name: _passed_on(values, name) for name in _PASSED_ON if values.get(name) is not None},
     )
 
 
@@ -132,6 +141,28 @@ def _typed(values: Mapping[str, Any], name: str, kind: type, default: Any) -> An
         found = "nothing" if value is None else type(value).__name__
         raise ApiError(400, f"{name} should be {kind.__name__}, found {found}", param=name)
     return value
+
+
+def _passed_on(values: Mapping[str, Any], name: str) -> Any:
+    kind, low, high = _PASSED_ON[name]
+    if kind is not dict:
+        return _in_range(values, name, kind, low, high)
+    biases = _typed(values, name, dict, None)
+    for token in biases:
+        if _in_range(biases, token, float, low, high) is None:
+            raise ApiError(400, f"{name}: should give each token a number from {low} to {high}", param=name)
+    return biases
+
+
+def _is_text(value: Any) -> bool:
+    """Whether it is text that can be sent on: JSON can spell halves of characters, which UTF-8 cannot."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _in_range(values: Mapping[str, Any], name: str, kind: type, low: float, high: float) -> Any:
@@ -155,7 +186,7 @@ def _messages(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
             raise ApiError(400, f"{where} should have a role: system, developer, user or assistant", param="messages")
         content = message.get("content")
         parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-        if not all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in parts):
+        if not all(isinstance(p, dict) and p.get("type") == "text" and _is_text(p.get("text")) for p in parts):
             raise ApiError(400, f"{where}.content should be text", param="messages")
     return [{"role": m["role"].replace("developer", "system"), "content": _content(m["content"])} for m in messages]
 
@@ -174,7 +205,7 @@ def _prompt_ids(values: Mapping[str, Any]) -> list[int]:
 def _stops(values: Mapping[str, Any]) -> tuple[str, ...]:
     stops = values.get("stop")
     stops = [] if stops is None else [stops] if isinstance(stops, str) else stops
-    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(_is_text(s) and s for s in stops):
         raise ApiError(400, f"stop should be a text or at most {MAX_STOPS} texts, none of them empty", param="stop")
     return tuple(stops)
 

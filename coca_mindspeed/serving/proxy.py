@@ -21,7 +21,14 @@ from starlette.types import Receive, Scope, Send
 from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.calibration.maps import read_map
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.serving.asgi import Reply, check_key, read_body, until_client_leaves
+from coca_mindspeed.serving.asgi import (
+    Reply,
+    answer_or_error,
+    check_key,
+    internal_error,
+    read_body,
+    until_client_leaves,
+)
 from coca_mindspeed.serving.backends import Backend, BackendError
 from coca_mindspeed.serving.drift import DriftAlarm
 from coca_mindspeed.serving.journal import Journal
@@ -76,7 +83,7 @@ class Proxy:
                 Route("/health", self._health, methods=["GET"]),
             ],
             lifespan=self._lifespan,
-            exception_handlers={404: _not_found, 405: _not_found},
+            exception_handlers={404: _not_found, 405: _not_found, Exception: internal_error},
         )
 
     @asynccontextmanager
@@ -119,7 +126,7 @@ class Proxy:
         if self._journal is None:
             raise ApiError(400, "labels need the section log")
         try:
-            values = json.loads(await read_body(request, 10_000))
+            values = json.loads(await read_body(request, 10_000, self.config.limits.body_s))
             id_, correct = values["id"], values["correct"]
         except (ValueError, KeyError, TypeError) as error:
             raise ApiError(400, 'expected {"id": "...", "correct": true or false}') from error
@@ -146,7 +153,8 @@ class Proxy:
         self._running += 1
         self.metrics.running.set(self._running)
         try:
-            ask = read_ask(await read_body(request, limits.request_bytes), chat=True, served=self.config.name)
+            body = await read_body(request, limits.request_bytes, limits.body_s)
+            ask = read_ask(body, chat=True, served=self.config.name)
             if ask.log_probs is not None or ask.token_ids or ask.include_stop:
                 name = "logprobs" if ask.log_probs is not None else "return_token_ids"
                 raise ApiError(400, f"{name} would tell of the confidence's tokens", param=name)
@@ -193,10 +201,7 @@ class _Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(scope, send)
-        try:
-            await self._proxy.chat(Request(scope, receive), reply, receive)
-        except ApiError as error:
-            await reply.error(error)
+        await answer_or_error(reply, lambda: self._proxy.chat(Request(scope, receive), reply, receive))
 
 
 class _ClientSink:

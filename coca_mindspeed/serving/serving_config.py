@@ -147,6 +147,7 @@ class LimitsConfig(Section):
     """What a client may ask of the proxy."""
 
     request_bytes: int = Field(4_000_000, ge=1, description="a larger request is refused")
+    body_s: float = Field(30.0, gt=0, description="longest wait for a request's body")
     concurrent: int = Field(256, ge=1, description="requests at once; further ones get 429")
     deadline_s: float = Field(600.0, gt=0, description="of a whole request")
 

@@ -142,6 +142,15 @@ BAD_BODIES = {
     "nan": b'{"model": "coca", "temperature": NaN, "messages": [{"role": "user", "content": "x"}]}',
     "max_tokens": b'{"model": "coca", "max_tokens": 0.5, "messages": [{"role": "user", "content": "x"}]}',
     "stop": b'{"model": "coca", "stop": [""], "messages": [{"role": "user", "content": "x"}]}',
+    "seed": b'{"model": "coca", "seed": "x", "messages": [{"role": "user", "content": "x"}]}',
+    "huge seed": b'{"model": "coca", "seed": 1e30, "messages": [{"role": "user", "content": "x"}]}',
+    "long seed": b'{"model": "coca", "seed": 1180591620717411303424, "messages": [{"role": "user", "content": "x"}]}',
+    "top_p": b'{"model": "coca", "top_p": [], "messages": [{"role": "user", "content": "x"}]}',
+    "penalty": b'{"model": "coca", "presence_penalty": 3, "messages": [{"role": "user", "content": "x"}]}',
+    "top_k": b'{"model": "coca", "top_k": 0.5, "messages": [{"role": "user", "content": "x"}]}',
+    "bias": b'{"model": "coca", "logit_bias": {"1": "a"}, "messages": [{"role": "user", "content": "x"}]}',
+    "half a character": b'{"model": "coca", "messages": [{"role": "user", "content": "\\ud800"}]}',
+    "half a stop": b'{"model": "coca", "stop": "\\ud800", "messages": [{"role": "user", "content": "x"}]}',
     "tools": b'{"model": "coca", "tools": [{}], "messages": [{"role": "user", "content": "x"}]}',
     "logprobs": b'{"model": "coca", "logprobs": true, "messages": [{"role": "user", "content": "x"}]}',
 }
@@ -167,6 +176,51 @@ def test_bad_requests_are_refused_and_nothing_is_asked_for_them():
         assert http.get(f"{url}/nothing").status_code == 404
         assert http.get(f"{url}/chat/completions").status_code == 405
     assert not small.requests
+
+
+def test_a_body_that_never_ends_frees_its_place():
+    small = FakeEngine(*SURE)
+    with routed(small, limits={"concurrent": 1, "body_s": 0.5}) as (url, proxy):
+        host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\ncontent-length: 100\r\n\r\n{{"
+        with socket.create_connection((host, int(port)), timeout=60) as connection:
+            connection.sendall(head.encode())
+            answer = connection.recv(65536)
+        assert answer.split()[1] == b"408"
+        assert b'"code":"request_timeout"' in answer.replace(b'": "', b'":"')
+        until(lambda: proxy._running == 0)
+        assert ask(url).coca["tier"] == "small"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_mistake_of_ours_is_an_error_in_openais_form_too(stream, monkeypatch):
+    def broken(*_):
+        raise ZeroDivisionError("a secret of the request")
+
+    with routed(FakeEngine(*SURE)) as (url, proxy):
+        monkeypatch.setattr("coca_mindspeed.serving.request.decide", broken)
+        answer = httpx.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION, "stream": stream})
+        assert answer.status_code == 500
+        assert answer.json()["error"]["code"] == "internal_error"
+        assert "secret" not in answer.text
+        until(lambda: proxy._running == 0)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_log_that_cannot_be_written_spoils_no_answer(stream, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("coca_mindspeed.serving.proxy.Journal.write", full)
+    with routed(FakeEngine(*SURE), log={"directory": str(tmp_path)}) as (url, proxy):
+        answer = ask(url, stream=stream)
+        if stream:
+            pieces = list(answer)
+            assert "".join(p.choices[0].delta.content or "" for p in pieces) == "\nForty-two."
+            assert pieces[-1].choices[0].finish_reason == "stop"
+        else:
+            assert answer.choices[0].message.content == "\nForty-two."
+        until(lambda: proxy._running == 0)
 
 
 def test_a_thousand_connections_are_answered_or_told_to_wait():
