@@ -16,7 +16,7 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
     """The request's body.
 
     Raises:
-        ApiError: 413 as soon as it is known to be larger than ``limit`` bytes; 408 if it is not there after ``seconds``.
+        ApiError: 413 as soon as it is known to be larger than ``limit`` bytes; 408 if it takes more than ``seconds``.
     """
     too_large = ApiError(413, f"the request is larger than {limit} bytes", code="request_too_large")
     stated = request.headers.get("content-length", "")
