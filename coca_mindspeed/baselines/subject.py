@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,6 +10,7 @@ from torch import Tensor
 from coca_mindspeed.algorithm.rewards import TrainingMethod
 from coca_mindspeed.config.schema import MethodConfig, RolloutConfig
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import UsageError
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.evaluate import predict
@@ -47,6 +49,22 @@ class Subject:
         return predict(self.policy, records, self.grader, self.method, self.method_config, self.rollout, draw)
 
 
+def check_layer(layer: int, config: Any, *, where: str) -> None:
+    """Refuse a layer that a model has not; see :func:`prompt_states`.
+
+    Args:
+        layer: counted as there.
+        config: the model's Hugging Face configuration.
+        where: the option that named it.
+
+    Raises:
+        UsageError: the model has no such layer.
+    """
+    layers = int(config.num_hidden_layers) + 1
+    if not -layers <= layer < layers:
+        raise UsageError(f"{where} {layer}: expected one from {-layers} to {layers - 1}, which the model has")
+
+
 def prompt_states(subject: Subject, records: Sequence[Record], layer: int) -> Tensor:
     """Hidden states of each prompt's last token, where the answer is about to begin.
 
@@ -60,12 +78,10 @@ def prompt_states(subject: Subject, records: Sequence[Record], layer: int) -> Te
         float32 ``[n, hidden]`` on the CPU.
 
     Raises:
-        ValueError: the model has no such layer.
+        UsageError: the model has no such layer.
     """
     policy = subject.policy
-    layers = int(policy.model.config.num_hidden_layers) + 1
-    if not -layers <= layer < layers:
-        raise ValueError(f"layer should be from {-layers} to {layers - 1}, found {layer}")
+    check_layer(layer, policy.model.config, where="layer")
     prompts = policy.encode_prompts(records, subject.method.system_prompt, subject.rollout.max_prompt_tokens)
     ids, mask = pad_left(prompts, policy.pad_id, policy.device)
     with torch.inference_mode(), policy.autocast():

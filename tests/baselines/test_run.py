@@ -140,8 +140,13 @@ def test_the_command_line(tmp_path, capsys):
     assert cli.main([*command, "--output", str(tmp_path / "out"), "--seed", "1"]) == 1
     assert "seed=0, found 1" in capsys.readouterr().err
     probe = ["baseline", "probe", *command[2:], "--output", str(tmp_path / "probe")]
-    assert cli.main(probe) == 1
+    assert cli.main(probe) == 2
     assert "--train" in capsys.readouterr().err
+    probe += ["--train", str(tmp_path / "data.jsonl"), "--layer"]
+    for layer in ("3", "-4"):  # the tiny model has the embedding and two blocks
+        assert cli.main([*probe, layer]) == 2
+        assert f"--layer {layer}: expected one from -3 to 2" in capsys.readouterr().err
+    assert not (tmp_path / "probe").exists()
 
 
 def test_devices(monkeypatch):
