@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.rewards import TrainingMethod
 from coca_mindspeed.config.schema import MethodConfig, RolloutConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import UsageError
@@ -26,16 +25,14 @@ class Subject:
     Attributes:
         policy: the model; it is never changed.
         grader: says which of its answers are right.
-        method: gives the prompt and the place of the verbalised confidence.
-        method_config: the width of the verbalised confidence.
+        method: gives the prompt, and the place and width of the verbalised confidence.
         rollout: length limits and how many responses to sample at once.
         seed: draws its answers.
     """
 
     policy: Policy
     grader: Grader
-    method: TrainingMethod
-    method_config: MethodConfig
+    method: MethodConfig
     rollout: RolloutConfig
     seed: int
 
@@ -46,7 +43,7 @@ class Subject:
     def answers(self, records: Sequence[Record], *purpose: object) -> list[Prediction]:
         """One graded answer at temperature 1 to each record, with the confidence that it states itself."""
         draw = self.generator(*purpose)
-        return predict(self.policy, records, self.grader, self.method, self.method_config, self.rollout, draw)
+        return predict(self.policy, records, self.grader, self.method, self.rollout, draw)
 
 
 def check_layer(layer: int, config: Any, *, where: str) -> None:
@@ -82,7 +79,8 @@ def prompt_states(subject: Subject, records: Sequence[Record], layer: int) -> Te
     """
     policy = subject.policy
     check_layer(layer, policy.model.config, where="layer")
-    prompts = policy.encode_prompts(records, subject.method.system_prompt, subject.rollout.max_prompt_tokens)
+    system_prompt = subject.method.training_method.system_prompt
+    prompts = policy.encode_prompts(records, system_prompt, subject.rollout.max_prompt_tokens)
     ids, mask = pad_left(prompts, policy.pad_id, policy.device)
     with torch.inference_mode(), policy.autocast():
         output = policy.model(

@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     answers = read_predictions(arguments.answers) if arguments.answers else None
     if answers is not None:
         answers_in_order(answers, records)
-    model = ModelConfig(compute_dtype=arguments.dtype)
+    model, method = ModelConfig(compute_dtype=arguments.dtype), MethodConfig(name=arguments.method)
     if arguments.name == "probe" and arguments.trained is None:
         check_layer(arguments.layer, read_model_config(arguments.model, model, where="--model"), where="--layer")
     rollout = RolloutConfig(max_prompt_tokens=arguments.max_prompt_tokens, max_new_tokens=arguments.max_new_tokens)
@@ -88,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         _check_prompts(arguments, model, records, training)
         policy = load_policy(arguments.model, model, device, where="--model")
         claim_directory(arguments.output, settings)
-        subject = Subject(policy, grader, training_method(arguments.method), MethodConfig(), rollout, arguments.seed)
+        subject = Subject(policy, grader, method, rollout, arguments.seed)
         message = f"stopped; the finished parts are saved in {arguments.output}; the same command goes on behind them"
         with saying_what_is_saved(message):
             predictions = run_baseline(

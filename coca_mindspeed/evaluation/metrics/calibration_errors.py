@@ -1,6 +1,7 @@
 """Calibration errors without bins, what ranking costs beyond the best one, and tables that people decide by."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ from coca_mindspeed.evaluation.metrics.weighted import Floats, MetricOptions, We
 
 _GRID = 1000
 Labels = npt.NDArray[np.bool_]
+Measure = Callable[[npt.NDArray[Any], Labels], float]
 
 
 def _valid(confidence: npt.NDArray[Any], correct: Labels) -> tuple[Floats, Floats]:
@@ -22,19 +24,28 @@ def _valid(confidence: npt.NDArray[Any], correct: Labels) -> tuple[Floats, Float
     return confidence[kept].astype(np.float64), correct[kept].astype(np.float64)
 
 
-def smooth_ece(confidence: npt.NDArray[Any], correct: Labels) -> float:
+def _of_valid(error: Callable[[Floats, Floats], float]) -> Measure:
+    """The error over the valid confidences alone; NaN where there is none."""
+
+    @wraps(error)
+    def of_valid(confidence: npt.NDArray[Any], correct: Labels) -> float:
+        s, y = _valid(confidence, correct)
+        return error(s, y) if len(s) else float("nan")
+
+    return of_valid
+
+
+@_of_valid
+def smooth_ece(s: Floats, y: Floats) -> float:
     """Calibration error smoothed by a Gaussian kernel that is reflected at 0 and 1 (Blasiok and Nakkiran, 2023).
 
     The width is the one that equals the error that it gives, so there is nothing to choose.  NaN where no confidence
     is valid.
 
     Args:
-        confidence: (n,), NaN where invalid.
-        correct: (n,).
+        s: confidence (n,), NaN where invalid.
+        y: correct (n,).
     """
-    s, y = _valid(confidence, correct)
-    if not len(s):
-        return float("nan")
     places = np.minimum((s * _GRID).astype(np.intp), _GRID - 1)
     residual = np.bincount(places, weights=y - s, minlength=_GRID) / len(s)
     low, high = 1e-3, 1.0
@@ -54,33 +65,29 @@ def _smoothed(residual: Floats, width: float) -> float:
     return float(np.abs(np.fft.irfft(spectrum * damping, 2 * _GRID)[:_GRID]).sum())
 
 
-def ks_calibration_error(confidence: npt.NDArray[Any], correct: Labels) -> float:
+@_of_valid
+def ks_calibration_error(s: Floats, y: Floats) -> float:
     """Largest gap between the running sums of confidence and of correctness, by confidence (Gupta et al., 2021).
 
     Equal confidences count together.  NaN where no confidence is valid.
 
     Args:
-        confidence: (n,), NaN where invalid.
-        correct: (n,).
+        s: confidence (n,), NaN where invalid.
+        y: correct (n,).
     """
-    s, y = _valid(confidence, correct)
-    if not len(s):
-        return float("nan")
     values, group = np.unique(s, return_inverse=True)
     running = np.cumsum(np.bincount(group, weights=y - s, minlength=len(values)))
     return float(np.abs(running).max() / len(s))
 
 
-def excess_aurc(confidence: npt.NDArray[Any], correct: Labels) -> float:
+@_of_valid
+def excess_aurc(s: Floats, y: Floats) -> float:
     """E-AURC: AURC less that of the best ranking of the same answers, which puts every right one first.
 
     Args:
-        confidence: (n,), NaN where invalid.
-        correct: (n,).
+        s: confidence (n,), NaN where invalid.
+        y: correct (n,).
     """
-    s, y = _valid(confidence, correct)
-    if not len(s):
-        return float("nan")
     sample = WeightedSample(s, y.astype(np.bool_), None, MetricOptions())
     aurc = float(sample.metrics(np.ones((1, len(s))))["aurc"][0])
     n, wrong = len(y), len(y) - int(y.sum())
@@ -143,7 +150,6 @@ def risk_table(
 
 Recalibration = Callable[[Floats], Floats]
 Fit = Callable[[Floats, Labels], Recalibration]
-Measure = Callable[[Floats, Labels], float]
 
 
 def transfer_matrix(
