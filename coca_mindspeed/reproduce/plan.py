@@ -73,7 +73,9 @@ def plan_path(name: str) -> Path:
         return Path(name)
     ours = {path.stem: path for path in sorted((config_directory() / "reproduce").glob("*.yaml"))}
     if name not in ours:
-        raise UsageError(f"--plan: unknown plan {name!r}{nearest(name, list(ours))}; ready-made: {', '.join(ours)}")
+        raise UsageError(
+            f"--plan: unknown plan {name!r}{nearest(name, list(ours))}; ready-made plans: {', '.join(ours)}"
+        )
     return ours[name]
 
 
