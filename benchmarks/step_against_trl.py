@@ -17,7 +17,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 from coca_mindspeed.algorithm.response import ResponseParser
-from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.files import write_json
@@ -36,7 +35,6 @@ class OurStep:
 
     def __init__(self, policy: Policy, records: list[Record], config: Any) -> None:
         self.policy, self.records, self.config = policy, records, config
-        self.method = training_method("coca")
         self.optimizer = torch.optim.AdamW(policy.model.parameters(), lr=5e-4, betas=(0.9, 0.95), fused=True)
         self.step = 0
 
@@ -47,7 +45,6 @@ class OurStep:
             self.policy,
             records_of_step(self.records, self.step, config.rollout.prompts, 0),
             ExactGrader(),
-            self.method,
             config.method,
             config.rollout,
             generator(torch.device("cpu"), 0, "rollout", self.step),

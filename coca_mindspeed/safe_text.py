@@ -27,12 +27,6 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-def plot_text(text: str) -> str:
-    """A label for matplotlib, which takes ``$`` for mathematics and hides labels that begin with ``_``."""
-    shown = one_line(text).replace("$", r"\$")
-    return f" {shown}" if shown.startswith("_") else shown
-
-
 def terminal_text(text: str) -> Text:
     """Text for rich, which takes plain strings for markup."""
     return Text(printable(text))

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
-from coca_mindspeed.evaluation.reports.figures import png_bytes
+from coca_mindspeed.evaluation.reports.figures import plot_text, png_bytes
 from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
 from coca_mindspeed.evaluation.reports.plots import reliability_diagram, training_curves
 from coca_mindspeed.evaluation.reports.report import write_report
@@ -15,7 +15,7 @@ from coca_mindspeed.evaluation.reports.summary import metrics_table, summary_met
 from coca_mindspeed.evaluation.runs import Run
 from coca_mindspeed.markdown import markdown_table
 from coca_mindspeed.reproduce.table import picture_of, printed_table
-from coca_mindspeed.safe_text import one_line, plot_text, printable
+from coca_mindspeed.safe_text import one_line, printable
 
 NAMES = [
     "[bold]run[/x]",
@@ -27,6 +27,7 @@ NAMES = [
     "[/]",
     "$\\frac$",
     "lone \ud800",
+    "東京 👩\u200d🚀",
 ]
 
 
@@ -51,6 +52,13 @@ def test_a_name_in_a_terminal_table_is_what_it_is(name):
     assert "\x1b[2J" not in stream.getvalue()
 
 
+def test_what_the_font_lacks_is_an_escape_in_a_picture_and_nowhere_else():
+    assert plot_text("größer, Ωμέγα $x") == "größer, Ωμέγα \\$x"
+    assert plot_text("東 🚀") == "\\u6771 \\U0001f680"
+    assert one_line("東 🚀") == "東 🚀"
+
+
+@pytest.mark.filterwarnings("error")  # "Glyph missing from font"
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_in_a_picture_is_drawn(name):
     figure = reliability_diagram({name: rows()})
@@ -58,6 +66,7 @@ def test_a_name_in_a_picture_is_drawn(name):
     assert figure.axes[0].get_title().startswith(plot_text(name))
     curves = training_curves({name: [{"step": 1, "reward/answer": 0.5}], "other": []})
     assert len(curves.legends[0].get_texts()) == 1  # a label that begins with _ would be left out
+    assert png_bytes(curves)
     assert png_bytes(picture_of(printed_table("t", "t", "", ("run",), [(name,)])))
 
 

@@ -86,7 +86,6 @@ def majority_predictions(
         records,
         subject.grader,
         subject.method,
-        subject.method_config,
         rollout,
         subject.generator(*purpose),
         k,

@@ -28,7 +28,7 @@ def question_probabilities(subject: Subject, records: Sequence[Record]) -> list[
     Raises:
         DataError: a prompt is too long, or its question cannot be found in it.
     """
-    policy, system_prompt = subject.policy, subject.method.system_prompt
+    policy, system_prompt = subject.policy, subject.method.training_method.system_prompt
     prompts = policy.encode_prompts(records, system_prompt, subject.rollout.max_prompt_tokens)
     places = [question_tokens(policy, record, system_prompt) for record in records]
     ids, mask = pad_left(prompts, policy.pad_id, policy.device)

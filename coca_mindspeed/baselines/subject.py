@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.rewards import TrainingMethod
 from coca_mindspeed.config.schema import MethodConfig, RolloutConfig
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import UsageError
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.evaluate import predict
@@ -24,16 +25,14 @@ class Subject:
     Attributes:
         policy: the model; it is never changed.
         grader: says which of its answers are right.
-        method: gives the prompt and the place of the verbalised confidence.
-        method_config: the width of the verbalised confidence.
+        method: gives the prompt, and the place and width of the verbalised confidence.
         rollout: length limits and how many responses to sample at once.
         seed: draws its answers.
     """
 
     policy: Policy
     grader: Grader
-    method: TrainingMethod
-    method_config: MethodConfig
+    method: MethodConfig
     rollout: RolloutConfig
     seed: int
 
@@ -44,7 +43,23 @@ class Subject:
     def answers(self, records: Sequence[Record], *purpose: object) -> list[Prediction]:
         """One graded answer at temperature 1 to each record, with the confidence that it states itself."""
         draw = self.generator(*purpose)
-        return predict(self.policy, records, self.grader, self.method, self.method_config, self.rollout, draw)
+        return predict(self.policy, records, self.grader, self.method, self.rollout, draw)
+
+
+def check_layer(layer: int, config: Any, *, where: str) -> None:
+    """Refuse a layer that a model has not; see :func:`prompt_states`.
+
+    Args:
+        layer: counted as there.
+        config: the model's Hugging Face configuration.
+        where: the option that named it.
+
+    Raises:
+        UsageError: the model has no such layer.
+    """
+    layers = int(config.num_hidden_layers) + 1
+    if not -layers <= layer < layers:
+        raise UsageError(f"{where} {layer}: expected one from {-layers} to {layers - 1}, which the model has")
 
 
 def prompt_states(subject: Subject, records: Sequence[Record], layer: int) -> Tensor:
@@ -60,13 +75,12 @@ def prompt_states(subject: Subject, records: Sequence[Record], layer: int) -> Te
         float32 ``[n, hidden]`` on the CPU.
 
     Raises:
-        ValueError: the model has no such layer.
+        UsageError: the model has no such layer.
     """
     policy = subject.policy
-    layers = int(policy.model.config.num_hidden_layers) + 1
-    if not -layers <= layer < layers:
-        raise ValueError(f"layer should be from {-layers} to {layers - 1}, found {layer}")
-    prompts = policy.encode_prompts(records, subject.method.system_prompt, subject.rollout.max_prompt_tokens)
+    check_layer(layer, policy.model.config, where="layer")
+    system_prompt = subject.method.training_method.system_prompt
+    prompts = policy.encode_prompts(records, system_prompt, subject.rollout.max_prompt_tokens)
     ids, mask = pad_left(prompts, policy.pad_id, policy.device)
     with torch.inference_mode(), policy.autocast():
         output = policy.model(

@@ -19,13 +19,15 @@ from coca_mindspeed.baselines.run import (
     answers_in_order,
     run_baseline,
 )
-from coca_mindspeed.baselines.subject import Subject
+from coca_mindspeed.baselines.subject import Subject, check_layer
+from coca_mindspeed.commands.options import above, at_least, device_name
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
 from coca_mindspeed.data.records import Record, read_records
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import DataError, UsageError
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.evaluation.reports.summary import print_metrics, summary_metrics
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
+from coca_mindspeed.local.context import read_model_config
 from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.preflight import LengthLimits, check_prompts
@@ -43,33 +45,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--assessor-model", **path, help="what becomes the assessor; the paper takes Qwen2.5-1.5B-Instruct"
     )
     parser.add_argument("--answers", **path, help="predictions of the model, to take its answers from")
-    parser.add_argument("--samples", type=int, default=16, metavar="K", help="of majority voting (default: 16)")
+    parser.add_argument("--samples", type=at_least(1), default=16, metavar="K", help="of majority voting (default: 16)")
     parser.add_argument("--layer", type=int, default=-1, help="whose hidden states the probe reads (default: the last)")
-    parser.add_argument("--probe-width", type=int, default=128, help="hidden units of the probe (default: 128)")
-    parser.add_argument("--assessor-lr", type=float, default=1e-5, help="default: 1e-5")
-    parser.add_argument("--assessor-epochs", type=int, default=3, help="at most (default: 3)")
+    parser.add_argument("--probe-width", type=at_least(1), default=128, help="hidden units of the probe (default: 128)")
+    parser.add_argument("--assessor-lr", type=above(0), default=1e-5, help="default: 1e-5")
+    parser.add_argument("--assessor-epochs", type=at_least(1), default=3, help="at most (default: 3)")
     parser.add_argument(
         "--method", choices=tuple(METHODS), default="coca", help="whose prompt and format to use (default: coca)"
     )
     parser.add_argument("--label", help="method name in the predictions (default: the baseline's)")
     parser.add_argument("--grader", choices=GRADER_NAMES, default="auto", help="default: by record")
-    parser.add_argument("--batch", type=int, default=64, help="questions at once, and in a part (default: 64)")
-    parser.add_argument("--max-prompt-tokens", type=int, default=2048, help="default: 2048")
-    parser.add_argument("--max-new-tokens", type=int, default=4096, help="default: 4096")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N, npu or npu:N")
+    parser.add_argument("--batch", type=at_least(1), default=64, help="questions at once, and in a part (default: 64)")
+    parser.add_argument("--max-prompt-tokens", type=at_least(1), default=2048, help="default: 2048")
+    parser.add_argument("--max-new-tokens", type=at_least(1), default=4096, help="default: 4096")
+    parser.add_argument("--device", type=device_name, default="auto", help="auto, cpu, cuda, cuda:N, npu or npu:N")
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="compute (default: bfloat16)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="draws samples, splits and weights (default: 0)")
+    parser.add_argument("--seed", type=at_least(0), default=0, help="draws samples, splits and weights (default: 0)")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    for name in ("samples", "batch", "max_prompt_tokens", "max_new_tokens"):
-        if getattr(arguments, name) < 1:
-            raise ConfigError(f"--{name.replace('_', '-')}: should be at least 1, found {getattr(arguments, name)}")
     if arguments.name in NEEDS_TRAINING and arguments.train is None and arguments.trained is None:
-        raise ConfigError(f"the {arguments.name} needs --train (records to train on) or --trained (one trained before)")
+        raise UsageError(f"the {arguments.name} needs --train (records to train on) or --trained (one trained before)")
     # Where to go on is the user's choice of directory; how much is shown changes no result.
     settings = {k: _plain(v) for k, v in vars(arguments).items() if k not in ("output", "quiet", "run", "command")}
     check_directory(arguments.output, settings)
@@ -79,7 +78,9 @@ def run(arguments: argparse.Namespace) -> int:
     answers = read_predictions(arguments.answers) if arguments.answers else None
     if answers is not None:
         answers_in_order(answers, records)
-    model = ModelConfig(compute_dtype=arguments.dtype)
+    model, method = ModelConfig(compute_dtype=arguments.dtype), MethodConfig(name=arguments.method)
+    if arguments.name == "probe" and arguments.trained is None:
+        check_layer(arguments.layer, read_model_config(arguments.model, model, where="--model"), where="--layer")
     rollout = RolloutConfig(max_prompt_tokens=arguments.max_prompt_tokens, max_new_tokens=arguments.max_new_tokens)
     grader = build_grader(arguments.grader)
     with closing(grader):
@@ -87,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         _check_prompts(arguments, model, records, training)
         policy = load_policy(arguments.model, model, device, where="--model")
         claim_directory(arguments.output, settings)
-        subject = Subject(policy, grader, training_method(arguments.method), MethodConfig(), rollout, arguments.seed)
+        subject = Subject(policy, grader, method, rollout, arguments.seed)
         message = f"stopped; the finished parts are saved in {arguments.output}; the same command goes on behind them"
         with saying_what_is_saved(message):
             predictions = run_baseline(
@@ -163,7 +164,7 @@ def _assessor_path(arguments: argparse.Namespace, trained: Path | None) -> tuple
     if trained is not None:
         return trained, "--trained"
     if arguments.assessor_model is None:
-        raise ConfigError("the assessor needs --assessor-model, a Hugging Face directory of a causal LM to train")
+        raise UsageError("the assessor needs --assessor-model, a Hugging Face directory of a causal LM to train")
     return arguments.assessor_model, "--assessor-model"
 
 

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from coca_mindspeed.calibration.maps import (
     read_map,
     write_map,
 )
+from coca_mindspeed.commands.options import at_least, number, within
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.intervals.estimates import Estimates, paired_intervals
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
@@ -38,34 +40,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=Path, required=True, help="the map (JSON); with --apply, predictions")
     parser.add_argument("--model", help="its name at the backend (default: as the predictions say)")
     parser.add_argument("--system-prompt", type=Path, metavar="FILE", help="(default: the paper's)")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of sampling (default: 1.0)")
+    parser.add_argument("--temperature", type=within(0, 2), default=1.0, help="of sampling (default: 1.0)")
     parser.add_argument(
         "--method",
         choices=("auto", "platt", "beta", "isotonic"),
         default="auto",
         help="auto: platt below 200 labels, beta below 1,000, isotonic from there on",
     )
-    parser.add_argument("--shrinkage", type=float, default=SHRINKAGE, help="labels at which a domain counts for half")
-    parser.add_argument("--folds", type=int, default=5, help="of the figures after (default: 5)")
-    parser.add_argument("--seed", type=int, default=0, help="draws the folds (default: 0)")
-    parser.add_argument("--risk", type=float, help="certify the largest set of answers whose error is at most this")
-    parser.add_argument("--confidence", type=float, default=0.95, help="of the guarantee (default: 0.95)")
+    parser.add_argument(
+        "--shrinkage", type=within(0, 1e9), default=SHRINKAGE, help="labels at which a domain counts for half"
+    )
+    parser.add_argument("--folds", type=at_least(2), default=5, help="of the figures after (default: 5)")
+    parser.add_argument("--seed", type=at_least(0), default=0, help="draws the folds (default: 0)")
+    parser.add_argument(
+        "--risk", type=_share(0.999), help="certify the largest set of answers whose error is at most this"
+    )
+    parser.add_argument("--confidence", type=_share(0.999999), default=0.95, help="of the guarantee (default: 0.95)")
     parser.add_argument("--apply", type=Path, metavar="MAP", help="recalibrate by this map instead of fitting one")
+
+
+def _share(highest: float) -> Callable[[str], float]:
+    return number(f"a number above 0, at most {highest:g}", lambda value: 0 < value <= highest)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Fit, or apply; certify; write and print."""
-    for name, low, high in (
-        ("temperature", 0, 2),
-        ("shrinkage", 0, 1e9),
-        ("risk", 1e-9, 0.999),
-        ("confidence", 1e-9, 0.999999),
-    ):
-        value = getattr(arguments, name)
-        if value is not None and not low <= value <= high:
-            raise UsageError(f"--{name}: expected a number from {low:g} to {high:g}, found {value}")
-    if arguments.folds < 2:
-        raise UsageError(f"--folds: expected 2 or more, found {arguments.folds}")
     predictions = [p for path in arguments.predictions for p in read_predictions(path)]
     identity = _identity(arguments, predictions)
     if arguments.apply is not None:

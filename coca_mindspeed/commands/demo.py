@@ -3,11 +3,12 @@
 import argparse
 from pathlib import Path
 
+from coca_mindspeed.commands.options import at_least
 from coca_mindspeed.local.demo import run_demo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--seed", type=_seed, default=0, metavar="N", help="draws everything (default: 0)")
+    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="draws everything (default: 0)")
     parser.add_argument("--output", type=Path, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--resume", action="store_true", help="go on with the demo that was stopped in DIR")
@@ -31,10 +32,3 @@ def run(arguments: argparse.Namespace) -> int:
         show_progress=not arguments.quiet,
     )
     return 0
-
-
-def _seed(text: str) -> int:
-    value = int(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"a seed is 0 or more, found {value}")
-    return value

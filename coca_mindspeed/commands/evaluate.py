@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from coca_mindspeed.algorithm.response import ResponseParser
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.commands.options import at_least
+from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
 from coca_mindspeed.evaluation.metrics.catalogue import (
     CALIBRATED_LABEL,
@@ -58,13 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--grader", choices=GRADER_NAMES, help="of responses; auto: by record (default: auto)")
     parser.add_argument("--tokenizer", type=Path, help="the model's tokenizer; counts tokens to confidence")
     parser.add_argument("--position", choices=("first", "last"), help="last: answer-first methods (default: first)")
-    parser.add_argument("--decimals", type=int, help="accept only confidences of so many decimals")
+    parser.add_argument("--decimals", type=at_least(1), help="accept only confidences of so many decimals")
     parser.add_argument("--method", help="name of the method, for reports and the paper's table")
-    parser.add_argument("--bins", type=int, default=10, help="bins of ECE (default: %(default)s)")
+    parser.add_argument("--bins", type=at_least(1), default=10, help="bins of ECE (default: %(default)s)")
     parser.add_argument("--bin-scheme", choices=("equal_width", "equal_mass"), default="equal_width")
     parser.add_argument("--debias", action="store_true", help="take the noise of small bins off ECE")
-    parser.add_argument("--replicates", type=int, default=1000, help="of the bootstrap (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: %(default)s)")
+    parser.add_argument("--replicates", type=at_least(1), default=1000, help="of the bootstrap (default: %(default)s)")
+    parser.add_argument("--seed", type=at_least(0), default=0, help="of the bootstrap (default: %(default)s)")
     parser.add_argument(
         "--against", type=Path, metavar="FILE", help="predictions of one method to subtract, by question"
     )
@@ -72,9 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Read, measure, write and print."""
-    _refuse_ignored(arguments)
-    if arguments.bins < 1 or arguments.replicates < 1:
-        raise ConfigError("--bins and --replicates should be at least 1")
+    _check_usage(arguments)
     predictions = [p for path in arguments.files for p in _read(path, arguments)]
     if arguments.method is not None:
         predictions = [replace(p, method=arguments.method) for p in predictions]
@@ -97,17 +96,17 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _refuse_ignored(arguments: argparse.Namespace) -> None:
+def _check_usage(arguments: argparse.Namespace) -> None:
     usable = _OPTIONS_OF[arguments.format]
     every = _OPTIONS_OF["responses"]
     if ignored := [f"--{name}" for name in every if name not in usable and getattr(arguments, name) is not None]:
         formats = [name for name, own in _OPTIONS_OF.items() if ignored[0].removeprefix("--") in own]
-        raise ConfigError(
+        raise UsageError(
             f"{', '.join(ignored)}: means nothing with --format {arguments.format}; {ignored[0]} is for "
             f"--format {' or '.join(formats)}"
         )
-    if arguments.decimals is not None and arguments.decimals < 1:
-        raise ConfigError(f"--decimals should be at least 1, found {arguments.decimals}")
+    if arguments.format == "responses" and arguments.gold is None:
+        raise UsageError("--format responses needs --gold, the records that hold the gold answers")
 
 
 def _runs(predictions: Sequence[Prediction]) -> list[Run]:
@@ -153,8 +152,6 @@ def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
     tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     if arguments.format == "opencompass":
         return read_opencompass(path, parser=parser, tokenizer=tokenizer)
-    if arguments.gold is None:
-        raise ConfigError("--format responses needs --gold, the records that hold the gold answers")
     grader = build_grader(arguments.grader or "auto")
     try:
         return read_responses(path, arguments.gold, grader, parser=parser, tokenizer=tokenizer)

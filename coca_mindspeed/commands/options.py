@@ -1,19 +1,21 @@
 """Types of options: a value out of range is a usage error, told with the option's name."""
 
 import argparse
+import re
 from collections.abc import Callable
 
 
-def at_least(lowest: int) -> Callable[[str], int]:
-    """The type of a whole number from ``lowest`` on."""
+def at_least(lowest: int, highest: int | None = None) -> Callable[[str], int]:
+    """The type of a whole number from ``lowest`` on, or to ``highest``."""
+    expected = f"a whole number from {lowest} {'on' if highest is None else f'to {highest}'}"
 
     def read(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = lowest - 1
-        if value < lowest:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {lowest} on, found {text[:40]!r}")
+        if value < lowest or (highest is not None and value > highest):
+            raise argparse.ArgumentTypeError(f"expected {expected}, found {text[:40]!r}")
         return value
 
     return read
@@ -32,3 +34,22 @@ def number(expected: str, holds: Callable[[float], bool]) -> Callable[[str], flo
         return value
 
     return read
+
+
+def within(low: float, high: float) -> Callable[[str], float]:
+    """The type of a number from ``low`` to ``high``."""
+    return number(f"a number from {low:g} to {high:g}", lambda value: low <= value <= high)
+
+
+def above(low: float) -> Callable[[str], float]:
+    """The type of a finite number above ``low``."""
+    return number(f"a number above {low:g}", lambda value: low < value < float("inf"))
+
+
+def device_name(text: str) -> str:
+    """The type of a device's name; whether the device is there is another question."""
+    from coca_mindspeed.config.schema import DEVICE_PATTERN  # --help needs no schema
+
+    if not re.fullmatch(DEVICE_PATTERN, text):
+        raise argparse.ArgumentTypeError(f"expected auto, cpu, cuda, cuda:N, npu or npu:N, found {text[:40]!r}")
+    return text

@@ -13,7 +13,6 @@ from coca_mindspeed.files import write_atomically
 from coca_mindspeed.mindspeed.hooks.manifest import (
     HookCheck,
     Manifest,
-    ManifestError,
     examine,
     load_manifests,
     skeleton,
@@ -100,7 +99,7 @@ def _best_fit(root: Path, release: str | None) -> tuple[Manifest, list[HookCheck
     chosen = [manifest for manifest in manifests if release in (None, manifest.release)]
     if not chosen:
         known = ", ".join(manifest.release for manifest in manifests)
-        raise ManifestError(f"no manifest for release {release!r}; known: {known}")
+        raise UsageError(f"no manifest for release {release!r}; known: {known}")
     examined = [(manifest, examine(manifest, root)) for manifest in chosen]
     return min(examined, key=lambda pair: sum(not finding.matches for finding in pair[1]))
 

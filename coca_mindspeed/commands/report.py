@@ -4,15 +4,15 @@ import argparse
 import sys
 from pathlib import Path
 
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.commands.options import at_least
+from coca_mindspeed.errors import UsageError
 from coca_mindspeed.evaluation.paper.comparison import compare_with_paper, paper_report
+from coca_mindspeed.evaluation.paper.published import check_setting
 from coca_mindspeed.evaluation.reports.report import write_report
 from coca_mindspeed.evaluation.reports.scoreboard import Scoreboard
 from coca_mindspeed.evaluation.runs import read_runs
 
 DEFAULT_SETTING = "qwen2.5-7b/math"
-
-
 _DEFAULTS = {"output": Path("report"), "title": "Calibration report", "samples": 3, "replicates": 1000, "seed": 0}
 
 
@@ -22,9 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run directories and prediction files")
     parser.add_argument("--output", type=Path, help=f"directory to write {defaults['output']}")
     parser.add_argument("--title", help=f"of the page {defaults['title']}")
-    parser.add_argument("--samples", type=int, help=f"responses shown a run and data set {defaults['samples']}")
-    parser.add_argument("--replicates", type=int, help=f"of the bootstrap {defaults['replicates']}")
-    parser.add_argument("--seed", type=int, help=f"of the bootstrap {defaults['seed']}")
+    parser.add_argument("--samples", type=at_least(0), help=f"responses shown a run and data set {defaults['samples']}")
+    parser.add_argument("--replicates", type=at_least(1), help=f"of the bootstrap {defaults['replicates']}")
+    parser.add_argument("--seed", type=at_least(0), help=f"of the bootstrap {defaults['seed']}")
     parser.add_argument(
         "--compare-paper",
         nargs="?",
@@ -39,19 +39,19 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the report, or print the paper's tables."""
     if arguments.paper:
         if arguments.runs:
-            raise ConfigError("--paper takes no runs; to put the paper beside them use --compare-paper")
+            raise UsageError("--paper takes no runs; to put the paper beside them use --compare-paper")
         if given := [name for name in (*_DEFAULTS, "compare_paper") if getattr(arguments, name) is not None]:
             named = ", ".join("--" + name.replace("_", "-") for name in given)
-            raise ConfigError(f"{named}: means nothing with --paper, which prints the paper's own tables and stops")
+            raise UsageError(f"{named}: means nothing with --paper, which prints the paper's own tables and stops")
         sys.stdout.write(paper_report())
         return 0
     for name, value in _DEFAULTS.items():
         if getattr(arguments, name) is None:
             setattr(arguments, name, value)
     if not arguments.runs:
-        raise ConfigError("name at least one run directory or prediction file, or use --paper")
-    if arguments.replicates < 1:
-        raise ConfigError(f"--replicates should be at least 1, found {arguments.replicates}")
+        raise UsageError("name at least one run directory or prediction file, or use --paper")
+    if arguments.compare_paper is not None:
+        check_setting(arguments.compare_paper)
     runs = read_runs(arguments.runs)
     board = Scoreboard(runs, replicates=arguments.replicates, seed=arguments.seed)
     comparison = None

@@ -8,6 +8,7 @@ from pathlib import Path
 from coca_mindspeed.baselines.parts import claim_directory
 from coca_mindspeed.commands.options import at_least
 from coca_mindspeed.console import PlainConsole, print_text
+from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.reproduce.cells import ReproductionCell, cells_of
 from coca_mindspeed.reproduce.plan import plan_path, read_plan
 from coca_mindspeed.reproduce.report import write_report
@@ -49,7 +50,10 @@ def run(arguments: argparse.Namespace) -> int:
             console.print(f"[{done}/{waiting}] {cell}: {seconds:.0f} s ({elapsed / 60:.1f} min in all)")
 
         threads = max(1, len(os.sched_getaffinity(0)) // arguments.jobs)
-        run_cells(Workplace(plan, output, threads, show_progress=arguments.jobs == 1), cells, arguments.jobs, report)
+        place = Workplace(plan, output, threads, show_progress=arguments.jobs == 1)
+        message = f"stopped; finished cells are kept in {output}, and the same command goes on with the others"
+        with saying_what_is_saved(message):
+            run_cells(place, cells, arguments.jobs, report)
     directory = arguments.report or output / "report"
     shown = f"coca-mindspeed reproduce --plan {arguments.plan} --seeds {arguments.seeds} --jobs {arguments.jobs}"
     tables = write_report(collect(output, cells), plan, directory, shown)

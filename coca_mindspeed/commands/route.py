@@ -5,6 +5,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
+from coca_mindspeed.commands.options import at_least
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.evaluation.reports.figures import save_figure
@@ -30,8 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--policy", type=Path, metavar="CONFIG", help="replay this file of `serve` too")
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="counts tokens where the predictions do not say")
     parser.add_argument("--output", type=Path, default=Path("route"), help="directory to write (default: %(default)s)")
-    parser.add_argument("--replicates", type=int, default=500, help="of the bootstrap (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the bootstrap (default: %(default)s)")
+    parser.add_argument("--replicates", type=at_least(1), default=500, help="of the bootstrap (default: %(default)s)")
+    parser.add_argument("--seed", type=at_least(0), default=0, help="of the bootstrap (default: %(default)s)")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,8 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
         names = [str(path) for path in files]
     if len(files) < 2 or len(set(names)) < len(files):
         raise UsageError(f"name two different files of predictions or more, found {', '.join(map(str, files))}")
-    if arguments.replicates < 1:
-        raise UsageError(f"--replicates should be at least 1, found {arguments.replicates}")
     prices = _prices(arguments.prices, len(files))
     counter = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     count = None if counter is None else lambda text: counter.before(text, len(text))

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from coca_mindspeed.commands.options import at_least, device_name
 from coca_mindspeed.errors import MissingDependencyError, UsageError
 
 
@@ -16,12 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", type=Path, metavar="DIR", help="serve this Hugging Face directory itself instead")
     parser.add_argument("--name", help="of the model, to its clients (default: the directory's)")
     parser.add_argument("--host", help="default: 127.0.0.1, or as CONFIG says")
-    parser.add_argument("--port", type=int, help="default: 8000 with --model, else as CONFIG says")
-    parser.add_argument("--concurrent", type=int, default=4, help="--model: responses at once (default: 4)")
-    parser.add_argument("--max-tokens", type=int, default=1024, help="--model: of a response (default: 1024)")
-    parser.add_argument("--device", default="auto", help="--model: auto, cpu, cuda, cuda:N, npu or npu:N")
+    parser.add_argument("--port", type=at_least(0, 65535), help="default: 8000 with --model, else as CONFIG says")
+    parser.add_argument("--concurrent", type=at_least(1), default=4, help="--model: responses at once (default: 4)")
+    parser.add_argument("--max-tokens", type=at_least(1), default=1024, help="--model: of a response (default: 1024)")
+    parser.add_argument(
+        "--device", type=device_name, default="auto", help="--model: auto, cpu, cuda, cuda:N, npu or npu:N"
+    )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="--model: compute")
-    parser.add_argument("--threads", type=int, help="--model: CPU threads")
+    parser.add_argument("--threads", type=at_least(1), help="--model: CPU threads")
     parser.add_argument("--api-key-env", metavar="NAME", help="--model: variable that holds the key clients must show")
     parser.add_argument("--check", action="store_true", help="check CONFIG, its keys and its maps, and stop")
 
@@ -78,9 +81,6 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, str, int, bool]:
     from coca_mindspeed.local.policy import choose_device, load_policy
     from coca_mindspeed.serving.model_server import ModelServer
 
-    for name in ("concurrent", "max_tokens"):
-        if getattr(arguments, name) < 1:
-            raise UsageError(f"--{name.replace('_', '-')}: should be at least 1, found {getattr(arguments, name)}")
     if arguments.threads is not None:
         torch.set_num_threads(arguments.threads)
     key = None

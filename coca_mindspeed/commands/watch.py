@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
+from coca_mindspeed.commands.options import above
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
 
@@ -15,7 +16,7 @@ from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``watch``."""
     parser.add_argument("directory", type=Path, metavar="DIR", help="a run's directory, which holds metrics.jsonl")
-    parser.add_argument("--interval", type=float, default=2.0, help="seconds between looks (default: %(default)s)")
+    parser.add_argument("--interval", type=above(0), default=2.0, help="seconds between looks (default: %(default)s)")
     parser.add_argument("--once", action="store_true", help="print what there is and stop")
 
 

@@ -16,6 +16,8 @@ from coca_mindspeed.algorithm.rewards import METHODS, TrainingMethod, training_m
 
 #: Keys that name a file or a directory of this machine; ``~`` in them is the user's home directory.
 PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate", "warm_up.records")
+#: What the local engine calls its devices.
+DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d+)?)$"
 _LARGEST_SEED = 2**31 - 1  # the largest that NumPy's and Megatron's generators take on every rank
 
 
@@ -259,9 +261,7 @@ class TrainerConfig(Section):
         "may be split",
     )
     share_prompts: bool = Field(True, description="run each prompt once a group in the update, not once a response")
-    device: str = Field(
-        "auto", pattern=r"^(auto|cpu|(cuda|npu)(:\d+)?)$", description="auto, cpu, cuda, cuda:N, npu or npu:N"
-    )
+    device: str = Field("auto", pattern=DEVICE_PATTERN, description="auto, cpu, cuda, cuda:N, npu or npu:N")
     threads: int | None = Field(None, ge=1, description="CPU threads; null: as PyTorch likes")
 
     @model_validator(mode="after")

@@ -17,7 +17,7 @@ def learning_problems(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """
     invalid = _mean(rows, "rollout/invalid_share")
     cut_off = _mean(rows, "response/cut_off_share")
-    flat = [_mean(rows, f"group/no_{segment}_variance_share") for segment in ("confidence", "answer")]
+    flat = [_mean(rows, name) for name in ("group/no_confidence_variance_share", "group/no_answer_variance_share")]
     problems = []
     if invalid > _MOST:
         problems.append(f"{invalid:.0%} of the responses state no valid confidence")

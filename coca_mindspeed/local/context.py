@@ -34,9 +34,18 @@ def read_context_limit(path: Path, config: ModelConfig, *, where: str = "model.p
     Raises:
         ConfigError: its config.json does not load.
     """
+    return context_limit(read_model_config(path, config, where=where))
+
+
+def read_model_config(path: Path, config: ModelConfig, *, where: str = "model.path") -> Any:
+    """The Hugging Face configuration of the decoder in ``path``.
+
+    Raises:
+        ConfigError: its config.json does not load.
+    """
     source = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
     try:
-        return context_limit(AutoConfig.from_pretrained(path, **source).get_text_config())
+        return AutoConfig.from_pretrained(path, **source).get_text_config()
     except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
         raise ConfigError(f"{where}={path}: its config.json cannot be loaded: {error}") from error
 

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from coca_mindspeed.algorithm.rewards import TrainingMethod
 from coca_mindspeed.config.schema import MethodConfig, RolloutConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
@@ -17,8 +16,7 @@ def predict(
     policy: Policy,
     records: Sequence[Record],
     grader: Grader,
-    method: TrainingMethod,
-    method_config: MethodConfig,
+    method: MethodConfig,
     rollout: RolloutConfig,
     generator: torch.Generator,
     progress: Callable[[int], None] = lambda done: None,
@@ -29,8 +27,7 @@ def predict(
         policy: what answers.
         records: the questions.
         grader: says who is right.
-        method: gives the prompt and the place of the confidence.
-        method_config: the width of the confidence.
+        method: gives the prompt, and the place and width of the confidence.
         rollout: length limits, and how many responses to sample at once; its temperature is not used.
         generator: on the policy's device.
         progress: called with the number of records done so far.
@@ -40,9 +37,7 @@ def predict(
     predictions: list[Prediction] = []
     for start in range(0, len(records), at_once):
         chunk = records[start : start + at_once]
-        judged = respond_and_grade(
-            policy, chunk, grader, method, method_config, rollout, generator, group_size=1
-        ).judged
+        judged = respond_and_grade(policy, chunk, grader, method, rollout, generator, group_size=1).judged
         predictions += [
             Prediction(
                 id=record.id,

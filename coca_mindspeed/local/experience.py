@@ -10,7 +10,6 @@ from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks
 from coca_mindspeed.algorithm.credit import SegmentCredit
-from coca_mindspeed.algorithm.rewards import TrainingMethod
 from coca_mindspeed.config.schema import MethodConfig, RolloutConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import Grader
@@ -54,15 +53,14 @@ def respond_and_grade(
     policy: Policy,
     records: Sequence[Record],
     grader: Grader,
-    method: TrainingMethod,
-    method_config: MethodConfig,
+    method: MethodConfig,
     rollout: RolloutConfig,
     generator: torch.Generator,
     group_size: int,
 ) -> JudgedSamples:
     """Sample ``group_size`` responses to each record, parse their confidences and grade their answers."""
     start = time.perf_counter()
-    prompts = policy.encode_prompts(records, method.system_prompt, rollout.max_prompt_tokens)
+    prompts = policy.encode_prompts(records, method.training_method.system_prompt, rollout.max_prompt_tokens)
     samples = sample_responses(
         policy,
         prompts,
@@ -76,9 +74,9 @@ def respond_and_grade(
     sampled = time.perf_counter()
     judge = ResponseJudge(
         text=policy.text,
-        parser=method_config.parser(),
+        parser=method.parser(),
         grader=grader,
-        max_confidence_tokens=method_config.max_confidence_tokens,
+        max_confidence_tokens=method.max_confidence_tokens,
     )
     judged = judge(token_ids, lengths, [record for record in records for _ in range(group_size)])
     return JudgedSamples(

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from coca_mindspeed.algorithm.boundary import TokenText
-from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.config.schema import DEVICE_PATTERN, ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.chat import encode_prompts, load_tokenizer
@@ -100,16 +100,15 @@ def choose_device(name: str, *, where: str = "trainer.device") -> torch.device:
         where: the key or option that named it, for messages.
 
     Raises:
-        ConfigError: the name is none that PyTorch knows, or a device is asked for that is not there.
+        ConfigError: the name is another, or a device is asked for that is not there.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "npu" if _npu_count() else "cpu")
-    if re.fullmatch(r"npu(:\d+)?", name) and not _npu_count():  # torch knows the name once torch_npu is imported
+    if not re.fullmatch(DEVICE_PATTERN, name):
+        raise ConfigError(f"{where}={name}: expected auto, cpu, cuda, cuda:N, npu or npu:N")
+    if name.startswith("npu") and not _npu_count():  # torch knows the name once torch_npu is imported
         raise ConfigError(f"{where}={name}: PyTorch sees 0 NPU devices; is torch_npu installed?")
-    try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise ConfigError(f"{where}={name}: expected auto, cpu, cuda, cuda:N, npu or npu:N") from error
+    device = torch.device(name)
     counts = {"cuda": torch.cuda.device_count, "npu": _npu_count}
     if device.type in counts and (device.index or 0) >= counts[device.type]():
         raise ConfigError(f"{where}={name}: PyTorch sees {counts[device.type]()} {device.type.upper()} devices")

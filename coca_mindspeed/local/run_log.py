@@ -34,7 +34,7 @@ class RunLog:
             directory: the run's output.
             config: which loggers.
             settings: the run's configuration, for the loggers that show it.
-            run_id: unique to this run, and the same when it is resumed.
+            run_id: unique to this run, and the same when it is resumed; 32 hexadecimal digits.
             resume_step: rows of later steps are removed; 0 starts anew.
 
         Raises:
@@ -60,7 +60,10 @@ class RunLog:
             self._closers.append(run.finish)
         if config.swanlab is not None:
             swanlab = _import("swanlab")
-            swanlab.init(project=config.swanlab, logdir=str(directory / "swanlab"), config=dict(settings))
+            logs = str(directory / "swanlab")
+            # Its older releases take ids of exactly 21 characters.
+            of_run = {"id": run_id[:21], "experiment_name": directory.resolve().name, "resume": "allow"}
+            swanlab.init(project=config.swanlab, logdir=logs, config=dict(settings), **of_run)
             self._sinks.append(lambda step, scalars: swanlab.log(dict(scalars), step=step))
             self._closers.append(swanlab.finish)
 

@@ -153,7 +153,7 @@ class Trainer:
 
     def _answers(self, records: Sequence[Record], purpose: str, progress: Callable[[int], None]) -> list[Prediction]:
         draw, config = generator(self.policy.device, self.config.seed, purpose), self.config
-        return predict(self.policy, records, self.grader, self.method, config.method, config.rollout, draw, progress)
+        return predict(self.policy, records, self.grader, config.method, config.rollout, draw, progress)
 
     def _step(
         self, step: int, stage: int, stage_step: int, optimizer: torch.optim.Optimizer, log: RunLog
@@ -164,7 +164,6 @@ class Trainer:
             self.policy,
             records,
             self.evaluated_only if config.data.require_evaluated else self.grader,
-            self.method,
             config.method,
             config.rollout,
             generator(device, config.seed, "rollout", step),

@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from coca_mindspeed.evaluation.metrics.catalogue import metric_info
-from coca_mindspeed.evaluation.reports.figures import BLUE, GREY, VERMILION, new_figure, tidy
+from coca_mindspeed.evaluation.reports.figures import BLUE, GREY, VERMILION, new_figure, plot_text, tidy
 from coca_mindspeed.reproduce.comparisons import Entry
 from coca_mindspeed.reproduce.results import spread
-from coca_mindspeed.safe_text import plot_text
 
 
 def dot_chart(numbers: Sequence[Entry]) -> Figure:

@@ -7,9 +7,10 @@ import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from coca_mindspeed.config.compose import config_directory
+from coca_mindspeed.config.overrides import nearest
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.data.embedded.miniature import MiniatureName
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, UsageError
 
 BaselineCell = Literal["instruct", "rlvr+question_prob", "rlvr+probe", "rlvr+assessor", "majority_voting"]
 
@@ -63,9 +64,19 @@ class Plan(Section):
 
 
 def plan_path(name: str) -> Path:
-    """A plan of ``configs/reproduce`` by its name, or a path of your own."""
-    path = Path(name)
-    return path if path.suffix in (".yaml", ".yml") else config_directory() / "reproduce" / f"{name}.yaml"
+    """A plan of ``configs/reproduce`` by its name, or a path of your own.
+
+    Raises:
+        UsageError: there is no plan of that name.
+    """
+    if Path(name).suffix in (".yaml", ".yml"):
+        return Path(name)
+    ours = {path.stem: path for path in sorted((config_directory() / "reproduce").glob("*.yaml"))}
+    if name not in ours:
+        raise UsageError(
+            f"--plan: unknown plan {name!r}{nearest(name, list(ours))}; ready-made plans: {', '.join(ours)}"
+        )
+    return ours[name]
 
 
 def read_plan(path: Path) -> Plan:
@@ -77,8 +88,7 @@ def read_plan(path: Path) -> Plan:
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        ours = ", ".join(sorted(p.stem for p in (config_directory() / "reproduce").glob("*.yaml")))
-        raise ConfigError(f"--plan {path}: cannot be read: {error.strerror}; ready-made plans: {ours}") from error
+        raise ConfigError(f"--plan {path}: cannot be read: {error.strerror}") from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"--plan {path}: is not valid YAML: {error}") from error
     try:

@@ -111,7 +111,7 @@ def _predictions(place: Workplace, setting: SettingPlan, cell: ReproductionCell)
     model = _start(place, cell, config, "first") if on_start else cell.of("rlvr").directory(place.output) / "run/model"
     policy = load_policy(model, config.model, device)
     grader = build_grader(config.data.grader)
-    subject = Subject(policy, grader, config.method.training_method, config.method, config.rollout, cell.seed)
+    subject = Subject(policy, grader, config.method, config.rollout, cell.seed)
 
     def open_assessor(trained: Path | None) -> Policy:
         begin = place.plan.assessor_model

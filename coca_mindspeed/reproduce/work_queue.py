@@ -1,13 +1,16 @@
 """Running cells in processes, each as soon as those that it needs are done."""
 
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 
 from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.grading import lifeline
 from coca_mindspeed.reproduce.cells import ReproductionCell
 from coca_mindspeed.reproduce.work import Workplace, run_cell
+from coca_mindspeed.reproduce.worker_process import end_with_parent
 
 
 def run_cells(
@@ -34,8 +37,7 @@ def run_cells(
         for cell in pending:
             report(cell, work(place, cell))
         return
-    # Spawned, not forked: a process that has used PyTorch's threads must not be forked.
-    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with _processes(jobs) as pool:
         running: dict[Future[float], ReproductionCell] = {}
         failure: BaseException | None = None
         while running or (pending and failure is None):
@@ -54,6 +56,31 @@ def run_cells(
                     failure = _named(cell, error)
         if failure is not None:
             raise failure
+
+
+@contextmanager
+def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
+    """Processes that end at once with this one, however it ends, and where it is interrupted."""
+    # Spawned, not forked: a process that has used PyTorch's threads must not be forked.
+    context = multiprocessing.get_context("spawn")
+    parent, alive = context.Pipe(duplex=False)
+    lifeline.hold(alive.fileno())
+
+    def end_them() -> None:
+        if not alive.closed:
+            lifeline.let_go(alive.fileno())
+            alive.close()
+
+    try:
+        with ProcessPoolExecutor(count, context, initializer=end_with_parent, initargs=(parent,)) as pool:
+            try:
+                yield pool
+            except KeyboardInterrupt:
+                end_them()
+                raise
+    finally:
+        end_them()
+        parent.close()
 
 
 def _named(cell: ReproductionCell, error: BaseException) -> BaseException:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from matplotlib.figure import Figure
 
 from coca_mindspeed.evaluation.intervals.bounds import Interval
-from coca_mindspeed.evaluation.reports.figures import line_style, new_figure, png_bytes, tidy
+from coca_mindspeed.evaluation.reports.figures import line_style, new_figure, plot_text, png_bytes, tidy
 from coca_mindspeed.markdown import markdown_table
 from coca_mindspeed.serving.replay import PolicyOutcome, Tiers
 from coca_mindspeed.serving.routing_scores import GAPS, Routed, upper_hull
@@ -71,11 +71,13 @@ def routing_figure(tiers: Tiers, routers: Sequence[Routed], policy: PolicyOutcom
         style = line_style(index)
         x, y = upper_hull(router.cost, router.quality)
         if len(x) == 1:
-            axes.plot(x, y, linestyle="none", marker=style["marker"], color=style["color"], label=router.name)
+            axes.plot(
+                x, y, linestyle="none", marker=style["marker"], color=style["color"], label=plot_text(router.name)
+            )
         else:
-            axes.plot(x, y, **style, markevery=max(1, len(x) // 8), markersize=5, label=router.name)
+            axes.plot(x, y, **style, markevery=max(1, len(x) // 8), markersize=5, label=plot_text(router.name))
     for name, q, c in zip(tiers.names, quality, cost, strict=True):
-        axes.annotate(name, (c, q), (4, -10), textcoords="offset points", fontsize=8)
+        axes.annotate(plot_text(name), (c, q), (4, -10), textcoords="offset points", fontsize=8)
     if policy is not None:
         axes.plot(
             [policy.cost], [policy.quality], marker="*", markersize=12, color="black", linestyle="none", label="policy"

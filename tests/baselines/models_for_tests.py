@@ -4,7 +4,6 @@ from pathlib import Path
 
 import torch
 
-from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.baselines.subject import Subject
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
 from coca_mindspeed.data.embedded.miniature import SYMBOLS
@@ -25,4 +24,4 @@ def random_policy(directory: Path, architecture: str) -> Policy:
 
 def subject_of(policy: Policy, seed: int = 0, max_new_tokens: int = 12) -> Subject:
     rollout = RolloutConfig(max_prompt_tokens=512, max_new_tokens=max_new_tokens)
-    return Subject(policy, build_grader("exact"), training_method("coca"), MethodConfig(), rollout, seed)
+    return Subject(policy, build_grader("exact"), MethodConfig(), rollout, seed)

@@ -15,6 +15,8 @@ from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import read_predictions
+from coca_mindspeed.judging.responses import ResponseJudge
+from coca_mindspeed.local import experience
 from tests.baselines.models_for_tests import subject_of, tiny_policy
 
 QUICK = FitConfig(epochs=1, batch=16)
@@ -140,8 +142,30 @@ def test_the_command_line(tmp_path, capsys):
     assert cli.main([*command, "--output", str(tmp_path / "out"), "--seed", "1"]) == 1
     assert "seed=0, found 1" in capsys.readouterr().err
     probe = ["baseline", "probe", *command[2:], "--output", str(tmp_path / "probe")]
-    assert cli.main(probe) == 1
+    assert cli.main(probe) == 2
     assert "--train" in capsys.readouterr().err
+    probe += ["--train", str(tmp_path / "data.jsonl"), "--layer"]
+    for layer in ("3", "-4"):  # the tiny model has the embedding and two blocks
+        assert cli.main([*probe, layer]) == 2
+        assert f"--layer {layer}: expected one from -3 to 2" in capsys.readouterr().err
+    assert not (tmp_path / "probe").exists()
+
+
+@pytest.mark.parametrize(("method", "position"), [("coca", "first"), ("rlcr", "last")])
+def test_a_confidence_is_looked_for_where_the_method_asks_for_it(tmp_path, monkeypatch, method, position):
+    tiny_policy(tmp_path / "tiny")
+    write_records(tmp_path / "data.jsonl", arithmetic_records(2, "evaluate", 0))
+    positions = []
+
+    def remember(text, parser, **more):
+        positions.append(parser.position)
+        return ResponseJudge(text, parser, **more)
+
+    monkeypatch.setattr(experience, "ResponseJudge", remember)
+    command = ["baseline", "verbalised", "--method", method, "--model", str(tmp_path / "tiny"), "--device", "cpu"]
+    command += ["--data", str(tmp_path / "data.jsonl"), "--output", str(tmp_path / "out"), "--max-new-tokens", "4"]
+    assert cli.main([*command, "--dtype", "float32", "--quiet"]) == 0
+    assert set(positions) == {position}
 
 
 def test_devices(monkeypatch):

@@ -1,5 +1,6 @@
 """Exit codes and usage: 2 for what is typed wrong, with the subcommand's own usage; 1 for failures; 130 for ^C."""
 
+import argparse
 import os
 import signal
 import subprocess
@@ -8,7 +9,7 @@ import sys
 import pytest
 
 from coca_mindspeed import cli
-from coca_mindspeed.cli import main
+from coca_mindspeed.cli import COMMANDS, main
 from coca_mindspeed.commands import config as config_command
 
 
@@ -65,11 +66,84 @@ def test_usage_is_that_of_the_subcommand(capsys, arguments, usage):
         ),
         (["data", "prepare", "records", "--input", "a.jsonl", "--output", "o", "--seed", "-1"], "--seed: "),
         (["data", "prepare", "records", "--hub", "--output", "o"], "no place on the hub"),
+        (["demo", "--seed", "-1"], "--seed: "),
+        (["report"], "name at least one run"),
+        (["report", "--paper", "x"], "--paper takes no runs"),
+        (["report", "--paper", "--output", "o", "--seed", "0"], "--output, --seed: means nothing with --paper"),
+        (["report", "--paper", "--compare-paper"], "--compare-paper: means nothing with --paper"),
+        (["report", "x", "--samples", "-1"], "--samples: "),
+        (["report", "x", "--replicates", "0"], "--replicates: "),
+        (["report", "x", "--seed", "-1"], "--seed: "),
+        (["report", "x", "--compare-paper", "gpt/math"], "the paper has no setting 'gpt/math'"),
+        (["evaluate", "x", "--output", "o", "--bins", "0"], "--bins: "),
+        (["evaluate", "x", "--output", "o", "--replicates", "0"], "--replicates: "),
+        (["evaluate", "x", "--output", "o", "--format", "rollouts", "--decimals", "0"], "--decimals: "),
+        (["evaluate", "x", "--output", "o", "--decimals", "2"], "--decimals: means nothing with --format predictions"),
+        (["evaluate", "x", "--output", "o", "--format", "responses"], "needs --gold"),
+        (["watch", "x", "--interval", "0"], "--interval: "),
+        (["watch", "x", "--interval", "nan"], "--interval: "),
+        (["reproduce", "--plan", "minature"], "did you mean 'miniature'?"),
+        (["calibrate", "x", "--output", "o", "--folds", "1"], "--folds: "),
+        (["calibrate", "x", "--output", "o", "--risk", "nan"], "--risk: "),
+        (["calibrate", "x", "--output", "o", "--risk", "1.5"], "--risk: "),
+        (["calibrate", "x", "--output", "o", "--confidence", "1"], "--confidence: "),
+        (["calibrate", "x", "--output", "o", "--temperature", "3"], "--temperature: "),
+        (["calibrate", "x", "--output", "o", "--shrinkage", "-1"], "--shrinkage: "),
+        (["route", "x", "y", "--replicates", "0"], "--replicates: "),
+        (["serve", "--model", "x", "--port", "65536"], "--port: "),
+        (["serve", "--model", "x", "--threads", "0"], "--threads: "),
+        (["serve", "--model", "x", "--max-tokens", "0"], "--max-tokens: "),
+        (["serve", "--model", "x", "--device", "abacus"], "--device: "),
     ],
 )
 def test_what_is_typed_wrong_ends_with_two(capsys, monkeypatch, arguments, message):
     monkeypatch.delenv("MINDSPEED_RL_HOME", raising=False)
     assert message in usage_error(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--samples", "0"], "--samples: "),
+        (["--batch", "0"], "--batch: "),
+        (["--max-new-tokens", "0"], "--max-new-tokens: "),
+        (["--probe-width", "0"], "--probe-width: "),
+        (["--assessor-lr", "-1"], "--assessor-lr: "),
+        (["--assessor-epochs", "0"], "--assessor-epochs: "),
+        (["--seed", "-1"], "--seed: "),
+        (["--device", "abacus"], "--device: "),
+        ([], "needs --train"),
+    ],
+)
+def test_what_is_typed_wrong_of_a_baseline(capsys, arguments, message):
+    command = ["baseline", "probe", "--model", "m", "--data", "d", "--output", "o", *arguments]
+    assert message in usage_error(capsys, *command)
+
+
+def every_option(parser):
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for of_action in action.choices.values():
+                yield from every_option(of_action)
+        else:
+            yield action
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_number_has_a_range(command):
+    options = list(every_option(cli._parser([command])._subparsers._group_actions[0].choices[command]))
+    assert options
+    # How many layers there are to read from is up to the model.
+    assert [action.dest for action in options if action.type in (int, float) and action.dest != "layer"] == []
+
+
+def test_a_release_that_is_not_known(tmp_path, capsys):
+    (tmp_path / "mindspeed_rl").mkdir()
+    assert "no manifest for release '9.9'" in usage_error(capsys, "patches", "verify", tmp_path, "--release", "9.9")
+
+
+def test_a_stage_that_the_method_does_not_have(capsys):
+    assert "method coca has stages 0 to 0" in usage_error(capsys, "check", "qwen25_7b_910b", "--quiet", "--stage", "7")
 
 
 def test_what_a_file_says_wrong_ends_with_one(tmp_path, capsys):

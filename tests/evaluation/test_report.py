@@ -177,12 +177,12 @@ def test_comparison_with_the_paper_is_printed_and_in_the_report(report, tmp_path
 
 
 def test_command_errors(tmp_path, capsys):
-    assert main(["report"]) == 1
+    assert main(["report"]) == 2
     assert "name at least one run" in capsys.readouterr().err
-    assert main(["report", "--paper", "x"]) == 1
-    assert main(["report", "--paper", "--output", str(tmp_path / "out"), "--seed", "0"]) == 1
+    assert main(["report", "--paper", "x"]) == 2
+    assert main(["report", "--paper", "--output", str(tmp_path / "out"), "--seed", "0"]) == 2
     assert "--output, --seed: means nothing with --paper" in capsys.readouterr().err
-    assert main(["report", "--paper", "--compare-paper"]) == 1
+    assert main(["report", "--paper", "--compare-paper"]) == 2
     assert "--compare-paper: means nothing with --paper" in capsys.readouterr().err
     assert main(["report", "--paper"]) == 0
     assert "15 of 411 cells" in capsys.readouterr().out

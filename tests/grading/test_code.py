@@ -258,6 +258,28 @@ def test_time_limits_are_the_records_or_the_graders(grader: CodeGrader) -> None:
     assert grader.metrics()["timeouts"] >= 1
 
 
+def test_only_a_limit_on_time_counts_as_a_timeout(grader: CodeGrader) -> None:
+    stdio: dict[str, object] = {"kind": "stdio", "cases": [{"input": "", "output": "1"}]}
+    call: dict[str, object] = {"kind": "call", "entry_point": "f", "cases": [{"arguments": [], "expected": 1}]}
+    says_so, hangs = "raise ValueError('took longer than 10 s')", "while True: pass"
+    claims = [
+        (asserts("assert f() == 1"), f"def f(): {says_so}"),
+        (record(stdio), says_so),
+        (record(call), f"def f(): {says_so}"),
+    ]
+    late = [
+        (asserts("assert f() == 1", time_limit=0.5), hangs),
+        (record(stdio, time_limit=0.5), hangs),
+        (record(call, time_limit=0.5), hangs),
+        (record(call, time_limit=0.5), f"def f():\n    {hangs}"),
+    ]
+    for cases, timeouts in ((claims, 0), (late, len(late))):
+        before = grader.metrics()["timeouts"]
+        verdicts = grader.grade([record for record, _ in cases], [program for _, program in cases])
+        assert all("longer than" in verdict.reason for verdict in verdicts), verdicts
+        assert grader.metrics()["timeouts"] - before == timeouts
+
+
 def test_malformed_tests_stop_the_batch_before_anything_runs(grader: CodeGrader) -> None:
     with pytest.raises(DataError, match="r1"):
         grader.grade([asserts("assert True"), record({"kind": "?"})], ["", ""])

@@ -288,7 +288,8 @@ def test_the_run_directory_describes_itself(six_steps):
     assert marker["data"]["train"]["records"] == 70
 
 
-def test_weights_and_biases_gets_an_id_of_the_runs_own_also_when_resumed(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("logger", "name"), [("wandb", "name"), ("swanlab", "experiment_name")])
+def test_a_logger_gets_an_id_of_the_runs_own_also_when_resumed(tmp_path, monkeypatch, logger, name):
     given = []
 
     class Run:
@@ -296,15 +297,18 @@ def test_weights_and_biases_gets_an_id_of_the_runs_own_also_when_resumed(tmp_pat
 
         def finish(self): ...
 
-    wandb = types.ModuleType("wandb")
-    wandb.init = lambda **options: given.append(options) or Run()
-    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    package = types.ModuleType(logger)
+    package.init = lambda **options: given.append(options) or Run()
+    package.log, package.finish = Run().log, Run().finish  # SwanLab's are the module's
+    monkeypatch.setitem(sys.modules, logger, package)
     for user in ("a", "b"):
-        train(tmp_path / user / "mine", *TINY, "trainer.steps=1", "logging.wandb=project")
-    train(tmp_path / "a" / "mine", *TINY, "trainer.steps=2", "logging.wandb=project", resume=True)
+        train(tmp_path / user / "mine", *TINY, "trainer.steps=1", f"logging.{logger}=project")
+    train(tmp_path / "a" / "mine", *TINY, "trainer.steps=2", f"logging.{logger}=project", resume=True)
     a, b, again = (options["id"] for options in given)
     assert a == again != b
-    assert [options["name"] for options in given] == ["mine"] * 3
+    assert [(options[name], options["resume"]) for options in given] == [("mine", "allow")] * 3
+    if logger == "swanlab":  # the only form that its older releases take
+        assert re.fullmatch(r"[0-9a-z]{21}", a)
 
 
 @pytest.mark.parametrize("width", [30, 40, 50, 80, 200])

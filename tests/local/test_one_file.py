@@ -44,7 +44,6 @@ def test_it_takes_the_first_step_of_the_engine(example, session):
         policy,
         records,
         trainer.grader,
-        trainer.method,
         config.method,
         config.rollout,
         torch.Generator().manual_seed(5),

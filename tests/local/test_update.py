@@ -31,7 +31,6 @@ def experience(session):
         trainer.policy,
         trainer.train_records[:8],
         trainer.grader,
-        trainer.method,
         config.method,
         config.rollout,
         generator(trainer.policy.device, 0, "test"),

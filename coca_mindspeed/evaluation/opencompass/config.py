@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.algorithm.response import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, ConfidencePosition
+from coca_mindspeed.console import print_failure
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError
 from coca_mindspeed.evaluation.metrics.catalogue import HEADLINE_METRICS
 from coca_mindspeed.files import write_json
@@ -260,6 +261,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--samples", type=int, default=1, help="samples of every question (default: %(default)s)")
     parser.add_argument("--output", type=Path, required=True, help="the file to write, ending in .json")
     arguments = parser.parse_args(argv)
+    if arguments.samples < 1:
+        parser.error(f"--samples: expected 1 or more, found {arguments.samples}")
     tokenizer = str(arguments.tokenizer.absolute())
     judge = None
     try:
@@ -286,8 +289,7 @@ def main(argv: list[str] | None = None) -> int:
             samples=arguments.samples,
         )
     except CocaError as error:
-        print(f"{parser.prog}: {error}", file=sys.stderr)
-        return 1
+        return print_failure(error, error.exit_code)
     write_json(arguments.output, config)
     return 0
 

@@ -17,6 +17,7 @@ from coca_mindspeed.evaluation.metrics.catalogue import (
 )
 from coca_mindspeed.evaluation.paper.published import (
     PaperFigure,
+    check_setting,
     disagreements,
     paper,
     printed,
@@ -93,9 +94,8 @@ def _calibrated(board: Scoreboard, run: Run, column: Column) -> str:
 
 
 def _method(run: Run, setting: str) -> str:
-    methods = paper().per_dataset.get(setting)
-    if methods is None:
-        raise ConfigError(f"the paper has no setting {setting!r}; it has {', '.join(paper().per_dataset)}")
+    check_setting(setting)
+    methods = paper().per_dataset[setting]
     for name in (run.method, run.label):
         if name in methods:
             return str(name)

@@ -12,7 +12,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from functools import cache
 from importlib.resources import files
 
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.evaluation.metrics.catalogue import CATALOGUE, UNDEFINED, round_half_up
 
 Figures = Mapping[str, Mapping[str, Mapping[str, Mapping[str, Decimal | None]]]]
@@ -109,6 +109,16 @@ def disagreements() -> list[PaperFigure]:
     return [cell for cell in rebuilt_cells() if not cell.agrees]
 
 
+def check_setting(setting: str) -> None:
+    """Refuse a setting that the paper does not have.
+
+    Raises:
+        UsageError: it has others.
+    """
+    if setting not in (known := paper().per_dataset):
+        raise UsageError(f"the paper has no setting {setting!r}; it has {', '.join(known)}")
+
+
 def published(setting: str, method: str, metric: str, dataset: str) -> float:
     """A figure of the paper in our units (accuracy as a fraction), NaN where it prints none.
 
@@ -121,10 +131,9 @@ def published(setting: str, method: str, metric: str, dataset: str) -> float:
     Raises:
         ConfigError: the paper has no such setting or method.
     """
+    check_setting(setting)
     tables = paper()
-    methods = tables.per_dataset.get(setting)
-    if methods is None:
-        raise ConfigError(f"the paper has no setting {setting!r}; it has {', '.join(tables.per_dataset)}")
+    methods = tables.per_dataset[setting]
     if method not in methods:
         raise ConfigError(f"the paper has no method {method!r} in {setting}; it has {', '.join(methods)}")
     source = tables.per_category if dataset in tables.categories else tables.per_dataset

@@ -7,6 +7,7 @@ markers and hatches say the same again in black and white.
 
 import io
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, get_font
 
 from coca_mindspeed.files import write_atomically
+from coca_mindspeed.safe_text import one_line
 
 DPI = 120
 BLUE, VERMILION, GREY = "#0072B2", "#D55E00", "#555555"
@@ -84,6 +87,28 @@ def tidy(axes: Axes, *, xlabel: str, ylabel: str) -> None:
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+
+
+def plot_text(text: str) -> str:
+    """A text of strangers as matplotlib can draw it.
+
+    It takes ``$`` for mathematics, hides labels that begin with ``_``, and draws an empty box for what its font has
+    no glyph for, which an escape stands for here; tables and pages have the text itself.
+    """
+    shown = one_line(text).replace("$", r"\$")
+    if not shown.isascii():
+        glyphs = _glyphs(tuple(FontProperties().get_family()))
+        shown = "".join(c if ord(c) in glyphs else ascii(c)[1:-1] for c in shown)
+    return f" {shown}" if shown.startswith("_") else shown
+
+
+@cache
+def _glyphs(families: tuple[str, ...]) -> frozenset[int]:
+    """The code points that the fonts of these families can draw."""
+    found: set[int] = set()
+    for family in families:
+        found |= get_font(findfont(FontProperties(family=[family]))).get_charmap().keys()
+    return frozenset(found)
 
 
 def png_bytes(figure: Figure, dpi: int = DPI) -> bytes:

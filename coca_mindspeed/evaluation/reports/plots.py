@@ -12,8 +12,16 @@ from coca_mindspeed.evaluation.metrics.binning import bin_table
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.metrics.catalogue import metric_info, show
 from coca_mindspeed.evaluation.predictions import Outcomes, Prediction, outcomes
-from coca_mindspeed.evaluation.reports.figures import GREY, SKY, VERMILION, line_style, new_figure, pixels, tidy
-from coca_mindspeed.safe_text import plot_text
+from coca_mindspeed.evaluation.reports.figures import (
+    GREY,
+    SKY,
+    VERMILION,
+    line_style,
+    new_figure,
+    pixels,
+    plot_text,
+    tidy,
+)
 
 # Predictions, or their arrays (confidence, correct).
 PlotData = Sequence[Prediction] | Outcomes | tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]

@@ -11,9 +11,17 @@ from matplotlib.ticker import LogLocator, NullLocator
 from coca_mindspeed.evaluation.metrics.binning import bin_table
 from coca_mindspeed.evaluation.metrics.curves import risk_coverage, roc
 from coca_mindspeed.evaluation.predictions import Outcomes
-from coca_mindspeed.evaluation.reports.figures import GREY, SKY, VERMILION, grid_figure, line_style, new_figure, tidy
+from coca_mindspeed.evaluation.reports.figures import (
+    GREY,
+    SKY,
+    VERMILION,
+    grid_figure,
+    line_style,
+    new_figure,
+    plot_text,
+    tidy,
+)
 from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
-from coca_mindspeed.safe_text import plot_text
 
 Groups = Mapping[str, Outcomes]
 

@@ -16,7 +16,6 @@ from coca_mindspeed.grading.workers import in_order
 _MAX_WORKERS = 64
 _MOST_WORKERS_BY_DEFAULT = 32
 _MAX_PROGRAM_CHARACTERS = 200_000
-_TIMED_OUT = "took longer than"  # as the sandbox and the harness say it
 
 
 class CodeGrader:
@@ -70,9 +69,10 @@ class CodeGrader:
         """
         started = time.perf_counter()
         jobs = [self._job(record, answer) for record, answer in zip(records, answers, strict=True)]
-        verdicts = [Verdict(Outcome(report.outcome), report.reason, seconds) for report, seconds in self._reports(jobs)]
+        reports = list(self._reports(jobs))
+        verdicts = [Verdict(Outcome(report.outcome), report.reason, seconds) for report, seconds in reports]
         self._tally.add(verdicts, time.perf_counter() - started)
-        self._tally.timeouts += sum(_TIMED_OUT in verdict.reason for verdict in verdicts)
+        self._tally.timeouts += sum(report.timed_out for report, _ in reports)
         return verdicts
 
     def outputs(self, jobs: Sequence[Job]) -> list[tuple[str | None, ...]]:

@@ -66,11 +66,13 @@ class Report:
     Attributes:
         outcome: ``right``, ``wrong`` or ``ungradable``.
         reason: why, for people.
+        timed_out: whether a limit on its time has ended it.
         outputs: of a job of the kind ``outputs``, a digest for each input; None compares to nothing.
     """
 
     outcome: str
     reason: str
+    timed_out: bool = False
     outputs: tuple[str | None, ...] = ()
 
 
@@ -139,7 +141,7 @@ class Sandbox:
                 "alone": self.sandboxed,
             }
             content = {**job, "total_seconds": total_seconds, "token": token, "limits": limits, "scratch": scratch}
-            output, errors, killed = self._communicate(
+            output, errors, killed, timed_out = self._communicate(
                 command, lock, json.dumps(content).encode("ascii") + b"\n", total_seconds + _GRACE_SECONDS, stop
             )
         if stop.is_set():
@@ -150,10 +152,11 @@ class Sandbox:
             # Nothing of the program has run yet, so this cannot be its doing.
             return Report("unavailable", killed or why or "the harness ended at once")
         if killed:
-            return Report("wrong", killed)
+            return Report("wrong", killed, timed_out)
         if "outcome" not in said[-1]:
             return Report("wrong", f"the tests did not come to their end{': ' if why else ''}{why}")
-        return Report(said[-1]["outcome"], said[-1]["reason"], tuple(said[-1]["outputs"]))
+        last = said[-1]
+        return Report(last["outcome"], last["reason"], last["timed_out"], tuple(last["outputs"]))
 
     @contextmanager
     def _user(self) -> Iterator[tuple[int | None, list[int]]]:
@@ -206,8 +209,8 @@ class Sandbox:
 
     def _communicate(
         self, command: list[str], inherited: list[int], data: bytes, seconds: float, stop: threading.Event
-    ) -> tuple[bytes, bytes, str]:
-        """Output, error output, and why the job was killed or ``""``.
+    ) -> tuple[bytes, bytes, str, bool]:
+        """Output, error output, why the job was killed or ``""``, and whether that was for its time.
 
         Standard input stays open for as long as this process lives: the harness ends when it is closed.
         """
@@ -227,7 +230,7 @@ class Sandbox:
         lifeline.hold(stdin)
         os.set_blocking(stdin, False)
         received = {stdout: bytearray(), stderr: bytearray()}
-        unsent, writing, killed = memoryview(data), [stdin], ""
+        unsent, writing, killed, timed_out = memoryview(data), [stdin], "", False
         deadline = time.monotonic() + seconds
         open_pipes = [stdout, stderr]
         try:
@@ -248,7 +251,7 @@ class Sandbox:
                 if max(map(len, received.values())) > _MAX_REPORT_BYTES:
                     killed = "wrote too much"
                 elif time.monotonic() > deadline:
-                    killed = f"took longer than {seconds - _GRACE_SECONDS:g} s"
+                    killed, timed_out = f"took longer than {seconds - _GRACE_SECONDS:g} s", True
                 elif not readable and not writable and self._memory_bytes(process.pid) > self.limits.memory_bytes:
                     killed = "used too much memory"
         finally:
@@ -256,7 +259,7 @@ class Sandbox:
             lifeline.let_go(stdin)
             for pipe in (process.stdin, process.stdout, process.stderr):
                 pipe.close()
-        return bytes(received[stdout]), bytes(received[stderr]), killed
+        return bytes(received[stdout]), bytes(received[stderr]), killed, timed_out
 
 
 def _statements(output: bytes, token: str) -> list[dict[str, Any]]:

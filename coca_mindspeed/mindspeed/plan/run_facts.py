@@ -4,7 +4,7 @@ Defaults are those of MindSpeed-RL's config classes, for a key that a YAML file 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -196,31 +196,20 @@ class _Reader:
             self._values.update({str(key).replace("-", "_"): value for key, value in section.items()})
 
     def integer(self, key: str, default: int | None = None) -> int:
-        value = self._values.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise ConfigError(f"{self._name}.{key}={value!r}: expected a whole number")
-        return value
+        return int(self._value(key, default, "a whole number", lambda value: type(value) is int))
 
     def optional(self, key: str) -> int | None:
         return None if self._values.get(key) is None else self.integer(key)
 
     def number(self, key: str, default: float) -> float:
-        value = self._values.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-            raise ConfigError(f"{self._name}.{key}={value!r}: expected a finite number")
-        return float(value)
+        return float(self._value(key, default, "a finite number", _is_finite))
 
     def switch(self, key: str, default: bool) -> bool:
-        value = self._values.get(key, default)
-        if not isinstance(value, bool):
-            raise ConfigError(f"{self._name}.{key}={value!r}: expected true or false")
-        return value
+        return bool(self._value(key, default, "true or false", lambda value: type(value) is bool))
 
     def text(self, key: str, default: str | None) -> str | None:
-        value = self._values.get(key, default)
-        if value is not None and not isinstance(value, str):
-            raise ConfigError(f"{self._name}.{key}={value!r}: expected text")
-        return value
+        value = self._value(key, default, "text", lambda value: value is None or isinstance(value, str))
+        return None if value is None else str(value)
 
     def section(self, key: str) -> "_Reader":
         return _Reader(f"{self._name}.{key}", self._values.get(key) or {})
@@ -228,6 +217,16 @@ class _Reader:
     def length(self, key: str, default: int) -> int:
         value = self._values.get(key)
         return default if value is None else len(value)
+
+    def _value(self, key: str, default: Any, expected: str, holds: Callable[[Any], bool]) -> Any:
+        value = self._values.get(key, default)
+        if not holds(value):
+            raise ConfigError(f"{self._name}.{key}={value!r}: expected {expected}")
+        return value
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) in (int, float) and math.isfinite(value)
 
 
 def read_facts(run: RunConfig) -> RunFacts:

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.files import write_atomically
 from coca_mindspeed.mindspeed.plan.cluster_plan import Plan
 from coca_mindspeed.mindspeed.plan.conditions import needs_reference
@@ -71,12 +71,13 @@ def mindspeed_values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: b
         resume: load the newest checkpoint of this stage with its optimizer, instead of the initial weights.
 
     Raises:
-        ConfigError: there is no such stage, no checkpoint to resume from or to start the second stage with, or the
+        UsageError: there is no such stage.
+        ConfigError: there is no checkpoint to resume from or to start the second stage with, or the
             number of iterations is not known.
     """
     stages = run.method.training_method.stages
     if files.stage >= len(stages):
-        raise ConfigError(f"--stage {files.stage}: method {run.method.name} has stages 0 to {len(stages) - 1}")
+        raise UsageError(f"--stage {files.stage}: method {run.method.name} has stages 0 to {len(stages) - 1}")
     if plan.iterations is None:
         raise ConfigError(
             f"data.epochs={run.data.epochs}: the number of questions is not known; prepare {run.data.train}, or set "

@@ -17,7 +17,6 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
-from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record
@@ -68,12 +67,9 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Case:
     policy = tiny.write_model(directory / "model", warm_up_steps=150)
     tiny.write_questions(directory, train=64)
     run = _run_config("sum")
-    method = training_method("coca")
     generator = torch.Generator().manual_seed(0)
     records = arithmetic_records(PROMPTS, "train", 1)
-    graded = respond_and_grade(
-        policy, records, _EvenIsRight(), method, run.method, run.rollout, generator, group_size=GROUP
-    )
+    graded = respond_and_grade(policy, records, _EvenIsRight(), run.method, run.rollout, generator, group_size=GROUP)
     noise = torch.randn(graded.samples.log_probs.shape, generator=generator)
     samples = dataclasses.replace(graded.samples, log_probs=graded.samples.log_probs + 0.3 * noise)
     graded = dataclasses.replace(graded, samples=samples)

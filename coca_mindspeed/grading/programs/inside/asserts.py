@@ -8,25 +8,24 @@ import time
 from typing import Any
 
 sys.path.insert(0, __file__.rpartition("/")[0])
+ending = importlib.import_module("ending")
 names = importlib.import_module("names")
 remote = importlib.import_module("remote")
 
 _FLOAT_TOLERANCE = 1e-6
-
-Outcome = tuple[str, str]
-RIGHT, WRONG, UNGRADABLE = "right", "wrong", "ungradable"
+Ending, RIGHT, WRONG, UNGRADABLE = ending.Ending, ending.RIGHT, ending.WRONG, ending.UNGRADABLE
 
 
-def run_asserts(job: dict[str, Any]) -> Outcome:
-    """Run test code against the program's functions; the prompt's own helpers are the tests', not the program's."""
+def run_asserts(job: dict[str, Any]) -> Any:
+    """The ending of test code run against the program's functions; the prompt's helpers are the tests', not its own."""
     namespace = _after_prompt(job["prompt"])
     try:
         tests = compile(job["tests"], "<tests>", "exec")
         wanted = names.undefined(job["tests"], namespace.keys(), job["entry_point"])
     except (SyntaxError, ValueError) as error:
-        return UNGRADABLE, f"the tests do not compile: {error}"
+        return Ending(UNGRADABLE, f"the tests do not compile: {error}")
     if not wanted.program:
-        return UNGRADABLE, "the tests use nothing of the program's, so that any program would pass or none"
+        return Ending(UNGRADABLE, "the tests use nothing of the program's, so that any program would pass or none")
     for name, (module, attribute) in wanted.standard.items():
         namespace[name] = _standard(module, attribute)
     program = None
@@ -36,21 +35,21 @@ def run_asserts(job: dict[str, Any]) -> Outcome:
         except (remote.ProgramError, remote.CannotTestError):
             raise
         except Exception as error:  # noqa: BLE001  # what the program raises is up to it
-            return WRONG, f"the program does not load: {type(error).__name__}: {error}"
+            return Ending(WRONG, f"the program does not load: {type(error).__name__}: {error}")
         for name in program.exports:
             namespace[name] = program.value_of(name)
         exec(tests, namespace)  # noqa: S102  # in the sandbox
     except (remote.ProgramError, remote.CannotTestError):
         raise
     except BaseException as error:  # noqa: BLE001  # tests end in any way that they like
-        return WRONG, f"{type(error).__name__}: {error}"
+        return Ending(WRONG, f"{type(error).__name__}: {error}")
     finally:
         if program is not None:
             program.close()
     # Tests that expect an exception catch these two as well; a program that died has raised nothing.
     if program.failure is not None:
         raise program.failure
-    return RIGHT, ""
+    return Ending(RIGHT)
 
 
 def _after_prompt(prompt: str | None) -> dict[str, Any]:
@@ -71,36 +70,37 @@ def _standard(module: str, attribute: str | None) -> Any:
     return found if attribute is None else getattr(found, attribute)
 
 
-def run_calls(job: dict[str, Any]) -> Outcome:
-    """Call the entry point with each case's arguments; JSON knows no tuples, so they count as lists."""
+def run_calls(job: dict[str, Any]) -> Any:
+    """The ending of calls with each case's arguments; JSON knows no tuples, so they count as lists."""
     deadline = time.monotonic() + job["total_seconds"]
     try:
         program = remote.RemoteProgram(job["source"], job["entry_point"], [job["entry_point"]], job["seconds"])
     except (remote.ProgramError, remote.CannotTestError):
         raise
     except Exception as error:  # noqa: BLE001  # what the program raises is up to it
-        return WRONG, f"the program does not load: {type(error).__name__}: {error}"
+        return Ending(WRONG, f"the program does not load: {type(error).__name__}: {error}")
     try:
         try:
             function = program.value_of(job["entry_point"])
         except KeyError:
-            return WRONG, f"the program does not define {job['entry_point']}"
+            return Ending(WRONG, f"the program does not define {job['entry_point']}")
         if type(function) is not remote.Remote:
-            return WRONG, f"{job['entry_point']} is not a function"
+            return Ending(WRONG, f"{job['entry_point']} is not a function")
         for number, case in enumerate(job["cases"], start=1):
             if time.monotonic() > deadline:
-                return WRONG, f"case {number}: all cases together took longer than {job['total_seconds']:g} s"
+                reason = f"case {number}: all cases together took longer than {job['total_seconds']:g} s"
+                return Ending(WRONG, reason, timed_out=True)
             try:
                 found = function(*case["arguments"])
             except remote.ProgramError as error:
-                return WRONG, f"case {number}: the program {error}"
+                return Ending(WRONG, f"case {number}: the program {error}", error.timed_out)
             except Exception as error:  # noqa: BLE001  # what the program raises is up to it
-                return WRONG, f"case {number}: {type(error).__name__}: {error}"
+                return Ending(WRONG, f"case {number}: {type(error).__name__}: {error}")
             if not same_result(as_json(found), case["expected"]):
-                return WRONG, f"case {number}: another result"
+                return Ending(WRONG, f"case {number}: another result")
     finally:
         program.close()
-    return RIGHT, ""
+    return Ending(RIGHT)
 
 
 def as_json(value: Any) -> Any:

@@ -17,6 +17,7 @@ import sys
 from typing import Any
 
 sys.path.insert(0, __file__.rpartition("/")[0])
+ending = importlib.import_module("ending")
 lifeline = importlib.import_module("lifeline")
 remote = importlib.import_module("remote")
 seccomp = importlib.import_module("seccomp")
@@ -37,16 +38,15 @@ def main() -> None:
     confine(job["limits"])
     say(job, ready=True)
     module, function = _KINDS[job["kind"]]
-    outputs: list[str | None] = []
     try:
-        outcome, reason, *outputs = getattr(importlib.import_module(module), function)(job)
+        said = getattr(importlib.import_module(module), function)(job)
     except remote.ProgramError as error:
-        outcome, reason = "wrong", f"the program {error}"
+        said = ending.Ending(ending.WRONG, f"the program {error}", error.timed_out)
     except remote.UnavailableError as error:
-        outcome, reason = "unavailable", str(error)
+        said = ending.Ending(ending.UNAVAILABLE, str(error))
     except remote.CannotTestError as error:
-        outcome, reason = "ungradable", str(error)
-    say(job, outcome=outcome, reason=reason[:500], outputs=outputs)
+        said = ending.Ending(ending.UNGRADABLE, str(error))
+    say(job, **said._replace(reason=said.reason[:500])._asdict())
 
 
 def say(job: dict[str, Any], **content: Any) -> None:

@@ -10,18 +10,20 @@ from typing import Any
 
 sys.path.insert(0, __file__.rpartition("/")[0])
 asserts = importlib.import_module("asserts")
+ending = importlib.import_module("ending")
 remote = importlib.import_module("remote")
 scripts = importlib.import_module("scripts")
 values = importlib.import_module("values")
 
 
-def collect(job: dict[str, Any]) -> tuple[Any, ...]:
-    """``("right", "", *outputs)``: a digest for each of ``job["inputs"]``.
+def collect(job: dict[str, Any]) -> Any:
+    """The ending ``right`` with its outputs: a digest for each of ``job["inputs"]``.
 
     None stands for what compares to nothing, not even to itself: no result in time, a program that died, an object.
     """
     found = _of_script(job) if "stdin" in job["inputs"][0] else _of_functions(job)
-    return ("right", "", *(None if text is None else hashlib.sha256(text.encode()).hexdigest()[:32] for text in found))
+    digests = (None if text is None else hashlib.sha256(text.encode()).hexdigest()[:32] for text in found)
+    return ending.Ending(ending.RIGHT, outputs=tuple(digests))
 
 
 def _of_script(job: dict[str, Any]) -> list[str | None]:
@@ -34,14 +36,15 @@ def _of_script(job: dict[str, Any]) -> list[str | None]:
             found.append(None)
             continue
         data = case["stdin"].encode("utf-8", "surrogatepass")
-        output, problem = scripts.run_script(script, data, 0, seconds)
+        run = scripts.run_script(script, data, 0, seconds)
         scripts.end_leftovers(job)
-        if problem:
-            # The kind of an error is a result; "exit code 1: ValueError: invalid ..." ends with it and its message.
-            kind = problem.split(": ", 2)[:2] if problem.startswith("exit code") else None
-            found.append(None if kind is None else json.dumps(["fails", *kind]))
+        if run.exit_code is not None:
+            # The kind of an error is a result, without its message: "ValueError: invalid ...".
+            found.append(json.dumps(["fails", run.exit_code, run.error.partition(": ")[0]]))
+        elif run.problem:
+            found.append(None)
         else:
-            found.append(json.dumps(["prints", *output.decode("utf-8", "replace").split()]))
+            found.append(json.dumps(["prints", *run.output.decode("utf-8", "replace").split()]))
     return found
 
 

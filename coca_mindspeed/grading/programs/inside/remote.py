@@ -23,6 +23,10 @@ _ENDS_LOOPS = (StopIteration, StopAsyncIteration)
 class ProgramError(Exception):
     """The program ended, hung or answered nonsense; no test of it can pass any more."""
 
+    def __init__(self, why: str, timed_out: bool = False) -> None:
+        super().__init__(why)
+        self.timed_out = timed_out
+
 
 class CannotTestError(Exception):
     """The tests cannot be run, and that is not the program's fault."""
@@ -120,15 +124,15 @@ class RemoteProgram:
         except waiting.TooManyFilesError as error:
             raise self._fails(str(error)) from None
         if not any(ready):
-            raise self._fails(f"took longer than {self._seconds:g} s")
+            raise self._fails(f"took longer than {self._seconds:g} s", timed_out=True)
 
     def _stand_in(self, target: Any) -> "Remote":
         if type(target) is not int:
             raise ValueError("a reference should be a number")
         return Remote(self, target)
 
-    def _fails(self, why: str) -> ProgramError:
-        self.failure = ProgramError(why)
+    def _fails(self, why: str, timed_out: bool = False) -> ProgramError:
+        self.failure = ProgramError(why, timed_out)
         return self.failure
 
     def _ask(self, request: dict[str, Any], expected: str) -> Any:

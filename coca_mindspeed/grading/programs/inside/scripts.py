@@ -8,35 +8,54 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, __file__.rpartition("/")[0])
+ending = importlib.import_module("ending")
 remote = importlib.import_module("remote")
 waiting = importlib.import_module("waiting")
 
 _STDERR_BYTES = 4_096
 _OUTPUT_SLACK = 1 << 20
 _FLOAT_TOLERANCE = 1e-6
+Ending, RIGHT, WRONG = ending.Ending, ending.RIGHT, ending.WRONG
 
-RIGHT, WRONG = "right", "wrong"
+
+class ScriptRun(NamedTuple):
+    """One run of a program that reads standard input.
+
+    Attributes:
+        output: what it printed; empty where there is a problem.
+        problem: why the output does not count, or ``""``.
+        timed_out: whether the problem is its time.
+        exit_code: where it ended by itself, and not well.
+        error: the last line of its standard error, of such an end.
+    """
+
+    output: bytes
+    problem: str = ""
+    timed_out: bool = False
+    exit_code: int | None = None
+    error: str = ""
 
 
-def run_stdio(job: dict[str, Any]) -> tuple[str, str]:
-    """Run the program once for each case, in a fresh process."""
+def run_stdio(job: dict[str, Any]) -> Any:
+    """The ending of a program that is run once for each case, in a fresh process."""
     script = write_script(job)
     deadline = time.monotonic() + job["total_seconds"]
     for number, case in enumerate(job["cases"], start=1):
         seconds = min(job["seconds"], deadline - time.monotonic())
         if seconds <= 0:
-            return WRONG, f"case {number}: all cases together took longer than {job['total_seconds']:g} s"
+            reason = f"case {number}: all cases together took longer than {job['total_seconds']:g} s"
+            return Ending(WRONG, reason, timed_out=True)
         expected = case["output"].encode("utf-8", "surrogatepass")
-        output, problem = run_script(script, case["input"].encode("utf-8", "surrogatepass"), len(expected), seconds)
+        run = run_script(script, case["input"].encode("utf-8", "surrogatepass"), len(expected), seconds)
         end_leftovers(job)
-        if problem:
-            return WRONG, f"case {number}: {problem}"
-        if not same_output(output.decode("utf-8", "replace"), case["output"]):
-            return WRONG, f"case {number}: another output"
-    return RIGHT, ""
+        if run.problem:
+            return Ending(WRONG, f"case {number}: {run.problem}", run.timed_out)
+        if not same_output(run.output.decode("utf-8", "replace"), case["output"]):
+            return Ending(WRONG, f"case {number}: another output")
+    return Ending(RIGHT)
 
 
 def write_script(job: dict[str, Any]) -> str:
@@ -57,8 +76,8 @@ def end_leftovers(job: dict[str, Any]) -> None:
                 pass
 
 
-def run_script(script: str, data: bytes, expected_bytes: int, seconds: float) -> tuple[bytes, str]:
-    """Standard output of the script, and what went wrong or ``""``."""
+def run_script(script: str, data: bytes, expected_bytes: int, seconds: float) -> ScriptRun:
+    """Run the script on ``data``, for so long at most and as long as its output is not far longer than expected."""
     process = remote.start(
         [sys.executable, "-I", "-B", "-X", "utf8", script],
         stdin=subprocess.PIPE,
@@ -74,6 +93,7 @@ def run_script(script: str, data: bytes, expected_bytes: int, seconds: float) ->
     output, errors, unsent = bytearray(), bytearray(), memoryview(data)
     deadline = time.monotonic() + seconds
     reading, writing = [stdout, stderr], [stdin]
+    too_slow = ScriptRun(b"", f"took longer than {seconds:g} s", timed_out=True)
     try:
         while reading:
             if writing and not unsent:
@@ -82,7 +102,7 @@ def run_script(script: str, data: bytes, expected_bytes: int, seconds: float) ->
             left = deadline - time.monotonic()
             readable, writable = waiting.until_ready(reading, writing, deadline)
             if left <= 0 and not readable:
-                return b"", f"took longer than {seconds:g} s"
+                return too_slow
             for descriptor in readable:
                 chunk = os.read(descriptor, 1 << 16)
                 if not chunk:
@@ -91,9 +111,10 @@ def run_script(script: str, data: bytes, expected_bytes: int, seconds: float) ->
                     output += chunk
                 else:
                     errors = (errors + chunk)[-_STDERR_BYTES:]
-            if len(output) > expected_bytes + _OUTPUT_SLACK or time.monotonic() > deadline:
-                too_much = len(output) > expected_bytes + _OUTPUT_SLACK
-                return b"", "printed too much" if too_much else f"took longer than {seconds:g} s"
+            if len(output) > expected_bytes + _OUTPUT_SLACK:
+                return ScriptRun(b"", "printed too much")
+            if time.monotonic() > deadline:
+                return too_slow
             for descriptor in writable:
                 try:
                     unsent = unsent[os.write(descriptor, unsent[: 1 << 16]) :]
@@ -101,17 +122,17 @@ def run_script(script: str, data: bytes, expected_bytes: int, seconds: float) ->
                     unsent = unsent[len(unsent) :]
         if (code := process.wait(max(0.1, deadline - time.monotonic()))) != 0:
             last_line = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
-            return b"", f"exit code {code}: {last_line}"
+            return ScriptRun(b"", f"exit code {code}: {last_line}", exit_code=code, error=last_line)
     except waiting.TooManyFilesError as error:
-        return b"", str(error)
+        return ScriptRun(b"", str(error))
     except subprocess.TimeoutExpired:
-        return b"", f"took longer than {seconds:g} s"
+        return too_slow
     finally:
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout, process.stderr):
             pipe.close()
-    return bytes(output), ""
+    return ScriptRun(bytes(output))
 
 
 def same_output(found: str, expected: str) -> bool:

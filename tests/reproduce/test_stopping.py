@@ -1,0 +1,39 @@
+"""A reproduction that is stopped takes the processes of its cells along, however it is stopped."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.grading.dying_trainer import descendants, survivors
+
+REPOSITORY = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_cells_end_with_the_reproduction(tmp_path, how):
+    plan = Path(__file__).with_name("tiny_plan.yaml")
+    command = [sys.executable, "-m", "tests.reproduce.endless_cells", str(plan), str(tmp_path / "out")]
+    with (tmp_path / "said").open("w+") as said:
+        parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, cwd=REPOSITORY)
+        assert parent.stdout is not None
+        lines = iter(parent.stdout)
+        assert "running\n" in lines
+        processes = descendants(parent.pid)
+        assert len(processes) >= 2
+        parent.send_signal(how)
+        parent.wait()
+        left = survivors(processes, 2.0)
+        for process in processes:  # leave nothing behind if this fails
+            try:
+                os.kill(process, signal.SIGKILL)
+            except OSError:
+                continue
+        said.seek(0)
+        assert left == []
+        if how != signal.SIGKILL:
+            assert parent.returncode == 130
+            assert "finished cells are kept" in said.read()
