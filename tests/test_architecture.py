@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import coca_mindspeed
-from coca_mindspeed.mindspeed.hooks.manifest import load_manifests
+from coca_mindspeed.upstream.manifest import load_manifests
 
 PACKAGE = Path(coca_mindspeed.__file__).parent
 PAGE = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
