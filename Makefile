@@ -6,7 +6,8 @@ STAMP  := $(VENV)/.installed
 # OpenCompass 0.5.4 needs numpy < 2 and so an environment of its own.
 OPENCOMPASS_VENV ?= .venv-opencompass
 
-.PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-opencompass lint bench bench-trl clean lock lock-opencompass docs .venv
+.PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-opencompass test-verl lint bench bench-trl
+.PHONY: clean lock lock-opencompass lock-verl docs .venv
 
 help:  ## list the targets
 	@grep -hE '^[a-zA-Z_.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -66,6 +67,17 @@ $(OPENCOMPASS_VENV)/.installed: requirements/opencompass.txt
 test-opencompass: $(OPENCOMPASS_VENV)/.installed  ## run OpenCompass on small files, in its own environment
 	$(OPENCOMPASS_VENV)/bin/python -m pytest tests/integration/opencompass
 
+# verl needs transformers 5 and Ray.
+VERL_VENV ?= .venv-verl
+$(VERL_VENV)/.installed: requirements/verl.txt setup.py
+	$(PYTHON) -m venv $(VERL_VENV)
+	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/verl.txt
+	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+test-verl: $(VERL_VENV)/.installed  ## the engine on the real verl, whole loops without an accelerator (docs/verl.md)
+	$(VERL_VENV)/bin/python -m pytest tests/integration/verl
+
 bench: $(STAMP)  ## benchmarks: a table, and JSON in runs/bench
 	$(BIN)/python -m benchmarks --output runs/bench
 
@@ -80,8 +92,14 @@ lock-opencompass: $(STAMP)  ## resolve requirements/opencompass.in anew
 	  $(foreach p,$(shell cat requirements/cuda_packages.txt),--no-emit-package $(p)) requirements/opencompass.in \
 	  -o requirements/opencompass.txt
 
+lock-verl: $(STAMP)  ## resolve requirements/verl.in anew
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --universal --python-version 3.10 --no-annotate --no-header \
+	  $(foreach p,$(shell cat requirements/cuda_packages.txt),--no-emit-package $(p)) requirements/verl.in \
+	  -o requirements/verl.txt
+
 clean:  ## remove the environment, caches and runs
-	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) .venv-trl runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) $(VERL_VENV) .venv-trl runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 docs: $(STAMP)  ## renew the references of keys in docs/configuration.md and docs/coca_section.md
 	sed -i '/<!-- keys -->/q' docs/configuration.md docs/coca_section.md
