@@ -41,7 +41,8 @@ class SegmentLoss:
         log_probs = no_padding_2_padding(model_output["log_probs"].detach(), data)
         columns = data.select("response_mask", "old_log_probs", "advantages").to_padded_tensor()
         lengths = columns["response_mask"].sum(dim=1).long()
-        confidence = data[CONFIDENCE_TOKENS].reshape(-1).to(lengths)
+        column = data[CONFIDENCE_TOKENS]  # one number a row, which verl's queue gives back as rows of length 1
+        confidence = (column.values() if column.is_nested else column.reshape(-1)).to(lengths)
         statistics = segment_objective(
             log_probs.float(),
             columns["old_log_probs"].float(),

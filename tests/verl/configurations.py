@@ -41,7 +41,8 @@ def configuration(changes: dict[str, Any] | None = None) -> dict[str, Any]:
 
 
 def record(index: int = 0, **fields: Any) -> Record:
-    return Record(**{"id": f"q{index}", "dataset": "sums", "category": "math", "question": f"{index}+1=", "answer": str(index + 1), **fields})
+    values = {"id": f"q{index}", "dataset": "sums", "category": "math", "question": f"{index}+1="}
+    return Record(**{**values, "answer": str(index + 1), **fields})
 
 
 def columns(

@@ -151,7 +151,7 @@ def test_an_ungradable_answer_is_counted_and_a_step_without_any_graded_one_ends_
     }
     some = AdvantageStep.of_batch(rows=[failed, *[columns(0.5, RIGHT)] * (G - 1)], **arguments)
     assert some.metrics()["grading/ungradable_share"] == 1 / G
-    with pytest.raises(TrainingError, match="none of the step's 4 answers could be graded: the grader failed: no sandb"):
+    with pytest.raises(TrainingError, match=r"none of the step's 4 answers could be graded: .*: no sandbox"):
         AdvantageStep.of_batch(rows=[failed] * G, **arguments)
 
 
