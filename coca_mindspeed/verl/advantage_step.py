@@ -127,11 +127,11 @@ class AdvantageStep:
             found["stage"] = float(self.stage)
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
-    def dump(self, step: int) -> list[dict[str, Any]]:
-        """JSON rows of the whole groups: what was asked, said, graded and learned."""
-        every = range(len(self.judged))
+    def dump(self, step: int, prompts: int) -> list[dict[str, Any]]:
+        """JSON rows of the first ``prompts`` whole groups: what was asked, said, graded and learned."""
+        shown = range(min(prompts * self.groups.size, len(self.judged)))
         credited = credit_rows(
-            every, self.correct, self.confidence, self.confidence_lengths, self.response_lengths, self.credit
+            shown, self.correct, self.confidence, self.confidence_lengths, self.response_lengths, self.credit
         )
         return [
             {
@@ -145,7 +145,7 @@ class AdvantageStep:
                 "reason": row.trained.reason,
                 **credit,
             }
-            for row, credit in zip(self.judged, credited, strict=True)
+            for row, credit in zip((self.judged[row] for row in shown), credited, strict=True)
         ]
 
 

@@ -9,7 +9,6 @@ from typing import Any
 from pydantic import Field
 
 from coca_mindspeed.algorithm.credit import CreditRule
-from coca_mindspeed.config.schema import ArchitectureConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.judging.judging_settings import EngineSection, JudgingSettings, checked_section
 
@@ -21,8 +20,8 @@ class DeviceSettings(EngineSection):
     """Only for the plan that ``coca-mindspeed check`` prints."""
 
     memory_gib: float = Field(80.0, gt=0, description="memory of one GPU or NPU")
-    architecture: ArchitectureConfig | None = Field(
-        None, description="the model's shape; null: read from the config.json of a model that is on this machine"
+    model: str | None = Field(
+        None, description="whose shape, as configs/model/NAME.yaml says it; null: the plan has no memory"
     )
 
 
@@ -35,6 +34,8 @@ class VerlSettings(JudgingSettings):
         description="groups of a step (and held-out questions of a validation) that may lack responses because a "
         "session of verl's failed; they teach nothing and are counted; more of them end the run",
     )
+    samples_interval: int = Field(10, ge=0, description="steps between dumps into trainer.rollout_data_dir; 0: none")
+    samples_prompts: int = Field(4, ge=1, description="questions of a dump, with all their responses")
     device: DeviceSettings = DeviceSettings()
 
     def credit_rule(self, stage: int) -> CreditRule:
@@ -44,6 +45,10 @@ class VerlSettings(JudgingSettings):
     def stage(self, step: int, total_steps: int) -> int:
         """The method's stage in a step (from 1): stages share the steps of a run equally, one after the other."""
         return min((step - 1) * len(self.method.training_method.stages) // total_steps, self._last_stage)
+
+    def dumps(self, step: int) -> bool:
+        """Whether responses of a step (from 1) are dumped."""
+        return bool(self.samples_interval) and (step == 1 or step % self.samples_interval == 0)
 
     @property
     def _last_stage(self) -> int:

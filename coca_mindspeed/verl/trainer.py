@@ -151,10 +151,12 @@ class SegmentTrainer(PPOTrainerSync):
 
     def _log_rollout_data(self, batch: Any, timing_raw: dict[str, Any], rollout_data_dir: str) -> None:
         """Dump the step's responses with what they stated, earned and learned, in the place of verl's own dump."""
+        if not self._settings.dumps(self.global_steps):
+            return
         assert self._last_step is not None
         path = Path(rollout_data_dir) / f"step_{self.global_steps:06d}.jsonl"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json_lines(path, self._last_step.dump(self.global_steps))
+        write_json_lines(path, self._last_step.dump(self.global_steps, self._settings.samples_prompts))
 
 
 def _reward_extra_info(extra_fields: Any) -> Any:

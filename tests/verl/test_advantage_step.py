@@ -96,7 +96,7 @@ def test_rows_that_fill_up_and_broken_groups_teach_nothing():
             assert int(found.segment_lengths[row]) == 0
     assert found.advantages.any()
     assert found.metrics()["coca/broken_groups"] == 1.0
-    assert len(found.dump(7)) == 2 * G
+    assert len(found.dump(7, 99)) == 2 * G
 
 
 def test_a_sum_over_tokens_of_the_segment_means_advantages_is_segment_mean():
@@ -170,7 +170,8 @@ def test_rows_of_another_reward_manager_are_refused():
 
 def test_the_dump_shows_what_each_response_stated_earned_and_learned():
     found = step()
-    dump = found.dump(3)
+    dump = found.dump(3, P)
+    assert found.dump(3, 2) == dump[: 2 * G]
     assert len(dump) == P * G
     for place, row in enumerate(dump):
         assert row["step"] == 3

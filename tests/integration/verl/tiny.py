@@ -66,7 +66,7 @@ def configuration(directory: Path, run: Path, *, gpus: int = 1, **keys: Any) -> 
     """
     config: dict[str, Any] = {
         "defaults": ["ppo_trainer", "_self_"],
-        "coca": {"method": {"name": "coca"}, "grader": "exact"},
+        "coca": {"method": {"name": "coca"}, "grader": "exact", "samples_interval": 1, "samples_prompts": 1000},
         "trainer": {
             "v1": {"trainer_mode": "coca"},
             "device": "cpu",
