@@ -5,31 +5,21 @@ from typing import Any
 
 import torch
 import yaml
-from tokenizers import AddedToken
 
 from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.commands.verl_smoke import write_questions_for_verl, write_tiny_model_for_verl
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import WarmUpConfig
 from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
-from coca_mindspeed.data.records import write_records
 from coca_mindspeed.local.policy import Policy, load_policy
-from coca_mindspeed.local.tiny_model import tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.warm_up import warm_up
-from coca_mindspeed.verl.records import export_for_verl
 
-# verl's prompt builder for Qwen2 wants these as one token each; transformers adds the last by itself.
-_WANTED = ("\n", "<|im_end|>", "<|endoftext|>")
 MAX_PROMPT, MAX_NEW = 32, 24
 
 
 def write_model(directory: Path, *, method: str = "coca", seed: int = 0, warm_up_steps: int = 0) -> None:
     """Write the tiny model, warmed up into one that answers and is too sure of itself."""
-    directory.mkdir(parents=True)
-    write_tiny_model(directory, seed, "".join(chr(0x2460 + i) for i in range(len(_WANTED))))  # as many rows
-    tokenizer = tiny_tokenizer()
-    tokenizer.add_tokens([AddedToken(token, normalized=False, special=True) for token in _WANTED])
-    tokenizer.pad_token = tokenizer.eos_token  # verl does not keep a model from sampling its padding
-    tokenizer.save_pretrained(directory)
+    write_tiny_model_for_verl(directory, seed)
     if not warm_up_steps:
         return
     policy = load_tiny(directory)
@@ -48,11 +38,7 @@ def load_tiny(directory: Path) -> Policy:
 
 def write_questions(directory: Path, method: str, *, train: int, evaluate: int, seed: int = 0) -> None:
     """Write ``train.jsonl`` and ``val.jsonl`` in verl's form."""
-    system_prompt = training_method(method).system_prompt
-    for name, split, size in (("train", "train", train), ("val", "evaluate", evaluate)):
-        records = directory / f"{name}_records.jsonl"
-        write_records(records, arithmetic_records(size, split, seed))
-        export_for_verl(records, directory / f"{name}.jsonl", system_prompt, overwrite=True)
+    write_questions_for_verl(directory, method, train=train, evaluate=evaluate, seed=seed)
 
 
 def configuration(directory: Path, run: Path, *, gpus: int = 1, **keys: Any) -> Path:
