@@ -101,10 +101,11 @@ lock-verl: $(STAMP)  ## resolve requirements/verl.in anew
 clean:  ## remove the environment, caches and runs
 	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) $(VERL_VENV) .venv-trl runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
-docs: $(STAMP)  ## renew the references of keys in docs/configuration.md and docs/coca_section.md
-	sed -i '/<!-- keys -->/q' docs/configuration.md docs/coca_section.md
+docs: $(STAMP)  ## renew the references of keys in docs/configuration.md, docs/coca_section.md and docs/verl.md
+	sed -i '/<!-- keys -->/q' docs/configuration.md docs/coca_section.md docs/verl.md
 	{ echo; $(BIN)/coca-mindspeed config keys; } >> docs/configuration.md
 	{ echo; $(BIN)/coca-mindspeed config keys coca; } >> docs/coca_section.md
+	{ echo; $(BIN)/coca-mindspeed config keys verl; } >> docs/verl.md
 
 .venv-trl/.installed: requirements/benchmark-trl.txt
 	$(PYTHON) -m venv .venv-trl

@@ -81,7 +81,8 @@ def test_two_updates_a_step_are_those_of_the_local_engine_and_the_clip_bites(war
 
 def test_a_killed_run_goes_on_to_its_end_and_asks_nothing_twice(resumed: Path):
     assert sorted(loop.metrics(resumed)) == [3, 4]
-    asked = [{row["id"] for row in loop.rollouts(resumed, step)} for step in (1, 2, 3, 4)]
+    # By what was trained on: verl writes a checkpoint before it dumps its step, so the dump of step 2 may be lost.
+    asked = [{row["prediction"]["id"] for row in kept(resumed, step)} for step in (1, 2, 3, 4)]
     assert all(len(ids) == 16 for ids in asked)
     assert len(set().union(*asked)) == 64
     assert (resumed / "checkpoints" / "latest_checkpointed_iteration.txt").read_text() == "4"
