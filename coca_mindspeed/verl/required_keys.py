@@ -97,6 +97,7 @@ _GROUPS = (
     _is("skip.rollout_tq.enable", False, False, "stored rollouts come from another policy"),
     _is("data.filter_overlong_prompts", False, False, "it drops questions in silence; too long ones are refused"),
     _is("data.truncation", "error", "error", "a prompt is never cut"),
+    _is("data.custom_cls.path", None, None, "every row is looked at before training"),
     _is("data.prompt_key", "prompt", "prompt", "coca-mindspeed data export verl writes the prompt there"),
     _is(f"{_ROLLOUT}.over_sample_rate", 0, 0, _SPLITS),
 )

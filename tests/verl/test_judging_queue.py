@@ -1,6 +1,7 @@
 """Responses that arrive one by one: judged as every engine judges them, together, and each for itself."""
 
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -67,7 +68,7 @@ def test_what_arrives_meanwhile_is_graded_together():
     queue = queue_of(grader)
     results = [queue.submit(tokens("<confidence>0.8</confidence>2"), record(1))]
     while not grader.batches:
-        pass  # the first one is being graded, alone
+        time.sleep(0.01)  # until the first one is being graded, alone
     results += [queue.submit(tokens("<confidence>0.8</confidence>2"), record(1)) for _ in range(20)]
     grader.go.set()
     assert all(result.result(60).trained.correct for result in results)

@@ -52,6 +52,7 @@ def test_verls_own_defaults_are_refused_key_by_key():
         ("data.gen_batch_size", 1, "all responses to a question"),
         ("data.filter_overlong_prompts", True, "in silence"),
         ("data.truncation", "left", "never cut"),
+        ("data.custom_cls.path", "mine.py", "looked at before training"),
         (f"{ROLLOUT}.top_k", 50, "own distribution"),
         (f"{ROLLOUT}.top_p", 0.9, "own distribution"),
         (f"{ROLLOUT}.do_sample", False, "own distribution"),
