@@ -3,14 +3,16 @@
 from pathlib import Path
 
 import pytest
+import yaml
 
 from coca_mindspeed import cli
+from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.config.model_size import model_parameters
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.verl.configuration import find_verl_run, ready_made_verl_runs, verl_configuration
 from coca_mindspeed.verl.required_keys import refusals
 from coca_mindspeed.verl.run_layout import model_shape, run_layout
-from coca_mindspeed.verl.settings import verl_settings
+from coca_mindspeed.verl.settings import VerlSettings, verl_settings
 
 NAMES = ["coca_llama3_8b", "coca_qwen25_1p5b", "coca_qwen25_3b", "coca_qwen25_7b"]
 
@@ -28,6 +30,12 @@ def test_the_ready_made_runs():
         assert model_parameters(model_shape(str(settings.device.model))) > 1e9
 
 
+def test_every_key_of_ours_is_stated_with_its_default():
+    """Hydra takes a key that is there without a plus."""
+    stated = yaml.safe_load((config_directory() / "verl" / "coca_base.yaml").read_text())["coca"]
+    assert stated == VerlSettings().model_dump(mode="json")
+
+
 def test_a_run_of_another_engine_is_none_of_verls(tmp_path: Path):
     assert find_verl_run("qwen25_7b_910b") is None
     assert find_verl_run(str(tmp_path / "absent.yaml")) is None
@@ -43,7 +51,7 @@ def test_a_file_of_ones_own_may_stand_on_ours(tmp_path: Path):
     mine = tmp_path / "mine.yaml"
     mine.write_text("defaults: [coca_qwen25_3b, _self_]\ncoca: {method: {name: joint}}\n")
     assert find_verl_run(str(mine)) == mine
-    config = verl_configuration(mine, ["trainer.nnodes=2", "+coca.broken_groups=1"])
+    config = verl_configuration(mine, ["trainer.nnodes=2", "coca.broken_groups=1"])
     assert config["coca"]["method"]["name"] == "joint"
     assert config["coca"]["device"]["model"] == "qwen25_3b"
     assert config["trainer"]["nnodes"] == 2
