@@ -5,7 +5,6 @@ response one advantage, where validation becomes numbers, and where rollouts are
 """
 
 import time
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
-from coca_mindspeed.algorithm.rewards import TrainingMethod
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import write_predictions
 from coca_mindspeed.files import write_json_lines
@@ -58,21 +56,16 @@ class SegmentTrainer(PPOTrainerSync):
         super().__init__(config)
         self._last_step: AdvantageStep | None = None
 
-    @cached_property
-    def _method(self) -> TrainingMethod:
-        return self._settings.method.training_method
-
     def _init_dataloader(self) -> None:
         """Load the questions, and look at every one of them before the model is loaded."""
         super()._init_dataloader()
         data = self.config.data
         sets = {"data.train_files": self.train_dataset, "data.val_files": self.val_dataset}
+        system_prompt = self._settings.method.training_method.system_prompt
         grader = build_grader(self._settings.grader, self._settings.grading)
         try:
             for what, rows in sets.items():
-                records = check_rows(
-                    rows.dataframe, what, self._method.system_prompt, self.tokenizer, data.max_prompt_length
-                )
+                records = check_rows(rows.dataframe, what, system_prompt, self.tokenizer, data.max_prompt_length)
                 grader.check(records)
         finally:
             grader.close()
