@@ -1,5 +1,6 @@
 """Responses that arrive one by one: judged as every engine judges them, together, and each for itself."""
 
+import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -7,9 +8,11 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.response import ResponseParser
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.exact import ExactGrader
+from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.steady import SteadyGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.judging.responses import ResponseJudge
@@ -131,3 +134,23 @@ def test_columns_survive_their_way_through_verl():
         row = queue.submit(tokens(text), record(1)).result(60)
         assert JudgedRow.from_columns(row.columns(), "a test") == row
     queue.close()
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+def test_graders_that_use_processes_work_from_the_queues_thread():
+    """Mathematics in a pool of processes, and programs in the sandbox."""
+    every_byte = TokenText([bytes([byte]) for byte in range(256)])
+    grader = SteadyGrader(build_grader("auto", {"math": {"workers": 1}, "code": {"workers": 1}}))
+    queue = JudgingQueue(ResponseJudge(every_byte, ResponseParser(), grader, 16), "coca", require_evaluated=True)
+    half = record(1, question="Halve 1.", answer="0.5")
+    tests = {"kind": "asserts", "code": "assert f(1) == 1"}
+    program = record(2, category="code", answer="", question="Return a.", metadata={"tests": tests})
+    said = {
+        "<confidence>0.8</confidence> \\boxed{\\frac{1}{2}}": half,
+        "<confidence>0.8</confidence>\n```python\ndef f(a):\n    return a\n```": program,
+        "<confidence>0.8</confidence>\n```python\ndef f(a):\n    return 2\n```": program,
+    }
+    results = [queue.submit(torch.tensor(list(text.encode())), asked) for text, asked in said.items()]
+    rows = [result.result(240) for result in results]
+    queue.close()
+    assert [row.trained.outcome for row in rows] == [Outcome.RIGHT, Outcome.RIGHT, Outcome.WRONG], rows
