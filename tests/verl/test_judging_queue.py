@@ -38,7 +38,7 @@ class Counting:
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         self.batches.append(len(records))
-        assert self.go.wait(60)
+        assert self.go.wait(240)
         return ExactGrader().grade(records, answers)
 
     def close(self) -> None:
@@ -55,7 +55,7 @@ def test_each_response_is_judged_by_its_own_tokens():
     grader.go.set()
     queue = queue_of(grader)
     said = ["<confidence>0.8</confidence>2", "<confidence>.3</confidence>5", "12", "<confidence>1.5</confidence>4"]
-    rows = [queue.submit(tokens(text), record(i)).result(60) for i, text in enumerate(said, start=1)]
+    rows = [queue.submit(tokens(text), record(i)).result(240) for i, text in enumerate(said, start=1)]
     queue.close()
     assert [row.prediction.confidence for row in rows] == [0.8, 0.3, None, None]
     assert [row.trained.correct for row in rows] == [True, False, False, False]
@@ -74,7 +74,7 @@ def test_what_arrives_meanwhile_is_graded_together():
         time.sleep(0.01)  # until the first one is being graded, alone
     results += [queue.submit(tokens("<confidence>0.8</confidence>2"), record(1)) for _ in range(20)]
     grader.go.set()
-    assert all(result.result(60).trained.correct for result in results)
+    assert all(result.result(240).trained.correct for result in results)
     queue.close()
     assert grader.batches == [1, 20]
 
@@ -91,7 +91,7 @@ def test_an_answer_at_which_the_grader_fails_is_ungradable_and_its_neighbours_ar
 
     queue = queue_of(SteadyGrader(Failing()))
     results = [queue.submit(tokens(f"<confidence>0.8</confidence>{i + 1}"), record(i)) for i in range(6)]
-    rows = [result.result(60) for result in results]
+    rows = [result.result(240) for result in results]
     queue.close()
     outcomes = [row.trained.outcome for row in rows]
     assert outcomes == [Outcome.RIGHT] * 3 + [Outcome.UNGRADABLE] + [Outcome.RIGHT] * 2
@@ -110,7 +110,7 @@ def test_training_may_be_stricter_than_an_evaluation():
     restated = record(1, question="Compute 1+1=", metadata={"grader": "math"})
     for required, trained in ((True, False), (False, True)):
         queue = queue_of(Right(), require_evaluated=required)
-        row = queue.submit(tokens("<confidence>0.8</confidence>$1+1$"), restated).result(60)
+        row = queue.submit(tokens("<confidence>0.8</confidence>$1+1$"), restated).result(240)
         queue.close()
         assert row.prediction.correct
         assert row.trained.correct is trained
@@ -121,8 +121,8 @@ def test_a_token_that_cannot_be_fails_its_response_alone_of_later_ones():
     grader.go.set()
     queue = queue_of(grader)
     with pytest.raises((IndexError, ValueError)):
-        queue.submit(torch.tensor([10_000]), record(1)).result(60)
-    assert queue.submit(tokens("<confidence>0.8</confidence>2"), record(1)).result(60).trained.correct
+        queue.submit(torch.tensor([10_000]), record(1)).result(240)
+    assert queue.submit(tokens("<confidence>0.8</confidence>2"), record(1)).result(240).trained.correct
     queue.close()
 
 
@@ -131,7 +131,7 @@ def test_columns_survive_their_way_through_verl():
     grader.go.set()
     queue = queue_of(grader)
     for text in ("<confidence>0.8</confidence>2", "12"):
-        row = queue.submit(tokens(text), record(1)).result(60)
+        row = queue.submit(tokens(text), record(1)).result(240)
         assert JudgedRow.from_columns(row.columns(), "a test") == row
     queue.close()
 
