@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,27 @@ def environment(run: Path, ray_directory: str, **more: str) -> dict[str, str]:
     }
 
 
+_RAY_IS_UP = b"Started a local Ray instance"
+_RAY_WAS_SLOW = b"The current node timed out during startup"  # it allows itself 30 seconds, whatever the machine does
+_STARTS = 4
+
+
 def start(config: Path, *overrides: str, **more: str) -> "Loop":
-    """Start a run in a process group of its own; its output goes beside its configuration."""
+    """Start a run, and once more where Ray itself did not come up in time; nothing of ours has run by then."""
+    log = config.parent / "log.txt"
+    for _ in range(_STARTS):
+        before = log.stat().st_size if log.is_file() else 0
+        loop = _start(config, *overrides, **more)
+        while loop.running and _RAY_IS_UP not in log.read_bytes()[before:]:
+            time.sleep(0.5)
+        if _RAY_WAS_SLOW not in log.read_bytes()[before:]:
+            return loop
+        loop.kill()
+    raise TimeoutError(f"Ray did not come up in {_STARTS} starts; is this machine very busy?")
+
+
+def _start(config: Path, *overrides: str, **more: str) -> "Loop":
+    """In a process group of its own; its output goes beside its configuration."""
     run = config.parent
     ray_directory = tempfile.mkdtemp(prefix="coca-", dir="/tmp")  # Ray's sockets need a short path
     log = (run / "log.txt").open("ab")
