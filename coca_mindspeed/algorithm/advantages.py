@@ -104,6 +104,20 @@ def token_advantages(
     return result
 
 
+def per_token_of_segment(advantages: Tensor, masks: SegmentMasks) -> Tensor:
+    """Each token's advantage divided by the tokens of its own segment, so that a sum over tokens is a mean.
+
+    With these, an objective that sums the tokens of a response is the one that averages each of its segments: a
+    positive factor passes through minimum and clip.
+
+    Args:
+        advantages: float ``[batch, width]``, 0 on padding.
+        masks: bool ``[batch, width]`` each.
+    """
+    tokens = sum(mask * mask.sum(dim=1, keepdim=True) for mask in masks)
+    return advantages / torch.as_tensor(tokens).clamp(min=1)
+
+
 def _check_lengths(confidence_lengths: Tensor, response_lengths: Tensor, width: int) -> None:
     for name, lengths in (("confidence_lengths", confidence_lengths), ("response_lengths", response_lengths)):
         if lengths.dtype not in (torch.int64, torch.int32) or lengths.dim() != 1:

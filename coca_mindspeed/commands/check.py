@@ -1,23 +1,26 @@
-"""``coca-mindspeed check``: the plan of a run for Ascend, or why it cannot run; needs no accelerator."""
+"""``coca-mindspeed check``: the plan of a run for a cluster, or why it cannot run; needs no accelerator."""
 
 import argparse
 from pathlib import Path
 
 from rich.table import Table
 
+from coca_mindspeed.commands.check_verl import check_verl
 from coca_mindspeed.commands.config import add_run_arguments
 from coca_mindspeed.commands.options import at_least
 from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.model_size import Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.console import PlainConsole, print_text
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.files import write_atomically
 from coca_mindspeed.mindspeed.plan.cluster_plan import Plan, make_plan
-from coca_mindspeed.mindspeed.plan.memory import Part, checkpoint_bytes, model_parameters
+from coca_mindspeed.mindspeed.plan.memory import checkpoint_bytes
 from coca_mindspeed.mindspeed.plan.refusals import refusals
 from coca_mindspeed.mindspeed.plan.upstream_keys import keys_where_there_is_a_checkout
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stages_to_do, write_run_file
+from coca_mindspeed.verl.configuration import find_verl_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -43,6 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if (on_verl := find_verl_run(arguments.run_name)) is not None:
+        return check_verl(on_verl, arguments)
     composed = compose_run(arguments.run_name, arguments.overrides)
     plan = make_plan(composed.run)
     if not arguments.quiet:

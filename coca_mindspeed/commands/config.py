@@ -41,9 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     keys.add_argument(
         "of",
         nargs="?",
-        choices=("run", "coca"),
+        choices=("run", "coca", "verl"),
         default="run",
-        help="run (default), or coca: the section of that name in MindSpeed-RL's YAML files",
+        help="run (default); the section coca in YAML files of MindSpeed-RL's (coca) or of verl's (verl)",
     )
 
 
@@ -56,6 +56,10 @@ def run(arguments: argparse.Namespace) -> int:
         print_text("\n".join(ready_made_runs()))
     elif arguments.of == "run":
         print_text(reference_markdown())
+    elif arguments.of == "verl":
+        from coca_mindspeed.verl.settings import VerlSettings
+
+        print_text(section_table("coca", VerlSettings).rstrip())
     else:
         from coca_mindspeed.mindspeed.start.settings import CocaSettings
 

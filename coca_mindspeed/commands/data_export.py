@@ -1,4 +1,4 @@
-"""``coca-mindspeed data export mindspeed-rl``."""
+"""``coca-mindspeed data export``: records for MindSpeed-RL's own preprocessing, and for verl."""
 
 import argparse
 from pathlib import Path
@@ -8,6 +8,7 @@ from coca_mindspeed.commands.options import at_least
 from coca_mindspeed.console import print_text
 from coca_mindspeed.mindspeed.export.chat_layouts import LAYOUTS
 from coca_mindspeed.mindspeed.export.records_export import MindSpeedExport, export
+from coca_mindspeed.verl.records import export_for_verl
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +41,26 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     target.add_argument(
         "--workers", type=at_least(1), default=8, metavar="N", help="processes of preprocess_data.py (default: 8)"
     )
-    parser.set_defaults(run_action=run_export)
+    target.set_defaults(run_action=run_export)
+    verl = targets.add_parser("verl", help="for verl's data.train_files and data.val_files")
+    verl.description = "Write the records as verl's JSON Lines, each with its chat and its whole record."
+    verl.add_argument("--input", type=Path, required=True, metavar="FILE", help="prepared records (train.jsonl)")
+    verl.add_argument("--output", type=Path, required=True, metavar="FILE", help="the file to write (.jsonl)")
+    verl.add_argument("--overwrite", action="store_true", help="replace an earlier file")
+    verl.add_argument(
+        "--prompt",
+        choices=sorted(SYSTEM_PROMPTS),
+        default="confidence-first",
+        help="the method's system prompt; answer-first is for rlcr (default: confidence-first)",
+    )
+    verl.set_defaults(run_action=run_verl_export)
+
+
+def run_verl_export(arguments: argparse.Namespace) -> int:
+    """Write the file."""
+    rows = export_for_verl(arguments.input, arguments.output, SYSTEM_PROMPTS[arguments.prompt], arguments.overwrite)
+    print_text(f"{rows} records written to {arguments.output}")
+    return 0
 
 
 def run_export(arguments: argparse.Namespace) -> int:

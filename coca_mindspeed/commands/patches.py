@@ -1,4 +1,4 @@
-"""``coca-mindspeed patches``: compare a MindSpeed-RL checkout with the manifests, without importing it."""
+"""``coca-mindspeed patches``: compare a MindSpeed-RL checkout or an installed verl with the manifests, unimported."""
 
 import argparse
 import os
@@ -10,7 +10,8 @@ from rich.table import Table
 from coca_mindspeed.console import PlainConsole, print_text
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.files import write_atomically
-from coca_mindspeed.mindspeed.hooks.manifest import (
+from coca_mindspeed.upstream.manifest import (
+    PROGRAMS,
     HookCheck,
     Manifest,
     examine,
@@ -27,7 +28,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description="Compare the definitions that the hooks replace or lean on, one by one, with those of a supported "
         "release; the rest of the checkout is not looked at. Exit code 0 if all are the same, 1 if any differs.",
     )
-    verify.add_argument("path", nargs="?", type=Path, metavar="PATH", help="the checkout (default: MINDSPEED_RL_HOME)")
+    verify.add_argument(
+        "path",
+        nargs="?",
+        type=Path,
+        metavar="PATH",
+        help="the checkout, or where verl is (default: MINDSPEED_RL_HOME)",
+    )
     verify.add_argument("--mindspeed-rl", type=Path, metavar="PATH", help="the same, by name")
     verify.add_argument(
         "--release", metavar="NAME", help="compare with this release's manifest (default: the one that fits best)"
@@ -89,13 +96,17 @@ def _fingerprint(arguments: argparse.Namespace) -> int:
 
 
 def _checkout(path: Path) -> Path:
-    if not (path / "mindspeed_rl").is_dir():
-        raise ConfigError(f"{path}: expected a MindSpeed-RL checkout with a folder mindspeed_rl/, found none")
+    if not any((path / package).is_dir() for package in PROGRAMS):
+        raise ConfigError(
+            f"{path}: expected a MindSpeed-RL checkout with a folder mindspeed_rl/, or the folder that verl/ is "
+            "installed in, found neither"
+        )
     return path.resolve()
 
 
 def _best_fit(root: Path, release: str | None) -> tuple[Manifest, list[HookCheck]]:
-    manifests = load_manifests()
+    package = next(package for package in PROGRAMS if (root / package).is_dir())
+    manifests = load_manifests(package=package)
     chosen = [manifest for manifest in manifests if release in (None, manifest.release)]
     if not chosen:
         known = ", ".join(manifest.release for manifest in manifests)

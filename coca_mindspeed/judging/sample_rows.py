@@ -7,6 +7,20 @@ from torch import Tensor
 
 from coca_mindspeed.algorithm.credit import SegmentCredit
 from coca_mindspeed.algorithm.response import as_stated
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.verdict import Verdict
+
+
+def response_row(record: Record, response: str, verdict: Verdict) -> dict[str, Any]:
+    """The part of a dump that can be read without numbers: what was asked, said and graded."""
+    return {
+        "id": record.id,
+        "question": record.question,
+        "gold": record.answer,
+        "response": response,
+        "verdict": verdict.outcome.value,
+        "reason": verdict.reason,
+    }
 
 
 def credit_rows(

@@ -8,6 +8,7 @@ from coca_mindspeed.config.schema import MethodConfig, RolloutConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Grader
+from coca_mindspeed.judging.held_out import predictions
 from coca_mindspeed.local.experience import respond_and_grade
 from coca_mindspeed.local.policy import Policy
 
@@ -34,31 +35,13 @@ def predict(
     """
     rollout = rollout.model_copy(update={"temperature": 1.0})
     at_once = rollout.batch_responses or _AT_ONCE
-    predictions: list[Prediction] = []
+    found: list[Prediction] = []
     for start in range(0, len(records), at_once):
         chunk = records[start : start + at_once]
         judged = respond_and_grade(policy, chunk, grader, method, rollout, generator, group_size=1).judged
-        predictions += [
-            Prediction(
-                id=record.id,
-                dataset=record.dataset,
-                question=record.question,
-                response=text,
-                confidence=parsed.confidence,
-                correct=verdict.correct,
-                tokens_to_confidence=None if parsed.confidence is None else tokens,
-            )
-            for record, text, parsed, verdict, tokens in zip(
-                chunk,
-                judged.texts,
-                judged.parsed,
-                judged.verdicts,
-                judged.confidence_lengths.tolist(),
-                strict=True,
-            )
-        ]
-        progress(len(predictions))
-    return predictions
+        found += predictions(chunk, judged)
+        progress(len(found))
+    return found
 
 
 _AT_ONCE = 512  # responses sampled at once where the configuration names no number

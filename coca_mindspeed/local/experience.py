@@ -15,7 +15,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.judging.batch_metrics import batch_metrics, grading_metrics, values
 from coca_mindspeed.judging.responses import JudgedResponses, ResponseJudge
-from coca_mindspeed.judging.sample_rows import credit_rows
+from coca_mindspeed.judging.sample_rows import credit_rows, response_row
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import Samples, sample_responses
 
@@ -141,12 +141,7 @@ def sample_rows(experience: Experience, prompts: int) -> list[Mapping[str, Any]]
     )
     return [
         {
-            "id": graded.records[row // graded.group_size].id,
-            "question": graded.records[row // graded.group_size].question,
-            "gold": graded.records[row // graded.group_size].answer,
-            "response": judged.texts[row],
-            "verdict": judged.verdicts[row].outcome.value,
-            "reason": judged.verdicts[row].reason,
+            **response_row(graded.records[row // graded.group_size], judged.texts[row], judged.verdicts[row]),
             **credit,
         }
         for row, credit in zip(rows, credited, strict=True)

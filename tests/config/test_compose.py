@@ -10,6 +10,7 @@ from coca_mindspeed.config.reference import reference_markdown, section_table
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
+from coca_mindspeed.verl.settings import VerlSettings
 
 ROOT = Path(__file__).parents[2]
 
@@ -144,3 +145,5 @@ def test_the_reference_page_is_made_from_the_schema():
     assert section_table("coca", CocaSettings) in page, "docs/coca_section.md lags behind: make docs"
     for nested in ("coca.grader", "coca.method.clip", "coca.host.dtype"):
         assert f"| `{nested}` |" in page
+    page = (ROOT / "docs" / "verl.md").read_text(encoding="utf-8")
+    assert section_table("coca", VerlSettings) in page, "docs/verl.md lags behind: make docs"

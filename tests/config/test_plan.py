@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
+from coca_mindspeed.config.model_size import GIB, model_parameters
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.config.steps import steps_of_epochs
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan, nearest_working
-from coca_mindspeed.mindspeed.plan.memory import GIB, checkpoint_bytes, memory_plan, model_parameters
+from coca_mindspeed.mindspeed.plan.memory import checkpoint_bytes, memory_plan
 from coca_mindspeed.mindspeed.plan.refusals import refusals
 from coca_mindspeed.mindspeed.plan.rules import violations
 from coca_mindspeed.mindspeed.plan.run_facts import KEYS, RunFacts, read_facts

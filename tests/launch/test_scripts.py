@@ -17,7 +17,7 @@ from coca_mindspeed.mindspeed.start.driver import HOMES
 from tests.mindspeed.test_doctor import checkpoint, write
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted(path for path in (ROOT / "launch").glob("*.sh") if path.stem not in ("lib", "convert_weights"))
+SCRIPTS = sorted(path for path in (ROOT / "launch").glob("*.sh") if path.stem not in ("lib", "convert_weights", "verl"))
 SEVEN = ROOT / "launch" / "qwen25_7b_910b.sh"
 
 

@@ -15,10 +15,10 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.doctor import examination as doctor
 from coca_mindspeed.mindspeed.doctor import run_findings
 from coca_mindspeed.mindspeed.doctor.machine import Machine, git_commit, megatron_version
-from coca_mindspeed.mindspeed.hooks.manifest import ManifestError
 from coca_mindspeed.mindspeed.plan import prompt_lengths
 from coca_mindspeed.mindspeed.start.releases import CONVERTER, STACKS, UNPINNED, is_version
 from coca_mindspeed.mindspeed.weights.megatron_checkpoint import checkpoint_layout, newest_iteration
+from coca_mindspeed.upstream.manifest import ManifestError
 
 
 class FakeMachine(Machine):

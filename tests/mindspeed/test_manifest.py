@@ -12,8 +12,8 @@ import yaml
 
 from coca_mindspeed.commands import patches
 from coca_mindspeed.mindspeed.hooks import apply as hooks
-from coca_mindspeed.mindspeed.hooks.fingerprint import normalise, source_of
-from coca_mindspeed.mindspeed.hooks.manifest import (
+from coca_mindspeed.upstream.fingerprint import normalise, source_of
+from coca_mindspeed.upstream.manifest import (
     Hook,
     Manifest,
     ManifestError,

@@ -147,13 +147,14 @@ class EvaluatedOnly:
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         """See :class:`~coca_mindspeed.grading.verdict.Grader`."""
         verdicts = self._grader.grade(records, answers)
-        return [self._look_again(*each) for each in zip(records, answers, verdicts, strict=True)]
+        return [self.look_again(*each) for each in zip(records, answers, verdicts, strict=True)]
 
     def close(self) -> None:
         """The other grader's own."""
         self._grader.close()
 
-    def _look_again(self, record: Record, answer: str, verdict: Verdict) -> Verdict:
+    def look_again(self, record: Record, answer: str, verdict: Verdict) -> Verdict:
+        """What becomes of the other grader's verdict on one answer."""
         named = record.metadata.get("grader")
         if not verdict.correct or (record.category != "math" if named is None else named != "math"):
             return verdict

@@ -10,9 +10,9 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.mindspeed.doctor.findings import Diagnosis, finding
 from coca_mindspeed.mindspeed.doctor.machine import Machine, git_commit, megatron_version
 from coca_mindspeed.mindspeed.doctor.run_findings import cpus, findings_of_run
-from coca_mindspeed.mindspeed.hooks.manifest import ManifestError, matching_manifest
 from coca_mindspeed.mindspeed.start.driver import HOMES
 from coca_mindspeed.mindspeed.start.releases import CONVERTER, STACKS, UNPINNED, SoftwareStack, is_version
+from coca_mindspeed.upstream.manifest import ManifestError, matching_manifest
 
 _OPEN_FILES = 32768  # Ray opens a few hundred sockets a worker, and zmq one for each pair of ranks
 

@@ -1,1 +1,1 @@
-"""The manifest of hooks, verified by fingerprints and applied whole or not at all."""
+"""The hooks of a verified manifest, applied whole or not at all."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.mindspeed.hooks.manifest import Hook, Manifest, ManifestError, describe, examine
+from coca_mindspeed.upstream.manifest import Hook, Manifest, ManifestError, describe, examine
 
 _ABSENT = object()
 
@@ -47,7 +47,7 @@ def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platfor
     Args:
         manifest: the release's.
         root: the checkout that ``import mindspeed_rl`` finds.
-        processes: of :data:`~coca_mindspeed.mindspeed.hooks.manifest.PROCESSES`.
+        processes: of :data:`~coca_mindspeed.upstream.manifest.PROCESSES`.
         platform: hooks of the other platform are left out.
 
     Raises:

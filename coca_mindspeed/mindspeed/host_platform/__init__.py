@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from coca_mindspeed.mindspeed.host_platform import devices, rollout_groups, stand_ins
-from coca_mindspeed.mindspeed.host_platform.after_import import after_import
 from coca_mindspeed.mindspeed.host_platform.operators import OPERATORS
+from coca_mindspeed.upstream.after_import import after_import
 
 
 def install() -> None:

@@ -6,23 +6,16 @@ keeps; what CANN, HCCL and fragmentation take is a reserve.  None of it was meas
 
 from dataclasses import dataclass
 
+from coca_mindspeed.config.model_size import (
+    BF16,
+    FP32,
+    GIB,
+    Part,
+    kv_bytes_per_token,
+    layer_parameters,
+    model_parameters,
+)
 from coca_mindspeed.mindspeed.plan.run_facts import RunFacts
-
-GIB = 2**30
-_BF16, _FP32 = 2, 4
-
-
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One thing in memory: what it is, bytes on the NPU that holds most, and the formula in words."""
-
-    name: str
-    bytes: float
-    formula: str
-
-    @property
-    def gib(self) -> float:
-        return self.bytes / GIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +43,9 @@ class MemoryPlan:
         return sum(part.gib for part in self.rollout)
 
 
-def layer_parameters(facts: RunFacts) -> int:
-    """Parameters of one layer: attention with grouped keys and values, gated MLP, two RMSNorms."""
-    kv = facts.kv_groups * (facts.hidden // facts.heads)
-    qkv = facts.hidden * (facts.hidden + 2 * kv) + (facts.hidden + 2 * kv if facts.qkv_bias else 0)
-    return qkv + facts.hidden * facts.hidden + 3 * facts.hidden * facts.ffn + 2 * facts.hidden
-
-
-def model_parameters(facts: RunFacts) -> int:
-    """Parameters of the whole model."""
-    embeddings = facts.vocab * facts.hidden * (2 if facts.untied_embeddings else 1)
-    return facts.layers * layer_parameters(facts) + embeddings + facts.hidden
-
-
 def checkpoint_bytes(facts: RunFacts) -> int:
     """One Megatron checkpoint: weights in bfloat16, and the optimizer's weights and two moments in float32."""
-    return (_BF16 + 3 * _FP32) * model_parameters(facts)
+    return (BF16 + 3 * FP32) * model_parameters(facts)
 
 
 def memory_plan(facts: RunFacts) -> MemoryPlan:
@@ -77,7 +57,7 @@ def memory_plan(facts: RunFacts) -> MemoryPlan:
         training,
         rollout,
         facts.memory_gib - facts.reserved_gib,
-        max(0.0, kv) / (_kv_bytes_per_token(facts) * facts.max_model_len),
+        max(0.0, kv) / (kv_bytes_per_token(facts, facts.rollout_tp) * facts.max_model_len),
     )
 
 
@@ -94,9 +74,9 @@ def _training(facts: RunFacts, stage: tuple[bool, bool]) -> tuple[Part, ...]:
     shards = facts.dp * facts.cp if facts.distributed_optimizer else 1
     in_flight = facts.pp if first else 1  # microbatches whose backward pass is still to come
     parts = [
-        Part("weights", _BF16 * parameters, "2 bytes x parameters of a rank"),
-        Part("gradients", _FP32 * parameters, "4 bytes x parameters of a rank"),
-        Part("optimizer", 3 * _FP32 * parameters / shards, "12 bytes x parameters of a rank / (DP x CP)"),
+        Part("weights", BF16 * parameters, "2 bytes x parameters of a rank"),
+        Part("gradients", FP32 * parameters, "4 bytes x parameters of a rank"),
+        Part("optimizer", 3 * FP32 * parameters / shards, "12 bytes x parameters of a rank / (DP x CP)"),
         Part(
             "activations",
             in_flight * _activations(facts, layers),
@@ -104,10 +84,10 @@ def _training(facts: RunFacts, stage: tuple[bool, bool]) -> tuple[Part, ...]:
         ),
     ]
     if last:
-        logits = facts.microbatch_tokens * facts.vocab / facts.tp * (2 * _BF16 + 2 * _FP32)
+        logits = facts.microbatch_tokens * facts.vocab / facts.tp * (2 * BF16 + 2 * FP32)
         parts.append(Part("logits", logits, "12 bytes x tokens x vocabulary / TP"))
     if facts.kl_coefficient > 0:
-        parts.append(Part("reference model", _BF16 * parameters, "2 bytes x parameters of a rank"))
+        parts.append(Part("reference model", BF16 * parameters, "2 bytes x parameters of a rank"))
     return tuple(parts)
 
 
@@ -116,24 +96,20 @@ def _activations(facts: RunFacts, layers: int) -> float:
     kv = facts.kv_groups * (facts.hidden // facts.heads)
     # bf16: both norms' inputs, inputs of QKV and MLP; queries, attention's output; keys and values; gate, up, product
     outside, inside = 4 * facts.hidden, 2 * facts.hidden + 2 * kv + 3 * facts.ffn
-    per_token = _BF16 * (outside / (facts.tp if facts.sequence_parallel else 1) + inside / facts.tp)
+    per_token = BF16 * (outside / (facts.tp if facts.sequence_parallel else 1) + inside / facts.tp)
     if facts.recompute != "full":
         return facts.microbatch_tokens * per_token * layers
-    kept = _BF16 * facts.hidden / (facts.tp if facts.sequence_parallel else 1)
+    kept = BF16 * facts.hidden / (facts.tp if facts.sequence_parallel else 1)
     return facts.microbatch_tokens * (kept * layers + per_token)
-
-
-def _kv_bytes_per_token(facts: RunFacts) -> float:
-    return 2 * _BF16 * facts.layers * facts.kv_groups * (facts.hidden // facts.heads) / facts.rollout_tp
 
 
 def _rollout(facts: RunFacts, training: tuple[Part, ...]) -> tuple[Part, ...]:
     stays = {"weights": not facts.offload_param, "gradients": not facts.offload_grad}
     stays["optimizer"] = not facts.offload_optimizer
     resident = sum(part.bytes for part in training if stays.get(part.name, False))
-    weights = _BF16 * model_parameters(facts) / facts.rollout_tp
-    batch = facts.max_batched_tokens * _BF16 * (4 * facts.hidden + 3 * facts.ffn / facts.rollout_tp)
-    sampling = facts.max_sequences * facts.vocab * 2 * _FP32
+    weights = BF16 * model_parameters(facts) / facts.rollout_tp
+    batch = facts.max_batched_tokens * BF16 * (4 * facts.hidden + 3 * facts.ffn / facts.rollout_tp)
+    sampling = facts.max_sequences * facts.vocab * 2 * FP32
     share, outside = facts.memory_utilization * facts.memory_gib * GIB, facts.reserved_gib * GIB
     return (
         Part("training state not offloaded", resident, "generate_config.offload_train_*"),

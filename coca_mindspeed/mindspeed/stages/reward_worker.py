@@ -78,11 +78,9 @@ class RewardWorker:
         self._columns = ["responses", "response_length", *megatron_config.dataset_additional_keys]
         self._tokenizer = tokenizer.tokenizer
         self._vocabulary = int(megatron_config.padded_vocab_size or 0)
-        self._responses = ResponseJudge(
-            text=token_text(self._tokenizer, self._vocabulary),
-            parser=settings.method.parser(),
-            grader=build_verifier(rl_config, settings.grader, settings.grading),
-            max_confidence_tokens=settings.method.max_confidence_tokens,
+        self._responses = settings.judge(
+            token_text(self._tokenizer, self._vocabulary),
+            build_verifier(rl_config, settings.grader, settings.grading),
         )
         self._training_responses = (
             replace(self._responses, grader=EvaluatedOnly(self._responses.grader))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.judging.held_out import held_out_metrics
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.dataset import load_prompts
 from coca_mindspeed.mindspeed.stages.dock import fetch, read_rows, report
@@ -37,7 +37,7 @@ class Validation:
         trainer, start = self._trainer, time.perf_counter()
         judged = [self._roll_out(prompts) for prompts in self._chunks()]
         joined = {name: torch.cat([part[name] for part in judged]) for name in judged[0]}
-        metrics = validation_metrics(joined["correct"], joined["confidence"], joined["confidence_lengths"])
+        metrics = held_out_metrics(joined["correct"], joined["confidence"], joined["confidence_lengths"])
         named = {f"eval/{name}": value for name, value in metrics.items()}
         append_line(self._log, {"step": iteration, **named})
         if trainer.tensorboard is not None:
@@ -82,25 +82,3 @@ class Validation:
         judged.pop("texts")
         fetch(dock.clear.remote())
         return judged
-
-
-def validation_metrics(
-    correct: torch.Tensor, confidence: torch.Tensor, confidence_lengths: torch.Tensor
-) -> dict[str, float]:
-    """The paper's six columns; those that are undefined are left out.
-
-    Args:
-        correct: bool ``[n]``.
-        confidence: float ``[n]``, NaN where invalid.
-        confidence_lengths: int ``[n]``, tokens until the confidence is known.
-
-    Returns:
-        :meth:`CalibrationMetrics.headline`.
-    """
-    metrics = calibration_metrics(
-        confidence.numpy(),
-        correct.numpy(),
-        torch.where(confidence.isnan(), torch.nan, confidence_lengths.double()).numpy(),
-        coverages=(),
-    )
-    return {name: float(value) for name, value in metrics.headline().items() if value is not None}

@@ -20,13 +20,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from coca_mindspeed.console import print_failure
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, TrainingError
-from coca_mindspeed.mindspeed.hooks.manifest import matching_manifest
 from coca_mindspeed.mindspeed.plan.conditions import check_mindspeed_keys, needs_reference
 from coca_mindspeed.mindspeed.plan.upstream_keys import read_upstream_keys
 from coca_mindspeed.mindspeed.plan.without_effect import keys_without_effect
 from coca_mindspeed.mindspeed.stages.verifiers import try_verifier
 from coca_mindspeed.mindspeed.start.process import setup_driver
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
+from coca_mindspeed.upstream.manifest import matching_manifest
 
 #: Environment variable -> a package that its checkout must hold.
 HOMES = {

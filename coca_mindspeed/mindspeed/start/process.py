@@ -8,8 +8,8 @@ import sys
 from functools import lru_cache
 
 from coca_mindspeed.mindspeed.hooks.apply import AppliedHooks, apply
-from coca_mindspeed.mindspeed.hooks.manifest import Manifest, ManifestError, load_manifests
 from coca_mindspeed.mindspeed.start.settings import ProcessSettings
+from coca_mindspeed.upstream.manifest import Manifest, ManifestError, load_manifests
 
 
 @lru_cache(maxsize=1)

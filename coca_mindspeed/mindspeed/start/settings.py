@@ -9,23 +9,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from coca_mindspeed.algorithm.credit import CreditRule
-from coca_mindspeed.config.schema import MethodConfig
-from coca_mindspeed.errors import ConfigError, GradingError
-from coca_mindspeed.grading.registry import known_grader
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.judging.judging_settings import EngineSection, JudgingSettings, checked_section
 
 #: The environment variable that carries :class:`ProcessSettings`.
 VARIABLE = "COCA_MINDSPEED_PROCESS"
 
 
-class _Section(BaseModel):
-    # As constants, not as null: options of a grader may be anything.
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
-
-
-class HostSettings(_Section):
+class HostSettings(EngineSection):
     """Only for ``platform: host``."""
 
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="dtype of weights and activations")
@@ -34,10 +28,9 @@ class HostSettings(_Section):
     )
 
 
-class CocaSettings(_Section):
+class CocaSettings(JudgingSettings):
     """The section ``coca``."""
 
-    method: MethodConfig = Field(MethodConfig(), description="the training method and its choices, as everywhere")
     stage: int = Field(0, ge=0, description="stage of the method; only sequential has more than one")
 
     eval_data: Path | None = Field(None, description="held-out records (JSON Lines) for validation while training")
@@ -48,22 +41,11 @@ class CocaSettings(_Section):
     keep_checkpoints: int | None = Field(None, ge=1, description="newest checkpoints kept; null: all")
     metrics_file: bool = Field(True, description="write every iteration's metrics to output_dir/metrics.jsonl")
 
-    grader: str = Field("auto", description="for verifier_function [coca]; auto: every record's own; docs/grading.md")
-    grading: dict[str, Any] = Field(default_factory=dict, description="options of the graders; see docs/grading.md")
-    require_evaluated: bool = Field(True, description="a restated question earns nothing in training; docs/grading.md")
     rollout_log_probs: bool = Field(True, description="measure the gap between rollout and training log-probabilities")
     stall_timeout: float = Field(3600.0, gt=0, description="seconds without any progress after which a stage gives up")
 
     platform: Literal["npu", "host"] = Field("npu", description="npu, or host: without an NPU, on stand-ins")
     host: HostSettings = HostSettings()
-
-    @field_validator("grader")
-    @classmethod
-    def _known_grader(cls, value: str) -> str:
-        try:
-            return known_grader(value)
-        except GradingError as error:
-            raise ValueError(str(error)) from error
 
     @model_validator(mode="after")
     def _consistent(self) -> "CocaSettings":
@@ -81,7 +63,7 @@ class CocaSettings(_Section):
         return self.method.credit_rule(self.stage)
 
 
-class ProcessSettings(_Section):
+class ProcessSettings(EngineSection):
     """What every Ray process has to know before it imports MindSpeed-RL."""
 
     coca: CocaSettings
@@ -108,12 +90,4 @@ def coca_settings(section: Mapping[str, Any]) -> CocaSettings:
     Raises:
         ConfigError: one line for each problem, with key and value.
     """
-    try:
-        return CocaSettings.model_validate(dict(section))
-    except ValidationError as error:
-        lines = []
-        for problem in error.errors():
-            key = ".".join(["coca", *map(str, problem["loc"])])
-            shown = "" if problem["type"] == "value_error" else f" (found {problem['input']!r})"
-            lines.append(f"{key}: {problem['msg'].removeprefix('Value error, ')}{shown}")
-        raise ConfigError("\n".join(lines)) from error
+    return checked_section(CocaSettings, section)

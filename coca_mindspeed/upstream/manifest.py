@@ -1,7 +1,7 @@
-"""Which definitions of a MindSpeed-RL release are hooked, and the fingerprints that they must have.
+"""Which definitions of an upstream release an engine changes or leans on, and the fingerprints that they must have.
 
-One YAML file of ``patches/`` describes one release.  Nothing is ever applied to a MindSpeed-RL whose sources differ
-from a manifest: a changed upstream is a loud stop.
+One YAML file of ``patches/`` describes one release of MindSpeed-RL or verl.  Nothing is ever applied to sources that
+differ from a manifest: a changed upstream is a loud stop.
 """
 
 import importlib.resources
@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from coca_mindspeed.errors import CocaError
-from coca_mindspeed.mindspeed.hooks.fingerprint import TargetError, fingerprint
+from coca_mindspeed.upstream.fingerprint import TargetError, fingerprint
 
 #: ``replace``: another object stands there.  ``wrap``: a function around the original.  ``subclass``: a class made
 #: from the original.  ``register``: an entry of a registry.  ``use``: relied upon as it is, and only verified.
@@ -24,6 +24,9 @@ PLATFORMS = ("npu", "host")
 _REQUIRED = ("target", "kind", "process", "reason", "sha256")
 _OPTIONAL = ("replacement", "key", "platform")
 
+#: The package whose definitions a manifest lists, and what people call it.
+PROGRAMS = {"mindspeed_rl": "MindSpeed-RL", "verl": "verl"}
+
 
 class ManifestError(CocaError):
     """A manifest cannot be used, or an installation does not match any."""
@@ -31,12 +34,12 @@ class ManifestError(CocaError):
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One definition of MindSpeed-RL that this project changes or relies upon.
+    """One definition of an upstream that this project changes or relies upon.
 
     Attributes:
         target: ``package.module:Name`` or ``package.module:Class.method``.
         kind: one of :data:`KINDS`.
-        process: ``driver`` where MindSpeed-RL's ``train`` runs, ``worker`` in every other Ray process, or ``both``.
+        process: ``driver`` where the training loop runs, ``worker`` in every other Ray process, or ``both``.
         reason: why, for people.
         sha256: of the normalised source.
         replacement: ``package.module:Name`` of ours; for ``replace`` and ``register`` it is put there, for ``wrap``
@@ -67,6 +70,7 @@ class Manifest:
     release: str
     commit: str
     hooks: tuple[Hook, ...]
+    package: str = "mindspeed_rl"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +89,7 @@ def manifest_directory() -> Path:
     """``patches/`` of the repository, or where an installed package carries it."""
     if importlib.util.find_spec("coca_mindspeed._patches") is not None:
         return Path(str(importlib.resources.files("coca_mindspeed._patches")))
-    return Path(__file__).parents[3] / "patches"
+    return Path(__file__).parents[2] / "patches"
 
 
 def load_manifest(path: Path) -> Manifest:
@@ -98,10 +102,15 @@ def load_manifest(path: Path) -> Manifest:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError) as error:
         raise ManifestError(f"{path}: cannot be read: {error}") from error
-    if not isinstance(content, dict) or set(content) != {"release", "commit", "hooks"}:
-        raise ManifestError(f"{path}: expected the keys release, commit and hooks")
+    if not isinstance(content, dict) or set(content) - {"package"} != {"release", "commit", "hooks"}:
+        raise ManifestError(
+            f"{path}: expected the keys release, commit and hooks, and package where it is not MindSpeed-RL"
+        )
+    package = str(content.get("package", "mindspeed_rl"))
+    if package not in PROGRAMS:
+        raise ManifestError(f"{path}: package should be one of {', '.join(PROGRAMS)}, found {package!r}")
     hooks = tuple(_hook(entry, f"{path}: hooks[{index}]") for index, entry in enumerate(content["hooks"]))
-    return Manifest(path, str(content["release"]), str(content["commit"]), hooks)
+    return Manifest(path, str(content["release"]), str(content["commit"]), hooks, package)
 
 
 def _hook(entry: Any, where: str) -> Hook:
@@ -125,10 +134,11 @@ def _hook(entry: Any, where: str) -> Hook:
     return hook
 
 
-def load_manifests(directory: Path | None = None) -> list[Manifest]:
-    """All manifests of a directory, by name; default: those of this package."""
+def load_manifests(directory: Path | None = None, package: str = "mindspeed_rl") -> list[Manifest]:
+    """All manifests of one upstream in a directory, by name; default: those that this package carries."""
     directory = manifest_directory() if directory is None else directory
-    return [load_manifest(path) for path in sorted(directory.glob("*.yaml"))]
+    manifests = [load_manifest(path) for path in sorted(directory.glob("*.yaml"))]
+    return [manifest for manifest in manifests if manifest.package == package]
 
 
 def examine(manifest: Manifest, root: Path) -> list[HookCheck]:
@@ -142,23 +152,25 @@ def examine(manifest: Manifest, root: Path) -> list[HookCheck]:
     return findings
 
 
-def matching_manifest(root: Path, manifests: Iterable[Manifest] | None = None) -> Manifest:
-    """The manifest that the MindSpeed-RL below ``root`` matches in every hook.
+def matching_manifest(
+    root: Path, manifests: Iterable[Manifest] | None = None, package: str = "mindspeed_rl"
+) -> Manifest:
+    """The manifest that the ``package`` below ``root`` matches in every hook.
 
     Raises:
         ManifestError: none does; the message names the closest release and each target that differs.
     """
-    known = load_manifests() if manifests is None else list(manifests)
+    known = load_manifests(package=package) if manifests is None else list(manifests)
     if not known:
         raise ManifestError(f"no manifest found in {manifest_directory()}")
     examined = [(manifest, [f for f in examine(manifest, root) if not f.matches]) for manifest in known]
     manifest, differing = min(examined, key=lambda pair: len(pair[1]))
     if differing:
         raise ManifestError(
-            f"the MindSpeed-RL at {root} is not a supported one: {len(differing)} of {len(manifest.hooks)} hooked "
-            f"definitions differ from release {manifest.release}, the closest: "
+            f"the {PROGRAMS[package]} at {root} is not a supported one: {len(differing)} of {len(manifest.hooks)} "
+            f"hooked definitions differ from release {manifest.release}, the closest: "
             + "; ".join(describe(finding) for finding in differing)
-            + f". Supported releases: {', '.join(f'{m.release} ({m.commit[:7]})' for m in known)}. Check out one of "
+            + f". Supported releases: {', '.join(f'{m.release} ({m.commit[:7]})' for m in known)}. Take one of "
             "them unedited, or write a manifest for yours (coca-mindspeed patches fingerprint; docs/port.md)"
         )
     return manifest
@@ -187,4 +199,5 @@ def skeleton(manifest: Manifest, root: Path, release: str, commit: str) -> dict[
             if (value := getattr(hook, name)) is not None:
                 entry[name] = value
         hooks.append({**entry, "sha256": finding.found})
-    return {"release": release, "commit": commit, "hooks": hooks}
+    package = {} if manifest.package == "mindspeed_rl" else {"package": manifest.package}
+    return {**package, "release": release, "commit": commit, "hooks": hooks}

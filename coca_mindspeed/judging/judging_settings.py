@@ -1,0 +1,66 @@
+"""The keys of a section ``coca`` that every engine on somebody else's configuration reads: method and grading."""
+
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from coca_mindspeed.algorithm.boundary import TokenText
+from coca_mindspeed.config.schema import MethodConfig
+from coca_mindspeed.errors import ConfigError, GradingError
+from coca_mindspeed.grading.registry import known_grader
+from coca_mindspeed.grading.verdict import Grader
+from coca_mindspeed.judging.responses import ResponseJudge
+
+
+class EngineSection(BaseModel):
+    """A section within another program's configuration: unknown keys are refused, and numbers are finite."""
+
+    # As constants, not as null: options of a grader may be anything.
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
+
+
+class JudgingSettings(EngineSection):
+    """How responses are judged, and what is rewarded."""
+
+    method: MethodConfig = Field(MethodConfig(), description="the training method and its choices, as everywhere")
+    grader: str = Field("auto", description="grader of the answers; auto: every record's own; docs/grading.md")
+    grading: dict[str, Any] = Field(default_factory=dict, description="options of the graders; see docs/grading.md")
+    require_evaluated: bool = Field(True, description="a restated question earns nothing in training; docs/grading.md")
+
+    @field_validator("grader")
+    @classmethod
+    def _known_grader(cls, value: str) -> str:
+        try:
+            return known_grader(value)
+        except GradingError as error:
+            raise ValueError(str(error)) from error
+
+    def judge(self, text: TokenText, grader: Grader) -> ResponseJudge:
+        """The judge of this method's responses.
+
+        Args:
+            text: bytes of each token id.
+            grader: of the answers.
+        """
+        return ResponseJudge(text, self.method.parser(), grader, self.method.max_confidence_tokens)
+
+
+Settings = TypeVar("Settings", bound=JudgingSettings)
+
+
+def checked_section(kind: type[Settings], section: Mapping[str, Any]) -> Settings:
+    """Check a section ``coca``.
+
+    Raises:
+        ConfigError: one line for each problem, with key and value.
+    """
+    try:
+        return kind.model_validate(dict(section))
+    except ValidationError as error:
+        lines = []
+        for problem in error.errors():
+            key = ".".join(["coca", *map(str, problem["loc"])])
+            shown = "" if problem["type"] == "value_error" else f" (found {problem['input']!r})"
+            lines.append(f"{key}: {problem['msg'].removeprefix('Value error, ')}{shown}")
+        raise ConfigError("\n".join(lines)) from error

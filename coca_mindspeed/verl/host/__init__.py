@@ -1,0 +1,53 @@
+"""verl without an accelerator, for tests: a platform that is this machine's CPU, and a rollout by transformers.
+
+Named in ``VERL_USE_EXTERNAL_MODULES`` beside ``VERL_PLATFORM=cpu`` and ``rollout.name=host``; nothing else imports it.
+Nothing here computes anything for a real cluster.  verl, Ray, TransferQueue, the reward loop, FSDP2 and the weight
+sync are the real ones; the rollout engine is not.
+"""
+
+from typing import Any
+
+from coca_mindspeed.upstream.after_import import after_import
+from coca_mindspeed.verl.host.cpu_platform import CpuPlatform
+
+ROLLOUT = "host"
+
+
+def _register_platform(registry: Any) -> None:
+    registry.PlatformRegistry.register("cpu")(CpuPlatform)
+
+
+def _register_replica(module: Any) -> None:
+    def load() -> Any:
+        from coca_mindspeed.verl.host.replica import HostReplica
+
+        return HostReplica
+
+    module.RolloutReplicaRegistry.register(ROLLOUT, load)
+
+
+def _register_adapter(module: Any) -> None:
+    module._ROLLOUT_REGISTRY[ROLLOUT, "async"] = "coca_mindspeed.verl.host.replica.HostAdapter"
+
+
+def _register_engine(module: Any) -> None:
+    from verl.workers.engine.base import EngineRegistry
+
+    EngineRegistry.register("language_model", ["fsdp", "fsdp2"], device="cpu")(module.FSDPEngineWithLMHead)
+
+
+def _name_each_device_once(distributed: Any) -> None:
+    """Verl asks for a backend of the CPU and one of the device, which PyTorch refuses where both are the CPU."""
+    original = distributed.init_process_group
+
+    def init_process_group(backend: Any = None, *others: Any, **options: Any) -> Any:
+        return original("cpu:gloo" if backend == "cpu:gloo,cpu:gloo" else backend, *others, **options)
+
+    distributed.init_process_group = init_process_group
+
+
+after_import("verl.plugin.platform.platform_manager", _register_platform)
+after_import("verl.workers.rollout.replica", _register_replica)
+after_import("verl.workers.rollout.base", _register_adapter)
+after_import("verl.workers.engine.fsdp.transformer_impl", _register_engine)
+after_import("torch.distributed", _name_each_device_once)

@@ -1,0 +1,122 @@
+"""Our records as verl's JSON Lines, and back: a row carries its whole record, as text that no reader reinterprets."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from coca_mindspeed.data.prompts import many_prompt_tokens, prompt_messages
+from coca_mindspeed.data.records import Record, read_records, record_from_json
+from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.files import to_json_line, write_json_lines
+
+_AT_ONCE = 1024  # prompts that a fast tokenizer is given together, which it spreads over the CPUs
+
+
+def verl_row(record: Record, system_prompt: str | None, index: int) -> dict[str, Any]:
+    """One line of verl's data: the chat, and what its data loader, reward manager and dumps look for by name."""
+    return {
+        "prompt": prompt_messages(record, system_prompt),
+        "data_source": record.dataset,
+        "ability": record.category,
+        "reward_model": {"style": "rule", "ground_truth": record.answer},
+        "extra_info": {"index": index, "record": to_json_line(asdict(record)).rstrip("\n")},
+    }
+
+
+def record_of(extra_info: Any, where: str) -> Record:
+    """The record that a row of verl's carries.
+
+    Raises:
+        DataError: it carries none, or something else.
+    """
+    text = extra_info.get("record") if isinstance(extra_info, Mapping) else None
+    if not isinstance(text, str):
+        raise DataError(
+            f"{where}: extra_info.record should be a record as JSON, found {text!r:.80}; make the file with "
+            "coca-mindspeed data export verl"
+        )
+    try:
+        row = json.loads(text)
+    except ValueError as error:
+        raise DataError(f"{where}: extra_info.record is no JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: extra_info.record should be an object, found {text:.80}")
+    return record_from_json(row, where, dataset=str(row.get("dataset", "")), number=0)
+
+
+def export_for_verl(records: Path, output: Path, system_prompt: str | None, overwrite: bool = False) -> int:
+    """Write a file of records for verl, whole or not at all.
+
+    Args:
+        records: prepared records (JSON Lines).
+        output: a file whose name ends in .jsonl, by which verl knows the format.
+        system_prompt: the method's.
+        overwrite: replace an earlier file.
+
+    Returns:
+        how many rows it has.
+
+    Raises:
+        DataError: a line is no record, there is none, or the output is there already.
+    """
+    if output.suffix != ".jsonl":
+        raise ConfigError(f"{output}: expected a file whose name ends in .jsonl; verl reads others as other formats")
+    if output.is_dir() or (output.exists() and not overwrite):
+        raise DataError(f"{output}: already exists; choose another output, or replace a file with --overwrite")
+    if not output.absolute().parent.is_dir():
+        raise DataError(f"{output}: cannot be made: {output.absolute().parent} is no directory")
+    rows = [verl_row(record, system_prompt, index) for index, record in enumerate(read_records(records))]
+    if not rows:
+        raise DataError(f"{records}: no record found")
+    write_json_lines(output, rows)
+    return len(rows)
+
+
+def check_rows(
+    rows: Sequence[Mapping[str, Any]], what: str, system_prompt: str | None, tokenizer: Any, max_tokens: int
+) -> list[Record]:
+    """The records of a data set that verl has read, all of them looked at.
+
+    Args:
+        rows: verl's.
+        what: ``data.train_files`` or ``data.val_files``, for messages.
+        system_prompt: the training method's; a file made for another one is refused.
+        tokenizer: the model's.
+        max_tokens: ``data.max_prompt_length``; verl cuts a longer prompt without a word.
+
+    Raises:
+        DataError: a row carries no record, another prompt, or one that is too long.
+    """
+    records = []
+    for start in range(0, len(rows), _AT_ONCE):
+        batch = [rows[index] for index in range(start, min(start + _AT_ONCE, len(rows)))]
+        chats = []
+        for number, row in enumerate(batch, start=start + 1):
+            record = record_of(row.get("extra_info"), f"{what}: row {number}")
+            wanted = prompt_messages(record, system_prompt)
+            if (found := [dict(message) for message in row["prompt"]]) != wanted:
+                raise DataError(
+                    f"{what}: row {number}: record {record.id!r} has another prompt than the method's: expected "
+                    f"{_shown(wanted)}, found {_shown(found)}; export the file for this method "
+                    "(coca-mindspeed data export verl --prompt)"
+                )
+            records.append(record)
+            chats.append(wanted)
+        for number, ids in enumerate(many_prompt_tokens(tokenizer, chats), start=start):
+            if len(ids) > max_tokens:
+                raise DataError(
+                    f"{what}: row {number + 1}: record {records[number].id!r} has a prompt of {len(ids)} tokens, "
+                    f"data.max_prompt_length is {max_tokens}; raise it or leave the record out"
+                )
+    return records
+
+
+def _shown(messages: Sequence[Mapping[str, str]]) -> str:
+    return " | ".join(_parts(messages))
+
+
+def _parts(messages: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    for message in messages:
+        yield f"{message.get('role')}: {message.get('content', '')!r:.60}"

@@ -1,0 +1,39 @@
+"""Which run the checkpoints of a directory belong to, so that another method does not go on from them."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.files import write_json
+from coca_mindspeed.verl.settings import VerlSettings
+
+FILE = "coca.json"
+
+
+def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, resumed_step: int) -> None:
+    """Compare with what is written beside the checkpoints, and write it for the next time.
+
+    Args:
+        directory: ``trainer.default_local_dir``.
+        settings: of this run.
+        total_steps: of this run; where a method has stages, they share it.
+        resumed_step: 0 where the run starts afresh; then whatever was there is replaced.
+
+    Raises:
+        ConfigError: the checkpoints are those of another method, or of other choices.
+    """
+    ours: dict[str, Any] = settings.method.model_dump(mode="json")
+    if len(settings.method.training_method.stages) > 1:
+        ours["total_training_steps"] = total_steps
+    path = directory / FILE
+    if resumed_step and path.is_file():
+        theirs = json.loads(path.read_text(encoding="utf-8"))
+        if changed := sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key)):
+            was = ", ".join(f"{key} {theirs.get(key)!r} -> {ours.get(key)!r}" for key in changed)
+            raise ConfigError(
+                f"{directory}: its checkpoints were trained otherwise ({was}); change trainer.default_local_dir, or "
+                "start afresh with trainer.resume_mode=disable"
+            )
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(path, ours)

@@ -1,0 +1,157 @@
+"""verl's synchronous trainer with this project's advantages, validation and dumps: ``trainer.v1.trainer_mode=coca``.
+
+The loop is verl's own.  Overridden are the places where whole groups are at hand and verl would give every token of a
+response one advantage, where validation becomes numbers, and where rollouts are dumped.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+import transfer_queue
+from omegaconf import OmegaConf, open_dict
+from tensordict import TensorDict
+from verl.trainer.ppo.v1.trainer_base import register_trainer
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils.config import omega_conf_to_dataclass
+
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.evaluation.predictions import write_predictions
+from coca_mindspeed.files import write_json_lines
+from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.verl.advantage_step import AdvantageStep, StepShape
+from coca_mindspeed.verl.estimator import handing_over
+from coca_mindspeed.verl.groups import check_broken
+from coca_mindspeed.verl.held_out_questions import judged_validation
+from coca_mindspeed.verl.records import check_rows
+from coca_mindspeed.verl.release import known_release
+from coca_mindspeed.verl.required_keys import refusals
+from coca_mindspeed.verl.run_settings import check_same_run
+from coca_mindspeed.verl.segment_loss import CONFIDENCE_TOKENS, SegmentLoss, divide_segment_sums
+from coca_mindspeed.verl.settings import NAME, verl_settings
+
+
+@register_trainer(NAME)
+class SegmentTrainer(PPOTrainerSync):
+    """The trainer; its methods are verl's, by verl's names."""
+
+    def __init__(self, config: Any) -> None:
+        """Refuse what cannot be trained by the method, before anything is loaded.
+
+        Args:
+            config: verl's, whole.
+
+        Raises:
+            ConfigError: naming every key at fault.
+            ManifestError: this verl is none that we know.
+        """
+        plain: Any = OmegaConf.to_container(config, resolve=True)
+        self._settings = verl_settings(plain)
+        if problems := refusals(plain, self._settings):
+            raise ConfigError("verl would not train by the method:\n" + "\n".join(f"  {line}" for line in problems))
+        known_release()
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = "sync"  # verl asks for this very word where a trainer is synchronous
+        super().__init__(config)
+        self._last_step: AdvantageStep | None = None
+
+    def _init_dataloader(self) -> None:
+        """Load the questions, and look at every one of them before the model is loaded."""
+        super()._init_dataloader()
+        data = self.config.data
+        sets = {"data.train_files": self.train_dataset, "data.val_files": self.val_dataset}
+        system_prompt = self._settings.method.training_method.system_prompt
+        grader = build_grader(self._settings.grader, self._settings.grading)
+        try:
+            for what, rows in sets.items():
+                records = check_rows(rows.dataframe, what, system_prompt, self.tokenizer, data.max_prompt_length)
+                grader.check(records)
+        finally:
+            grader.close()
+        if self.steps_per_epoch == 0:
+            raise ConfigError(
+                f"data.train_batch_size: {data.train_batch_size} questions a step, and data.train_files has "
+                f"{len(self.train_dataset)}"
+            )
+
+    def _load_checkpoint(self) -> None:
+        """Resume only what is the same run: whose method, and whose length where stages share it, is the same."""
+        super()._load_checkpoint()
+        check_same_run(
+            Path(self.config.trainer.default_local_dir), self._settings, self.total_training_steps, self.global_steps
+        )
+
+    def on_init_end(self) -> None:
+        """Wait for the reward workers, which verl never asks whether they could be built, and set our loss function."""
+        ray.get([worker.__ray_ready__.remote() for worker in self.get_reward_handles()])
+        actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
+        self.actor_rollout_wg.set_loss_fn(SegmentLoss(actor, self._settings.method.clip))
+        super().on_init_end()
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Advantages of whole groups, on the tokens of their segments; written to the queue by verl itself."""
+        start = time.perf_counter()
+        columns = transfer_queue.kv_batch_get(
+            keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask", "extra_fields"]
+        )
+        step = AdvantageStep.of_batch(
+            keys=batch.keys,
+            tags=batch.tags,
+            rows=list(map(_reward_extra_info, columns["extra_fields"])),
+            response_lengths=columns["response_mask"].offsets().diff().cpu(),
+            shape=StepShape(self.config.data.train_batch_size, self.config.actor_rollout_ref.rollout.n),
+            settings=self._settings,
+            stage=self._settings.stage(self.global_steps, self.total_training_steps),
+        )
+        transfer_queue.kv_batch_put(
+            keys=batch.keys,
+            partition_id=batch.partition_id,
+            fields=TensorDict({CONFIDENCE_TOKENS: step.segment_lengths[:, None]}, batch_size=len(batch.keys)),
+        )
+        metrics.update(step.metrics())
+        metrics["coca/advantage_seconds"] = time.perf_counter() - start
+        self._last_step = step
+        with handing_over(step.advantages):
+            return super()._compute_advantage(batch, metrics)
+
+    def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        """Update, and divide the sums that our loss function has counted by segment."""
+        updated = super()._update_actor(batch, metrics)
+        metrics.update(divide_segment_sums(metrics))
+        return updated
+
+    def _val_metrics_update(
+        self,
+        data_sources: Any,
+        sample_uids: Any,
+        reward_extra_infos_dict: Any,
+        sample_turns: Any,
+        expected_acc_counts: Any = None,
+    ) -> dict[str, float]:
+        """Acc, AUROC, ECE, Brier, SR and TTC beside verl's own accuracy; predictions where verl dumps generations."""
+        found = judged_validation(reward_extra_infos_dict)
+        asked = sum((expected_acc_counts or {}).values()) or len(found.rows)
+        check_broken(asked - len(found.rows), self._settings.broken_groups, asked, "held-out questions")
+        folder = self.config.trainer.get("validation_data_dir", None)
+        if folder:
+            path = Path(folder) / f"predictions_step_{self.global_steps:06d}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_predictions(path, [row.prediction for row in found.rows])
+        own = {name: reward_extra_infos_dict[name] for name in ("reward", "acc")}
+        metrics = super()._val_metrics_update(data_sources, sample_uids, own, sample_turns, expected_acc_counts)
+        return {**metrics, **found.metrics(), "eval/missing": float(asked - len(found.rows))}
+
+    def _log_rollout_data(self, batch: Any, timing_raw: dict[str, Any], rollout_data_dir: str) -> None:
+        """Dump the step's responses with what they stated, earned and learned, in the place of verl's own dump."""
+        if not self._settings.dumps(self.global_steps):
+            return
+        assert self._last_step is not None
+        path = Path(rollout_data_dir) / f"step_{self.global_steps:06d}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_json_lines(path, self._last_step.dump(self.global_steps, self._settings.samples_prompts))
+
+
+def _reward_extra_info(extra_fields: Any) -> Any:
+    value = getattr(extra_fields, "data", extra_fields)  # verl's queue may wrap what is no tensor
+    return value.get("reward_extra_info", {}) if isinstance(value, dict) else {}

@@ -1,0 +1,188 @@
+#!/usr/bin/env bash
+# A run on verl, on CUDA GPUs or Ascend NPUs; docs/verl.md is the guide.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+
+usage_verl() {
+  cat <<EOF2
+usage: bash ${0} RUN [--dry-run | --smoke] [--resume] [--output DIR] [KEY=VALUE ...]
+
+  RUN           a configuration in configs/verl (coca_qwen25_7b, ...), or the path of a YAML file of your own
+  --dry-run     print the plan and every command, start nothing
+  --smoke       two steps of the same method on the tiny model, through the real verl on this machine's CPU
+  --resume      go on from the newest checkpoint in DIR
+  --output DIR  where the run goes (default: runs/RUN; --smoke: runs/smoke/RUN-TIME)
+  KEY=VALUE     change the configuration as verl takes it, e.g. coca.method.name=joint trainer.n_gpus_per_node=16
+
+Several nodes: the same command on each, with NNODES, NODE_RANK (0 is the head) and MASTER_ADDR set.
+
+exit codes: that of the training; 2 what was typed wrong, 1 what cannot run, 130 and 143 a signal
+environment: NNODES, NODE_RANK, MASTER_ADDR, RAY_PORT, CLUSTER_TIMEOUT, PYTHON
+EOF2
+}
+
+find_verls_python() {
+  if [[ -z ${PYTHON:-} && -x $REPOSITORY/.venv-verl/bin/python ]]; then
+    PYTHON=$REPOSITORY/.venv-verl/bin/python
+  fi
+  find_python
+}
+
+# Hydra's own quotes, so that a path may hold anything but these.
+quoted() {
+  [[ $2 != *[\'\\]* ]] || misuse "$1: a path with a quote or a backslash, which Hydra's overrides cannot hold"
+  printf "%s='%s'" "$1" "$2"
+}
+
+main_ppo() {
+  local file=$1
+  shift
+  run_child "$PYTHON" -m verl.trainer.main_ppo --config-dir "$(dirname "$file")" --config-name \
+    "$(basename "$file" .yaml)" "$@"
+}
+
+smoke_on_cpu() {
+  local file=$1 output=$2 setting override
+  shift 2
+  local -a fixed=(actor_rollout_ref.model.path actor_rollout_ref.rollout.name data.train_files data.val_files)
+  for override in "$@"; do
+    override=${override##+}
+    for setting in "${fixed[@]}"; do
+      [[ $override != "$setting="* ]] || misuse "--smoke sets $setting itself; leave $override out"
+    done
+  done
+  execute mkdir -p "$output"
+  execute "$PYTHON" -m coca_mindspeed.commands.verl_smoke "$output/tiny" "$file" "$@"
+  export VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=coca_mindspeed.verl.host GLOO_SOCKET_IFNAME=lo
+  export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
+  # The run's own file, scaled down; what is typed comes last, so that it wins.
+  main_ppo "$file" "$(quoted actor_rollout_ref.model.path "$output/tiny/model")" \
+    "$(quoted data.train_files "$output/tiny/train.jsonl")" "$(quoted data.val_files "$output/tiny/val.jsonl")" \
+    coca.grader=exact 'coca.grading={}' coca.samples_interval=1 trainer.device=cpu trainer.n_gpus_per_node=1 \
+    trainer.nnodes=1 trainer.total_training_steps=2 trainer.test_freq=2 trainer.save_freq=2 trainer.val_before_train=false \
+    trainer.total_epochs=2 "trainer.logger=[console,file]" data.train_batch_size=8 data.max_prompt_length=64 \
+    data.max_response_length=24 data.dataloader_num_workers=0 reward.num_workers=1 actor_rollout_ref.rollout.name=host \
+    actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.agent.num_workers=1 \
+    actor_rollout_ref.actor.ppo_mini_batch_size=8 actor_rollout_ref.actor.use_torch_compile=false \
+    actor_rollout_ref.actor.fsdp_config.use_torch_compile=false actor_rollout_ref.actor.fsdp_config.dtype=float32 \
+    +actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=fp32 \
+    actor_rollout_ref.rollout.tensor_model_parallel_size=1 actor_rollout_ref.model.use_remove_padding=false \
+    actor_rollout_ref.model.enable_gradient_checkpointing=false \
+    +actor_rollout_ref.model.override_config.attn_implementation=sdpa \
+    transfer_queue.backend.SimpleStorage.num_data_storage_units=1 ray_kwargs.ray_init.num_cpus=12 \
+    +ray_kwargs.ray_init.num_gpus=1 +ray_kwargs.ray_init.object_store_memory=500000000 \
+    +ray_kwargs.ray_init.include_dashboard=false "$@"
+}
+
+# Ray on this node by its own command, as a child of this script; it finds the GPUs or NPUs by itself.
+start_rays_own() {
+  local -a command=("$PYTHON" -m ray.scripts.scripts start --block)
+  if [[ $1 == head ]]; then
+    if ! "$DRY_RUN" && port_is_open "$MASTER_ADDR" "$RAY_PORT"; then
+      fail "$MASTER_ADDR:$RAY_PORT is taken, by another Ray perhaps; set RAY_PORT to a free port on every node"
+    fi
+    command+=(--head "--port=$RAY_PORT" "--node-ip-address=$MASTER_ADDR" --include-dashboard=false)
+  else
+    command+=("--address=$MASTER_ADDR:$RAY_PORT")
+  fi
+  show "${command[@]}"
+  "$DRY_RUN" || start_child "${command[@]}"
+}
+
+wait_for_head() {
+  local waited=0
+  until "$DRY_RUN" || port_is_open "$MASTER_ADDR" "$RAY_PORT"; do
+    ((waited < CLUSTER_TIMEOUT)) || fail "no Ray head at $MASTER_ADDR:$RAY_PORT after $CLUSTER_TIMEOUT seconds"
+    sleep 2
+    waited=$((waited + 2))
+  done
+}
+
+wait_for_nodes() {
+  local nodes=$1
+  show "$PYTHON" -m coca_mindspeed.verl.nodes "$nodes" --timeout "$CLUSTER_TIMEOUT"
+  "$DRY_RUN" || "$PYTHON" -m coca_mindspeed.verl.nodes "$nodes" --timeout "$CLUSTER_TIMEOUT"
+}
+
+launch_on_verl() {
+  local run="" mode=train resume=false output=""
+  local -a overrides=()
+  while (($#)); do
+    case $1 in
+      --dry-run) DRY_RUN=true ;;
+      --smoke) mode=smoke ;;
+      --resume) resume=true ;;
+      --output)
+        (($# > 1)) || misuse "--output needs a directory"
+        output=$2
+        shift
+        ;;
+      -h | --help) usage_verl && return ;;
+      -*) misuse "unknown option $1 (--help lists them)" ;;
+      *=*) overrides+=("$1") ;;
+      *)
+        [[ -z $run ]] || misuse "expected KEY=VALUE, found $1 (--help explains)"
+        run=$1
+        ;;
+    esac
+    shift
+  done
+  [[ -n $run ]] || misuse "which RUN? (--help explains; configs/verl holds the ready-made ones)"
+  local file=$run name
+  name=$(basename "$run" .yaml)
+  [[ $run == *.yaml ]] || file=$REPOSITORY/configs/verl/$run.yaml
+  [[ -f $file ]] || misuse "$run: no such configuration: $file"
+  file=$(cd "$(dirname "$file")" && pwd)/$(basename "$file")
+  [[ -z $output || $output == /* ]] || output=$PWD/$output
+  cd "$REPOSITORY" || exit
+  find_verls_python
+  local nodes=${NNODES:-1} rank=${NODE_RANK:-0}
+  [[ $nodes =~ ^[1-9][0-9]*$ ]] || misuse "NNODES=$nodes: expected a number from 1 on"
+  if [[ ! $rank =~ ^[0-9]+$ ]] || ((rank >= nodes)); then
+    misuse "NODE_RANK=$rank: expected a number from 0 to $((nodes - 1))"
+  fi
+  if ((nodes > 1)); then
+    [[ -n ${MASTER_ADDR:-} ]] || misuse "NNODES=$nodes needs MASTER_ADDR, the address of the node with NODE_RANK=0"
+    overrides+=("trainer.nnodes=$nodes")
+  fi
+  if [[ $mode == smoke ]]; then
+    "$resume" && misuse "--smoke starts afresh; it has nothing to resume"
+    : "${output:=$REPOSITORY/runs/smoke/$name-$(date +%Y%m%d-%H%M%S)}"
+    where_it_goes "$output"
+    smoke_on_cpu "$file" "$output" "${WHERE[@]}" "${overrides[@]}"
+    return
+  fi
+  : "${output:=$REPOSITORY/runs/$name}"
+  if [[ -f $output/checkpoints/latest_checkpointed_iteration.txt ]]; then
+    "$resume" || fail "$output holds checkpoints; go on from them with --resume, or choose another --output"
+  else
+    "$resume" && fail "$output/checkpoints: no checkpoint to resume from"
+  fi
+  coca check "$file" "${overrides[@]}"
+  if ((rank > 0)); then
+    wait_for_head
+    start_rays_own worker
+    "$DRY_RUN" && return
+    wait "$!" || true # it ends when the head does
+    echo "launch: the head has ended the cluster; it has the training's exit code"
+    return
+  fi
+  if ((nodes > 1)); then
+    start_rays_own head
+    wait_for_head
+    export RAY_ADDRESS=$MASTER_ADDR:$RAY_PORT
+    wait_for_nodes "$nodes"
+  fi
+  where_it_goes "$output"
+  execute mkdir -p "$output"
+  main_ppo "$file" "${WHERE[@]}" trainer.resume_mode=auto "${overrides[@]}"
+}
+
+# verl's own places, below one directory.
+where_it_goes() {
+  export VERL_FILE_LOGGER_PATH=$1/metrics.jsonl TENSORBOARD_DIR=$1/tensorboard
+  WHERE=("$(quoted trainer.default_local_dir "$1/checkpoints")" "$(quoted trainer.rollout_data_dir "$1/samples")"
+    "$(quoted trainer.validation_data_dir "$1/validation")")
+}
+
+launch_on_verl "$@"

@@ -1,0 +1,35 @@
+"""A grader that answers whatever happens."""
+
+from collections.abc import Sequence
+
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.steady import SteadyGrader
+from coca_mindspeed.grading.verdict import Outcome, Verdict
+
+
+class _Grader:
+    def __init__(self, bad: str) -> None:
+        self.bad, self.calls, self.closed = bad, 0, False
+
+    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        self.calls += 1
+        if self.bad in answers:
+            raise OSError("out of memory")
+        return [Verdict(Outcome.RIGHT) for _ in answers]
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_a_failure_is_its_own_answers_alone_and_says_why():
+    grader = _Grader("b")
+    steady = SteadyGrader(grader)
+    records = [Record(id=a, dataset="d", category="math", question="q", answer="1") for a in "abc"]
+    verdicts = steady.grade(records, ["a", "b", "c"])
+    assert [v.outcome for v in verdicts] == [Outcome.RIGHT, Outcome.UNGRADABLE, Outcome.RIGHT]
+    assert verdicts[1].reason == "the grader failed: OSError: out of memory"
+    grader.calls = 0
+    assert len(steady.grade(records[:1], ["a"])) == 1
+    assert grader.calls == 1, "what does not fail is graded once"
+    steady.close()
+    assert grader.closed

@@ -1,0 +1,33 @@
+"""These tests run in verl's own environment (`make test-verl`)."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+# Without verl nothing here can even be imported; test_verl_available.py says so in the test report.
+collect_ignore = (
+    []
+    if importlib.util.find_spec("verl")
+    else [path.name for path in Path(__file__).parent.glob("test_*.py") if path.name != "test_verl_available.py"]
+)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    """Two threads on a tiny model wait for each other, and for whatever else runs beside them."""
+    if importlib.util.find_spec("verl"):
+        import torch
+
+        torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a warmed-up model and questions, to be read from."""
+    from tests.integration.verl import tiny
+
+    directory: Path = tmp_path_factory.mktemp("warm")
+    tiny.write_model(directory / "model", warm_up_steps=200)
+    tiny.write_questions(directory, "coca", train=400, evaluate=24)
+    return directory

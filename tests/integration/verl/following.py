@@ -1,0 +1,96 @@
+"""A step of verl's done again by the local engine, from the rows that verl trained on and the same weights.
+
+Only tokens, old log-probs and what was found in each response are taken over; credit and objective are computed anew.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+
+from coca_mindspeed.algorithm.advantages import segment_masks
+from coca_mindspeed.algorithm.objective import segment_objective
+from coca_mindspeed.config.schema import MethodConfig
+from coca_mindspeed.local.log_probs import response_log_probs
+from tests.integration.verl import tiny
+
+
+def gradient_norms(
+    model: Path, rows: Sequence[Mapping[str, Any]], method: MethodConfig, *, ranks: int, minibatches: int, group: int
+) -> tuple[list[float], float]:
+    """The gradient's norm at each update of the first step, and the largest difference of an advantage from verl's.
+
+    Args:
+        model: the weights that the step began with.
+        rows: of the step, in verl's order: a rank's rows stand together, and it cuts its mini-batches from them.
+        method: with the aggregation.
+        ranks: data-parallel ranks.
+        minibatches: updates of the step.
+        group: G; a question with fewer responses teaches nothing.
+    """
+    policy = tiny.load_tiny(model)
+    parameters = list(policy.model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=1e-3, betas=(0.9, 0.95), weight_decay=0.0)
+    lengths = torch.tensor([len(row["responses"]) for row in rows])
+    real = torch.tensor([not row["key"].startswith("pad") for row in rows])
+    token_ids = pad_sequence([row["responses"] for row in rows], batch_first=True, padding_value=policy.pad_id)
+    old = pad_sequence([row["old_log_probs"] for row in rows], batch_first=True)
+    width = token_ids.shape[1]
+    advantages, segments = _credit(rows, method, lengths, width, group)
+    norms = []
+    for minibatch in range(minibatches):
+        chosen = torch.cat([part.chunk(minibatches)[minibatch] for part in torch.arange(len(rows)).chunk(ranks)])
+        trained = torch.where(real[chosen], lengths[chosen], 0)
+        log_probs = response_log_probs(
+            policy,
+            [rows[row]["prompts"].tolist() for row in chosen.tolist()],
+            token_ids[chosen],
+            temperature=1.0,
+            share_prompts=False,
+        )
+        objective = segment_objective(
+            log_probs,
+            old[chosen],
+            advantages[chosen],
+            segment_masks(segments[chosen], trained, width),
+            clip=method.clip,
+            aggregation=method.loss_aggregation,
+            responses=len(chosen),
+            tokens=int(trained.sum()),
+        )
+        objective.loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(parameters, 1.0)))
+        optimizer.step()
+        optimizer.zero_grad()
+    theirs = pad_sequence([row["advantages"] for row in rows], batch_first=True)
+    ours = advantages
+    if method.loss_aggregation == "segment_mean":
+        counts = torch.where(torch.arange(width) < segments[:, None], segments[:, None], (lengths - segments)[:, None])
+        ours = advantages / counts.clamp(min=1)
+    return norms, float((ours - theirs).abs().max())
+
+
+def _credit(
+    rows: Sequence[Mapping[str, Any]], method: MethodConfig, lengths: torch.Tensor, width: int, group: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Advantages ``[rows, width]`` and tokens of each confidence segment ``[rows]``."""
+    groups: dict[str, list[int]] = {}
+    for index, row in enumerate(rows):
+        if not row["key"].startswith("pad"):
+            groups.setdefault(row["key"].split("_")[0], []).append(index)
+    order = torch.tensor([index for each in groups.values() if len(each) == group for index in each])
+    chosen = [rows[index] for index in order.tolist()]
+    confidence = [math.nan if (s := row["prediction"]["confidence"]) is None else s for row in chosen]
+    credit = method.credit_rule(0)(
+        torch.tensor([row["verdict"] == "right" for row in chosen]).view(-1, group),
+        torch.tensor(confidence, dtype=torch.float64).view(-1, group),
+        torch.tensor([row["confidence_tokens"] for row in chosen]),
+        lengths[order],
+        width,
+    )
+    advantages, segments = torch.zeros(len(rows), width), torch.zeros(len(rows), dtype=torch.int64)
+    advantages[order], segments[order] = credit.tokens, credit.segment_lengths
+    return advantages, segments

@@ -1,0 +1,133 @@
+"""Runs ``python -m verl.trainer.main_ppo`` as a user would, on a CPU, and reads what it left."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+
+
+def environment(run: Path, ray_directory: str, **more: str) -> dict[str, str]:
+    """Of a verl process on this machine's CPU."""
+    modules = ["coca_mindspeed.verl.host", *filter(None, [more.pop("modules", "")])]
+    return {
+        **os.environ,
+        "VERL_PLATFORM": "cpu",
+        "VERL_USE_EXTERNAL_MODULES": ",".join(modules),
+        "VERL_FILE_LOGGER_PATH": str(run / "metrics.jsonl"),
+        "PYTHONPATH": str(ROOT),
+        "PYTHONWARNINGS": "ignore",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "WANDB_MODE": "disabled",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_TMPDIR": ray_directory,
+        "HF_DATASETS_CACHE": str(run / "datasets_cache"),
+        **more,
+    }
+
+
+_RAY_IS_UP = b"Started a local Ray instance"
+_RAY_WAS_SLOW = b"The current node timed out during startup"  # it allows itself 30 seconds, whatever the machine does
+_STARTS = 4
+
+
+def start(config: Path, *overrides: str, **more: str) -> "Loop":
+    """Start a run, and once more where Ray itself did not come up in time; nothing of ours has run by then."""
+    log = config.parent / "log.txt"
+    for _ in range(_STARTS):
+        before = log.stat().st_size if log.is_file() else 0
+        loop = _start(config, *overrides, **more)
+        while loop.running and _RAY_IS_UP not in log.read_bytes()[before:]:
+            time.sleep(0.5)
+        if _RAY_WAS_SLOW not in log.read_bytes()[before:]:
+            return loop
+        loop.kill()
+    raise TimeoutError(f"Ray did not come up in {_STARTS} starts; is this machine very busy?")
+
+
+def _start(config: Path, *overrides: str, **more: str) -> "Loop":
+    """In a process group of its own; its output goes beside its configuration."""
+    run = config.parent
+    ray_directory = tempfile.mkdtemp(prefix="coca-", dir="/tmp")  # Ray's sockets need a short path
+    log = (run / "log.txt").open("ab")
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "verl.trainer.main_ppo",
+            f"--config-dir={run}",
+            f"--config-name={config.stem}",
+            *overrides,
+        ],
+        cwd=run,
+        env=environment(run, ray_directory, **more),
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    return Loop(run, process, ray_directory)
+
+
+class Loop:
+    """A run that was started."""
+
+    def __init__(self, run: Path, process: "subprocess.Popen[bytes]", ray_directory: str) -> None:
+        self.run, self._process, self._ray_directory = run, process, ray_directory
+
+    def wait(self, timeout: float = 1500) -> int:
+        """Its exit code; whatever it has started is ended."""
+        try:
+            return self._process.wait(timeout)
+        finally:
+            self.kill()
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        """SIGKILL to it and to everything that it has started."""
+        for group in {self._process.pid, *_process_groups_below(self._ray_directory)}:
+            try:
+                os.killpg(group, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self._process.wait()
+        shutil.rmtree(self._ray_directory, ignore_errors=True)
+
+
+def _process_groups_below(ray_directory: str) -> set[int]:
+    """Groups of the processes whose environment or command names this run's folder of Ray's, and of no others."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            known = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+            if ray_directory.encode() in known:
+                found.add(os.getpgid(int(process.name)))
+        except OSError:
+            continue
+    return found - {os.getpgid(0)}
+
+
+def metrics(run: Path) -> dict[int, dict[str, Any]]:
+    """Step -> metrics, of verl's own file logger."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return {row["step"]: row["data"] for row in rows}
+
+
+def rollouts(run: Path, step: int) -> list[dict[str, Any]]:
+    """Our dump of a step."""
+    return [json.loads(line) for line in (run / "rollouts" / f"step_{step:06d}.jsonl").read_text().splitlines()]
+
+
+def log_of(run: Path) -> str:
+    return (run / "log.txt").read_text(errors="replace")

@@ -1,0 +1,65 @@
+"""Named in ``VERL_USE_EXTERNAL_MODULES`` by some tests: keeps what a step trains on, or has something fail.
+
+``COCA_TEST_BATCHES=DIR`` saves each step's rows there; ``COCA_TEST_GRADER_FAILS=DIGIT`` has the grader raise at gold
+answers that end with it; ``COCA_TEST_SESSION_FAILS=N`` has the rollout engine raise at its Nth request.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from coca_mindspeed.upstream.after_import import after_import
+
+
+def _keep_batches(module: Any) -> None:
+    original = module.SegmentTrainer._update_actor
+
+    def update_actor(self: Any, batch: Any, metrics: Any) -> Any:
+        import torch
+        import transfer_queue
+
+        fields = ["prompts", "responses", "old_log_probs", "advantages", "extra_fields"]
+        columns = transfer_queue.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=fields)
+        rows = [
+            {
+                "key": key,
+                **{name: columns[name][row].clone() for name in fields[:-1]},
+                **getattr(columns["extra_fields"][row], "data", columns["extra_fields"][row])["reward_extra_info"],
+            }
+            for row, key in enumerate(batch.keys)
+        ]
+        torch.save(rows, Path(os.environ["COCA_TEST_BATCHES"]) / f"{self.global_steps}.pt")
+        return original(self, batch, metrics)
+
+    module.SegmentTrainer._update_actor = update_actor
+
+
+def _fail_grader(module: Any) -> None:
+    digit, original = os.environ["COCA_TEST_GRADER_FAILS"], module.ExactGrader.grade
+
+    def grade(self: Any, records: Any, answers: Any) -> Any:
+        if any(record.answer.endswith(digit) for record in records):
+            raise ValueError("a grader of the test's")
+        return original(self, records, answers)
+
+    module.ExactGrader.grade = grade
+
+
+def _fail_session(module: Any) -> None:
+    number, original, asked = int(os.environ["COCA_TEST_SESSION_FAILS"]), module.HostServer.generate, []
+
+    async def generate(self: Any, *arguments: Any, **options: Any) -> Any:
+        asked.append(None)
+        if len(asked) == number:
+            raise RuntimeError("a session of the test's")
+        return await original(self, *arguments, **options)
+
+    module.HostServer.generate = generate
+
+
+if "COCA_TEST_BATCHES" in os.environ:
+    after_import("coca_mindspeed.verl.trainer", _keep_batches)
+if "COCA_TEST_GRADER_FAILS" in os.environ:
+    after_import("coca_mindspeed.grading.exact", _fail_grader)
+if "COCA_TEST_SESSION_FAILS" in os.environ:
+    after_import("coca_mindspeed.verl.host.replica", _fail_session)

@@ -1,0 +1,170 @@
+"""Whole loops of the real verl on a CPU: ``python -m verl.trainer.main_ppo`` with the plugin and nothing patched.
+
+What it proves: rewards, groups, advantages, aggregations, stages, validation, dumps and resuming, through Ray,
+TransferQueue, the reward loop and FSDP2.  What it does not: anything about a rollout engine or an accelerator.
+A start takes a minute or two, so each run is asked several questions.
+"""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from coca_mindspeed import cli
+from coca_mindspeed.config.schema import MethodConfig
+from tests.integration.verl import loop, tiny
+from tests.integration.verl.following import gradient_norms
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+MEDDLING = "tests.integration.verl.meddling"
+MINIBATCH = "actor_rollout_ref__actor__ppo_mini_batch_size"
+AGGREGATION = "actor_rollout_ref__actor__loss_agg_mode"
+STEPS = "trainer__total_training_steps"
+
+
+def finished(config: Path, **environment: str) -> None:
+    code = loop.start(config, **environment).wait()
+    assert code == 0, loop.log_of(config.parent)[-6000:]
+
+
+def kept(run: Path, step: int = 1) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = torch.load(run / "batches" / f"{step}.pt", weights_only=False)
+    return rows
+
+
+def keeping(run: Path) -> dict[str, str]:
+    (run / "batches").mkdir(parents=True, exist_ok=True)
+    return {"modules": MEDDLING, "COCA_TEST_BATCHES": str(run / "batches")}
+
+
+def assert_same_gradient(warm: Path, run: Path, method: MethodConfig, *, ranks: int, minibatches: int) -> None:
+    norms, difference = gradient_norms(warm / "model", kept(run), method, ranks=ranks, minibatches=minibatches, group=8)
+    assert difference < 1e-6
+    theirs = loop.metrics(run)[1]["actor/grad_norm"]
+    assert sum(norms) / len(norms) == pytest.approx(theirs, rel=1e-4)
+
+
+@pytest.fixture(scope="module")
+def resumed(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Four steps of two updates each; killed with everything it had started in the third, and resumed."""
+    run: Path = tmp_path_factory.mktemp("resumed")
+    keys = {MINIBATCH: 8, STEPS: 4, "trainer__save_freq": 1, "trainer__test_freq": 2}
+    config = tiny.configuration(warm, run, **keys)
+    killed = loop.start(config, **keeping(run))
+    tracker = run / "checkpoints" / "latest_checkpointed_iteration.txt"
+    while killed.running and not (tracker.is_file() and tracker.read_text() == "2"):
+        time.sleep(0.2)
+    assert killed.running, loop.log_of(run)[-6000:]
+    killed.kill()
+    (run / "metrics.jsonl").rename(run / "metrics_before.jsonl")
+    finished(config, **keeping(run))
+    return run
+
+
+def test_two_updates_a_step_are_those_of_the_local_engine_and_the_clip_bites(warm: Path, resumed: Path):
+    (resumed / "metrics.jsonl").rename(resumed / "metrics_after.jsonl")
+    (resumed / "metrics_before.jsonl").rename(resumed / "metrics.jsonl")
+    try:
+        assert_same_gradient(warm, resumed, MethodConfig(), ranks=1, minibatches=2)
+        first = loop.metrics(resumed)[1]
+    finally:
+        (resumed / "metrics.jsonl").rename(resumed / "metrics_before.jsonl")
+        (resumed / "metrics_after.jsonl").rename(resumed / "metrics.jsonl")
+    assert first["confidence/clip_fraction"] + first["answer/clip_fraction"] > 0
+    shares = first["confidence/clip_fraction"] * first["response/confidence_length"]
+    shares += first["answer/clip_fraction"] * first["response/answer_length"]
+    assert shares / first["response/length"] == pytest.approx(first["actor/pg_clipfrac"], abs=0.02)
+    assert {"reward/confidence", "reward/answer", "rollout/gesr", "rollout/ece", "rollout/brier"} <= first.keys()
+
+
+def test_a_killed_run_goes_on_to_its_end_and_asks_nothing_twice(resumed: Path):
+    assert sorted(loop.metrics(resumed)) == [3, 4]
+    # By what was trained on: verl writes a checkpoint before it dumps its step, so the dump of step 2 may be lost.
+    asked = [{row["prediction"]["id"] for row in kept(resumed, step)} for step in (1, 2, 3, 4)]
+    assert all(len(ids) == 16 for ids in asked)
+    assert len(set().union(*asked)) == 64
+    assert (resumed / "checkpoints" / "latest_checkpointed_iteration.txt").read_text() == "4"
+
+
+def test_a_validation_is_ours_and_its_predictions_are_evaluated(resumed: Path, tmp_path: Path):
+    last = loop.metrics(resumed)[4]
+    assert {"eval/accuracy", "eval/ece", "eval/brier", "eval/success_rate", "eval/tokens_to_confidence"} <= last.keys()
+    assert last["eval/missing"] == 0
+    assert last["val-core/arithmetic/acc/mean@1"] == pytest.approx(last["eval/accuracy"])
+    predictions = resumed / "validation" / "predictions_step_000004.jsonl"
+    assert cli.main(["evaluate", str(predictions), "--output", str(tmp_path / "out")]) == 0
+    assert len(predictions.read_text().splitlines()) == 24
+
+
+def test_the_dump_says_what_each_response_stated_earned_and_learned(resumed: Path):
+    rows = loop.rollouts(resumed, 3)
+    assert len(rows) == 128
+    assert {"confidence", "verdict", "gesr", "confidence_advantage", "answer_advantage", "response"} <= rows[0].keys()
+    for start in range(0, 128, 8):
+        group = rows[start : start + 8]
+        assert len({row["id"] for row in group}) == 1
+        assert group[0]["gesr"] == pytest.approx(sum(row["verdict"] == "right" for row in group) / 8)
+
+
+def test_two_ranks_with_segment_means(warm: Path, tmp_path: Path):
+    method = MethodConfig(loss_aggregation="segment_mean")
+    changes: dict[str, Any] = {MINIBATCH: 8, STEPS: 1, "coca__method": {"loss_aggregation": "segment_mean"}}
+    finished(tiny.configuration(warm, tmp_path / "run", gpus=2, **changes), **keeping(tmp_path / "run"))
+    assert_same_gradient(warm, tmp_path / "run", method, ranks=2, minibatches=2)
+
+
+def test_a_failing_grader_and_a_failing_session_with_token_means(warm: Path, tmp_path: Path):
+    """An answer that cannot be graded is counted; a group that lacks a response teaches nothing, and is counted."""
+    changes: dict[str, Any] = {STEPS: 1, AGGREGATION: "token-mean", MINIBATCH: 8}
+    changes |= {"coca__method": {"loss_aggregation": "token_mean"}, "coca__broken_groups": 1}
+    run = tmp_path / "run"
+    failing = {"COCA_TEST_GRADER_FAILS": "3", "COCA_TEST_SESSION_FAILS": "37"}
+    finished(tiny.configuration(warm, run, **changes), **keeping(run), **failing)
+    first = loop.metrics(run)[1]
+    assert first["coca/broken_groups"] == 1
+    dump = loop.rollouts(run, 1)
+    assert len(dump) == 15 * 8
+    failed = [row for row in dump if row["verdict"] == "ungradable"]
+    assert {row["gold"][-1] for row in failed} == {"3"}
+    assert all(row["reason"] == "the grader failed: ValueError: a grader of the test's" for row in failed)
+    assert first["grading/ungradable_share"] == pytest.approx(len(failed) / len(dump))
+    assert sum(row["key"].startswith("pad") for row in kept(run)) == 1
+    assert_same_gradient(warm, run, MethodConfig(loss_aggregation="token_mean"), ranks=1, minibatches=2)
+
+
+def test_a_failing_session_ends_a_run_that_allows_none(warm: Path, tmp_path: Path):
+    config = tiny.configuration(warm, tmp_path / "run", **{STEPS: 1})
+    code = loop.start(config, modules=MEDDLING, COCA_TEST_SESSION_FAILS="37").wait()
+    log = loop.log_of(tmp_path / "run")
+    assert code != 0
+    assert "1 of 16 groups lack responses because sessions of verl's failed" in log, log[-4000:]
+
+
+def test_sequential_changes_its_reward_half_way(warm: Path, tmp_path: Path):
+    run = tmp_path / "run"
+    finished(tiny.configuration(warm, run, **{STEPS: 2, "coca__method": {"name": "sequential"}}))
+    assert [loop.metrics(run)[step]["stage"] for step in (1, 2)] == [0.0, 1.0]
+    for step in (1, 2):
+        for row in loop.rollouts(run, step):
+            assert row["confidence_advantage"] == pytest.approx(row["answer_advantage"])
+    flat = [row for row in loop.rollouts(run, 1) if row["gesr"] == 0]
+    assert flat
+    assert all(row["answer_advantage"] == 0 for row in flat), "the first stage rewards correctness alone"
+    assert any(row["answer_advantage"] for row in loop.rollouts(run, 2) if row["gesr"] == 0)
+
+
+def test_rlcr_states_its_confidence_last(tmp_path: Path):
+    warm, run = tmp_path / "warm", tmp_path / "run"
+    warm.mkdir()
+    tiny.write_model(warm / "model", method="rlcr", warm_up_steps=200)
+    tiny.write_questions(warm, "rlcr", train=64, evaluate=16)
+    finished(tiny.configuration(warm, run, **{STEPS: 1, "coca__method": {"name": "rlcr"}}))
+    first = loop.metrics(run)[1]
+    assert first["response/confidence_length"] == 0, "an answer-first response has no confidence segment"
+    assert first["rollout/invalid_share"] < 0.5
+    rows = loop.rollouts(run, 1)
+    assert any(row["response"].rstrip().endswith("</confidence>") for row in rows)
+    for row in rows:
+        assert row["confidence_advantage"] == pytest.approx(row["answer_advantage"])

@@ -1,0 +1,155 @@
+"""The plugin and the real verl in one process: registries, the reward manager, verl's defaults, edited sources."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import verl
+from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDict
+from verl import DataProto
+from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
+from verl.trainer.ppo.core_algos import get_adv_estimator_fn
+from verl.trainer.ppo.v1 import get_trainer_cls
+
+from coca_mindspeed.errors import ConfigError, TrainingError
+from coca_mindspeed.upstream.manifest import ManifestError, load_manifests, matching_manifest
+from coca_mindspeed.verl.configuration import find_verl_run, verl_configuration
+from coca_mindspeed.verl.estimator import handing_over
+from coca_mindspeed.verl.records import verl_row
+from coca_mindspeed.verl.required_keys import refusals, requirements, value_of
+from coca_mindspeed.verl.settings import VerlSettings, verl_settings
+from coca_mindspeed.verl.trainer import SegmentTrainer
+from tests.integration.verl import tiny
+from tests.verl.configurations import record
+
+VERL = Path(str(verl.__file__)).parent
+
+
+def composed(directory: Path, name: str) -> DictConfig:
+    """As ``main_ppo --config-dir DIRECTORY --config-name NAME`` composes it."""
+    from hydra import compose, initialize_config_dir
+
+    with initialize_config_dir(str(directory), version_base=None):
+        return compose(name, overrides=[f"hydra.searchpath=[file://{VERL / 'trainer' / 'config'}]"])
+
+
+def test_verl_finds_trainer_estimator_and_reward_manager():
+    assert get_trainer_cls("coca") is SegmentTrainer
+    assert callable(get_adv_estimator_fn("coca"))
+    assert get_reward_manager_cls("coca").__name__ == "SegmentRewardManager"
+
+
+def test_the_plugin_is_imported_only_where_verl_needs_it():
+    code = "import sys, verl; print([m for m in sys.modules if m.startswith('coca_mindspeed.verl.')])"
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert run.stdout.splitlines()[-1] == "['coca_mindspeed.verl.register']"
+
+
+def test_the_estimator_names_the_trainer_mode_where_another_trainer_asks():
+    with pytest.raises(TrainingError, match=r"needs trainer\.v1\.trainer_mode=coca"):
+        get_adv_estimator_fn("coca")(torch.zeros(2, 3), torch.ones(2, 3))
+    advantages = torch.arange(6.0).view(2, 3)
+    mask = torch.tensor([[1, 1, 0], [1, 1, 1]])
+    with handing_over(advantages):
+        found, returns = get_adv_estimator_fn("coca")(torch.zeros(2, 3), mask, config=None, index=None)
+    assert found.tolist() == returns.tolist() == [[0, 1, 0], [3, 4, 5]]
+    with pytest.raises(TrainingError, match="did not ask"), handing_over(advantages):
+        pass
+
+
+def test_what_a_configuration_leaves_out_has_verls_own_default():
+    """The defaults that refusals rest on are those of the YAML files of this verl."""
+    defaults: Any = OmegaConf.to_container(composed(VERL / "trainer" / "config", "ppo_trainer"), resolve=False)
+    missing = object()
+    for requirement in requirements(VerlSettings()):
+        found = value_of(defaults, requirement.key, missing)
+        # A key that verl's YAML lacks is one that its code reads with this default.
+        assert found is missing or found == requirement.default, requirement.key
+
+
+def test_the_trainer_refuses_before_anything_is_loaded(warm: Path, tmp_path: Path):
+    tiny.configuration(warm, tmp_path, actor_rollout_ref__actor__clip_ratio_c=3.0, algorithm__adv_estimator="grpo")
+    with pytest.raises(ConfigError) as caught:
+        SegmentTrainer(composed(tmp_path, "run"))
+    assert "actor_rollout_ref.actor.clip_ratio_c: expected 1e+09 or more (1e30), found 3.0" in str(caught.value)
+    assert "algorithm.adv_estimator: expected 'coca', found 'grpo'" in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["qwen25_1p5b", "qwen25_3b", "qwen25_7b", "llama3_8b"])
+def test_the_ready_made_configurations_compose_on_verls_defaults_and_are_not_refused(name: str):
+    file = find_verl_run(f"coca_{name}")
+    assert file is not None
+    config = verl_configuration(file, [])
+    assert "ulysses_sequence_parallel_size" in config["actor_rollout_ref"]["actor"], "verl's defaults are there"
+    assert refusals(config, verl_settings(config)) == []
+    assert refusals(verl_configuration(file, ["data.train_batch_size=100"]), verl_settings(config))
+
+
+def test_a_verl_with_one_edited_line_in_a_method_that_is_overridden_is_refused(tmp_path: Path):
+    shutil.copytree(VERL, tmp_path / "verl", ignore=shutil.ignore_patterns("__pycache__"))
+    assert matching_manifest(tmp_path, package="verl").release == "0.9.1"
+    edited = tmp_path / "verl" / "trainer" / "ppo" / "v1" / "trainer_base.py"
+    source = edited.read_text()
+    line = "        metrics.update(actor_metrics)\n"
+    assert source.count(line) == 1
+    edited.write_text(source.replace(line, line + "        metrics.pop('lr', None)\n"))
+    with pytest.raises(ManifestError) as caught:
+        matching_manifest(tmp_path, package="verl")
+    assert "the verl at" in str(caught.value)
+    assert "PPOTrainer._update_actor (expected" in str(caught.value)
+    (manifest,) = load_manifests(package="verl")
+    assert f"1 of {len(manifest.hooks)} hooked definitions differ from release 0.9.1" in str(caught.value)
+
+
+def test_a_fused_edit_elsewhere_is_not_our_business(tmp_path: Path):
+    shutil.copytree(VERL, tmp_path / "verl", ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "verl" / "trainer" / "ppo" / "rollout_corr_helper.py").write_text("")
+    assert matching_manifest(tmp_path, package="verl").release == "0.9.1"
+
+
+def test_the_reward_manager_judges_sampled_tokens(warm: Path, tmp_path: Path):
+    tiny.configuration(warm, tmp_path)
+    config = composed(tmp_path, "run")
+    policy = tiny.load_tiny(warm / "model")
+
+    async def judged() -> list[dict[str, Any]]:
+        manager = get_reward_manager_cls("coca")(config, policy.tokenizer, None)
+        said = ["<confidence>0.8</confidence>2", "<confidence>0.25</confidence>7", "2"]
+        return await asyncio.gather(*(manager.run_single(_data(policy, text)) for text in said))
+
+    right, wrong, invalid = asyncio.run(judged())
+    assert right["reward_score"] == 1.0
+    assert right["reward_extra_info"]["prediction"]["confidence"] == 0.8
+    assert right["reward_extra_info"]["confidence_tokens"] == 5
+    assert wrong["reward_score"] == 0.0
+    assert wrong["reward_extra_info"]["prediction"]["confidence"] == 0.25
+    assert invalid["reward_extra_info"]["prediction"]["confidence"] is None
+
+
+def _data(policy: Any, response: str) -> DataProto:
+    row = verl_row(record(1), None, 0)
+    responses = torch.tensor([policy.tokenizer(response, add_special_tokens=False)["input_ids"]])
+    prompts = torch.zeros(1, 3, dtype=torch.int64)
+    return DataProto(
+        batch=TensorDict(
+            {
+                "prompts": prompts,
+                "responses": responses,
+                "attention_mask": torch.ones(1, 3 + responses.shape[1], dtype=torch.int64),
+            },
+            batch_size=1,
+        ),
+        non_tensor_batch={
+            "extra_info": np.array([row["extra_info"]], dtype=object),
+            "response_len": np.array([responses.shape[1]]),
+        },
+    )

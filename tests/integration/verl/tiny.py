@@ -1,0 +1,137 @@
+"""A tiny model that verl can serve, easy arithmetic as verl's data, and a configuration for them."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.commands.verl_smoke import write_questions_for_verl, write_tiny_model_for_verl
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.schema import WarmUpConfig
+from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.local.policy import Policy, load_policy
+from coca_mindspeed.local.warm_up import warm_up
+
+MAX_PROMPT, MAX_NEW = 32, 24
+
+
+def write_model(directory: Path, *, method: str = "coca", seed: int = 0, warm_up_steps: int = 0) -> None:
+    """Write the tiny model, warmed up into one that answers and is too sure of itself."""
+    write_tiny_model_for_verl(directory, seed)
+    if not warm_up_steps:
+        return
+    policy = load_tiny(directory)
+    records = arithmetic_records(4000, "train", seed)
+    warm_up(policy, records, training_method(method), WarmUpConfig(steps=warm_up_steps), seed)
+    policy.model.save_pretrained(directory)
+
+
+def load_tiny(directory: Path) -> Policy:
+    """The model as the local engine sees it."""
+    run = compose_run("demo", [f"model.path={directory}"]).run
+    policy = load_policy(directory, run.model, torch.device("cpu"))
+    policy.pad_id = policy.eos_ids[0]
+    return policy
+
+
+def write_questions(directory: Path, method: str, *, train: int, evaluate: int, seed: int = 0) -> None:
+    """Write ``train.jsonl`` and ``val.jsonl`` in verl's form."""
+    write_questions_for_verl(directory, method, train=train, evaluate=evaluate, seed=seed)
+
+
+def configuration(directory: Path, run: Path, *, gpus: int = 1, **keys: Any) -> Path:
+    """Write a YAML on verl's own defaults for the model and the questions of a directory.
+
+    Args:
+        directory: holds ``model``, ``train.jsonl`` and ``val.jsonl``.
+        run: where the run goes.
+        gpus: data-parallel ranks.
+        keys: dotted keys with ``__`` for each dot, on top of what is here.
+    """
+    config: dict[str, Any] = {
+        "defaults": ["ppo_trainer", "_self_"],
+        "coca": {"method": {"name": "coca"}, "grader": "exact", "samples_interval": 1, "samples_prompts": 1000},
+        "trainer": {
+            "v1": {"trainer_mode": "coca"},
+            "device": "cpu",
+            "n_gpus_per_node": gpus,
+            "nnodes": 1,
+            "logger": ["console", "file"],
+            "project_name": "coca",
+            "experiment_name": "test",
+            "val_before_train": False,
+            "test_freq": -1,
+            "save_freq": -1,
+            "total_training_steps": 2,
+            "total_epochs": 1000,
+            "default_local_dir": str(run / "checkpoints"),
+            "rollout_data_dir": str(run / "rollouts"),
+            "validation_data_dir": str(run / "validation"),
+        },
+        "data": {
+            "train_files": str(directory / "train.jsonl"),
+            "val_files": str(directory / "val.jsonl"),
+            "train_batch_size": 16,
+            "max_prompt_length": MAX_PROMPT,
+            "max_response_length": MAX_NEW,
+            "dataloader_num_workers": 0,
+            "seed": 1,
+        },
+        "algorithm": {"adv_estimator": "coca"},
+        "reward": {"num_workers": 1, "reward_manager": {"name": "coca"}},
+        "transfer_queue": {"backend": {"SimpleStorage": {"num_data_storage_units": 1}}},
+        "actor_rollout_ref": {
+            "model": {
+                "path": str(directory / "model"),
+                "use_remove_padding": False,
+                "enable_gradient_checkpointing": False,
+                "override_config": {"attn_implementation": "sdpa"},
+            },
+            "actor": {
+                "strategy": "fsdp2",
+                "ppo_mini_batch_size": 16,
+                "ppo_micro_batch_size_per_gpu": 32,
+                "loss_agg_mode": "seq-mean-token-sum",
+                "clip_ratio_c": 1e30,
+                "use_torch_compile": False,
+                "optim": {"lr": 1e-3, "weight_decay": 0.0, "betas": [0.9, 0.95], "clip_grad": 1.0},
+                "fsdp_config": {
+                    "dtype": "float32",
+                    "model_dtype": "fp32",
+                    "mixed_precision": {"param_dtype": "fp32"},
+                    "use_torch_compile": False,
+                },
+            },
+            "rollout": {
+                "name": "host",
+                "n": 8,
+                "tensor_model_parallel_size": 1,
+                "log_prob_micro_batch_size_per_gpu": 64,
+                "calculate_log_probs": True,
+                "agent": {"num_workers": 1},
+                "val_kwargs": {"temperature": 1.0, "do_sample": True},
+                "checkpoint_engine": {"update_weights_bucket_megabytes": 16},
+            },
+        },
+        "critic": {"strategy": "fsdp2"},
+        "ray_kwargs": {
+            "ray_init": {
+                "num_gpus": gpus,
+                "num_cpus": 12,
+                "object_store_memory": 500_000_000,
+                "include_dashboard": False,
+            }
+        },
+    }
+    for key, value in keys.items():
+        *path, last = key.split("__")
+        section = config
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = value
+    run.mkdir(parents=True, exist_ok=True)
+    file = run / "run.yaml"
+    file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+    return file

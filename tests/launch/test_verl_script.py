@@ -1,0 +1,88 @@
+"""launch/verl.sh without verl: its plan, its commands, and what it refuses."""
+
+from pathlib import Path
+
+import pytest
+
+from coca_mindspeed.verl.configuration import ready_made_verl_runs
+from tests.launch.test_scripts import call
+
+SCRIPT = Path(__file__).parents[2] / "launch" / "verl.sh"
+
+
+def commands(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("+")]
+
+
+@pytest.mark.parametrize("run", ready_made_verl_runs())
+def test_dry_run_shows_the_plan_and_verls_own_command(run):
+    shown = call(SCRIPT, run, "--dry-run", "--output", "/nowhere/run", "trainer.n_gpus_per_node=16")
+    assert shown.returncode == 0, shown.stderr
+    assert f"plan of {run} on verl" in shown.stdout
+    assert "16 on 1 node" in shown.stdout
+    *_, last = commands(shown.stdout)
+    assert f"-m verl.trainer.main_ppo --config-dir {SCRIPT.parents[1]}/configs/verl --config-name {run} " in last
+    assert "checkpoints" in last
+    assert last.endswith("trainer.n_gpus_per_node=16")
+    assert not Path("/nowhere").exists()
+
+
+def test_several_nodes_are_rays_own_commands():
+    nodes = {"NNODES": "2", "MASTER_ADDR": "10.0.0.1"}
+    head = call(SCRIPT, "coca_qwen25_7b", "--dry-run", **nodes, NODE_RANK="0")
+    assert head.returncode == 0, head.stderr
+    assert "16 on 2 nodes" in head.stdout
+    start, wait, _, train = commands(head.stdout)
+    assert "ray.scripts.scripts start --block --head --port=6766 --node-ip-address=10.0.0.1" in start
+    assert wait.endswith("coca_mindspeed.verl.nodes 2 --timeout 600")
+    assert train.endswith("trainer.nnodes=2")
+    other = call(SCRIPT, "coca_qwen25_7b", "--dry-run", **nodes, NODE_RANK="1")
+    (join,) = commands(other.stdout)
+    assert join.endswith("start --block --address=10.0.0.1:6766")
+
+
+def test_a_run_that_the_plugin_would_refuse_is_not_started(tmp_path):
+    refused = call(SCRIPT, "coca_qwen25_7b", "--dry-run", "actor_rollout_ref.actor.clip_ratio_c=3.0")
+    assert refused.returncode == 1
+    assert "clip_ratio_c: expected 1e+09 or more" in refused.stderr
+    assert "main_ppo" not in refused.stdout
+
+
+def test_checkpoints_are_gone_on_from_only_where_that_is_asked_for(tmp_path):
+    arguments = ("coca_qwen25_7b", "--dry-run", "--output", str(tmp_path))
+    assert "no checkpoint to resume from" in call(SCRIPT, *arguments, "--resume").stderr
+    tracker = tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt"
+    tracker.parent.mkdir()
+    tracker.write_text("50")
+    refused = call(SCRIPT, *arguments)
+    assert refused.returncode == 1
+    assert "go on from them with --resume" in refused.stderr
+    resumed = call(SCRIPT, *arguments, "--resume")
+    assert resumed.returncode == 0
+    assert "trainer.resume_mode=auto" in resumed.stdout
+
+
+def test_smoke_is_the_same_method_on_the_tiny_model_and_a_cpu(tmp_path):
+    shown = call(SCRIPT, "coca_qwen25_7b", "--smoke", "--dry-run", "--output", str(tmp_path / "run"))
+    assert shown.returncode == 0, shown.stderr
+    _, make, train = commands(shown.stdout)
+    assert f"verl_smoke {tmp_path}/run/tiny" in make
+    assert "actor_rollout_ref.rollout.name=host" in train
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "which RUN?"),
+        (("nope",), "nope: no such configuration"),
+        (("coca_qwen25_7b", "again"), "expected KEY=VALUE, found again"),
+        (("coca_qwen25_7b", "--fast"), "unknown option --fast"),
+        (("coca_qwen25_7b", "--smoke", "--resume"), "nothing to resume"),
+        (("coca_qwen25_7b", "--smoke", "data.train_files=x"), "--smoke sets data.train_files itself"),
+    ],
+)
+def test_what_was_typed_wrong_is_refused_with_code_2(arguments, said):
+    refused = call(SCRIPT, *arguments)
+    assert refused.returncode == 2
+    assert said in refused.stderr

@@ -1,0 +1,63 @@
+"""A verl configuration that trains by the method, and what its reward manager would say of a response."""
+
+from typing import Any
+
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.grading.verdict import Outcome, Verdict
+from coca_mindspeed.verl.judged_row import JudgedRow
+
+
+def configuration(changes: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What verl's own defaults need changed, and ``changes`` by dotted keys on top."""
+    config: dict[str, Any] = {
+        "coca": {"method": {"name": "coca"}},
+        "trainer": {"v1": {"trainer_mode": "coca"}, "n_gpus_per_node": 2, "nnodes": 1},
+        "data": {"train_batch_size": 16, "max_prompt_length": 64, "max_response_length": 64},
+        "algorithm": {"adv_estimator": "coca"},
+        "reward": {"reward_manager": {"name": "coca"}},
+        "actor_rollout_ref": {
+            "actor": {
+                "ppo_mini_batch_size": 8,
+                "ppo_micro_batch_size_per_gpu": 4,
+                "loss_agg_mode": "seq-mean-token-sum",
+                "clip_ratio_c": 1e30,
+            },
+            "rollout": {
+                "n": 4,
+                "tensor_model_parallel_size": 1,
+                "log_prob_micro_batch_size_per_gpu": 8,
+                "val_kwargs": {"do_sample": True, "temperature": 1.0},
+            },
+        },
+    }
+    for key, value in (changes or {}).items():
+        *path, last = key.split(".")
+        section = config
+        for part in path:
+            section = section.setdefault(part, {})
+        section[last] = value
+    return config
+
+
+def record(index: int = 0, **fields: Any) -> Record:
+    values = {"id": f"q{index}", "dataset": "sums", "category": "math", "question": f"{index}+1="}
+    return Record(**{**values, "answer": str(index + 1), **fields})
+
+
+def columns(
+    confidence: float | None, outcome: Outcome, *, confidence_tokens: int = 3, tokens: int = 5, reason: str = ""
+) -> dict[str, Any]:
+    """What the reward manager says of one response."""
+    prediction = Prediction(
+        id="q",
+        dataset="sums",
+        question="1+1=",
+        response="<confidence>.5</confidence>2",
+        confidence=confidence,
+        correct=outcome is Outcome.RIGHT,
+        tokens_to_confidence=None if confidence is None else confidence_tokens,
+        tokens=tokens,
+        gold="2",
+    )
+    return JudgedRow(prediction, Verdict(outcome, reason), confidence_tokens).columns()

@@ -1,0 +1,103 @@
+"""Configurations on verl where verl is not installed: composed, checked and laid out."""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from coca_mindspeed import cli
+from coca_mindspeed.config.compose import config_directory
+from coca_mindspeed.config.model_size import model_parameters
+from coca_mindspeed.errors import ConfigError, UsageError
+from coca_mindspeed.verl.configuration import find_verl_run, ready_made_verl_runs, verl_configuration
+from coca_mindspeed.verl.required_keys import refusals
+from coca_mindspeed.verl.run_layout import model_shape, run_layout
+from coca_mindspeed.verl.settings import VerlSettings, verl_settings
+
+NAMES = ["coca_llama3_8b", "coca_qwen25_1p5b", "coca_qwen25_3b", "coca_qwen25_7b"]
+
+
+def test_the_ready_made_runs():
+    assert ready_made_verl_runs() == NAMES
+    for name in NAMES:
+        file = find_verl_run(name)
+        assert file is not None
+        config = verl_configuration(file, [])
+        settings = verl_settings(config)
+        assert refusals(config, settings) == []
+        assert run_layout(config, settings).problems == ()
+        assert config["trainer"]["default_local_dir"] == f"runs/{name}/checkpoints"
+        assert model_parameters(model_shape(str(settings.device.model))) > 1e9
+
+
+def test_every_key_of_ours_is_stated_with_its_default():
+    """Hydra takes a key that is there without a plus."""
+    stated = yaml.safe_load((config_directory() / "verl" / "coca_base.yaml").read_text())["coca"]
+    assert stated == VerlSettings().model_dump(mode="json")
+
+
+def test_a_run_of_another_engine_is_none_of_verls(tmp_path: Path):
+    assert find_verl_run("qwen25_7b_910b") is None
+    assert find_verl_run(str(tmp_path / "absent.yaml")) is None
+    (tmp_path / "mine.yaml").write_text("defaults: [base, _self_]\n")
+    assert find_verl_run(str(tmp_path / "mine.yaml")) is None
+
+
+def test_a_file_of_ones_own_may_stand_on_ours(tmp_path: Path):
+    for name in ("coca_base", "coca_qwen25_3b"):
+        file = find_verl_run("coca_qwen25_3b")
+        assert file is not None
+        (tmp_path / f"{name}.yaml").write_text((file.parent / f"{name}.yaml").read_text())
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("defaults: [coca_qwen25_3b, _self_]\ncoca: {method: {name: joint}}\n")
+    assert find_verl_run(str(mine)) == mine
+    config = verl_configuration(mine, ["trainer.nnodes=2", "coca.broken_groups=1"])
+    assert config["coca"]["method"]["name"] == "joint"
+    assert config["coca"]["device"]["model"] == "qwen25_3b"
+    assert config["trainer"]["nnodes"] == 2
+    assert verl_settings(config).broken_groups == 1
+
+
+@pytest.mark.parametrize("override", ["trainer.nnodes", "a.b=[1", "~trainer.nnodes"])
+def test_an_override_that_is_none_is_refused(override: str):
+    file = find_verl_run("coca_qwen25_7b")
+    assert file is not None
+    with pytest.raises(UsageError, match=r"cannot be composed|only where verl is installed"):
+        verl_configuration(file, [override])
+
+
+def test_a_broken_file_names_itself(tmp_path: Path):
+    (tmp_path / "mine.yaml").write_text("defaults: [ppo_trainer\n")
+    with pytest.raises(ConfigError, match=r"mine\.yaml: cannot be read"):
+        find_verl_run(str(tmp_path / "mine.yaml"))
+
+
+def test_check_prints_the_plan(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["check", "coca_qwen25_7b", "trainer.nnodes=2"]) == 0
+    out = capsys.readouterr().out
+    assert "16 on 2 nodes" in out
+    assert "7.62 billion parameters" in out
+    assert "128 questions x 16 responses = 2048" in out
+    assert cli.main(["check", "coca_qwen25_7b", "--quiet"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["algorithm.use_kl_in_reward=true"], "algorithm.use_kl_in_reward: expected False, found True"),
+        (["coca.method.name=cocoa"], "did you mean 'coca'"),
+        (["coca.device.memory_gib=24"], "an update needs about 49 GiB a device"),
+        (["actor_rollout_ref.rollout.gpu_memory_utilization=0.1"], "no room for one sequence of 6144 tokens"),
+        (["coca.device.model=gpt9"], "'gpt9' has no shape in configs/model; known: llama3_8b, qwen25_1p5b"),
+        (["coca.method.name=sequential"], "trainer.total_epochs: the 2 stages of sequential share a run equally"),
+    ],
+)
+def test_check_says_why_a_run_cannot_start(overrides: list[str], said: str, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["check", "coca_qwen25_7b", *overrides]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_options_of_the_port_are_refused(capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["check", "coca_qwen25_7b", "--resume"]) == 2
+    assert "--resume is for runs on MindSpeed-RL" in capsys.readouterr().err

@@ -1,0 +1,88 @@
+"""What can be said of the plugin where there is no verl: it costs nothing to load, and its manifest is whole."""
+
+import importlib.metadata
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from coca_mindspeed.errors import ConfigError, TrainingError
+from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.grading.verdict import Outcome
+from coca_mindspeed.upstream.fingerprint import source_of
+from coca_mindspeed.upstream.manifest import load_manifests
+from coca_mindspeed.verl.held_out_questions import judged_validation
+from coca_mindspeed.verl.register import REGISTRIES
+from coca_mindspeed.verl.run_settings import check_same_run
+from coca_mindspeed.verl.settings import VerlSettings
+from tests.verl.configurations import columns
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_loading_the_plugin_imports_neither_verl_nor_anything_heavy():
+    """Verl does it in every one of its processes."""
+    heavy = ("torch", "verl", "ray", "transformers", "pydantic", "numpy")
+    code = f"import sys, coca_mindspeed.verl.register; print([m for m in {heavy} if m in sys.modules])"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+def test_a_registry_is_filled_right_after_its_module_is_imported(tmp_path: Path):
+    for name in (*REGISTRIES, *REGISTRIES.values()):
+        path = tmp_path.joinpath(*name.split("."))
+        path.parent.mkdir(parents=True, exist_ok=True)
+    for folder in [tmp_path / "verl", *(tmp_path / "verl").rglob("*/")]:
+        (folder / "__init__.py").touch()
+    (tmp_path / "verl/trainer/ppo/core_algos.py").write_text("print('the registry')\n")
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import importlib; import coca_mindspeed.verl.register\n"
+        "importlib.import_module = print  # ours needs verl itself\n"
+        "import verl.trainer.ppo; print('imported'); import verl.trainer.ppo.core_algos\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.splitlines() == ["imported", "the registry", "coca_mindspeed.verl.estimator"]
+
+
+def test_verl_finds_the_plugin_by_its_entry_point():
+    (entry,) = [e for e in importlib.metadata.entry_points(group="verl.plugins") if e.name == "coca"]
+    assert entry.value == "coca_mindspeed.verl.register"
+
+
+def test_the_shipped_manifest_is_whole():
+    (manifest,) = load_manifests(package="verl")
+    assert manifest.release == "0.9.1"
+    for hook in manifest.hooks:
+        assert len(hook.sha256) == 64
+        assert hook.target.startswith("verl.")
+        if hook.replacement is not None:
+            assert source_of(ROOT, hook.replacement)
+    assert not [m.release for m in load_manifests() if m.package == "verl"], "the port's own are apart"
+
+
+def test_a_resumed_run_is_the_same_run(tmp_path: Path):
+    check_same_run(tmp_path, VerlSettings(), 10, 0)
+    check_same_run(tmp_path, VerlSettings(), 20, 5)  # longer is the same run, but for a method with stages
+    changed = VerlSettings.model_validate({"method": {"name": "joint", "clip": 0.1}})
+    with pytest.raises(ConfigError, match=r"trained otherwise \(clip 0.2 -> 0.1, name 'coca' -> 'joint'\)"):
+        check_same_run(tmp_path, changed, 10, 5)
+    check_same_run(tmp_path, changed, 10, 0)
+    assert json.loads((tmp_path / "coca.json").read_text())["name"] == "joint"
+    sequential = VerlSettings.model_validate({"method": {"name": "sequential"}})
+    check_same_run(tmp_path, sequential, 10, 0)
+    with pytest.raises(ConfigError, match="total_training_steps 10 -> 20"):
+        check_same_run(tmp_path, sequential, 20, 5)
+
+
+def test_the_metrics_of_a_validation_are_those_of_an_evaluation():
+    said = [columns(0.5, Outcome.RIGHT), columns(0.5, Outcome.WRONG), columns(None, Outcome.WRONG)]
+    lists = {name: [each[name] for each in said] for name in said[0]} | {"reward": [1.0, 0.0, 0.0]}
+    found = judged_validation(lists)
+    metrics = found.metrics()
+    assert metrics["eval/ece"] == 0.0
+    assert metrics["eval/accuracy"] == pytest.approx(1 / 3)
+    assert all(isinstance(row.prediction, Prediction) for row in found.rows)
+    with pytest.raises(TrainingError, match=r"is reward\.reward_manager\.name=coca"):
+        judged_validation({"reward": [1.0], "acc": [1.0]})

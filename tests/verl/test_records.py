@@ -1,0 +1,111 @@
+"""Our records as verl's rows: each carries its whole record back, and a file for another method is refused."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coca_mindspeed import cli
+from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.data.records import Record, write_records
+from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.local.tiny_model import tiny_tokenizer
+from coca_mindspeed.verl.records import check_rows, export_for_verl, record_of, verl_row
+from tests.verl.configurations import record
+
+RECORDS = [
+    record(1),
+    record(2, category="code", metadata={"tests": ["assert f(1) == 2\n"], "instruction": "\n\nWrite f."}, answer=""),
+    record(3, category="factual", metadata={"aliases": ["Zürich", "\u2028", "1999-01-01"]}, answer="1999-01-01"),
+    record(4, system="", metadata={"difficulty": 0.5, "big": 2**70}),
+]
+
+
+@pytest.mark.parametrize("original", RECORDS, ids=lambda r: r.category)
+def test_a_row_carries_its_record_back(original: Record):
+    row = json.loads(json.dumps(verl_row(original, "be sure", 7)))
+    assert record_of(row["extra_info"], "here") == original
+    assert row["extra_info"]["index"] == 7
+    assert row["data_source"] == original.dataset
+
+
+def test_the_prompt_is_that_of_every_engine():
+    (system, user) = verl_row(record(1), training_method("coca").system_prompt, 0)["prompt"]
+    assert system == {"role": "system", "content": training_method("coca").system_prompt}
+    assert user["content"].startswith("1+1=")
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        (None, "should be a record as JSON, found None"),
+        ({"index": 1}, "should be a record as JSON, found None"),
+        ({"record": "{"}, "is no JSON"),
+        ({"record": "[]"}, "should be an object"),
+        ({"record": "{}"}, "field 'question' is missing"),
+    ],
+)
+def test_a_row_without_a_record_is_refused(extra: Any, message: str):
+    with pytest.raises(DataError, match=f"here.*{message}"):
+        record_of(extra, "here")
+
+
+def write(tmp_path: Path, *, prompt: str = "confidence-first", records: list[Record] | None = None) -> list[Any]:
+    write_records(tmp_path / "records.jsonl", records or [record(i) for i in range(5)])
+    out = tmp_path / "verl.jsonl"
+    arguments = ["--input", str(tmp_path / "records.jsonl"), "--output", str(out), "--prompt", prompt, "--overwrite"]
+    assert cli.main(["data", "export", "verl", *arguments]) == 0
+    return [json.loads(line) for line in out.read_text().splitlines()]
+
+
+def test_the_command_writes_what_the_trainer_accepts(tmp_path: Path):
+    rows = write(tmp_path)
+    found = check_rows(rows, "data.train_files", training_method("coca").system_prompt, tiny_tokenizer(), 400)
+    assert [each.id for each in found] == [f"q{i}" for i in range(5)]
+
+
+def test_a_file_for_another_method_is_refused(tmp_path: Path):
+    rows = write(tmp_path, prompt="answer-first")
+    with pytest.raises(DataError, match=r"data.val_files: row 1: record 'q0' has another prompt than the method's"):
+        check_rows(rows, "data.val_files", training_method("coca").system_prompt, tiny_tokenizer(), 400)
+    check_rows(rows, "data.val_files", training_method("rlcr").system_prompt, tiny_tokenizer(), 400)
+
+
+def test_a_prompt_that_verl_would_cut_is_refused(tmp_path: Path):
+    rows = write(tmp_path, records=[record(1), replace(record(2), question="2" * 60)])
+    with pytest.raises(DataError, match=r"row 2: record 'q2' has a prompt of \d+ tokens, data.max_prompt_length is 40"):
+        check_rows(rows, "data.train_files", training_method("coca").system_prompt, _Characters(), 40)
+
+
+class _Characters:
+    """Sees the question alone, a token a character."""
+
+    def apply_chat_template(self, messages: Any, **_options: Any) -> str:
+        return str(messages[-1]["content"].split(" ")[0])
+
+    def __call__(self, texts: list[str], **_options: Any) -> dict[str, list[list[int]]]:
+        return {"input_ids": [[0] * len(text) for text in texts]}
+
+
+def test_an_export_is_whole_or_absent_and_replaces_nothing_unasked(tmp_path: Path):
+    write_records(tmp_path / "records.jsonl", [record(1)])
+    out = tmp_path / "out.jsonl"
+    export_for_verl(tmp_path / "records.jsonl", out, None)
+    before = out.read_bytes()
+    with pytest.raises(DataError, match="already exists"):
+        export_for_verl(tmp_path / "records.jsonl", out, None)
+    with (tmp_path / "records.jsonl").open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(DataError, match=r"records.jsonl:2"):
+        export_for_verl(tmp_path / "records.jsonl", out, None, overwrite=True)
+    assert out.read_bytes() == before
+    (tmp_path / "empty.jsonl").write_text("")
+    with pytest.raises(DataError, match="no record found"):
+        export_for_verl(tmp_path / "empty.jsonl", tmp_path / "none.jsonl", None)
+    assert not (tmp_path / "none.jsonl").exists()
+    with pytest.raises(ConfigError, match=r"ends in \.jsonl"):
+        export_for_verl(tmp_path / "records.jsonl", tmp_path / "out.parquet", None)
+    with pytest.raises(DataError, match="no directory"):
+        export_for_verl(tmp_path / "records.jsonl", tmp_path / "absent" / "out.jsonl", None)
