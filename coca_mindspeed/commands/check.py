@@ -1,4 +1,4 @@
-"""``coca-mindspeed check``: the plan of a run for a cluster, or why it cannot run; needs no accelerator."""
+"""``coca-mindspeed check``: the plan of a run, or why it cannot run; needs no accelerator."""
 
 import argparse
 from pathlib import Path
@@ -12,7 +12,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.model_size import Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.console import PlainConsole, print_text
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.files import write_atomically
 from coca_mindspeed.mindspeed.plan.cluster_plan import Plan, make_plan
 from coca_mindspeed.mindspeed.plan.memory import checkpoint_bytes
@@ -49,6 +49,12 @@ def run(arguments: argparse.Namespace) -> int:
     if (on_verl := find_verl_run(arguments.run_name)) is not None:
         return check_verl(on_verl, arguments)
     composed = compose_run(arguments.run_name, arguments.overrides)
+    if composed.run.hardware.platform == "local":
+        _refuse_options_for_clusters(arguments)
+        from coca_mindspeed.commands.check_local import check_local  # torch and transformers, seconds for the others
+
+        check_local(composed.run, composed.name, quiet=arguments.quiet)
+        return 0
     plan = make_plan(composed.run)
     if not arguments.quiet:
         _print_plan(plan, composed.run, composed.name)
@@ -78,6 +84,16 @@ def run(arguments: argparse.Namespace) -> int:
         write_run_file(arguments.write, values, composed.name)
         print_text(f"written: {arguments.write}")
     return 0
+
+
+def _refuse_options_for_clusters(arguments: argparse.Namespace) -> None:
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in ("write", "output", "stage", "resume", "for_script")
+        if getattr(arguments, name)
+    ]
+    if given:
+        raise UsageError(f"{given[0]}: is for runs on a cluster; {arguments.run_name} runs on this machine")
 
 
 def _print_plan(plan: Plan, run: RunConfig, name: str) -> None:

@@ -18,6 +18,17 @@ def growing_cache(config: Any) -> DynamicCache:
     return cache
 
 
+def skip_to(cache: DynamicCache, tokens: int) -> int:
+    """Take the room that there is for tokens, up to so many in all, without filling it; the tokens it then holds."""
+    return min((layer.skip_to(tokens) for layer in cache.layers if isinstance(layer, _GrowingLayer)), default=tokens)
+
+
+def cache_bytes(cache: DynamicCache) -> int:
+    """Bytes of keys and values, the room for more included."""
+    tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None)
+
+
 class _GrowingLayer(DynamicLayer):
     """Keys and values ``[rows, heads, tokens, size]``, which are the used part of larger buffers."""
 
@@ -52,6 +63,13 @@ class _GrowingLayer(DynamicLayer):
         used = self.keys.shape[-2]
         keys, values = self._buffers = (self._buffers[0][indices], self._buffers[1][indices])
         self.keys, self.values = keys[:, :, :used], values[:, :, :used]
+
+    def skip_to(self, tokens: int) -> int:
+        """See :func:`skip_to`."""
+        assert self._buffers is not None
+        keys, values = self._buffers
+        self.keys, self.values = keys[:, :, :tokens], values[:, :, :tokens]
+        return self.keys.shape[-2]
 
     def _move(self, repeats: int, tokens: int) -> None:
         """Into buffers with room for ``tokens`` and more, each row ``repeats`` times."""

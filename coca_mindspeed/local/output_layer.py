@@ -49,15 +49,20 @@ class OutputLayer:
         Raises:
             ValueError: the model makes its logits in a way that is not known here.
         """
-        config = model.config
-        cap = getattr(config, "final_logit_softcapping", None)
-        factor = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
-        layer = cls(model, float(factor), None if cap is None else float(cap))
+        layer = cls.unchecked(model)
         if problem := layer._problem():
             raise ValueError(
                 f"the logits of a {type(model).__name__} cannot be computed from its hidden states: {problem}"
             )
         return layer
+
+    @classmethod
+    def unchecked(cls, model: Any) -> "OutputLayer":
+        """The same by the model's configuration alone."""
+        config = model.config
+        cap = getattr(config, "final_logit_softcapping", None)
+        factor = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
+        return cls(model, float(factor), None if cap is None else float(cap))
 
     def hidden_states(self, **inputs: Any) -> Tensor:
         """The body's last hidden states ``[rows, tokens, hidden]``, after its final norm."""

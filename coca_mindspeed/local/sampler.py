@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coca_mindspeed.local.growing_cache import growing_cache
+from coca_mindspeed.local.growing_cache import cache_bytes, growing_cache, skip_to
+from coca_mindspeed.local.output_layer import TokenScores
 from coca_mindspeed.local.policy import Policy
 
 _SHRINK_AT = 0.9  # the batch is rebuilt without its ended rows when so few are left; each time copies the cache
@@ -106,13 +107,11 @@ def _sample_batch(
     row = torch.arange(rows, device=device)  # where each row of the shrinking batch belongs in the results
     alive = torch.ones(rows, dtype=torch.bool, device=device)
     for t in range(max_new_tokens):
-        distribution = policy.logits_of_policy(decoder.logits, temperature).log_softmax(dim=-1)
-        probabilities = distribution.exp()
-        token = torch.multinomial(probabilities, 1, generator=generator)
+        token, scores = draw(policy, decoder.logits, temperature, generator)
         target = row[alive]
         token_ids[target, t] = token[alive, 0]
-        log_probs[target, t] = distribution.gather(1, token)[alive, 0]
-        entropy[target] += torch.special.entr(probabilities).sum(dim=-1)[alive]
+        log_probs[target, t] = scores.log_probs[alive, 0]
+        entropy[target] += scores.entropy[alive]
 
         ended = alive & torch.isin(token[:, 0], eos_ids)
         lengths[row[ended]] = t + 1
@@ -127,6 +126,19 @@ def _sample_batch(
             row, token, alive = row[keep], token[keep], alive[keep]
         decoder.step(token)
     return token_ids, lengths, log_probs, finished, entropy / lengths
+
+
+def draw(
+    policy: Policy, logits: Tensor, temperature: float, generator: torch.Generator | None = None
+) -> tuple[Tensor, TokenScores]:
+    """One token ``[rows, 1]`` for each row of logits ``[rows, vocabulary]``.
+
+    With its log-prob ``[rows, 1]`` and the entropy ``[rows]`` of what it was drawn from.
+    """
+    distribution = policy.logits_of_policy(logits, temperature).log_softmax(dim=-1)
+    probabilities = distribution.exp()
+    token = torch.multinomial(probabilities, 1, generator=generator)
+    return token, TokenScores(distribution.gather(1, token), torch.special.entr(probabilities).sum(dim=-1))
 
 
 class Decoder:
@@ -146,7 +158,7 @@ class Decoder:
             logits_to_keep=1,
         )
         self._cache.batch_repeat_interleave(group_size)
-        self._width = ids.shape[1]
+        self.width = ids.shape[1]
         self._mask = None if mask is None else mask.repeat_interleave(group_size, dim=0)
         lengths = torch.tensor([len(p) for p in prompts], device=policy.device)
         self._position = lengths.repeat_interleave(group_size)[:, None]
@@ -154,18 +166,26 @@ class Decoder:
 
     def step(self, token: Tensor) -> None:
         """Append one token ``[rows, 1]`` to every row."""
-        self._width += 1
-        if self._mask is not None and self._mask.shape[1] < self._width:
-            self._mask = torch.nn.functional.pad(self._mask, (0, self._width), value=True)
+        self.width += 1
+        if self._mask is not None and self._mask.shape[1] < self.width:
+            self._mask = torch.nn.functional.pad(self._mask, (0, self.width), value=True)
         output = self._model(
             input_ids=token,
-            attention_mask=None if self._mask is None else self._mask[:, : self._width],
+            attention_mask=None if self._mask is None else self._mask[:, : self.width],
             position_ids=self._position,
             past_key_values=self._cache,
             use_cache=True,
         )
         self._position = self._position + 1
         self.logits = output.logits[:, -1]
+
+    def skip_to(self, width: int) -> None:
+        """Go on as if tokens had been appended while there was room for them, up to ``width``; for estimates alone."""
+        self.width = skip_to(self._cache, width)
+
+    def cache_bytes(self) -> int:
+        """Bytes of the keys and values, the room for more included."""
+        return cache_bytes(self._cache)
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but these."""

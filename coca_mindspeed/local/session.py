@@ -20,6 +20,7 @@ from coca_mindspeed.local.context import context_limit
 from coca_mindspeed.local.format_warm_up import read_warm_up_records, teach_format
 from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.lora import add_adapters, load_adapters, require_peft
+from coca_mindspeed.local.memory_check import refuse_what_cannot_fit
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.preflight import LengthLimits, check_lengths, check_prompts
 from coca_mindspeed.local.progress import WarmUpProgress
@@ -115,6 +116,8 @@ def open_session(
         opened.callback(grader.close)
         grader.check([*train, *evaluate])
         _check_prompts(config, found, [*train, *evaluate, *lessons], show_progress)
+        if config.model.path is not None:
+            refuse_what_cannot_fit(config, Path(config.model.path), device)
 
         lock = opened.enter_context(hold(output))
         if found.marker is not None:

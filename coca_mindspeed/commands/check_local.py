@@ -1,0 +1,60 @@
+"""``coca-mindspeed check`` of a run for this machine: what it needs of the device's memory, before it is loaded."""
+
+from pathlib import Path
+
+from rich.table import Table
+from transformers import AutoConfig
+
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.console import PlainConsole, print_text
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.local.memory_check import GIB, MemoryCheck, check_memory, memory_problems
+from coca_mindspeed.local.policy import choose_device
+from coca_mindspeed.local.tiny_model import tiny_config
+
+
+def check_local(config: RunConfig, name: str, *, quiet: bool) -> None:
+    """Print the plan of a run of the local engine.
+
+    Raises:
+        ConfigError: the model's shape cannot be read, or the run does not fit; it says what would.
+    """
+    device = choose_device(config.trainer.device)
+    if config.model.path is None:
+        architecture = tiny_config()
+    else:
+        try:
+            architecture = AutoConfig.from_pretrained(
+                Path(config.model.path), trust_remote_code=config.model.trust_remote_code, local_files_only=True
+            )
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"model.path={config.model.path}: its config.json cannot be loaded: {error}") from error
+    check = check_memory(config, architecture, device)
+    if not quiet:
+        _print(check, name, str(device))
+    if problems := memory_problems(check, config, architecture):
+        reasons = "\n".join(f"  {problem}" for problem in problems)
+        raise ConfigError(f"{name} does not fit:\n{reasons}")
+
+
+def _print(check: MemoryCheck, name: str, device: str) -> None:
+    run = check.run
+    prompt, response = run.longest
+    table = Table("", "GiB", "", title=f"memory of {name} on {device}", title_justify="left")
+    trained = "all of them trained" if run.trained == run.parameters else f"{run.trained:,} of them trained"
+    rows = [
+        ("weights", run.weights, f"{run.parameters:,} parameters, {trained}"),
+        ("gradients", run.gradients, "during the update"),
+        ("moments", run.moments, "AdamW's two, float32"),
+        ("activations and logits", run.update, "of the largest microbatch, at its most"),
+        ("update, together", run.peak_of_update, ""),
+        ("keys and values", run.cache, "when the longest responses end, with the room for more"),
+        ("sampling in all", run.rollout, "keys and values, logits, one of their moves"),
+        ("rollout, together", run.peak_of_rollout, "with weights and moments"),
+        ("process", check.process, "Python and the libraries"),
+        ("device", check.device, "whole, whatever others hold of it now"),
+    ]
+    for label, size, note in rows:
+        table.add_row(label, f"{size / GIB:.2f}", note, style="bold" if label.endswith("together") else None)
+    PlainConsole().print_table(table)
+    print_text(f"for prompts of {prompt} and responses of {response} tokens, the longest that the configuration allows")

@@ -1,0 +1,218 @@
+"""How much memory a run of the local engine needs, before its model is loaded.
+
+The passes of the engine run once on tensors that have shapes and no contents (PyTorch's fake tensors), and what is
+alive at a time is counted: so the estimate follows the code in every mode, and costs seconds and no memory at any size.
+"""
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoModelForCausalLM
+
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.local.log_probs import response_scores
+from coca_mindspeed.local.lora import add_adapters
+from coca_mindspeed.local.microbatches import microbatches
+from coca_mindspeed.local.output_layer import OutputLayer
+from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.recomputation import recompute_layers
+from coca_mindspeed.local.sampler import Decoder, draw
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes that a run holds on its device; the process itself and the libraries come on top.
+
+    Attributes:
+        parameters: how many numbers the model has, adapters included.
+        trained: how many of them are trained.
+        weights: of the model.
+        gradients: of what is trained; they are there during the update alone.
+        moments: AdamW's two.
+        update: the most that the backward pass of a microbatch needs besides these three.
+        cache: keys and values when the longest responses end.
+        rollout: the most that sampling needs besides weights and moments, the cache included.
+        longest: tokens of a prompt and a response, the longest that the configuration allows.
+    """
+
+    parameters: int
+    trained: int
+    weights: int
+    gradients: int
+    moments: int
+    update: int
+    cache: int
+    rollout: int
+    longest: tuple[int, int]
+
+    @property
+    def peak_of_update(self) -> int:
+        return self.weights + self.gradients + self.moments + self.update
+
+    @property
+    def peak_of_rollout(self) -> int:
+        return self.weights + self.moments + self.rollout
+
+    @property
+    def peak(self) -> int:
+        return max(self.peak_of_update, self.peak_of_rollout)
+
+
+def footprint(config: RunConfig, architecture: Any, prompt_tokens: int | None = None) -> Footprint:
+    """What a run on a model of this architecture needs.
+
+    Prompts and responses are as long as the configuration allows, no response ends before that, and every token has a
+    gradient: a real step needs less, never more.
+
+    Args:
+        config: the run's.
+        architecture: the model's Hugging Face configuration (``config.json``).
+        prompt_tokens: of the longest prompt there is; None: ``rollout.max_prompt_tokens``.
+    """
+    prompt = prompt_tokens or config.rollout.max_prompt_tokens
+    policy = _shapes_alone(config, architecture)
+    with FakeTensorMode(), _LiveBytes() as live:
+        _take_memory(policy.model)
+        parameters = list(policy.model.parameters())
+        trained = policy.trained_parameters()
+        weights = live.now
+        group_sizes = largest_microbatch(config, prompt)
+        before = live.start()
+        update_pass(policy, prompt, group_sizes, config)
+        update = live.most - before
+        gradients = sum(p.numel() * p.element_size() for p in trained)
+        before = live.start()
+        cache = rollout_pass(policy, prompt, config)
+        rollout = live.most - before
+    return Footprint(
+        parameters=sum(p.numel() for p in parameters),
+        trained=sum(p.numel() for p in trained),
+        weights=weights,
+        gradients=gradients,
+        moments=2 * gradients,
+        update=update - gradients,
+        cache=cache,
+        rollout=rollout,
+        longest=(prompt, config.rollout.max_new_tokens),
+    )
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Bytes of the storages that are alive, and the most there were; answers what has no answer without contents."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool:
+            return False  # "is nothing padded": prompts of many lengths are the rule
+        if func is torch.ops.aten.nonzero.default and args[0].dim() == 1:
+            return torch.arange(len(args[0]), device=args[0].device)[:, None]  # every token has a gradient
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor):
+                self._count(leaf.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._known:
+            return
+        self._known.add(key)
+        size = storage.nbytes()
+        self.now += size
+        self.most = max(self.most, self.now)
+        weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self.now -= size
+
+    def start(self) -> int:
+        """Forget the most there was before; what is alive now."""
+        self.most = self.now
+        return self.now
+
+
+def _shapes_alone(config: RunConfig, architecture: Any) -> Policy:
+    """The policy as it is loaded, on a device that holds nothing."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(
+            architecture, attn_implementation=config.model.attention, dtype=torch.float32
+        )
+        model.eval()
+        text: Any = None  # nothing is read
+        policy = Policy(model, None, text, (1,), 0, getattr(torch, config.model.compute_dtype))
+        policy.output_layer = OutputLayer.unchecked(model)
+        if config.model.gradient_checkpointing:
+            recompute_layers(model)
+        add_adapters(policy, config.model.lora, seed=0)
+    return policy
+
+
+def _take_memory(model: torch.nn.Module) -> None:
+    """Put tensors on the CPU in the place of those on the meta device, one for all that are tied."""
+    moved: dict[int, Tensor] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) not in moved:
+                there = torch.empty(parameter.shape, dtype=parameter.dtype)
+                moved[id(parameter)] = torch.nn.Parameter(there, requires_grad=parameter.requires_grad)
+            setattr(module, name, moved[id(parameter)])
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype))
+
+
+def largest_microbatch(config: RunConfig, prompt: int) -> list[int]:
+    """Group sizes of the microbatch that holds most, prompts and responses as long as they may be."""
+    rollout, prompts = config.rollout, config.rollout.prompts // config.trainer.minibatches
+    lengths = [rollout.max_new_tokens] * (prompts * rollout.group_size)
+    split = microbatches(range(prompts), rollout.group_size, lengths, [prompt] * prompts, config.trainer)
+    return max((part.group_sizes for part in split), key=lambda sizes: (sum(sizes), len(sizes)))
+
+
+def update_pass(policy: Policy, prompt: int, group_sizes: Sequence[int], config: RunConfig) -> None:
+    """One microbatch of the longest prompts and responses, forwards and backwards."""
+    scores = response_scores(
+        policy,
+        _prompts(len(group_sizes), prompt),
+        torch.ones(sum(group_sizes), config.rollout.max_new_tokens, dtype=torch.long),
+        group_sizes=group_sizes,
+        temperature=config.rollout.temperature,
+        share_prompts=config.trainer.share_prompts,
+    )
+    scores.log_probs.sum().backward()
+    for parameter in policy.trained_parameters():
+        parameter.grad = None
+
+
+def rollout_pass(policy: Policy, prompt: int, config: RunConfig) -> int:
+    """One batch of responses up to their last token, only those steps of which move the cache; its bytes at the end."""
+    rollout = config.rollout
+    at_once = rollout.prompts
+    if rollout.batch_responses is not None:
+        at_once = min(at_once, max(1, rollout.batch_responses // rollout.group_size))
+    with torch.no_grad(), policy.autocast():
+        decoder = Decoder(policy, _prompts(at_once, prompt), rollout.group_size)
+        draw(policy, decoder.logits, rollout.temperature)
+        token = torch.ones(at_once * rollout.group_size, 1, dtype=torch.long)
+        while decoder.width < prompt + rollout.max_new_tokens - 1:  # the last token is drawn and not run
+            decoder.skip_to(prompt + rollout.max_new_tokens - 2)
+            decoder.step(token)
+            draw(policy, decoder.logits, rollout.temperature)
+        return decoder.cache_bytes()
+
+
+def _prompts(count: int, tokens: int) -> list[list[int]]:
+    """Prompts of the greatest length but one, which makes padding necessary."""
+    return [[1] * (tokens - (n == 0 and count > 1 and tokens > 1)) for n in range(count)]

@@ -1,0 +1,187 @@
+"""Whether a run fits into the memory of its device, and if it does not, which setting makes it fit."""
+
+import functools
+import json
+import os
+import resource
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from transformers import AutoConfig
+
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.local.footprint import Footprint, footprint
+
+GIB = 2**30
+_CONTEXT = GIB // 2  # what CUDA's or CANN's context takes before the first tensor, by estimate
+_SMALL = 20_000_000  # parameters; a smaller model is not near any machine's memory, and its run starts at once
+
+
+@dataclass(frozen=True)
+class MemoryCheck:
+    """What a run needs beside what there is, in bytes.
+
+    Attributes:
+        run: what the run's tensors need.
+        process: what Python and the libraries take.
+        device: the device's memory.
+    """
+
+    run: Footprint
+    process: int
+    device: int
+
+    @property
+    def fits(self) -> bool:
+        return self.run.peak + self.process <= self.device
+
+
+def check_memory(config: RunConfig, architecture: Any, device: torch.device) -> MemoryCheck:
+    """Compare a run's estimate with its device, busy or not: what others hold there is not counted."""
+    return MemoryCheck(footprint(config, architecture), process_bytes(device), device_bytes(device))
+
+
+def refuse_what_cannot_fit(config: RunConfig, path: Path, device: torch.device) -> None:
+    """Refuse a run before its weights are read, where its estimate is more than the whole memory of its device.
+
+    Raises:
+        ConfigError: it names the key, its value and the nearest value that fits.
+    """
+    architecture = AutoConfig.from_pretrained(
+        path, trust_remote_code=config.model.trust_remote_code, local_files_only=True
+    )
+    if _parameters_at_least(architecture) < _SMALL:
+        return
+    check = check_memory(config, architecture, device)
+    if not check.fits:
+        raise ConfigError("\n".join(memory_problems(check, config, architecture)))
+
+
+def memory_problems(check: MemoryCheck, config: RunConfig, architecture: Any) -> list[str]:
+    """Each phase that does not fit, with the key, its value and the nearest value that does; none: it fits."""
+    room = check.device - check.process
+    return [
+        f"{knob.key}={json.dumps(knob.value)}: the {knob.phase} needs {knob.peak(check.run) / GIB:.1f} GiB, and the "
+        f"device has {room / GIB:.1f} beside the process; {_remedy(knob, config, architecture, room)}"
+        for knob in (_update_knob(config), _rollout_knob(config))
+        if knob.peak(check.run) > room
+    ]
+
+
+@dataclass(frozen=True)
+class _Knob:
+    """A setting that decides how much a phase holds at a time.
+
+    Attributes:
+        phase: update or rollout.
+        key: of the setting.
+        value: that it has.
+        unit: what its value is a multiple of.
+        count: how many of them the run has now.
+    """
+
+    phase: Literal["update", "rollout"]
+    key: str
+    value: int | None
+    unit: int
+    count: int
+
+    def peak(self, run: Footprint) -> int:
+        """Bytes of the phase."""
+        return run.peak_of_update if self.phase == "update" else run.peak_of_rollout
+
+
+def _update_knob(config: RunConfig) -> _Knob:
+    trainer, rollout = config.trainer, config.rollout
+    if trainer.microbatch_tokens is None:
+        prompts = trainer.microbatch_prompts or rollout.prompts // trainer.minibatches
+        return _Knob("update", "trainer.microbatch_prompts", trainer.microbatch_prompts, 1, prompts)
+    row = rollout.max_prompt_tokens + rollout.max_new_tokens
+    rows = max(1, trainer.microbatch_tokens // row)
+    return _Knob("update", "trainer.microbatch_tokens", trainer.microbatch_tokens, row, rows)
+
+
+def _rollout_knob(config: RunConfig) -> _Knob:
+    rollout = config.rollout
+    groups = rollout.prompts
+    if rollout.batch_responses is not None:
+        groups = min(groups, max(1, rollout.batch_responses // rollout.group_size))
+    return _Knob("rollout", "rollout.batch_responses", rollout.batch_responses, rollout.group_size, groups)
+
+
+def _remedy(knob: _Knob, config: RunConfig, architecture: Any, room: int) -> str:
+    recomputing = "model.gradient_checkpointing"
+    tries: list[dict[str, Any]] = [{}]
+    if knob.phase == "update" and not config.model.gradient_checkpointing:
+        tries.append({recomputing: True})
+    for changes in tries:
+        value = _largest_that_fits(knob, _with(config, changes), architecture, room)
+        if value is not None:
+            settings = {knob.key: value, **changes}
+            return "it fits with " + " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
+    return (
+        f"no smaller value is enough{f', nor is {recomputing}=true' * (len(tries) > 1)}: lower "
+        f"rollout.max_new_tokens ({config.rollout.max_new_tokens}), set model.lora.rank, or take a smaller model"
+    )
+
+
+def _largest_that_fits(knob: _Knob, config: RunConfig, architecture: Any, room: int) -> int | None:
+    """The nearest value at or below the run's, found along the line through the least and the run's own."""
+
+    @functools.cache
+    def peak(count: int) -> int:
+        return knob.peak(footprint(_with(config, {knob.key: count * knob.unit}), architecture))
+
+    least, most = peak(1), peak(knob.count)
+    if most <= room:
+        return knob.count * knob.unit
+    if least > room:
+        return None
+    count = 1 + (room - least) * (knob.count - 1) // (most - least)
+    while peak(count) > room:
+        count -= 1
+    while peak(count + 1) <= room:
+        count += 1
+    return count * knob.unit
+
+
+def _with(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:
+    for key, value in changes.items():
+        section, name = key.split(".")
+        config = config.model_copy(update={section: getattr(config, section).model_copy(update={name: value})})
+    return config
+
+
+def device_bytes(device: torch.device) -> int:
+    """The whole memory of a device; of a CPU, the machine's or what its container may have."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    if device.type == "npu":
+        npu: Any = torch.npu  # type: ignore[attr-defined]  # torch_npu puts it there
+        return int(npu.get_device_properties(device).total_memory)
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdecimal() else total
+
+
+def process_bytes(device: torch.device) -> int:
+    """What is taken before the run's first tensor."""
+    if device.type != "cpu":
+        return _CONTEXT
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _parameters_at_least(architecture: Any) -> int:
+    """Parameters of the embedding and of the layers' square matrices, from below, by the configuration alone."""
+    text = architecture.get_text_config()
+    hidden, layers = getattr(text, "hidden_size", 0), getattr(text, "num_hidden_layers", 0)
+    return int(hidden * (getattr(text, "vocab_size", 0) + 8 * hidden * layers))

@@ -1,0 +1,195 @@
+"""What a run needs is estimated by running its passes on shapes alone; here beside the same passes on real tensors."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from transformers import LlamaConfig, Qwen2Config
+
+from coca_mindspeed.commands.check_local import check_local
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.local import memory_check, output_layer
+from coca_mindspeed.local.footprint import footprint
+from coca_mindspeed.local.memory_check import GIB, MemoryCheck, memory_problems, refuse_what_cannot_fit
+
+SHAPE = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+QWEN = Qwen2Config(tie_word_embeddings=True, **SHAPE)
+LLAMA = LlamaConfig(tie_word_embeddings=False, **SHAPE)
+SMALL = (
+    "model.compute_dtype=float32",
+    "rollout.batch_responses=null",
+    "rollout.prompts=8",
+    "rollout.group_size=4",
+    "rollout.max_prompt_tokens=12",
+    "rollout.max_new_tokens=50",
+)
+
+
+def run_of(*overrides, path="somewhere"):
+    run = f"model.path={path}", "data.train=train.jsonl", "trainer.minibatches=1"
+    return compose_run("local", [*run, *SMALL, *overrides]).run
+
+
+def test_weights_gradients_and_moments_by_hand():
+    layer = 32 * 32 * 2 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32
+    need = footprint(run_of(), LLAMA)
+    assert need.parameters == need.trained == 2 * 300 * 32 + 3 * layer + 32
+    biases = 3 * (32 + 2 * 16)
+    assert footprint(run_of(), QWEN).parameters == 300 * 32 + 3 * layer + 32 + biases
+    assert (need.gradients, need.moments) == (4 * need.parameters, 8 * need.parameters)
+    assert 4 * need.parameters <= need.weights < 4.1 * need.parameters  # and the frequencies of the positions
+
+
+def test_keys_and_values_by_hand():
+    """Room grows from 12 prompt tokens to 29, 46 and 70; two heads of 8, keys and values, three layers, float32."""
+    assert footprint(run_of(), QWEN).cache == 8 * 4 * 70 * 2 * 8 * 2 * 3 * 4
+    assert footprint(run_of("rollout.batch_responses=9"), QWEN).cache == 2 * 4 * 70 * 2 * 8 * 2 * 3 * 4
+
+
+def test_fewer_rows_at_a_time_and_recomputed_layers_and_adapters_need_less():
+    need = footprint(run_of("trainer.microbatch_prompts=4"), QWEN)
+    half = footprint(run_of("trainer.microbatch_prompts=2"), QWEN)
+    assert half.update == pytest.approx(need.update / 2, rel=0.05)
+    assert half.rollout == need.rollout
+    assert (
+        footprint(run_of("trainer.microbatch_prompts=4", "rollout.max_new_tokens=100"), QWEN).update > 1.9 * need.update
+    )
+    recomputed = footprint(run_of("trainer.microbatch_prompts=4", "model.gradient_checkpointing=true"), QWEN)
+    assert recomputed.update < 0.8 * need.update
+    adapted = footprint(run_of("trainer.microbatch_prompts=4", "model.lora.rank=2"), QWEN)
+    assert adapted.trained == adapted.parameters - need.parameters
+    assert adapted.gradients == 4 * adapted.trained
+
+
+def test_logits_by_chunks_are_not_held_at_once(monkeypatch):
+    wide = Qwen2Config(tie_word_embeddings=True, **SHAPE | {"vocab_size": 5_000})
+    whole = footprint(run_of(), wide)
+    monkeypatch.setattr(output_layer, "_CHUNK_BYTES", 4 * 5_000 * 64)
+    chunked = footprint(run_of(), wide)
+    logits = 8 * 4 * 50 * 5_000 * 4
+    assert chunked.update < whole.update - 2 * logits
+
+
+def test_nothing_of_a_model_that_no_machine_holds_is_made():
+    """A trillion parameters: sizes alone."""
+    giant = Qwen2Config(
+        vocab_size=151_936,
+        hidden_size=65_536,
+        intermediate_size=262_144,
+        num_hidden_layers=16,
+        num_attention_heads=512,
+        num_key_value_heads=64,
+    )
+    assert footprint(run_of(), giant).weights > 2 * 2**40
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("trainer.microbatch_prompts=8",),
+        ("trainer.microbatch_prompts=null", "trainer.microbatch_tokens=1984", "trainer.share_prompts=false"),
+    ],
+)
+def test_the_value_that_is_named_is_the_nearest_that_fits(settings):
+    run = run_of(*settings)
+    need = footprint(run, QWEN)
+    key = next(setting for setting in settings if "null" not in setting).split("=")[0]
+    room = need.weights + need.gradients + need.moments + need.update // 2
+    [problem] = memory_problems(MemoryCheck(need, 0, room), run, QWEN)
+    assert problem.startswith(f"{key}=")
+    _, _, named = problem.partition("it fits with ")
+    assert named.startswith(f"{key}=")
+    value = int(named.split("=")[1])
+    unit = 62 if "tokens" in key else 1
+    assert footprint(run_of(*settings, f"{key}={value}"), QWEN).peak_of_update <= room
+    assert footprint(run_of(*settings, f"{key}={value + unit}"), QWEN).peak_of_update > room
+
+
+def test_the_rollout_that_does_not_fit_is_cut_into_batches():
+    run = run_of("trainer.microbatch_prompts=1")
+    need = footprint(run, QWEN)
+    room = need.weights + need.moments + need.rollout // 2
+    assert need.peak_of_update < room
+    [problem] = memory_problems(MemoryCheck(need, 0, room), run, QWEN)
+    assert problem.startswith("rollout.batch_responses=null: the rollout needs")
+    value = int(problem.rpartition("rollout.batch_responses=")[2])
+    assert value % 4 == 0
+    assert footprint(run_of(f"rollout.batch_responses={value}"), QWEN).peak_of_rollout <= room
+    assert footprint(run_of(f"rollout.batch_responses={value + 4}"), QWEN).peak_of_rollout > room
+
+
+def test_recomputed_layers_are_proposed_where_a_smaller_microbatch_is_not_enough():
+    run = run_of("trainer.microbatch_prompts=1")
+    lean = footprint(run_of("trainer.microbatch_prompts=1", "model.gradient_checkpointing=true"), QWEN)
+    [problem, *_] = memory_problems(MemoryCheck(footprint(run, QWEN), 0, lean.peak_of_update), run, QWEN)
+    assert problem.endswith("it fits with trainer.microbatch_prompts=1 model.gradient_checkpointing=true")
+    [problem, *_] = memory_problems(MemoryCheck(footprint(run, QWEN), 0, lean.weights), run, QWEN)
+    assert "no smaller value is enough, nor is model.gradient_checkpointing=true" in problem
+
+
+def test_a_run_that_cannot_fit_is_refused_before_its_weights_are_looked_for(tmp_path, monkeypatch):
+    large = Qwen2Config(**SHAPE | {"vocab_size": 700_000, "hidden_size": 64})
+    large.save_pretrained(tmp_path)
+    run = run_of("trainer.microbatch_prompts=1", path=tmp_path)
+    refuse_what_cannot_fit(run, tmp_path, torch.device("cpu"))
+    monkeypatch.setattr(memory_check, "device_bytes", lambda device: GIB // 2)
+    with pytest.raises(ConfigError, match=r"trainer\.microbatch_prompts=1: the update needs"):
+        refuse_what_cannot_fit(run, tmp_path, torch.device("cpu"))
+    with pytest.raises(ConfigError, match="does not fit"):
+        check_local(run, "local", quiet=True)
+
+
+MEASURED = """
+import json, sys, torch
+from transformers import AutoModelForCausalLM, LlamaConfig
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.local.footprint import largest_microbatch, update_pass
+from coca_mindspeed.local.policy import Policy
+
+def kib(name):
+    return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
+
+def pass_of(shape, overrides):
+    run = compose_run("local", ["model.path=x", "data.train=x", *overrides]).run
+    policy = Policy(AutoModelForCausalLM.from_config(LlamaConfig(**shape)).eval(), None, None, (1,), 0)
+    moments = [torch.ones_like(p) for p in policy.trained_parameters() for _ in range(2)]
+    update_pass(policy, run.rollout.max_prompt_tokens, largest_microbatch(run, run.rollout.max_prompt_tokens), run)
+
+torch.set_num_threads(1)
+shape, overrides = json.loads(sys.argv[1])
+pass_of({**shape, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1,
+         "vocab_size": 64, "num_hidden_layers": 1}, [*overrides, "rollout.max_new_tokens=2", "rollout.group_size=2"])
+before = kib("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")
+pass_of(shape, overrides)
+print((kib("VmHWM") - before) * 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
+@pytest.mark.parametrize(("hidden", "layers", "vocabulary"), [(256, 6, 2_000), (384, 4, 16_000), (512, 8, 2_000)])
+def test_the_estimate_is_within_15_percent_of_the_peak_of_a_process(hidden, layers, vocabulary):
+    shape = {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "intermediate_size": 3 * hidden,
+        "num_hidden_layers": layers,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    }
+    overrides = ["rollout.max_prompt_tokens=64", "rollout.max_new_tokens=128", "trainer.microbatch_prompts=4"]
+    need = footprint(compose_run("local", ["model.path=x", "data.train=x", *overrides]).run, LlamaConfig(**shape))
+    code = [sys.executable, "-c", MEASURED, json.dumps([shape, overrides])]
+    done = subprocess.run(code, capture_output=True, text=True, check=True)
+    assert need.peak_of_update == pytest.approx(int(done.stdout), rel=0.15)
