@@ -187,12 +187,11 @@ run_child() {
   wait "$!"
 }
 
-# Ray on this node, as a child of this script.
+# Ray on this node, with options of its own, as a child of this script.
 start_ray() {
-  local role=$1 npus=$2 platform=$3
-  local -a command=("$PYTHON" -m ray.scripts.scripts start --block "--resources={\"NPU\": $npus}")
-  # MindSpeed-RL asks for tens of CPUs by name; without an NPU they are only numbers.
-  [[ $platform == host ]] && command+=(--num-cpus=64)
+  local role=$1
+  shift
+  local -a command=("$PYTHON" -m ray.scripts.scripts start --block "$@")
   if [[ $role == head ]]; then
     if port_is_open "$MASTER_ADDR" "$RAY_PORT" && ! "$DRY_RUN"; then
       fail "$MASTER_ADDR:$RAY_PORT is taken, by another Ray perhaps; set RAY_PORT to a free port on every node"
@@ -205,14 +204,19 @@ start_ray() {
   "$DRY_RUN" || start_child "${command[@]}"
 }
 
-join_cluster() {
-  local npus=$1 platform=$2 waited=0
+wait_for_head() {
+  local waited=0
   until "$DRY_RUN" || port_is_open "$MASTER_ADDR" "$RAY_PORT"; do
     ((waited < CLUSTER_TIMEOUT)) || fail "no Ray head at $MASTER_ADDR:$RAY_PORT after $CLUSTER_TIMEOUT seconds"
     sleep 2
     waited=$((waited + 2))
   done
-  start_ray worker "$npus" "$platform"
+}
+
+# Work for the head until it ends the cluster, with Ray's options for this node.
+join_cluster() {
+  wait_for_head
+  start_ray worker "$@"
   "$DRY_RUN" && return
   wait "$!" || true # it ends when the head does
   echo "launch: the head has ended the cluster; it has the training's exit code"
@@ -311,11 +315,14 @@ train_on_ascend() {
 Without NPUs, the same configuration runs on the tiny model:  bash ${0} --smoke"
   fi
 
+  local -a of_ray=("--resources={\"NPU\": $npus}")
+  # MindSpeed-RL asks for tens of CPUs by name; without an NPU they are only numbers.
+  [[ $platform == host ]] && of_ray+=(--num-cpus=64)
   if ((rank > 0)); then
-    join_cluster "$npus" "$platform"
+    join_cluster "${of_ray[@]}"
     return
   fi
-  start_ray head "$npus" "$platform"
+  start_ray head "${of_ray[@]}"
   export RAY_ADDRESS=$MASTER_ADDR:$RAY_PORT
   # shellcheck disable=SC2086  # options and numbers
   run_child "$PYTHON" -m coca_mindspeed.mindspeed.start.cluster --npus $((nodes * npus)) ${cpus//$'\n'/ } \

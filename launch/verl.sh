@@ -74,30 +74,6 @@ smoke_on_cpu() {
     +ray_kwargs.ray_init.include_dashboard=false "$@"
 }
 
-# Ray on this node by its own command, as a child of this script; it finds the GPUs or NPUs by itself.
-start_rays_own() {
-  local -a command=("$PYTHON" -m ray.scripts.scripts start --block)
-  if [[ $1 == head ]]; then
-    if ! "$DRY_RUN" && port_is_open "$MASTER_ADDR" "$RAY_PORT"; then
-      fail "$MASTER_ADDR:$RAY_PORT is taken, by another Ray perhaps; set RAY_PORT to a free port on every node"
-    fi
-    command+=(--head "--port=$RAY_PORT" "--node-ip-address=$MASTER_ADDR" --include-dashboard=false)
-  else
-    command+=("--address=$MASTER_ADDR:$RAY_PORT")
-  fi
-  show "${command[@]}"
-  "$DRY_RUN" || start_child "${command[@]}"
-}
-
-wait_for_head() {
-  local waited=0
-  until "$DRY_RUN" || port_is_open "$MASTER_ADDR" "$RAY_PORT"; do
-    ((waited < CLUSTER_TIMEOUT)) || fail "no Ray head at $MASTER_ADDR:$RAY_PORT after $CLUSTER_TIMEOUT seconds"
-    sleep 2
-    waited=$((waited + 2))
-  done
-}
-
 wait_for_nodes() {
   local nodes=$1
   show "$PYTHON" -m coca_mindspeed.verl.nodes "$nodes" --timeout "$CLUSTER_TIMEOUT"
@@ -160,15 +136,11 @@ launch_on_verl() {
   fi
   coca check "$file" "${overrides[@]}"
   if ((rank > 0)); then
-    wait_for_head
-    start_rays_own worker
-    "$DRY_RUN" && return
-    wait "$!" || true # it ends when the head does
-    echo "launch: the head has ended the cluster; it has the training's exit code"
+    join_cluster # Ray finds the GPUs or NPUs by itself
     return
   fi
   if ((nodes > 1)); then
-    start_rays_own head
+    start_ray head
     wait_for_head
     export RAY_ADDRESS=$MASTER_ADDR:$RAY_PORT
     wait_for_nodes "$nodes"
