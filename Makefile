@@ -8,7 +8,7 @@ OPENCOMPASS_VENV ?= .venv-opencompass
 VLLM_VENV ?= .venv-vllm
 
 .PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-opencompass test-serving test-verl lint bench
-.PHONY: bench-trl clean lock lock-opencompass lock-verl docs .venv
+.PHONY: test-verl-learning bench-trl clean lock lock-opencompass lock-verl docs .venv
 
 help:  ## list the targets
 	@grep -hE '^[a-zA-Z_.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -93,6 +93,9 @@ $(VERL_VENV)/.installed: requirements/verl.txt setup.py
 
 test-verl: $(VERL_VENV)/.installed  ## the engine on the real verl, whole loops without an accelerator (docs/verl.md)
 	$(VERL_VENV)/bin/python -m pytest tests/integration/verl
+
+test-verl-learning: $(VERL_VENV)/.installed runs/demo/model/config.json  ## three trainings on verl, with the table of docs/verl.md (half an hour)
+	VERL_LEARNING_MODEL=runs/demo/warm_start $(VERL_VENV)/bin/python -m pytest -s tests/integration/verl/test_learning.py
 
 bench: $(STAMP)  ## benchmarks: a table, and JSON in runs/bench
 	$(BIN)/python -m benchmarks --output runs/bench

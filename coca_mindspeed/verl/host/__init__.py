@@ -2,7 +2,7 @@
 
 Named in ``VERL_USE_EXTERNAL_MODULES`` beside ``VERL_PLATFORM=cpu`` and ``rollout.name=host``; nothing else imports it.
 Nothing here computes anything for a real cluster.  verl, Ray, TransferQueue, the reward loop, FSDP2 and the weight
-sync are the real ones; the rollout engine is not.
+sync are the real ones; the rollout engine is not, and the replay buffer looks for finished rollouts more often.
 """
 
 from typing import Any
@@ -11,6 +11,7 @@ from coca_mindspeed.upstream.after_import import after_import
 from coca_mindspeed.verl.host.cpu_platform import CpuPlatform
 
 ROLLOUT = "host"
+_POLL_SECONDS = 0.05  # verl's two seconds suit rollouts of minutes; here they would be most of a step
 
 
 def _register_platform(registry: Any) -> None:
@@ -36,6 +37,15 @@ def _register_engine(module: Any) -> None:
     EngineRegistry.register("language_model", ["fsdp", "fsdp2"], device="cpu")(module.FSDPEngineWithLMHead)
 
 
+def _poll_often(module: Any) -> None:
+    original = module.ReplayBuffer.__init__
+
+    def construct(self: Any, *arguments: Any, **options: Any) -> None:
+        original(self, *arguments, **{"poll_interval": _POLL_SECONDS, **options})
+
+    module.ReplayBuffer.__init__ = construct
+
+
 def _name_each_device_once(distributed: Any) -> None:
     """Verl asks for a backend of the CPU and one of the device, which PyTorch refuses where both are the CPU."""
     original = distributed.init_process_group
@@ -50,4 +60,5 @@ after_import("verl.plugin.platform.platform_manager", _register_platform)
 after_import("verl.workers.rollout.replica", _register_replica)
 after_import("verl.workers.rollout.base", _register_adapter)
 after_import("verl.workers.engine.fsdp.transformer_impl", _register_engine)
+after_import("verl.trainer.ppo.v1.replay_buffer", _poll_often)
 after_import("torch.distributed", _name_each_device_once)

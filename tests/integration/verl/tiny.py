@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 import yaml
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.commands.verl_smoke import write_questions_for_verl, write_tiny_model_for_verl
@@ -26,6 +27,17 @@ def write_model(directory: Path, *, method: str = "coca", seed: int = 0, warm_up
     records = arithmetic_records(4000, "train", seed)
     warm_up(policy, records, training_method(method), WarmUpConfig(steps=warm_up_steps), seed)
     policy.model.save_pretrained(directory)
+
+
+def widen_model(source: Path, directory: Path) -> None:
+    """Write the local engine's warmed-up model with the tokens that verl wants, as unlikely as its padding."""
+    write_tiny_model_for_verl(directory, seed=0)
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    known, wanted = model.config.vocab_size, AutoConfig.from_pretrained(directory).vocab_size
+    embeddings = model.resize_token_embeddings(wanted, mean_resizing=False).weight
+    with torch.no_grad():
+        embeddings[known:] = embeddings[model.config.pad_token_id]
+    model.save_pretrained(directory)
 
 
 def load_tiny(directory: Path) -> Policy:

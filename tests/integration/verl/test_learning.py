@@ -1,0 +1,54 @@
+"""Trainings of the demo's warmed-up model on verl: does the stated confidence learn what it is rewarded for?
+
+``make test-verl-learning`` names the model, which is right half the time and sure of it always, and prints the table.
+A seed draws the questions and their order; responses are drawn as requests arrive, so no two runs are quite the same.
+"""
+
+import os
+from pathlib import Path
+from statistics import mean
+
+import pytest
+
+from tests.integration.verl import loop, tiny
+
+MODEL = os.environ.get("VERL_LEARNING_MODEL", "")
+STEPS, PROMPTS = 100, 8
+pytestmark = [
+    pytest.mark.skipif(not MODEL, reason="three trainings of 100 steps; they run by `make test-verl-learning`"),
+    pytest.mark.timeout(7200),
+]
+
+SETTINGS = {
+    "coca__method": {"advantage_eps": 0.05, "max_confidence_tokens": 6, "confidence_decimals": 2},  # as in the demo
+    "coca__samples_interval": 0,
+    "actor_rollout_ref__actor__optim__lr": 3e-4,  # more would unlearn the answers on so few responses a step
+    "data__train_batch_size": PROMPTS,
+    "actor_rollout_ref__actor__ppo_mini_batch_size": PROMPTS,
+    "actor_rollout_ref__actor__ppo_micro_batch_size_per_gpu": 64,
+    "actor_rollout_ref__rollout__log_prob_micro_batch_size_per_gpu": 64,
+    "trainer__total_training_steps": STEPS,
+    "trainer__test_freq": STEPS,
+    "trainer__val_before_train": True,
+}
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_confidence_reward_rises_and_the_calibration_error_halves(seed: int, tmp_path: Path):
+    tiny.widen_model(Path(MODEL).absolute(), tmp_path / "model")
+    tiny.write_questions(tmp_path, "coca", train=PROMPTS * STEPS, evaluate=128, seed=seed)
+    run = tmp_path / "run"
+    seeds = {"data__seed": seed, "actor_rollout_ref__rollout__seed": seed}
+    config = tiny.configuration(tmp_path, run, **SETTINGS, **seeds)
+    assert loop.start(config).wait(7000) == 0, loop.log_of(run)[-6000:]
+    metrics = loop.metrics(run)
+    before, after = ([metrics[step] for step in steps] for steps in (range(1, 6), range(STEPS - 4, STEPS + 1)))
+    reward = [mean(step["reward/confidence"] for step in steps) for steps in (before, after)]
+    error = [mean(step["rollout/ece"] for step in steps) for steps in (before, after)]
+    held_out = [
+        [metrics[step][f"eval/{name}"] for step in (0, STEPS)] for name in ("ece", "auroc", "brier", "accuracy")
+    ]
+    cells = [f"{first:.3f} to {last:.3f}" for first, last in (reward, error, *held_out)]
+    print(f"\n| {seed} | {' | '.join(cells)} |")
+    assert reward[1] > reward[0]
+    assert error[1] <= error[0] / 2
