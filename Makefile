@@ -48,8 +48,9 @@ lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+TEST_PROCESSES ?= 2
 test: lint  ## lint and every test
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
 
 MINDSPEED_VENV ?= .venv-mindspeed
 $(MINDSPEED_VENV)/.installed: requirements/mindspeed-host.txt

@@ -1,6 +1,11 @@
-"""For every test: hypothesis holds no example to a limit in wall time, which a busy machine breaks by itself."""
+"""For every test: no limit in wall time on hypothesis' examples, and Ctrl-C reaches the processes that tests start."""
 
 import importlib.util
+import signal
+
+# A shell starts what it runs in the background with SIGINT ignored, and processes inherit that.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The environments of tests/integration do without it.
 if importlib.util.find_spec("hypothesis") is not None:

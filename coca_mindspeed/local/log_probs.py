@@ -44,7 +44,7 @@ class _Groups:
             cache.batch_select_indices(self._prompt_of_row(cache.layers[0].keys.device))
 
     def _prompt_of_row(self, device: torch.device) -> Tensor:
-        return torch.arange(len(self.sizes), device=device).repeat_interleave(torch.tensor(self.sizes, device=device))
+        return torch.tensor([prompt for prompt, size in enumerate(self.sizes) for _ in range(size)], device=device)
 
 
 def response_log_probs(

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 
@@ -203,9 +202,7 @@ def test_control_c_ends_a_process_with_130(tmp_path):
     pipe = tmp_path / "rows.jsonl"
     os.mkfifo(pipe)
     command = [sys.executable, "-m", "coca_mindspeed.cli", "data", "inspect", str(pipe)]
-    # A shell starts what it runs in the background, these tests perhaps, with SIGINT ignored.
-    heed = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, preexec_fn=heed)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     with pipe.open("w"):  # open as soon as the command reads from it, which then waits for a line
         process.send_signal(signal.SIGINT)
         _, error = process.communicate(timeout=200)

@@ -116,7 +116,8 @@ def test_variance_of_auroc_is_delongs():
 def test_what_has_no_interval_has_none():
     estimates = Estimates(drawn(50), replicates=20)
     without = {name for name in estimates.values if not has_interval(name)}
-    assert without == {"mce", "reliability", "resolution", "uncertainty", "log_score"}
+    without_bins = {"smooth_ece", "ks", "excess_aurc"}
+    assert without == {"mce", "reliability", "resolution", "uncertainty", "log_score"} | without_bins
     paired = paired_intervals(estimates, estimates)
     for name in without:
         assert np.isnan(estimates.interval(name).low)

@@ -13,19 +13,12 @@ from tests.grading.dying_trainer import descendants, survivors
 REPOSITORY = Path(__file__).parents[2]
 
 
-def heed_control_c():
-    """A shell starts what it runs in the background, these tests perhaps, with SIGINT ignored."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_cells_end_with_the_reproduction(tmp_path, how):
     plan = Path(__file__).with_name("tiny_plan.yaml")
     command = [sys.executable, "-m", "tests.reproduce.endless_cells", str(plan), str(tmp_path / "out")]
     with (tmp_path / "said").open("w+") as said:
-        parent = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=said, text=True, cwd=REPOSITORY, preexec_fn=heed_control_c
-        )
+        parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True, cwd=REPOSITORY)
         assert parent.stdout is not None
         lines = iter(parent.stdout)
         assert "running\n" in lines
