@@ -3,12 +3,13 @@
 from pathlib import Path
 
 from rich.table import Table
-from transformers import AutoConfig
 
+from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.console import PlainConsole, print_text
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.memory_check import GIB, MemoryCheck, check_memory, memory_problems
+from coca_mindspeed.local.context import read_model_config
+from coca_mindspeed.local.memory_check import MemoryCheck, check_memory, memory_problems
 from coca_mindspeed.local.policy import choose_device
 from coca_mindspeed.local.tiny_model import tiny_config
 
@@ -23,23 +24,18 @@ def check_local(config: RunConfig, name: str, *, quiet: bool) -> None:
     if config.model.path is None:
         architecture = tiny_config()
     else:
-        try:
-            architecture = AutoConfig.from_pretrained(
-                Path(config.model.path), trust_remote_code=config.model.trust_remote_code, local_files_only=True
-            )
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"model.path={config.model.path}: its config.json cannot be loaded: {error}") from error
+        architecture = read_model_config(Path(config.model.path), config.model)
     check = check_memory(config, architecture, device)
     if not quiet:
-        _print(check, name, str(device))
+        _print(check, config, name, str(device))
     if problems := memory_problems(check, config, architecture):
         reasons = "\n".join(f"  {problem}" for problem in problems)
         raise ConfigError(f"{name} does not fit:\n{reasons}")
 
 
-def _print(check: MemoryCheck, name: str, device: str) -> None:
+def _print(check: MemoryCheck, config: RunConfig, name: str, device: str) -> None:
     run = check.run
-    prompt, response = run.longest
+    prompt, response = config.rollout.max_prompt_tokens, config.rollout.max_new_tokens
     table = Table("", "GiB", "", title=f"memory of {name} on {device}", title_justify="left")
     trained = "all of them trained" if run.trained == run.parameters else f"{run.trained:,} of them trained"
     rows = [

@@ -39,7 +39,6 @@ class Footprint:
         update: the most that the backward pass of a microbatch needs besides these three.
         cache: keys and values when the longest responses end.
         rollout: the most that sampling needs besides weights and moments, the cache included.
-        longest: tokens of a prompt and a response, the longest that the configuration allows.
     """
 
     parameters: int
@@ -50,7 +49,6 @@ class Footprint:
     update: int
     cache: int
     rollout: int
-    longest: tuple[int, int]
 
     @property
     def peak_of_update(self) -> int:
@@ -60,12 +58,8 @@ class Footprint:
     def peak_of_rollout(self) -> int:
         return self.weights + self.moments + self.rollout
 
-    @property
-    def peak(self) -> int:
-        return max(self.peak_of_update, self.peak_of_rollout)
 
-
-def footprint(config: RunConfig, architecture: Any, prompt_tokens: int | None = None) -> Footprint:
+def footprint(config: RunConfig, architecture: Any) -> Footprint:
     """What a run on a model of this architecture needs.
 
     Prompts and responses are as long as the configuration allows, no response ends before that, and every token has a
@@ -74,9 +68,8 @@ def footprint(config: RunConfig, architecture: Any, prompt_tokens: int | None = 
     Args:
         config: the run's.
         architecture: the model's Hugging Face configuration (``config.json``).
-        prompt_tokens: of the longest prompt there is; None: ``rollout.max_prompt_tokens``.
     """
-    prompt = prompt_tokens or config.rollout.max_prompt_tokens
+    prompt = config.rollout.max_prompt_tokens
     policy = _shapes_alone(config, architecture)
     with FakeTensorMode(), _LiveBytes() as live:
         _take_memory(policy.model)
@@ -100,7 +93,6 @@ def footprint(config: RunConfig, architecture: Any, prompt_tokens: int | None = 
         update=update - gradients,
         cache=cache,
         rollout=rollout,
-        longest=(prompt, config.rollout.max_new_tokens),
     )
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from transformers import AutoConfig
 
+from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.local.context import read_model_config
 from coca_mindspeed.local.footprint import Footprint, footprint
 
-GIB = 2**30
 _CONTEXT = GIB // 2  # what CUDA's or CANN's context takes before the first tensor, by estimate
 _SMALL = 20_000_000  # parameters; a smaller model is not near any machine's memory, and its run starts at once
 
@@ -36,10 +36,6 @@ class MemoryCheck:
     process: int
     device: int
 
-    @property
-    def fits(self) -> bool:
-        return self.run.peak + self.process <= self.device
-
 
 def check_memory(config: RunConfig, architecture: Any, device: torch.device) -> MemoryCheck:
     """Compare a run's estimate with its device, busy or not: what others hold there is not counted."""
@@ -52,14 +48,11 @@ def refuse_what_cannot_fit(config: RunConfig, path: Path, device: torch.device) 
     Raises:
         ConfigError: it names the key, its value and the nearest value that fits.
     """
-    architecture = AutoConfig.from_pretrained(
-        path, trust_remote_code=config.model.trust_remote_code, local_files_only=True
-    )
+    architecture = read_model_config(path, config.model)
     if _parameters_at_least(architecture) < _SMALL:
         return
-    check = check_memory(config, architecture, device)
-    if not check.fits:
-        raise ConfigError("\n".join(memory_problems(check, config, architecture)))
+    if problems := memory_problems(check_memory(config, architecture, device), config, architecture):
+        raise ConfigError("\n".join(problems))
 
 
 def memory_problems(check: MemoryCheck, config: RunConfig, architecture: Any) -> list[str]:

@@ -10,10 +10,11 @@ from transformers import LlamaConfig, Qwen2Config
 
 from coca_mindspeed.commands.check_local import check_local
 from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import memory_check, output_layer
 from coca_mindspeed.local.footprint import footprint
-from coca_mindspeed.local.memory_check import GIB, MemoryCheck, memory_problems, refuse_what_cannot_fit
+from coca_mindspeed.local.memory_check import MemoryCheck, memory_problems, refuse_what_cannot_fit
 
 SHAPE = {
     "vocab_size": 300,
