@@ -83,7 +83,7 @@ def imported(tests: str) -> frozenset[str]:
         SyntaxError: ``tests`` is not Python.
     """
     nodes: list[ast.AST] = [ast.parse(tests)]
-    found = set()
+    found: set[str] = set()
     while nodes:
         node = nodes.pop()
         if isinstance(node, ast.Import):
