@@ -20,7 +20,7 @@ from coca_mindspeed.baselines.run import (
     run_baseline,
 )
 from coca_mindspeed.baselines.subject import Subject, check_layer
-from coca_mindspeed.commands.options import above, at_least, device_name
+from coca_mindspeed.commands.options import above, at_least, device_name, json_object
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError, UsageError
@@ -55,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--label", help="method name in the predictions (default: the baseline's)")
     parser.add_argument("--grader", choices=GRADER_NAMES, default="auto", help="default: by record")
+    parser.add_argument("--grader-options", type=json_object, metavar="JSON", help="the grader's own (docs/grading.md)")
     parser.add_argument("--batch", type=at_least(1), default=64, help="questions at once, and in a part (default: 64)")
     parser.add_argument("--max-prompt-tokens", type=at_least(1), default=2048, help="default: 2048")
     parser.add_argument("--max-new-tokens", type=at_least(1), default=4096, help="default: 4096")
@@ -82,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.name == "probe" and arguments.trained is None:
         check_layer(arguments.layer, read_model_config(arguments.model, model, where="--model"), where="--layer")
     rollout = RolloutConfig(max_prompt_tokens=arguments.max_prompt_tokens, max_new_tokens=arguments.max_new_tokens)
-    grader = build_grader(arguments.grader)
+    grader = build_grader(arguments.grader, arguments.grader_options)
     with closing(grader):
         grader.check(_graded(arguments, records, training))
         _check_prompts(arguments, model, records, training)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coca_mindspeed.algorithm.response import ResponseParser
-from coca_mindspeed.commands.options import at_least
+from coca_mindspeed.commands.options import at_least, json_object
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
 from coca_mindspeed.evaluation.metrics.catalogue import (
@@ -38,7 +38,7 @@ _OPTIONS_OF = {
     "predictions": (),
     "rollouts": ("position", "decimals"),
     "opencompass": ("position", "decimals", "tokenizer"),
-    "responses": ("position", "decimals", "tokenizer", "gold", "grader"),
+    "responses": ("position", "decimals", "tokenizer", "gold", "grader", "grader_options"),
 }
 
 
@@ -57,6 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--gold", type=Path, help="records to grade responses by")
     parser.add_argument("--grader", choices=GRADER_NAMES, help="of responses; auto: by record (default: auto)")
+    parser.add_argument("--grader-options", type=json_object, metavar="JSON", help="the grader's own (docs/grading.md)")
     parser.add_argument("--tokenizer", type=Path, help="the model's tokenizer; counts tokens to confidence")
     parser.add_argument("--position", choices=("first", "last"), help="last: answer-first methods (default: first)")
     parser.add_argument("--decimals", type=at_least(1), help="accept only confidences of so many decimals")
@@ -99,10 +100,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_usage(arguments: argparse.Namespace) -> None:
     usable = _OPTIONS_OF[arguments.format]
     every = _OPTIONS_OF["responses"]
-    if ignored := [f"--{name}" for name in every if name not in usable and getattr(arguments, name) is not None]:
-        formats = [name for name, own in _OPTIONS_OF.items() if ignored[0].removeprefix("--") in own]
+    if ignored := [name for name in every if name not in usable and getattr(arguments, name) is not None]:
+        formats = [name for name, own in _OPTIONS_OF.items() if ignored[0] in own]
+        typed = [f"--{name.replace('_', '-')}" for name in ignored]
         raise UsageError(
-            f"{', '.join(ignored)}: means nothing with --format {arguments.format}; {ignored[0]} is for "
+            f"{', '.join(typed)}: means nothing with --format {arguments.format}; {typed[0]} is for "
             f"--format {' or '.join(formats)}"
         )
     if arguments.format == "responses" and arguments.gold is None:
@@ -152,7 +154,7 @@ def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
     tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     if arguments.format == "opencompass":
         return read_opencompass(path, parser=parser, tokenizer=tokenizer)
-    grader = build_grader(arguments.grader or "auto")
+    grader = build_grader(arguments.grader or "auto", arguments.grader_options)
     try:
         return read_responses(path, arguments.gold, grader, parser=parser, tokenizer=tokenizer)
     finally:

@@ -1,8 +1,10 @@
 """Types of options: a value out of range is a usage error, told with the option's name."""
 
 import argparse
+import json
 import re
 from collections.abc import Callable
+from typing import Any
 
 
 def at_least(lowest: int, highest: int | None = None) -> Callable[[str], int]:
@@ -44,6 +46,17 @@ def within(low: float, high: float) -> Callable[[str], float]:
 def above(low: float) -> Callable[[str], float]:
     """The type of a finite number above ``low``."""
     return number(f"a number above {low:g}", lambda value: low < value < float("inf"))
+
+
+def json_object(text: str) -> dict[str, Any]:
+    """The type of an object written as JSON."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise argparse.ArgumentTypeError(f"expected a JSON object such as '{{\"seconds\": 10}}', found {text[:40]!r}")
+    return value
 
 
 def device_name(text: str) -> str:

@@ -142,6 +142,14 @@ def test_triviaqa_without_labels(answer):
         benchmarks.triviaqa({"question": "q", "answer": answer}, 0)
 
 
+def test_triviaqa_rows_of_the_authors_test_files_have_no_answer_at_all():
+    unlabelled = {name: value for name, value in publishers.TRIVIAQA_AUTHORS.items() if name != "Answer"}
+    with pytest.raises(Ungradable, match="the test split is not labelled"):
+        benchmarks.triviaqa(unlabelled, 0)
+    with pytest.raises(RowError, match="'answer' or 'Answer' is missing"):
+        benchmarks.triviaqa({"question": "q"}, 0)
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [

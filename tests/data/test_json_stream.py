@@ -61,3 +61,11 @@ def test_a_runaway_element_stops_instead_of_filling_memory(monkeypatch):
     with pytest.raises(DataError, match="element 1 of the array"):
         list(wrapped_elements(file, "x.json"))
     assert file.tell() < 5_000_000
+
+
+def test_an_element_above_the_bound_is_refused_even_where_it_arrives_whole(monkeypatch):
+    monkeypatch.setattr(json_stream, "LONGEST_LINE", 100)
+    elements = wrapped_elements(io.StringIO(json.dumps(["a" * 50, "b" * 200, "c" * 50])), "x.json")
+    assert next(elements) == "a" * 50
+    with pytest.raises(DataError, match=r"x\.json: element 2 is longer than the 100"):
+        next(elements)

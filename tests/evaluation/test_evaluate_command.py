@@ -109,6 +109,20 @@ def test_responses_are_graded(files, capsys):
         assert (row.correct, row.confidence) == (correct, 1.0)
 
 
+def test_responses_are_graded_with_the_graders_options(files, capsys):
+    write_records(files / "gold.jsonl", [Record("a", "sums", "math", "1+1", "2")])
+    (files / "r.jsonl").write_text(json.dumps({"id": "a", "response": "<confidence>1</confidence> the answer is 2"}))
+    common = (files / "r.jsonl", "--format", "responses", "--output", files / "out", "--gold", files / "gold.jsonl")
+    for options, correct in (("{}", True), ('{"math": {"boxed_only": true}}', False)):
+        assert evaluate(*common, "--grader-options", options) == 0
+        assert read_predictions(files / "out" / "predictions.jsonl")[0].correct is correct
+    assert evaluate(*common, "--grader", "math", "--grader-options", '{"second": 5}') == 1
+    assert "did you mean 'seconds'?" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        evaluate(*common, "--grader-options", "[5]")
+    assert "--grader-options: expected a JSON object" in capsys.readouterr().err
+
+
 def test_rollouts_and_opencompass(files):
     rollout = {"prompt": "p", "response": "<confidence>0.25</confidence> 2", "correct": True}
     (files / "rollouts.jsonl").write_text(json.dumps(rollout))
@@ -135,6 +149,7 @@ def test_rollouts_and_opencompass(files):
         (["one.jsonl", "one.jsonl"], "gsm8k 0, sample 0, is there twice for one method", 1),
         (["no.jsonl"], "no.jsonl: cannot be read", 1),
         (["one.jsonl", "--gold", "x"], "--gold: means nothing with --format predictions; --gold is for --format r", 2),
+        (["one.jsonl", "--grader-options", "{}"], "--grader-options: means nothing with --format predictions", 2),
         (["one.jsonl", "--grader", "auto"], "--grader: means nothing with --format predictions", 2),
         (["one.jsonl", "--decimals", "2"], "--decimals is for --format rollouts or opencompass or responses", 2),
         (["one.jsonl", "--position", "last", "--tokenizer", "t"], "--position, --tokenizer: means nothing", 2),

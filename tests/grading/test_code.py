@@ -1,5 +1,7 @@
 """Code grading: the three kinds of tests, the separation of tests and program, order and limits."""
 
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -143,6 +145,49 @@ def test_tests_that_do_not_compile_are_ungradable_not_wrong(grader: CodeGrader) 
     verdict = grade(grader, asserts("assert f( == 2"), "def f(): return 2")
     assert verdict.outcome is Outcome.UNGRADABLE
     assert "do not compile" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import nowhere.at_all\nassert f() == 1",
+        "def check(candidate):\n    from nowhere import something\n    assert candidate() == 1\ncheck(f)",
+    ],
+)
+def test_tests_that_need_a_module_which_is_not_there_are_ungradable_not_wrong(grader: CodeGrader, code: str) -> None:
+    verdict = grade(grader, asserts(code), "def f(): return 1")
+    assert verdict.outcome is Outcome.UNGRADABLE
+    assert "which the sandbox's Python does not have" in verdict.reason
+
+
+def test_tests_see_the_packages_that_programs_see(grader: CodeGrader) -> None:
+    interpreter = getattr(sys, "_base_executable", sys.executable)
+    there = subprocess.run([interpreter, "-I", "-c", "import pip"], capture_output=True, check=False).returncode == 0
+    program = "def f():\n    import pip\n    return pip.__name__"
+    verdict = grade(grader, asserts("import pip\nassert f() == pip.__name__"), program)
+    assert verdict.outcome is (Outcome.RIGHT if there else Outcome.UNGRADABLE), verdict.reason
+
+
+def test_a_prompt_that_does_not_run_is_ungradable_not_wrong(grader: CodeGrader) -> None:
+    tests = {"kind": "asserts", "code": "assert f() == 1", "entry_point": "f"}
+    record = Record("1", "mine", "code", "q", "", None, {"tests": tests, "prompt": "import nowhere\ndef f():\n"})
+    (verdict,) = grader.grade([record], ["    return 1"])
+    assert (verdict.outcome, verdict.reason) == (
+        Outcome.UNGRADABLE,
+        "the prompt does not run: ModuleNotFoundError: No module named 'nowhere'",
+    )
+
+
+@pytest.mark.parametrize("error", ["ImportError", "ModuleNotFoundError"])
+def test_a_program_that_fails_like_an_import_is_wrong(grader: CodeGrader, error: str) -> None:
+    program = f"def f(): raise {error}('No module named nowhere')"
+    assert grade(grader, asserts("assert f() == 1"), program).outcome is Outcome.WRONG
+    assert grade(grader, asserts("assert f() == 1"), "import nowhere\ndef f(): return 1").outcome is Outcome.WRONG
+
+
+def test_tests_may_do_without_a_module_that_they_ask_for(grader: CodeGrader) -> None:
+    code = "try:\n    import nowhere\nexcept ImportError:\n    nowhere = None\nassert f() == 1 and nowhere is None"
+    assert grade(grader, asserts(code), "def f(): return 1").correct
 
 
 PROMPT = (

@@ -44,6 +44,14 @@ def grader() -> Iterator[MathGrader]:
 
 
 @pytest.fixture(scope="module")
+def patient_grader() -> Iterator[MathGrader]:
+    """Its limit is far above what any pair but a bomb needs, on a machine that is busy with other work too."""
+    grader = MathGrader(seconds=60.0, workers=2)
+    yield grader
+    grader.close()
+
+
+@pytest.fixture(scope="module")
 def impatient_grader() -> Iterator[MathGrader]:
     grader = MathGrader(seconds=1.0, workers=2)
     yield grader
@@ -55,21 +63,29 @@ def outcomes(grader: MathGrader, pairs: list[tuple[str, str]]) -> list[str]:
     return [v.outcome.value for v in grader.grade(records, [rf"So it is $\boxed{{{a}}}$." for _, a in pairs])]
 
 
-def test_the_table_of_pairs(grader: MathGrader) -> None:
+def test_the_table_of_pairs(patient_grader: MathGrader, impatient_grader: MathGrader) -> None:
     assert len(PAIRS) >= 500
     assert len({pair[:2] for pair in PAIRS}) == len(PAIRS)
-    found = outcomes(grader, [(gold, answer) for gold, answer, _, _ in PAIRS])
-    different = [(*pair, was) for pair, was in zip(PAIRS, found, strict=True) if pair[2] != was]
+    bombs = [pair for pair in PAIRS if "bomb" in pair[3]]
+    assert bombs
+    others = [pair for pair in PAIRS if pair not in bombs]
+    different = [
+        (*pair, was)
+        for grader, pairs in ((patient_grader, others), (impatient_grader, bombs))
+        for pair, was in zip(pairs, outcomes(grader, [pair[:2] for pair in pairs]), strict=True)
+        if pair[2] != was
+    ]
     assert different == []
 
 
-def test_verdicts_do_not_depend_on_order_batches_or_the_number_of_workers(grader: MathGrader) -> None:
+def test_verdicts_do_not_depend_on_order_batches_or_the_number_of_workers(patient_grader: MathGrader) -> None:
     # Time limits depend on the machine's load, so the bombs are left out here.
+    grader = patient_grader
     pairs = [pair[:2] for pair in PAIRS if pair[2] != "ungradable"][::3]
     expected = outcomes(grader, pairs)
     assert outcomes(grader, pairs[::-1])[::-1] == expected
     assert [outcomes(grader, [pair])[0] for pair in pairs] == expected
-    alone = MathGrader(seconds=5.0, workers=1)
+    alone = MathGrader(seconds=60.0, workers=1)
     try:
         assert outcomes(alone, pairs) == expected
     finally:

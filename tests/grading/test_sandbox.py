@@ -83,10 +83,7 @@ def test_no_hostile_program_passes_or_outlives_its_limit(reports: dict[str, dict
 
 
 @needs_sandbox
-@pytest.mark.parametrize(
-    ("name", "limit"),
-    [("fill_sockets", "memory"), ("empty_files", "files"), ("eat_memory_in_many_processes", "memory")],
-)
+@pytest.mark.parametrize(("name", "limit"), sandbox_attacks.MEET_A_LIMIT.items())
 def test_what_the_kernel_holds_for_a_program_is_limited(
     reports: dict[str, dict[str, object]], name: str, limit: str
 ) -> None:

@@ -308,6 +308,9 @@ def test_a_grader_that_cannot_be_built_here(good, monkeypatch):
     assert "bwrap is not installed" in found["grader"]
     unsandboxed = {"coca": {"grader": "code", "grading": {"allow_unsandboxed": True}}}
     accepted = code.model_copy(update={"mindspeed_rl": code.mindspeed_rl | unsandboxed})
+    assert "record 'train-1' of 'train': metadata['tests'] should be an object" in run_findings._grader(accepted).fix
+    tests = {"tests": {"kind": "asserts", "code": "assert f(1) == 1"}}
+    write(Path(run.data.train), json.dumps({"question": "q", "answer": "", "category": "code", "metadata": tests}))
     assert run_findings._grader(accepted).ok
 
 

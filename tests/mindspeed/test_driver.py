@@ -3,6 +3,7 @@
 import importlib.machinery
 import json
 import sys
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -243,10 +244,11 @@ def test_no_vocabulary_is_sorted_for_nothing(
     assert runtime["env_vars"]["VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE"] == expected
 
 
-@pytest.mark.parametrize("category", ["code", "math"])
-def test_graders_are_built_before_ray_starts(
-    category: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def driven(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[[Mapping[str, Any], str], tuple[str, bool]]:
+    """Run the driver on one record with a grader: what it says, and whether it came to the start of Ray."""
     for variable, package in driver.HOMES.items():
         (tmp_path / variable / package).mkdir(parents=True)
         monkeypatch.setenv(variable, str(tmp_path / variable))
@@ -254,27 +256,49 @@ def test_graders_are_built_before_ray_starts(
     known = SimpleNamespace(unknown=lambda _config: [])
     monkeypatch.setattr(driver, "read_upstream_keys", lambda _root: known)
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
-    started = []
 
     def start_ray(*_arguments: Any) -> None:
-        started.append(True)
         raise GradingError("Ray was started")
 
     monkeypatch.setattr(driver, "start_ray", start_ray)
     monkeypatch.setattr("coca_mindspeed.grading.programs.sandbox.shutil.which", lambda _name: None)
-    records = tmp_path / "train.jsonl"
-    tests = {"tests": {"kind": "asserts", "asserts": ["assert f(1) == 1"]}}
-    record = {"id": "0", "dataset": "d", "category": category, "question": "q", "answer": "", "metadata": tests}
-    records.write_text(json.dumps(record) + "\n")
+    records, path = tmp_path / "train.jsonl", tmp_path / "run.yaml"
     data = {"data_path": str(records), "dataset_additional_keys": ["coca_record"]}
-    for grader in ("code", "auto") if category == "code" else ("auto",):
-        config = _config(coca={"grader": grader}, megatron_training=data)
-        path = tmp_path / "run.yaml"
-        path.write_text(OmegaConf.to_yaml(config))
+
+    def drive(record: Mapping[str, Any], grader: str) -> tuple[str, bool]:
+        records.write_text(json.dumps({"id": "0", "dataset": "d", "question": "q", **record}) + "\n")
+        path.write_text(OmegaConf.to_yaml(_config(coca={"grader": grader}, megatron_training=data)))
         assert driver.main([str(path)]) == 1
         message = capsys.readouterr().err
-        assert ("bwrap is not installed" in message) == (category == "code"), message
-        assert bool(started) == (category != "code")
+        return message, "Ray was started" in message
+
+    return drive
+
+
+@pytest.mark.parametrize("grader", ["code", "auto"])
+def test_graders_are_built_before_ray_starts(driven: Any, grader: str) -> None:
+    tests = {"tests": {"kind": "asserts", "code": "assert f(1) == 1"}}
+    message, started = driven({"category": "code", "answer": "", "metadata": tests}, grader)
+    assert "bwrap is not installed" in message
+    assert not started
+    assert driven({"category": "math", "answer": "1"}, "auto")[1]
+
+
+@pytest.mark.parametrize(
+    ("record", "grader", "problem"),
+    [
+        ({"category": "math", "answer": " "}, "auto", "record '0' of 'd': the gold answer ' ' cannot be used"),
+        ({"category": "math", "answer": ""}, "math", "record '0' of 'd': the gold answer '' cannot be used"),
+        ({"category": "factual", "answer": "a"}, "auto", "record '0' of 'd': metadata['aliases'] should be a list"),
+        ({"category": "poem", "answer": "a"}, "auto", "record '0' of 'd': grader of category 'poem' is not known"),
+    ],
+)
+def test_records_that_cannot_be_graded_stop_the_run_before_ray_starts(
+    driven: Any, record: Mapping[str, Any], grader: str, problem: str
+) -> None:
+    message, started = driven(record, grader)
+    assert problem in " ".join(message.split())
+    assert not started
 
 
 def test_training_columns() -> None:

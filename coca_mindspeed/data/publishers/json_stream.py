@@ -59,6 +59,8 @@ def _elements(file: TextIO, name: str, buffer: str) -> Iterator[Any]:
             raise DataError(f"{name}: element {number + 1} is nested more than {DEEPEST} levels deep") from error
         except ValueError as error:
             raise DataError(f"{name}: element {number + 1} holds an integer of more than 4300 digits") from error
+        if end - start > LONGEST_LINE:
+            raise DataError(f"{name}: element {number + 1} is longer than the {LONGEST_LINE} characters one may have")
         try:
             check_depth(value, buffer[start:end])
         except JsonError as error:

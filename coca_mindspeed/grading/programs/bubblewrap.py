@@ -34,7 +34,7 @@ def sandbox_command(bwrap: str, file_bytes: int) -> list[str]:
     command += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--hostname", "sandbox"]
     # The harness is the namespace's first process: nothing inside can signal it, and all ends when it does.
     command += ["--as-pid-1"]
-    for directory in ("/usr", "/etc", "/python"):  # as parents of a mount they would be for root alone
+    for directory in ("/usr", "/etc", "/python", "/python/bin"):  # as parents of a mount they would be for root alone
         command += ["--perms", "0755", "--dir", directory]
     command += ["--ro-bind-try", "/usr/lib", "/usr/lib", "--ro-bind-try", "/usr/lib64", "/usr/lib64"]
     for library in ("/lib", "/lib64"):
@@ -43,7 +43,8 @@ def sandbox_command(bwrap: str, file_bytes: int) -> list[str]:
         else:
             command += ["--ro-bind-try", library, library]
     command += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
-    command += ["--ro-bind", str(python.parent), "/python/bin"]
+    # Not its directory: a system's Python lies among the shells.
+    command += ["--ro-bind", str(python), f"/python/bin/{python.name}"]
     for name in dict.fromkeys(("lib", sysconfig.get_config_var("platlibdir") or "lib")):
         command += ["--ro-bind-try", str(Path(sys.base_prefix) / name), f"/python/{name}"]
     command += ["--ro-bind", str(_INSIDE), "/inside", "--proc", "/proc", "--dev", "/dev"]

@@ -47,7 +47,7 @@ def _grader(run: RunConfig) -> Diagnosis:
     grader = coca.get("grader", "auto")
     shown = f"{', '.join(names)} ({grader})" if OWN_VERIFIER in names else ", ".join(names)
     files = [Path(path) for path in (run.data.train, run.data.evaluate) if path is not None]
-    wanted = "can be built here, with all that it needs"
+    wanted = "can be built here, with all that it needs, and can grade every record"
     try:
         try_verifier(names, grader, coca.get("grading") or {}, files)
     except (CocaError, ImportError) as error:

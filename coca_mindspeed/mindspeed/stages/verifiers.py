@@ -1,12 +1,13 @@
 """From the verifiers that a MindSpeed-RL configuration names to a grader; a name that nobody knows is refused."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, GradingError
-from coca_mindspeed.grading.registry import build_grader, grader_name
+from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 
 #: In ``rl_config.verifier_function``: this project's grader, which ``coca.grader`` names.
@@ -71,26 +72,24 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def try_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any], files: Sequence[Path]) -> None:
-    """Build the graders that a run needs, and close them again: what they need of this machine may be missing.
+    """Build the graders that a run needs, show them every record, and close them again.
 
     Args:
         names: ``rl_config.verifier_function``; MindSpeed-RL's own verifiers need nothing.
         grader: this project's, by name.
         options: of this project's grader.
-        files: of records, which say what ``auto`` has to grade; those that are not there are left out.
+        files: of records, which also say what ``auto`` has to build; those that are not there are left out.
 
     Raises:
         GradingError: a grader cannot be built here: no sandbox, a wrong option.
         MissingDependencyError: a package that it needs is not installed.
+        DataError: a record lacks what its answers are graded by.
     """
     if OWN_VERIFIER not in names:
         return
-    build_grader(grader, options).close()
-    if grader != "auto":
-        return
-    records = (record for file in files if file.is_file() for record in read_records(file))
-    for name in sorted({grader_name(record) for record in records}):
-        build_grader(name, options.get(name)).close()
+    records = [record for file in files if file.is_file() for record in read_records(file)]
+    with closing(build_grader(grader, options)) as built:
+        built.check(records)
 
 
 def build_verifier(rl_config: Any, grader: str, options: Mapping[str, Any]) -> Grader:

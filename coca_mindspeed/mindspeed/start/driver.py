@@ -155,10 +155,10 @@ def _distribution_is_cut(generate: Mapping[str, Any]) -> bool:
 
 
 def try_graders(settings: CocaSettings, config: DictConfig) -> None:
-    """Build here what every reward worker will build, before any NPU is held.
+    """Build here what every reward worker will build, and show it every record, before any NPU is held.
 
     Raises:
-        CocaError: this machine lacks something that the graders need.
+        CocaError: this machine lacks something that the graders need, or a record does.
     """
     training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
     files = [Path(path) for path in (training.get("data_path"), settings.eval_data) if path is not None]

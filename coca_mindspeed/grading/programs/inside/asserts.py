@@ -5,6 +5,7 @@ import importlib
 import math
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 sys.path.insert(0, __file__.rpartition("/")[0])
@@ -22,12 +23,16 @@ def run_asserts(job: dict[str, Any]) -> Any:
     try:
         tests = compile(job["tests"], "<tests>", "exec")
         wanted = names.undefined(job["tests"], namespace.keys(), job["entry_point"])
+        modules = names.imported(job["tests"])
     except (SyntaxError, ValueError) as error:
         return Ending(UNGRADABLE, f"the tests do not compile: {error}")
     if not wanted.program:
         return Ending(UNGRADABLE, "the tests use nothing of the program's, so that any program would pass or none")
+    for module in sorted(modules):
+        _import(module)
     for name, (module, attribute) in wanted.standard.items():
-        namespace[name] = _standard(module, attribute)
+        found = _import(module)
+        namespace[name] = found if attribute is None else getattr(found, attribute)
     program = None
     try:
         try:
@@ -59,15 +64,20 @@ def _after_prompt(prompt: str | None) -> dict[str, Any]:
             exec(prompt + "\n    pass\n", namespace)  # noqa: S102  # in the sandbox
         except SyntaxError:
             return {"__name__": "tests", "__builtins__": builtins}
+        except Exception as error:  # noqa: BLE001  # a prompt may raise anything
+            raise remote.CannotTestError(f"the prompt does not run: {type(error).__name__}: {error}") from None
     return namespace
 
 
-def _standard(module: str, attribute: str | None) -> Any:
+def _import(module: str) -> Any:
+    """A module that the tests need, from where the program finds its own."""
+    with suppress(ImportError):
+        return importlib.import_module(module)
+    importlib.import_module("site").main()  # this process has started without, which is faster
     try:
-        found = importlib.import_module(module)
+        return importlib.import_module(module)
     except ImportError:
         raise remote.CannotTestError(f"the tests need {module}, which the sandbox's Python does not have") from None
-    return found if attribute is None else getattr(found, attribute)
 
 
 def run_calls(job: dict[str, Any]) -> Any:

@@ -76,6 +76,25 @@ def undefined(tests: str, given: Collection[str] = (), entry_point: str | None =
     return Names(frozenset(program), frozenset(program & called), standard)
 
 
+def imported(tests: str) -> frozenset[str]:
+    """Top-level modules that test code imports, but for what stands in a ``try``, which may do without.
+
+    Raises:
+        SyntaxError: ``tests`` is not Python.
+    """
+    nodes: list[ast.AST] = [ast.parse(tests)]
+    found: set[str] = set()
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Import):
+            found.update(alias.name.partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            found.add(node.module.partition(".")[0])
+        elif not isinstance(node, ast.Try):
+            nodes += ast.iter_child_nodes(node)
+    return frozenset(found)
+
+
 def is_dunder(name: str) -> bool:
     """Whether the name is one of Python's own, such as ``__builtins__``."""
     return name.startswith("__")
