@@ -24,6 +24,19 @@ def record(aliases: object) -> Record:
         ("“Hamlet”", "hamlet"),
         ("Theatre", "theatre"),
         ("the", ""),
+        ("1,234,567", "1234567"),
+        ("1,23", "1 23"),
+        ("-5", "minus 5"),
+        ("- 5", "minus 5"),
+        ("−$5", "minus 5"),
+        ("1914-1918", "1914 1918"),
+        ("3.50", "3.50"),
+        ("12.5.1999", "12 5 1999"),
+        (".5", "0.5"),
+        ("< 5", "less than 5"),
+        ("<b>5</b>", "b 5 b"),
+        ("!even", "not even"),
+        ("even!", "even"),
     ],
 )
 def test_normalise(text: str, expected: str) -> None:
@@ -97,6 +110,41 @@ def test_aliases_may_hold_what_hedges_and_lists_are_made_of() -> None:
         for match in ("exact", "contains"):
             assert FactualGrader(match).grade([record([alias])], [alias])[0].correct, alias  # type: ignore[arg-type]
         assert FactualGrader("contains").grade([record([alias])], [f"It is {alias}."])[0].correct, alias
+
+
+@pytest.mark.parametrize(
+    ("answer", "exact", "contains"),
+    [
+        ("1234", True, True),
+        ("1,234.", True, True),
+        ("$1,234", True, True),
+        ("1234!", True, True),
+        ("there are 1,234 of them", False, True),
+        ("-1234", False, False),
+        ("- 1234", False, False),
+        ("−1,234", False, False),
+        ("1.234", False, False),
+        ("1234.5", False, False),
+        (".1234", False, False),
+        ("11,234", False, False),
+        (">1234", False, False),
+        ("<= 1234", False, False),
+        ("≥1234", False, False),
+        ("!1234", False, False),
+        ("≠1234", False, False),
+        ("more than 1234", False, False),
+        ("hardly 1234", False, False),
+    ],
+)
+def test_a_number_is_its_value_and_not_its_digits(answer: str, exact: bool, contains: bool) -> None:
+    for match, expected in (("exact", exact), ("contains", contains)):
+        [verdict] = FactualGrader(match).grade([record(["1,234"])], [answer])
+        assert verdict.correct == expected, (match, answer)
+
+
+def test_a_negative_number_may_be_the_answer() -> None:
+    grader = FactualGrader("contains")
+    assert [v.correct for v in grader.grade([record(["-12"])] * 3, ["-12", "minus 12", "12"])] == [True, True, False]
 
 
 def test_composed_and_decomposed_characters_are_the_same() -> None:

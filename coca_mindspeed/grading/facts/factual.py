@@ -2,6 +2,8 @@
 
 Normalisation, as in TriviaQA's own evaluation: lower case; underscores, punctuation and quotation marks become
 spaces; the articles a, an and the go; white space is one space.  Composed and decomposed characters are the same.
+Beyond it, a number stays the number that it is: its sign, its decimal point and what bounds it (``<5``) are no
+punctuation, and commas between thousands are nothing.
 """
 
 import re
@@ -16,14 +18,25 @@ from coca_mindspeed.errors import DataError, GradingError
 from coca_mindspeed.grading.mathematics.final_answer import is_cut_off, last_boxed
 from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
 
-_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`“”", " "))
+_PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`“”−", " "))
+_THOUSANDS = re.compile(r"(?<![\w.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
+_DECIMAL = re.compile(r"(?<![\w.])([0-9]*\.[0-9]+)(?!\.?[0-9])")
+# What says another thing than the word or number behind it, and how that is said in words.  A dash between two words
+# or numbers is none of these.
+_SIGNS = (
+    (re.compile(r"(?:\A\W*|(?<!\w))[-−]\s*(?=[$€£]?\.?[0-9])"), " minus "),
+    (re.compile(r"(?<!\w)<(?==?\s*[$€£−-]?\.?[0-9])"), " less than "),
+    (re.compile(r"(?<!\w)>(?==?\s*[$€£−-]?\.?[0-9])"), " more than "),
+    (re.compile(r"(?<!\w)!(?=[\s=]*\w)|[≠¬]"), " not "),
+)
+_MAY_HOLD_SIGNS = re.compile(r"[0-9!≠¬]")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PHRASE = re.compile(r"answer(?:\s+is|\s*:)\s*:?", re.IGNORECASE)
 
 # Words that name a second candidate or take the first one back.
 _HEDGING = """or nor not never neither no without except unless instead rather versus vs alternatively either otherwise
 but cannot isn wasn aren weren doesn didn don won t wrong incorrect false maybe perhaps possibly unlikely other
-actually"""
+actually hardly barely scarcely unlike excluding besides minus than"""
 _HEDGES = frozenset(_HEDGING.split())
 # Where one candidate of a list ends and the next begins.
 _LIST = re.compile(r"[,;:/|&+()\[\]\n]|\s[-–—]+\s|[.!?](?=\s|$)|\band\b", re.IGNORECASE)
@@ -41,8 +54,23 @@ MatchRule = Literal["exact", "contains"]
 
 def normalise(text: str) -> str:
     """TriviaQA's normal form of an answer."""
-    lowered = unicodedata.normalize("NFC", text).lower().translate(_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", lowered).split())
+    lowered = unicodedata.normalize("NFC", text).lower()
+    plain = _with_numbers_kept(lowered) if _MAY_HOLD_SIGNS.search(lowered) else lowered.translate(_PUNCTUATION)
+    return " ".join(_ARTICLES.sub(" ", plain).split())
+
+
+def _with_numbers_kept(text: str) -> str:
+    """Punctuation as blanks, but for what makes a number another number."""
+    for sign, words in _SIGNS:
+        text = sign.sub(words, text)
+    pieces = _DECIMAL.split(_without_thousands_commas(text))  # every other one is a decimal number
+    pieces[::2] = [piece.translate(_PUNCTUATION) for piece in pieces[::2]]
+    pieces[1::2] = [number if number[0] != "." else f"0{number}" for number in pieces[1::2]]
+    return "".join(pieces)
+
+
+def _without_thousands_commas(text: str) -> str:
+    return _THOUSANDS.sub(lambda match: match[0].replace(",", ""), text)
 
 
 def stated_fact(answer: str) -> str:
@@ -138,7 +166,7 @@ def _contains(aliases: set[str], fact: str) -> bool:
     before, _, after = (side.split() for side in padded.partition(f" {found} "))
     if any(len(side) >= least and _FUNCTION_WORDS.isdisjoint(side) for side, least in ((before, 3), (after, 2))):
         return False
-    parts = [normalise(part) for part in _LIST.split(fact)]
+    parts = [normalise(part) for part in _LIST.split(_without_thousands_commas(fact))]
     return not any(_names_another(part, found) for part in parts)
 
 
