@@ -8,7 +8,6 @@ from omegaconf import DictConfig
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.stages import columns
-from coca_mindspeed.mindspeed.stages.dataset import is_record_file
 from coca_mindspeed.mindspeed.stages.verifiers import check_names
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 
@@ -122,7 +121,7 @@ def _columns(config: DictConfig, settings: CocaSettings) -> Iterator[str]:
     key, found = _of_actor(config, "dataset_additional_keys", [])
     names = list(found or [])
     if isinstance(data_path, str):
-        wanted, other = (columns.RECORD, None) if is_record_file(data_path) else ("labels", columns.RECORD)
+        wanted, other = (columns.RECORD, None) if columns.is_record_file(data_path) else ("labels", columns.RECORD)
         if wanted not in names or other in names:
             yield f"{key}: {data_path} has the column {wanted}: expected [{wanted}], found {names}"
     if settings.eval_interval and columns.RECORD not in names:
