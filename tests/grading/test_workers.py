@@ -14,7 +14,7 @@ import pytest
 
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.workers import Failure, Workers, in_order
-from tests.grading.dying_trainer import descendants, survivors
+from tests.grading.dying_trainer import descendants, end_survivors
 from tests.grading.sandbox_package import sandbox_problem
 
 
@@ -192,7 +192,7 @@ def test_an_interrupt_ends_grading_and_the_process(task: str) -> None:
     assert "KeyboardInterrupt" in errors
     assert time.perf_counter() - started_to_wait < 8.0
     assert below
-    assert survivors(below, 2.0) == []
+    assert end_survivors(below, 2.0) == []
 
 
 def test_workers_are_recycled() -> None:
