@@ -15,29 +15,21 @@ restore_modes() {
 }
 
 convert_weights() {
-  (($# >= 2)) || misuse "usage: bash $0 hf2mcore|mcore2hf RUN [--dry-run] [--output DIR] [KEY=VALUE ...]"
-  local direction=$1 run=$2 output=runs/$2 arguments
-  shift 2
+  local usage="usage: bash $0 hf2mcore|mcore2hf RUN [--dry-run] [--output DIR] [KEY=VALUE ...]" arguments
+  parse_command_line "$usage" 2 "$@"
+  ((${#WORDS[@]} == 2)) || misuse "$usage"
+  if "$SMOKE" || "$RESUME"; then
+    misuse "a conversion has neither --smoke nor --resume"
+  fi
+  local direction=${WORDS[0]} run=${WORDS[1]}
   [[ $direction == hf2mcore || $direction == mcore2hf ]] || misuse "expected hf2mcore or mcore2hf, found $direction"
-  local -a overrides=() command
-  while (($#)); do
-    case $1 in
-      --dry-run) DRY_RUN=true ;;
-      --output)
-        (($# > 1)) || misuse "--output needs a directory"
-        output=$2
-        shift
-        ;;
-      *=*) overrides+=("$1") ;;
-      *) misuse "expected KEY=VALUE, --dry-run or --output, found $1" ;;
-    esac
-    shift
-  done
+  local output=${OUTPUT:-runs/$run}
+  local -a command
   cd "$REPOSITORY"
   find_python
   local -a dry_run=()
   "$DRY_RUN" && dry_run=(--dry-run)
-  arguments=$("$PYTHON" -m coca_mindspeed.mindspeed.weights.conversion prepare "$direction" "$run" "${overrides[@]}" \
+  arguments=$("$PYTHON" -m coca_mindspeed.mindspeed.weights.conversion prepare "$direction" "$run" "${OVERRIDES[@]}" \
     --output "$output" "${dry_run[@]}")
   mapfile -t command <<<"$arguments"
   if "$DRY_RUN"; then
@@ -47,14 +39,14 @@ convert_weights() {
     cd "$MINDSPEED_LLM_HOME" # the converter finds its own configs/ from there
     export PYTHONPATH=$MINDSPEED_LLM_HOME:$MINDSPEED_HOME:$MEGATRON_HOME:$PYTHONPATH
     if [[ $direction == mcore2hf ]]; then
-      RESTORE=("$PYTHON" -m coca_mindspeed.mindspeed.weights.conversion restore "$direction" "$run" "${overrides[@]}"
+      RESTORE=("$PYTHON" -m coca_mindspeed.mindspeed.weights.conversion restore "$direction" "$run" "${OVERRIDES[@]}"
         --output "$output")
       ON_EXIT=(restore_modes)
     fi
   fi
   run_child "$PYTHON" "${command[@]}"
   cd "$REPOSITORY"
-  execute "$PYTHON" -m coca_mindspeed.mindspeed.weights.conversion finish "$direction" "$run" "${overrides[@]}" \
+  execute "$PYTHON" -m coca_mindspeed.mindspeed.weights.conversion finish "$direction" "$run" "${OVERRIDES[@]}" \
     --output "$output"
   ON_EXIT=()
 }

@@ -8,7 +8,8 @@
 REPOSITORY=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 : "${RAY_PORT:=6766}"
 : "${CLUSTER_TIMEOUT:=600}"   # seconds in which all nodes have to be there
-DRY_RUN=false
+DRY_RUN=false SMOKE=false RESUME=false OUTPUT="" # what parse_command_line finds
+OVERRIDES=() WORDS=()
 ON_EXIT=() # a command that puts something back, whatever ends the script
 
 fail() {
@@ -38,6 +39,70 @@ exit codes: that of the training; 2 what was typed wrong, 1 what cannot run, 130
 environment: NNODES, NODE_RANK, MASTER_ADDR, RAY_PORT, CLUSTER_TIMEOUT, PYTHON; MINDSPEED_RL_HOME, MEGATRON_HOME,
 MINDSPEED_HOME, MINDSPEED_LLM_HOME; SKIP_DOCTOR=1 starts although coca-mindspeed doctor finds fault
 EOF
+}
+
+#   parse_command_line USAGE NUMBER WORD ...
+#
+# Sorts what was typed into the variables above.  USAGE is what --help prints; NUMBER says how many words, into WORDS,
+# the script takes besides options and KEY=VALUE.
+parse_command_line() {
+  local usage=$1 number=$2
+  shift 2
+  while (($#)); do
+    case $1 in
+      --dry-run) DRY_RUN=true ;;
+      --smoke) SMOKE=true ;;
+      --resume) RESUME=true ;;
+      --output)
+        (($# > 1)) || misuse "--output needs a directory"
+        OUTPUT=$2
+        shift
+        ;;
+      -h | --help)
+        printf '%s\n' "$usage"
+        exit
+        ;;
+      -*) misuse "unknown option $1 (--help lists them)" ;;
+      *=*) OVERRIDES+=("$1") ;;
+      *)
+        ((${#WORDS[@]} < number)) || misuse "expected KEY=VALUE, found $1 (--help explains)"
+        WORDS+=("$1")
+        ;;
+    esac
+    shift
+  done
+  if "$SMOKE" && "$RESUME"; then
+    misuse "--smoke starts afresh; it has nothing to resume"
+  fi
+}
+
+#   read_nodes KEY
+#
+# Checks what the environment says of the nodes, with the defaults of a single one; of several, KEY is told how many.
+read_nodes() {
+  : "${NNODES:=1}" "${NODE_RANK:=0}"
+  [[ $NNODES =~ ^[1-9][0-9]*$ ]] || misuse "NNODES=$NNODES: expected a number from 1 on"
+  if [[ ! $NODE_RANK =~ ^[0-9]+$ ]] || ((NODE_RANK >= NNODES)); then
+    misuse "NODE_RANK=$NODE_RANK: expected a number from 0 to $((NNODES - 1))"
+  fi
+  if ((NNODES > 1)); then
+    [[ -n ${MASTER_ADDR:-} ]] || misuse "NNODES=$NNODES needs MASTER_ADDR, the address of the node with NODE_RANK=0"
+    OVERRIDES+=("$1=$NNODES")
+  fi
+  : "${MASTER_ADDR:=127.0.0.1}"
+}
+
+#   leave_alone KEY[=VALUE] ...
+#
+# Refuses a KEY=VALUE that was typed for a key that --smoke sets itself.
+leave_alone() {
+  local setting override
+  for override in "${OVERRIDES[@]}"; do
+    while [[ $override == +* ]]; do override=${override#+}; done
+    for setting in "$@"; do
+      [[ $override != "${setting%%=*}="* ]] || misuse "--smoke sets $setting itself; leave $override out"
+    done
+  done
 }
 
 # Run a command, or with --dry-run only show it.
@@ -130,24 +195,17 @@ print(Machine().libgomp_of_scikit_learn() or "")')
 }
 
 smoke() {
-  local run=$1 output=$2 override setting
-  shift 2
-  : "${output:=runs/smoke/$run-$(date +%Y%m%d-%H%M%S)}"
+  local run=$1 output=${OUTPUT:-runs/smoke/$1-$(date +%Y%m%d-%H%M%S)}
   # The run's own YAML, scaled down; what is not named here is as in the run.  These make it a smoke run:
   local -a fixed=(model.path=null model.compute_dtype=float32
     data.name=arithmetic data.train=null data.evaluate=null data.grader=exact 'data.grader_options={}'
     data.epochs=null)
-  for override in "$@"; do
-    override=${override##+}
-    for setting in "${fixed[@]}"; do
-      [[ ${override##+} != "${setting%%=*}="* ]] || misuse "--smoke sets $setting itself; leave ${override##+} out"
-    done
-  done
+  leave_alone "${fixed[@]}"
   # These are sizes; what is typed comes last, so that it wins.
   run_child coca train "$run" "${fixed[@]}" warm_up.steps=20 data.train_size=200 data.evaluate_size=16 \
     rollout.prompts=8 rollout.group_size=4 rollout.max_prompt_tokens=64 rollout.max_new_tokens=24 \
     trainer.steps=2 trainer.minibatches=1 trainer.threads=1 evaluation.interval=0 checkpoint.interval=0 \
-    logging.samples_interval=1 logging.wandb=null logging.swanlab=null "$@" --output "$output" --quiet
+    logging.samples_interval=1 logging.wandb=null logging.swanlab=null "${OVERRIDES[@]}" --output "$output" --quiet
 }
 
 port_is_open() {
@@ -239,56 +297,27 @@ train_stages() {
 }
 
 launch() {
-  local run=$1 mode=train resume=false output=
+  local run=$1
   shift
-  local -a overrides=()
-  while (($#)); do
-    case $1 in
-      --dry-run) DRY_RUN=true ;;
-      --smoke) mode=smoke ;;
-      --resume) resume=true ;;
-      --output)
-        (($# > 1)) || misuse "--output needs a directory"
-        output=$2
-        shift
-        ;;
-      -h | --help) usage "$run" && return ;;
-      -*) misuse "unknown option $1 (--help lists them)" ;;
-      *=*) overrides+=("$1") ;;
-      *) misuse "expected KEY=VALUE, found $1 (--help explains)" ;;
-    esac
-    shift
-  done
+  parse_command_line "$(usage "$run")" 0 "$@"
   cd "$REPOSITORY" || exit
   find_python
-  if [[ $mode == smoke ]]; then
-    "$resume" && misuse "--smoke starts afresh; it has nothing to resume"
-    smoke "$run" "$output" "${overrides[@]}"
-    return
+  if "$SMOKE"; then
+    smoke "$run"
+  else
+    train_on_ascend "$run" "${OUTPUT:-runs/$run}"
   fi
-  train_on_ascend "$run" "${output:-runs/$run}" "$resume" "${overrides[@]}"
 }
 
 train_on_ascend() {
-  local run=$1 output=$2 resume=$3 npus platform plan stages="" cpus=""
-  shift 3
-  local -a overrides=("$@")
-  local nodes=${NNODES:-1} rank=${NODE_RANK:-0}
-  [[ $nodes =~ ^[1-9][0-9]*$ ]] || misuse "NNODES=$nodes: expected a number from 1 on"
-  if [[ ! $rank =~ ^[0-9]+$ ]] || ((rank >= nodes)); then
-    misuse "NODE_RANK=$rank: expected a number from 0 to $((nodes - 1))"
-  fi
-  if ((nodes > 1)); then
-    [[ -n ${MASTER_ADDR:-} ]] || misuse "NNODES=$nodes needs MASTER_ADDR, the address of the node with NODE_RANK=0"
-    overrides+=("hardware.nodes=$nodes")
-  fi
-  : "${MASTER_ADDR:=127.0.0.1}"
-  if ((rank == 0)); then
+  local run=$1 output=$2 npus platform plan stages="" cpus=""
+  read_nodes hardware.nodes
+  if ((NODE_RANK == 0)); then
     local -a resume_flag=()
-    "$resume" && resume_flag=(--resume)
+    "$RESUME" && resume_flag=(--resume)
     plan=$(mktemp)
     local code=0
-    coca check "$run" "${overrides[@]}" --output "$output" "${resume_flag[@]}" --for-script "$plan" || code=$?
+    coca check "$run" "${OVERRIDES[@]}" --output "$output" "${resume_flag[@]}" --for-script "$plan" || code=$?
     if ((code)); then
       rm -f "$plan"
       exit "$code"
@@ -299,18 +328,18 @@ train_on_ascend() {
     stages=$(sed -n 's/^stage //p' "$plan")
     rm -f "$plan"
   else
-    coca check "$run" "${overrides[@]}"
-    platform=$(coca config get "$run" hardware.platform "${overrides[@]}")
-    npus=$(coca config get "$run" hardware.npus_per_node "${overrides[@]}")
+    coca check "$run" "${OVERRIDES[@]}"
+    platform=$(coca config get "$run" hardware.platform "${OVERRIDES[@]}")
+    npus=$(coca config get "$run" hardware.npus_per_node "${OVERRIDES[@]}")
   fi
 
-  if ((rank == 0)) && [[ -z $stages ]]; then
+  if ((NODE_RANK == 0)) && [[ -z $stages ]]; then
     echo "launch: every iteration of $output is done"
     return
   fi
   [[ $platform == host ]] || ascend_environment
-  echo "+ coca-mindspeed doctor $run ${overrides[*]}"
-  if ! "$DRY_RUN" && [[ -z ${SKIP_DOCTOR:-} ]] && ! coca doctor "$run" "${overrides[@]}" --output "$output" --only-problems; then
+  echo "+ coca-mindspeed doctor $run ${OVERRIDES[*]}"
+  if ! "$DRY_RUN" && [[ -z ${SKIP_DOCTOR:-} ]] && ! coca doctor "$run" "${OVERRIDES[@]}" --output "$output" --only-problems; then
     fail "this machine is not ready for $run (above: what is missing and how to get it).
 Without NPUs, the same configuration runs on the tiny model:  bash ${0} --smoke"
   fi
@@ -318,14 +347,14 @@ Without NPUs, the same configuration runs on the tiny model:  bash ${0} --smoke"
   local -a of_ray=("--resources={\"NPU\": $npus}")
   # MindSpeed-RL asks for tens of CPUs by name; without an NPU they are only numbers.
   [[ $platform == host ]] && of_ray+=(--num-cpus=64)
-  if ((rank > 0)); then
+  if ((NODE_RANK > 0)); then
     join_cluster "${of_ray[@]}"
     return
   fi
   start_ray head "${of_ray[@]}"
   export RAY_ADDRESS=$MASTER_ADDR:$RAY_PORT
   # shellcheck disable=SC2086  # options and numbers
-  run_child "$PYTHON" -m coca_mindspeed.mindspeed.start.cluster --npus $((nodes * npus)) ${cpus//$'\n'/ } \
+  run_child "$PYTHON" -m coca_mindspeed.mindspeed.start.cluster --npus $((NNODES * npus)) ${cpus//$'\n'/ } \
     --timeout "$CLUSTER_TIMEOUT"
-  train_stages "$run" "$output" "$stages" "${overrides[@]}"
+  train_stages "$run" "$output" "$stages" "${OVERRIDES[@]}"
 }

@@ -3,7 +3,7 @@
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
-usage_verl() {
+usage() {
   cat <<EOF2
 usage: bash ${0} RUN [--dry-run | --smoke] [--resume] [--output DIR] [KEY=VALUE ...]
 
@@ -42,15 +42,8 @@ main_ppo() {
 }
 
 smoke_on_cpu() {
-  local file=$1 output=$2 setting override
+  local file=$1 output=$2
   shift 2
-  local -a fixed=(actor_rollout_ref.model.path actor_rollout_ref.rollout.name data.train_files data.val_files)
-  for override in "$@"; do
-    override=${override##+}
-    for setting in "${fixed[@]}"; do
-      [[ $override != "$setting="* ]] || misuse "--smoke sets $setting itself; leave $override out"
-    done
-  done
   execute mkdir -p "$output"
   execute "$PYTHON" -m coca_mindspeed.commands.verl_smoke "$output/tiny" "$file" "$@"
   export VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=coca_mindspeed.verl.host GLOO_SOCKET_IFNAME=lo
@@ -74,35 +67,9 @@ smoke_on_cpu() {
     +ray_kwargs.ray_init.include_dashboard=false "$@"
 }
 
-wait_for_nodes() {
-  local nodes=$1
-  show "$PYTHON" -m coca_mindspeed.verl.nodes "$nodes" --timeout "$CLUSTER_TIMEOUT"
-  "$DRY_RUN" || "$PYTHON" -m coca_mindspeed.verl.nodes "$nodes" --timeout "$CLUSTER_TIMEOUT"
-}
-
 launch_on_verl() {
-  local run="" mode=train resume=false output=""
-  local -a overrides=()
-  while (($#)); do
-    case $1 in
-      --dry-run) DRY_RUN=true ;;
-      --smoke) mode=smoke ;;
-      --resume) resume=true ;;
-      --output)
-        (($# > 1)) || misuse "--output needs a directory"
-        output=$2
-        shift
-        ;;
-      -h | --help) usage_verl && return ;;
-      -*) misuse "unknown option $1 (--help lists them)" ;;
-      *=*) overrides+=("$1") ;;
-      *)
-        [[ -z $run ]] || misuse "expected KEY=VALUE, found $1 (--help explains)"
-        run=$1
-        ;;
-    esac
-    shift
-  done
+  parse_command_line "$(usage)" 1 "$@"
+  local run=${WORDS[0]:-} output=$OUTPUT
   [[ -n $run ]] || misuse "which RUN? (--help explains; configs/verl holds the ready-made ones)"
   local file=$run name
   name=$(basename "$run" .yaml)
@@ -112,42 +79,34 @@ launch_on_verl() {
   [[ -z $output || $output == /* ]] || output=$PWD/$output
   cd "$REPOSITORY" || exit
   find_verls_python
-  local nodes=${NNODES:-1} rank=${NODE_RANK:-0}
-  [[ $nodes =~ ^[1-9][0-9]*$ ]] || misuse "NNODES=$nodes: expected a number from 1 on"
-  if [[ ! $rank =~ ^[0-9]+$ ]] || ((rank >= nodes)); then
-    misuse "NODE_RANK=$rank: expected a number from 0 to $((nodes - 1))"
-  fi
-  if ((nodes > 1)); then
-    [[ -n ${MASTER_ADDR:-} ]] || misuse "NNODES=$nodes needs MASTER_ADDR, the address of the node with NODE_RANK=0"
-    overrides+=("trainer.nnodes=$nodes")
-  fi
-  if [[ $mode == smoke ]]; then
-    "$resume" && misuse "--smoke starts afresh; it has nothing to resume"
+  if "$SMOKE"; then
+    leave_alone actor_rollout_ref.model.path actor_rollout_ref.rollout.name data.train_files data.val_files
     : "${output:=$REPOSITORY/runs/smoke/$name-$(date +%Y%m%d-%H%M%S)}"
     where_it_goes "$output"
-    smoke_on_cpu "$file" "$output" "${WHERE[@]}" "${overrides[@]}"
+    smoke_on_cpu "$file" "$output" "${WHERE[@]}" "${OVERRIDES[@]}"
     return
   fi
+  read_nodes trainer.nnodes
   : "${output:=$REPOSITORY/runs/$name}"
   if [[ -f $output/checkpoints/latest_checkpointed_iteration.txt ]]; then
-    "$resume" || fail "$output holds checkpoints; go on from them with --resume, or choose another --output"
+    "$RESUME" || fail "$output holds checkpoints; go on from them with --resume, or choose another --output"
   else
-    "$resume" && fail "$output/checkpoints: no checkpoint to resume from"
+    "$RESUME" && fail "$output/checkpoints: no checkpoint to resume from"
   fi
-  coca check "$file" "${overrides[@]}"
-  if ((rank > 0)); then
+  coca check "$file" "${OVERRIDES[@]}"
+  if ((NODE_RANK > 0)); then
     join_cluster # Ray finds the GPUs or NPUs by itself
     return
   fi
-  if ((nodes > 1)); then
+  if ((NNODES > 1)); then
     start_ray head
     wait_for_head
     export RAY_ADDRESS=$MASTER_ADDR:$RAY_PORT
-    wait_for_nodes "$nodes"
+    run_child "$PYTHON" -m coca_mindspeed.verl.nodes "$NNODES" --timeout "$CLUSTER_TIMEOUT"
   fi
   where_it_goes "$output"
   execute mkdir -p "$output"
-  main_ppo "$file" "${WHERE[@]}" trainer.resume_mode=auto "${overrides[@]}"
+  main_ppo "$file" "${WHERE[@]}" trainer.resume_mode=auto "${OVERRIDES[@]}"
 }
 
 # verl's own places, below one directory.

@@ -1,4 +1,7 @@
-"""For every test: no limit in wall time on hypothesis' examples, and Ctrl-C reaches the processes that tests start."""
+"""For every test: no limit in wall time on hypothesis' examples, and Ctrl-C reaches the processes that tests start.
+
+Slow tests come first, so that no process of pytest-xdist is left alone with one at the end.
+"""
 
 import importlib.util
 import signal
@@ -13,3 +16,7 @@ if importlib.util.find_spec("hypothesis") is not None:
 
     settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
     settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(items):
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)

@@ -1,6 +1,7 @@
 """What docs/architecture.md says about who may know whom, held against the imports of every module."""
 
 import ast
+import functools
 import subprocess
 import sys
 from collections import defaultdict
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import coca_mindspeed
+from coca_mindspeed.cli import COMMANDS
 from coca_mindspeed.upstream.manifest import load_manifests
 
 PACKAGE = Path(coca_mindspeed.__file__).parent
@@ -23,7 +25,8 @@ def modules() -> Iterator[tuple[str, Path]]:
         yield ".".join(path.relative_to(PACKAGE).with_suffix("").parts), path
 
 
-def imports(path: Path) -> set[str]:
+@functools.cache
+def imports(path: Path) -> frozenset[str]:
     """Dotted names that a module imports anywhere in it; ``from a import b`` counts as ``a.b``."""
     found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -31,7 +34,7 @@ def imports(path: Path) -> set[str]:
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+    return frozenset(found)
 
 
 def offenders(room: str, forbidden: tuple[str, ...]) -> list[str]:
@@ -175,9 +178,28 @@ def test_the_settings_of_a_process_are_read_where_mindspeed_rl_calls_us_and_pass
     assert readers <= entries, sorted(readers - entries)
 
 
+def loaded_after(code: str) -> list[str]:
+    """Which packages that take seconds to import, or that few machines have, a new process has imported."""
+    heavy = "; print(*(m for m in ('torch', 'transformers', 'sympy', 'ray') if m in sys.modules))"
+    shown = subprocess.run(
+        [sys.executable, "-c", f"import sys; {code}{heavy}"], capture_output=True, text=True, check=True
+    )
+    return shown.stdout.splitlines()[-1].split()
+
+
 def test_importing_the_package_needs_nothing_heavy():
-    code = "import sys, coca_mindspeed.cli; print([m for m in ('torch', 'ray', 'transformers') if m in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+    assert loaded_after("import coca_mindspeed.cli") == []
+
+
+def test_what_is_typed_is_understood_before_anything_heavy_is_imported():
+    """Every command but ``baseline``, whose options name what its own modules define."""
+    parsers = [f"cli._parser([{command!r}])" for command in sorted(COMMANDS.keys() - {"baseline"})]
+    assert loaded_after(f"from coca_mindspeed import cli; [{', '.join(parsers)}]") == []
+
+
+def test_the_plan_of_a_run_for_a_cluster_is_printed_without_torch():
+    for run in ("qwen25_7b_910b", "coca_qwen25_7b"):
+        assert loaded_after(f"from coca_mindspeed.cli import main; assert main(['check', {run!r}]) == 0") == []
 
 
 # Names that mean the same thing wherever they stand: a command and what it calls, the loop of each engine, ...

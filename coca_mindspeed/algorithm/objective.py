@@ -1,13 +1,12 @@
 """The clipped objective (paper, equations 10 and 11), its aggregation over tokens, and its metrics by segment."""
 
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import SegmentMasks
-
-LossAggregation = Literal["sum", "token_mean", "segment_mean"]
+from coca_mindspeed.algorithm.loss_aggregation import LossAggregation
 
 # exp(60) is 1e26: far beyond every clip, and sums of it stay within float32.
 _LARGEST_LOG_RATIO = 60.0

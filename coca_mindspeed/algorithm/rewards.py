@@ -3,15 +3,19 @@
 Every tensor is ``[prompts, group]``: a row is one prompt with all G of its samples, so a group is whole by
 construction.  Rewards are float64: two confidences that are equally far from p must earn the same, and what float32
 makes of .1 and .9 differs by a tenth of the eps that advantages are normalised with.
+
+Configurations name the methods of this module, so it imports torch, which takes seconds, only to compute with it.
 """
 
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from __future__ import annotations
 
-import torch
-from torch import Tensor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from coca_mindspeed.algorithm.response import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, ConfidencePosition
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class SegmentRewards(NamedTuple):
@@ -23,6 +27,8 @@ class SegmentRewards(NamedTuple):
 
 def answer_reward(correct: Tensor) -> Tensor:
     """``r_a = 1[answer is correct]`` (equation 6): bool ``[prompts, group]`` to float64 of the same shape."""
+    import torch
+
     if correct.dtype != torch.bool or correct.dim() != 2:
         raise ValueError(f"correct should be bool [prompts, group], found {correct.dtype} {tuple(correct.shape)}")
     return correct.to(torch.float64)
@@ -51,6 +57,8 @@ def brier_reward(confidence: Tensor, target: Tensor, invalid_reward: float = -1.
     Raises:
         ValueError: a confidence outside of [0, 1], or different devices.
     """
+    import torch
+
     if not confidence.is_floating_point() or confidence.dim() != 2:
         raise ValueError(
             f"confidence should be float [prompts, group], found {confidence.dtype} {tuple(confidence.shape)}"

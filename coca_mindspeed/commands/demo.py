@@ -4,7 +4,6 @@ import argparse
 from pathlib import Path
 
 from coca_mindspeed.commands.options import at_least
-from coca_mindspeed.local.demo import run_demo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from coca_mindspeed.local.demo import run_demo  # torch and transformers, which --help does without
+
     run_demo(
         arguments.seed,
         arguments.output,

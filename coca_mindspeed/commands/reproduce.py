@@ -8,13 +8,8 @@ from pathlib import Path
 from coca_mindspeed.baselines.parts import claim_directory
 from coca_mindspeed.commands.options import at_least
 from coca_mindspeed.console import PlainConsole, print_text
-from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.reproduce.cells import ReproductionCell, cells_of
 from coca_mindspeed.reproduce.plan import plan_path, read_plan
-from coca_mindspeed.reproduce.report import write_report
-from coca_mindspeed.reproduce.results import collect
-from coca_mindspeed.reproduce.work import Workplace, write_tasks
-from coca_mindspeed.reproduce.work_queue import run_cells
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +29,13 @@ def run(arguments: argparse.Namespace) -> int:
     output: Path = arguments.output
     plan = read_plan(plan_path(arguments.plan))
     cells = cells_of(plan, range(arguments.seeds))
+    # torch and all that trains: seconds, which --help and a mistake in the plan do not have to wait for.
+    from coca_mindspeed.local.interrupt import saying_what_is_saved
+    from coca_mindspeed.reproduce.report import write_report
+    from coca_mindspeed.reproduce.results import collect
+    from coca_mindspeed.reproduce.work import Workplace, write_tasks
+    from coca_mindspeed.reproduce.work_queue import run_cells
+
     console = PlainConsole()
     # More seeds may be asked for later; another plan would not be the same reproduction.
     claim_directory(output, {"plan": plan.model_dump(mode="json")})

@@ -9,7 +9,6 @@ from coca_mindspeed.commands.config import add_run_arguments
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.evaluation.reports.summary import print_metrics, summary_metrics
 from coca_mindspeed.files import write_json
-from coca_mindspeed.local.session import open_session
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,6 +22,8 @@ def run(arguments: argparse.Namespace) -> int:
     composed = compose_run(arguments.run_name, arguments.overrides)
     output: Path = arguments.output
     started = time.perf_counter()
+    from coca_mindspeed.local.session import open_session  # torch and transformers, seconds that a typing error saves
+
     session = open_session(composed, output, resume=arguments.resume, show_progress=not arguments.quiet)
     with closing(session):
         trainer = session.trainer

@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from coca_mindspeed.algorithm.credit import CreditRule
-from coca_mindspeed.algorithm.objective import LossAggregation
+from coca_mindspeed.algorithm.loss_aggregation import LossAggregation
 from coca_mindspeed.algorithm.response import ResponseParser
 from coca_mindspeed.algorithm.rewards import METHODS, TrainingMethod, training_method
 
@@ -130,10 +129,6 @@ class MethodConfig(Section):
     def parser(self) -> ResponseParser:
         """The parser of this method's responses."""
         return ResponseParser(self.training_method.confidence_position, self.confidence_decimals)
-
-    def credit_rule(self, stage: int = 0) -> CreditRule:
-        """How the rewards of one of the method's stages become advantages."""
-        return CreditRule(self.training_method, stage, self.invalid_reward, self.advantage_ddof, self.advantage_eps)
 
 
 class DataConfig(Section):

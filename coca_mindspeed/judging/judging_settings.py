@@ -5,12 +5,9 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.errors import ConfigError, GradingError
 from coca_mindspeed.grading.registry import known_grader
-from coca_mindspeed.grading.verdict import Grader
-from coca_mindspeed.judging.responses import ResponseJudge
 
 
 class EngineSection(BaseModel):
@@ -35,15 +32,6 @@ class JudgingSettings(EngineSection):
             return known_grader(value)
         except GradingError as error:
             raise ValueError(str(error)) from error
-
-    def judge(self, text: TokenText, grader: Grader) -> ResponseJudge:
-        """The judge of this method's responses.
-
-        Args:
-            text: bytes of each token id.
-            grader: of the answers.
-        """
-        return ResponseJudge(text, self.method.parser(), grader, self.method.max_confidence_tokens)
 
 
 Settings = TypeVar("Settings", bound=JudgingSettings)

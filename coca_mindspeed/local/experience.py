@@ -14,7 +14,8 @@ from coca_mindspeed.config.schema import MethodConfig, RolloutConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.judging.batch_metrics import batch_metrics, grading_metrics, values
-from coca_mindspeed.judging.responses import JudgedResponses, ResponseJudge
+from coca_mindspeed.judging.method_rules import credit_rule, response_judge
+from coca_mindspeed.judging.responses import JudgedResponses
 from coca_mindspeed.judging.sample_rows import credit_rows, response_row
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import Samples, sample_responses
@@ -72,12 +73,7 @@ def respond_and_grade(
     )
     token_ids, lengths = samples.token_ids.cpu(), samples.lengths.cpu()
     sampled = time.perf_counter()
-    judge = ResponseJudge(
-        text=policy.text,
-        parser=method.parser(),
-        grader=grader,
-        max_confidence_tokens=method.max_confidence_tokens,
-    )
+    judge = response_judge(method, policy.text, grader)
     judged = judge(token_ids, lengths, [record for record in records for _ in range(group_size)])
     return JudgedSamples(
         records=records,
@@ -107,7 +103,7 @@ class Experience:
 
 def reward_and_advantage(graded: JudgedSamples, config: MethodConfig, stage: int, device: torch.device) -> Experience:
     """Rewards of the method's stage, group advantages of each segment, and their place on the tokens."""
-    rule = config.credit_rule(stage)
+    rule = credit_rule(config, stage)
     lengths, width = graded.samples.lengths.cpu(), graded.samples.token_ids.shape[1]
     credit = rule(graded.correct, graded.confidence, graded.judged.confidence_lengths, lengths, width)
     masks = segment_masks(credit.segment_lengths, lengths, width)

@@ -60,7 +60,7 @@ def memory_problems(check: MemoryCheck, config: RunConfig, architecture: Any) ->
     room = check.device - check.process
     return [
         f"{knob.key}={json.dumps(knob.value)}: the {knob.phase} needs {knob.peak(check.run) / GIB:.1f} GiB, and the "
-        f"device has {room / GIB:.1f} beside the process; {_remedy(knob, config, architecture, room)}"
+        f"device has {room / GIB:.1f} beside the process; {_remedy(knob, check.run, config, architecture, room)}"
         for knob in (_update_knob(config), _rollout_knob(config))
         if knob.peak(check.run) > room
     ]
@@ -107,13 +107,15 @@ def _rollout_knob(config: RunConfig) -> _Knob:
     return _Knob("rollout", "rollout.batch_responses", rollout.batch_responses, rollout.group_size, groups)
 
 
-def _remedy(knob: _Knob, config: RunConfig, architecture: Any, room: int) -> str:
+def _remedy(knob: _Knob, run: Footprint, config: RunConfig, architecture: Any, room: int) -> str:
     recomputing = "model.gradient_checkpointing"
     tries: list[dict[str, Any]] = [{}]
     if knob.phase == "update" and not config.model.gradient_checkpointing:
         tries.append({recomputing: True})
     for changes in tries:
-        value = _largest_that_fits(knob, _with(config, changes), architecture, room)
+        changed = _with(config, changes)
+        need = footprint(changed, architecture) if changes else run
+        value = _largest_that_fits(knob, need, changed, architecture, room)
         if value is not None:
             settings = {knob.key: value, **changes}
             return "it fits with " + " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
@@ -123,16 +125,19 @@ def _remedy(knob: _Knob, config: RunConfig, architecture: Any, room: int) -> str
     )
 
 
-def _largest_that_fits(knob: _Knob, config: RunConfig, architecture: Any, room: int) -> int | None:
+def _largest_that_fits(knob: _Knob, run: Footprint, config: RunConfig, architecture: Any, room: int) -> int | None:
     """The nearest value at or below the run's, found along the line through the least and the run's own."""
 
     @functools.cache
     def peak(count: int) -> int:
+        if count == knob.count:
+            return knob.peak(run)
         return knob.peak(footprint(_with(config, {knob.key: count * knob.unit}), architecture))
 
-    least, most = peak(1), peak(knob.count)
+    most = peak(knob.count)
     if most <= room:
         return knob.count * knob.unit
+    least = peak(1)
     if least > room:
         return None
     count = 1 + (room - least) * (knob.count - 1) // (most - least)

@@ -14,7 +14,6 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.metrics.calibration import CalibrationMetrics, calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
-from coca_mindspeed.evaluation.reports.plots import reliability_image
 from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.judging.learning_signal import NO_SIGNAL_STEPS, learning_problems
@@ -212,6 +211,8 @@ class Trainer:
             )
         )
         if log.tensorboard is not None:
+            from coca_mindspeed.evaluation.reports.plots import reliability_image  # matplotlib, only where it draws
+
             image = reliability_image(data.confidence, data.correct, title=f"step {step + 1}")
             log.tensorboard.add_image("eval/reliability", image, step + 1, dataformats="HWC")
         return calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence)

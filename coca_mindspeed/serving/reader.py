@@ -1,16 +1,15 @@
-"""Reading a confidence while it arrives, in pieces of text or token by token.
+"""Reading a confidence while it arrives, in pieces of text.
 
 The grammar is that of :class:`ResponseParser`: what has come so far is matched against the same expression, and a
 partial match says that it can still become a confidence.  So the answer to any way of cutting a response into pieces
 is that of the whole text, and an invalid response is known at its first wrong character.
 """
 
-import codecs
 from typing import Literal
 
 import regex
 
-from coca_mindspeed.algorithm.response import ParsedResponse, ResponseParser
+from coca_mindspeed.algorithm.response import ResponseParser
 
 ReaderState = Literal["reading", "valid", "invalid"]
 
@@ -67,42 +66,3 @@ class ConfidenceReader:
             self.state = "invalid"
         held, self._held = self._held, ""
         return held
-
-
-class TokenReader:
-    """The confidence of one response whose tokens come one by one, as the bytes that each stands for.
-
-    A token may end within a character, and the one that closes the tag may hold the beginning of the answer; it
-    belongs to the confidence.
-
-    Attributes:
-        reader: the state and the confidence.
-        tokens: read so far.
-        tokens_to_confidence: of the confidence segment, once it is known to be valid.
-    """
-
-    def __init__(self, parser: ResponseParser | None = None, max_characters: int = MAX_CHARACTERS) -> None:
-        self.reader = ConfidenceReader(parser, max_characters)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.tokens = 0
-        self.tokens_to_confidence: int | None = None
-
-    def feed(self, token: bytes) -> str:
-        """Read one token; returns the answer's text that is known by now."""
-        self.tokens += 1
-        was_reading = self.reader.state == "reading"
-        text = self.reader.feed(self._decoder.decode(token))
-        if was_reading and self.reader.state == "valid":
-            self.tokens_to_confidence = self.tokens
-        return text
-
-    def finish(self) -> str:
-        """The response has ended; returns the rest of its text."""
-        return self.reader.feed(self._decoder.decode(b"", final=True)) + self.reader.finish()
-
-
-def read_whole(pieces: list[str], parser: ResponseParser | None = None) -> ParsedResponse:
-    """A response that has arrived in pieces, as :class:`ResponseParser` takes it apart."""
-    reader = ConfidenceReader(parser)
-    answer = "".join([*map(reader.feed, pieces), reader.finish()])
-    return ParsedResponse(reader.confidence, answer)

@@ -13,6 +13,7 @@ from coca_mindspeed.algorithm.credit import SegmentCredit
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.judging.batch_metrics import batch_metrics, values
+from coca_mindspeed.judging.method_rules import credit_rule
 from coca_mindspeed.judging.sample_rows import credit_rows
 from coca_mindspeed.verl.groups import Groups, check_broken, find_groups
 from coca_mindspeed.verl.judged_row import JudgedRow
@@ -95,7 +96,7 @@ class AdvantageStep:
         confidence = torch.tensor(stated, dtype=torch.float64).view(-1, shape.group)
         confidence_lengths = torch.tensor([row.confidence_tokens for row in judged])
         lengths, width = response_lengths.long()[order], int(response_lengths.max())
-        credit = settings.credit_rule(stage)(correct, confidence, confidence_lengths, lengths, width)
+        credit = credit_rule(settings.method, stage)(correct, confidence, confidence_lengths, lengths, width)
         tokens = credit.tokens
         if settings.method.loss_aggregation == "segment_mean":
             tokens = per_token_of_segment(tokens, segment_masks(credit.segment_lengths, lengths, width))

@@ -11,6 +11,7 @@ from verl.utils.fs import copy_to_local
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.steady import SteadyGrader
+from coca_mindspeed.judging.method_rules import response_judge
 from coca_mindspeed.tokenization import token_text
 from coca_mindspeed.verl.judging_queue import JudgingQueue
 from coca_mindspeed.verl.records import record_of
@@ -45,7 +46,8 @@ class SegmentRewardManager(RewardManagerBase):
         super().__init__(config, tokenizer, compute_score)
         settings = verl_settings(_plain(config))
         grader = SteadyGrader(build_grader(settings.grader, settings.grading))
-        judge = settings.judge(token_text(tokenizer, _rows_of_output_layer(config, tokenizer)), grader)
+        text = token_text(tokenizer, _rows_of_output_layer(config, tokenizer))
+        judge = response_judge(settings.method, text, grader)
         self._queue = JudgingQueue(judge, settings.method.name, settings.require_evaluated)
 
     async def run_single(self, data: Any) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import Field
 
-from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.judging.judging_settings import EngineSection, JudgingSettings, checked_section
 
@@ -37,10 +36,6 @@ class VerlSettings(JudgingSettings):
     samples_interval: int = Field(10, ge=0, description="steps between dumps into trainer.rollout_data_dir; 0: none")
     samples_prompts: int = Field(4, ge=1, description="questions of a dump, with all their responses")
     device: DeviceSettings = DeviceSettings()
-
-    def credit_rule(self, stage: int) -> CreditRule:
-        """How the rewards of a stage become advantages."""
-        return self.method.credit_rule(stage)
 
     def stage(self, step: int, total_steps: int) -> int:
         """The method's stage in a step (from 1): stages share the steps of a run equally, one after the other."""

@@ -15,7 +15,7 @@ from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import read_predictions
-from coca_mindspeed.judging.responses import ResponseJudge
+from coca_mindspeed.judging.method_rules import response_judge
 from coca_mindspeed.local import experience
 from tests.baselines.models_for_tests import subject_of, tiny_policy
 
@@ -157,11 +157,12 @@ def test_a_confidence_is_looked_for_where_the_method_asks_for_it(tmp_path, monke
     write_records(tmp_path / "data.jsonl", arithmetic_records(2, "evaluate", 0))
     positions = []
 
-    def remember(text, parser, **more):
-        positions.append(parser.position)
-        return ResponseJudge(text, parser, **more)
+    def remember(*arguments):
+        judge = response_judge(*arguments)
+        positions.append(judge.parser.position)
+        return judge
 
-    monkeypatch.setattr(experience, "ResponseJudge", remember)
+    monkeypatch.setattr(experience, "response_judge", remember)
     command = ["baseline", "verbalised", "--method", method, "--model", str(tmp_path / "tiny"), "--device", "cpu"]
     command += ["--data", str(tmp_path / "data.jsonl"), "--output", str(tmp_path / "out"), "--max-new-tokens", "4"]
     assert cli.main([*command, "--dtype", "float32", "--quiet"]) == 0

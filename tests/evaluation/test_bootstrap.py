@@ -7,9 +7,10 @@ import pytest
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
 from coca_mindspeed.evaluation.intervals import bootstrap as module
-from coca_mindspeed.evaluation.intervals.bootstrap import bootstrap, shifted_percentiles
+from coca_mindspeed.evaluation.intervals.bootstrap import Replicates, resample, shifted_percentiles
 from coca_mindspeed.evaluation.intervals.estimates import Estimates, paired_intervals
-from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.intervals.influence import question_index
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics, metrics_of
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions, WeightedSample
 from coca_mindspeed.evaluation.predictions import Outcomes
 from tests.processor import allowed
@@ -21,6 +22,12 @@ def draw(n, seed=0, decimals=2, invalid=0.0):
     correct = rng.random(n) < confidence
     confidence[rng.random(n) < invalid] = np.nan
     return Outcomes(confidence, correct, rng.integers(8, 12, n).astype(float))
+
+
+def bootstrap(data, *, questions=None, replicates=1000, seed=0):
+    sample = WeightedSample(data.confidence, data.correct, data.tokens_to_confidence, MetricOptions())
+    [values] = resample([sample], question_index(questions, len(data)), replicates, seed)
+    return Replicates(metrics_of(sample).values(), values)
 
 
 @pytest.mark.parametrize("options", [MetricOptions(), MetricOptions(debias=True, bins=7)])

@@ -3,9 +3,12 @@
 Prints a line as soon as every program runs.
 """
 
+import os
+import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 PROGRAMS = {
@@ -69,6 +72,15 @@ def survivors(processes: dict[int, str], seconds: float) -> list[str]:
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.05)
+
+
+def end_survivors(processes: dict[int, str], seconds: float) -> list[str]:
+    """What still ran after so long, and is killed now: a test that fails leaves nothing behind."""
+    left = survivors(processes, seconds)
+    for process in map(int, (line.split()[0] for line in left)):
+        with suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+    return left
 
 
 if __name__ == "__main__":

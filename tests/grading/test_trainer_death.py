@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.grading.dying_trainer import descendants, survivors
+from tests.grading.dying_trainer import descendants, end_survivors
 from tests.grading.sandbox_package import (
     NOBODY,
     REPOSITORY,
@@ -45,13 +45,7 @@ def end_and_count(trainer: "subprocess.Popen[str]", how: int, at_least: int) -> 
     trainer.send_signal(how)
     trainer.wait()
     trainer.stdout.close()
-    left = survivors(processes, 2.0)
-    for process in processes:  # leave nothing behind if this fails
-        try:
-            os.kill(process, signal.SIGKILL)
-        except OSError:
-            continue
-    return left
+    return end_survivors(processes, 2.0)
 
 
 @needs_sandbox

@@ -1,30 +1,26 @@
 """Every launch script: shellcheck, --dry-run, --smoke; and the whole sequence on stand-ins for Ray and the driver."""
 
 import os
+import shlex
 import shutil
 import signal
 import socket
 import stat
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import ready_made_runs
 from coca_mindspeed.mindspeed.start.driver import HOMES
+from tests.launch.scripts_for_tests import call, ended, until
 from tests.mindspeed.test_doctor import checkpoint, write
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(path for path in (ROOT / "launch").glob("*.sh") if path.stem not in ("lib", "convert_weights", "verl"))
 SEVEN = ROOT / "launch" / "qwen25_7b_910b.sh"
-
-
-def call(script: Path, *arguments: str, timeout: float = 300, **environment: str) -> subprocess.CompletedProcess[str]:
-    variables = {**os.environ, "PYTHON": sys.executable, **environment}
-    command = ["bash", str(script), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=variables, timeout=timeout, check=False)
 
 
 def test_every_run_for_ascend_has_a_script_and_nothing_else():
@@ -65,10 +61,14 @@ def test_dry_run_shows_the_plan_and_every_command(script):
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_smoke_trains_the_same_configuration_on_the_tiny_model(script, tmp_path):
-    trained = call(
-        script, "--smoke", "--output", str(tmp_path / "run"), "logging.tensorboard=false", "trainer.device=cpu"
-    )
-    assert trained.returncode == 0, trained.stderr
+    """One script whole; of the others the command that they show, without the seconds in which Python starts."""
+    options = ["--smoke", "--output", str(tmp_path / "run"), "logging.tensorboard=false", "trainer.device=cpu"]
+    ran = call(script, *options, *["--dry-run"] * (script != SEVEN))
+    assert ran.returncode == 0, ran.stderr
+    shown = shlex.split(ran.stdout.splitlines()[0])
+    assert shown[:4] == ["+", "coca-mindspeed", "train", script.stem]
+    if script != SEVEN:
+        assert main(shown[2:]) == 0
     assert (tmp_path / "run" / "model" / "config.json").is_file()
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
 
@@ -135,31 +135,6 @@ def test_without_npus_a_plain_call_says_what_is_missing():
     assert f"bash {SEVEN} --smoke" in refused.stderr
 
 
-@pytest.fixture
-def stand_in(tmp_path):
-    """A PYTHON whose Ray, cluster and driver are a few lines of shell; everything else is the real one."""
-    program = tmp_path / "python"
-    program.write_text(
-        f"""#!/usr/bin/env bash
-case "$*" in
-  *ray.scripts.scripts*) trap 'echo stopped >> "{tmp_path}/ray"; exit 0' TERM
-    echo "started $*" >> "{tmp_path}/ray"; while true; do sleep 0.1; done ;;
-  *"coca_mindspeed.cli train"* | *convert_ckpt*) echo "$$ $*" > "{tmp_path}/training"; exec sleep 60 ;;
-  *mindspeed.start.cluster*) [[ ${{CLUSTER_SLEEPS:-}} ]] && echo "$$" > "{tmp_path}/training" && exec sleep 60
-    until [[ -f "{tmp_path}/ray" ]]; do sleep 0.1; done ;;
-  *mindspeed.start.driver*) echo "$RAY_ADDRESS ${{@: -1}}" >> "{tmp_path}/driver"
-    [[ ${{DRIVER_SLEEPS:-}} ]] && sleep 60; exit "${{DRIVER_EXIT:-0}}" ;;
-  *) exec "{sys.executable}" "$@" ;;
-esac
-"""
-    )
-    program.chmod(0o755)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return tmp_path, {"PYTHON": str(program), "SKIP_DOCTOR": "1", "RAY_PORT": str(port)}
-
-
 def test_trainings_exit_code_comes_back_and_ray_is_stopped(stand_in):
     folder, environment = stand_in
     ended = call(SEVEN, "--output", str(folder / "run"), DRIVER_EXIT="7", **environment)
@@ -177,26 +152,6 @@ def test_stages_follow_each_other(stand_in):
     ended = call(SEVEN, "--output", str(folder / "run"), "method=sequential", **environment)
     assert ended.returncode == 0, ended.stderr
     assert len((folder / "driver").read_text().splitlines()) == 2
-
-
-def until(path: Path) -> None:
-    deadline = time.monotonic() + 200
-    while not (path.exists() and path.read_text().endswith("\n")):
-        assert time.monotonic() < deadline, f"{path} was not written"
-        time.sleep(0.05)
-
-
-def ended(pid: int) -> bool:
-    """Whether a process that is not our child is gone; nobody may have reaped it yet."""
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        try:
-            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def heed_signals():
@@ -239,6 +194,14 @@ def test_a_signal_to_the_script_alone_leaves_no_orphan(stand_in, what, sent):
     process.send_signal(sent)
     assert process.wait(timeout=40) == 128 + sent  # the child would sleep for longer
     assert ended(child)
+
+
+@pytest.mark.parametrize("name", ["qwen25_7b_910b", "verl", "convert_weights"])
+def test_help_is_printed_whatever_else_is_typed_before_it(name):
+    shown = call(ROOT / "launch" / f"{name}.sh", "--resume", "a.b=1", "--help", PYTHON="/nowhere/python")
+    assert shown.returncode == 0
+    assert shown.stdout.startswith(f"usage: bash {ROOT}/launch/{name}.sh ")
+    assert shown.stderr == ""
 
 
 def test_what_is_typed_wins_over_the_sizes_of_a_smoke_run():
@@ -413,9 +376,10 @@ def test_conversion_shows_its_commands(direction):
 def test_conversion_refuses_what_it_cannot_do():
     script = ROOT / "launch" / "convert_weights.sh"
     assert "expected hf2mcore or mcore2hf, found there" in call(script, "there", "qwen25_3b_910b").stderr
-    misused = call(script)
-    assert "usage" in misused.stderr
-    assert misused.returncode == 2
+    for arguments in ([], ["hf2mcore"], ["hf2mcore", "qwen25_3b_910b", "--smoke"], ["hf2mcore", "a", "b"]):
+        misused = call(script, *arguments)
+        assert misused.stderr.startswith("launch: "), arguments
+        assert misused.returncode == 2
     missing = call(script, "hf2mcore", "qwen25_3b_910b", MINDSPEED_RL_HOME="")
     assert missing.returncode == 1
     assert "MINDSPEED_RL_HOME is not set" in missing.stderr

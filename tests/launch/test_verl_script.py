@@ -1,11 +1,14 @@
 """launch/verl.sh without verl: its plan, its commands, and what it refuses."""
 
+import os
+import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from coca_mindspeed.verl.configuration import ready_made_verl_runs
-from tests.launch.test_scripts import call
+from tests.launch.scripts_for_tests import call, ended, until
 
 SCRIPT = Path(__file__).parents[2] / "launch" / "verl.sh"
 
@@ -71,6 +74,30 @@ def test_smoke_is_the_same_method_on_the_tiny_model_and_a_cpu(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_smoke_is_on_this_machine_whatever_the_environment_says_of_nodes(tmp_path):
+    shown = call(SCRIPT, "coca_qwen25_7b", "--smoke", "--dry-run", "--output", str(tmp_path / "run"), NNODES="2")
+    assert shown.returncode == 0, shown.stderr
+    assert "trainer.nnodes=1" in shown.stdout
+    assert "trainer.nnodes=2" not in shown.stdout
+
+
+def test_a_signal_while_nodes_are_waited_for_is_acted_upon_at_once(stand_in):
+    folder, environment = stand_in
+    nodes = {"NNODES": "2", "MASTER_ADDR": "127.0.0.1", "CLUSTER_SLEEPS": "1"}
+    process = subprocess.Popen(
+        ["bash", str(SCRIPT), "coca_qwen25_7b", "--output", str(folder / "run")],
+        env={**os.environ, **environment, **nodes},
+        stdout=subprocess.DEVNULL,
+    )
+    until(folder / "ray")
+    with socket.create_server(("127.0.0.1", int(environment["RAY_PORT"]))):  # as the head's own
+        until(folder / "training")
+        process.terminate()
+        assert process.wait(timeout=40) == 143  # the child would sleep for longer
+    assert ended(int((folder / "training").read_text()))
+    assert (folder / "ray").read_text().splitlines()[-1] == "stopped"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -80,6 +107,7 @@ def test_smoke_is_the_same_method_on_the_tiny_model_and_a_cpu(tmp_path):
         (("coca_qwen25_7b", "--fast"), "unknown option --fast"),
         (("coca_qwen25_7b", "--smoke", "--resume"), "nothing to resume"),
         (("coca_qwen25_7b", "--smoke", "data.train_files=x"), "--smoke sets data.train_files itself"),
+        (("coca_qwen25_7b", "--smoke", "+data.val_files=x"), "--smoke sets data.val_files itself; leave data.val"),
     ],
 )
 def test_what_was_typed_wrong_is_refused_with_code_2(arguments, said):

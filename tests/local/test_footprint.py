@@ -101,12 +101,20 @@ def test_nothing_of_a_model_that_no_machine_holds_is_made():
         ("trainer.microbatch_prompts=null", "trainer.microbatch_tokens=1984", "trainer.share_prompts=false"),
     ],
 )
-def test_the_value_that_is_named_is_the_nearest_that_fits(settings):
+def test_the_value_that_is_named_is_the_nearest_that_fits(settings, monkeypatch):
     run = run_of(*settings)
     need = footprint(run, QWEN)
+    estimated = []
+    monkeypatch.setattr(
+        memory_check,
+        "footprint",
+        lambda config, architecture: estimated.append(config.trainer) or footprint(config, architecture),
+    )
     key = next(setting for setting in settings if "null" not in setting).split("=")[0]
     room = need.weights + need.gradients + need.moments + need.update // 2
     [problem] = memory_problems(MemoryCheck(need, 0, room), run, QWEN)
+    assert run.trainer not in estimated, "the run's own estimate is known"
+    assert all(estimated.count(trainer) == 1 for trainer in estimated)
     assert problem.startswith(f"{key}=")
     _, _, named = problem.partition("it fits with ")
     assert named.startswith(f"{key}=")

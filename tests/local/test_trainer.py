@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import multiprocessing
 import os
 import random
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -111,14 +113,18 @@ def test_every_method_trains_and_resumes_bit_for_bit(tmp_path, method, monkeypat
     assert stages == ([0, 0, 0, 1, 1, 1] if method == "sequential" else [0] * 6)
 
 
-def command(output: Path, *more: str) -> list[str]:
+def arguments_of(output: Path, *more: str) -> list[str]:
     fast = ("checkpoint.interval=1", "trainer.steps=12", "evaluation.interval=4")
-    return [sys.executable, "-m", "coca_mindspeed.cli", "train", "demo", *SMALL, *fast, "--output", str(output), *more]
+    return ["train", "demo", *SMALL, *fast, "--output", str(output), *more]
 
 
-def wait_for_step(process: subprocess.Popen, metrics: Path, step: int) -> None:
+def command(output: Path, *more: str) -> list[str]:
+    return [sys.executable, "-m", "coca_mindspeed.cli", *arguments_of(output, *more)]
+
+
+def wait_for_step(running: Callable[[], bool], metrics: Path, step: int) -> None:
     deadline = time.monotonic() + 120
-    while process.poll() is None and time.monotonic() < deadline:
+    while running() and time.monotonic() < deadline:
         if metrics.exists() and len(metrics.read_bytes().splitlines()) >= step:
             return
         time.sleep(0.002)
@@ -127,23 +133,28 @@ def wait_for_step(process: subprocess.Popen, metrics: Path, step: int) -> None:
 @pytest.mark.slow
 def test_sigkill_at_random_moments_changes_nothing(tmp_path):
     """Killed during warm-up, during steps and during checkpoints, again and again, then resumed to the end."""
-    subprocess.run(command(tmp_path / "whole", "--quiet"), check=True, capture_output=True)
+    assert main(arguments_of(tmp_path / "whole", "--quiet")) == 0
+    # Forked by a process that has imported everything: the imports take longer than these runs.
+    processes = multiprocessing.get_context("forkserver")
+    processes.set_forkserver_preload(["coca_mindspeed.local.session"])
     rng = random.Random(0)
     killed = 0
     for step in (0, 2, 5, 8, 10):
         output = tmp_path / "killed"
-        process = subprocess.Popen(
-            command(output, "--resume", "--quiet"), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
+        process = processes.Process(target=main, args=(arguments_of(output, "--resume", "--quiet"),))
+        process.start()
         if step == 0:
-            time.sleep(rng.uniform(3.0, 6.0))  # somewhere in imports, warm-up or the first steps
+            deadline = time.monotonic() + 120
+            while not output.exists() and time.monotonic() < deadline:
+                time.sleep(0.002)
+            time.sleep(rng.uniform(0.0, 1.0))  # somewhere in the warm-up or the first steps
         else:
-            wait_for_step(process, output / "metrics.jsonl", step)
+            wait_for_step(process.is_alive, output / "metrics.jsonl", step)
             time.sleep(rng.uniform(0.0, 0.08))
         process.kill()
-        process.communicate()
-        killed += process.returncode == -signal.SIGKILL
-    subprocess.run(command(tmp_path / "killed", "--resume", "--quiet"), check=True, capture_output=True)
+        process.join()
+        killed += process.exitcode == -signal.SIGKILL
+    assert main(arguments_of(tmp_path / "killed", "--resume", "--quiet")) == 0
     assert killed >= 4
     assert result(tmp_path / "killed") == result(tmp_path / "whole")
 
@@ -155,7 +166,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, number):
     process = subprocess.Popen(
         command(output, "trainer.steps=100000", "checkpoint.interval=0"), stderr=subprocess.PIPE, text=True
     )
-    wait_for_step(process, output / "metrics.jsonl", 3)
+    wait_for_step(lambda: process.poll() is None, output / "metrics.jsonl", 3)
     process.send_signal(number)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130

@@ -1,6 +1,5 @@
 """A reproduction that is stopped takes the processes of its cells along, however it is stopped."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.grading.dying_trainer import descendants, survivors
+from tests.grading.dying_trainer import descendants, end_survivors
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -29,12 +28,7 @@ def test_cells_end_with_the_reproduction(tmp_path, how):
             parent.wait(200)
         finally:
             parent.kill()
-        left = survivors(processes, 2.0)
-        for process in processes:  # leave nothing behind if this fails
-            try:
-                os.kill(process, signal.SIGKILL)
-            except OSError:
-                continue
+        left = end_survivors(processes, 2.0)
         said.seek(0)
         assert left == []
         if how != signal.SIGKILL:

@@ -3,15 +3,11 @@
 import itertools
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths
-from coca_mindspeed.algorithm.response import ResponseParser
-from coca_mindspeed.serving.reader import ConfidenceReader, TokenReader, read_whole
-from coca_mindspeed.tokenization import token_text
-from tests import tokenizers_for_tests as kinds
+from coca_mindspeed.algorithm.response import ParsedResponse, ResponseParser
+from coca_mindspeed.serving.reader import ConfidenceReader
 
 # Parts of which responses and nearly right responses are made.
 _PARTS = (
@@ -32,6 +28,12 @@ _PARSERS = st.sampled_from([ResponseParser(), ResponseParser(decimals=2)])
 def cut(text, places):
     edges = sorted({0, len(text), *(place % (len(text) + 1) for place in places)})
     return [text[a:b] for a, b in itertools.pairwise(edges)]
+
+
+def read_whole(pieces, parser):
+    reader = ConfidenceReader(parser)
+    answer = "".join([*map(reader.feed, pieces), reader.finish()])
+    return ParsedResponse(reader.confidence, answer)
 
 
 @settings(deadline=None)
@@ -63,35 +65,6 @@ def test_it_is_decided_at_the_first_character_that_decides_it(text, decided_by, 
         assert reader.state == "reading"
     reader.feed(decided_by[-1])
     assert reader.state == state
-
-
-@settings(deadline=None)
-@given(_RIGHT, st.sampled_from(sorted(kinds.ALL)))
-def test_tokens_are_counted_as_the_boundary_search_counts_them(text, kind):
-    tokenizer = kinds.ALL[kind]()
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
-    if not ids:
-        return
-    table: TokenText = token_text(tokenizer, len(tokenizer))
-    rows, lengths = torch.tensor([ids]), torch.tensor([len(ids)])
-    [decoded] = table.decode(rows, lengths)
-    reader = TokenReader()
-    answer = "".join([*(reader.feed(table.bytes_of(i)) for i in ids), reader.finish()])
-    whole = ResponseParser()(decoded)
-    assert (reader.reader.confidence, answer) == (whole.confidence, whole.answer)
-    valid = torch.tensor([whole.confidence is not None])
-    if valid:
-        assert reader.tokens_to_confidence == int(confidence_segment_lengths(rows, lengths, table, valid))
-    else:
-        assert reader.tokens_to_confidence is None
-
-
-def test_a_token_that_merges_the_bracket_with_the_newline_belongs_to_the_confidence():
-    reader = TokenReader()
-    pieces = [reader.feed(token) for token in (b"<confidence>", b"0.", b"9", b"</confidence", b">\n", b"4", b"\xc3")]
-    assert (reader.reader.confidence, reader.tokens_to_confidence) == (0.9, 5)
-    assert pieces == ["", "", "", "", "\n", "4", ""]
-    assert reader.finish() == "\ufffd"
 
 
 def test_what_never_ends_is_invalid_and_given_back_whole():

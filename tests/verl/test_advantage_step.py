@@ -11,6 +11,7 @@ from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.grading.verdict import Outcome
+from coca_mindspeed.judging.method_rules import credit_rule
 from coca_mindspeed.verl.advantage_step import AdvantageStep, StepShape
 from coca_mindspeed.verl.settings import VerlSettings
 from tests.verl.configurations import columns
@@ -59,7 +60,7 @@ def test_each_row_gets_the_advantages_that_the_credit_rule_gives_it(method):
     order = [f"u{keys[row].split('_')[0][1:]}_{keys[row].split('_')[1]}_0" for row in found.groups.rows]
     correct = torch.tensor([by_key[key][0]["verdict"] == "right" for key in order]).view(P, G)
     stated = [math.nan if (s := by_key[key][0]["prediction"]["confidence"]) is None else s for key in order]
-    credit = settings.credit_rule(0)(
+    credit = credit_rule(settings.method, 0)(
         correct,
         torch.tensor(stated, dtype=torch.float64).view(P, G),
         torch.tensor([by_key[key][0]["confidence_tokens"] for key in order]),

@@ -8,17 +8,13 @@ why ECE does not, is decided in :mod:`.estimates`.
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from coca_mindspeed.evaluation.intervals.bounds import Interval
-from coca_mindspeed.evaluation.intervals.influence import question_index
-from coca_mindspeed.evaluation.metrics.calibration import metrics_of
 from coca_mindspeed.evaluation.metrics.catalogue import metric_info
-from coca_mindspeed.evaluation.metrics.weighted import Floats, MetricOptions, WeightedSample
-from coca_mindspeed.evaluation.predictions import Outcomes
+from coca_mindspeed.evaluation.metrics.weighted import Floats, WeightedSample
 
 # Weights computed at once: replicates times predictions.  Larger blocks leave the processor's cache.
 _BLOCK = 1 << 16
@@ -98,25 +94,3 @@ def resample(
         for sample, done in zip(samples, blocks, strict=True):
             done.append(sample.metrics(weights if in_order else weights[:, question[sample.order]]))
     return [{name: np.concatenate([block[name] for block in done]) for name in done[0]} for done in blocks]
-
-
-def bootstrap(
-    data: Outcomes,
-    *,
-    questions: npt.NDArray[Any] | None = None,
-    replicates: int = 1000,
-    seed: int = 0,
-    options: MetricOptions | None = None,
-) -> Replicates:
-    """Resample n predictions.
-
-    Args:
-        data: the predictions' arrays.
-        questions: (n,), equal for samples of the same question; None where every prediction is of its own.
-        replicates: how many.
-        seed: equal seeds give equal replicates.
-        options: of the metrics.  Equal-mass bins are those of the data in every replicate.
-    """
-    sample = WeightedSample(data.confidence, data.correct, data.tokens_to_confidence, options or MetricOptions())
-    [values] = resample([sample], question_index(questions, len(data)), replicates, seed)
-    return Replicates(metrics_of(sample).values(), values)

@@ -74,20 +74,15 @@ def printed(metric: str, value: float) -> str:
     return f"{round_half_up(value * info.scale, 2)}{'%' if info.percent else ''}"
 
 
-def category_mean(values: Sequence[Decimal | None], decimals: int = 2) -> Decimal | None:
-    """The paper's rule: plain mean over data sets, undefined ones left out, halves rounded up.
+def category_mean(values: Sequence[Decimal | None]) -> Decimal | None:
+    """The paper's rule: plain mean over a category's data sets, undefined ones left out, in hundredths, halves up.
 
-    Args:
-        values: one for each data set of the category.
-        decimals: digits after the point.
-
-    Returns:
-        None if all are undefined.
+    None if all are undefined.
     """
     known = [value for value in values if value is not None]
     if not known:
         return None
-    return (sum(known, Decimal(0)) / len(known)).quantize(Decimal(1).scaleb(-decimals), rounding=ROUND_HALF_UP)
+    return (sum(known, Decimal(0)) / len(known)).quantize(Decimal("0.01"), rounding=ROUND_HALF_UP)
 
 
 def rebuilt_cells() -> Iterator[PaperFigure]:

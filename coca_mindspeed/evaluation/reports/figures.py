@@ -38,11 +38,9 @@ def new_figure(
     return figure, figure.subplots(rows, columns, squeeze=False, height_ratios=height_ratios).tolist()
 
 
-def grid_figure(
-    panels: int, xlabel: str, ylabel: str, *, share_y: bool = False, columns: int = 4
-) -> tuple[Figure, list[Axes]]:
+def grid_figure(panels: int, xlabel: str, ylabel: str, *, share_y: bool = False) -> tuple[Figure, list[Axes]]:
     """A grid of small panels that share their axis labels, laid out by hand: the layout engine is slow on many."""
-    columns = min(columns, panels)
+    columns = min(4, panels)
     rows = -(-panels // columns)
     scale = 1.0 if panels > 3 else 1.5
     width, height = 2.5 * scale * columns + 0.6, 2.2 * scale * rows + 0.7
@@ -118,9 +116,9 @@ def png_bytes(figure: Figure, dpi: int = DPI) -> bytes:
     return buffer.getvalue()
 
 
-def save_figure(figure: Figure, path: Path, dpi: int = DPI) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     """Write the figure atomically as PNG."""
-    write_atomically(path, png_bytes(figure, dpi))
+    write_atomically(path, png_bytes(figure, DPI))
 
 
 def pixels(figure: Figure) -> npt.NDArray[np.uint8]:

@@ -100,7 +100,7 @@ def reliability_diagram(groups: Mapping[str, PlotData], *, bins: int = 10) -> Fi
 
 
 def reliability_image(
-    confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_], *, title: str = "", bins: int = 10
+    confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_], *, title: str
 ) -> npt.NDArray[np.uint8]:
     """A reliability diagram for TensorBoard's ``add_image(..., dataformats="HWC")``.
 
@@ -108,12 +108,11 @@ def reliability_image(
         confidence: (n,), NaN where invalid.
         correct: (n,).
         title: above the metrics, such as ``step 120``.
-        bins: equal-width bins.
 
     Returns:
         uint8 (height, width, 3).
     """
-    return pixels(reliability_diagram({title: (confidence, correct)}, bins=bins))
+    return pixels(reliability_diagram({title: (confidence, correct)}))
 
 
 def _runs(rows: MetricRows | Mapping[str, MetricRows]) -> Mapping[str, MetricRows]:

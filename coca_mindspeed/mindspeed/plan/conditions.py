@@ -8,7 +8,6 @@ from omegaconf import DictConfig
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.stages import columns
-from coca_mindspeed.mindspeed.stages.dataset import is_record_file
 from coca_mindspeed.mindspeed.stages.verifiers import check_names
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 
@@ -37,12 +36,12 @@ def _section(config: DictConfig, name: str) -> dict[str, Any]:
     return dict(config.get(name) or {})
 
 
-def _number(name: str, section: Mapping[str, Any], key: str, default: float) -> float:
-    value = section.get(key)
+def _number(rl_config: Mapping[str, Any], key: str, default: float) -> float:
+    value = rl_config.get(key)
     if value is None:
         return default
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{name}.{key}: expected a finite number, found {value!r}")
+        raise ConfigError(f"rl_config.{key}: expected a finite number, found {value!r}")
     return value
 
 
@@ -55,7 +54,7 @@ def _what_the_hooks_need(config: DictConfig, settings: CocaSettings) -> Iterator
     strategy = str(rl.get("data_strategy") or "td")
     if strategy.strip().lower() not in ("td", "dock", "transfer_dock"):
         yield f"rl_config.data_strategy: the hooks know the transfer dock: expected td, found {strategy!r}"
-    clip = _number("rl_config", rl, "clip_ratio", 0.2)
+    clip = _number(rl, "clip_ratio", 0.2)
     if clip != settings.method.clip:
         yield (
             f"coca.method.clip {settings.method.clip} and rl_config.clip_ratio {clip} differ: expected the same, the "
@@ -74,17 +73,17 @@ def _what_the_hooks_need(config: DictConfig, settings: CocaSettings) -> Iterator
 
 def _numbers(config: DictConfig, settings: CocaSettings) -> Iterator[str]:
     rl = _section(config, "rl_config")
-    _number("rl_config", rl, "init_kl_coef", 0.01)
-    if entropy := _number("rl_config", rl, "entropy_coeff", 0.0):
+    _number(rl, "init_kl_coef", 0.01)
+    if entropy := _number(rl, "entropy_coeff", 0.0):
         yield f"rl_config.entropy_coeff: the objective has no entropy term: expected 0, found {entropy}"
-    if (splits := _number("rl_config", rl, "partial_rollout_max_split", 1)) > 1:
+    if (splits := _number(rl, "partial_rollout_max_split", 1)) > 1:
         yield f"rl_config.partial_rollout_max_split: groups must be whole: expected 1, found {splits}"
-    group = int(_number("rl_config", rl, "n_samples_per_prompt", 1))
+    group = int(_number(rl, "n_samples_per_prompt", 1))
     if group < 2:
         yield f"rl_config.n_samples_per_prompt: a group has at least 2 responses, found {group}"
         return
     for key in ("reward_dispatch_size", "adv_dispatch_size"):
-        if (size := int(_number("rl_config", rl, key, 0))) % group:
+        if (size := int(_number(rl, key, 0))) % group:
             nearest = max(group, size // group * group)
             yield f"rl_config.{key}: {size} does not hold whole groups of {group}; the nearest is {nearest}"
     if rl.get("async_engine") and settings.rollout_log_probs:
@@ -122,7 +121,7 @@ def _columns(config: DictConfig, settings: CocaSettings) -> Iterator[str]:
     key, found = _of_actor(config, "dataset_additional_keys", [])
     names = list(found or [])
     if isinstance(data_path, str):
-        wanted, other = (columns.RECORD, None) if is_record_file(data_path) else ("labels", columns.RECORD)
+        wanted, other = (columns.RECORD, None) if columns.is_record_file(data_path) else ("labels", columns.RECORD)
         if wanted not in names or other in names:
             yield f"{key}: {data_path} has the column {wanted}: expected [{wanted}], found {names}"
     if settings.eval_interval and columns.RECORD not in names:
@@ -160,7 +159,7 @@ def _host(config: DictConfig, settings: CocaSettings) -> Iterator[str]:
 
 def needs_reference(config: Mapping[str, Any]) -> bool:
     """Whether a KL term, and so a reference model, is asked for; MindSpeed-RL's default is one."""
-    return _number("rl_config", config.get("rl_config") or {}, "init_kl_coef", 0.01) > 0
+    return _number(config.get("rl_config") or {}, "init_kl_coef", 0.01) > 0
 
 
 _CONDITIONS: tuple[Callable[[DictConfig, CocaSettings], Iterator[str]], ...] = (

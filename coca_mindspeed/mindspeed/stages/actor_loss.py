@@ -19,6 +19,7 @@ from torch import Tensor
 from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks
 from coca_mindspeed.algorithm.objective import SegmentStatistics, segment_objective
 from coca_mindspeed.errors import ConfigError, TrainingError
+from coca_mindspeed.judging.method_rules import credit_rule
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.ratios import ratio
 from coca_mindspeed.mindspeed.start.process import process_settings
@@ -99,7 +100,8 @@ class SegmentActorLoss(BaseLossFunc):
     ) -> tuple[Tensor, dict[str, float]]:
         width = log_probs.shape[1]
         lengths = batch["response_length"].flatten().long()
-        segment = self._settings.credit_rule().segment_lengths(batch[columns.CONFIDENCE_LENGTH][:, 0].long())
+        rule = credit_rule(self._settings.method, self._settings.stage)
+        segment = rule.segment_lengths(batch[columns.CONFIDENCE_LENGTH][:, 0].long())
         masks = segment_masks(segment, lengths, width)
         old_log_probs = batch["old_log_prob"][:, :width] if "old_log_prob" in batch else log_probs.detach()
         objective = segment_objective(

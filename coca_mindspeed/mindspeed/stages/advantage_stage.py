@@ -6,6 +6,7 @@ from typing import Any
 
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.judging.batch_metrics import batch_metrics
+from coca_mindspeed.judging.method_rules import credit_rule
 from coca_mindspeed.judging.sample_rows import credit_rows
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.dock import batches, check_groups, put, report
@@ -47,7 +48,7 @@ def compute_advantages(
     assigned: Sequence[Sequence[int]] | None = None
     if guarantee_order:
         assigned = [list(range(start, min(start + count, rows))) for start in range(0, rows, count)]
-    rule = settings.credit_rule()
+    rule = credit_rule(settings.method, settings.stage)
     samples: list[dict[str, Any]] = []
     for batch in batches(
         dock, "compute_advantage", COLUMNS, count, assigned=assigned, stall_timeout=settings.stall_timeout

@@ -10,3 +10,8 @@ RECORD = "coca_record"  # int32 [1], index of the question's record; comes with 
 
 #: Columns that the reward stage writes.
 REWARD_COLUMNS = (CONFIDENCE, CONFIDENCE_LENGTH)
+
+
+def is_record_file(path: str) -> bool:
+    """Whether ``megatron_training.data_path`` names records, which bring the column, and not a data set's prefix."""
+    return path.endswith(".jsonl")

@@ -18,11 +18,6 @@ from coca_mindspeed.mindspeed.start.process import process_settings
 _AT_ONCE = 1024  # prompts that a fast tokenizer is given together, which it spreads over the CPUs
 
 
-def is_record_file(path: str) -> bool:
-    """Whether ``megatron_training.data_path`` names records, and not the prefix of a preprocessed data set."""
-    return path.endswith(".jsonl")
-
-
 def prompt_token_ids(
     records: Sequence[Record], tokenizer: Any, system_prompt: str | None, max_tokens: int
 ) -> list[NDArray[np.int32]]:
@@ -86,7 +81,7 @@ def record_datasets(original: Any) -> Any:
 
     def build_train_valid_test_datasets(**arguments: Any) -> Any:
         (data_path,) = arguments["data_prefix"]
-        if not is_record_file(data_path):
+        if not columns.is_record_file(data_path):
             return original(**arguments)
         config = arguments["extra_param"]
         if columns.RECORD not in config.dataset_additional_keys:

@@ -24,9 +24,9 @@ class Rows:
         """A column of one value each, ``[rows]``."""
         return torch.cat([row[:1] for row in self.columns[column]])
 
-    def padded(self, column: str, value: float = 0) -> Tensor:
-        """A column ``[rows, longest]``, padded on the right."""
-        return torch.nn.utils.rnn.pad_sequence(list(self.columns[column]), batch_first=True, padding_value=value)
+    def padded(self, column: str) -> Tensor:
+        """A column ``[rows, longest]``, padded with zeros on the right."""
+        return torch.nn.utils.rnn.pad_sequence(list(self.columns[column]), batch_first=True)
 
 
 def fetch(reference: Any, timeout: float | None = None) -> Any:

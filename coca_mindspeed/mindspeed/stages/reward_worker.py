@@ -16,6 +16,7 @@ from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
 from coca_mindspeed.judging.batch_metrics import grading_metrics
+from coca_mindspeed.judging.method_rules import response_judge
 from coca_mindspeed.judging.responses import JudgedResponses, ResponseJudge
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.dock import Rows, batches, check_groups, put, report
@@ -78,7 +79,8 @@ class RewardWorker:
         self._columns = ["responses", "response_length", *megatron_config.dataset_additional_keys]
         self._tokenizer = tokenizer.tokenizer
         self._vocabulary = int(megatron_config.padded_vocab_size or 0)
-        self._responses = settings.judge(
+        self._responses = response_judge(
+            settings.method,
             token_text(self._tokenizer, self._vocabulary),
             build_verifier(rl_config, settings.grader, settings.grading),
         )

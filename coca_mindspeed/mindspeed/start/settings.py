@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.judging.judging_settings import EngineSection, JudgingSettings, checked_section
 
@@ -57,10 +56,6 @@ class CocaSettings(JudgingSettings):
         if (self.eval_interval or self.samples_interval) and self.output_dir is None:
             raise ValueError("output_dir: validation and samples need somewhere to be written to, found null")
         return self
-
-    def credit_rule(self) -> CreditRule:
-        """How the rewards of this stage become advantages."""
-        return self.method.credit_rule(self.stage)
 
 
 class ProcessSettings(EngineSection):

@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pad_sequence
 from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.schema import MethodConfig
+from coca_mindspeed.judging.method_rules import credit_rule
 from coca_mindspeed.local.log_probs import response_log_probs
 from tests.integration.verl import tiny
 
@@ -84,7 +85,7 @@ def _credit(
     order = torch.tensor([index for each in groups.values() if len(each) == group for index in each])
     chosen = [rows[index] for index in order.tolist()]
     confidence = [math.nan if (s := row["prediction"]["confidence"]) is None else s for row in chosen]
-    credit = method.credit_rule(0)(
+    credit = credit_rule(method, 0)(
         torch.tensor([row["verdict"] == "right" for row in chosen]).view(-1, group),
         torch.tensor(confidence, dtype=torch.float64).view(-1, group),
         torch.tensor([row["confidence_tokens"] for row in chosen]),

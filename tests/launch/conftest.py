@@ -1,0 +1,32 @@
+"""Programs that stand in for Ray, the training and what waits for a cluster."""
+
+import socket
+import sys
+
+import pytest
+
+
+@pytest.fixture
+def stand_in(tmp_path):
+    """A PYTHON whose Ray, cluster and driver are a few lines of shell; everything else is the real one."""
+    program = tmp_path / "python"
+    program.write_text(
+        f"""#!/usr/bin/env bash
+case "$*" in
+  *ray.scripts.scripts*) trap 'echo stopped >> "{tmp_path}/ray"; exit 0' TERM
+    echo "started $*" >> "{tmp_path}/ray"; while true; do sleep 0.1; done ;;
+  *"coca_mindspeed.cli train"* | *convert_ckpt*) echo "$$ $*" > "{tmp_path}/training"; exec sleep 60 ;;
+  *mindspeed.start.cluster* | *verl.nodes*)
+    [[ ${{CLUSTER_SLEEPS:-}} ]] && echo "$$" > "{tmp_path}/training" && exec sleep 60
+    until [[ -f "{tmp_path}/ray" ]]; do sleep 0.1; done ;;
+  *mindspeed.start.driver*) echo "$RAY_ADDRESS ${{@: -1}}" >> "{tmp_path}/driver"
+    [[ ${{DRIVER_SLEEPS:-}} ]] && sleep 60; exit "${{DRIVER_EXIT:-0}}" ;;
+  *) exec "{sys.executable}" "$@" ;;
+esac
+"""
+    )
+    program.chmod(0o755)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return tmp_path, {"PYTHON": str(program), "SKIP_DOCTOR": "1", "RAY_PORT": str(port)}
