@@ -1,5 +1,6 @@
 """Runs ``python -m verl.trainer.main_ppo`` as a user would, on a CPU, and reads what it left."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +96,15 @@ class Loop:
     def running(self) -> bool:
         return self._process.poll() is None
 
+    def processor_seconds(self) -> float:
+        """That the processes which it has started and which still run have used."""
+        ticks = 0
+        for process in _processes_below(self._ray_directory):
+            with contextlib.suppress(OSError):
+                fields = (process / "stat").read_text().rpartition(")")[2].split()
+                ticks += int(fields[11]) + int(fields[12])  # utime and stime
+        return ticks / os.sysconf("SC_CLK_TCK")
+
     def kill(self) -> None:
         """SIGKILL to it and to everything that it has started."""
         for group in {self._process.pid, *_process_groups_below(self._ray_directory)}:
@@ -106,16 +117,20 @@ class Loop:
 
 
 def _process_groups_below(ray_directory: str) -> set[int]:
-    """Groups of the processes whose environment or command names this run's folder of Ray's, and of no others."""
     found = set()
+    for process in _processes_below(ray_directory):
+        with contextlib.suppress(OSError):
+            found.add(os.getpgid(int(process.name)))
+    return found - {os.getpgid(0)}
+
+
+def _processes_below(ray_directory: str) -> Iterator[Path]:
+    """The processes whose environment or command names this run's folder of Ray's, and no others."""
     for process in Path("/proc").glob("[0-9]*"):
-        try:
+        with contextlib.suppress(OSError):
             known = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
             if ray_directory.encode() in known:
-                found.add(os.getpgid(int(process.name)))
-        except OSError:
-            continue
-    return found - {os.getpgid(0)}
+                yield process
 
 
 def metrics(run: Path) -> dict[int, dict[str, Any]]:
