@@ -43,6 +43,14 @@ demo-real: real  ## SmolLM2 learns the format, then CoCA: before and after, one 
 reproduce-real: real  ## every method on SmolLM2, two seeds (hours; cells of at most 45 minutes, resumable)
 	$(BIN)/coca-mindspeed reproduce --plan smollm2 --seeds 2 --output runs/reproduce-real --report docs/reproduce_real
 
+# Built for CUDA, ROCm and CPUs at once (43 MB), so it is not in the lock.
+$(VENV)/.8bit-installed: requirements/adamw_8bit.txt $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/adamw_8bit.txt
+	@touch $@
+
+test-8bit: $(VENV)/.8bit-installed  ## add bitsandbytes to the environment, and run the tests of optimizer.name=adamw_8bit
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/local/test_optimizer.py
+
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .

@@ -21,7 +21,8 @@ from coca_mindspeed.local.log_probs import response_scores
 from coca_mindspeed.local.lora import add_adapters
 from coca_mindspeed.local.microbatches import microbatches
 from coca_mindspeed.local.output_layer import OutputLayer
-from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.optimizer import moments_bytes, step_bytes
+from coca_mindspeed.local.policy import Policy, choose_device
 from coca_mindspeed.local.recomputation import recompute_layers
 from coca_mindspeed.local.sampler import Decoder, draw
 
@@ -35,7 +36,8 @@ class Footprint:
         trained: how many of them are trained.
         weights: of the model.
         gradients: of what is trained; they are there during the update alone.
-        moments: AdamW's two.
+        moments: AdamW's two, and the scales of those of eight bits.
+        step: the most that the optimizer's step needs besides these three.
         update: the most that the backward pass of a microbatch needs besides these three.
         cache: keys and values when the longest responses end.
         rollout: the most that sampling needs besides weights and moments, the cache included.
@@ -47,12 +49,13 @@ class Footprint:
     gradients: int
     moments: int
     update: int
+    step: int
     cache: int
     rollout: int
 
     @property
     def peak_of_update(self) -> int:
-        return self.weights + self.gradients + self.moments + self.update
+        return self.weights + self.gradients + self.moments + max(self.update, self.step)
 
     @property
     def peak_of_rollout(self) -> int:
@@ -82,6 +85,8 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
         update = live.most - before
         gradients = sum(p.numel() * p.element_size() for p in trained)
         before = live.start()
+        moments = moments_bytes(policy, config.optimizer.name)
+        step = step_bytes(policy, config.optimizer.name, choose_device(config.trainer.device))
         cache = rollout_pass(policy, prompt, config)
         rollout = live.most - before
     return Footprint(
@@ -89,7 +94,8 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
         trained=sum(p.numel() for p in trained),
         weights=weights,
         gradients=gradients,
-        moments=2 * gradients,
+        moments=moments,
+        step=step,
         update=update - gradients,
         cache=cache,
         rollout=rollout,
