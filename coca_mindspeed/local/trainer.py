@@ -33,6 +33,7 @@ from coca_mindspeed.local.progress import MEAN_OF, StepProgress, TrainingProgres
 from coca_mindspeed.local.run_log import RunLog
 from coca_mindspeed.local.schedule import generator, learning_rate, records_of_step
 from coca_mindspeed.local.update import NotFiniteError, update_policy
+from coca_mindspeed.time_left import STEPS
 
 
 @dataclass
@@ -81,7 +82,9 @@ class Trainer:
             optimizer.load_state_dict(resume_from.optimizer_state(self.policy.device))
         settings = self.config.model_dump(mode="json")
         log = RunLog(self.output, self.config.logging, settings, self.run_id, resume_step=start)
-        self._progress = TrainingProgress(self.total_steps, self.show_progress, start, log.last_rows(MEAN_OF))
+        interval = self.config.evaluation.interval if self.evaluate_records else 0
+        before = log.last_rows(max(MEAN_OF, STEPS, interval))
+        self._progress = TrainingProgress(self.total_steps, self.show_progress, start, before, interval=interval)
         with saying_what_is_saved(self._where_to_go_on), stop_request() as stop, self._progress:
             try:
                 for step in range(start, self.total_steps):
