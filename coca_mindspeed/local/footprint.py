@@ -17,11 +17,12 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.local.grouped_attention import group_heads
 from coca_mindspeed.local.log_probs import response_scores
 from coca_mindspeed.local.lora import add_adapters
 from coca_mindspeed.local.microbatches import microbatches
-from coca_mindspeed.local.output_layer import OutputLayer
 from coca_mindspeed.local.optimizer import moments_bytes, step_bytes
+from coca_mindspeed.local.output_layer import OutputLayer
 from coca_mindspeed.local.policy import Policy, choose_device
 from coca_mindspeed.local.recomputation import recompute_layers
 from coca_mindspeed.local.sampler import Decoder, draw
@@ -48,8 +49,8 @@ class Footprint:
     weights: int
     gradients: int
     moments: int
-    update: int
     step: int
+    update: int
     cache: int
     rollout: int
 
@@ -84,9 +85,9 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
         update_pass(policy, prompt, group_sizes, config)
         update = live.most - before
         gradients = sum(p.numel() * p.element_size() for p in trained)
-        before = live.start()
         moments = moments_bytes(policy, config.optimizer.name)
         step = step_bytes(policy, config.optimizer.name, choose_device(config.trainer.device))
+        before = live.start()
         cache = rollout_pass(policy, prompt, config)
         rollout = live.most - before
     return Footprint(
@@ -148,6 +149,7 @@ def _shapes_alone(config: RunConfig, architecture: Any) -> Policy:
         model = AutoModelForCausalLM.from_config(
             architecture, attn_implementation=config.model.attention, dtype=torch.float32
         )
+        group_heads(model)
         model.eval()
         text: Any = None  # nothing is read
         policy = Policy(model, None, text, (1,), 0, getattr(torch, config.model.compute_dtype))

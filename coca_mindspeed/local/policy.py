@@ -19,6 +19,7 @@ from coca_mindspeed.config.schema import DEVICE_PATTERN, ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.chat import encode_prompts, load_tokenizer
+from coca_mindspeed.local.grouped_attention import group_heads
 from coca_mindspeed.local.output_layer import OutputLayer
 from coca_mindspeed.local.recomputation import recompute_layers
 from coca_mindspeed.tokenization import token_text
@@ -150,6 +151,7 @@ def load_policy(path: Path, config: ModelConfig, device: torch.device, *, where:
         )
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{where}={path}: cannot be loaded as a causal language model: {error}") from error
+    group_heads(model)
     _refuse_partial_weights(model, loading, f"{where}={path}")
     model = model.to(device)
     model.eval()  # dropout would make the log-probs of sampling and training differ
