@@ -81,9 +81,7 @@ class Policy:
             logits = logits / temperature
         if self.pad_id in self.eos_ids:
             return logits
-        banned = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-        banned[self.pad_id] = True
-        return logits.masked_fill(banned, -torch.inf)
+        return logits.index_fill(-1, torch.full((1,), self.pad_id, device=logits.device), -torch.inf)
 
     def encode_prompts(self, records: Sequence[Record], system_prompt: str | None, max_tokens: int) -> list[list[int]]:
         """Token ids of each record's prompt, by the tokenizer's chat template.
@@ -151,9 +149,9 @@ def load_policy(path: Path, config: ModelConfig, device: torch.device, *, where:
         )
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{where}={path}: cannot be loaded as a causal language model: {error}") from error
-    group_heads(model)
     _refuse_partial_weights(model, loading, f"{where}={path}")
     model = model.to(device)
+    group_heads(model)
     model.eval()  # dropout would make the log-probs of sampling and training differ
     eos_ids = _eos_ids(model, tokenizer)
     if not eos_ids:
