@@ -8,7 +8,7 @@ OPENCOMPASS_VENV ?= .venv-opencompass
 VLLM_VENV ?= .venv-vllm
 
 .PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-opencompass test-serving test-verl lint bench
-.PHONY: test-verl-learning bench-trl clean lock lock-opencompass lock-verl docs .venv
+.PHONY: test-verl-learning test-8bit bench-trl bench-check bench-baselines clean lock lock-opencompass lock-verl docs .venv
 
 help:  ## list the targets
 	@grep -hE '^[a-zA-Z_.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -108,6 +108,12 @@ test-verl-learning: $(VERL_VENV)/.installed runs/demo/model/config.json  ## thre
 
 bench: $(STAMP)  ## benchmarks: a table, and JSON in runs/bench
 	$(BIN)/python -m benchmarks --output runs/bench
+
+bench-check: $(STAMP)  ## has a ratio or a peak become worse than benchmarks/baselines.json says? (a quiet machine)
+	$(BIN)/python -m benchmarks.check
+
+bench-baselines: $(STAMP)  ## measure benchmarks/baselines.json anew (a quiet machine)
+	$(BIN)/python -m benchmarks.check --update
 
 lock: $(STAMP)  ## resolve requirements/cpu.in anew for every supported Python
 	$(BIN)/python -m pip install --quiet uv
