@@ -64,7 +64,7 @@ def test_an_older_release_and_other_devices_are_refused(monkeypatch):
 
 
 def test_moments_and_the_memory_of_a_step_by_hand():
-    plain, eight = footprint(run_of(), LLAMA), footprint(run_of(EIGHT), LLAMA)
+    plain, eight = (footprint(run_of("trainer.device=cpu", *more), LLAMA) for more in ((), (EIGHT,)))
     head, small = 300 * 32, plain.parameters - 2 * 300 * 32  # no matrix of the one layer has 4,096 numbers
     assert plain.moments == 8 * plain.parameters
     # The head's two moments in a byte each, with a scale for each begun block of 256; the embedding's stay as they are.
