@@ -8,7 +8,7 @@ OPENCOMPASS_VENV ?= .venv-opencompass
 VLLM_VENV ?= .venv-vllm
 
 .PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-opencompass test-serving test-verl lint bench
-.PHONY: test-verl-learning bench-trl clean lock lock-opencompass lock-verl docs .venv
+.PHONY: test-verl-learning test-8bit bench-trl bench-check bench-baselines clean lock lock-opencompass lock-verl docs .venv
 
 help:  ## list the targets
 	@grep -hE '^[a-zA-Z_.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -42,6 +42,14 @@ demo-real: real  ## SmolLM2 learns the format, then CoCA: before and after, one 
 
 reproduce-real: real  ## every method on SmolLM2, two seeds (hours; cells of at most 45 minutes, resumable)
 	$(BIN)/coca-mindspeed reproduce --plan smollm2 --seeds 2 --output runs/reproduce-real --report docs/reproduce_real
+
+# Built for CUDA, ROCm and CPUs at once (43 MB), so it is not in the lock.
+$(VENV)/.8bit-installed: requirements/adamw_8bit.txt $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/adamw_8bit.txt
+	@touch $@
+
+test-8bit: $(VENV)/.8bit-installed  ## add bitsandbytes to the environment, and run the tests of optimizer.name=adamw_8bit
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/local/test_optimizer.py
 
 lint: $(STAMP)  ## ruff and mypy
 	$(BIN)/ruff check .
@@ -100,6 +108,12 @@ test-verl-learning: $(VERL_VENV)/.installed runs/demo/model/config.json  ## thre
 
 bench: $(STAMP)  ## benchmarks: a table, and JSON in runs/bench
 	$(BIN)/python -m benchmarks --output runs/bench
+
+bench-check: $(STAMP)  ## has a ratio or a peak become worse than benchmarks/baselines.json says? (a quiet machine)
+	$(BIN)/python -m benchmarks.check
+
+bench-baselines: $(STAMP)  ## measure benchmarks/baselines.json anew (a quiet machine)
+	$(BIN)/python -m benchmarks.check --update
 
 lock: $(STAMP)  ## resolve requirements/cpu.in anew for every supported Python
 	$(BIN)/python -m pip install --quiet uv

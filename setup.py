@@ -41,6 +41,7 @@ setup(
         "tokenizers",
         "safetensors",
         "numpy",
+        "packaging",
         "hydra-core>=1.3.2,<1.4",
         "omegaconf>=2.3,<2.4",
         "pydantic>=2.7",
@@ -62,6 +63,7 @@ setup(
         "wandb": ["wandb"],
         "swanlab": ["swanlab"],
         "lora": ["peft>=0.17"],
+        "adamw-8bit": ["bitsandbytes>=0.50"],
         "datasets": ["datasets<5.2"],
         "serving": [
             "starlette>=0.40,<2",

@@ -1,8 +1,6 @@
 """``python -m benchmarks --output DIR``: every benchmark of this folder, a table and a JSON file."""
 
 import argparse
-import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
@@ -10,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks import algorithm_at_paper_size, sampler_against_generate, update_with_shared_prompts
+from benchmarks.machine import machine, packages
 from coca_mindspeed.files import write_json
 
 BENCHMARKS = {
@@ -34,17 +33,9 @@ def main() -> None:
         for what, value in values.items():
             table.add_row(name, what, f"{value:,.4g}")
     Console().print(table)
-    machine = {"processor": platform.processor() or platform.machine(), "threads": arguments.threads}
-    packages = {name: _version(name) for name in ("torch", "transformers", "verl")}
-    write_json(arguments.output / "bench.json", {"machine": machine, "packages": packages, "results": results})
+    found = {"machine": machine(), "packages": packages("torch", "transformers", "verl"), "results": results}
+    write_json(arguments.output / "bench.json", found)
     Console().print(f"{arguments.output / 'bench.json'}")
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 if __name__ == "__main__":

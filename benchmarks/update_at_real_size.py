@@ -4,6 +4,7 @@ A Qwen2 of two layers, hidden size 896 and 151,936 tokens, random weights; respo
 """
 
 import argparse
+import json
 import resource
 import time
 from pathlib import Path
@@ -43,29 +44,45 @@ def random_experience(responses: int, tokens: int, vocabulary: int) -> Any:
     )
 
 
+def measure(responses: int, tokens: int, vocabulary: int, microbatch_tokens: int) -> dict[str, float]:
+    """Bytes before an update and beyond them at its peak, and seconds, in a process that does nothing else."""
+    torch.manual_seed(0)
+    shape = {"num_hidden_layers": 2, "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    config = Qwen2Config(vocab_size=vocabulary, hidden_size=896, intermediate_size=4864, **shape)
+    policy = Policy(Qwen2ForCausalLM(config).eval(), None, None, (1,), 0)
+    recompute_layers(policy.model)
+    settings = [f"trainer.microbatch_tokens={microbatch_tokens}", "trainer.minibatches=1"]
+    run = compose_run("demo", [*settings, f"rollout.group_size={responses}"]).run
+    experience = random_experience(responses, tokens, vocabulary)
+    optimizer = torch.optim.AdamW(policy.trained_parameters(), fused=True)
+    before, started = resident(), time.perf_counter()
+    metrics = update_policy(policy, experience, optimizer, 1e-6, run)
+    seconds = time.perf_counter() - started
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "before": before,
+        "peak beyond": peak - before,
+        "seconds": seconds,
+        "objective/grad_norm": metrics["objective/grad_norm"],
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.update_at_real_size", description=__doc__)
     parser.add_argument("--responses", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--vocabulary", type=int, default=151_936)
     parser.add_argument("--microbatch-tokens", type=int, default=4_300)
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON, in bytes and seconds")
     arguments = parser.parse_args()
-    torch.manual_seed(0)
-    shape = {"num_hidden_layers": 2, "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True}
-    config = Qwen2Config(vocab_size=arguments.vocabulary, hidden_size=896, intermediate_size=4864, **shape)
-    policy = Policy(Qwen2ForCausalLM(config).eval(), None, None, (1,), 0)
-    recompute_layers(policy.model)
-    settings = [f"trainer.microbatch_tokens={arguments.microbatch_tokens}", "trainer.minibatches=1"]
-    run = compose_run("demo", [*settings, f"rollout.group_size={arguments.responses}"]).run
-    experience = random_experience(arguments.responses, arguments.tokens, arguments.vocabulary)
-    optimizer = torch.optim.AdamW(policy.trained_parameters(), fused=True)
-    before, started = resident(), time.perf_counter()
-    metrics = update_policy(policy, experience, optimizer, 1e-6, run)
-    seconds = time.perf_counter() - started
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    found = measure(arguments.responses, arguments.tokens, arguments.vocabulary, arguments.microbatch_tokens)
+    if arguments.json:
+        print(json.dumps(found))
+        return
+    beyond, before, seconds = (found[name] for name in ("peak beyond", "before", "seconds"))
     print(f"{arguments.responses} responses of {arguments.tokens} tokens, vocabulary {arguments.vocabulary}:")
-    print(f"{(peak - before) / _GIB:.2f} GiB above weights and process ({before / _GIB:.2f} GiB), {seconds:.0f} s")
-    print(f"objective/grad_norm {metrics['objective/grad_norm']:.3f}")
+    print(f"{beyond / _GIB:.2f} GiB above weights and process ({before / _GIB:.2f} GiB), {seconds:.0f} s")
+    print(f"objective/grad_norm {found['objective/grad_norm']:.3f}")
 
 
 if __name__ == "__main__":

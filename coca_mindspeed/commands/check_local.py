@@ -10,8 +10,11 @@ from coca_mindspeed.console import PlainConsole, print_text
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.context import read_model_config
 from coca_mindspeed.local.memory_check import MemoryCheck, check_memory, memory_problems
+from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import choose_device
 from coca_mindspeed.local.tiny_model import tiny_config
+
+_MOMENTS = {"adamw": "float32", "adamw_8bit": "a byte each, with scales; the embedding's float32"}
 
 
 def check_local(config: RunConfig, name: str, *, quiet: bool) -> None:
@@ -21,6 +24,7 @@ def check_local(config: RunConfig, name: str, *, quiet: bool) -> None:
         ConfigError: the model's shape cannot be read, or the run does not fit; it says what would.
     """
     device = choose_device(config.trainer.device)
+    require_optimizer(config.optimizer, device)
     if config.model.path is None:
         architecture = tiny_config()
     else:
@@ -41,8 +45,9 @@ def _print(check: MemoryCheck, config: RunConfig, name: str, device: str) -> Non
     rows = [
         ("weights", run.weights, f"{run.parameters:,} parameters, {trained}"),
         ("gradients", run.gradients, "during the update"),
-        ("moments", run.moments, "AdamW's two, float32"),
+        ("moments", run.moments, f"AdamW's two, {_MOMENTS[config.optimizer.name]}"),
         ("activations and logits", run.update, "of the largest microbatch, at its most"),
+        *([("optimizer's step", run.step, "at its most, when activations are gone")] if run.step else []),
         ("update, together", run.peak_of_update, ""),
         ("keys and values", run.cache, "when the longest responses end, with the room for more"),
         ("sampling in all", run.rollout, "keys and values, logits, one of their moves"),

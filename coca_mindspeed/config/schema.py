@@ -208,6 +208,11 @@ class RolloutConfig(Section):
 class OptimizerConfig(Section):
     """AdamW, its schedule and gradient clipping."""
 
+    name: Literal["adamw", "adamw_8bit"] = Field(
+        "adamw",
+        description="adamw: moments in float32; adamw_8bit: in eight bits, by bitsandbytes (the extra adamw-8bit); "
+        "docs/memory.md",
+    )
     lr: float = Field(1e-6, gt=0, le=1, description="peak learning rate")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
         (0.9, 0.95), description="AdamW's beta1 and beta2"

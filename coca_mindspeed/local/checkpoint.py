@@ -18,6 +18,7 @@ import torch
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.files import whole_directory
 from coca_mindspeed.local.lora import merged_weights, save_adapters
+from coca_mindspeed.local.optimizer import moments_bytes
 from coca_mindspeed.local.policy import Policy
 
 _NAME = re.compile(r"step_(\d{6,})")
@@ -150,17 +151,22 @@ def _put_back_or_remove(replaced: Path, final: Path) -> None:
         replaced.rename(final)
 
 
-def checkpoint_bytes(policy: Policy) -> int:
+def checkpoint_bytes(policy: Policy, optimizer_name: str) -> int:
     """Size of one checkpoint: what is trained in float32, and AdamW's two moments."""
-    return sum(3 * p.numel() * p.element_size() for p in policy.trained_parameters())
+    return _trained_bytes(policy) + moments_bytes(policy, optimizer_name)
 
 
-def check_space(output: Path, policy: Policy, keep: int, show: bool) -> None:
+def _trained_bytes(policy: Policy) -> int:
+    return sum(p.numel() * p.element_size() for p in policy.trained_parameters())
+
+
+def check_space(output: Path, policy: Policy, optimizer_name: str, keep: int, show: bool) -> None:
     """Find out before the first step whether the disk can hold the run's checkpoints, and say how much they take.
 
     Args:
         output: the run's directory, which is there.
         policy: what will be saved.
+        optimizer_name: whose moments will be saved.
         keep: checkpoints that are kept.
         show: say it where it is much.
 
@@ -168,9 +174,9 @@ def check_space(output: Path, policy: Policy, keep: int, show: bool) -> None:
         TrainingError: the disk is too small.
     """
     # While a new checkpoint is written, the ones that are kept are still there; the export comes last.
-    size = checkpoint_bytes(policy)
+    size = checkpoint_bytes(policy, optimizer_name)
     frozen = sum(4 * p.numel() for p in policy.model.parameters() if not p.requires_grad)  # exported all the same
-    total = size * (keep + 1) + size // 3 + frozen
+    total = size * (keep + 1) + _trained_bytes(policy) + frozen
     there = size * min(keep, len(list_checkpoints(output / "checkpoints")))
     free = shutil.disk_usage(output).free
     if free < total - there:
@@ -181,7 +187,7 @@ def check_space(output: Path, policy: Policy, keep: int, show: bool) -> None:
         )
     if show and size > _MUCH:
         print(
-            f"a checkpoint takes {size / 1e9:.1f} GB (weights and AdamW's moments in float32); with checkpoint.keep="
+            f"a checkpoint takes {size / 1e9:.1f} GB (weights and AdamW's moments); with checkpoint.keep="
             f"{keep} and the exported model the run needs up to {total / 1e9:.1f} GB of disk",
             file=sys.stderr,
             flush=True,

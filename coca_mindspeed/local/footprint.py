@@ -17,11 +17,13 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.local.grouped_attention import group_heads
 from coca_mindspeed.local.log_probs import response_scores
 from coca_mindspeed.local.lora import add_adapters
 from coca_mindspeed.local.microbatches import microbatches
+from coca_mindspeed.local.optimizer import moments_bytes, step_bytes
 from coca_mindspeed.local.output_layer import OutputLayer
-from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.policy import Policy, choose_device
 from coca_mindspeed.local.recomputation import recompute_layers
 from coca_mindspeed.local.sampler import Decoder, draw
 
@@ -35,7 +37,8 @@ class Footprint:
         trained: how many of them are trained.
         weights: of the model.
         gradients: of what is trained; they are there during the update alone.
-        moments: AdamW's two.
+        moments: AdamW's two, and the scales of those of eight bits.
+        step: the most that the optimizer's step needs besides these three.
         update: the most that the backward pass of a microbatch needs besides these three.
         cache: keys and values when the longest responses end.
         rollout: the most that sampling needs besides weights and moments, the cache included.
@@ -46,13 +49,14 @@ class Footprint:
     weights: int
     gradients: int
     moments: int
+    step: int
     update: int
     cache: int
     rollout: int
 
     @property
     def peak_of_update(self) -> int:
-        return self.weights + self.gradients + self.moments + self.update
+        return self.weights + self.gradients + self.moments + max(self.update, self.step)
 
     @property
     def peak_of_rollout(self) -> int:
@@ -81,6 +85,8 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
         update_pass(policy, prompt, group_sizes, config)
         update = live.most - before
         gradients = sum(p.numel() * p.element_size() for p in trained)
+        moments = moments_bytes(policy, config.optimizer.name)
+        step = step_bytes(policy, config.optimizer.name, choose_device(config.trainer.device))
         before = live.start()
         cache = rollout_pass(policy, prompt, config)
         rollout = live.most - before
@@ -89,7 +95,8 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
         trained=sum(p.numel() for p in trained),
         weights=weights,
         gradients=gradients,
-        moments=2 * gradients,
+        moments=moments,
+        step=step,
         update=update - gradients,
         cache=cache,
         rollout=rollout,
@@ -142,6 +149,7 @@ def _shapes_alone(config: RunConfig, architecture: Any) -> Policy:
         model = AutoModelForCausalLM.from_config(
             architecture, attn_implementation=config.model.attention, dtype=torch.float32
         )
+        group_heads(model)
         model.eval()
         text: Any = None  # nothing is read
         policy = Policy(model, None, text, (1,), 0, getattr(torch, config.model.compute_dtype))

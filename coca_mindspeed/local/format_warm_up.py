@@ -124,6 +124,7 @@ def _run(
             config.seed,
             progress.advance,
             layout=layout,
+            optimizer_name=config.optimizer.name,
             resume=resume,
             after_step=save,
         )

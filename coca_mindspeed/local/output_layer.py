@@ -124,8 +124,15 @@ def scores_of_logits(logits: Tensor, tokens: Tensor) -> TokenScores:
     distribution = logits.log_softmax(dim=-1)
     log_probs = distribution.gather(-1, tokens[..., None]).squeeze(-1)
     with torch.no_grad():
-        entropy = torch.special.entr(distribution.exp()).sum(dim=-1)
+        entropy = entropy_of(distribution, distribution.exp())
     return TokenScores(log_probs, entropy)
+
+
+def entropy_of(distribution: Tensor, probabilities: Tensor) -> Tensor:
+    """Entropy ``[...]``, nats, of log-probs ``[..., vocabulary]`` and what they are the logarithms of."""
+    # Finite, so that 0 x log 0 is 0.  torch.special.entr takes every logarithm anew, one at a time on a CPU.
+    finite = distribution.clamp_min(torch.finfo(distribution.dtype).min)
+    return finite.mul_(probabilities).sum(dim=-1).neg()
 
 
 class _Distribution(NamedTuple):
@@ -172,9 +179,12 @@ class _ChunkedScores(torch.autograd.Function):
                 s = states[rows].to(dtype)
                 logits = linear(s, w, b).requires_grad_()
                 with torch.enable_grad():
-                    log_probs = as_policy(logits).log_softmax(dim=-1).gather(-1, tokens[rows, None])[:, 0]
-                    (by_logits,) = torch.autograd.grad(log_probs, logits, gradient[rows])
-                del logits, log_probs
+                    of_policy = as_policy(logits)
+                # d log p(token) = 1 at the token - p; by autograd it would take two more tensors of this size.
+                by_policy = of_policy.detach().softmax(dim=-1).mul_(-gradient[rows, None])
+                by_policy.scatter_add_(1, tokens[rows, None], gradient[rows, None])
+                (by_logits,) = torch.autograd.grad(of_policy, logits, by_policy)
+                del logits, of_policy, by_policy
                 if by_states is not None:
                     by_states[rows] = (by_logits @ w).to(by_states.dtype)
                 if by_weight is not None:

@@ -19,6 +19,7 @@ from coca_mindspeed.config.schema import DEVICE_PATTERN, ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.chat import encode_prompts, load_tokenizer
+from coca_mindspeed.local.grouped_attention import group_heads
 from coca_mindspeed.local.output_layer import OutputLayer
 from coca_mindspeed.local.recomputation import recompute_layers
 from coca_mindspeed.tokenization import token_text
@@ -80,9 +81,7 @@ class Policy:
             logits = logits / temperature
         if self.pad_id in self.eos_ids:
             return logits
-        banned = torch.zeros(logits.shape[-1], dtype=torch.bool, device=logits.device)
-        banned[self.pad_id] = True
-        return logits.masked_fill(banned, -torch.inf)
+        return logits.index_fill(-1, torch.full((1,), self.pad_id, device=logits.device), -torch.inf)
 
     def encode_prompts(self, records: Sequence[Record], system_prompt: str | None, max_tokens: int) -> list[list[int]]:
         """Token ids of each record's prompt, by the tokenizer's chat template.
@@ -152,6 +151,7 @@ def load_policy(path: Path, config: ModelConfig, device: torch.device, *, where:
         raise ConfigError(f"{where}={path}: cannot be loaded as a causal language model: {error}") from error
     _refuse_partial_weights(model, loading, f"{where}={path}")
     model = model.to(device)
+    group_heads(model)
     model.eval()  # dropout would make the log-probs of sampling and training differ
     eos_ids = _eos_ids(model, tokenizer)
     if not eos_ids:

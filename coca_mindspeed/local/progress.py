@@ -1,4 +1,4 @@
-"""Progress bars: on a terminal a live line, elsewhere (a log file) a line every tenth of the way."""
+"""Progress bars with the time left: on a terminal a live line, elsewhere (a log file) a line every tenth of the way."""
 
 import math
 import sys
@@ -12,6 +12,8 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import Progress, ProgressColumn, Task
 from rich.text import Text
+
+from coca_mindspeed.time_left import Pace, duration
 
 _Self = TypeVar("_Self", bound="StepProgress")
 MEAN_OF = 10  # steps; single ones are too noisy to be read
@@ -55,7 +57,9 @@ class StepProgress:
         self._task = self._bar.add_task(title, total=total, completed=done, shown=Shown())
         self._show_from = time.monotonic() + patience
         self._last_tenth = self._tenth(done)
-        self._said = time.monotonic()
+        self._said = self._since = time.monotonic()
+        self._done = done
+        self._pace = Pace(total)
 
     def __enter__(self: _Self) -> _Self:
         if time.monotonic() >= self._show_from:
@@ -71,15 +75,23 @@ class StepProgress:
         """Show that ``step`` steps are done."""
         if isinstance(shown, str):
             shown = Shown(shown, (shown,) if shown else ())
-        self._bar.update(self._task, completed=step, shown=shown)
-        if time.monotonic() < self._show_from:
+        now = time.monotonic()
+        if step > self._done:
+            self._told(step - self._done, now - self._since)
+            self._done, self._since = step, now
+        left = self._pace.left(step) if step < self._total else None
+        # rich's own estimate forgets what is older than half a minute, which one step of a large model may take.
+        self._bar.update(self._task, completed=step, shown=shown, ends=None if left is None else now + left)
+        if now < self._show_from:
             return
         if self._live:
             self._bar.start()
         elif self._lines and self._tenth(step) > self._last_tenth:
             self._last_tenth = self._tenth(step)
-            self._said = time.monotonic()
-            print(f"{self._title} {step}/{self._total}  {shown.full}".rstrip(), file=sys.stderr, flush=True)
+            self._said = now
+            count = f"{self._title} {step}/{self._total}"
+            about = "" if left is None else f"about {duration(left)} left"
+            print("  ".join(part for part in (count, about, shown.full) if part), file=sys.stderr, flush=True)
 
     def busy(self, text: str) -> None:
         """Show what a long step is doing; in a log file at most once in ten seconds."""
@@ -95,6 +107,10 @@ class StepProgress:
             self._bar.console.print(text, soft_wrap=True, markup=False, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)
+
+    def _told(self, steps: int, seconds: float) -> None:
+        """So many steps took so long."""
+        self._pace.add(steps, seconds)
 
     def _tenth(self, step: int) -> int:
         return step * 10 // max(1, self._total)
@@ -122,8 +138,8 @@ class _Line(ProgressColumn):
             parts = [shown.full] if shown.full else []
         else:
             parts = _that_fit(shown.short, width - len(head) - len(count) - 2)
-        seconds = task.time_remaining
-        left = "" if seconds is None or seconds <= 0 else f"{int(seconds) // 60}:{int(seconds) % 60:02d} left"
+        ends = task.fields.get("ends")
+        left = "" if ends is None else f"{duration(max(0.0, ends - time.monotonic()))} left"
         room = width - len(" ".join([head, count, *parts]))
         if left and room > len(left):
             count, room = f"{count} {left}", room - len(left) - 1
@@ -166,15 +182,32 @@ class TrainingProgress(StepProgress):
     """Progress of the training: accuracy, ECE, confidence reward and tokens/s, each a mean of the last steps."""
 
     def __init__(
-        self, total: int, enabled: bool, done: int = 0, history: Sequence[Mapping[str, float | None]] = ()
+        self,
+        total: int,
+        enabled: bool,
+        done: int = 0,
+        history: Sequence[Mapping[str, float | None]] = (),
+        *,
+        interval: int = 0,
     ) -> None:
-        """``history``: rows of metrics and timing of the steps before, so that a resumed run shows the same means."""
+        """Nothing is shown before the block is entered.
+
+        Args:
+            total: steps in all.
+            enabled: whether to show anything.
+            done: steps that were done before.
+            history: rows of metrics and timing of the steps before, the newest last, so that a resumed run shows the
+                same means and the same time left.
+            interval: steps between evaluations; 0: none.
+        """
         super().__init__(total, enabled, done, title="training")
+        self._pace = Pace.of_training(total, interval, history)
         self._rows: deque[Mapping[str, float | None]] = deque(history, maxlen=MEAN_OF)
 
     def advance(self, step: int, metrics: Mapping[str, float], timing: Mapping[str, float]) -> None:
         """Show the means up to the newest step."""
         self._rows.append({**metrics, **timing})
+        self._pace.add_training_step(timing)
         full, short = [], []
         for key, (name, short_name) in _NUMBERS.items():
             values = [row.get(key) for row in self._rows]
@@ -187,3 +220,6 @@ class TrainingProgress(StepProgress):
         steps = len(self._rows)
         whose = f"mean of {steps} steps: " if steps > 1 else ""
         self.show(step, Shown(whose + "  ".join(full), (f"mean {short[0]}", *short[1:]) if short else ()))
+
+    def _told(self, steps: int, seconds: float) -> None:
+        """The steps say themselves how long they took, and what of it was an evaluation."""

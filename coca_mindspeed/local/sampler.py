@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.local.growing_cache import cache_bytes, growing_cache, skip_to
-from coca_mindspeed.local.output_layer import TokenScores
+from coca_mindspeed.local.output_layer import TokenScores, entropy_of
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.token_draw import draw_tokens
 
 _SHRINK_AT = 0.9  # the batch is rebuilt without its ended rows when so few are left; each time copies the cache
 
@@ -137,8 +138,8 @@ def draw(
     """
     distribution = policy.logits_of_policy(logits, temperature).log_softmax(dim=-1)
     probabilities = distribution.exp()
-    token = torch.multinomial(probabilities, 1, generator=generator)
-    return token, TokenScores(distribution.gather(1, token), torch.special.entr(probabilities).sum(dim=-1))
+    token = draw_tokens(probabilities, generator)
+    return token, TokenScores(distribution.gather(1, token), entropy_of(distribution, probabilities))
 
 
 class Decoder:

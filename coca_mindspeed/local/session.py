@@ -21,6 +21,7 @@ from coca_mindspeed.local.format_warm_up import read_warm_up_records, teach_form
 from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.lora import add_adapters, load_adapters, require_peft
 from coca_mindspeed.local.memory_check import refuse_what_cannot_fit
+from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.preflight import LengthLimits, check_lengths, check_prompts
 from coca_mindspeed.local.progress import WarmUpProgress
@@ -104,6 +105,7 @@ def open_session(
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     device = choose_device(config.trainer.device)
+    require_optimizer(config.optimizer, device)
     train, evaluate = load_data(config.data)
     config = with_steps(config, len(train))
     data = {"train": records_digest(train), "evaluate": records_digest(evaluate)}
@@ -128,14 +130,14 @@ def open_session(
         policy = _load_policy(config, found, device)
         if policy is not None:
             _put_adapters(policy, config, found)
-            check_space(output, policy, config.checkpoint.keep, show_progress)
+            check_space(output, policy, config.optimizer.name, config.checkpoint.keep, show_progress)
         marker = claim(found, config, data, overwrite=overwrite)
         if policy is None:
             with saying_what_is_saved("stopped before the warm-up was done; nothing is saved; start it again"):
                 path = warm_start(config, output, train, device, show_progress)
             policy = load_policy(path, config.model, device, where="warm start")
             _put_adapters(policy, config, found)
-            check_space(output, policy, config.checkpoint.keep, show_progress)
+            check_space(output, policy, config.optimizer.name, config.checkpoint.keep, show_progress)
         elif lessons and found.newest is None:
             policy = teach_format(policy, lessons, config, output, show_progress=show_progress)
         trainer = Trainer(config, policy, grader, train, evaluate, output, str(marker["id"]), show_progress)

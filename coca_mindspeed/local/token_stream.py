@@ -7,6 +7,7 @@ import torch
 
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import Decoder
+from coca_mindspeed.local.token_draw import draw_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class TokenStream(Iterator[SampledToken]):
             if self._temperature == 0:
                 token = distribution.argmax(dim=-1, keepdim=True)
             else:
-                token = torch.multinomial(distribution.exp(), 1, generator=self._generator)
+                token = draw_tokens(distribution.exp(), self._generator)
             self._last = token
             values, ids = distribution[0].topk(min(self._top, distribution.shape[-1]))
             sampled = int(token)

@@ -27,11 +27,13 @@ from coca_mindspeed.local.experience import (
     sample_rows,
 )
 from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved, stop_request
+from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.progress import MEAN_OF, StepProgress, TrainingProgress
 from coca_mindspeed.local.run_log import RunLog
 from coca_mindspeed.local.schedule import generator, learning_rate, records_of_step
 from coca_mindspeed.local.update import NotFiniteError, update_policy
+from coca_mindspeed.time_left import STEPS
 
 
 @dataclass
@@ -75,18 +77,20 @@ class Trainer:
             InterruptedRunError: Ctrl-C or SIGTERM; the state is saved.
         """
         start = resume_from.step if resume_from else 0
-        optimizer = self._optimizer()
+        optimizer = build_optimizer(self.policy, self.config.optimizer)
         if resume_from is not None and start % self.config.trainer.steps:  # a new stage starts with a new optimizer
             optimizer.load_state_dict(resume_from.optimizer_state(self.policy.device))
         settings = self.config.model_dump(mode="json")
         log = RunLog(self.output, self.config.logging, settings, self.run_id, resume_step=start)
-        self._progress = TrainingProgress(self.total_steps, self.show_progress, start, log.last_rows(MEAN_OF))
+        interval = self.config.evaluation.interval if self.evaluate_records else 0
+        before = log.last_rows(max(MEAN_OF, STEPS, interval))
+        self._progress = TrainingProgress(self.total_steps, self.show_progress, start, before, interval=interval)
         with saying_what_is_saved(self._where_to_go_on), stop_request() as stop, self._progress:
             try:
                 for step in range(start, self.total_steps):
                     stage, stage_step = divmod(step, self.config.trainer.steps)
                     if stage_step == 0 and step > start:
-                        optimizer = self._optimizer()
+                        optimizer = build_optimizer(self.policy, self.config.optimizer)
                     metrics, timing = self._step(step, stage, stage_step, optimizer, log)
                     log.write(step + 1, metrics, timing)
                     self._progress.advance(step + 1, metrics, timing)
@@ -234,14 +238,3 @@ class Trainer:
 
     def _due(self, interval: int, step: int) -> bool:
         return interval > 0 and (step + 1) % interval == 0
-
-    def _optimizer(self) -> torch.optim.Optimizer:
-        config = self.config.optimizer
-        return torch.optim.AdamW(
-            self.policy.trained_parameters(),
-            lr=config.lr,
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            fused=self.policy.device.type in ("cpu", "cuda") or None,  # one kernel for all parameters
-        )

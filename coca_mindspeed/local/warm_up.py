@@ -6,7 +6,7 @@ built-in tiny model learns to answer here as well; a model of one's own (:mod:`.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from coca_mindspeed.algorithm.rewards import TrainingMethod
 from coca_mindspeed.config.schema import OptimizerConfig, WarmUpConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.local.log_probs import response_log_probs
+from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.schedule import derived_seed, learning_rate
 
@@ -30,6 +31,7 @@ def warm_up(
     progress: Callable[[int, float], None] = lambda step, loss: None,
     *,
     layout: "Layout | None" = None,
+    optimizer_name: Literal["adamw", "adamw_8bit"] = "adamw",
     resume: tuple[int, Mapping[str, Any]] | None = None,
     after_step: Callable[[int, torch.optim.Optimizer], None] = lambda step, optimizer: None,
 ) -> None:
@@ -43,20 +45,28 @@ def warm_up(
         seed: draws questions, wrong digits and confidences.
         progress: called after each step with the steps done and the loss in nats a token.
         layout: of the responses; None: the tiny model's, which has no spaces.
+        optimizer_name: as in :class:`OptimizerConfig`.
         resume: steps done before, and the optimizer's state after them; ``policy`` holds their weights.
         after_step: called after each step with the steps done and the optimizer, to save them or to stop.
     """
     random = np.random.default_rng(derived_seed(seed, "warm-up"))
-    parameters = list(policy.model.parameters())
-    optimizer = torch.optim.AdamW(parameters, betas=(0.9, 0.98), weight_decay=0.01, fused=True)
+    steps = config.steps
+    settings = OptimizerConfig(
+        name=optimizer_name,
+        lr=config.lr,
+        betas=(0.9, 0.98),
+        weight_decay=0.01,
+        schedule="cosine",
+        warmup_steps=min(20, steps),
+    )
+    optimizer = build_optimizer(policy, settings)
     done = 0
     if resume is not None:
         done, state = resume
         optimizer.load_state_dict(dict(state))
-    schedule = OptimizerConfig(lr=config.lr, schedule="cosine", warmup_steps=min(20, config.steps))
     max_tokens = policy.model.config.max_position_embeddings
     layout = layout or Layout(method.confidence_position)
-    for step in range(config.steps):
+    for step in range(steps):
         chosen = [records[i] for i in random.integers(len(records), size=config.batch)]
         texts = [_overconfident_response(r.answer, layout, config, random) for r in chosen]
         if step < done:  # drawn all the same, so that a resumed warm-up draws what follows
@@ -64,9 +74,9 @@ def warm_up(
         prompts = policy.encode_prompts(chosen, method.system_prompt, max_tokens)
         loss = _imitation_loss(policy, prompts, encode_responses(policy, texts), config.question_weight)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), 1.0)
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(schedule, step, config.steps)
+            group["lr"] = learning_rate(settings, step, steps)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         progress(step + 1, float(loss.detach()))

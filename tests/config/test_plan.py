@@ -454,6 +454,7 @@ _OTHER = {
     "data.name": "arithmetic",
     "data.grader": "exact",
     "data.grader_options": "{seconds: 1}",
+    "optimizer.name": "adamw_8bit",
     "optimizer.betas": "[0.5,0.6]",
     "optimizer.schedule": "cosine",
     "trainer.device": "cpu",

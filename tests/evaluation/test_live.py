@@ -9,6 +9,7 @@ from rich.console import Console
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.commands import watch
+from coca_mindspeed.config.compose import compose_run, to_yaml
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard, sparkline
 
@@ -53,6 +54,19 @@ def test_a_line_that_is_being_written_waits(run):
         file.write("\n")
     with pytest.raises(DataError, match=r"metrics\.jsonl:41"):
         show(run)
+
+
+def test_how_far_it_is_and_how_long_it_will_take(run):
+    config = compose_run("demo", ["method=sequential", "trainer.steps=150", "evaluation.interval=100"]).run
+    (run / "config.yaml").write_text(to_yaml(config))
+    assert "step 40 of 300 ─" in show(run)
+    timing = [{"step": step, "seconds/rollout": 3.0, "seconds/evaluation": None} for step in range(1, 41)]
+    (run / "timing.jsonl").write_text("".join(json.dumps(row) + "\n" for row in timing) + '{"step": 4')
+    assert "step 40 of 300, about 13 min left" in show(run)
+    (run / "config.yaml").write_text(to_yaml(config).replace("trainer:", "another_releases_key: 1\ntrainer:"))
+    assert "step 40 ─" in show(run)
+    (run / "config.yaml").write_text("- 1\n")
+    assert "step 40 ─" in show(run)
 
 
 def test_before_the_first_step(tmp_path):

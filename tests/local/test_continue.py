@@ -173,13 +173,14 @@ def test_an_old_checkpoint_that_cannot_be_removed_is_named(tmp_path, six_steps, 
 
 def test_the_size_of_checkpoints_is_said_before(tmp_path, six_steps, monkeypatch, capsys):
     policy = small_session(copy(six_steps, tmp_path / "run"), *TINY, resume=True).trainer.policy
-    checkpoint_module.check_space(tmp_path, policy, 2, show=True)
+    checkpoint_module.check_space(tmp_path, policy, "adamw", 2, show=True)
     assert capsys.readouterr().err == ""  # 1.3 MB are not worth a line
     monkeypatch.setattr(checkpoint_module, "_MUCH", 1)
     size = sum(f.stat().st_size for f in (tmp_path / "run" / "checkpoints" / "step_000006").rglob("*.*t*"))
-    assert checkpoint_module.checkpoint_bytes(policy) == pytest.approx(size, rel=0.05)
-    monkeypatch.setattr(checkpoint_module, "checkpoint_bytes", lambda _: 1_600_000_000)
-    checkpoint_module.check_space(tmp_path, policy, 2, show=True)
+    assert checkpoint_module.checkpoint_bytes(policy, "adamw") == pytest.approx(size, rel=0.05)
+    monkeypatch.setattr(checkpoint_module, "checkpoint_bytes", lambda *_: 1_600_000_000)
+    monkeypatch.setattr(checkpoint_module, "_trained_bytes", lambda _: 500_000_000)
+    checkpoint_module.check_space(tmp_path, policy, "adamw", 2, show=True)
     assert "a checkpoint takes 1.6 GB" in (said := capsys.readouterr().err)
     assert "checkpoint.keep=2 and the exported model the run needs up to 5.3 GB of disk" in said
 

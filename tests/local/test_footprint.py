@@ -162,6 +162,7 @@ import json, sys, torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.footprint import largest_microbatch, update_pass
+from coca_mindspeed.local.grouped_attention import group_heads
 from coca_mindspeed.local.policy import Policy
 
 def kib(name):
@@ -170,6 +171,7 @@ def kib(name):
 def pass_of(shape, overrides):
     run = compose_run("local", ["model.path=x", "data.train=x", *overrides]).run
     policy = Policy(AutoModelForCausalLM.from_config(LlamaConfig(**shape)).eval(), None, None, (1,), 0)
+    group_heads(policy.model)
     moments = [torch.ones_like(p) for p in policy.trained_parameters() for _ in range(2)]
     update_pass(policy, run.rollout.max_prompt_tokens, largest_microbatch(run, run.rollout.max_prompt_tokens), run)
 

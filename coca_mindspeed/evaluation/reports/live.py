@@ -9,18 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import yaml
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.config.compose import validate_run
+from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.metrics.binning import bin_table
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.metrics.catalogue import UNDEFINED, metric_info, show
 from coca_mindspeed.files import read_json_lines
 from coca_mindspeed.judging.learning_signal import NO_SIGNAL_STEPS, learning_problems
 from coca_mindspeed.safe_text import terminal_text
+from coca_mindspeed.time_left import STEPS, Pace, duration
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 30
@@ -49,7 +52,25 @@ class RunDirectory:
 
     def metrics(self) -> list[dict[str, Any]]:
         """The complete rows of metrics.jsonl; a last line that is still being written is left for the next look."""
-        path = self.path / "metrics.jsonl"
+        return self._complete_rows("metrics.jsonl")
+
+    def progress(self, done: int) -> str:
+        """``of 300, about 4 min left`` at the step that was ``done`` last; "" where the run does not say."""
+        path = self.path / "config.yaml"
+        try:
+            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+            config = validate_run(values, (path,)) if isinstance(values, dict) else None
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, ConfigError):
+            config = None
+        if config is None:  # another release's, or no run of ours
+            return ""
+        total = config.trainer.steps * len(config.method.training_method.stages)
+        timing = self._complete_rows("timing.jsonl")[-max(STEPS, config.evaluation.interval) :]
+        left = Pace.of_training(total, config.evaluation.interval, timing).left(done) if done < total else None
+        return f" of {total}" + ("" if left is None else f", about {duration(left)} left")
+
+    def _complete_rows(self, name: str) -> list[dict[str, Any]]:
+        path = self.path / name
         if not path.exists():
             return []
         rows = []
@@ -123,6 +144,11 @@ def _warnings(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
     return [Text(f"{text}\ndocs/troubleshooting.md says what to do", style="bold red")]
 
 
+def _where(directory: RunDirectory, newest: Mapping[str, Any]) -> str:
+    step = newest.get("step")
+    return f"step {step}{directory.progress(step)}" if isinstance(step, int) else "step ?"
+
+
 def dashboard(directory: RunDirectory) -> RenderableType:
     """What is known about a run, for rich to print."""
     rows = directory.metrics()
@@ -130,6 +156,6 @@ def dashboard(directory: RunDirectory) -> RenderableType:
         return Panel(Text("waiting for the first step"), title=terminal_text(str(directory.path)))
     return Group(
         *_warnings(rows),
-        Panel(_scalars(rows), title=terminal_text(f"{directory.path.name}, step {rows[-1].get('step', '?')}")),
+        Panel(_scalars(rows), title=terminal_text(f"{directory.path.name}, {_where(directory, rows[-1])}")),
         Panel(_reliability(directory.samples()), title="Reliability of the latest rollout samples"),
     )

@@ -108,6 +108,8 @@ def _unsupported(run: RunConfig, facts: RunFacts) -> Iterator[Problem]:
         yield Problem("model.path", None, "the built-in tiny model is for the local engine; name a directory")
     if run.data.name != "records":
         yield Problem("data.name", run.data.name, "MindSpeed-RL trains on files of records", ("records",))
+    if run.optimizer.name != "adamw":
+        yield Problem("optimizer.name", run.optimizer.name, "Megatron's AdamW keeps float32 moments", ("adamw",))
     if run.optimizer.eps != 1e-8:
         yield Problem("optimizer.eps", run.optimizer.eps, "MindSpeed-RL leaves Megatron's value", (1e-8,))
     if run.optimizer.warmup_steps and run.trainer.minibatches * run.trainer.epochs > 1:

@@ -1,0 +1,102 @@
+"""AdamW over what is trained: PyTorch's, or bitsandbytes' whose moments have eight bits."""
+
+import importlib
+from importlib.metadata import version
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from packaging.version import Version
+
+from coca_mindspeed.config.schema import OptimizerConfig
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.local.policy import Policy
+
+_OLDEST = Version("0.50")  # the first that was tried here on a CPU
+_DEVICES = ("cpu", "cuda")
+# bitsandbytes' own: smaller tensors keep moments of 32 bits, and so many numbers share a scale.
+_SMALLEST, _BLOCK = 4096, 256
+# Bytes a number of temporary copies in a step on a CPU, as measured; a tensor at a time.
+_STEP_OF_8_BITS, _STEP_OF_32_BITS = 20, 12
+
+
+def require_optimizer(config: OptimizerConfig, device: torch.device) -> None:
+    """Find out whether the optimizer can be had on a device, without loading anything.
+
+    Raises:
+        ConfigError: the extra is not installed or too old, or the device is none of the library's.
+    """
+    if config.name == "adamw":
+        return
+    where = f"optimizer.name={config.name}"
+    if device.type not in _DEVICES:
+        raise ConfigError(f"{where}: bitsandbytes computes on {' and '.join(_DEVICES)}, not {device.type}; use adamw")
+    install = "pip install 'coca-mindspeed[adamw-8bit]'"
+    if find_spec("bitsandbytes") is None:
+        raise ConfigError(f"{where}: needs the extra 'adamw-8bit' ({install}), which is not installed")
+    found = version("bitsandbytes")
+    if Version(found) < _OLDEST:
+        raise ConfigError(f"{where}: needs bitsandbytes {_OLDEST} or newer, found {found} ({install})")
+
+
+def build_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """A new optimizer of what the policy trains."""
+    settings: dict[str, Any] = {
+        "lr": config.lr,
+        "betas": config.betas,
+        "eps": config.eps,
+        "weight_decay": config.weight_decay,
+    }
+    if config.name == "adamw_8bit":
+        return _eight_bits(policy, settings)
+    fused = policy.device.type in ("cpu", "cuda") or None  # one kernel for all parameters
+    return torch.optim.AdamW(policy.trained_parameters(), fused=fused, **settings)
+
+
+def _eight_bits(policy: Policy, settings: dict[str, Any]) -> torch.optim.Optimizer:
+    bitsandbytes: Any = importlib.import_module("bitsandbytes")
+
+    class AdamW(bitsandbytes.optim.AdamW):
+        """Each group says how many bits its moments have; the library's own way is a table for the whole process."""
+
+        def get_config(self, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
+            return {**super().get_config(gindex, pindex, group), "optim_bits": group["optim_bits"]}
+
+    sizes: dict[int, list[torch.nn.Parameter]] = {}
+    for parameter in policy.trained_parameters():
+        sizes.setdefault(_bits(policy, parameter), []).append(parameter)
+    groups = [{"params": parameters, "optim_bits": bits} for bits, parameters in sizes.items()]
+    optimizer: torch.optim.Optimizer = AdamW(groups, optim_bits=8, **settings)
+    return optimizer
+
+
+def _bits(policy: Policy, parameter: torch.nn.Parameter) -> int:
+    """Bits of a parameter's moments.
+
+    Most rows of an embedding have no gradient in a step: where a second moment is rounded to 0, what is left of the
+    first would be divided by eps alone.
+    """
+    embedding = policy.model.get_input_embeddings().weight
+    return 32 if parameter is embedding or parameter.numel() < _SMALLEST else 8
+
+
+def moments_bytes(policy: Policy, name: str) -> int:
+    """Bytes of both moments of all that is trained, their scales included, by an optimizer of this name."""
+    return 2 * sum(_moment_bytes(policy, parameter, name) for parameter in policy.trained_parameters())
+
+
+def _moment_bytes(policy: Policy, parameter: torch.nn.Parameter, name: str) -> int:
+    numbers = parameter.numel()
+    if name == "adamw" or _bits(policy, parameter) == 32:
+        return numbers * parameter.element_size()
+    return numbers + 4 * -(-numbers // _BLOCK)
+
+
+def step_bytes(policy: Policy, name: str, device: torch.device) -> int:
+    """Bytes that a step holds at its most besides weights, gradients and moments."""
+    if name == "adamw" or device.type != "cpu":  # one kernel, in place
+        return 0
+    return max(
+        parameter.numel() * (_STEP_OF_8_BITS if _bits(policy, parameter) == 8 else _STEP_OF_32_BITS)
+        for parameter in policy.trained_parameters()
+    )

@@ -1,0 +1,190 @@
+"""AdamW with moments of eight bits: what it takes, what it refuses, and that a stopped run ends like a whole one."""
+
+import importlib.util
+import shutil
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.local import optimizer as optimizer_module
+from coca_mindspeed.local.checkpoint import list_checkpoints
+from coca_mindspeed.local.footprint import footprint
+from coca_mindspeed.local.optimizer import build_optimizer, moments_bytes, require_optimizer, step_bytes
+from coca_mindspeed.local.policy import load_policy
+from tests.local.models_for_tests import write_random_model
+from tests.local.runs_for_tests import result, rows, small_session, train
+from tests.local.test_footprint import LLAMA, run_of
+
+EIGHT = "optimizer.name=adamw_8bit"
+SHORT = ("trainer.steps=4", "evaluation.interval=0")
+CPU = torch.device("cpu")
+needs_bitsandbytes = pytest.mark.skipif(
+    importlib.util.find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed (make test-8bit)"
+)
+
+
+def state_bytes(optimizer):
+    """Bytes of all moments with their scales."""
+    names = ("exp_avg", "exp_avg_sq", "state1", "state2", "absmax1", "absmax2")
+    return sum(
+        state[name].numel() * state[name].element_size()
+        for state in optimizer.state.values()
+        for name in names
+        if name in state
+    )
+
+
+def test_without_the_library_the_run_is_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(optimizer_module, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"optimizer\.name=adamw_8bit: needs the extra 'adamw-8bit' \(pip install"):
+        small_session(tmp_path / "run", EIGHT)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_older_release_and_other_devices_are_refused(monkeypatch):
+    eight = OptimizerConfig(name="adamw_8bit")
+    monkeypatch.setattr(optimizer_module, "find_spec", lambda name: SimpleNamespace(name=name))
+    monkeypatch.setattr(optimizer_module, "version", lambda name: "0.49.2")
+    with pytest.raises(ConfigError, match=r"needs bitsandbytes 0\.50 or newer, found 0\.49\.2"):
+        require_optimizer(eight, CPU)
+    monkeypatch.setattr(optimizer_module, "version", lambda name: "0.50.0.dev1")
+    with pytest.raises(ConfigError, match=r"found 0\.50\.0\.dev1"):
+        require_optimizer(eight, CPU)
+    monkeypatch.setattr(optimizer_module, "version", lambda name: "0.100.0")
+    require_optimizer(eight, CPU)
+    with pytest.raises(ConfigError, match=r"optimizer\.name=adamw_8bit: bitsandbytes computes on cpu and cuda, not me"):
+        require_optimizer(eight, torch.device("meta"))
+    require_optimizer(OptimizerConfig(), torch.device("meta"))
+
+
+def test_moments_and_the_memory_of_a_step_by_hand():
+    plain, eight = (footprint(run_of("trainer.device=cpu", *more), LLAMA) for more in ((), (EIGHT,)))
+    head, small = 300 * 32, plain.parameters - 2 * 300 * 32  # no matrix of the one layer has 4,096 numbers
+    assert plain.moments == 8 * plain.parameters
+    # The head's two moments in a byte each, with a scale for each begun block of 256; the embedding's stay as they are.
+    assert eight.moments == 2 * (head + 4 * 38) + 8 * (head + small)
+    assert (plain.step, eight.step) == (0, 20 * head)
+    assert eight.peak_of_update == eight.weights + eight.gradients + eight.moments + max(eight.update, eight.step)
+    assert eight.peak_of_rollout == plain.peak_of_rollout - plain.moments + eight.moments
+
+
+@needs_bitsandbytes
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+def test_large_weights_have_moments_of_a_byte_and_the_embedding_of_four(tmp_path, architecture):
+    policy = load_policy(write_random_model(tmp_path, architecture), ModelConfig(), CPU)
+    for name in ("adamw", "adamw_8bit"):
+        built = build_optimizer(policy, OptimizerConfig(name=name))
+        for parameter in policy.trained_parameters():
+            parameter.grad = torch.full_like(parameter, 0.01)
+        built.step()
+        assert state_bytes(built) == moments_bytes(policy, name)
+    embedding = policy.model.get_input_embeddings().weight
+    for parameter in policy.trained_parameters():
+        large = parameter.numel() >= 4096 and parameter is not embedding
+        assert built.state[parameter]["state1"].dtype == (torch.uint8 if large else torch.float32)
+
+
+MEASURED = """
+import sys, torch
+from types import SimpleNamespace
+from coca_mindspeed.config.schema import OptimizerConfig
+from coca_mindspeed.local.optimizer import build_optimizer
+
+def kib(name):
+    return int(next(line for line in open("/proc/self/status") if line.startswith(name)).split()[1])
+
+torch.set_num_threads(1)
+layer = torch.nn.Linear(2000, 4000, bias=False)
+embedding = layer if sys.argv[1] == "embedding" else torch.nn.Embedding(1, 1)
+model = SimpleNamespace(get_input_embeddings=lambda: embedding)
+policy = SimpleNamespace(model=model, trained_parameters=lambda: [layer.weight])
+optimizer = build_optimizer(policy, OptimizerConfig(name="adamw_8bit"))
+for _ in range(2):
+    layer.weight.grad = torch.ones_like(layer.weight)
+    before = kib("VmRSS")
+    open("/proc/self/clear_refs", "w").write("5")
+    optimizer.step()
+print((kib("VmHWM") - before) * 1024)
+"""
+
+
+@needs_bitsandbytes
+@pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
+@pytest.mark.parametrize("what", ["embedding", "matrix"])
+def test_the_memory_of_a_step_is_that_of_a_process(what):
+    weight = torch.nn.Parameter(torch.empty(4000, 2000, device="meta"))
+    embedding = weight if what == "embedding" else None
+    model = SimpleNamespace(get_input_embeddings=lambda: SimpleNamespace(weight=embedding))
+    policy = SimpleNamespace(model=model, trained_parameters=lambda: [weight])
+    done = subprocess.run([sys.executable, "-c", MEASURED, what], capture_output=True, text=True, check=True)
+    assert step_bytes(policy, "adamw_8bit", CPU) == pytest.approx(int(done.stdout), rel=0.15)
+    assert step_bytes(policy, "adamw_8bit", torch.device("cuda")) == 0
+
+
+@needs_bitsandbytes
+def test_tokens_without_a_gradient_do_not_run_away(tmp_path):
+    """A second moment that is rounded to nothing would divide the first by eps."""
+    policy = load_policy(write_random_model(tmp_path, "llama"), ModelConfig(), CPU)
+    built = build_optimizer(policy, OptimizerConfig(name="adamw_8bit", lr=1e-3))
+    embedding = policy.model.get_input_embeddings().weight
+    before = embedding.detach().clone()
+    generator = torch.Generator().manual_seed(0)
+    spread = torch.logspace(0, -6, embedding.shape[1])
+    for seen in (True, False, False):
+        embedding.grad = torch.randn(embedding.shape, generator=generator) * spread * seen
+        built.step()
+    assert float((embedding - before).detach().abs().max()) < 3.1e-3
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    output = tmp_path_factory.mktemp("finished")
+    return output, train(output, EIGHT, *SHORT)
+
+
+@needs_bitsandbytes
+def test_a_resumed_run_ends_with_the_same_bytes(finished, tmp_path):
+    shutil.copytree(finished[0], tmp_path / "run")
+    newest = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
+    saved = newest.optimizer_state(CPU)
+    assert any(torch.uint8 in {value.dtype for value in _tensors(state)} for state in saved["state"].values())
+    shutil.rmtree(newest.path)
+    shutil.rmtree(tmp_path / "run" / "model")
+    train(tmp_path / "run", EIGHT, *SHORT, resume=True)
+    assert result(tmp_path / "run") == result(finished[0])
+
+
+def _tensors(value):
+    if isinstance(value, dict):
+        return [tensor for inner in value.values() for tensor in _tensors(inner)]
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+@needs_bitsandbytes
+def test_it_learns_as_the_other_does_and_neither_goes_on_with_the_others_run(finished, tmp_path):
+    train(tmp_path / "run", *SHORT)
+    for ours, theirs in zip(*(rows(path / "metrics.jsonl") for path in (finished[0], tmp_path / "run")), strict=True):
+        assert ours["objective/loss"] == pytest.approx(theirs["objective/loss"], abs=0.5)
+    assert result(tmp_path / "run")[0] != result(finished[0])[0]
+    with pytest.raises(ConfigError, match=r"the run to resume has optimizer\.name='adamw'"):
+        small_session(tmp_path / "run", EIGHT, *SHORT, resume=True)
+
+
+@needs_bitsandbytes
+def test_adapters_too(tmp_path):
+    pytest.importorskip("peft")
+    settings = (EIGHT, "model.lora.rank=64", *SHORT, "trainer.steps=2")
+    trainer = train(tmp_path / "run", *settings)
+    policy = trainer.policy
+    assert all(parameter.numel() >= 4096 for parameter in policy.trained_parameters())
+    assert moments_bytes(policy, "adamw_8bit") < 0.27 * moments_bytes(policy, "adamw")
+
+
+def test_the_keys_default_is_the_optimizer_of_earlier_runs():
+    assert compose_run("demo").run.optimizer.name == "adamw"

@@ -1,0 +1,82 @@
+"""Tokens are drawn by their probabilities, from small vocabularies and from large ones."""
+
+import math
+
+import pytest
+import torch
+from scipy.stats import chisquare
+
+from coca_mindspeed.local import token_draw
+from coca_mindspeed.local.token_draw import draw_tokens
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("vocabulary", [4096, 5000, 49_152])
+def test_frequencies_are_the_probabilities(vocabulary):
+    """A few likely tokens in far places, first and last ones among them, and the rest in classes of tokens."""
+    logits = torch.randn(vocabulary, generator=seeded()) * 2
+    for token, logit in ((0, 9.0), (255, 8.5), (256, 8.0), (vocabulary - 1, 9.5), (vocabulary // 2, 10.0)):
+        logits[token] = logit
+    probabilities = logits.softmax(0)
+    draws = 8_000
+    found = draw_tokens(probabilities.expand(draws, -1), seeded(1))
+    assert found.shape == (draws, 1)
+    assert found.dtype == torch.int64
+    singles = torch.tensor([0, 255, 256, vocabulary - 1, vocabulary // 2])
+    group = torch.arange(vocabulary) % 7 + len(singles)
+    group[singles] = torch.arange(len(singles))
+    counts = torch.bincount(group[found[:, 0]], minlength=len(singles) + 7)
+    expected = torch.zeros(len(singles) + 7, dtype=torch.float64).index_add_(0, group, probabilities.double())
+    assert chisquare(counts, expected / expected.sum() * draws).pvalue > 1e-4
+
+
+def test_every_row_has_its_own_distribution():
+    probabilities = torch.zeros(300, 5000)
+    targets = torch.randint(5000, (300,), generator=seeded())
+    probabilities[torch.arange(300), targets] = 0.25
+    assert torch.equal(draw_tokens(probabilities, seeded())[:, 0], targets)
+
+
+@pytest.mark.parametrize("share", [0.0, 1 - 2**-24, 1.0])
+@pytest.mark.parametrize("vocabulary", [4096, 5000])
+def test_a_token_without_probability_is_never_drawn(monkeypatch, share, vocabulary):
+    """Also where the uniform number is the least or the greatest there is, or is rounded beyond it."""
+    probabilities = torch.zeros(3, vocabulary)
+    probabilities[0, 1:3] = 0.5
+    probabilities[1, [700, 3000]] = torch.tensor([1e-30, 1.0])
+    probabilities[2, 300:400] = torch.rand(100, generator=seeded())
+    monkeypatch.setattr(token_draw.torch, "rand", lambda *size, **_: torch.full(size, share))
+    found = draw_tokens(probabilities)
+    assert bool((probabilities.gather(1, found) > 0).all())
+    assert found[0, 0] == (1 if share == 0.0 else 2)
+
+
+def test_improbable_blocks_are_drawn_to_the_token():
+    """Two tokens of a block of probability 1e-6: a single float32 could not tell thousands of them apart."""
+    probabilities = torch.full((1, 4096), 0.0)
+    probabilities[0, 0] = 1 - 1e-6
+    probabilities[0, 1024:1280] = 1e-6 / 256
+    of_block = probabilities[:, 1024:1280].expand(20_000, -1)
+    found = token_draw._draw(of_block, torch.rand(20_000, 1, generator=seeded()))
+    assert chisquare(torch.bincount(found[:, 0], minlength=256)).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("value", [math.nan, 0.0])
+@pytest.mark.parametrize("vocabulary", [100, 5000])
+def test_what_is_no_distribution_is_refused(value, vocabulary):
+    probabilities = torch.full((2, vocabulary), 1 / vocabulary)
+    probabilities[1] = value
+    with pytest.raises(RuntimeError, match="prob"):
+        draw_tokens(probabilities)
+
+
+def test_the_seed_decides_and_the_global_state_is_left_alone():
+    probabilities = torch.rand(8, 5000, generator=seeded())
+    before = torch.random.get_rng_state()
+    draws = [draw_tokens(probabilities, seeded(seed)) for seed in (1, 1, 2)]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    assert torch.equal(torch.random.get_rng_state(), before)

@@ -1,0 +1,114 @@
+"""What ``make bench-check`` calls slower or larger, by numbers made by hand."""
+
+import json
+import math
+
+import pytest
+
+from benchmarks import check as bench
+from benchmarks.check import BASELINES, FIGURES, Comparison, Figure, check, compare, read_baselines
+
+SPEED, SIZE = "times as fast", "MiB"
+
+
+@pytest.mark.parametrize(
+    ("kind", "before", "now", "problem"),
+    [
+        (SPEED, 2.29, 2.00, None),
+        (SPEED, 2.32, 2.00, "16% slower"),
+        (SPEED, 2.0, 1.0, "100% slower"),
+        (SPEED, 1.0, 9.0, None),
+        (SIZE, 1000.0, 1049.0, None),
+        (SIZE, 1000.0, 1061.0, "6% larger"),
+        (SIZE, 1000.0, 100.0, None),
+        (SPEED, None, 2.0, "has no baseline"),
+        (SIZE, 1000.0, None, "is measured no more"),
+    ],
+)
+def test_what_is_worse(kind, before, now, problem):
+    assert Comparison("it", kind, before, now).problem == problem
+
+
+def test_every_figure_of_either_side_is_compared():
+    found = compare({"a": 2.0, "old": 3.0}, {"new": 5.0, "a": 2.0}, {"a": SPEED, "new": SIZE})
+    assert [(each.name, each.problem) for each in found] == [
+        ("new", "has no baseline"),
+        ("a", None),
+        ("old", "is measured no more"),
+    ]
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, math.nan, math.inf])
+def test_what_is_no_measurement_is_refused(value):
+    with pytest.raises(ValueError, match="a: expected a positive number"):
+        compare({"a": 1.0}, {"a": value}, {"a": SPEED})
+    with pytest.raises(ValueError, match="a: expected a positive number"):
+        compare({"a": value}, {"a": 1.0}, {"a": SPEED})
+
+
+@pytest.fixture
+def two_figures(monkeypatch):
+    """Figures that take their values from lists, one value a measurement."""
+    values = {"fast": [], "large": []}
+    kinds = {"fast": SPEED, "large": SIZE}
+    figures = {name: Figure(kinds[name], lambda rounds, name=name: values[name].pop(0)) for name in values}
+    monkeypatch.setattr(bench, "FIGURES", figures)
+    return values
+
+
+def run_check(baselines):
+    return check(baselines, {"machine": "another"}, lambda names: bench.measured(names, 1))
+
+
+def test_what_is_worse_once_is_measured_again(two_figures, capsys):
+    two_figures["fast"], two_figures["large"] = [1.0, 1.9], [100.0]
+    assert run_check({"fast": 2.0, "large": 100.0}) == 0
+    assert two_figures == {"fast": [], "large": []}
+    said = capsys.readouterr().out
+    assert "the baselines' machine: another; here: {" in said
+    two_figures["fast"], two_figures["large"] = [1.9], [108.0, 107.0]
+    assert run_check({"fast": 2.0, "large": 100.0}) == 1
+    assert "7% larger" in capsys.readouterr().out
+    two_figures["fast"], two_figures["large"] = [1.9], [100.0]
+    assert run_check({"fast": 2.0}) == 1
+    assert "has no baseline" in capsys.readouterr().out
+
+
+def test_the_command_writes_baselines_and_compares_with_them(two_figures, tmp_path, monkeypatch, capsys):
+    path = tmp_path / "baselines.json"
+    arguments = ["check", "--baselines", str(path), "--rounds", "3"]
+    threads = []
+    monkeypatch.setattr(bench.torch, "set_num_threads", threads.append)
+    monkeypatch.setattr("sys.argv", arguments)
+    assert bench.main() == 2
+    assert "holds no baselines" in capsys.readouterr().err
+    monkeypatch.setattr("sys.argv", [*arguments, "--update"])
+    two_figures["fast"], two_figures["large"] = [2.34567], [100.0]
+    assert bench.main() == 0
+    written = json.loads(path.read_text())
+    assert written["figures"]["fast"] == {"kind": SPEED, "value": 2.346}
+    assert {"processor", "cores", "threads", "python"} == written["machine"].keys()
+    assert written["packages"]["torch"]
+    monkeypatch.setattr("sys.argv", arguments)
+    two_figures["fast"], two_figures["large"] = [2.4], [99.0]
+    assert bench.main() == 0
+    two_figures["fast"], two_figures["large"] = [1.4, 1.5], [99.0]
+    assert bench.main() == 1
+    assert threads == [1] * 4
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"figures": {"a": 1}}', '{"figures": {"a": {"value": "x"}}}', "{}"])
+def test_damaged_baselines_are_named(tmp_path, content):
+    (tmp_path / "baselines.json").write_text(content)
+    with pytest.raises(ValueError, match=r"baselines\.json: holds no baselines"):
+        read_baselines(tmp_path / "baselines.json")
+
+
+def test_the_committed_baselines_are_of_the_figures_that_are_measured():
+    figures, content = read_baselines(BASELINES)
+    assert list(figures) == list(FIGURES)
+    assert {name: entry["kind"] for name, entry in content["figures"].items()} == {
+        name: figure.kind for name, figure in FIGURES.items()
+    }
+    assert content["packages"]["torch"]
+    compare(figures, figures, {})
