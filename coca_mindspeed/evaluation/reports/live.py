@@ -145,8 +145,8 @@ def _warnings(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
 
 
 def _where(directory: RunDirectory, newest: Mapping[str, Any]) -> str:
-    step = newest.get("step")
-    return f"step {step}{directory.progress(step)}" if isinstance(step, int) else "step ?"
+    step = newest.get("step", "?")
+    return f"step {step}" + (directory.progress(step) if isinstance(step, int) else "")
 
 
 def dashboard(directory: RunDirectory) -> RenderableType:
