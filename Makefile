@@ -7,8 +7,9 @@ STAMP  := $(VENV)/.installed
 OPENCOMPASS_VENV ?= .venv-opencompass
 VLLM_VENV ?= .venv-vllm
 
-.PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-opencompass test-serving test-verl lint bench
-.PHONY: test-verl-learning test-8bit bench-trl bench-check bench-baselines clean lock lock-opencompass lock-verl docs .venv
+.PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-vllm test-opencompass test-serving
+.PHONY: test-verl test-verl-learning test-8bit lint bench bench-trl bench-check bench-baselines clean lock lock-opencompass
+.PHONY: lock-verl docs .venv
 
 help:  ## list the targets
 	@grep -hE '^[a-zA-Z_.-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -68,6 +69,15 @@ $(MINDSPEED_VENV)/.installed: requirements/mindspeed-host.txt
 
 test-mindspeed: $(MINDSPEED_VENV)/.installed  ## the port on the real MindSpeed-RL, where *_HOME name checkouts (docs/port.md)
 	$(MINDSPEED_VENV)/bin/python -m pytest tests/integration/mindspeed
+
+# Not VLLM_VENV's vLLM 0.32, which serves: 0.9.1, which MindSpeed-RL 2.3.0 pins and rolls out by.
+MINDSPEED_VLLM_VENV ?= .venv-mindspeed-vllm
+$(MINDSPEED_VLLM_VENV)/.installed: requirements/mindspeed-vllm.txt requirements/mindspeed-vllm.sh requirements/mindspeed_vllm_edit.py
+	PYTHON=$(PYTHON) requirements/mindspeed-vllm.sh $(MINDSPEED_VLLM_VENV)
+	@touch $@
+
+test-vllm: $(MINDSPEED_VLLM_VENV)/.installed  ## the port on the real MindSpeed-RL with the real vLLM 0.9.1, its CPU build (docs/port.md)
+	$(MINDSPEED_VLLM_VENV)/bin/python -m pytest tests/integration/mindspeed_vllm
 
 $(OPENCOMPASS_VENV)/.installed: requirements/opencompass.txt
 	$(PYTHON) -m venv $(OPENCOMPASS_VENV)
@@ -133,7 +143,7 @@ lock-verl: $(STAMP)  ## resolve requirements/verl.in anew
 	  -o requirements/verl.txt
 
 clean:  ## remove the environment, caches and runs
-	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) $(VERL_VENV) $(VLLM_VENV) .venv-trl runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) $(MINDSPEED_VLLM_VENV) $(VERL_VENV) $(VLLM_VENV) .venv-trl runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 docs: $(STAMP)  ## renew the references of keys in docs/configuration.md, docs/coca_section.md and docs/verl.md
 	sed -i '/<!-- keys -->/q' docs/configuration.md docs/coca_section.md docs/verl.md

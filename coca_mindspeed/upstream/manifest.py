@@ -1,7 +1,7 @@
 """Which definitions of an upstream release an engine changes or leans on, and the fingerprints that they must have.
 
-One YAML file of ``patches/`` describes one release of MindSpeed-RL or verl.  Nothing is ever applied to sources that
-differ from a manifest: a changed upstream is a loud stop.
+One YAML file of ``patches/`` describes one release of MindSpeed-RL, verl or vLLM.  Nothing is ever applied to sources
+that differ from a manifest: a changed upstream is a loud stop.
 """
 
 import importlib.resources
@@ -21,11 +21,12 @@ from coca_mindspeed.upstream.fingerprint import TargetError, fingerprint
 KINDS = ("replace", "wrap", "subclass", "register", "use")
 PROCESSES = ("driver", "worker", "both")
 PLATFORMS = ("npu", "host")
+ROLLOUTS = ("vllm", "transformers")
 _REQUIRED = ("target", "kind", "process", "reason", "sha256")
-_OPTIONAL = ("replacement", "key", "platform")
+_OPTIONAL = ("replacement", "key", "platform", "rollout")
 
 #: The package whose definitions a manifest lists, and what people call it.
-PROGRAMS = {"mindspeed_rl": "MindSpeed-RL", "verl": "verl"}
+PROGRAMS = {"mindspeed_rl": "MindSpeed-RL", "verl": "verl", "vllm": "vLLM"}
 
 
 class ManifestError(CocaError):
@@ -46,6 +47,7 @@ class Hook:
             and ``subclass`` it is called with the original and its result is put there.
         key: the registry's key, for ``register``.
         platform: only on this platform, or None for both.
+        rollout: only where this engine samples, or None for both.
     """
 
     target: str
@@ -56,6 +58,7 @@ class Hook:
     replacement: str | None = None
     key: str | None = None
     platform: str | None = None
+    rollout: str | None = None
 
     @property
     def acts(self) -> bool:
@@ -124,6 +127,8 @@ def _hook(entry: Any, where: str) -> Hook:
     choices = [("kind", hook.kind, KINDS), ("process", hook.process, PROCESSES)]
     if hook.platform is not None:
         choices.append(("platform", hook.platform, PLATFORMS))
+    if hook.rollout is not None:
+        choices.append(("rollout", hook.rollout, ROLLOUTS))
     for name, value, known in choices:
         if value not in known:
             raise ManifestError(f"{where}: {name} should be one of {', '.join(known)}, found {value!r}")
@@ -195,7 +200,7 @@ def skeleton(manifest: Manifest, root: Path, release: str, commit: str) -> dict[
     for finding in examine(manifest, root):
         hook = finding.hook
         entry = {"target": hook.target, "kind": hook.kind}
-        for name in ("key", "replacement", "process", "platform", "reason"):
+        for name in ("key", "replacement", "process", "platform", "rollout", "reason"):
             if (value := getattr(hook, name)) is not None:
                 entry[name] = value
         hooks.append({**entry, "sha256": finding.found})

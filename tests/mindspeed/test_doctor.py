@@ -172,6 +172,19 @@ def test_on_the_host_platform_nothing_of_an_npu_is_asked_for(good, monkeypatch):
     assert "requirements/mindspeed-host.txt" in problems(here, host)["ray"]
 
 
+@pytest.mark.parametrize(("version", "good_"), [("0.9.1.post2+cpu", True), ("0.11.0+cpu", False), (None, False)])
+def test_vllm_without_an_npu_is_asked_for_where_a_run_names_it(good, monkeypatch, version, good_):
+    machine, run = good
+    overrides = ["hardware=host", "hardware.npus_per_node=4", "mindspeed_rl.coca.rollout=vllm"]
+    paths = [f"model.path={run.model.path}", f"data.train={run.data.train}", "data.evaluate=null"]
+    host = compose_run("qwen25_7b_910b", [*overrides, *paths, "evaluation.interval=0"]).run
+    monkeypatch.setattr(FakeMachine, "packages", {**FakeMachine.packages, "vllm": version})
+    here = replace(machine, environment={name: machine.environment[name] for name in doctor.HOMES})
+    found = problems(here, host)
+    assert list(found) == ([] if good_ else ["vllm"])
+    assert good_ or "requirements/mindspeed-vllm.sh" in found["vllm"]
+
+
 def test_versions_that_do_not_belong_together(good, monkeypatch):
     machine, run = good
     wrong = {**FakeMachine.packages, "torch_npu": "2.6.0", "vllm": "0.11.0", "triton-ascend": "3.2.0"}

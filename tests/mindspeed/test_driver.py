@@ -141,6 +141,38 @@ def test_log_probabilities_of_another_distribution_are_not_compared(temperature:
     assert settings.rollout_log_probs == measured
     host = _config(generate_config=sampling, coca={"platform": "host"})
     assert driver.split_config(host)[0].rollout_log_probs
+    host = _config(generate_config=sampling, coca={"platform": "host", "rollout": "vllm"})
+    assert driver.split_config(host)[0].rollout_log_probs == measured
+
+
+def test_which_engine_rolls_out() -> None:
+    assert coca_settings({}).rollout_engine == "vllm"
+    assert coca_settings({"platform": "host"}).rollout_engine == "transformers"
+    assert coca_settings({"platform": "host", "rollout": "vllm"}).rollout_engine == "vllm"
+    with pytest.raises(ConfigError, match="rollout: on platform npu responses come from vllm, found transformers"):
+        coca_settings({"rollout": "transformers"})
+
+
+def test_transformers_roll_out_on_one_rank() -> None:
+    several = {"infer_tensor_parallel_size": 2}
+    with pytest.raises(ConfigError, match=r"infer_tensor_parallel_size: .*expected 1, found 2 \(coca.rollout: vllm"):
+        driver.split_config(_config(generate_config=several, coca={"platform": "host"}))
+    driver.split_config(_config(generate_config=several, coca={"platform": "host", "rollout": "vllm"}))
+    driver.split_config(_config(generate_config=several))
+
+
+@pytest.mark.parametrize(
+    ("release", "message"),
+    [("2.3.0", "needs vLLM 0.9.1, its build for CPUs, and found none"), ("master", "vLLM 0.11.0")],
+)
+def test_vllm_that_is_not_there_is_missed_before_ray_starts(
+    release: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    coca = coca_settings({"platform": "host", "rollout": "vllm"})
+    with pytest.raises(MissingDependencyError, match=message):
+        process.check_rollout_engine(_process(coca=coca, release=release))
+    process.check_rollout_engine(_process(coca=coca_settings({"platform": "host"})))
 
 
 def test_sequential_has_two_stages() -> None:
@@ -198,10 +230,10 @@ def test_a_configuration_may_use_mindspeeds_own_groups(tmp_path: Path) -> None:
 
 def _process(**fields: Any) -> ProcessSettings:
     return ProcessSettings(
-        coca=CocaSettings(),
+        coca=fields.pop("coca", CocaSettings()),
         mindspeed_rl_home=fields.pop("home", Path("/rl")),
         import_paths=(Path("/a"), Path("/b")),
-        release="2.3.0",
+        release=fields.pop("release", "2.3.0"),
         reference=False,
     )
 

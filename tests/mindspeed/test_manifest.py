@@ -97,7 +97,7 @@ def _importable(root: Path) -> None:
 
 
 def _apply(manifest: Manifest, root: Path, processes: tuple[str, ...] = ("worker",)) -> hooks.AppliedHooks:
-    return hooks.apply(manifest, root, processes=processes, platform="npu")
+    return hooks.apply(manifest, root, processes=processes, platform="npu", rollout="vllm")
 
 
 def test_verifying_never_imports(root: Path) -> None:
@@ -120,6 +120,29 @@ def test_apply_and_revert(root: Path) -> None:
     assert core.Trainer().fit() == "fit"
     assert core.REGISTRY == {"old": 1}
     assert core.Base().step() == "base"
+
+
+def test_two_hooks_may_wrap_one_definition(root: Path) -> None:
+    _importable(root)
+    manifest = _manifest(root)
+    twice = replace(manifest, hooks=(manifest.hooks[0], *manifest.hooks))
+    applied = _apply(twice, root)
+    import fake_rl.core as core
+
+    assert core.score(3) == 300
+    applied.revert()
+    assert core.score(3) == 3
+
+
+@pytest.mark.parametrize(("rollout", "score"), [("vllm", 30), (None, 30), ("transformers", 3)])
+def test_hooks_of_another_rollout_engine_are_left_out(root: Path, rollout: str | None, score: int) -> None:
+    _importable(root)
+    manifest = _manifest(root)
+    _apply(replace(manifest, hooks=(replace(manifest.hooks[0], rollout=rollout), *manifest.hooks[1:])), root)
+    import fake_rl.core as core
+
+    assert core.score(3) == score
+    assert core.Trainer().fit() == "our fit"
 
 
 def test_applying_again_changes_nothing(root: Path) -> None:
@@ -230,6 +253,7 @@ def test_a_skeleton_has_the_fingerprints_found(root: Path) -> None:
         ({"kind": "patch"}, "kind should be one of"),
         ({"process": "all"}, "process should be one of"),
         ({"platform": "cpu"}, "platform should be one of"),
+        ({"rollout": "verl"}, "rollout should be one of vllm, transformers, found 'verl'"),
         ({"replacement": None}, "needs a replacement|needs replacement"),
         ({"key": "x"}, "'key' belongs to"),
         ({"colour": "red"}, "unknown key 'colour'"),
@@ -254,7 +278,7 @@ def test_the_shipped_manifests_are_whole() -> None:
     assert {target for target in released if released[target] != master[target]} == {
         "mindspeed_rl.models.rollout.vllm_engine:VLLMInferEngine.generate_sequences"  # only master drops special tokens
     }
-    for manifest in manifests:
+    for manifest in [*manifests, *load_manifests(package="vllm")]:
         assert all(len(hook.sha256) == 64 for hook in manifest.hooks)
         for hook in manifest.hooks:
             if hook.replacement is not None:

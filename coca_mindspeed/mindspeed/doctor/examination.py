@@ -31,7 +31,8 @@ def examine_machine(
     checkout, found_release = _mindspeed_rl(machine)
     stack = STACKS[release or found_release or "2.3.0"]
     if run is not None and run.hardware.platform == "host":
-        return [*_host_packages(machine), checkout, *_sources(machine, stack), *findings_of_run(machine, run, output)]
+        packages = [*_host_packages(machine), *_vllm_without_an_npu(machine, run, stack)]
+        return [*packages, checkout, *_sources(machine, stack), *findings_of_run(machine, run, output)]
     findings = [*_cann(machine, stack), *_packages(machine, stack), checkout, *_sources(machine, stack)]
     findings += [*_host(machine), *_libgomp(machine), *_network(machine, run)]
     wanted = run.hardware.npus_per_node if run else 1
@@ -102,6 +103,14 @@ def _host_packages(machine: Machine) -> Iterator[Diagnosis]:
         version = machine.package_version(name)
         fix = "pip install -r requirements/mindspeed-host.txt (docs/port.md)"
         yield finding(name, version, "any, without an NPU", version is not None, fix)
+
+
+def _vllm_without_an_npu(machine: Machine, run: RunConfig, stack: SoftwareStack) -> Iterator[Diagnosis]:
+    if run.mindspeed_rl.get("coca", {}).get("rollout") == "vllm":
+        version, wanted = machine.package_version("vllm"), stack.packages["vllm"]
+        ok = version is not None and is_version(version, wanted)
+        fix = "run in the environment that requirements/mindspeed-vllm.sh makes, or leave coca.rollout out"
+        yield finding("vllm", version, f"{wanted}, its build for CPUs", ok, fix)
 
 
 def _mindspeed_rl(machine: Machine) -> tuple[Diagnosis, str | None]:

@@ -38,7 +38,7 @@ class AppliedHooks:
 _applied: AppliedHooks | None = None
 
 
-def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platform: str) -> AppliedHooks:
+def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platform: str, rollout: str) -> AppliedHooks:
     """Verify every fingerprint below ``root``, then put the hooks of these processes in place.
 
     All or nothing: everything is looked up before the first change, and a failure takes back what was changed.
@@ -49,6 +49,7 @@ def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platfor
         root: the checkout that ``import mindspeed_rl`` finds.
         processes: of :data:`~coca_mindspeed.upstream.manifest.PROCESSES`.
         platform: hooks of the other platform are left out.
+        rollout: so are hooks of the other rollout engine.
 
     Raises:
         ManifestError: a definition differs, another manifest is in place, or MindSpeed-RL is imported from elsewhere.
@@ -69,7 +70,12 @@ def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platfor
             + "; ".join(describe(finding) for finding in differing)
         )
     wanted = [
-        hook for hook in manifest.hooks if hook.acts and hook.process in processes and hook.platform in (None, platform)
+        hook
+        for hook in manifest.hooks
+        if hook.acts
+        and hook.process in processes
+        and hook.platform in (None, platform)
+        and hook.rollout in (None, rollout)
     ]
     changes = [_change(hook, root) for hook in wanted]
     done: list[_Change] = []
@@ -118,7 +124,8 @@ def _change(hook: Hook, root: Path) -> _Change:
     if original is _ABSENT:
         raise ManifestError(f"{hook.target}: {owner!r} has no {name!r} of its own")
     make = replacement if hook.kind in ("wrap", "subclass") else lambda _original: replacement
-    return _Change(lambda: setattr(owner, name, make(original)), lambda: setattr(owner, name, original))
+    # What stands there then: another hook may have wrapped it before.
+    return _Change(lambda: setattr(owner, name, make(vars(owner)[name])), lambda: setattr(owner, name, original))
 
 
 def _resolve(dotted: str) -> Any:

@@ -3,7 +3,7 @@
 Nothing here computes anything for a real cluster.  It lets the real MindSpeed-RL, Megatron-LM, MindSpeed and
 MindSpeed-LLM sources run on a CPU (or a CUDA GPU), so that the hooks can be tried and tested where there is no NPU:
 packages that need one are stood in for, device names are translated, and the rollout engine is replaced by one that
-samples from the actor's current Megatron weights.
+samples from the actor's current Megatron weights, or is MindSpeed-RL's own over vLLM's build for CPUs.
 """
 
 import sys
@@ -11,19 +11,30 @@ from typing import Any
 
 import torch
 
-from coca_mindspeed.mindspeed.host_platform import devices, rollout_groups, stand_ins
+from coca_mindspeed.mindspeed.host_platform import devices, rollout_groups, stand_ins, vllm_cpu
 from coca_mindspeed.mindspeed.host_platform.operators import OPERATORS
 from coca_mindspeed.upstream.after_import import after_import
 
 
-def install() -> None:
-    """Prepare this process; to be called before MindSpeed-RL is imported.  Idempotent."""
+def install(rollout: str = "transformers", release: str = "2.3.0") -> None:
+    """Prepare this process; to be called before MindSpeed-RL is imported.  Idempotent.
+
+    Args:
+        rollout: the rollout engine, ``transformers`` or ``vllm``.
+        release: of MindSpeed-RL.
+    """
+    if rollout == "vllm":
+        vllm_cpu.install(release)
     device = devices.install()
     stand_ins.ANSWERS["torch_npu.npu"] = sys.modules["torch_npu.npu"] = torch.npu  # type: ignore[attr-defined]
     stand_ins.ANSWERS["acl.rt"] = _AclRuntime
     stand_ins.ANSWERS.update(OPERATORS)
-    rollout_groups.install()
-    stand_ins.install()
+    if rollout == "vllm":
+        vllm_cpu.seed_like_a_device()
+        stand_ins.install()
+    else:
+        rollout_groups.install()
+        stand_ins.install(hiding=("vllm",))
     devices.use_backend_of(device)
     after_import("megatron.core.datasets.utils", _compile_nothing)
     after_import("megatron.core.optimizer.distrib_optimizer", _load_without_gradients)

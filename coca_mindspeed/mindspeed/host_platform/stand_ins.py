@@ -71,12 +71,15 @@ class _StandInModule(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds stand-ins for packages that nothing else finds; it sits at the end of ``sys.meta_path``."""
+    """Finds stand-ins for some packages: at the end of ``sys.meta_path``, for those that nothing else finds."""
+
+    def __init__(self, packages: Sequence[str]) -> None:
+        self._packages = packages
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if fullname.partition(".")[0] not in PACKAGES:
+        if fullname.partition(".")[0] not in self._packages:
             return None
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
@@ -90,7 +93,13 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module.__file__ = __file__  # op builders look for headers beside it, and find none
 
 
-def install() -> None:
-    """Find stand-ins from now on for whichever of :data:`PACKAGES` are not installed.  Idempotent."""
+def install(hiding: Sequence[str] = ()) -> None:
+    """Find stand-ins from now on for whichever of :data:`PACKAGES` are not installed.  Idempotent.
+
+    Args:
+        hiding: packages that are stood in for although they may be installed.
+    """
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.append(_Finder())
+        sys.meta_path.append(_Finder(PACKAGES))
+        if hiding:
+            sys.meta_path.insert(0, _Finder(hiding))

@@ -10,9 +10,10 @@ def host_training_config(original: Any) -> Any:
 
     def parse_training_config(config: Any) -> Any:
         parsed = original(config)
-        for role in ("actor_config", "ref_config", "reward_config"):
-            if process_settings().coca.host.dtype == "float32":
+        if process_settings().coca.host.dtype == "float32":
+            for role in ("actor_config", "ref_config", "reward_config"):
                 parsed[role].bf16 = False
+            parsed["generate_config"].dtype = "float32"
         return parsed
 
     return parse_training_config

@@ -145,6 +145,12 @@ def _host(config: DictConfig, settings: CocaSettings) -> Iterator[str]:
     for key in ("offload_train_optimizer", "offload_train_grad", "offload_train_param"):
         if generate.get(key):
             yield f"generate_config.{key}: the host platform has nowhere to offload to; set it to false"
+    for key in ("infer_tensor_parallel_size", "infer_pipeline_parallel_size", "infer_expert_parallel_size"):
+        if settings.rollout_engine == "transformers" and (size := generate.get(key, 1)) != 1:
+            yield (
+                f"generate_config.{key}: without an NPU, transformers samples on one rank: expected 1, found {size} "
+                "(coca.rollout: vllm may have more; docs/port.md)"
+            )
     paths = [
         (config.get("actor_config") or {}).get("load"),
         (rl.get("integrated_mode_config") or {}).get("ref_model_load_path"),

@@ -6,6 +6,7 @@ draw the same noise in every iteration, position by position, and most of all in
 have not yet gone different ways: in the stated confidences.
 """
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,6 +77,7 @@ def numbering_rollouts(original: Any) -> Any:
 def with_noise_of_its_own(original: Any) -> Any:
     """Wrap ``VLLMInferEngine.init_cache_engine``, which a rollout begins with: seed anew what it has just seeded."""
 
+    @functools.wraps(original)
     def init_cache_engine(self: Any) -> None:
         original(self)
         from vllm.distributed.parallel_state import get_tp_group

@@ -24,7 +24,7 @@ from coca_mindspeed.mindspeed.plan.conditions import check_mindspeed_keys, needs
 from coca_mindspeed.mindspeed.plan.upstream_keys import read_upstream_keys
 from coca_mindspeed.mindspeed.plan.without_effect import keys_without_effect
 from coca_mindspeed.mindspeed.stages.verifiers import try_verifier
-from coca_mindspeed.mindspeed.start.process import setup_driver
+from coca_mindspeed.mindspeed.start.process import check_rollout_engine, setup_driver
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from coca_mindspeed.upstream.manifest import matching_manifest
 
@@ -95,10 +95,10 @@ def split_config(config: DictConfig) -> tuple[CocaSettings, DictConfig]:
 def _comparable(settings: CocaSettings, config: DictConfig) -> CocaSettings:
     """Without the rollout's log-probabilities where they are of another distribution than the training's.
 
-    vLLM returns them before the temperature is applied, the host platform after.
+    vLLM returns them before the temperature is applied, the host platform's own engine after.
     """
     sampling = (config.get("generate_config") or {}).get("sampling_config") or {}
-    if settings.platform == "npu" and float(sampling.get("temperature", 1.0)) != 1.0:
+    if settings.rollout_engine == "vllm" and float(sampling.get("temperature", 1.0)) != 1.0:
         return settings.model_copy(update={"rollout_log_probs": False})
     return settings
 
@@ -200,6 +200,7 @@ def train(path: Path, overrides: Sequence[str]) -> None:
     checkouts = homes(os.environ)
     settings, config = split_config(compose_config(path, overrides, checkouts["MINDSPEED_RL_HOME"]))
     process = for_processes(settings, config, checkouts)
+    check_rollout_engine(process)
     if unknown := read_upstream_keys(process.mindspeed_rl_home).unknown(config):
         raise ConfigError("\n".join(unknown))
     for line in keys_without_effect(config, reference=process.reference):

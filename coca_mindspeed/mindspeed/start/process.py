@@ -18,6 +18,18 @@ def process_settings() -> ProcessSettings:
     return ProcessSettings.from_environment()
 
 
+def check_rollout_engine(settings: ProcessSettings) -> None:
+    """Refuse here, before Ray starts, a rollout engine that its processes would not find.
+
+    Raises:
+        CocaError: says what is missing.
+    """
+    if (settings.coca.platform, settings.coca.rollout_engine) == ("host", "vllm"):
+        from coca_mindspeed.mindspeed.host_platform.vllm_cpu import known_vllm
+
+        known_vllm(settings.release)
+
+
 def setup_worker() -> None:
     """Hook this Ray worker process."""
     _setup(("worker", "both"))
@@ -36,12 +48,13 @@ def _setup(processes: tuple[str, ...]) -> AppliedHooks:
     if settings.coca.platform == "host":
         from coca_mindspeed.mindspeed import host_platform
 
-        host_platform.install()
+        host_platform.install(settings.coca.rollout_engine, settings.release)
     return apply(
         _manifest(settings.release),
         settings.mindspeed_rl_home,
         processes=processes,
         platform=settings.coca.platform,
+        rollout=settings.coca.rollout_engine,
     )
 
 

@@ -44,7 +44,19 @@ class CocaSettings(JudgingSettings):
     stall_timeout: float = Field(3600.0, gt=0, description="seconds without any progress after which a stage gives up")
 
     platform: Literal["npu", "host"] = Field("npu", description="npu, or host: without an NPU, on stand-ins")
+    rollout: Literal["auto", "vllm", "transformers"] = Field(
+        "auto",
+        description="what samples: vllm (on platform host its build for CPUs; docs/port.md) or, on host alone, "
+        "transformers; auto: vllm on npu, transformers on host",
+    )
     host: HostSettings = HostSettings()
+
+    @property
+    def rollout_engine(self) -> str:
+        """``vllm`` or ``transformers``."""
+        if self.rollout != "auto":
+            return self.rollout
+        return "vllm" if self.platform == "npu" else "transformers"
 
     @model_validator(mode="after")
     def _consistent(self) -> "CocaSettings":
@@ -55,6 +67,8 @@ class CocaSettings(JudgingSettings):
             raise ValueError("eval_data: eval_interval is set, so held-out records are needed, found null")
         if (self.eval_interval or self.samples_interval) and self.output_dir is None:
             raise ValueError("output_dir: validation and samples need somewhere to be written to, found null")
+        if self.platform == "npu" and self.rollout_engine != "vllm":
+            raise ValueError(f"rollout: on platform npu responses come from vllm, found {self.rollout}")
         return self
 
 

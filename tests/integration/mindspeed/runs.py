@@ -53,3 +53,38 @@ def copy_of(warm: Path, target: Path) -> Path:
     """A run's own copy of a warmed-up folder."""
     shutil.copytree(warm, target, dirs_exist_ok=True)
     return target
+
+
+def run_and_check(
+    warm: Path, directory: Path, ray_directory: str, changes: dict[str, dict[str, Any]], **home: str
+) -> list[dict[str, float]]:
+    """Three iterations with validation and samples, from a copy of a warmed-up folder; what each must have left.
+
+    Returns:
+        The lines of ``metrics.jsonl``.
+    """
+    copy_of(warm, directory)
+    validated = {"samples_interval": 2, "eval_interval": 2, "eval_data": str(directory / "eval.jsonl")}
+    config = tiny.configuration(
+        directory,
+        **{
+            **changes,
+            "megatron_training": {"train_iters": 3, **changes.get("megatron_training", {})},
+            "coca": {**validated, **changes.get("coca", {})},
+        },
+    )
+    log = finish(start_driver(directory, config, ray_directory, **home), directory)
+    rows = metrics_of(directory)
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    for row in rows:
+        assert 0 < row["actor/grad_norm"] < float("inf")
+        assert row["actor/rollout_log_prob_gap"] < 1e-4
+        assert -1 <= row["reward/confidence"] <= 0
+        assert 0 <= row["reward/answer"] < 1
+        assert row["coca/grading_seconds"] > 0
+    assert [row["step"] for row in metrics_of(directory, "validation.jsonl")] == [0, 2, 3]
+    samples = json_lines(directory / "output" / "samples" / "iteration_000002.jsonl")
+    assert len(samples) == 2 * 8
+    assert {"prompt", "response", "confidence", "gesr", "answer_advantage"} <= set(samples[0])
+    assert "reward/confidence" in log  # MindSpeed-RL's own logger shows it
+    return rows

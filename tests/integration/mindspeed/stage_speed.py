@@ -16,7 +16,6 @@ def main() -> None:
 
     setup_worker()
     upstream = importlib.import_module("mindspeed_rl.trainer.utils.compute_utils").compute_group_norm_advantage_return
-    from coca_mindspeed.mindspeed.stages.advantage_stage import segment_advantages
     from coca_mindspeed.mindspeed.start.settings import CocaSettings
 
     generator = torch.Generator().manual_seed(0)
@@ -26,12 +25,10 @@ def main() -> None:
     confidence = torch.rand(RESPONSES, generator=generator)
     confidence_lengths = torch.randint(6, 14, (RESPONSES,), generator=generator)
     mask = (torch.arange(TOKENS) < lengths[:, None]).to(torch.int64)
-    settings = CocaSettings()
+    rule, groups = CocaSettings().credit_rule(), (-1, GROUP)
 
     def ours() -> None:
-        segment_advantages(
-            correct, confidence, confidence_lengths, lengths, TOKENS, group_size=GROUP, settings=settings
-        )
+        rule(correct.view(groups), confidence.view(groups), confidence_lengths, lengths, TOKENS)
 
     def theirs() -> None:
         upstream(correct.float()[:, None], mask, lengths[:, None], GROUP)

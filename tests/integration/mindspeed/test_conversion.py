@@ -68,7 +68,7 @@ def test_the_bound_on_rounding_is_the_least_that_holds() -> None:
 def test_there_trained_and_back(run: str, tmp_path: Path, ray_directory: str) -> None:
     (tmp_path / "model").mkdir()
     if run.startswith("llama"):
-        tiny.write_llama(tmp_path / "model")
+        tiny.write_model(tmp_path / "model", config=tiny.llama_config())
     else:
         tiny.write_model(tmp_path / "model", warm_up_steps=150)
     tiny.write_questions(tmp_path, train=64, evaluate=8)

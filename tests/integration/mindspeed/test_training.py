@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import needs_mindspeed
-from tests.integration.mindspeed.runs import copy_of, finish, json_lines, metrics_of, start_driver
+from tests.integration.mindspeed.runs import copy_of, finish, metrics_of, run_and_check, start_driver
 
 pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -57,38 +57,9 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_loop_runs_at(layout: str, warm: Path, tmp_path: Path, ray_directory: str) -> None:
-    rows = _run_and_check(warm, tmp_path, ray_directory, LAYOUTS[layout])
+    rows = run_and_check(warm, tmp_path, ray_directory, LAYOUTS[layout])
     assert "reference" not in "".join(key for row in rows for key in row)
     assert all((row["reward/answer"] > 0) == (layout != UPSTREAM_VERIFIER) for row in rows)
-
-
-def _run_and_check(
-    warm: Path, tmp_path: Path, ray_directory: str, changes: dict[str, dict[str, Any]], **home: str
-) -> list[dict[str, float]]:
-    directory = copy_of(warm, tmp_path)
-    config = tiny.configuration(
-        directory,
-        **{
-            **changes,
-            "megatron_training": {"train_iters": 3, **changes.get("megatron_training", {})},
-            "coca": {"samples_interval": 2, "eval_interval": 2, "eval_data": str(directory / "eval.jsonl")},
-        },
-    )
-    log = finish(start_driver(directory, config, ray_directory, **home), directory)
-    rows = metrics_of(directory)
-    assert [row["step"] for row in rows] == [1, 2, 3]
-    for row in rows:
-        assert 0 < row["actor/grad_norm"] < float("inf")
-        assert row["actor/rollout_log_prob_gap"] < 1e-4
-        assert -1 <= row["reward/confidence"] <= 0
-        assert 0 <= row["reward/answer"] < 1
-        assert row["coca/grading_seconds"] > 0
-    assert [row["step"] for row in metrics_of(directory, "validation.jsonl")] == [0, 2, 3]
-    samples = json_lines(directory / "output" / "samples" / "iteration_000002.jsonl")
-    assert len(samples) == 2 * 8
-    assert {"prompt", "response", "confidence", "gesr", "answer_advantage"} <= set(samples[0])
-    assert "reward/confidence" in log  # MindSpeed-RL's own logger shows it
-    return rows
 
 
 @pytest.mark.parametrize("mode", ["integrated", "separate"])
@@ -108,7 +79,7 @@ def test_with_a_kl_term_the_reference_is_what_training_began_with(
     }
     if mode == "separate":
         changes |= {"ref_config": {**SEPARATE["ref_config"], **weights}, "reward_config": SEPARATE["reward_config"]}
-    rows = _run_and_check(warm, tmp_path / "second", ray_directory, changes)
+    rows = run_and_check(warm, tmp_path / "second", ray_directory, changes)
     penalties = [row["actor/kl_loss"] for row in rows]
     assert abs(penalties[0]) < 1e-6  # the policy is the reference
     assert min(penalties[1:]) > 1e-6
@@ -144,7 +115,7 @@ def test_it_learns_to_say_how_sure_it_is(seed: int, tmp_path: Path, ray_director
 
 @pytest.mark.skipif(MASTER not in os.environ, reason=f"needs a checkout of MindSpeed-RL's master: {MASTER} not set")
 def test_the_loop_runs_on_master(warm: Path, tmp_path: Path, ray_directory: str) -> None:
-    _run_and_check(warm, tmp_path, ray_directory, {}, MINDSPEED_RL_HOME=os.environ[MASTER])
+    run_and_check(warm, tmp_path, ray_directory, {}, MINDSPEED_RL_HOME=os.environ[MASTER])
 
 
 def test_an_edited_mindspeed_rl_is_refused_before_anything_starts(warm: Path, tmp_path: Path) -> None:

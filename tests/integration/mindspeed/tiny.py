@@ -1,12 +1,13 @@
 """A tiny model, easy arithmetic, and a MindSpeed-RL configuration for them, written to a folder."""
 
 import json
+import string
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 
 from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.compose import compose_run
@@ -14,21 +15,39 @@ from coca_mindspeed.config.schema import WarmUpConfig
 from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.local.policy import Policy, load_policy
-from coca_mindspeed.local.tiny_model import EOS, tiny_tokenizer, write_tiny_model
+from coca_mindspeed.local.tiny_model import EOS, tiny_config, tiny_tokenizer
 from coca_mindspeed.local.warm_up import warm_up
 from coca_mindspeed.tokenization import token_text
 
 _EVEN = "#"  # one character more, for a vocabulary that two tensor-parallel ranks can share
+VOCABULARY_OF_64 = _EVEN + string.ascii_letters[:44]  # vLLM pads any other
 
 
-def write_model(directory: Path, *, seed: int = 0, warm_up_steps: int = 0) -> Policy:
+def write_model(
+    directory: Path,
+    *,
+    seed: int = 0,
+    warm_up_steps: int = 0,
+    config: PretrainedConfig | None = None,
+    symbols: str = _EVEN,
+) -> Policy:
     """Write the tiny model, warmed up into one that answers and is too sure of itself; EOS also pads.
 
     MindSpeed-RL takes EOS for padding where the pad token's id is 0, as the tiny tokenizer's is, so both engines are
     given the tokenizer that this amounts to.
+
+    Args:
+        directory: becomes a Hugging Face directory.
+        seed: of weights and warm-up.
+        warm_up_steps: of imitation; 0: untrained.
+        config: of another architecture; its vocabulary is that of ``symbols``.
+        symbols: characters behind those that arithmetic needs.
     """
-    write_tiny_model(directory, seed, _EVEN)
-    tokenizer = tiny_tokenizer(_EVEN)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config or tiny_config(symbols))
+    model.save_pretrained(directory)
+    tokenizer = tiny_tokenizer(symbols)
     tokenizer.pad_token = EOS
     tokenizer.save_pretrained(directory)
     run = compose_run("demo", [f"model.path={directory}", f"seed={seed}"]).run
@@ -47,22 +66,22 @@ def write_model(directory: Path, *, seed: int = 0, warm_up_steps: int = 0) -> Po
     return policy
 
 
-def write_llama(directory: Path) -> None:
-    """Write an untrained tiny Llama 3: output weights of its own, no biases, groups of queries."""
-    config = LlamaConfig(
-        vocab_size=len(tiny_tokenizer(_EVEN)),
-        hidden_size=64,
-        intermediate_size=96,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        rms_norm_eps=1e-5,
-        rope_theta=500_000.0,
-        tie_word_embeddings=False,
-    )
-    LlamaForCausalLM(config).save_pretrained(directory)
-    tiny_tokenizer(_EVEN).save_pretrained(directory)
+def llama_config(symbols: str = _EVEN, **changes: Any) -> LlamaConfig:
+    """A tiny Llama 3: output weights of its own, no biases, groups of queries."""
+    sizes: dict[str, Any] = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500_000.0,
+        "tie_word_embeddings": False,
+    }
+    tokenizer = tiny_tokenizer(symbols)
+    special = {"bos_token_id": None, "eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id}
+    return LlamaConfig(vocab_size=len(tokenizer), **special, **{**sizes, **changes})
 
 
 def write_questions(directory: Path, *, seed: int = 0, train: int = 4000, evaluate: int = 120) -> None:
@@ -112,10 +131,10 @@ def configuration(directory: Path, **changes: dict[str, Any]) -> dict[str, Any]:
                 "make_vocab_size_divisible_by": 1,
                 "padded_vocab_size": hf["vocab_size"],
                 "untie_embeddings_and_output_weights": not hf["tie_word_embeddings"],
-                "add_qkv_bias": True,
+                "add_qkv_bias": hf["model_type"] == "qwen2",
                 "disable_bias_linear": True,
                 "position_embedding_type": "rope",
-                "norm_epsilon": 1.0e-6,
+                "norm_epsilon": hf["rms_norm_eps"],
                 "normalization": "RMSNorm",
                 "swiglu": True,
             }

@@ -1,0 +1,47 @@
+"""What has to be edited in the environment of vLLM 0.9.1's build for CPUs, and nothing else is.
+
+``python requirements/mindspeed_vllm_edit.py SITE_PACKAGES``
+
+vLLM asks for its own version by the name ``vllm``, under which this build is not installed: its name and version are
+written beside it.  Its compiled operators want libstdc++ 3.4.32 (GCC 13) for one symbol, which nothing in them refers
+to: the flag of that requirement becomes "weak", so that they load on Debian 12.  The file is known by its hash, before
+and after, so whatever else stands there is refused.
+"""
+
+import hashlib
+import os
+import sys
+from pathlib import Path
+
+OPERATORS = "vllm/_C.abi3.so"
+BEFORE = "70edeaa78d977e3b978d28d6f4cc1ba941ee08004d858287751cfd82dc705d71"
+AFTER = "b594576e09c1fc95fc0b9b93afa1fff4cde8d5594bfa04e781cf6f3ee3e84f02"
+# In the file: vna_flags of the entry for GLIBCXX_3.4.32 in .gnu.version_r.
+OFFSET, STRONG, WEAK = 49132, b"\0\0", b"\2\0"
+METADATA = "Metadata-Version: 2.1\nName: vllm\nVersion: 0.9.1.post2+cpu\n"
+
+
+def edit(site_packages: Path) -> None:
+    """Write the metadata and the flag.  Idempotent; the file is whole at any time."""
+    metadata = site_packages / "vllm-0.9.1.post2+cpu.dist-info" / "METADATA"
+    metadata.parent.mkdir(exist_ok=True)
+    metadata.write_text(METADATA)
+    path = site_packages / OPERATORS
+    content = path.read_bytes()
+    if (found := hashlib.sha256(content).hexdigest()) == AFTER:
+        return
+    if found != BEFORE:
+        sys.exit(f"{path}: expected SHA-256 {BEFORE}, found {found}")
+    end = OFFSET + len(STRONG)
+    assert content[OFFSET:end] == STRONG
+    content = content[:OFFSET] + WEAK + content[end:]
+    assert hashlib.sha256(content).hexdigest() == AFTER
+    edited = path.with_suffix(".edited")
+    edited.write_bytes(content)
+    edited.chmod(path.stat().st_mode)
+    os.replace(edited, path)  # noqa: PTH105  pip's file may be a link into its cache
+    print(f"{path}\n  SHA-256 before {BEFORE}\n  SHA-256 after  {AFTER}")
+
+
+if __name__ == "__main__":
+    edit(Path(sys.argv[1]))

@@ -1,0 +1,57 @@
+"""Whole loops of ``train`` with MindSpeed-RL's own rollout engine and resharding (vLLM 0.9.1, CPU build, patched)."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.mindspeed import tiny
+from tests.integration.mindspeed.runs import copy_of, finish, metrics_of, run_and_check, start_driver
+from tests.integration.mindspeed_vllm.conftest import Folders
+from tests.integration.mindspeed_vllm.environment import needs_vllm
+
+pytestmark = [*needs_vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+VLLM = {"coca": {"rollout": "vllm"}}
+TWO = {"actor_resource": {"num_npus": 2}}
+TP2 = {"tensor_model_parallel_size": 2}
+LOOPS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
+    "tied Qwen2 at TP1": ("tied Qwen2", {}),
+    "TP2 to TP2": (
+        "tied Qwen2",
+        {"actor_config": TP2, "rl_config": TWO, "generate_config": {"infer_tensor_parallel_size": 2}},
+    ),
+    "TP2 to TP1": ("tied Qwen2", {"actor_config": TP2, "rl_config": TWO}),
+    "PP2": (
+        "tied Qwen2",
+        {"actor_config": {"pipeline_model_parallel_size": 2}, "rl_config": {**TWO, "mini_batch_size": 8}},
+    ),
+    "DP2": ("tied Qwen2", {"actor_config": {"micro_batch_size": 16}, "rl_config": {**TWO, "blocking": False}}),
+    "Llama 3 at TP1": ("Llama 3", {}),
+}
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_the_loop_runs_at(loop: str, folder_of: Folders, tmp_path: Path, ray_directory: str) -> None:
+    model, changes = LOOPS[loop]
+    run_and_check(folder_of(model, warm=True), tmp_path, ray_directory, {**changes, **VLLM})
+    assert "Initializing a V1 LLM engine (v0.9.1" in (tmp_path / "log").read_text()
+
+
+def test_a_resumed_run_goes_on_behind_its_checkpoint(folder_of: Folders, tmp_path: Path, ray_directory: str) -> None:
+    """From the checkpoint in the middle of a run that ended; vLLM is handed the weights of that checkpoint."""
+    directory = copy_of(folder_of("tied Qwen2", warm=True), tmp_path)
+    config = tiny.configuration(directory, megatron_training={"train_iters": 4, "save_interval": 2}, **VLLM)
+    finish(start_driver(directory, config, ray_directory), directory)
+    (directory / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
+    config["actor_config"] |= {
+        "load": str(directory / "checkpoints"),
+        "finetune": False,
+        "no_load_optim": False,
+        "no_load_rng": True,
+    }
+    finish(start_driver(directory, config, ray_directory), directory)
+    rows = metrics_of(directory)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 3, 4]
+    assert all(row["actor/rollout_log_prob_gap"] < 1e-4 for row in rows)
+    assert all(0 < row["actor/grad_norm"] < float("inf") for row in rows)

@@ -1,0 +1,184 @@
+"""MindSpeed-RL's own rollout engine and weight resharding (vLLM 0.9.1, CPU build, patched), held against transformers.
+
+Nothing here shows anything of vLLM-Ascend, offloading, bfloat16 or an NPU.
+"""
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.mindspeed.start import driver
+from coca_mindspeed.mindspeed.start.settings import VARIABLE
+from tests.integration.mindspeed import tiny
+from tests.integration.mindspeed.environment import run_ranks
+from tests.integration.mindspeed_vllm.conftest import Folders
+from tests.integration.mindspeed_vllm.environment import VERSION, needs_vllm
+from tests.integration.mindspeed_vllm.models import NEW_TOKENS, ROLLOUTS
+
+pytestmark = [*needs_vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A model, how it is cut in training and in rollouts, and which ranks make up one rollout engine."""
+
+    model: str
+    ranks: int = 1
+    actor: dict[str, int] = field(default_factory=dict)
+    rollout_tp: int = 1
+
+    @property
+    def engines(self) -> list[list[int]]:
+        ranks = range(self.ranks)
+        return [list(ranks[first : first + self.rollout_tp]) for first in ranks[:: self.rollout_tp]]
+
+
+TP2, PP2 = {"tensor_model_parallel_size": 2}, {"pipeline_model_parallel_size": 2}
+LAYOUTS = {
+    "tied Qwen2 at TP1": Layout("tied Qwen2"),
+    "Llama 3 at TP1": Layout("Llama 3"),
+    "tied Qwen2, TP2 to TP2": Layout("tied Qwen2", 2, TP2, rollout_tp=2),
+    "Qwen2, TP2 to TP1": Layout("Qwen2", 2, TP2),
+    "tied Qwen2, PP2 to TP1": Layout("tied Qwen2", 2, PP2),
+    "tied Qwen2, DP2": Layout("tied Qwen2", 2),
+    "Llama 3, TP2 to TP2": Layout("Llama 3", 2, TP2, rollout_tp=2),
+    "Llama 3, DP2 to TP2": Layout("Llama 3", 2, rollout_tp=2),  # each cut for a rollout, from a whole
+}
+
+
+@dataclass(frozen=True)
+class Found:
+    """What the ranks of one layout wrote, and what transformers says with the weights of before and after the step."""
+
+    layout: Layout
+    prompts: list[list[int]]
+    types: list[dict[str, str]]
+    ranks: list[dict[str, torch.Tensor]]
+    model: Any
+    greedy: dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+@pytest.fixture(scope="module", params=LAYOUTS)
+def found(request: pytest.FixtureRequest, folder_of: Folders, tmp_path_factory: pytest.TempPathFactory) -> Found:
+    layout = LAYOUTS[request.param]
+    folder, directory = folder_of(layout.model, warm=False), tmp_path_factory.mktemp("rollout")
+    config = tiny.configuration(
+        folder,
+        actor_config=layout.actor,
+        rl_config={"actor_resource": {"num_npus": layout.ranks}},
+        generate_config={"infer_tensor_parallel_size": layout.rollout_tp},
+        coca={"rollout": "vllm"},
+    )
+    settings, config = driver.split_config(OmegaConf.create(config))
+    process = driver.for_processes(settings, config, driver.homes(os.environ))
+    tokenizer = tiny.tiny_tokenizer(tiny.VOCABULARY_OF_64)
+    prompts = [tokenizer.encode(f"{record.question}=") for record in arithmetic_records(8, "evaluate", 0)]
+    job = directory / "job.json"
+    job.write_text(json.dumps({"config": OmegaConf.to_container(config), "prompts": prompts, "output": str(directory)}))
+    module = "tests.integration.mindspeed_vllm.rollout_rank"
+    run_ranks(module, job, layout.ranks, directory / "log", **{VARIABLE: process.model_dump_json()})
+    before = AutoModelForCausalLM.from_pretrained(folder / "model").eval()
+    after = AutoModelForCausalLM.from_pretrained(folder / "model").eval()
+    after.load_state_dict(load_file(directory / "trained"))
+    ranks = range(layout.ranks)
+    return Found(
+        layout,
+        prompts,
+        [json.loads((directory / f"types{rank}.json").read_text()) for rank in ranks],
+        [load_file(directory / f"found{rank}") for rank in ranks],
+        before,
+        {"before": _greedy(before, prompts), "after": _greedy(after, prompts)},
+    )
+
+
+@torch.no_grad()
+def _greedy(model: Any, prompts: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Transformers' greedy responses, padded with the end of text, and their log-probabilities, padded with 0."""
+    eos = model.config.eos_token_id
+    ids, log_probs = torch.full((len(prompts), NEW_TOKENS), eos), torch.zeros(len(prompts), NEW_TOKENS)
+    for row, prompt in enumerate(prompts):
+        text = list(prompt)
+        for position in range(NEW_TOKENS):
+            distribution = model(input_ids=torch.tensor([text])).logits[0, -1].log_softmax(-1)
+            log_probs[row, position], ids[row, position] = distribution.max(-1)
+            text.append(int(ids[row, position]))
+            if text[-1] == eos:
+                break
+    return ids, log_probs
+
+
+def _agrees(found: Found, rollout: str, model: str) -> bool:
+    """Whether every rank's greedy tokens are transformers', with the same log-probabilities to 1e-4."""
+    ids, log_probs = found.greedy[model]
+    return all(
+        torch.equal(rank[f"{rollout}/ids"], ids)
+        and torch.allclose(rank[f"{rollout}/log_probs"], log_probs, rtol=0, atol=1e-4)
+        for rank in found.ranks
+    )
+
+
+def test_it_is_mindspeed_rls_engine_over_the_real_vllm(found: Found) -> None:
+    upstream = "mindspeed_rl.workers.resharding"
+    for types in found.types:
+        assert types["engine"] == "mindspeed_rl.models.rollout.vllm_engine:VLLMInferEngine"
+        assert types["manager"] == f"{upstream}.megatron_sharding_manager:MegatronShardingManager"
+        assert types["container"] == f"{upstream}.vllm_weight_container:MegatronStyleVllmWeightContainer"
+        assert types["adaptor"].startswith(f"{upstream}.weight_adaptor:")
+        assert types["llm"] == "vllm.entrypoints.llm:LLM"
+        assert types["executor"] == "vllm.v1.executor.abstract:ExecutorWithExternalLauncher"
+        assert types["runner"] == "vllm.v1.worker.cpu_model_runner:CPUModelRunner"
+        family = "llama:LlamaForCausalLM" if found.layout.model == "Llama 3" else "qwen2:Qwen2ForCausalLM"
+        assert types["model"] == f"vllm.model_executor.models.{family}"
+        assert (types["version"], VERSION) == ("0.9.1.post2", "0.9.1.post2+cpu")
+        assert (types["platform"], types["dtype"]) == ("cpu", "torch.float32")
+        assert types["backend"] == "vllm.v1.attention.backends.cpu_attn"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_greedy_tokens_and_log_probs_are_those_of_transformers(found: Found, when: str) -> None:
+    assert all(float(rank["grad_norm"]) > 0 for rank in found.ranks)
+    assert _agrees(found, when, when)
+
+
+def test_weights_not_handed_over_or_permuted_are_noticed(found: Found) -> None:
+    assert _agrees(found, "not handed over", "before")
+    assert not _agrees(found, "not handed over", "after")
+    assert not _agrees(found, "permuted", "after")
+
+
+def test_every_rollout_has_noise_of_its_own_and_ranks_of_an_engine_share_it(found: Found) -> None:
+    """Upstream's every rollout draws the same; the hook's first tokens come as often as the model says."""
+    engines = [engine[0] for engine in found.layout.engines]
+    for engine in found.layout.engines:
+        for rank in engine[1:]:
+            for name in ("hooked/first", "unhooked/first"):
+                assert torch.equal(found.ranks[rank][name], found.ranks[engine[0]][name])
+    for rank in engines:
+        unhooked = found.ranks[rank]["unhooked/first"]
+        assert (unhooked == unhooked[0]).all(), "vLLM no longer seeds every rollout alike: the hook can go"
+    hooked = torch.cat([found.ranks[rank]["hooked/first"] for rank in engines])
+    assert len(torch.unique(hooked, dim=0)) == len(engines) * ROLLOUTS
+    for rank in engines[1:]:
+        assert torch.equal(found.ranks[rank]["unhooked/first"], found.ranks[0]["unhooked/first"])
+    often, always = (_distance(found.model, found.prompts, first) for first in (hooked, unhooked))
+    assert often < 0.6 * always
+
+
+def _distance(model: Any, prompts: list[list[int]], first: torch.Tensor) -> float:
+    """Mean over prompts of the total variation between how often first tokens come and how often they should."""
+    drawn = first.view(len(first), len(prompts), -1).transpose(0, 1).flatten(1)
+    distances = []
+    for prompt, tokens in zip(prompts, drawn, strict=True):
+        with torch.no_grad():
+            wanted = model(input_ids=torch.tensor([prompt])).logits[0, -1].softmax(-1)
+        often = torch.bincount(tokens, minlength=len(wanted)) / len(tokens)
+        distances.append(float((often - wanted).abs().sum() / 2))
+    return sum(distances) / len(distances)
