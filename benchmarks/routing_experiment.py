@@ -57,7 +57,7 @@ class Part(NamedTuple):
 # the small model's: at eight times the size it undoes the warm-up.
 PARTS = {
     "small": Part("small", "coca", 120),
-    "large": Part("large", "rlvr", 40, ("optimizer.lr=1.0e-4", "warm_up.steps=1400")),
+    "large": Part("large", "rlvr", 40, ("optimizer.lr=1.0e-4",)),
     "answer_first": Part("small", "rlcr", 120),
 }
 TRAINING = ("rollout.prompts=32", "evaluation.interval=0", "checkpoint.interval=40", "logging.tensorboard=false")
