@@ -3,6 +3,7 @@
 import json
 import socket
 import time
+from contextlib import ExitStack
 
 import httpx
 import openai
@@ -117,7 +118,11 @@ def test_a_stop_ends_the_text_and_the_generation(babbler):
 
 def test_a_client_that_leaves_frees_its_place_and_the_others_wait_their_turn(babbler):
     server = ModelServer(babbler, "tiny", concurrent=1, waiting=1, max_tokens=400)
-    with served_in_background(server.app()) as url, httpx.Client(timeout=30) as http:
+    with ExitStack() as stack:
+        # Slow enough that the first is not done before the others have come, however busy the machine is.
+        stack.callback(babbler.model.register_forward_pre_hook(lambda *_: time.sleep(0.03)).remove)
+        url = stack.enter_context(served_in_background(server.app()))
+        http = stack.enter_context(httpx.Client(timeout=30))
         host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
 
         def started():
