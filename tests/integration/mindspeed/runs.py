@@ -55,6 +55,12 @@ def copy_of(warm: Path, target: Path) -> Path:
     return target
 
 
+def going_on(config: dict[str, Any], directory: Path) -> dict[str, Any]:
+    """The run file of a run that goes on from its own last checkpoint."""
+    resume = {"load": str(directory / "checkpoints"), "finetune": False, "no_load_optim": False, "no_load_rng": True}
+    return {**config, "actor_config": {**config["actor_config"], **resume}}
+
+
 def run_and_check(
     warm: Path, directory: Path, ray_directory: str, changes: dict[str, dict[str, Any]], **home: str
 ) -> list[dict[str, float]]:

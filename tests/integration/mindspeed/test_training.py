@@ -15,7 +15,7 @@ import pytest
 
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import needs_mindspeed
-from tests.integration.mindspeed.runs import copy_of, finish, metrics_of, run_and_check, start_driver
+from tests.integration.mindspeed.runs import copy_of, finish, going_on, metrics_of, run_and_check, start_driver
 
 pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -152,11 +152,5 @@ def test_a_killed_worker_ends_the_run_and_a_resume_goes_on(warm: Path, tmp_path:
     saved = int(marker.read_text())
     done = len(metrics_of(directory))
 
-    config["actor_config"] |= {
-        "load": str(directory / "checkpoints"),
-        "finetune": False,
-        "no_load_optim": False,
-        "no_load_rng": True,
-    }
-    finish(start_driver(directory, config, ray_directory), directory)
+    finish(start_driver(directory, going_on(config, directory), ray_directory), directory)
     assert [row["step"] for row in metrics_of(directory)[done:]] == list(range(saved + 1, 21))

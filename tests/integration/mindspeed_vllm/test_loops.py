@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.integration.mindspeed import tiny
-from tests.integration.mindspeed.runs import copy_of, finish, metrics_of, run_and_check, start_driver
+from tests.integration.mindspeed.runs import copy_of, finish, going_on, metrics_of, run_and_check, start_driver
 from tests.integration.mindspeed_vllm.conftest import Folders
 from tests.integration.mindspeed_vllm.environment import needs_vllm
 
@@ -44,13 +44,7 @@ def test_a_resumed_run_goes_on_behind_its_checkpoint(folder_of: Folders, tmp_pat
     config = tiny.configuration(directory, megatron_training={"train_iters": 4, "save_interval": 2}, **VLLM)
     finish(start_driver(directory, config, ray_directory), directory)
     (directory / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
-    config["actor_config"] |= {
-        "load": str(directory / "checkpoints"),
-        "finetune": False,
-        "no_load_optim": False,
-        "no_load_rng": True,
-    }
-    finish(start_driver(directory, config, ray_directory), directory)
+    finish(start_driver(directory, going_on(config, directory), ray_directory), directory)
     rows = metrics_of(directory)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 3, 4]
     assert all(row["actor/rollout_log_prob_gap"] < 1e-4 for row in rows)
