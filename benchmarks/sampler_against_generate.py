@@ -9,7 +9,8 @@ from benchmarks.timing import alternate
 from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.policy import Policy, load_policy
-from coca_mindspeed.local.sampler import pad_left, sample_responses
+from coca_mindspeed.local.prompt_pass import pad_left
+from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.session import load_data, warm_start
 
 

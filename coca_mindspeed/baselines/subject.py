@@ -14,7 +14,7 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.evaluate import predict
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.sampler import pad_left, positions_of
+from coca_mindspeed.local.prompt_pass import pad_left, positions_of
 from coca_mindspeed.local.schedule import generator
 
 

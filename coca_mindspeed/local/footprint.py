@@ -214,5 +214,5 @@ def rollout_pass(policy: Policy, prompt: int, config: RunConfig) -> int:
 
 
 def _prompts(count: int, tokens: int) -> list[list[int]]:
-    """Prompts of the greatest length but one, which makes padding necessary."""
-    return [[1] * (tokens - (n == 0 and count > 1 and tokens > 1)) for n in range(count)]
+    """Prompts of the greatest length but one, which makes padding necessary; it starts in its own way as well."""
+    return [[int(n > 0)] * (tokens - (n == 0 and count > 1 and tokens > 1)) for n in range(count)]

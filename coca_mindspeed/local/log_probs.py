@@ -9,7 +9,7 @@ from transformers import DynamicCache
 
 from coca_mindspeed.local.output_layer import TokenScores, scores_of_logits
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.sampler import pad_left, positions_of
+from coca_mindspeed.local.prompt_pass import pad_left, positions_of, run_prompts
 
 
 @dataclass(frozen=True)
@@ -104,22 +104,15 @@ def response_scores(
 
 def _shared(policy: Policy, prompts: Sequence[Sequence[int]], token_ids: Tensor, groups: _Groups) -> Iterator[Tensor]:
     """Hidden states that predict the responses: of the first tokens ``[P, 1, hidden]``, and of the others."""
-    ids, mask = pad_left(prompts, policy.pad_id, policy.device)
     cache = DynamicCache(config=policy.model.config)
-    # The prompt's last state predicts the response's first token.
-    first = policy.output_layer.hidden_states(
-        input_ids=ids,
-        attention_mask=mask,
-        position_ids=positions_of(mask, ids),
-        past_key_values=cache,
-        use_cache=True,
-    )[:, -1:]
-    yield first
+    started = run_prompts(policy.output_layer.hidden_states, prompts, cache, policy.pad_id, policy.device)
+    yield started.output[:, -1:]  # a prompt's last state predicts the response's first token
     if token_ids.shape[1] == 1:
         return
     groups.repeat_cache(cache)
-    lengths = groups.repeat(torch.tensor([len(p) for p in prompts], device=policy.device))
+    lengths = groups.repeat(started.lengths)
     offsets = torch.arange(token_ids.shape[1] - 1, device=policy.device)
+    mask = started.mask
     if mask is not None:
         inside = torch.ones_like(token_ids[:, 1:], dtype=torch.bool)
         mask = torch.cat([groups.repeat(mask), inside], dim=1)

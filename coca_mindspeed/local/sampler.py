@@ -1,5 +1,6 @@
 """Sampling responses: a KV cache, each prompt run once for its whole group, exact log-probs of what was sampled."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from coca_mindspeed.local.growing_cache import cache_bytes, growing_cache, skip_to
 from coca_mindspeed.local.output_layer import TokenScores, entropy_of
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.prompt_pass import run_prompts
 from coca_mindspeed.local.token_draw import draw_tokens
 
 _SHRINK_AT = 0.9  # the batch is rebuilt without its ended rows when so few are left; each time copies the cache
@@ -33,16 +35,6 @@ class Samples:
     log_probs: Tensor
     finished: Tensor
     entropy: Tensor
-
-
-def pad_left(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Prompts as ``[P, longest]`` ids, and their bool mask; no mask where nothing needed padding."""
-    width = max(map(len, prompts))
-    ids = torch.tensor([[pad_id] * (width - len(p)) + list(p) for p in prompts], device=device)
-    if all(len(p) == width for p in prompts):
-        return ids, None
-    lengths = torch.tensor([len(p) for p in prompts], device=device)
-    return ids, torch.arange(width, device=device) >= (width - lengths)[:, None]
 
 
 def sample_responses(
@@ -149,21 +141,14 @@ class Decoder:
         """Run each prompt once, then repeat its keys and values for its group."""
         self._model = policy.model
         self._cache = growing_cache(self._model.config)
-        ids, mask = pad_left(prompts, policy.pad_id, policy.device)
-        output = self._model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions_of(mask, ids),
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=1,
+        started = run_prompts(
+            functools.partial(self._model, logits_to_keep=1), prompts, self._cache, policy.pad_id, policy.device
         )
         self._cache.batch_repeat_interleave(group_size)
-        self.width = ids.shape[1]
-        self._mask = None if mask is None else mask.repeat_interleave(group_size, dim=0)
-        lengths = torch.tensor([len(p) for p in prompts], device=policy.device)
-        self._position = lengths.repeat_interleave(group_size)[:, None]
-        self.logits: Tensor = output.logits[:, -1].repeat_interleave(group_size, dim=0)
+        self.width = started.width
+        self._mask = None if started.mask is None else started.mask.repeat_interleave(group_size, dim=0)
+        self._position = started.lengths.repeat_interleave(group_size)[:, None]
+        self.logits: Tensor = started.output.logits[:, -1].repeat_interleave(group_size, dim=0)
 
     def step(self, token: Tensor) -> None:
         """Append one token ``[rows, 1]`` to every row."""
@@ -194,10 +179,3 @@ class Decoder:
         self._position = self._position[rows]
         if self._mask is not None:
             self._mask = self._mask[rows]
-
-
-def positions_of(mask: Tensor | None, ids: Tensor) -> Tensor:
-    """Positions that start from 0 at each prompt's first real token, int64 ``[rows, tokens]``."""
-    if mask is None:
-        return torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
-    return (mask.long().cumsum(dim=1) - 1).clamp(min=0)

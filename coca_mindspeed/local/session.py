@@ -1,5 +1,6 @@
 """Everything a run needs before its first step: checked first, loaded next, and written down last."""
 
+import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import torch
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import DataConfig, RunConfig
 from coca_mindspeed.config.steps import with_steps
+from coca_mindspeed.console import print_text
 from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError
@@ -23,7 +25,7 @@ from coca_mindspeed.local.lora import add_adapters, load_adapters, require_peft
 from coca_mindspeed.local.memory_check import refuse_what_cannot_fit
 from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
-from coca_mindspeed.local.preflight import LengthLimits, check_lengths, check_prompts
+from coca_mindspeed.local.preflight import LengthLimits, check_lengths, check_prompts, emulated_dtype
 from coca_mindspeed.local.progress import WarmUpProgress
 from coca_mindspeed.local.run_directory import (
     FoundRun,
@@ -106,6 +108,8 @@ def open_session(
         torch.set_num_threads(config.trainer.threads)
     device = choose_device(config.trainer.device)
     require_optimizer(config.optimizer, device)
+    if slow := emulated_dtype(config.model, device):
+        print_text(f"warning: {slow}", sys.stderr)
     train, evaluate = load_data(config.data)
     config = with_steps(config, len(train))
     data = {"train": records_digest(train), "evaluate": records_digest(evaluate)}

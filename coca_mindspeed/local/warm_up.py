@@ -120,7 +120,8 @@ def _imitation_loss(
     token_ids = torch.tensor([text + [policy.pad_id] * (width - len(text)) for text in texts], device=policy.device)
     position = torch.arange(width, device=policy.device)
     start, end = (torch.tensor([len(x) for x in xs], device=policy.device)[:, None] for xs in (tails, texts))
-    log_probs = response_log_probs(policy, heads, token_ids, temperature=1.0, share_prompts=False)
+    # Whole prompts go first and by themselves, so that what all of them start with is run once.
+    log_probs = response_log_probs(policy, heads, token_ids, temperature=1.0, share_prompts=not question_weight)
     loss = -log_probs[(position >= start) & (position < end)].mean()
     if question_weight:
         loss = loss - question_weight * log_probs[position < start].mean()

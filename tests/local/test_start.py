@@ -23,7 +23,7 @@ from coca_mindspeed.local.chat import encode_prompts, load_tokenizer, render_pro
 from coca_mindspeed.local.context import context_limit
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import choose_device, load_policy
-from coca_mindspeed.local.preflight import LengthLimits, check_prompts
+from coca_mindspeed.local.preflight import LengthLimits, check_prompts, emulated_dtype
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.ownership import MARKER
 from tests.local.models_for_tests import write_random_model
@@ -386,6 +386,32 @@ def test_the_configuration_knows_every_device_that_the_engine_knows():
         compose_run("demo", ["trainer.device=tpu"])
     with pytest.raises(ConfigError, match=r"trainer\.device=npu: PyTorch sees 0 NPU devices"):
         choose_device("npu")
+
+
+@pytest.mark.parametrize(
+    ("processor", "warned"),
+    [
+        ({"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": False}, True),
+        ({"architecture": "x86_64"}, True),
+        ({"architecture": "x86_64", "avx512_bf16": True, "amx_bf16": False}, False),
+        ({"architecture": "x86_64", "avx512_bf16": False, "amx_bf16": True}, False),
+        ({"architecture": "aarch64"}, False),
+    ],
+)
+def test_whoever_would_compute_in_an_imitated_dtype_is_told(processor, warned, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: processor, raising=False)
+    bfloat16 = ModelConfig(compute_dtype="bfloat16")
+    assert (emulated_dtype(bfloat16, CPU) is not None) == warned
+    assert emulated_dtype(ModelConfig(), CPU) is None
+    assert emulated_dtype(bfloat16, torch.device("cuda")) is None
+
+
+def test_the_warning_is_printed_before_the_run_starts(tmp_path, model, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"architecture": "x86_64"}, raising=False)
+    message = refused(
+        tmp_path, model, capsys, monkeypatch, "model.compute_dtype=bfloat16", "rollout.max_new_tokens=500"
+    )
+    assert "warning: model.compute_dtype=bfloat16: this processor has no instructions for it" in message
 
 
 # ---- baselines

@@ -25,7 +25,7 @@ def tiny_plan(directory: Path, **changed) -> Path:
     setting = plan["settings"]["real"]
     setting["real_world"] = {"train": 8, "evaluate": 2, "warm_up": 4}
     setting["overrides"] += [
-        *(f"model.path={directory}/model", "model.compute_dtype=float32", "warm_up.steps=3", "warm_up.batch=4"),
+        *(f"model.path={directory}/model", "warm_up.steps=3", "warm_up.batch=4"),
         *("warm_up.lr=0.001", "rollout.prompts=4", "rollout.group_size=4", "rollout.max_prompt_tokens=480"),
         *("rollout.max_new_tokens=32", "trainer.steps=2", "trainer.device=cpu", "trainer.threads=1"),
     ]
