@@ -57,6 +57,70 @@ def test_fallbacks_in_their_order(response: str, expected: str | None) -> None:
     assert final_answer(response) == expected
 
 
+@pytest.mark.parametrize(
+    "response",
+    [
+        *("It is not 6.", "It isn't 6.", "It cannot be 6", "It can't possibly be 6", "not equal to 6", "never 6"),
+        *(
+            "It's anything but 6.",
+            "It is 7 and not $6$.",
+            "6 is wrong",
+            "6 is not it",
+            "6 isn't right",
+            "$6$ cannot be",
+        ),
+        *(
+            "less than 6",
+            "more than 6",
+            "greater than or equal to 6",
+            "at least 6",
+            "at most $6$",
+            "6 or more",
+            "above 6",
+        ),
+        *("> 6", "x < 6", "x <= 6", r"x \neq 6", r"x \le 6", "x ≠ 6", "x ≥ 6", "± 6", "x != 6", "rather than 6"),
+        *(
+            "5 or 6",
+            "either 5 or 6",
+            "5 or perhaps 6",
+            "between 5 and 6",
+            "5 to 6",
+            "$5$ or $6$",
+            "5 and **6**",
+            "5 vs 6",
+        ),
+        *("It's neither 5 nor 6", r"\(5\) to \(6\)", "everything except 6", "not\n6"),
+    ],
+)
+def test_what_is_denied_or_a_bound_or_one_of_several_is_no_answer(response: str) -> None:
+    assert final_answer(response) is None
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        *("It is 6", "6", "= 6", "x = 6", "so 6", "about 6", "It's not hard: 6", "This is not hard so we get 6"),
+        *(
+            "It is not divisible by 3, hence 6",
+            "We do not know x but 2 and 4 make 6",
+            "3 more than 3 is 6",
+            "5 + 1 = 6",
+        ),
+        *(
+            "more than enough; 6 apples",
+            "2 or 3 times 2 equals 6",
+            "I know it. 6",
+            "If x > 5 then it is 6",
+            "6 is right",
+        ),
+        *("A note on knots: 6", "from 5, 6 follows", "Add 2 to 4 and get 6", "nothing but 6"),
+        *("It is not 5. It is 6.", "x > 5, x < 7, x = 6", "6 or so", "I can 6", "6 does it", "is it not so? 6"),
+    ],
+)
+def test_other_words_around_an_answer_do_not_matter(response: str) -> None:
+    assert final_answer(response) == "6"
+
+
 def test_a_number_far_from_the_end_is_no_final_answer() -> None:
     assert final_answer("The answer is 5. " + "and then words follow " * 200) is None
 

@@ -7,6 +7,8 @@ pass: 100 kB of ``\boxed{`` take milliseconds.
 import re
 import unicodedata
 
+from coca_mindspeed.grading.mathematics.qualified import is_qualified
+
 # A backslash takes the next character with it, so that \{ and \} are text and not grouping.
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _MATH = re.compile(r"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
@@ -135,7 +137,8 @@ def final_answer(response: str, boxed_only: bool = False) -> str | None:
 
     In this order: the last complete ``\boxed{}``; what follows the last "answer is" or "answer:" on its line; the
     last formula between dollars or ``\(...\)``; the last number.  The last three look at the last 2,000 characters
-    only, and only if no box was opened: a response that was cut off inside of its box has not said its answer.
+    only, and only if no box was opened: a response that was cut off inside of its box has not said its answer.  A
+    formula or a number that is denied, bounded or one of several is none (:mod:`.qualified`).
 
     Args:
         response: the answer segment of a response.
@@ -150,11 +153,11 @@ def final_answer(response: str, boxed_only: bool = False) -> str | None:
     phrases = list(_PHRASE.finditer(tail))
     if phrases and (stated := _stated_answer(tail[phrases[-1].end() :])):
         return stated
-    formulas = list(_MATH.finditer(tail))
-    if formulas:
-        return next(group for group in formulas[-1].groups() if group is not None).strip() or None
-    numbers = _NUMBER.findall(tail)
-    return numbers[-1].rstrip(",") if numbers else None
+    found = list(_MATH.finditer(tail)) or list(_NUMBER.finditer(tail))
+    if not found or is_qualified(tail, *found[-1].span()):
+        return None
+    formula = next((group for group in found[-1].groups() if group is not None), None)
+    return found[-1][0].rstrip(",") if formula is None else formula.strip() or None
 
 
 def _stated_answer(rest: str) -> str | None:
