@@ -1,8 +1,10 @@
 """Two tiers of tiny models, trained here and served: does the stated confidence route, and what does it save?
 
-``python -m benchmarks.routing_experiment --seeds 5 --output runs/routing`` trains, for each seed, a small model by
-CoCA, a large one by RLVR and a small one by RLCR (answer first), replays them, and asks both tiers through the proxy
-with an unmodified ``openai`` client.  Every part is a file; the same command goes on where it was stopped.
+A small specialist stands before a large generalist: the small model was taught sums, the large one sums and small
+programs run by hand, and both are asked about both.  ``python -m benchmarks.routing_experiment --seeds 5 --output
+runs/routing`` trains, for each seed, the small model by CoCA, the large one by RLVR and another small one by RLCR
+(answer first), replays them, and asks both tiers through the proxy with an unmodified ``openai`` client.  Every part is
+a file; the same command goes on where it was stopped.
 """
 
 import argparse
@@ -20,9 +22,13 @@ from scipy.stats import t as student
 from transformers import Qwen2ForCausalLM
 
 from coca_mindspeed.algorithm.rewards import training_method
-from coca_mindspeed.config.compose import ComposedConfig, compose_run
+from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.data.embedded.digits import digit_records
+from coca_mindspeed.data.embedded.generated import Split
+from coca_mindspeed.data.embedded.miniature import SYMBOLS
+from coca_mindspeed.data.records import Record, read_records, write_records
 from coca_mindspeed.evaluation.predictions import read_predictions, write_predictions
 from coca_mindspeed.evaluation.tokens import TokenCounter
 from coca_mindspeed.files import write_json
@@ -30,7 +36,7 @@ from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.checkpoint import export_model, list_checkpoints
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.schedule import derived_seed
-from coca_mindspeed.local.session import load_data, open_session
+from coca_mindspeed.local.session import open_session
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
 from coca_mindspeed.local.warm_up import warm_up
 from coca_mindspeed.serving.background import served_in_background
@@ -45,9 +51,10 @@ PRICES = (1.0, 14.0)
 
 
 class Part(NamedTuple):
-    """One model of the experiment: how large, trained by which method and for how many steps, with other keys."""
+    """One model of the experiment: how large, what it was taught first, and how it was trained on everything then."""
 
     size: str
+    taught: tuple[str, ...]
     method: str
     steps: int
     overrides: tuple[str, ...] = ()
@@ -56,16 +63,35 @@ class Part(NamedTuple):
 # Nothing is decided by the large model's confidence, so it is trained to be right alone.  The demo's learning rate is
 # the small model's: at eight times the size it undoes the warm-up.
 PARTS = {
-    "small": Part("small", "coca", 120),
-    "large": Part("large", "rlvr", 40, ("optimizer.lr=1.0e-4",)),
-    "answer_first": Part("small", "rlcr", 120),
+    "small": Part("small", ("sums",), "coca", 120),
+    "large": Part("large", ("sums", "programs"), "rlvr", 40, ("optimizer.lr=1.0e-4",)),
+    "answer_first": Part("small", ("sums",), "rlcr", 120),
 }
 TRAINING = ("rollout.prompts=32", "evaluation.interval=0", "checkpoint.interval=40", "logging.tensorboard=false")
 
 
+def questions_about(subject: str, size: int, split: Split) -> list[Record]:
+    """Questions of one subject, ``sums`` or ``programs``, in equal parts of its kinds."""
+    if subject == "programs":
+        return digit_records(size, split, seed=0)
+    kinds = 7  # of arithmetic, four of which are sums
+    return [r for r in arithmetic_records(-(-size * kinds // 4), split, seed=0) if "+" in r.metadata["kind"]][:size]
+
+
+def write_records_of(output: Path, train: int, evaluate: int) -> tuple[str, ...]:
+    """What all models are trained on and asked, half of it about either subject, as overrides of a run."""
+    overrides = ["data=records"]
+    for split, size in (("train", train), ("evaluate", evaluate)):
+        mixed = [questions_about(subject, size // 2, split) for subject in ("sums", "programs")]
+        path = output / f"{split}.jsonl"
+        write_records(path, [record for pair in zip(*mixed, strict=True) for record in pair])
+        overrides.append(f"data.{split}={path}")
+    return tuple(overrides)
+
+
 def write_model(directory: Path, size: str, seed: int) -> None:
     """An untrained model of one of the sizes."""
-    config = tiny_config()
+    config = tiny_config(SYMBOLS)
     config.hidden_size, config.num_hidden_layers = SIZES[size]
     config.intermediate_size = 3 * config.hidden_size
     config.layer_types = ["full_attention"] * config.num_hidden_layers
@@ -77,29 +103,28 @@ def write_model(directory: Path, size: str, seed: int) -> None:
         config.eos_token_id,
     )
     model.save_pretrained(directory)
-    tiny_tokenizer().save_pretrained(directory)
+    tiny_tokenizer(SYMBOLS).save_pretrained(directory)
 
 
-def train_part(output: Path, part: str, seed: int, overrides: Sequence[str]) -> Path:
+def train_part(output: Path, part: str, seed: int, lessons: int, overrides: Sequence[str]) -> Path:
     """Train one model and answer the held-out questions; returns the run's directory."""
-    size, method, steps, own = PARTS[part]
+    size, taught, method, steps, own = PARTS[part]
     run = output / f"seed{seed}" / part
     if (run / "predictions.jsonl").exists():
         return run
     seeded = f"seed={derived_seed(seed, part) % 2**31}"
     common = [seeded, f"method={method}", f"trainer.steps={steps}", *TRAINING, *own, *overrides]
-    composed = compose_run("demo", common)
     warm = run / "warm"
+    composed = compose_run("demo", [*common, f"model.path={warm}"])
     if not warm.exists():
         write_model(run / "untrained", size, derived_seed(seed, part, "weights"))
         policy = load_policy(run / "untrained", composed.run.model, torch.device("cpu"))
-        train, _ = load_data(composed.run.data)
-        warm_up(policy, train, training_method(method), composed.run.warm_up, composed.run.seed)
+        read = [record for subject in taught for record in questions_about(subject, lessons // len(taught), "train")]
+        warm_up(policy, read, training_method(method), composed.run.warm_up, composed.run.seed)
         export_model(policy, warm)
-    session_config: ComposedConfig = compose_run("demo", [*common, f"model.path={warm}"])
     directory = run / "run"
     resume = (directory / "config.yaml").exists()
-    with closing(open_session(session_config, directory, resume=resume, show_progress=False)) as session:
+    with closing(open_session(composed, directory, resume=resume, show_progress=False)) as session:
         if not (directory / "model").exists():
             session.trainer.run(session.resume_from if list_checkpoints(directory / "checkpoints") else None)
         predictions = session.trainer.evaluate(session.trainer.evaluate_records, "after")
@@ -141,7 +166,7 @@ def replayed(runs: dict[str, Path]) -> dict[str, float]:
     return result
 
 
-def served(runs: dict[str, Path], threshold: float, questions: int) -> dict[str, float]:
+def served(runs: dict[str, Path], threshold: float, records: Sequence[Record]) -> dict[str, float]:
     """Ask both tiers through the proxy, by an unmodified client."""
     import openai
 
@@ -166,7 +191,6 @@ def served(runs: dict[str, Path], threshold: float, questions: int) -> dict[str,
         )
         url = stack.enter_context(served_in_background(Proxy(config, {}).app()))
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
-        records = arithmetic_records(questions, "evaluate", 0)
         answers, tokens = [], {"small": 0, "large": 0}
         for record in records:
             messages: Any = [{"role": "user", "content": record.question}]
@@ -181,8 +205,8 @@ def served(runs: dict[str, Path], threshold: float, questions: int) -> dict[str,
         grader.close()
     return {
         "served_accuracy": statistics.mean(correct),
-        "served_tokens_small": tokens["small"] / questions,
-        "served_tokens_large": tokens["large"] / questions,
+        "served_tokens_small": tokens["small"] / len(records),
+        "served_tokens_large": tokens["large"] / len(records),
     }
 
 
@@ -202,15 +226,34 @@ def summary(rows: Sequence[dict[str, float]]) -> dict[str, dict[str, float | Non
 
 
 def run_experiment(
-    output: Path, seeds: int, questions: int, overrides: Sequence[str], threshold: float = 0.8
+    output: Path,
+    seeds: int,
+    overrides: Sequence[str],
+    *,
+    questions: int = 500,
+    threshold: float = 0.8,
+    train: int = 40_000,
+    evaluate: int = 2000,
 ) -> dict[str, dict[str, float | None]]:
-    """Everything that is not there yet, and the summary."""
+    """Everything that is not there yet, and the summary.
+
+    Args:
+        output: where everything goes.
+        seeds: 0 to so many less one.
+        overrides: of the run ``demo``.
+        questions: asked through the proxy.
+        threshold: of its policy.
+        train: questions that the models are trained on, and read before.
+        evaluate: held-out questions.
+    """
+    data = write_records_of(output, train, evaluate)
+    asked = list(read_records(output / "evaluate.jsonl"))[:questions]
     rows = []
     for seed in range(seeds):
-        runs = {part: train_part(output, part, seed, overrides) for part in PARTS}
+        runs = {part: train_part(output, part, seed, train, [*data, *overrides]) for part in PARTS}
         result = output / f"seed{seed}" / "result.json"
         if not result.exists():
-            row = replayed(runs) | (served(runs, threshold, questions) if questions else {})
+            row = replayed(runs) | (served(runs, threshold, asked) if asked else {})
             write_json(result, {name: None if math.isnan(value) else value for name, value in row.items()})
         stored = json.loads(result.read_text(encoding="utf-8"))
         rows.append({name: math.nan if value is None else value for name, value in stored.items()})
@@ -228,7 +271,11 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="of the run demo, such as trainer.steps=600")
     arguments = parser.parse_args()
     found = run_experiment(
-        arguments.output, arguments.seeds, arguments.questions, arguments.overrides, arguments.threshold
+        arguments.output,
+        arguments.seeds,
+        arguments.overrides,
+        questions=arguments.questions,
+        threshold=arguments.threshold,
     )
     for name, cell in found.items():
         half = "" if cell["half_width"] is None else f" +- {cell['half_width']:.3f}"
