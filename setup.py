@@ -70,7 +70,7 @@ setup(
             "uvicorn>=0.30,<1",
             "uvloop>=0.19; sys_platform != 'win32'",
             "httptools>=0.6",
-            "httpx>=0.27,<0.29",
+            "aiohttp>=3.10,<4",
             "prometheus-client>=0.20,<1",
         ],
         "gguf": ["gguf>=0.17"],

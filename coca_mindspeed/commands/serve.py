@@ -49,8 +49,17 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.check:
         print(f"{arguments.config or arguments.model}: can be served")
         return 0
-    # The access log would hold nothing but paths; requests are counted in the metrics.
-    uvicorn.run(app, host=host, port=port, log_level="warning", access_log=False, timeout_graceful_shutdown=5)
+    # The access log would hold nothing but paths; requests are counted in the metrics.  Nothing asks who a client is,
+    # so that headers which say it for a proxy before this one need no reading.
+    uvicorn.run(
+        app,
+        host=host,
+        port=port,
+        log_level="warning",
+        access_log=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=5,
+    )
     return 0
 
 

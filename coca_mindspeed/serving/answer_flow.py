@@ -14,13 +14,13 @@ class AnswerFlow:
     Attributes:
         tokens: of the answer.
         finish_reason: why it ended, once it has.
-        given: the text so far, where it is kept or held.
+        given: the text that is kept: until it is sent, or for good.
     """
 
     def __init__(
         self,
+        begin: Callable[[str], Awaitable[None]] | None = None,
         give: Callable[[str], Awaitable[None]] | None = None,
-        begin: Callable[[], Awaitable[None]] | None = None,
         *,
         stops: Sequence[str],
         max_tokens: int | None,
@@ -29,16 +29,16 @@ class AnswerFlow:
         """Begin.
 
         Args:
-            give: takes text; None: it is kept.
-            begin: called once before the first text.
+            begin: called once, with the text that is there by then; None: everything is kept.
+            give: takes further text.
             stops: texts that end the answer.
             max_tokens: that end it; None: the engine's own limit.
             held: whether to keep everything until :meth:`close`.
         """
-        self._give, self._begin, self._held = give, begin, held
+        self._begin, self._give, self._held = begin, give, held
         self._stops, self._max_tokens = StopTexts(stops), max_tokens
         self._log_probs: list[float] = []
-        self._opened = False
+        self._begun = False
         self.tokens = 0
         self.finish_reason: str | None = None
         self.given = ""
@@ -52,37 +52,35 @@ class AnswerFlow:
         """Of the answer's tokens, in nats."""
         return sum(self._log_probs) / len(self._log_probs) if self._log_probs else None
 
-    async def open(self) -> None:
-        """The answer is wanted."""
-        if not self._opened and not self._held and self._begin is not None:
-            await self._begin()
-        self._opened = True
-
-    async def feed(self, text: str, log_probs: Sequence[TokenLogProbs], tokens: int) -> None:
+    def feed(self, text: str, log_probs: Sequence[TokenLogProbs], tokens: int) -> None:
         """Take a piece."""
         if self.is_full():
             return
         self.tokens += tokens
-        self._log_probs += [token.log_prob for token in log_probs]
-        await self._out(self._stops.feed(text))
+        if log_probs:
+            self._log_probs += [token.log_prob for token in log_probs]
+        self.given += self._stops.feed(text)
         if self._stops.stopped:
             self.finish_reason = "stop"
         elif self._max_tokens is not None and self.tokens >= self._max_tokens:
             self.finish_reason = "length"
 
+    async def send(self) -> None:
+        """Give what has come so far, unless it is held back; the first time, the answer begins by it."""
+        if not self._held:
+            await self._send()
+
     async def close(self) -> None:
         """The answer is whole: give what is left."""
-        rest = self._stops.finish()
-        if self._held and self._begin is not None and self._give is not None:
-            await self._begin()
-            await self._give(self.given + rest)
-        else:
-            await self._out(rest)
+        self.given += self._stops.finish()
+        await self._send()
 
-    async def _out(self, text: str) -> None:
-        if not text:
+    async def _send(self) -> None:
+        if self._begin is None or self._give is None:
             return
-        if self._give is None or self._held:
-            self.given += text
-        else:
+        text, self.given = self.given, ""
+        if not self._begun:
+            self._begun = True
+            await self._begin(text)
+        elif text:
             await self._give(text)

@@ -1,6 +1,8 @@
 """What both servers need of HTTP: keys, bodies of a bounded size, clients that leave, and errors in OpenAI's form."""
 
+import asyncio
 import hmac
+import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -46,31 +48,33 @@ def check_key(request: Request, key: str | None) -> None:
         raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
 
 
-async def until_client_leaves(receive: Receive, work: Callable[[], Awaitable[None]]) -> bool:
+async def until_client_leaves(receive: Receive, work: Callable[[], Awaitable[None]], seconds: float = math.inf) -> bool:
     """Run ``work`` to its end, or stop it when the client leaves.
 
     Returns:
         Whether the client stayed.
+
+    Raises:
+        TimeoutError: it took more than ``seconds``.
     """
-    errors: list[Exception] = []
-    stayed = False
-    async with anyio.create_task_group() as group:
+    left = False
+    with anyio.CancelScope(deadline=asyncio.get_running_loop().time() + seconds) as scope:
 
         async def watch() -> None:
+            nonlocal left
             while (await receive())["type"] != "http.disconnect":
                 pass
-            group.cancel_scope.cancel()
+            left = True
+            scope.cancel()
 
-        group.start_soon(watch)
+        watching = asyncio.create_task(watch())
         try:
             await work()
-            stayed = True
-        except Exception as error:  # noqa: BLE001  # raised again below, outside of the group that would wrap it
-            errors.append(error)
-        group.cancel_scope.cancel()
-    if errors:
-        raise errors[0]
-    return stayed
+        finally:
+            watching.cancel()
+    if scope.cancelled_caught and not left:
+        raise TimeoutError
+    return not scope.cancelled_caught
 
 
 class Reply:
@@ -96,10 +100,10 @@ class Reply:
         """Send one event."""
         await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
-    async def end_stream(self) -> None:
-        """Say that the answer was whole."""
+    async def end_stream(self, data: bytes = b"") -> None:
+        """Send the last events, and say that the answer was whole."""
         self.ended = True
-        await self._send({"type": "http.response.body", "body": DONE, "more_body": False})
+        await self._send({"type": "http.response.body", "body": data + DONE, "more_body": False})
 
     async def json(self, value: Mapping[str, Any], headers: Mapping[str, str], status: int = 200) -> None:
         """Send a whole answer."""

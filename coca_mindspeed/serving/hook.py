@@ -1,15 +1,17 @@
 """The HTTP call whose result goes into the prompt: retrieval, or a tool."""
 
-import anyio
-import httpx
+import json
 
-from coca_mindspeed.serving.backends import BackendError
+import aiohttp
+import anyio
+
+from coca_mindspeed.serving.backend_error import BackendError
 from coca_mindspeed.serving.serving_config import HookConfig
 from coca_mindspeed.serving.tier import Messages
 from coca_mindspeed.serving.trace import Trace
 
 
-async def with_context(client: httpx.AsyncClient, hook: HookConfig, messages: Messages, trace: Trace) -> Messages:
+async def with_context(session: aiohttp.ClientSession, hook: HookConfig, messages: Messages, trace: Trace) -> Messages:
     """The messages with the hook's context before the last one's text.
 
     Raises:
@@ -18,9 +20,9 @@ async def with_context(client: httpx.AsyncClient, hook: HookConfig, messages: Me
     body = {"messages": list(messages), "confidence": trace.confidence, "tier": trace.tier}
     try:
         with anyio.fail_after(hook.timeout_s):
-            response = await client.post(hook.url, json=body)
-        context = response.json()["context"] if response.status_code == 200 else None
-    except (httpx.HTTPError, TimeoutError, ValueError, KeyError, TypeError) as error:
+            async with session.post(hook.url, json=body, allow_redirects=False) as response:
+                context = json.loads(await response.read())["context"] if response.status == 200 else None
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise BackendError("failed", f"the hook failed: {type(error).__name__}") from error
     if not isinstance(context, str) or len(context) > hook.max_characters:
         raise BackendError("failed", f"the hook returned no context of at most {hook.max_characters} characters")

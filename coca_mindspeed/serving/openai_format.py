@@ -6,7 +6,7 @@ first, is refused by name.
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -253,6 +253,11 @@ class Envelope:
         chosen = {"index": 0, **content, "finish_reason": finish_reason, **(choice or {})}
         return event(self._object(".chunk" if self.chat else "", [chosen], fields))
 
+    def text_pieces(self) -> Callable[[str], bytes]:
+        """Writes events of nothing but text, as :meth:`piece` does; what they have in common is written once."""
+        head, _, tail = self.piece("\0").rpartition(to_json("\0"))
+        return lambda text: head + to_json(text) + tail
+
     def usage_piece(self, usage: Mapping[str, Any]) -> bytes:
         """The last event, which counts tokens and has no choice."""
         return event(self._object(".chunk" if self.chat else "", [], {"usage": usage}))
@@ -267,22 +272,22 @@ class Envelope:
 
     def _object(self, suffix: str, choices: list[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
         kind = f"chat.completion{suffix}" if self.chat else "text_completion"
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-            "choices": choices,
-            **fields,
-        }
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**head, "choices": choices, **fields}
 
 
 DONE = b"data: [DONE]\n\n"
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+
+def to_json(value: Any) -> bytes:
+    """JSON in UTF-8; it has no NaN."""
+    return _ENCODER.encode(value).encode()
 
 
 def event(value: Mapping[str, Any]) -> bytes:
     """One server-sent event."""
-    return b"data: " + json.dumps(value, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
+    return b"data: " + to_json(value) + b"\n\n"
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +20,7 @@ class TokenLogProbs:
     top: tuple[tuple[bytes, float], ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """A piece of an answer.
 
     Attributes:
@@ -50,23 +49,27 @@ def piece_of(value: Mapping[str, Any]) -> Piece:
         KeyError, TypeError, ValueError, AttributeError, IndexError: it describes none.
     """
     counted = (value.get("usage") or {}).get("prompt_tokens")
-    prompt_ids = value.get("prompt_token_ids")
     choice = value["choices"][0] if value["choices"] else {}
-    prompt_ids = choice.get("prompt_token_ids", prompt_ids)
     text = (choice["delta"].get("content") if "delta" in choice else choice.get("text")) or ""
-    ids = choice.get("token_ids")
-    if not isinstance(text, str) or not isinstance(counted, int | None):
+    if not isinstance(text, str) or not (counted is None or isinstance(counted, int)):
         raise TypeError("text should be text and a count a number")
-    log_probs = choice.get("logprobs") or {}
+    ids = choice.get("token_ids")
+    prompt_ids = choice.get("prompt_token_ids", value.get("prompt_token_ids"))
     return Piece(
         text=text,
         tokens=len(ids) if ids is not None else int(bool(text)),
         token_ids=None if ids is None else tuple(map(int, ids)),
-        log_probs=tuple(_chat_log_probs(log_probs) if "content" in log_probs else _completion_log_probs(log_probs)),
+        log_probs=_log_probs(choice.get("logprobs")),
         prompt_ids=None if prompt_ids is None else tuple(map(int, prompt_ids)),
         prompt_tokens=counted,
         finish_reason=choice.get("finish_reason"),
     )
+
+
+def _log_probs(value: Mapping[str, Any] | None) -> tuple[TokenLogProbs, ...]:
+    if not value:
+        return ()
+    return tuple(_chat_log_probs(value) if "content" in value else _completion_log_probs(value))
 
 
 def _chat_log_probs(value: Mapping[str, Any]) -> list[TokenLogProbs]:

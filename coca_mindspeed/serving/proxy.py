@@ -10,8 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import anyio
-import httpx
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -29,7 +27,8 @@ from coca_mindspeed.serving.asgi import (
     read_body,
     until_client_leaves,
 )
-from coca_mindspeed.serving.backends import Backend, BackendError
+from coca_mindspeed.serving.backend_error import BackendError
+from coca_mindspeed.serving.backends import Backend, http_session
 from coca_mindspeed.serving.drift import DriftAlarm
 from coca_mindspeed.serving.journal import Journal
 from coca_mindspeed.serving.openai_format import ApiError, Ask, Envelope, read_ask, usage
@@ -88,17 +87,19 @@ class Proxy:
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        # Our own limit says how many requests there are at once; a pool's would make them wait in silence.
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-        async with httpx.AsyncClient(limits=limits, trust_env=False, follow_redirects=False) as client:
+        async with http_session() as session:
             backends = {
-                name: Backend(name, backend, self._keys[name], client) for name, backend in self.config.backends.items()
+                name: Backend(name, backend, self._keys[name], session)
+                for name, backend in self.config.backends.items()
             }
+            rules = [
+                self.config.rule(i) if tier.states_confidence else None for i, tier in enumerate(self.config.tiers)
+            ]
             tiers = [
-                Tier(index, tier, backends[tier.backend], self._maps[index])
+                Tier(index, tier, backends[tier.backend], rules[index], self._maps[index])
                 for index, tier in enumerate(self.config.tiers)
             ]
-            self._router = Router(self.config, tiers, client)
+            self._router = Router(self.config, tiers, session)
             yield
 
     def _guarded(self, handle: Any) -> Any:
@@ -173,11 +174,11 @@ class Proxy:
         try:
 
             async def work() -> None:
-                with anyio.fail_after(self.config.limits.deadline_s):
-                    await self._router.answer(ask, trace, sink)
+                await self._router.answer(ask, trace, sink)
                 await sink.end()
 
-            outcome = "ok" if await until_client_leaves(receive, work) else "client_gone"
+            stayed = await until_client_leaves(receive, work, self.config.limits.deadline_s)
+            outcome = "ok" if stayed else "client_gone"
         except TimeoutError as error:
             outcome = "deadline"
             message = f"the request took longer than {self.config.limits.deadline_s:g} s"
@@ -210,20 +211,26 @@ class _ClientSink:
     def __init__(self, ask: Ask, trace: Trace, reply: Reply, *, keep: bool) -> None:
         self._ask, self._trace, self._reply, self._keep = ask, trace, reply, keep
         self._envelope = Envelope.new(trace.id, ask.model)
+        self._text_piece = self._envelope.text_pieces()
         self.given = ""
 
-    async def begin(self, trace: Trace) -> None:
+    async def begin(self, trace: Trace, text: str) -> None:
+        self._note(text)
         if self._ask.stream:
             await self._reply.begin_stream(trace.headers())
-            await self._reply.send(self._envelope.piece("", first=True, coca=trace.fields()))
+            first = self._envelope.piece("", first=True, coca=trace.fields())
+            await self._reply.send(first + self._text_piece(text) if text else first)
 
     async def text(self, text: str) -> None:
-        if self._trace.first_text is None:
+        self._note(text)
+        if self._ask.stream:
+            await self._reply.send(self._text_piece(text))
+
+    def _note(self, text: str) -> None:
+        if text and self._trace.first_text is None:
             self._trace.first_text = time.monotonic()
         if self._keep or not self._ask.stream:
             self.given += text
-        if self._ask.stream:
-            await self._reply.send(self._envelope.piece(text))
 
     def take_back(self) -> bool:
         if not self._reply.begun:
@@ -239,10 +246,8 @@ class _ClientSink:
             whole = self._envelope.whole(self.given, reason, counted, None, coca=trace.fields())
             await self._reply.json(whole, trace.headers())
             return
-        await self._reply.send(self._envelope.piece(finish_reason=reason, coca=trace.fields()))
-        if self._ask.usage:
-            await self._reply.send(self._envelope.usage_piece(counted))
-        await self._reply.end_stream()
+        last = self._envelope.piece(finish_reason=reason, coca=trace.fields())
+        await self._reply.end_stream(last + self._envelope.usage_piece(counted) if self._ask.usage else last)
 
 
 def _key(environment: Mapping[str, str], name: str | None, where: str) -> str | None:

@@ -5,6 +5,7 @@ partial match says that it can still become a confidence.  So the answer to any 
 is that of the whole text, and an invalid response is known at its first wrong character.
 """
 
+from functools import lru_cache
 from typing import Literal
 
 import regex
@@ -36,7 +37,7 @@ class ConfidenceReader:
         parser = parser or ResponseParser()
         if parser.position != "first":
             raise ValueError("a confidence that stands last is known only at the end; use ResponseParser on the whole")
-        self._pattern = regex.compile(parser.grammar)
+        self._pattern = _compiled(parser.grammar)
         self._held = ""
         self._limit = max_characters
         self.state: ReaderState = "reading"
@@ -66,3 +67,9 @@ class ConfidenceReader:
             self.state = "invalid"
         held, self._held = self._held, ""
         return held
+
+
+@lru_cache
+def _compiled(grammar: str) -> regex.Pattern[str]:
+    """The expression; ``regex`` itself takes longer to look one up than a piece takes to match."""
+    return regex.compile(grammar)

@@ -1,6 +1,7 @@
 """One request on its way: what it asks for, what it may spend, what was decided, and where its answer goes."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 from coca_mindspeed.serving.answer_flow import AnswerFlow
@@ -15,8 +16,8 @@ from coca_mindspeed.serving.trace import Trace
 class Sink(Protocol):
     """Where an answer goes."""
 
-    async def begin(self, trace: Trace) -> None:
-        """An answer (or refusal) follows; tier, action and confidence are known."""
+    async def begin(self, trace: Trace, text: str) -> None:
+        """An answer (or refusal) begins, by ``text`` if there is any yet; tier, action and confidence are known."""
         ...
 
     async def text(self, text: str) -> None:
@@ -87,7 +88,8 @@ class RoutedRequest:
         trace = self.trace
         trace.stated = stated
         trace.confidence = None if stated is None else tier.recalibrate(stated, trace.domain)
-        decision = decide(trace.confidence, self.config.rule(tier.index), budget)
+        assert tier.rule is not None, "only a tier that states a confidence decides by one"
+        decision = decide(trace.confidence, tier.rule, budget)
         if self.shadow:
             trace.shadow = {"tier": tier.name, "action": decision.action, "reason": decision.reason}
             trace.shadow["confidence"] = trace.confidence
@@ -99,8 +101,8 @@ class RoutedRequest:
         """The way of a tier's answer to the client."""
         exact = tier.backend.config.dialect == "vllm"
         return AnswerFlow(
+            partial(self.sink.begin, self.trace),
             self.sink.text,
-            lambda: self.sink.begin(self.trace),
             stops=self.ask.stops,
             max_tokens=self.ask.max_tokens if exact else None,
             held=tier.config.after_answer is not None,

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-import httpx
+import aiohttp
 
-from coca_mindspeed.serving.backends import BackendError
+from coca_mindspeed.serving.backend_error import BackendError
 from coca_mindspeed.serving.decision import Budget, Decision
 from coca_mindspeed.serving.hook import with_context
 from coca_mindspeed.serving.one_request import probe, read
@@ -22,8 +22,8 @@ from coca_mindspeed.serving.vote import vote
 class Router:
     """Answers requests by the tiers of a configuration."""
 
-    def __init__(self, config: ServingConfig, tiers: Sequence[Tier], client: httpx.AsyncClient) -> None:
-        self._config, self._tiers, self._client = config, tiers, client
+    def __init__(self, config: ServingConfig, tiers: Sequence[Tier], session: aiohttp.ClientSession) -> None:
+        self._config, self._tiers, self._session = config, tiers, session
 
     async def answer(self, ask: Ask, trace: Trace, sink: Sink) -> None:
         """Answer, and fill the trace.
@@ -65,7 +65,7 @@ class Router:
                 decision = await ask_tier(request, tier, messages, budget)
                 if decision.action == "hook":
                     assert self._config.hook is not None
-                    messages = await with_context(self._client, self._config.hook, messages, request.trace)
+                    messages = await with_context(self._session, self._config.hook, messages, request.trace)
                     budget = budget.spend(hooks=1)
                     continue
                 if decision.action == "sample":
@@ -80,8 +80,7 @@ class Router:
             if decision.action == "answer":
                 return
             if decision.action == "refuse":
-                await request.sink.begin(request.trace)
-                await request.sink.text(self._config.refusal)
+                await request.sink.begin(request.trace, self._config.refusal)
                 request.trace.finish_reason = "stop"
                 return
             budget = budget.spend(escalations=1)

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import anyio
 
-from coca_mindspeed.serving.backends import BackendError
+from coca_mindspeed.serving.backend_error import BackendError
 
 T = TypeVar("T")
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.serving.backends import Backend
+from coca_mindspeed.serving.decision import Rule
 from coca_mindspeed.serving.serving_config import TierConfig
 
 Messages = Sequence[Mapping[str, Any]]
@@ -20,12 +21,14 @@ class Tier:
         index: from the cheapest.
         config: as the file has it.
         backend: its server.
+        rule: what its confidence means; None where it states none.
         recalibrate: from a stated confidence (and a domain) to the one that is decided by.
     """
 
     index: int
     config: TierConfig
     backend: Backend
+    rule: Rule | None
     recalibrate: Recalibrate
 
     @property

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from coca_mindspeed.algorithm.response import CLOSE_TAG
-from coca_mindspeed.serving.backends import BackendError, Generate
+from coca_mindspeed.serving.backend_error import BackendError
+from coca_mindspeed.serving.backends import Generate
 from coca_mindspeed.serving.confidence import expected_confidence, mean_confidence
 from coca_mindspeed.serving.decision import Budget, Decision
 from coca_mindspeed.serving.pieces import TokenLogProbs
@@ -52,8 +53,8 @@ async def stop_and_go_on(request: RoutedRequest, tier: Tier, messages: Messages,
     if decision.action != "answer":
         return decision
     flow = request.flow(tier)
-    await flow.open()
-    await flow.feed(chosen.rest, (), 0)
+    flow.feed(chosen.rest, (), 0)
+    await flow.send()
     if chosen.ended:
         flow.finish_reason = "stop"
     elif not flow.is_full():
@@ -61,12 +62,14 @@ async def stop_and_go_on(request: RoutedRequest, tier: Tier, messages: Messages,
         going_on = replace(
             request.go_on(tier), prompt_ids=chosen.ids, max_tokens=None if limit is None else max(1, limit)
         )
-        async with tier.backend.stream(going_on) as pieces:
-            async for piece in pieces:
-                trace.generated(tier.name, piece.tokens, config.price)
-                await flow.feed(piece.text, piece.log_probs, piece.tokens)
-                flow.finish_reason = flow.finish_reason or piece.finish_reason
-                if flow.is_full() and piece.finish_reason is None:
+        async with tier.backend.stream(going_on) as blocks:
+            async for block in blocks:
+                for piece in block:
+                    trace.generated(tier.name, piece.tokens, config.price)
+                    flow.feed(piece.text, piece.log_probs, piece.tokens)
+                    flow.finish_reason = flow.finish_reason or piece.finish_reason
+                await flow.send()
+                if flow.is_full() and not blocks.finished:
                     break
     return await request.close(tier, flow, budget)
 
@@ -91,15 +94,16 @@ async def _open(request: RoutedRequest, tier: Tier, messages: Messages, number: 
     ids: list[int] = []
     log_probs: list[TokenLogProbs] = []
     text, finish_reason = "", None
-    async with tier.backend.stream(generate) as pieces:
-        async for piece in pieces:
-            trace.generated(tier.name, piece.tokens, config.price)
-            trace.prompt_tokens = piece.prompt_tokens or trace.prompt_tokens
-            prompt_ids = prompt_ids or piece.prompt_ids
-            ids += piece.token_ids or ()
-            log_probs += piece.log_probs
-            text += piece.text
-            finish_reason = finish_reason or piece.finish_reason
+    async with tier.backend.stream(generate) as blocks:
+        async for block in blocks:
+            for piece in block:
+                trace.generated(tier.name, piece.tokens, config.price)
+                trace.prompt_tokens = piece.prompt_tokens or trace.prompt_tokens
+                prompt_ids = prompt_ids or piece.prompt_ids
+                ids += piece.token_ids or ()
+                log_probs += piece.log_probs
+                text += piece.text
+                finish_reason = finish_reason or piece.finish_reason
     if prompt_ids is None or not ids or len(log_probs) != len(ids):
         raise BackendError(
             "garbage", f"backend {tier.backend.name} names no token ids and log-probs, by which to go on"

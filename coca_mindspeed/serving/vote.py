@@ -24,8 +24,7 @@ async def vote(request: RoutedRequest, tier: Tier, messages: Messages, samples: 
     flow = answers[finals.index(winner)]
     trace = request.trace
     trace.reason += f"; {votes} of {len(finals)} agree"
-    await request.sink.begin(trace)
-    await request.sink.text(flow.given)
+    await request.sink.begin(trace, flow.given)
     trace.answer_tokens, trace.finish_reason = flow.tokens, flow.finish_reason
 
 
@@ -37,14 +36,15 @@ async def _sample(request: RoutedRequest, tier: Tier, messages: Messages, number
     if "seed" in others:
         others["seed"] += number + 1
     generate = replace(request.generate(tier, messages, budget), others=others)
-    async with tier.backend.stream(generate) as pieces:
-        async for piece in pieces:
-            request.trace.generated(tier.name, piece.tokens, tier.config.price)
-            counted = 0 if reader.state == "reading" else piece.tokens
-            text = reader.feed(piece.text) + (reader.finish() if piece.finish_reason else "")
-            await flow.feed(text, piece.log_probs, counted)
-            flow.finish_reason = flow.finish_reason or piece.finish_reason
-            if flow.is_full() and piece.finish_reason is None:
+    async with tier.backend.stream(generate) as blocks:
+        async for block in blocks:
+            for piece in block:
+                request.trace.generated(tier.name, piece.tokens, tier.config.price)
+                counted = 0 if reader.state == "reading" else piece.tokens
+                text = reader.feed(piece.text) + (reader.finish() if piece.finish_reason else "")
+                flow.feed(text, piece.log_probs, counted)
+                flow.finish_reason = flow.finish_reason or piece.finish_reason
+            if flow.is_full() and not blocks.finished:
                 break
     await flow.close()
     return flow

@@ -1,0 +1,107 @@
+"""An engine's stream while it arrives: any way of cutting it gives the same pieces, and no wait is too long."""
+
+import asyncio
+import itertools
+import json
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coca_mindspeed.serving.answer_stream import Patience, PieceReader
+from coca_mindspeed.serving.backend_error import BackendError
+from coca_mindspeed.serving.openai_format import Envelope
+
+
+def event(text, finish_reason=None, line_end=b"\n"):
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish_reason}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + 2 * line_end
+
+
+COUNTED = b'data: {"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}\n\n'
+STREAM = (
+    b": a comment\n\n" + event("<confidence>") + event("0.9\r\n", line_end=b"\r\n") + event("é 🙂")
+    + event("", "stop") + COUNTED + b"data: [DONE]\n\n" + event("of nobody")
+)  # fmt: skip
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, len(STREAM)), max_size=12))
+def test_any_cut_gives_the_same_pieces(places):
+    edges = sorted({0, len(STREAM), *places})
+    reader, pieces, finished_at = PieceReader("engine"), [], None
+    for start, end in itertools.pairwise(edges):
+        pieces += reader.feed(STREAM[start:end])
+        if reader.finished and finished_at is None:
+            finished_at = len(pieces)
+    assert [piece.text for piece in pieces] == ["<confidence>", "0.9\r\n", "é 🙂", "", ""]
+    assert [piece.tokens for piece in pieces] == [1, 1, 1, 0, 0]
+    assert [piece.finish_reason for piece in pieces] == [None, None, None, "stop", None]
+    assert pieces[-1].prompt_tokens == 7
+    assert reader.ended
+    assert finished_at in (4, 5)
+
+
+def test_an_answer_without_its_reason_is_not_finished():
+    reader = PieceReader("engine")
+    assert len(list(reader.feed(event("a") + b"data: [DONE]\n\n"))) == 1
+    assert (reader.finished, reader.ended) == (False, True)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"{",
+        b'{"choices": [{"delta": {"content": "\\ud800"}}]}',  # half a character, which no client could be sent
+        b'{"choices": [{"delta": {"content": "\xff"}}]}',
+        b'{"choices": [{"delta": {"content": 7}}]}',
+        b'{"choices": [{"delta": {"content": "a"}, "token_ids": ["b"]}]}',
+        b'{"choices": [], "usage": {"prompt_tokens": "7"}}',
+        b"[" * 100_000,
+        b'{"choices": 7}',
+        b"7",
+    ],
+)
+def test_what_is_no_piece_is_garbage_and_the_pieces_before_it_stand(data):
+    read = []
+    with pytest.raises(BackendError) as error:
+        read.extend(PieceReader("engine").feed(event("a") + b"data: " + data + b"\n\n" + event("b")))
+    assert error.value.kind == "garbage"
+    assert [piece.text for piece in read] == ["a"]
+
+
+def test_a_line_without_end_is_garbage():
+    reader = PieceReader("engine")
+    assert not list(reader.feed(b"x" * 65536))
+    with pytest.raises(BackendError, match="a line of more than"):
+        list(reader.feed(b"x" * 2_000_000))
+
+
+@pytest.mark.parametrize("model", ["coca", "\0", '"\\u0000"', "é", '"'])
+@pytest.mark.parametrize("text", ["", " word", "\0", '"', "\\", "\r\n", "é 🙂", "\u2028\x7f", "data: [DONE]\n\n"])
+def test_an_event_of_text_alone_is_the_same_by_either_way(text, model):
+    envelope = Envelope("chatcmpl-\0", model, 7)
+    assert envelope.text_pieces()(text) == envelope.piece(text)
+
+
+def test_waits_are_bounded_each_for_itself():
+    async def waits(*seconds):
+        """Whether waits that would last for ever are ended: each (allowed, lasting), with as much time between them."""
+        with anyio.CancelScope() as scope:
+            patience = Patience(scope)
+            for allowed, lasting in seconds:
+                with patience.of(allowed):
+                    await asyncio.sleep(lasting)
+                await asyncio.sleep(0.05)  # is nobody's wait, however short the last one was allowed to be
+            patience.end()
+        return scope.cancelled_caught, patience.seconds
+
+    async def all_of_them():
+        assert await waits((60, 0), (0.01, 0), (60, 0.05), (60, 0)) == (False, 60)
+        # A long wait's timer is running when a short one begins, and the other way round.
+        assert await waits((60, 0), (0.02, 3600)) == (True, 0.02)
+        assert await waits((0.01, 0), (0.02, 3600)) == (True, 0.02)
+        assert await waits((0.02, 3600), (60, 0)) == (True, 0.02)
+
+    asyncio.run(asyncio.wait_for(all_of_them(), 60))

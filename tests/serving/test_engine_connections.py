@@ -1,0 +1,188 @@
+"""Connections to an engine, byte by byte: what ends an answer, what breaks one, and which connection is used again."""
+
+import asyncio
+import contextlib
+import json
+import threading
+
+import httpx
+import pytest
+
+from coca_mindspeed.serving.background import served_in_background
+from coca_mindspeed.serving.proxy import Proxy
+from coca_mindspeed.serving.serving_config import ServingConfig
+from tests.serving.servers_for_tests import FakeEngine, routed, until
+from tests.serving.test_proxy import QUESTION, SURE
+
+HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def event(text, finish_reason=None):
+    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish_reason}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+def chunk(data):
+    return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+WHOLE = b"".join(map(event, SURE)) + event("", "stop") + b"data: [DONE]\n\n"
+PART = b"".join(map(event, SURE))
+
+
+class RawEngine:
+    """Answers every request by the same bytes, and then closes the connection or keeps it.
+
+    Attributes:
+        requests: that came.
+        open: connections.
+    """
+
+    def __init__(self, answer, *, close, abort=False):
+        self.answer, self.close, self.abort = answer, close, abort
+        self.requests = self.open = 0
+
+    async def _serve(self, reader, writer):
+        self.open += 1
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0]))
+                self.requests += 1
+                writer.write(self.answer)
+                await writer.drain()
+                if self.abort:
+                    writer.transport.abort()
+                if self.close:
+                    return
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.open -= 1
+            writer.close()
+
+    @contextlib.contextmanager
+    def running(self):
+        """Gives its address."""
+        loop = asyncio.new_event_loop()
+        server = loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
+        thread = threading.Thread(target=loop.run_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join(10)
+
+
+@contextlib.contextmanager
+def before(engine):
+    """A proxy of this engine alone."""
+    with engine.running() as address:
+        values = {
+            "backends": {"e": {"url": address, "model": "m"}},
+            "tiers": [{"name": "t", "backend": "e", "bands": [{"at_least": 0.0, "action": "answer"}]}],
+        }
+        with served_in_background(Proxy(ServingConfig.model_validate(values), {}).app()) as url:
+            yield url
+
+
+def post(url, stream):
+    body = {"model": "coca", "messages": QUESTION, "stream": stream}
+    return httpx.post(f"{url}/chat/completions", json=body, timeout=60)
+
+
+def texts(answer):
+    """The texts of a stream's events."""
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+    choices = [choice for value in map(json.loads, events) for choice in value.get("choices", ())]
+    return [choice["delta"]["content"] for choice in choices if choice["delta"].get("content")]
+
+
+def test_what_comes_at_once_is_written_at_once_and_counted_one_by_one():
+    with before(RawEngine(HEAD + chunk(WHOLE) + chunk(b""), close=False)) as url:
+        assert texts(post(url, True)) == ["\nForty-two."]
+        whole = post(url, False).json()
+    assert whole["choices"][0]["message"]["content"] == "\nForty-two."
+    assert whole["coca"]["tokens_to_confidence"] == 5
+    assert whole["usage"]["completion_tokens"] == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_comes_before_garbage_is_given_and_not_passed_off_as_whole(stream):
+    with before(RawEngine(HEAD + chunk(PART + b"data: {\n\n") + chunk(b""), close=False)) as url:
+        answer = post(url, stream)
+    assert "[DONE]" not in answer.text
+    assert '"finish_reason": "stop"' not in answer.text
+    if stream:
+        assert texts(answer) == ["\nForty-two."]
+    else:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (502, "garbage")
+
+
+# What goes wrong, and as what it counts; of what is no HTTP nothing is read, however it began.
+BROKEN = {
+    "no status": (b"what?\r\n\r\n", "unreachable"),
+    "endless header": (b"HTTP/1.1 200 OK\r\nx: " + b"x" * 100_000 + b"\r\n\r\n", "unreachable"),
+    "no answer": (b"", "unreachable"),
+    "half a head": (HEAD[:30], "unreachable"),
+    "no chunk": (HEAD + chunk(PART) + b"what?\r\n", "unreachable"),
+    "half a chunk": (HEAD + chunk(PART) + b"ff\r\ndata", "cut"),
+    "no last chunk": (HEAD + chunk(PART), "cut"),
+    "no reason": (HEAD + chunk(PART + b"data: [DONE]\n\n") + chunk(b""), "cut"),
+    "too short": (HEAD.replace(b"transfer-encoding: chunked", b"content-length: 9999") + PART, "cut"),
+    "until it is closed": (HEAD.replace(b"transfer-encoding: chunked", b"connection: close") + PART, "cut"),
+    "a redirection": (b"HTTP/1.1 307 Moved\r\nlocation: /v1/chat/completions\r\ncontent-length: 0\r\n\r\n", "failed"),
+}
+
+
+@pytest.mark.parametrize("abort", [False, True])
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_connection_is_an_error_of_its_kind(name, abort):
+    answer, kind = BROKEN[name]
+    engine = RawEngine(answer, close=True, abort=abort)
+    with before(engine) as url:
+        found = post(url, False)
+        assert found.status_code == 502
+        # What the engine said may be lost where it breaks the connection at once.
+        assert found.json()["error"]["code"] in ({kind, "unreachable", "cut"} if abort else {kind})
+        assert "Forty" not in found.text
+        assert engine.requests == 1
+        until(lambda: engine.open == 0)
+
+
+def test_an_answer_is_whole_without_the_end_of_its_connection():
+    engine = RawEngine(HEAD + chunk(WHOLE), close=False)
+    with before(engine) as url:
+        for _ in range(3):
+            answer = post(url, True)
+            assert "".join(texts(answer)) == "\nForty-two."
+            assert answer.text.rstrip().endswith("[DONE]")
+        # On no connection does anything else follow, so none is used again, and none is kept.
+        assert engine.requests == 3
+        until(lambda: engine.open == 0)
+
+
+def test_a_connection_is_used_again_after_a_whole_answer():
+    connections = set()
+
+    class Counting(FakeEngine):
+        async def chat(self, request):
+            connections.add(request.client)
+            return await super().chat(request)
+
+    small = Counting(*SURE)
+    with routed(small) as (url, _):
+        for _ in range(20):
+            assert post(url, False).status_code == 200
+    # The end of an answer's message may come too late for the next request, on a busy machine.
+    assert len(connections) < 15
+
+
+def test_a_request_larger_than_a_megabyte_arrives_whole():
+    small = FakeEngine(*SURE)
+    question = [{"role": "user", "content": "é" * 1_500_000}]
+    with routed(small) as (url, _):
+        answer = httpx.post(f"{url}/chat/completions", json={"model": "coca", "messages": question}, timeout=60)
+    assert answer.status_code == 200
+    assert small.requests[0]["messages"][-1]["content"] == question[0]["content"]
