@@ -1,7 +1,7 @@
 """What the proxy adds to an engine called directly: ``python -m benchmarks.proxy_overhead --output runs/bench``.
 
 The engine is a process of its own that sends pieces at a steady pace, so that nothing but the proxy's own work is
-measured; both ways take turns in one run.
+measured, or a real one that runs already (``--engine``); both ways take turns in one run.
 """
 
 import argparse
@@ -88,50 +88,69 @@ def wait_for(port: int) -> None:
     raise TimeoutError(f"nobody listens on {port}")
 
 
-async def load(url: str, model: str, clients: int, requests: int) -> tuple[list[float], float]:
-    """Seconds to the first text of each request, and requests a second; ``clients`` at once."""
+async def load(url: str, model: str, clients: int, requests: int, *, stripped: bool) -> tuple[list[float], float]:
+    """Seconds to the first text of each request, and requests a second; ``clients`` at once.
+
+    Args:
+        url: up to and including /v1.
+        model: to be asked.
+        clients: at once.
+        requests: in all.
+        stripped: whether the confidence has been taken off; else the first text is the first behind it.
+    """
     first: list[float] = []
     left = iter(range(requests))
-    body = {"model": model, "messages": [{"role": "user", "content": "x"}], "stream": True}
+    messages = [{"role": "user", "content": "What is 6 times 7?"}]
+    body = {"model": model, "messages": messages, "stream": True, "max_tokens": 64}
     async with httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=None)) as client:
 
         async def one_client() -> None:
             for _ in left:
                 start = time.perf_counter()
-                seen = False
+                text, seen = "", False
                 async with client.stream("POST", f"{url}/chat/completions", json=body) as response:
                     response.raise_for_status()
                     async for line in response.aiter_lines():
-                        # The proxy's first text is the engine's first behind the confidence.
-                        if not seen and " word" in line:
+                        if seen or not line.startswith("data: {"):
+                            continue
+                        for choice in json.loads(line.removeprefix("data: "))["choices"]:
+                            text += choice["delta"].get("content") or ""
+                        seen = bool(text if stripped else text.partition("</confidence>")[2])
+                        if seen:
                             first.append(time.perf_counter() - start)
-                            seen = True
 
         start = time.perf_counter()
         await asyncio.gather(*(one_client() for _ in range(clients)))
         return first, requests / (time.perf_counter() - start)
 
 
-def measure(clients: int, requests: int, rounds: int, pace_s: float) -> dict[str, float]:
-    """Median and 99th percentile of the time to the first text in ms, and requests a second, of both ways."""
-    engine, proxy = free_port(), free_port()
+def measure(
+    clients: int, requests: int, rounds: int, pace_s: float, engine: tuple[str, str] | None
+) -> dict[str, float]:
+    """Median and 99th percentile of the time to the first text in ms, and requests a second, of both ways.
+
+    ``engine`` is the address and the model of a real one.
+    """
+    own, proxy = free_port(), free_port()
+    url, model = engine or (f"http://127.0.0.1:{own}/v1", "m")
     config = {
-        "backends": {"e": {"url": f"http://127.0.0.1:{engine}/v1", "model": "m"}},
-        "tiers": [{"name": "t", "backend": "e", "bands": [{"at_least": 0.0, "action": "answer"}]}],
+        "backends": {"e": {"url": url, "model": model}},
+        "tiers": [{"name": "t", "backend": "e", "bands": [{"at_least": 0.0, "action": "answer"}], "invalid": "answer"}],
     }
-    ways = {"direct": (f"http://127.0.0.1:{engine}/v1", "m"), "proxy": (f"http://127.0.0.1:{proxy}/v1", "coca")}
+    ways = {"direct": (url, model), "proxy": (f"http://127.0.0.1:{proxy}/v1", "coca")}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     rates: dict[str, list[float]] = {name: [] for name in ways}
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         path = Path(directory) / "serving.yaml"
         path.write_text(yaml.safe_dump(config), encoding="utf-8")
-        stack.enter_context(process(engine_process, engine, pace_s))
+        if engine is None:
+            stack.enter_context(process(engine_process, own, pace_s))
+            wait_for(own)
         stack.enter_context(process(proxy_process, proxy, str(path)))
-        wait_for(engine)
         wait_for(proxy)
         for number in range(rounds + 1):
             for name, (url, model) in ways.items():
-                first, rate = asyncio.run(load(url, model, clients, requests))
+                first, rate = asyncio.run(load(url, model, clients, requests, stripped=name == "proxy"))
                 if number:  # the first round warms up
                     seconds[name] += first
                     rates[name].append(rate)
@@ -153,9 +172,14 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=320, help="a round (default: 320)")
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
     parser.add_argument("--pace-ms", type=float, default=20.0, help="between two pieces of the engine (default: 20)")
+    parser.add_argument("--engine", metavar="URL", help="a real engine instead, up to and including /v1")
+    parser.add_argument("--model", help="its name at --engine")
     parser.add_argument("--output", type=Path, default=Path("runs/bench"), help="default: runs/bench")
     arguments = parser.parse_args()
-    result = measure(arguments.clients, arguments.requests, arguments.rounds, arguments.pace_ms / 1000)
+    if (arguments.engine is None) != (arguments.model is None):
+        parser.error("--engine and --model belong together")
+    engine = None if arguments.engine is None else (arguments.engine, arguments.model)
+    result = measure(arguments.clients, arguments.requests, arguments.rounds, arguments.pace_ms / 1000, engine)
     for name, value in result.items():
         print(f"{name:40s} {value:10.2f}")
     write_json(arguments.output / "proxy_overhead.json", {"clients": arguments.clients, "results": result})

@@ -1,0 +1,174 @@
+"""The proxy's own processor time, a request and a streamed piece: ``python -m benchmarks.proxy_processor_time``.
+
+Clients, proxy and a stand-in engine are processes of their own, and answers have two lengths: the line through both
+says what a request costs and what each of its pieces adds.  Other work on the machine moves such figures less than it
+moves waiting times.
+"""
+
+import argparse
+import asyncio
+import cProfile
+import json
+import statistics
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import yaml
+
+from benchmarks.proxy_overhead import free_port, process, wait_for
+from coca_mindspeed.files import write_json
+
+_CONFIDENCE = ("<confidence>", "0.9", "</confidence>")
+_LENGTHS = (8, 72)
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\ntransfer-encoding: chunked\r\n\r\n"
+_END = b"0\r\n\r\n"
+
+
+def engine_process(port: int, pace_s: float) -> None:
+    """An engine that answers by as many words as its question says, in vLLM's form."""
+
+    def chunk(data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data)
+
+    def event(choices: list[object], **more: object) -> bytes:
+        head = {"id": f"chatcmpl-{'0' * 32}", "object": "chat.completion.chunk", "created": 1_700_000_000, "model": "m"}
+        body = json.dumps({**head, "choices": choices, **more}, separators=(",", ":"))
+        return chunk(b"data: " + body.encode() + b"\n\n")
+
+    def piece(delta: dict[str, str], finish_reason: str | None = None) -> bytes:
+        return event(
+            [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason, "token_ids": None}]
+        )
+
+    opening = [piece({"content": text}) for text in _CONFIDENCE]
+    word, last = piece({"content": " word"}), piece({"content": ""}, "stop")
+    counted = event([], usage={"prompt_tokens": 7, "completion_tokens": 9, "total_tokens": 16})
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                size = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                pieces = int(json.loads(await reader.readexactly(size))["messages"][-1]["content"])
+                writer.write(_HEAD + piece({"role": "assistant", "content": ""}))
+                for data in [*opening, *[word] * pieces]:
+                    await asyncio.sleep(pace_s)
+                    writer.write(data)
+                for data in (last, counted, chunk(b"data: [DONE]\n\n"), _END):
+                    writer.write(data)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+    async def serve() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1", port, backlog=1024) as server:
+            await server.serve_forever()
+
+    asyncio.run(serve())
+
+
+def proxy_process(port: int, path: str, profile: str | None) -> None:
+    """The proxy of a configuration; ``/processor_time`` says how many seconds of a processor it has used.
+
+    ``profile`` is where that also leaves a profile of the whole process.
+    """
+    import uvicorn
+
+    from coca_mindspeed.serving.proxy import Proxy
+    from coca_mindspeed.serving.serving_config import read_serving_config
+
+    app = Proxy(read_serving_config(Path(path))).app()
+    profiler = None if profile is None else cProfile.Profile()
+
+    async def timed(scope, receive, send):
+        if scope["type"] != "http" or scope["path"] != "/processor_time":
+            await app(scope, receive, send)
+            return
+        if profiler is not None:
+            profiler.dump_stats(profile)
+            profiler.enable()
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
+        await send({"type": "http.response.body", "body": repr(time.process_time()).encode()})
+
+    uvicorn.run(timed, port=port, log_level="critical", access_log=False)
+
+
+async def processor_time(port: int) -> float:
+    """Seconds that the proxy has used."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /processor_time HTTP/1.1\r\nhost: x\r\n\r\n")
+    answer = await reader.read()
+    writer.close()
+    return float(answer.partition(b"\r\n\r\n")[2].split(b"\r\n")[1])  # the one chunk's data, behind its size
+
+
+async def load(port: int, clients: int, requests: int, pieces: int) -> None:
+    """Ask for ``requests`` streamed answers of ``pieces`` pieces, ``clients`` at once."""
+    messages = [{"role": "user", "content": str(pieces)}]
+    body = json.dumps({"model": "coca", "messages": messages, "stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    left = iter(range(requests))
+
+    async def one_client() -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
+        for _ in left:
+            writer.write(head + body)
+            answer = await reader.readuntil(_END)
+            words = answer.count(b" word")
+            if not answer.startswith(b"HTTP/1.1 200") or b"data: [DONE]" not in answer or words != pieces:
+                raise RuntimeError(f"no whole answer: {answer[-500:]!r}")
+        writer.close()
+
+    await asyncio.gather(*(one_client() for _ in range(clients)))
+
+
+def measure(clients: int, requests: int, rounds: int, pace_s: float, profile: str | None) -> dict[str, float]:
+    """Milliseconds of a processor that the proxy takes for a request, and microseconds for each piece."""
+    engine, proxy = free_port(), free_port()
+    config = {
+        "backends": {"e": {"url": f"http://127.0.0.1:{engine}/v1", "model": "m", "dialect": "vllm"}},
+        "tiers": [{"name": "t", "backend": "e", "bands": [{"at_least": 0.0, "action": "answer"}]}],
+    }
+    used: dict[int, list[float]] = {pieces: [] for pieces in _LENGTHS}
+    with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
+        path = Path(directory) / "serving.yaml"
+        path.write_text(yaml.safe_dump(config), encoding="utf-8")
+        stack.enter_context(process(engine_process, engine, pace_s))
+        stack.enter_context(process(proxy_process, proxy, str(path), profile))
+        wait_for(engine)
+        wait_for(proxy)
+        asyncio.run(load(proxy, clients, 4 * clients, _LENGTHS[0]))  # warms up
+        for _ in range(rounds):
+            for pieces in _LENGTHS:
+                before = asyncio.run(processor_time(proxy))
+                asyncio.run(load(proxy, clients, requests, pieces))
+                used[pieces].append((asyncio.run(processor_time(proxy)) - before) / requests)
+    short, long = (statistics.median(used[pieces]) for pieces in _LENGTHS)
+    piece = (long - short) / (_LENGTHS[1] - _LENGTHS[0])
+    return {
+        "ms a request, without its pieces": 1000 * (short - piece * _LENGTHS[0]),
+        "us a piece": 1e6 * piece,
+        "ms a request of 43 pieces": 1000 * (short + piece * (40 - _LENGTHS[0])),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=32, help="at once (default: 32)")
+    parser.add_argument("--requests", type=int, default=320, help="a round (default: 320)")
+    parser.add_argument("--rounds", type=int, default=3, help="default: 3")
+    parser.add_argument("--pace-ms", type=float, default=20.0, help="between two pieces of the engine (default: 20)")
+    parser.add_argument("--profile", metavar="FILE", help="leave a profile of the proxy there, which slows it down")
+    parser.add_argument("--output", type=Path, default=Path("runs/bench"), help="default: runs/bench")
+    arguments = parser.parse_args()
+    result = measure(
+        arguments.clients, arguments.requests, arguments.rounds, arguments.pace_ms / 1000, arguments.profile
+    )
+    for name, value in result.items():
+        print(f"{name:40s} {value:10.2f}")
+    write_json(arguments.output / "proxy_processor_time.json", {"clients": arguments.clients, "results": result})
+
+
+if __name__ == "__main__":
+    main()
