@@ -57,7 +57,7 @@ def copy_of(warm: Path, target: Path) -> Path:
 
 def going_on(config: dict[str, Any], directory: Path) -> dict[str, Any]:
     """The run file of a run that goes on from its own last checkpoint."""
-    resume = {"load": str(directory / "checkpoints"), "finetune": False, "no_load_optim": False, "no_load_rng": True}
+    resume = {"load": str(directory / "checkpoints"), "finetune": False, "no_load_optim": False, "no_load_rng": False}
     return {**config, "actor_config": {**config["actor_config"], **resume}}
 
 
