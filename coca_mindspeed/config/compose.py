@@ -181,8 +181,8 @@ def _add_defaults(composed: DictConfig) -> None:
 
 def _expand_home(composed: DictConfig) -> None:
     """Read ``~`` in paths as the user's home directory, before other keys are made of them."""
-    for section, _, key in (name.partition(".") for name in PATH_KEYS):
-        values = composed.get(section)
+    for section, _, key in (name.rpartition(".") for name in PATH_KEYS):
+        values = OmegaConf.select(composed, section)
         if OmegaConf.is_dict(values) and not OmegaConf.is_missing(values, key) and isinstance(values.get(key), str):
             raw = OmegaConf.to_container(values, resolve=False)
             assert isinstance(raw, dict)

@@ -14,7 +14,14 @@ from coca_mindspeed.algorithm.response import ResponseParser
 from coca_mindspeed.algorithm.rewards import METHODS, TrainingMethod, training_method
 
 #: Keys that name a file or a directory of this machine; ``~`` in them is the user's home directory.
-PATH_KEYS = ("model.path", "model.megatron_path", "data.train", "data.evaluate", "warm_up.records")
+PATH_KEYS = (
+    "model.path",
+    "model.megatron_path",
+    "data.train",
+    "data.evaluate",
+    "warm_up.records",
+    "rollout.vllm.python",
+)
 #: What the local engine calls its devices.
 DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d+)?)$"
 _LARGEST_SEED = 2**31 - 1  # the largest that NumPy's and Megatron's generators take on every rank
@@ -189,6 +196,25 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+class VllmConfig(Section):
+    """The process of vLLM that samples where ``rollout.engine`` says so; docs/vllm_rollout.md."""
+
+    python: str | None = Field(
+        None,
+        min_length=1,
+        description="Python of another environment, which has vLLM and need not have this package; null: this one's",
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="what vLLM computes in; auto: model.compute_dtype"
+    )
+    kv_cache_gib: float = Field(
+        4.0, gt=0, le=100_000, description="GiB of its KV cache, taken for the whole run, beside its own weights"
+    )
+    eager: bool = Field(
+        False, description="nothing compiled and no CUDA graphs: it starts sooner and samples more slowly"
+    )
+
+
 class RolloutConfig(Section):
     """How responses are sampled.  No top-k and no nucleus: s must speak of the policy's own distribution."""
 
@@ -202,7 +228,22 @@ class RolloutConfig(Section):
     )
     max_prompt_tokens: int = Field(2048, ge=1, description="a longer prompt is an error, never cut")
     max_new_tokens: int = Field(4096, ge=1, description="a response is cut off here and graded as it is")
-    batch_responses: int | None = Field(None, ge=1, description="responses sampled at once; null: all of the step's")
+    batch_responses: int | None = Field(
+        None, ge=1, description="responses sampled at once; null: all of the step's, by vLLM as many as it likes"
+    )
+    engine: Literal["local", "vllm"] = Field(
+        "local",
+        description="local: the policy itself; vllm: vLLM (the extra vllm), given the policy's weights after each "
+        "update; docs/vllm_rollout.md",
+    )
+    importance_cap: float | None = Field(
+        None,
+        ge=1,
+        le=1e6,
+        description="for engine vllm: each token's term is multiplied by its probability under the policy over that "
+        "under vLLM, this at most (truncated importance sampling); null: by nothing",
+    )
+    vllm: VllmConfig = VllmConfig()
 
 
 class OptimizerConfig(Section):

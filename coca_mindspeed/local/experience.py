@@ -10,6 +10,7 @@ from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks
 from coca_mindspeed.algorithm.credit import SegmentCredit
+from coca_mindspeed.algorithm.importance import engine_gap, truncated_importance
 from coca_mindspeed.config.schema import MethodConfig, RolloutConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import Grader
@@ -18,7 +19,8 @@ from coca_mindspeed.judging.method_rules import credit_rule, response_judge
 from coca_mindspeed.judging.responses import JudgedResponses
 from coca_mindspeed.judging.sample_rows import credit_rows, response_row
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.sampler import Samples, sample_responses
+from coca_mindspeed.local.sampler import Samples
+from coca_mindspeed.local.sampling_engine import LocalRollout, Rollout
 
 
 @dataclass(frozen=True)
@@ -58,19 +60,24 @@ def respond_and_grade(
     rollout: RolloutConfig,
     generator: torch.Generator,
     group_size: int,
+    engine: Rollout | None = None,
 ) -> JudgedSamples:
-    """Sample ``group_size`` responses to each record, parse their confidences and grade their answers."""
+    """Sample ``group_size`` responses to each record, parse their confidences and grade their answers.
+
+    Args:
+        policy: what is sampled from.
+        records: the questions.
+        grader: says who is right.
+        method: gives the prompt, and the place and width of the confidence.
+        rollout: lengths, temperature, how many at once.
+        generator: draws the responses.
+        group_size: G.
+        engine: what samples from the policy; None: the policy itself.
+    """
     start = time.perf_counter()
     prompts = policy.encode_prompts(records, method.training_method.system_prompt, rollout.max_prompt_tokens)
-    samples = sample_responses(
-        policy,
-        prompts,
-        group_size=group_size,
-        max_new_tokens=rollout.max_new_tokens,
-        temperature=rollout.temperature,
-        generator=generator,
-        batch_responses=rollout.batch_responses,
-    )
+    engine = engine or LocalRollout(policy)
+    samples = engine.sample(prompts, rollout, group_size=group_size, generator=generator)
     token_ids, lengths = samples.token_ids.cpu(), samples.lengths.cpu()
     sampled = time.perf_counter()
     judge = response_judge(method, policy.text, grader)
@@ -93,16 +100,27 @@ class Experience:
         credit: what they earned and learn, on the CPU.
         advantages: float32 ``[B, tokens]`` on the policy's device.
         masks: bool ``[B, tokens]`` each, likewise.
+        importance: float32 ``[B, tokens]``, likewise: what each token's term is multiplied by; None: nothing.
     """
 
     graded: JudgedSamples
     credit: SegmentCredit
     advantages: Tensor
     masks: SegmentMasks
+    importance: Tensor | None = None
 
 
-def reward_and_advantage(graded: JudgedSamples, config: MethodConfig, stage: int, device: torch.device) -> Experience:
-    """Rewards of the method's stage, group advantages of each segment, and their place on the tokens."""
+def reward_and_advantage(
+    graded: JudgedSamples,
+    config: MethodConfig,
+    stage: int,
+    device: torch.device,
+    importance_cap: float | None = None,
+) -> Experience:
+    """Rewards of the method's stage, group advantages of each segment, and their place on the tokens.
+
+    With ``importance_cap``, tokens that another engine has sampled are weighed by their truncated importance.
+    """
     rule = credit_rule(config, stage)
     lengths, width = graded.samples.lengths.cpu(), graded.samples.token_ids.shape[1]
     credit = rule(graded.correct, graded.confidence, graded.judged.confidence_lengths, lengths, width)
@@ -112,7 +130,32 @@ def reward_and_advantage(graded: JudgedSamples, config: MethodConfig, stage: int
         credit=credit,
         advantages=credit.tokens.to(device),
         masks=SegmentMasks(*(mask.to(device) for mask in masks)),
+        importance=_importance(graded.samples, importance_cap),
     )
+
+
+def _importance(samples: Samples, cap: float | None) -> Tensor | None:
+    if cap is None or samples.engine_log_probs is None:
+        return None
+    return truncated_importance(samples.log_probs, samples.engine_log_probs, samples.inside, cap)
+
+
+def _gap_metrics(experience: Experience) -> dict[str, float]:
+    """How far the policy is from the engine that sampled; nothing where that is the policy itself."""
+    samples = experience.graded.samples
+    if samples.engine_log_probs is None:
+        return {}
+    inside = samples.inside.cpu()
+    gap = engine_gap(samples.log_probs.cpu(), samples.engine_log_probs.cpu(), inside)
+    metrics = {
+        "rollout/log_prob_gap": gap.mean,
+        "rollout/log_prob_gap_max": gap.largest,
+        "rollout/importance": gap.ratio,
+        "rollout/engine_kl": gap.kl,
+    }
+    if experience.importance is not None:
+        metrics["rollout/importance_weight"] = float(experience.importance.cpu()[inside].double().mean())
+    return metrics
 
 
 def experience_metrics(experience: Experience) -> dict[str, float]:
@@ -124,6 +167,7 @@ def experience_metrics(experience: Experience) -> dict[str, float]:
         **values(grading_metrics(graded.judged)),
         "rollout/entropy": float(graded.samples.entropy.mean()),
         "response/cut_off_share": float((~graded.samples.finished).float().mean()),
+        **_gap_metrics(experience),
     }
 
 

@@ -16,16 +16,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForCausalLM
 
+from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.local.grouped_attention import group_heads
 from coca_mindspeed.local.log_probs import response_scores
 from coca_mindspeed.local.lora import add_adapters
 from coca_mindspeed.local.microbatches import microbatches
 from coca_mindspeed.local.optimizer import moments_bytes, step_bytes
-from coca_mindspeed.local.output_layer import OutputLayer
+from coca_mindspeed.local.output_layer import OutputLayer, TokenScores
 from coca_mindspeed.local.policy import Policy, choose_device
 from coca_mindspeed.local.recomputation import recompute_layers
 from coca_mindspeed.local.sampler import Decoder, draw
+from coca_mindspeed.local.vllm_check import bytes_of_number
 
 
 @dataclass(frozen=True)
@@ -40,8 +42,10 @@ class Footprint:
         moments: AdamW's two, and the scales of those of eight bits.
         step: the most that the optimizer's step needs besides these three.
         update: the most that the backward pass of a microbatch needs besides these three.
-        cache: keys and values when the longest responses end.
-        rollout: the most that sampling needs besides weights and moments, the cache included.
+        cache: keys and values when the longest responses end; vLLM's, where that samples.
+        rollout: the most that sampling needs besides weights and moments, the cache included; where vLLM samples, what
+            asking the policy for its log-probs needs.
+        vllm: what vLLM holds throughout, by its weights and its cache; what it needs to compute comes on top.
     """
 
     parameters: int
@@ -53,14 +57,15 @@ class Footprint:
     update: int
     cache: int
     rollout: int
+    vllm: int = 0
 
     @property
     def peak_of_update(self) -> int:
-        return self.weights + self.gradients + self.moments + max(self.update, self.step)
+        return self.vllm + self.weights + self.gradients + self.moments + max(self.update, self.step)
 
     @property
     def peak_of_rollout(self) -> int:
-        return self.weights + self.moments + self.rollout
+        return self.vllm + self.weights + self.moments + self.rollout
 
 
 def footprint(config: RunConfig, architecture: Any) -> Footprint:
@@ -87,8 +92,16 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
         gradients = sum(p.numel() * p.element_size() for p in trained)
         moments = moments_bytes(policy, config.optimizer.name)
         step = step_bytes(policy, config.optimizer.name, choose_device(config.trainer.device))
+        vllm = 0
         before = live.start()
-        cache = rollout_pass(policy, prompt, config)
+        if config.rollout.engine == "vllm":
+            with torch.no_grad():
+                _longest_scores(policy, prompt, group_sizes, config)
+            cache = int(config.rollout.vllm.kv_cache_gib * GIB)
+            adapters = 0 if policy.adapters is None else sum(p.numel() for p in trained)
+            vllm = bytes_of_number(config) * (sum(p.numel() for p in parameters) - adapters) + cache
+        else:
+            cache = rollout_pass(policy, prompt, config)
         rollout = live.most - before
     return Footprint(
         parameters=sum(p.numel() for p in parameters),
@@ -100,6 +113,7 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
         update=update - gradients,
         cache=cache,
         rollout=rollout,
+        vllm=vllm,
     )
 
 
@@ -183,7 +197,14 @@ def largest_microbatch(config: RunConfig, prompt: int) -> list[int]:
 
 def update_pass(policy: Policy, prompt: int, group_sizes: Sequence[int], config: RunConfig) -> None:
     """One microbatch of the longest prompts and responses, forwards and backwards."""
-    scores = response_scores(
+    scores = _longest_scores(policy, prompt, group_sizes, config)  # kept, as the update keeps its entropies
+    scores.log_probs.sum().backward()
+    for parameter in policy.trained_parameters():
+        parameter.grad = None
+
+
+def _longest_scores(policy: Policy, prompt: int, group_sizes: Sequence[int], config: RunConfig) -> TokenScores:
+    return response_scores(
         policy,
         _prompts(len(group_sizes), prompt),
         torch.ones(sum(group_sizes), config.rollout.max_new_tokens, dtype=torch.long),
@@ -191,9 +212,6 @@ def update_pass(policy: Policy, prompt: int, group_sizes: Sequence[int], config:
         temperature=config.rollout.temperature,
         share_prompts=config.trainer.share_prompts,
     )
-    scores.log_probs.sum().backward()
-    for parameter in policy.trained_parameters():
-        parameter.grad = None
 
 
 def rollout_pass(policy: Policy, prompt: int, config: RunConfig) -> int:

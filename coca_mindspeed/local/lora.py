@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import importlib.util
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -93,17 +94,29 @@ def load_adapters(policy: Policy, directory: Path) -> None:
 
 def merged_weights(policy: Policy) -> dict[str, Tensor]:
     """The weights of a plain model that computes what base and adapters compute together, float32."""
-    layers = {name: module for name, module in policy.model.named_modules() if hasattr(module, "lora_A")}
     merged: dict[str, Tensor] = {}
     plain: dict[int, Tensor] = {}  # by address: tied weights stay one
+    for name, value, added in plain_weights(policy):
+        if added is None:
+            merged[name] = plain.setdefault(value.data_ptr(), value.float())
+        else:
+            merged[name] = value.float() + added
+    return merged
+
+
+def plain_weights(policy: Policy) -> Iterator[tuple[str, Tensor, Tensor | None]]:
+    """Of each weight of the plain model: its name, what is stored, and what an adapter adds to it (float32), if any.
+
+    One at a time, so that a merged model need never be held whole; tied weights come under each of their names.
+    """
+    layers = {name: module for name, module in policy.model.named_modules() if hasattr(module, "lora_A")}
     for name, value in policy.model.state_dict().items():
         owner, _, rest = name.partition(".base_layer.")
         if owner in layers and rest:
-            delta = layers[owner].get_delta_weight("default").float() if rest == "weight" else 0.0
-            merged[f"{owner}.{rest}"] = value.float() + delta
+            added = layers[owner].get_delta_weight("default").float() if rest == "weight" else None
+            yield f"{owner}.{rest}", value, added
         elif ".lora_" not in name:
-            merged[name] = plain.setdefault(value.data_ptr(), value.float())
-    return merged
+            yield name, value, None
 
 
 def base_fingerprint(policy: Policy) -> str:

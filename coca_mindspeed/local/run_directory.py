@@ -37,6 +37,7 @@ ENTRIES = (
     "model",
     "metrics.jsonl",
     "timing.jsonl",
+    "vllm.log",
     "samples",
     "tensorboard",
     "wandb",

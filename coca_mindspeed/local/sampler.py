@@ -27,6 +27,8 @@ class Samples:
         log_probs: float32 ``[P * G, tokens]`` of each sampled token under the policy; 0 behind the end.
         finished: bool ``[P * G]``; False where the length limit cut the response off.
         entropy: float32 ``[P * G]``, nats, the policy's mean entropy over the response's tokens.
+        engine_log_probs: as ``log_probs``, by another engine, where that has sampled.  Then ``log_probs`` and
+            ``entropy`` are NaN until the policy has been asked (:mod:`coca_mindspeed.local.rescoring`).
     """
 
     prompts: list[list[int]]
@@ -35,6 +37,12 @@ class Samples:
     log_probs: Tensor
     finished: Tensor
     entropy: Tensor
+    engine_log_probs: Tensor | None = None
+
+    @property
+    def inside(self) -> Tensor:
+        """Tokens of responses, as opposed to padding, bool ``[P * G, tokens]``."""
+        return torch.arange(self.token_ids.shape[1], device=self.lengths.device) < self.lengths[:, None]
 
 
 def sample_responses(

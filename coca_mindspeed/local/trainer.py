@@ -30,7 +30,9 @@ from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_s
 from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.progress import MEAN_OF, StepProgress, TrainingProgress
+from coca_mindspeed.local.rescoring import rescored
 from coca_mindspeed.local.run_log import RunLog
+from coca_mindspeed.local.sampling_engine import LocalRollout, Rollout, RolloutError
 from coca_mindspeed.local.schedule import generator, learning_rate, records_of_step
 from coca_mindspeed.local.update import NotFiniteError, update_policy
 from coca_mindspeed.time_left import STEPS
@@ -49,6 +51,7 @@ class Trainer:
         output: the run's directory.
         run_id: unique to this run, and the same when it is resumed.
         show_progress: whether to draw a progress bar.
+        rollout: what samples from the policy; None: the policy itself.
     """
 
     config: RunConfig
@@ -59,11 +62,13 @@ class Trainer:
     output: Path
     run_id: str
     show_progress: bool = True
+    rollout: Rollout | None = None
 
     def __post_init__(self) -> None:
         self.method = self.config.method.training_method
         self.evaluated_only = EvaluatedOnly(self.grader)
         self.checkpoints = self.output / "checkpoints"
+        self._engine = self.rollout or LocalRollout(self.policy)
         self.total_steps = self.config.trainer.steps * len(self.method.stages)
         self._progress = TrainingProgress(self.total_steps, enabled=False)
         self._recent: deque[Mapping[str, float]] = deque(maxlen=NO_SIGNAL_STEPS)
@@ -91,7 +96,11 @@ class Trainer:
                     stage, stage_step = divmod(step, self.config.trainer.steps)
                     if stage_step == 0 and step > start:
                         optimizer = build_optimizer(self.policy, self.config.optimizer)
-                    metrics, timing = self._step(step, stage, stage_step, optimizer, log)
+                    try:
+                        metrics, timing = self._step(step, stage, stage_step, optimizer, log)
+                    except RolloutError as error:
+                        where = f"{self._last_good_checkpoint()}; go on with --resume"
+                        raise TrainingError(f"step {step + 1}: {error}\n{where}") from error
                     log.write(step + 1, metrics, timing)
                     self._progress.advance(step + 1, metrics, timing)
                     self._warn_if_nothing_is_learned(step + 1, metrics)
@@ -156,7 +165,7 @@ class Trainer:
 
     def _answers(self, records: Sequence[Record], purpose: str, progress: Callable[[int], None]) -> list[Prediction]:
         draw, config = generator(self.policy.device, self.config.seed, purpose), self.config
-        return predict(self.policy, records, self.grader, config.method, config.rollout, draw, progress)
+        return predict(self.policy, records, self.grader, config.method, config.rollout, draw, progress, self._engine)
 
     def _step(
         self, step: int, stage: int, stage_step: int, optimizer: torch.optim.Optimizer, log: RunLog
@@ -171,14 +180,22 @@ class Trainer:
             config.rollout,
             generator(device, config.seed, "rollout", step),
             config.rollout.group_size,
+            self._engine,
         )
-        experience = reward_and_advantage(graded, config.method, stage, device)
+        rescoring = {}
+        if graded.samples.engine_log_probs is not None:
+            started = time.perf_counter()
+            graded = replace(graded, samples=rescored(self.policy, graded.samples, config))
+            rescoring = {"seconds/rescoring": time.perf_counter() - started}
+        experience = reward_and_advantage(graded, config.method, stage, device, config.rollout.importance_cap)
         started = time.perf_counter()
         lr = learning_rate(config.optimizer, stage_step, config.trainer.steps)
         update = self._update(step, experience, optimizer, lr)
+        self._engine.weights_changed()
         timing = {f"seconds/{name}": seconds for name, seconds in graded.seconds.items()}
         timing["seconds/update"] = time.perf_counter() - started
         timing["tokens_per_second/rollout"] = float(graded.samples.lengths.sum()) / graded.seconds["rollout"]
+        timing |= rescoring | self._engine.timing()
         timing |= {f"grading/{name}": value for name, value in self.grader.metrics().items()}
         timing["grading/unevaluated"] = float(self.evaluated_only.unevaluated)
         metrics = {"stage": float(stage), "lr": lr, **experience_metrics(experience), **update}
@@ -199,9 +216,7 @@ class Trainer:
         try:
             return update_policy(self.policy, experience, optimizer, lr, self.config)
         except NotFiniteError as error:
-            saved = list_checkpoints(self.checkpoints)
-            last = f"the last good checkpoint is {saved[-1].path}" if saved else "no checkpoint was written before it"
-            raise TrainingError(f"step {step + 1}: {error}; {last}") from error
+            raise TrainingError(f"step {step + 1}: {error}; {self._last_good_checkpoint()}") from error
 
     def _evaluate_while_training(self, step: int, log: RunLog) -> CalibrationMetrics:
         questions = self.evaluate_records[: self.config.evaluation.questions]
@@ -220,6 +235,10 @@ class Trainer:
             image = reliability_image(data.confidence, data.correct, title=f"step {step + 1}")
             log.tensorboard.add_image("eval/reliability", image, step + 1, dataformats="HWC")
         return calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence)
+
+    def _last_good_checkpoint(self) -> str:
+        saved = list_checkpoints(self.checkpoints)
+        return f"the last good checkpoint is {saved[-1].path}" if saved else "no checkpoint was written before it"
 
     def _where_to_go_on(self) -> str:
         saved = list_checkpoints(self.checkpoints)

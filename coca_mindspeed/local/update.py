@@ -12,8 +12,10 @@ from coca_mindspeed.algorithm.objective import Objective, segment_objective
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.local.experience import Experience
 from coca_mindspeed.local.log_probs import response_scores
-from coca_mindspeed.local.microbatches import microbatches
+from coca_mindspeed.local.microbatches import Microbatch, microbatches
+from coca_mindspeed.local.output_layer import TokenScores
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.sampler import Samples
 
 
 class _Part(NamedTuple):
@@ -43,10 +45,9 @@ def update_policy(
         group["lr"] = lr
     losses, norms = [], []
     every_part: list[_Part] = []
-    all_prompts = torch.arange(len(experience.graded.records))
     for _ in range(config.trainer.epochs):
-        for minibatch in all_prompts.chunk(config.trainer.minibatches):
-            parts = _accumulate_gradient(policy, experience, minibatch.tolist(), config)
+        for minibatch in minibatches_of(len(experience.graded.records), config):
+            parts = _accumulate_gradient(policy, experience, minibatch, config)
             loss = sum(float(part.objective.loss) for part in parts)
             norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), config.optimizer.grad_clip))
             for name, value in (("objective/loss", loss), ("objective/grad_norm", norm)):
@@ -76,17 +77,9 @@ def _accumulate_gradient(
     lengths = samples.lengths.tolist()
     tokens = sum(lengths[row] for prompt in minibatch for row in range(prompt * group, (prompt + 1) * group))
     parts = []
-    for microbatch in microbatches(minibatch, group, lengths, list(map(len, samples.prompts)), config.trainer):
-        rows = torch.tensor(microbatch.rows, device=policy.device)
-        width = max(lengths[row] for row in microbatch.rows)
-        scores = response_scores(
-            policy,
-            [samples.prompts[prompt] for prompt in microbatch.prompts],
-            samples.token_ids[rows, :width],
-            group_sizes=microbatch.group_sizes,
-            temperature=config.rollout.temperature,
-            share_prompts=config.trainer.share_prompts,
-        )
+    for microbatch in microbatches_of(samples, minibatch, config):
+        rows, scores = microbatch_scores(policy, samples, microbatch, config)
+        width = scores.log_probs.shape[1]
         masks = SegmentMasks(*(mask[rows, :width] for mask in experience.masks))
         objective = segment_objective(
             scores.log_probs,
@@ -97,8 +90,37 @@ def _accumulate_gradient(
             aggregation=config.method.loss_aggregation,
             responses=len(minibatch) * group,
             tokens=tokens,
+            weights=None if experience.importance is None else experience.importance[rows, :width],
         )
         objective.loss.backward()
         confidence, answer = (scores.entropy.masked_fill(~mask, 0.0).sum() for mask in masks)
         parts.append(_Part(objective._replace(loss=objective.loss.detach()), (confidence, answer)))
     return parts
+
+
+def minibatches_of(prompts: int, config: RunConfig) -> list[list[int]]:
+    """The prompts of each of a step's updates."""
+    return [part.tolist() for part in torch.arange(prompts).chunk(config.trainer.minibatches)]
+
+
+def microbatches_of(samples: Samples, minibatch: Sequence[int], config: RunConfig) -> list[Microbatch]:
+    """Which of a minibatch's responses share a pass."""
+    lengths, prompt_lengths = samples.lengths.tolist(), list(map(len, samples.prompts))
+    return microbatches(minibatch, config.rollout.group_size, lengths, prompt_lengths, config.trainer)
+
+
+def microbatch_scores(
+    policy: Policy, samples: Samples, microbatch: Microbatch, config: RunConfig
+) -> tuple[Tensor, TokenScores]:
+    """A microbatch's rows, int64 ``[rows]``, and what the policy says of their tokens, up to the longest of them."""
+    rows = torch.tensor(microbatch.rows, device=policy.device)
+    width = int(samples.lengths[rows].max())
+    scores = response_scores(
+        policy,
+        [samples.prompts[prompt] for prompt in microbatch.prompts],
+        samples.token_ids[rows, :width],
+        group_sizes=microbatch.group_sizes,
+        temperature=config.rollout.temperature,
+        share_prompts=config.trainer.share_prompts,
+    )
+    return rows, scores

@@ -1,5 +1,7 @@
 """Overrides as they are typed: plain paths need no quotes, and what cannot be is told with the override."""
 
+import functools
+import operator
 from pathlib import Path
 
 import pytest
@@ -70,7 +72,7 @@ def test_the_home_directory_is_expanded_wherever_a_path_is_named(tmp_path, monke
     monkeypatch.setenv("HOME", str(tmp_path))
     run = compose_run("qwen25_3b_910b", [f"{key}=~/x y/{key}" for key in PATH_KEYS]).run
     values = run.model_dump()
-    assert {key: values[key.split(".")[0]][key.split(".")[1]] for key in PATH_KEYS} == {
+    assert {key: functools.reduce(operator.getitem, key.split("."), values) for key in PATH_KEYS} == {
         key: f"{tmp_path}/x y/{key}" for key in PATH_KEYS
     }
     assert "~" not in str(run.mindspeed_rl)  # keys that are made of ours
