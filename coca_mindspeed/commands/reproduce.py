@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = read_plan(plan_path(arguments.plan))
     cells = cells_of(plan, range(arguments.seeds))
     # torch and all that trains: seconds, which --help and a mistake in the plan do not have to wait for.
-    from coca_mindspeed.local.interrupt import saying_what_is_saved
+    from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved
     from coca_mindspeed.reproduce.report import write_report
     from coca_mindspeed.reproduce.results import collect
     from coca_mindspeed.reproduce.work import Workplace, write_tasks
@@ -53,9 +53,12 @@ def run(arguments: argparse.Namespace) -> int:
 
         threads = max(1, len(os.sched_getaffinity(0)) // arguments.jobs)
         place = Workplace(plan, output, threads, show_progress=arguments.jobs == 1)
-        message = f"stopped; finished cells are kept in {output}, and the same command goes on with the others"
-        with saying_what_is_saved(message):
-            run_cells(place, cells, arguments.jobs, report)
+        go_on = f"finished cells are kept in {output}, and the same command goes on with the others"
+        with saying_what_is_saved("stopped", go_on):
+            try:
+                run_cells(place, cells, arguments.jobs, report)
+            except InterruptedRunError as error:  # a cell in this process, which has an option --resume in mind
+                raise InterruptedRunError(error.saved, go_on) from error
     directory = arguments.report or output / "report"
     shown = f"coca-mindspeed reproduce --plan {arguments.plan} --seeds {arguments.seeds} --jobs {arguments.jobs}"
     tables = write_report(collect(output, cells), plan, directory, shown)

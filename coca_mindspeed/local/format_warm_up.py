@@ -100,9 +100,9 @@ def _run(
         policy.model.load_state_dict(weights.state_dict())
         del weights
     total, interval = config.warm_up.steps, config.checkpoint.interval
-    where = f"stopped in the warm-up; --resume goes on from its last checkpoint in {checkpoints}, if there is one"
+    go_on = f"--resume goes on from its last checkpoint in {checkpoints}, if there is one"
     with (
-        saying_what_is_saved(where),
+        saying_what_is_saved("stopped in the warm-up", go_on),
         stop_request() as stop,
         WarmUpProgress(total, show_progress, resume[0] if resume else 0) as progress,
     ):
@@ -113,7 +113,7 @@ def _run(
             saved = save_checkpoint(checkpoints, step, policy, optimizer, keep=1)
             if stop:
                 raise InterruptedRunError(
-                    f"stopped after step {step} of the warm-up; saved {saved.path}; go on with --resume"
+                    f"stopped after step {step} of the warm-up; saved {saved.path}", "go on with --resume"
                 )
 
         warm_up(

@@ -11,9 +11,17 @@ from coca_mindspeed.errors import TrainingError
 
 
 class InterruptedRunError(TrainingError):
-    """The run was asked to stop and did so; the message says what is saved and how to go on."""
+    """The run was asked to stop and did so; the message says what is saved and how to go on.
+
+    Attributes:
+        saved: what is saved, for whoever goes on in another way.
+    """
 
     exit_code = 130  # as the shell reports Ctrl-C
+
+    def __init__(self, saved: str, go_on: str = "") -> None:
+        super().__init__("; ".join(filter(None, (saved, go_on))))
+        self.saved = saved
 
 
 class StopRequest:
@@ -51,8 +59,8 @@ def stop_request() -> Iterator[StopRequest]:
 
 
 @contextmanager
-def saying_what_is_saved(message: str | Callable[[], str]) -> Iterator[None]:
-    """End the block at once on SIGINT or SIGTERM, with ``message`` (or what it returns then).
+def saying_what_is_saved(saved: str | Callable[[], str], go_on: str = "") -> Iterator[None]:
+    """End the block at once on SIGINT or SIGTERM, and say what is saved (or what it returns then) and how to go on.
 
     Raises:
         InterruptedRunError: it was asked to stop.
@@ -62,7 +70,7 @@ def saying_what_is_saved(message: str | Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as error:
-        raise InterruptedRunError(message if isinstance(message, str) else message()) from error
+        raise InterruptedRunError(saved if isinstance(saved, str) else saved(), go_on) from error
     finally:
         if in_main_thread:
             signal.signal(signal.SIGTERM, previous)

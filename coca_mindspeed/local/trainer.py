@@ -90,7 +90,7 @@ class Trainer:
         interval = self.config.evaluation.interval if self.evaluate_records else 0
         before = log.last_rows(max(MEAN_OF, STEPS, interval))
         self._progress = TrainingProgress(self.total_steps, self.show_progress, start, before, interval=interval)
-        with saying_what_is_saved(self._where_to_go_on), stop_request() as stop, self._progress:
+        with saying_what_is_saved(self._what_is_saved, "go on with --resume"), stop_request() as stop, self._progress:
             try:
                 for step in range(start, self.total_steps):
                     stage, stage_step = divmod(step, self.config.trainer.steps)
@@ -110,7 +110,7 @@ class Trainer:
                         saved = save_checkpoint(self.checkpoints, step + 1, self.policy, optimizer, keep)
                     if stop and not last:
                         raise InterruptedRunError(
-                            f"stopped after step {step + 1}; saved {saved.path}; go on with --resume"
+                            f"stopped after step {step + 1}; saved {saved.path}", "go on with --resume"
                         )
             finally:
                 log.close()
@@ -153,12 +153,12 @@ class Trainer:
         """
         if not self.final_records:
             return []
-        message = (
+        saved = (
             f"stopped in the evaluation after the training; the trained model is saved in {self.output / 'model'}, "
-            f"{self.predictions_after.name} and summary.json are missing; --resume evaluates again "
-            "(evaluation.final_questions sets how many questions)"
+            f"{self.predictions_after.name} and summary.json are missing"
         )
-        with saying_what_is_saved(message):
+        go_on = "--resume evaluates again (evaluation.final_questions sets how many questions)"
+        with saying_what_is_saved(saved, go_on):
             predictions = self.evaluate(self.final_records, "after")
         write_predictions(self.predictions_after, predictions)
         return predictions
@@ -240,11 +240,11 @@ class Trainer:
         saved = list_checkpoints(self.checkpoints)
         return f"the last good checkpoint is {saved[-1].path}" if saved else "no checkpoint was written before it"
 
-    def _where_to_go_on(self) -> str:
+    def _what_is_saved(self) -> str:
         saved = list_checkpoints(self.checkpoints)
         if not saved:
-            return "stopped in the middle of a step, before the first checkpoint; --resume starts again"
-        return f"stopped in the middle of a step; the newest checkpoint is {saved[-1].path}; go on with --resume"
+            return "stopped in the middle of a step, before the first checkpoint"
+        return f"stopped in the middle of a step; the newest checkpoint is {saved[-1].path}"
 
     def _warn_if_nothing_is_learned(self, step: int, metrics: Mapping[str, float]) -> None:
         self._recent.append(metrics)
