@@ -115,6 +115,7 @@ def test_what_is_denied_or_a_bound_or_one_of_several_is_no_answer(response: str)
         ),
         *("A note on knots: 6", "from 5, 6 follows", "Add 2 to 4 and get 6", "nothing but 6"),
         *("It is not 5. It is 6.", "x > 5, x < 7, x = 6", "6 or so", "I can 6", "6 does it", "is it not so? 6"),
+        *("5 + 1 => 6", "5 + 1 -> 6", "5 + 1 = <<5+1=6>>6", r"5 + 1 \to 6", "--> 6"),
     ],
 )
 def test_other_words_around_an_answer_do_not_matter(response: str) -> None:

@@ -11,8 +11,8 @@ _BEFORE = re.compile(
             (?:\s+(?!{_RESULT})[^\W\d]+){{0,3}}                 # cannot possibly be 6, is not equal to 6
       | \b(?:than(?:\s+or\s+equal\s+to)? | instead\s+of | at\s+(?:least|most) | up\s+to
             | above | below | under | over | beyond | exceed(?:s|ing)?)
-      | [<>]=? | != | \\(?:n?leq?|n?geq?|[lg]t|neq?|neg|pm)     # x \neq 6, > 6
-      | \d[^\w.;:!?\n]{{0,3}}\s*\b(?:or|to|and|through|versus|vs)\b (?:\s+(?:even|maybe|perhaps|possibly|rather))?
+      | (?<![-=<>])[<>]=? | != | \\(?:n?leq?|n?geq?|[lg]t|neq?|neg|pm)     # x \neq 6, > 6; no arrows
+      | \d[^\w.;:!?\n]{{0,3}}\s*(?<!\\)\b(?:or|to|and|through|versus|vs)\b(?:\s+(?:even|maybe|perhaps|possibly|rather))?
     )[\s$*\\(\[]*$""",
     re.VERBOSE | re.IGNORECASE,
 )
