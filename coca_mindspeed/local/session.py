@@ -152,7 +152,7 @@ def open_session(
         elif lessons and found.newest is None:
             policy = teach_format(policy, lessons, config, output, show_progress=show_progress)
         rollout: Rollout | None = None
-        if config.rollout.engine == "vllm":
+        if max_tokens is not None:
             directory = output / "warm_start" if config.model.path is None else Path(config.model.path)
             rollout = start_vllm(config, policy, directory, max_tokens, output / "vllm.log")
             opened.callback(rollout.close)
@@ -174,8 +174,10 @@ def _check_prompts(config: RunConfig, found: FoundRun, records: Sequence[Record]
     check_lengths(tiny_tokenizer(), context, records, system_prompt, limits, "the built-in tiny model", show_progress)
 
 
-def _check_rollout(config: RunConfig, device: torch.device) -> int:
-    """Tokens of the longest sequence, once it is known that the rollout's engine can sample it."""
+def _check_rollout(config: RunConfig, device: torch.device) -> int | None:
+    """Tokens of the longest sequence, once it is known that vLLM can sample it; None where the policy samples."""
+    if config.rollout.engine != "vllm":
+        return None
     if config.model.path is None:
         architecture = tiny_config()
         context = context_limit(architecture)
