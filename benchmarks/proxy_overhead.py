@@ -166,23 +166,34 @@ def measure(
     return result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def load_options(description: str | None) -> argparse.ArgumentParser:
+    """A parser of how the proxy is loaded, and where the figures go."""
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--clients", type=int, default=32, help="at once (default: 32)")
     parser.add_argument("--requests", type=int, default=320, help="a round (default: 320)")
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
     parser.add_argument("--pace-ms", type=float, default=20.0, help="between two pieces of the engine (default: 20)")
+    parser.add_argument("--output", type=Path, default=Path("runs/bench"), help="default: runs/bench")
+    return parser
+
+
+def keep(result: dict[str, float], arguments: argparse.Namespace, name: str) -> None:
+    """Print figures and write them where ``--output`` says."""
+    for figure, value in result.items():
+        print(f"{figure:40s} {value:10.2f}")
+    write_json(arguments.output / f"{name}.json", {"clients": arguments.clients, "results": result})
+
+
+def main() -> None:
+    parser = load_options(__doc__)
     parser.add_argument("--engine", metavar="URL", help="a real engine instead, up to and including /v1")
     parser.add_argument("--model", help="its name at --engine")
-    parser.add_argument("--output", type=Path, default=Path("runs/bench"), help="default: runs/bench")
     arguments = parser.parse_args()
     if (arguments.engine is None) != (arguments.model is None):
         parser.error("--engine and --model belong together")
     engine = None if arguments.engine is None else (arguments.engine, arguments.model)
     result = measure(arguments.clients, arguments.requests, arguments.rounds, arguments.pace_ms / 1000, engine)
-    for name, value in result.items():
-        print(f"{name:40s} {value:10.2f}")
-    write_json(arguments.output / "proxy_overhead.json", {"clients": arguments.clients, "results": result})
+    keep(result, arguments, "proxy_overhead")
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ says what a request costs and what each of its pieces adds.  Other work on the m
 moves waiting times.
 """
 
-import argparse
 import asyncio
 import cProfile
 import json
@@ -17,8 +16,7 @@ from pathlib import Path
 
 import yaml
 
-from benchmarks.proxy_overhead import free_port, process, wait_for
-from coca_mindspeed.files import write_json
+from benchmarks.proxy_overhead import free_port, keep, load_options, process, wait_for
 
 _CONFIDENCE = ("<confidence>", "0.9", "</confidence>")
 _LENGTHS = (8, 72)
@@ -154,20 +152,13 @@ def measure(clients: int, requests: int, rounds: int, pace_s: float, profile: st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--clients", type=int, default=32, help="at once (default: 32)")
-    parser.add_argument("--requests", type=int, default=320, help="a round (default: 320)")
-    parser.add_argument("--rounds", type=int, default=3, help="default: 3")
-    parser.add_argument("--pace-ms", type=float, default=20.0, help="between two pieces of the engine (default: 20)")
+    parser = load_options(__doc__)
     parser.add_argument("--profile", metavar="FILE", help="leave a profile of the proxy there, which slows it down")
-    parser.add_argument("--output", type=Path, default=Path("runs/bench"), help="default: runs/bench")
     arguments = parser.parse_args()
     result = measure(
         arguments.clients, arguments.requests, arguments.rounds, arguments.pace_ms / 1000, arguments.profile
     )
-    for name, value in result.items():
-        print(f"{name:40s} {value:10.2f}")
-    write_json(arguments.output / "proxy_processor_time.json", {"clients": arguments.clients, "results": result})
+    keep(result, arguments, "proxy_processor_time")
 
 
 if __name__ == "__main__":
