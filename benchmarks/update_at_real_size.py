@@ -1,12 +1,16 @@
 """Peak memory of one update at a real vocabulary: ``python -m benchmarks.update_at_real_size --responses 16``.
 
 A Qwen2 of two layers, hidden size 896 and 151,936 tokens, random weights; responses of one length to one prompt.
+``--against-plain`` runs it in turn with the plain way, which holds all logits and activations: at a size that fits.
 """
 
 import argparse
 import json
 import resource
+import subprocess
+import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +20,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.local import output_layer
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.recomputation import recompute_layers
 from coca_mindspeed.local.sampler import Samples
@@ -44,38 +49,66 @@ def random_experience(responses: int, tokens: int, vocabulary: int) -> Any:
     )
 
 
-def measure(responses: int, tokens: int, vocabulary: int, microbatch_tokens: int) -> dict[str, float]:
+def measure(
+    responses: int, tokens: int, vocabulary: int, microbatch_tokens: int, *, plain: bool = False
+) -> dict[str, float]:
     """Bytes before an update and beyond them at its peak, and seconds, in a process that does nothing else."""
     torch.manual_seed(0)
     shape = {"num_hidden_layers": 2, "num_attention_heads": 14, "num_key_value_heads": 2, "tie_word_embeddings": True}
     config = Qwen2Config(vocab_size=vocabulary, hidden_size=896, intermediate_size=4864, **shape)
     policy = Policy(Qwen2ForCausalLM(config).eval(), None, None, (1,), 0)
-    recompute_layers(policy.model)
+    if plain:
+        output_layer._CHUNK_BYTES = 2**62
+    else:
+        recompute_layers(policy.model)
     settings = [f"trainer.microbatch_tokens={microbatch_tokens}", "trainer.minibatches=1"]
     run = compose_run("demo", [*settings, f"rollout.group_size={responses}"]).run
     experience = random_experience(responses, tokens, vocabulary)
     optimizer = torch.optim.AdamW(policy.trained_parameters(), fused=True)
-    before, started = resident(), time.perf_counter()
+    before, started, before_processor = resident(), time.perf_counter(), time.process_time()
     metrics = update_policy(policy, experience, optimizer, 1e-6, run)
-    seconds = time.perf_counter() - started
+    seconds, processor = time.perf_counter() - started, time.process_time() - before_processor
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "before": before,
         "peak beyond": peak - before,
         "seconds": seconds,
+        "processor": processor,
         "objective/grad_norm": metrics["objective/grad_norm"],
     }
 
 
+def compared(sizes: Sequence[str], rounds: int) -> None:
+    """Both ways in turn, each in a process of its own; the least of the rounds."""
+    command = [sys.executable, "-m", "benchmarks.update_at_real_size", *sizes, "--json"]
+    found: dict[str, list[dict[str, float]]] = {"by chunks": [], "plain": []}
+    for _ in range(rounds):
+        for way, more in (("by chunks", []), ("plain", ["--plain"])):
+            done = subprocess.run([*command, *more], stdout=subprocess.PIPE, text=True, check=True)
+            found[way].append(json.loads(done.stdout))
+            print(way, done.stdout.strip(), flush=True)
+    for figure in ("seconds", "processor", "peak beyond", "objective/grad_norm"):
+        ours, plain = (min(each[figure] for each in found[way]) for way in ("by chunks", "plain"))
+        print(f"| {figure} | {ours:.6g} | {plain:.6g} | {ours / plain:.3f} |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.update_at_real_size", description=__doc__)
-    parser.add_argument("--responses", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--vocabulary", type=int, default=151_936)
-    parser.add_argument("--microbatch-tokens", type=int, default=4_300)
+    sizes = parser.add_argument_group("sizes")
+    sizes.add_argument("--responses", type=int, default=16)
+    sizes.add_argument("--tokens", type=int, default=4096)
+    sizes.add_argument("--vocabulary", type=int, default=151_936)
+    sizes.add_argument("--microbatch-tokens", type=int, default=4_300)
+    parser.add_argument("--plain", action="store_true", help="hold all logits and activations")
+    parser.add_argument("--against-plain", type=int, metavar="ROUNDS", help="both ways in turn, so often")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, in bytes and seconds")
     arguments = parser.parse_args()
-    found = measure(arguments.responses, arguments.tokens, arguments.vocabulary, arguments.microbatch_tokens)
+    given = (arguments.responses, arguments.tokens, arguments.vocabulary, arguments.microbatch_tokens)
+    if arguments.against_plain:
+        names = ("--responses", "--tokens", "--vocabulary", "--microbatch-tokens")
+        compared([word for pair in zip(names, map(str, given), strict=True) for word in pair], arguments.against_plain)
+        return
+    found = measure(*given, plain=arguments.plain)
     if arguments.json:
         print(json.dumps(found))
         return

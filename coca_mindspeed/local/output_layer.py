@@ -1,10 +1,11 @@
 """From a causal LM's last hidden states to log-probs of given tokens, without the logits of a whole batch.
 
 With a vocabulary of 150,000 the logits of 16 responses of 4,096 tokens take 40 GB, and softmax and its gradient several
-times that.  Here a chunk of tokens has its logits at a time, and the backward pass computes them once more.
+times that.  Here a chunk of tokens has its logits at a time.  Where the loss is known beforehand, as the objective is,
+its gradient is made with them; otherwise the backward pass computes them once more.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -74,21 +75,52 @@ class OutputLayer:
         return self._scaled(self.model.get_output_embeddings()(states))
 
     def scores(self, states: Tensor, tokens: Tensor, as_policy: Callable[[Tensor], Tensor]) -> TokenScores:
-        """Log-prob and entropy of each token, by chunks.
+        """Log-prob and entropy of each token, by chunks; the backward pass makes the logits once more.
 
         Args:
             states: ``[..., hidden]``, those that predict the tokens.
             tokens: int64 ``[...]``.
             as_policy: from the model's logits to those of the distribution in question, float32; row by row.
         """
+        found = _ChunkedScores.apply(*self._inputs(states), tokens.flatten(), self._distribution(states, as_policy))
+        return TokenScores(*(each.view(tokens.shape) for each in found))
+
+    def loss(
+        self,
+        states: Tensor,
+        tokens: Tensor,
+        as_policy: Callable[[Tensor], Tensor],
+        loss_of: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, TokenScores]:
+        """The same with a loss, whose gradient is made along with the logits, so that these are made once.
+
+        Args:
+            states: as above.
+            tokens: as above.
+            as_policy: as above.
+            loss_of: from log-probs ``[...]`` to a scalar, a sum of terms each of which depends on one token's log-prob
+                alone; called once a chunk.
+
+        Returns:
+            The loss, with gradient, and the scores, without.
+        """
+        loss, *found = _ChunkedLoss.apply(
+            *self._inputs(states),
+            tokens.flatten(),
+            self._distribution(states, as_policy),
+            lambda log_probs: loss_of(log_probs.view(tokens.shape)),
+        )
+        return loss, TokenScores(*(each.view(tokens.shape) for each in found))
+
+    def _inputs(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         head = self.model.get_output_embeddings()
-        device = states.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else head.weight.dtype
-        chunk = max(1, _CHUNK_BYTES // (4 * len(head.weight)))
-        distribution = _Distribution(lambda logits: as_policy(self._scaled(logits)), dtype, chunk)
-        flat = states.flatten(0, -2)
-        log_probs, entropy = _ChunkedScores.apply(flat, head.weight, head.bias, tokens.flatten(), distribution)
-        return TokenScores(log_probs.view(tokens.shape), entropy.view(tokens.shape))
+        return states.flatten(0, -2), head.weight, head.bias
+
+    def _distribution(self, states: Tensor, as_policy: Callable[[Tensor], Tensor]) -> "_Distribution":
+        weight, device = self.model.get_output_embeddings().weight, states.device.type
+        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+        chunk = max(1, _CHUNK_BYTES // (4 * len(weight)))
+        return _Distribution(lambda logits: as_policy(self._scaled(logits)), dtype, chunk)
 
     def fits_one_chunk(self, tokens: int) -> bool:
         """Whether the logits of so many tokens are few enough to be held at once."""
@@ -167,31 +199,117 @@ class _ChunkedScores(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         states, weight, bias, tokens = ctx.saved_tensors
-        as_policy, dtype, chunk = ctx.distribution
-        need_states, need_weight, need_bias, *_ = ctx.needs_input_grad
-        by_states = torch.zeros_like(states) if need_states else None
-        by_weight = torch.zeros_like(weight) if need_weight else None
-        by_bias = torch.zeros_like(bias) if need_bias else None
+        sums = _Gradient(ctx.needs_input_grad, states, weight, bias, ctx.distribution)
         with torch.autocast(states.device.type, enabled=False):
-            w, b = weight.to(dtype), None if bias is None else bias.to(dtype)
+            for rows in gradient.nonzero()[:, 0].split(ctx.distribution.chunk):
+                logits, of_policy = sums.logits(rows)
+                sums.add(rows, logits, of_policy, of_policy.detach().softmax(dim=-1), tokens[rows], gradient[rows])
+        return *sums.totals, None, None
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Forward: the loss and its gradient, log-probs and entropies ``[n]``.  Backward: the gradient is handed on."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        tokens: Tensor,
+        distribution: _Distribution,
+        loss_of: Callable[[Tensor], Tensor],
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        sums = _Gradient(ctx.needs_input_grad, states, weight, bias, distribution)
+        log_probs, entropy = (torch.zeros(len(tokens), device=states.device) for _ in range(2))
+        with torch.autocast(states.device.type, enabled=False):
+            for rows in torch.arange(len(tokens), device=states.device).split(distribution.chunk):
+                logits, of_policy = sums.logits(rows)
+                of_tokens = of_policy.detach().log_softmax(dim=-1)
+                probabilities = of_tokens.exp()
+                log_probs[rows] = of_tokens.gather(-1, tokens[rows, None])[:, 0]
+                entropy[rows] = entropy_of(of_tokens, probabilities)
+                del of_tokens
+                # A term is one token's: what is not there yet says nothing of the gradient by what is.
+                gradient = _gradient_of(loss_of, log_probs)[rows]
+                sums.add(rows, logits, of_policy, probabilities, tokens[rows], gradient)
+                del logits, of_policy, probabilities
+        ctx.totals = sums.totals
+        ctx.mark_non_differentiable(log_probs, entropy)
+        return loss_of(log_probs), log_probs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
+        return *(None if total is None else total.mul_(gradient) for total in ctx.totals), None, None, None
+
+
+def _gradient_of(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
+    with torch.enable_grad():
+        at = at.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(function(at), at)
+    return gradient
+
+
+class _Gradient:
+    """A loss's gradient by an output layer and by what goes into it, added up chunk by chunk."""
+
+    def __init__(
+        self,
+        needed: Sequence[bool],
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        distribution: _Distribution,
+    ) -> None:
+        self._states, self._distribution = states, distribution
+        self._weight = weight.to(distribution.dtype)
+        self._bias = None if bias is None else bias.to(distribution.dtype)
+        of_states, of_weight, of_bias, *_ = needed
+        self._by_states = torch.zeros_like(states) if of_states else None
+        self._by_weight = torch.zeros_like(weight) if of_weight else None
+        self._by_bias = torch.zeros_like(bias) if of_bias and bias is not None else None
+
+    @property
+    def totals(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """By states, weight and bias; None for what needs none."""
+        return self._by_states, self._by_weight, self._by_bias
+
+    def logits(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """The model's logits of these rows, and the policy's, with the gradient of the one by the other."""
+        logits = linear(self._states[rows].to(self._weight.dtype), self._weight, self._bias).requires_grad_()
+        with torch.enable_grad():
+            return logits, self._distribution.as_policy(logits)
+
+    def add(
+        self,
+        rows: Tensor,
+        logits: Tensor,
+        of_policy: Tensor,
+        probabilities: Tensor,
+        tokens: Tensor,
+        gradient: Tensor,
+    ) -> None:
+        """Add what these rows contribute, where ``gradient`` is the loss's by the log-probs of ``tokens``.
+
+        ``probabilities`` are those of ``of_policy``; they are written over.
+        """
+        some = gradient.nonzero()[:, 0]
+        if not len(some):
+            return
+        # d log p(token) = 1 at the token - p; by autograd it would take two more tensors of this size.
+        by_policy = probabilities.mul_(-gradient[:, None])
+        by_policy.scatter_add_(1, tokens[:, None], gradient[:, None])
+        (by_logits,) = torch.autograd.grad(of_policy, logits, by_policy)
+        if len(some) < len(rows):
             # Padding, groups without a spread of rewards and clipped tokens have none: their part of the sums is 0.
-            for rows in gradient.nonzero()[:, 0].split(chunk):
-                s = states[rows].to(dtype)
-                logits = linear(s, w, b).requires_grad_()
-                with torch.enable_grad():
-                    of_policy = as_policy(logits)
-                # d log p(token) = 1 at the token - p; by autograd it would take two more tensors of this size.
-                by_policy = of_policy.detach().softmax(dim=-1).mul_(-gradient[rows, None])
-                by_policy.scatter_add_(1, tokens[rows, None], gradient[rows, None])
-                (by_logits,) = torch.autograd.grad(of_policy, logits, by_policy)
-                del logits, of_policy, by_policy
-                if by_states is not None:
-                    by_states[rows] = (by_logits @ w).to(by_states.dtype)
-                if by_weight is not None:
-                    _add_product(by_weight, by_logits, s)
-                if by_bias is not None:
-                    by_bias += by_logits.sum(dim=0, dtype=by_bias.dtype)
-        return by_states, by_weight, by_bias, None, None
+            rows, by_logits = rows[some], by_logits[some]
+        if self._by_states is not None:
+            self._by_states[rows] = (by_logits @ self._weight).to(self._by_states.dtype)
+        if self._by_weight is not None:
+            _add_product(self._by_weight, by_logits, self._states[rows].to(self._weight.dtype))
+        if self._by_bias is not None:
+            self._by_bias += by_logits.sum(dim=0, dtype=self._by_bias.dtype)
 
 
 def _add_product(total: Tensor, by_logits: Tensor, states: Tensor) -> None:

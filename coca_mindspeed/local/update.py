@@ -1,8 +1,9 @@
 """The update of a policy on one step's experience."""
 
+import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,9 +12,8 @@ from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import Objective, segment_objective
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.local.experience import Experience
-from coca_mindspeed.local.log_probs import response_scores
+from coca_mindspeed.local.log_probs import response_objective
 from coca_mindspeed.local.microbatches import Microbatch, microbatches
-from coca_mindspeed.local.output_layer import TokenScores
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import Samples
 
@@ -78,20 +78,21 @@ def _accumulate_gradient(
     tokens = sum(lengths[row] for prompt in minibatch for row in range(prompt * group, (prompt + 1) * group))
     parts = []
     for microbatch in microbatches_of(samples, minibatch, config):
-        rows, scores = microbatch_scores(policy, samples, microbatch, config)
-        width = scores.log_probs.shape[1]
+        rows, inputs = microbatch_inputs(policy, samples, microbatch, config)
+        width = inputs["token_ids"].shape[1]
         masks = SegmentMasks(*(mask[rows, :width] for mask in experience.masks))
-        objective = segment_objective(
-            scores.log_probs,
-            samples.log_probs[rows, :width],
-            experience.advantages[rows, :width],
-            masks,
+        objective_of = functools.partial(
+            segment_objective,
+            old_log_probs=samples.log_probs[rows, :width],
+            advantages=experience.advantages[rows, :width],
+            masks=masks,
             clip=config.method.clip,
             aggregation=config.method.loss_aggregation,
             responses=len(minibatch) * group,
             tokens=tokens,
             weights=None if experience.importance is None else experience.importance[rows, :width],
         )
+        objective, scores = response_objective(**inputs, objective_of=objective_of)
         objective.loss.backward()
         confidence, answer = (scores.entropy.masked_fill(~mask, 0.0).sum() for mask in masks)
         parts.append(_Part(objective._replace(loss=objective.loss.detach()), (confidence, answer)))
@@ -109,18 +110,17 @@ def microbatches_of(samples: Samples, minibatch: Sequence[int], config: RunConfi
     return microbatches(minibatch, config.rollout.group_size, lengths, prompt_lengths, config.trainer)
 
 
-def microbatch_scores(
+def microbatch_inputs(
     policy: Policy, samples: Samples, microbatch: Microbatch, config: RunConfig
-) -> tuple[Tensor, TokenScores]:
-    """A microbatch's rows, int64 ``[rows]``, and what the policy says of their tokens, up to the longest of them."""
+) -> tuple[Tensor, dict[str, Any]]:
+    """A microbatch's rows, int64 ``[rows]``, and what asks the policy for their log-probs, to the longest of them."""
     rows = torch.tensor(microbatch.rows, device=policy.device)
     width = int(samples.lengths[rows].max())
-    scores = response_scores(
-        policy,
-        [samples.prompts[prompt] for prompt in microbatch.prompts],
-        samples.token_ids[rows, :width],
-        group_sizes=microbatch.group_sizes,
-        temperature=config.rollout.temperature,
-        share_prompts=config.trainer.share_prompts,
-    )
-    return rows, scores
+    return rows, {
+        "policy": policy,
+        "prompts": [samples.prompts[prompt] for prompt in microbatch.prompts],
+        "token_ids": samples.token_ids[rows, :width],
+        "group_sizes": microbatch.group_sizes,
+        "temperature": config.rollout.temperature,
+        "share_prompts": config.trainer.share_prompts,
+    }

@@ -96,6 +96,63 @@ def test_chunks_equal_all_logits_at_once(name, chunks_of_7):
         assert difference <= 1e-5 * max(float(gradients[key].norm()), 1e-3), key
 
 
+def clipped(log_probs, old, advantages):
+    """A loss as the objective is: a sum of terms of one token each, some without gradient."""
+    ratio = (log_probs - old).exp()
+    return -torch.minimum(ratio * advantages, ratio.clamp(0.8, 1.2) * advantages).sum()
+
+
+@pytest.mark.parametrize("name", _MODELS)
+def test_a_loss_known_beforehand_has_the_gradient_of_all_logits_at_once(name, chunks_of_7):
+    chunks_of_7(61)
+    model, random = random_model(name), torch.Generator().manual_seed(1)
+    ids = torch.randint(1, 61, (3, 12), generator=random)
+    advantages = torch.randn(3, 11, generator=random)
+    advantages[1] = 0  # a whole chunk, and parts of two others
+    expected = (
+        as_policy(model(ids, use_cache=False).logits[:, :-1]).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    )
+    old = expected.detach() + 0.3 * torch.randn(3, 11, generator=random)
+    (3 * clipped(expected, old, advantages)).backward()
+    gradients = {key: p.grad.clone() for key, p in model.named_parameters()}
+    model.zero_grad()
+
+    layer = OutputLayer.of(model)
+    states = layer.hidden_states(input_ids=ids, use_cache=False)[:, :-1]
+    loss, scores = layer.loss(states, ids[:, 1:], as_policy, lambda found: clipped(found, old, advantages))
+    (3 * loss).backward()
+    assert float(loss.detach()) == pytest.approx(float(clipped(expected, old, advantages).detach()), rel=1e-5)
+    again = layer.scores(states.detach(), ids[:, 1:], as_policy)
+    assert torch.equal(scores.log_probs, again.log_probs.detach()), "what the policy is asked again is another number"
+    assert torch.equal(scores.entropy, again.entropy)
+    assert not scores.log_probs.requires_grad
+    for key, parameter in model.named_parameters():
+        difference = float((parameter.grad - gradients[key]).norm())
+        assert difference <= 1e-5 * max(float(gradients[key].norm()), 1e-3), key
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_the_logits_of_a_known_loss_are_made_once(known, chunks_of_7):
+    chunks_of_7(61)
+    layer, products = OutputLayer.of(random_model("tied")), []
+    states, tokens = torch.randn(21, 32, requires_grad=True), torch.randint(1, 61, (21,))
+
+    class Count(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function in (torch.ops.aten.mm.default, torch.ops.aten.addmm.default, torch.ops.aten.addmm_.default):
+                products.append(function)
+            return function(*args, **(kwargs or {}))
+
+    with Count():
+        if known:
+            loss, _ = layer.loss(states, tokens, as_policy, torch.sum)
+        else:
+            loss = layer.scores(states, tokens, as_policy).log_probs.sum()
+        loss.backward()
+    # By chunk: logits, the gradient by the states and that by the weight.
+    assert len(products) == 3 * (3 if known else 4)
+
+
 def test_a_frozen_head_gets_no_gradient(chunks_of_7):
     chunks_of_7(61)
     layer = OutputLayer.of(random_model("untied"))
@@ -105,6 +162,10 @@ def test_a_frozen_head_gets_no_gradient(chunks_of_7):
     assert layer.model.lm_head.weight.grad is None
     assert float(states.grad[1:].norm()) > 0
     assert bool((states.grad[0] == 0).all())
+    expected, states.grad = states.grad, None
+    layer.loss(states, torch.arange(20), as_policy, lambda log_probs: log_probs[1:].sum())[0].backward()
+    assert layer.model.lm_head.weight.grad is None
+    torch.testing.assert_close(states.grad, expected)
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])
@@ -133,7 +194,8 @@ def test_the_update_by_chunks(tmp_path, architecture, dtype, share_prompts, monk
     assert float((chunked_gradient - gradient).norm() / gradient.norm()) < tolerance
 
 
-def test_no_tensor_holds_the_logits_of_all_tokens(chunks_of_7):
+@pytest.mark.parametrize("known", [False, True])
+def test_no_tensor_holds_the_logits_of_all_tokens(known, chunks_of_7):
     """Neither what the backward pass keeps, nor what either pass makes."""
     chunks_of_7(61)
     layer = OutputLayer.of(random_model("tied"))
@@ -151,10 +213,13 @@ def test_no_tensor_holds_the_logits_of_all_tokens(chunks_of_7):
 
     kept = []
     with Watch(), torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
-        loss = layer.scores(states, tokens, as_policy).log_probs.sum()
+        if known:
+            loss, _ = layer.loss(states, tokens, as_policy, torch.sum)
+        else:
+            loss = layer.scores(states, tokens, as_policy).log_probs.sum()
         loss.backward()
     assert largest == 7
-    assert max(kept) == 200 * 32
+    assert max(kept, default=0) <= 200 * 32
 
 
 def test_a_gradient_that_is_not_finite_is_seen(chunks_of_7):
@@ -164,6 +229,9 @@ def test_a_gradient_that_is_not_finite_is_seen(chunks_of_7):
     (layer.scores(states, torch.arange(1, 21), as_policy).log_probs * math.nan).sum().backward()
     assert bool(states.grad.isnan().any())
     assert bool(layer.model.lm_head.weight.grad.isnan().any())
+    states.grad = None
+    layer.loss(states, torch.arange(1, 21), as_policy, lambda log_probs: (log_probs * math.nan).sum())[0].backward()
+    assert bool(states.grad.isnan().any())
 
 
 def test_logits_that_are_made_otherwise_are_refused(tmp_path, monkeypatch):
