@@ -1,6 +1,7 @@
 """Responses that arrive one by one, judged together: a grader spreads what it is given at once over its processes."""
 
 import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -16,6 +17,8 @@ from coca_mindspeed.judging.responses import ResponseJudge
 from coca_mindspeed.verl.judged_row import JudgedRow
 
 _AT_ONCE = 512  # responses judged together
+# Alone a response costs a millisecond, in a crowd a tenth of it, and those of a group come one upon the other.
+_GATHERING_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +29,7 @@ class _Waiting:
 
 
 class JudgingQueue:
-    """Judges whatever has arrived while it was judging; one thread, since a grader is not made for several."""
+    """Judges together what arrives together; one thread, since a grader is not made for several."""
 
     def __init__(self, judge: ResponseJudge, method: str, require_evaluated: bool) -> None:
         """Start without a response.
@@ -61,10 +64,12 @@ class JudgingQueue:
         self._judge.grader.close()
 
     def _judge_waiting(self) -> None:
+        if not self._waiting:
+            return  # an earlier call took it along
+        if len(self._waiting) < _AT_ONCE:
+            time.sleep(_GATHERING_SECONDS)
         with self._lock:
             batch, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
-        if not batch:
-            return  # an earlier call took it along
         try:
             rows = self._rows(batch)
         except BaseException as failure:

@@ -18,6 +18,7 @@ from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.judging.responses import ResponseJudge
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
 from coca_mindspeed.tokenization import token_text
+from coca_mindspeed.verl import judging_queue
 from coca_mindspeed.verl.judged_row import JudgedRow
 from coca_mindspeed.verl.judging_queue import JudgingQueue
 from tests.verl.configurations import record
@@ -77,6 +78,17 @@ def test_what_arrives_meanwhile_is_graded_together():
     assert all(result.result(240).trained.correct for result in results)
     queue.close()
     assert grader.batches == [1, 20]
+
+
+def test_what_arrives_a_moment_later_is_waited_for(monkeypatch):
+    monkeypatch.setattr(judging_queue, "_GATHERING_SECONDS", 1.0)
+    grader = Counting()
+    grader.go.set()
+    queue = queue_of(grader)
+    results = [queue.submit(tokens("<confidence>0.8</confidence>2"), record(1)) for _ in range(20)]
+    assert all(result.result(240).trained.correct for result in results)
+    queue.close()
+    assert grader.batches == [20]
 
 
 def test_an_answer_at_which_the_grader_fails_is_ungradable_and_its_neighbours_are_not():
