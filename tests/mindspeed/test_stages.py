@@ -90,7 +90,7 @@ def _without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         target.put_experience.remote(data_dict={k: list(v) for k, v in values.items()}, indexes=list(indexes))
 
     monkeypatch.setattr(dock, "fetch", lambda value, timeout=None: value)
-    monkeypatch.setattr(dock, "_unpadded", lambda batch: batch)
+    monkeypatch.setattr(dock, "unpacked", lambda batch: batch)
     monkeypatch.setattr(advantage_stage, "put", put)
 
 

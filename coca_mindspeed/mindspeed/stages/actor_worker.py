@@ -98,10 +98,16 @@ def with_rollout_log_probs(original: Any) -> Any:
 
 
 def _cut_to(responses: Sequence[Tensor], log_probs: Any) -> list[Tensor]:
-    """The log-probabilities of each response, float32, as long as the response."""
+    """The log-probabilities of each response, float32, as long as the response.
+
+    Args:
+        responses: token ids of each.
+        log_probs: of their tokens, ``[responses, longest]``; an empty list where the engine was asked for none.
+    """
     if len(log_probs) != len(responses):
         raise ConfigError(
             f"the rollout engine returned {len(log_probs)} rows of log-probabilities for {len(responses)} responses; "
             "set generate_config.sampling_config.logprobs to 1, or coca.rollout_log_probs to false"
         )
-    return [row[: len(response)].float().cpu() for row, response in zip(log_probs, responses, strict=True)]
+    rows: Tensor = log_probs.float().cpu()  # all at once: on a device, every copy waits for it
+    return [row[: len(response)] for row, response in zip(rows, responses, strict=True)]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.mindspeed.stages.packing import packed, unpacked
 
 _POLL_SECONDS = 0.05
 
@@ -22,7 +23,7 @@ class Rows:
 
     def scalars(self, column: str) -> Tensor:
         """A column of one value each, ``[rows]``."""
-        return torch.cat([row[:1] for row in self.columns[column]])
+        return torch.stack(list(self.columns[column]))[:, 0]
 
     def padded(self, column: str) -> Tensor:
         """A column ``[rows, longest]``, padded with zeros on the right."""
@@ -97,7 +98,7 @@ def batches(
             except TimeoutError as error:
                 raise _stalled(consumer, columns, stall_timeout) from error
             if indexes:
-                yield Rows(_unpadded(batch), list(indexes))
+                yield Rows(unpacked(batch), list(indexes))
                 break
             if wanted is None and _consumed(dock, consumer):
                 return  # another node's stage took the rest
@@ -106,12 +107,9 @@ def batches(
             time.sleep(_POLL_SECONDS)
 
 
-def put(dock: Any, columns: Mapping[str, Sequence[Tensor]], indexes: Sequence[int]) -> None:
-    """Write columns, one tensor of at least one dimension a row, and wait until they are there."""
-    from mindspeed_rl.utils.pad_process import padding_dict_to_tensor_dict
-
-    packed = padding_dict_to_tensor_dict({name: list(rows) for name, rows in columns.items()})
-    fetch(dock.put_experience.remote(data_dict=packed, indexes=list(indexes)))
+def put(dock: Any, columns: Mapping[str, Tensor | Sequence[Tensor]], indexes: Sequence[int]) -> None:
+    """Write columns, each a matrix or one tensor of one dimension a row, and wait until they are there."""
+    fetch(dock.put_experience.remote(data_dict=packed(columns), indexes=list(indexes)))
 
 
 def _until_consumed(dock: Any, consumer: str) -> Iterator[None]:
@@ -121,12 +119,6 @@ def _until_consumed(dock: Any, consumer: str) -> Iterator[None]:
 
 def _consumed(dock: Any, consumer: str) -> bool:
     return bool(fetch(dock.all_consumed.remote(consumer)))
-
-
-def _unpadded(batch: Any) -> dict[str, list[Tensor]]:
-    from mindspeed_rl.utils.pad_process import remove_padding_tensor_dict_to_dict
-
-    return {name: list(rows) for name, rows in remove_padding_tensor_dict_to_dict(batch).items()}
 
 
 def _stalled(consumer: str, columns: Sequence[str], seconds: float) -> TrainingError:
@@ -139,4 +131,5 @@ def _stalled(consumer: str, columns: Sequence[str], seconds: float) -> TrainingE
 def read_rows(dock: Any, columns: Sequence[str], indexes: Sequence[int]) -> dict[str, list[Tensor]]:
     """Read rows without taking them from any stage; waits for those that are not there yet."""
     batch, _ = fetch(dock.get_experience.remote("trainer", list(columns), len(indexes), indexes=list(indexes)))
-    return _unpadded(batch)
+    rows: dict[str, list[Tensor]] = unpacked(batch)
+    return rows
