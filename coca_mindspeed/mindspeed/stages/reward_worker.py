@@ -119,16 +119,17 @@ class RewardWorker:
             start = time.time()
             check_groups(rows.indexes, group)
             judged = self._judge(rows, self._training_responses)
+            end = time.time()  # as in MindSpeed-RL: its timing ends with the scores
             put(
                 self._dock,
                 {
-                    "rm_scores": list(judged.correct.float().unsqueeze(1)),
-                    columns.CONFIDENCE: list(judged.confidence.float().unsqueeze(1)),
-                    columns.CONFIDENCE_LENGTH: list(judged.confidence_lengths.unsqueeze(1)),
+                    "rm_scores": judged.correct.float().unsqueeze(1),
+                    columns.CONFIDENCE: judged.confidence.float().unsqueeze(1),
+                    columns.CONFIDENCE_LENGTH: judged.confidence_lengths.unsqueeze(1),
                 },
                 rows.indexes,
             )
-            self._report(judged, start, time.time())
+            self._report(judged, start, end)
 
     def judge_rows(self, columns_: dict[str, list[Tensor]], indexes: list[int], eval_data: str) -> dict[str, Any]:
         """Judge rows that are not the dock's to hand out: those of a validation.

@@ -29,6 +29,7 @@ _progress = _Progress()
 
 def grpo_trainer(original: Any) -> Any:
     """For the manifest: the trainer class, made from MindSpeed-RL's ``RayGRPOTrainer``."""
+    import ray
 
     class SegmentGRPOTrainer(original):
         def __init__(self, actor_worker: Any, ref_worker: Any, reward_list: Any, **kwargs: Any) -> None:
@@ -37,6 +38,8 @@ def grpo_trainer(original: Any) -> Any:
                 ref_worker = NoReference(actor_worker.megatron_config)
             super().__init__(actor_worker, ref_worker, reward_list, **kwargs)
             coca = self._process.coca
+            # Made once: Ray sends a task to its workers anew whenever it is made anew.
+            self._advantages = ray.remote(compute_advantages).options(num_cpus=self.num_cpus_for_local_task)
             self._samples = SampleWriter(coca, self.tokenizer)
             self._validation = Validation(coca, self) if coca.eval_interval else None
             self._iteration = 0
@@ -65,12 +68,9 @@ def grpo_trainer(original: Any) -> Any:
 
         def compute_advantage(self, blocking: bool = False, guarantee_order: bool = False) -> None:
             """Run the advantage stage in a task of its own, as MindSpeed-RL does."""
-            import ray
-
             start = time.time()
-            task = ray.remote(compute_advantages).options(num_cpus=self.num_cpus_for_local_task)
             rows = fetch(
-                task.remote(
+                self._advantages.remote(
                     self.transfer_dock,
                     self._process.coca,
                     count=self.micro_batch_size,
