@@ -4,19 +4,14 @@ Both are runs of the real verl without an accelerator, in turn: same weights, qu
 verl's has its reward manager `naive` with a comparison of strings, and no KL term.  It runs in verl's environment.
 """
 
-import argparse
-import json
-import os
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-from coca_mindspeed.files import write_json
+from benchmarks.loops_in_turn import WARM_UP_STEPS, Figures, in_turn, medians, options, processor_seconds_a_step, table
 from tests.integration.verl import loop, tiny
 
-WARM_UP_STEPS = 3
 STAGES = ("step", "gen", "old_log_prob", "adv", "update_actor", "update_weights")
 VERLS_OWN: dict[str, Any] = {
     "trainer__v1": {"trainer_mode": "sync"},
@@ -32,32 +27,24 @@ def exact_answer(data_source: str, solution_str: str, ground_truth: str, extra_i
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path, help="a warmed-up tiny model, such as runs/demo/warm_start")
-    parser.add_argument("--steps", type=int, default=20, help="timed steps of each run (default: 20)")
-    parser.add_argument("--rounds", type=int, default=2, help="runs of each (default: 2)")
-    parser.add_argument("--output", type=Path, default=Path("runs/bench/verl_step_against_grpo.json"))
-    arguments = parser.parse_args()
+    arguments = options(str(__doc__), Path("runs/bench/verl_step_against_grpo.json"))
     steps = arguments.steps + WARM_UP_STEPS
-    runs: dict[str, list[dict[str, float]]] = {"ours": [], "verl's": []}
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         tiny.widen_model(arguments.model.absolute(), directory / "model")
         tiny.write_questions(directory, "coca", train=32 * steps, evaluate=16)
-        for number in range(arguments.rounds):
-            for name, changes in (("ours", {}), ("verl's", VERLS_OWN)):
-                runs[name].append(measure(directory, directory / f"{name[0]}{number}", steps, changes))
-                print(name, json.dumps(runs[name][-1]), flush=True)
-    best = {name: {key: min(run[key] for run in each) for key in each[0]} for name, each in runs.items()}
-    write_json(arguments.output, {"runs": runs, "least": best})
-    for key in best["verl's"]:
-        ours, theirs = (best[name][key] for name in ("ours", "verl's"))
-        print(f"| {key} | {ours:.3f} | {theirs:.3f} | {ours / theirs:.2f} |")
-    print(f"coca/advantage_seconds, of adv: {best['ours']['coca/advantage_seconds']:.3f}")
+        ways = {"ours": {}, "verl's": VERLS_OWN}
+        least = in_turn(
+            {name: partial(measure, directory, name[0], steps, changes) for name, changes in ways.items()},
+            arguments.rounds,
+            arguments.output,
+        )
+    print("\n".join(table(least, "ours")))
 
 
-def measure(directory: Path, run: Path, steps: int, changes: dict[str, Any]) -> dict[str, float]:
-    """Median seconds of a run's stages, processor seconds of a step over all its processes, and the machine's load."""
+def measure(directory: Path, name: str, steps: int, changes: dict[str, Any], number: int) -> Figures:
+    """Median seconds of a run's stages, and processor seconds of a step over all its processes."""
+    run = directory / f"{name}{number}"
     config = tiny.configuration(
         directory,
         run,
@@ -70,23 +57,19 @@ def measure(directory: Path, run: Path, steps: int, changes: dict[str, Any]) -> 
         **changes,
     )
     started = loop.start(config)
-    processor = {done: _processor_seconds_after(started, run, done) for done in (WARM_UP_STEPS, steps - 1)}
+    processor = processor_seconds_a_step(
+        started.processor_seconds, lambda: _steps_done(run), lambda: started.running, steps
+    )
     if started.wait():
         raise RuntimeError(loop.log_of(run)[-4000:])
-    timed = [values for step, values in loop.metrics(run).items() if step > WARM_UP_STEPS]
-    result = {stage: median(values[f"timing_s/{stage}"] for values in timed) for stage in STAGES}
-    result["processor"] = (processor[steps - 1] - processor[WARM_UP_STEPS]) / (steps - 1 - WARM_UP_STEPS)
-    if "coca/advantage_seconds" in timed[0]:
-        result["coca/advantage_seconds"] = median(values["coca/advantage_seconds"] for values in timed)
-    return {**result, "load": os.getloadavg()[0]}
+    rows = [{key.removeprefix("timing_s/"): value for key, value in row.items()} for row in loop.metrics(run).values()]
+    parts = [key for key in ("coca/advantage_seconds",) if key in rows[-1]]  # of the stage adv
+    return {**medians(rows, [*STAGES, *parts]), "processor": processor}
 
 
-def _processor_seconds_after(started: loop.Loop, run: Path, steps: int) -> float:
-    """Of all processes of the run, when so many steps are done."""
+def _steps_done(run: Path) -> int:
     log = run / "metrics.jsonl"
-    while started.running and (not log.is_file() or log.read_text().count("\n") < steps):
-        time.sleep(0.02)
-    return started.processor_seconds()
+    return log.read_text().count("\n") if log.is_file() else 0
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +37,7 @@ HOMES = {
 }
 # MindSpeed-RL asks for tens of CPUs by name; on the host platform they are only numbers.
 _HOST_CPUS = 64
+_WORKER_SETUP = "coca_mindspeed.mindspeed.start.process.setup_worker"
 
 
 def homes(environment: Mapping[str, str]) -> dict[str, Path]:
@@ -122,8 +123,10 @@ def for_processes(settings: CocaSettings, config: DictConfig, checkouts: Mapping
     )
 
 
-def runtime_environment(process: ProcessSettings, config: DictConfig) -> dict[str, Any]:
-    """Ray's runtime environment: MindSpeed-RL's own variables, our settings, and the hook of every worker."""
+def runtime_environment(
+    process: ProcessSettings, config: DictConfig, worker_setup: str = _WORKER_SETUP
+) -> dict[str, Any]:
+    """Ray's runtime environment: MindSpeed-RL's own variables, our settings, and what every worker calls first."""
     rl = config.get("rl_config") or {}
     path = process.mindspeed_rl_home / rl.get("runtime_env_path", "configs/envs/runtime_env.yaml")
     variables = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("env_vars", {})
@@ -144,7 +147,7 @@ def runtime_environment(process: ProcessSettings, config: DictConfig) -> dict[st
             "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
             VARIABLE: process.model_dump_json(),
         },
-        "worker_process_setup_hook": "coca_mindspeed.mindspeed.start.process.setup_worker",
+        "worker_process_setup_hook": worker_setup,
     }
 
 
@@ -165,11 +168,12 @@ def try_graders(settings: CocaSettings, config: DictConfig) -> None:
     try_verifier(list(config.rl_config.verifier_function), settings.grader, settings.grading, files)
 
 
-def start_ray(process: ProcessSettings, config: DictConfig) -> None:
+def start_ray(process: ProcessSettings, config: DictConfig, worker_setup: str = _WORKER_SETUP) -> None:
     """Join the cluster that ``RAY_ADDRESS`` names, or start one on this machine."""
     import ray
 
-    arguments: dict[str, Any] = {"runtime_env": runtime_environment(process, config), "log_to_driver": True}
+    environment = runtime_environment(process, config, worker_setup)
+    arguments: dict[str, Any] = {"runtime_env": environment, "log_to_driver": True}
     if not os.environ.get("RAY_ADDRESS") and process.coca.platform == "host":
         npus = sum(
             int((config.rl_config.get(key) or {}).get("num_npus") or 0)
@@ -179,15 +183,26 @@ def start_ray(process: ProcessSettings, config: DictConfig) -> None:
     ray.init(**arguments)
 
 
-def run_mindspeed_rl(config: DictConfig) -> None:
+def run_mindspeed_rl(config: DictConfig, setup: Callable[[], object] = setup_driver) -> None:
     """MindSpeed-RL's ``train`` in this Ray process, with the hooks in place; its actors are exported from here."""
-    setup_driver()
+    setup()
     train_grpo = importlib.import_module("cli.train_grpo")
     train_grpo.train._function(config)
 
 
-def train(path: Path, overrides: Sequence[str]) -> None:
+def train(
+    path: Path,
+    overrides: Sequence[str],
+    task: Callable[[DictConfig], None] = run_mindspeed_rl,
+    worker_setup: str = _WORKER_SETUP,
+) -> None:
     """Train as a configuration file says.
+
+    Args:
+        path: of the file.
+        overrides: Hydra's.
+        task: runs MindSpeed-RL's ``train`` in a Ray process.
+        worker_setup: dotted name of what every other Ray process calls first.
 
     Raises:
         CocaError: before anything starts, if it cannot work; or a process died, naming the cause.
@@ -206,9 +221,9 @@ def train(path: Path, overrides: Sequence[str]) -> None:
     for line in keys_without_effect(config, reference=process.reference):
         print(f"coca-mindspeed: {line}", flush=True)
     try_graders(settings, config)
-    start_ray(process, config)
+    start_ray(process, config, worker_setup)
     try:
-        ray.get(ray.remote(run_mindspeed_rl).options(num_cpus=1, max_retries=0).remote(config))
+        ray.get(ray.remote(task).options(num_cpus=1, max_retries=0).remote(config))
     except ray.exceptions.RayError as error:
         print(error, file=sys.stderr)  # with the traceback of the process that failed first
         last = (

@@ -5,6 +5,7 @@ Ray calls :func:`setup_worker` in every worker process before anything else runs
 """
 
 import sys
+from collections.abc import Callable
 from functools import lru_cache
 
 from coca_mindspeed.mindspeed.hooks.apply import AppliedHooks, apply
@@ -30,17 +31,22 @@ def check_rollout_engine(settings: ProcessSettings) -> None:
         known_vllm(settings.release)
 
 
+#: What a Ray worker applies, and what the process in which MindSpeed-RL's ``train`` runs.
+WORKER_HOOKS, DRIVER_HOOKS = ("worker", "both"), ("driver", "worker", "both")
+
+
 def setup_worker() -> None:
     """Hook this Ray worker process."""
-    _setup(("worker", "both"))
+    set_up(WORKER_HOOKS)
 
 
 def setup_driver() -> AppliedHooks:
     """Hook the process in which MindSpeed-RL's ``train`` runs; its actors are exported from here."""
-    return _setup(("driver", "worker", "both"))
+    return set_up(DRIVER_HOOKS)
 
 
-def _setup(processes: tuple[str, ...]) -> AppliedHooks:
+def set_up(processes: tuple[str, ...], choose: Callable[[Manifest], Manifest] = lambda whole: whole) -> AppliedHooks:
+    """Prepare this process, and apply the hooks of ``processes`` in what is chosen of the release's manifest."""
     settings = process_settings()
     # In this order, even where Ray has put some of them on the path already: MindSpeed-RL's folder may hold copies.
     first = [str(path) for path in settings.import_paths]
@@ -50,7 +56,7 @@ def _setup(processes: tuple[str, ...]) -> AppliedHooks:
 
         host_platform.install(settings.coca.rollout_engine, settings.release)
     return apply(
-        _manifest(settings.release),
+        choose(_manifest(settings.release)),
         settings.mindspeed_rl_home,
         processes=processes,
         platform=settings.coca.platform,

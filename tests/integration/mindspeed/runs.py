@@ -12,15 +12,17 @@ import pytest
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import REPOSITORY, environment
 
+DRIVER = "coca_mindspeed.mindspeed.start.driver"
+
 
 def start_driver(
-    directory: Path, config: dict[str, Any], ray_directory: str, **variables: str
+    directory: Path, config: dict[str, Any], ray_directory: str, *, module: str = DRIVER, **variables: str
 ) -> subprocess.Popen[bytes]:
-    """Start the driver on ``config``, its output appended to ``directory/log``."""
+    """Start the driver, or a module that is called like it, on ``config``, its output appended to ``directory/log``."""
     path = tiny.write_configuration(directory / "run.yaml", config)
     with (directory / "log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "coca_mindspeed.mindspeed.start.driver", str(path)],
+            [sys.executable, "-m", module, str(path)],
             cwd=REPOSITORY,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from tests.integration.processes import processes_below, processor_seconds
 
 ROOT = Path(__file__).parents[3]
 
@@ -98,12 +99,7 @@ class Loop:
 
     def processor_seconds(self) -> float:
         """That the processes which it has started and which still run have used."""
-        ticks = 0
-        for process in _processes_below(self._ray_directory):
-            with contextlib.suppress(OSError):
-                fields = (process / "stat").read_text().rpartition(")")[2].split()
-                ticks += int(fields[11]) + int(fields[12])  # utime and stime
-        return ticks / os.sysconf("SC_CLK_TCK")
+        return processor_seconds(self._ray_directory)
 
     def kill(self) -> None:
         """SIGKILL to it and to everything that it has started."""
@@ -118,19 +114,10 @@ class Loop:
 
 def _process_groups_below(ray_directory: str) -> set[int]:
     found = set()
-    for process in _processes_below(ray_directory):
+    for process in processes_below(ray_directory):
         with contextlib.suppress(OSError):
             found.add(os.getpgid(int(process.name)))
     return found - {os.getpgid(0)}
-
-
-def _processes_below(ray_directory: str) -> Iterator[Path]:
-    """The processes whose environment or command names this run's folder of Ray's, and no others."""
-    for process in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            known = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
-            if ray_directory.encode() in known:
-                yield process
 
 
 def metrics(run: Path) -> dict[int, dict[str, Any]]:
