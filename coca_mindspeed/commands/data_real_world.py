@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from coca_mindspeed.commands.options import at_least
+from coca_mindspeed.commands.options import at_least, within
 from coca_mindspeed.console import print_text
 from coca_mindspeed.data.real_world.sets import Sizes, write_real_world
 
@@ -27,12 +27,20 @@ def add_real_world_arguments(parser: argparse.ArgumentParser) -> None:
             metavar="N",
             help=f"the most questions of a family (default: {default})",
         )
+    parser.add_argument(
+        "--hardest",
+        type=within(0.1, 1.0),
+        default=sizes.hardest,
+        metavar="D",
+        help="leave out the trained families' questions of a greater difficulty, from 0.1 to 1 (default: 1, none): "
+        "groups without one right answer teach little",
+    )
     parser.set_defaults(run_action=run_real_world)
 
 
 def run_real_world(arguments: argparse.Namespace) -> int:
     """Write the sets, and say how many records each has."""
-    sizes = Sizes(arguments.train, arguments.evaluate, arguments.warm_up)
+    sizes = Sizes(arguments.train, arguments.evaluate, arguments.warm_up, arguments.hardest)
     written = write_real_world(arguments.output, sizes, arguments.seed, overwrite=arguments.overwrite)
     for name, records in written.items():
         print_text(f"{arguments.output / name}: {records} records")

@@ -21,6 +21,7 @@ class RealWorldPlan(Section):
     train: int = Field(600, ge=1, description="to train on")
     evaluate: int = Field(100, ge=2, description="held out, and of families that are never trained on")
     warm_up: int = Field(80, ge=1, description="to learn the format from, before anything else")
+    hardest: float = Field(1.0, ge=0.1, le=1, description="the greatest difficulty of the trained families' questions")
 
 
 class SettingPlan(Section):

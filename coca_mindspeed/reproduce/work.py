@@ -74,7 +74,7 @@ def _write_real_world(directory: Path, sizes: RealWorldPlan) -> None:
         ("evaluate", sizes.evaluate),
     )
     for part, size in parts:
-        records = real_world_records(part, size)
+        records = real_world_records(part, size, hardest=sizes.hardest)
         write_records(directory / f"{part}.jsonl", [replace(r, category=r.metadata["role"]) for r in records])
 
 

@@ -155,12 +155,23 @@ def test_one_seed_one_result_and_another_seed_other_questions():
         assert first != real_world_records(part, 10, seed=4)
 
 
+def test_what_is_too_difficult_for_a_small_model_can_be_left_out(parts):
+    trained = {family.name for family in FAMILIES if family.role == "trained"}
+    for part in PARTS:
+        easier = real_world_records(part, 150, hardest=0.5)
+        assert {r.dataset for r in easier if r.metadata["role"] == "trained"} == trained
+        assert all(r.metadata["difficulty"] <= 0.5 for r in easier if r.metadata["role"] == "trained")
+        assert any(r.metadata["difficulty"] > 0.5 for r in parts[part] if r.metadata["role"] == "trained")
+        others = [[r for r in records if r.metadata["role"] != "trained"] for records in (easier, parts[part])]
+        assert others[0] == others[1]
+
+
 def test_the_command_writes_records_that_can_be_read_back(tmp_path, capsys):
     output = tmp_path / "rw"
-    sizes = ("--train", "20", "--evaluate", "10", "--warm-up", "5")
+    sizes = ("--train", "20", "--evaluate", "10", "--warm-up", "5", "--hardest", "0.6")
     assert main(["data", "real-world", "--output", str(output), *sizes]) == 0
     for part, size in (("train", 20), ("evaluate", 10), ("warm_up", 5)):
-        assert list(read_records(output / f"{part}.jsonl")) == real_world_records(part, size)
+        assert list(read_records(output / f"{part}.jsonl")) == real_world_records(part, size, hardest=0.6)
     first = (output / "train.jsonl").read_bytes()
     assert main(["data", "real-world", "--output", str(output), *sizes]) == 1
     assert "already exists" in capsys.readouterr().err

@@ -51,18 +51,21 @@ class Family:
     category: str
     questions: Callable[[int, np.random.Generator], Iterable[Question]]
 
-    def records(self, part: Part, size: int, seed: int) -> list[Record]:
+    def records(self, part: Part, size: int, seed: int, hardest: float = 1.0) -> list[Record]:
         """At most ``size`` records of a part, in an order of their own.
 
         Args:
             part: a family that is never trained on has none but those of ``evaluate``.
             size: the most.
             seed: draws which, and their order; not what is held out.
+            hardest: questions of a trained family that are more difficult are left out, in every part.
         """
         if part not in _PARTS[self.role]:
             return []
         random = np.random.default_rng([seed, *self.name.encode()])
-        found = {q.text: q for q in self.questions(size, random) if self._belongs(q, part)}
+        limit = hardest if self.role == "trained" else 1.0
+        asked = (q for q in self.questions(size, random) if q.difficulty <= limit)
+        found = {q.text: q for q in asked if self._belongs(q, part)}
         order = random.permutation(len(found))[:size]
         questions = list(found.values())
         return [self._record(questions[i], part) for i in order]

@@ -32,26 +32,28 @@ FAMILIES = (
 
 @dataclass(frozen=True)
 class Sizes:
-    """The most records of a family in each part; many families have fewer."""
+    """The most records of a family in each part, of which many families have fewer, and how difficult they may be."""
 
     train: int = 600
     evaluate: int = 150
     warm_up: int = 80
+    hardest: float = 1.0
 
 
-def real_world_records(part: Part, size: int, seed: int = 0) -> list[Record]:
+def real_world_records(part: Part, size: int, seed: int = 0, hardest: float = 1.0) -> list[Record]:
     """Records of one part, family after family.
 
     Args:
         part: ``train``, ``warm_up`` or ``evaluate``; no entity that the last asks about is in the others.
         size: the most of each family.
         seed: draws which questions and their order; what is held out depends on no seed.
+        hardest: the greatest difficulty, from 0 to 1, of the trained families' questions.
 
     Raises:
         MissingDependencyError: a package with data is not installed.
     """
     try:
-        return [record for family in FAMILIES for record in family.records(part, size, seed)]
+        return [record for family in FAMILIES for record in family.records(part, size, seed, hardest)]
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"the package {error.name} has the data, and is not installed: pip install 'coca-mindspeed[real-world]'"
@@ -69,7 +71,7 @@ def write_real_world(output: Path, sizes: Sizes, seed: int, *, overwrite: bool =
     written = {}
     with output_directory(output, overwrite) as directory:
         for part, size in _parts(sizes):
-            records = real_world_records(part, size, seed)
+            records = real_world_records(part, size, seed, sizes.hardest)
             write_records(directory / f"{part}.jsonl", records)
             written[f"{part}.jsonl"] = len(records)
     return written
