@@ -70,13 +70,14 @@ $(MINDSPEED_VENV)/.installed: requirements/mindspeed-host.txt
 test-mindspeed: $(MINDSPEED_VENV)/.installed  ## the port on the real MindSpeed-RL, where *_HOME name checkouts (docs/port.md)
 	$(MINDSPEED_VENV)/bin/python -m pytest tests/integration/mindspeed
 
-# Not VLLM_VENV's vLLM 0.32, which serves: 0.9.1, which MindSpeed-RL 2.3.0 pins and rolls out by.
-MINDSPEED_VLLM_VENV ?= .venv-mindspeed-vllm
-$(MINDSPEED_VLLM_VENV)/.installed: requirements/mindspeed-vllm.txt requirements/mindspeed-vllm.sh requirements/mindspeed_vllm_edit.py
-	PYTHON=$(PYTHON) requirements/mindspeed-vllm.sh $(MINDSPEED_VLLM_VENV)
+# Not VLLM_VENV's vLLM 0.32, which serves: 0.9.1, which MindSpeed-RL 2.3.0 pins and rolls out by, or its master's 0.11.0.
+MINDSPEED_VLLM ?= 0.9.1
+MINDSPEED_VLLM_VENV ?= .venv-mindspeed-vllm-$(MINDSPEED_VLLM)
+$(MINDSPEED_VLLM_VENV)/.installed: $(addprefix requirements/,mindspeed-vllm.txt mindspeed-vllm-$(MINDSPEED_VLLM).txt mindspeed-vllm.sh mindspeed_vllm_edit.py)
+	PYTHON=$(PYTHON) requirements/mindspeed-vllm.sh $(MINDSPEED_VLLM_VENV) $(MINDSPEED_VLLM)
 	@touch $@
 
-test-vllm: $(MINDSPEED_VLLM_VENV)/.installed  ## the port on the real MindSpeed-RL with the real vLLM 0.9.1, its CPU build (docs/port.md)
+test-vllm: $(MINDSPEED_VLLM_VENV)/.installed  ## the port on the real MindSpeed-RL with the real vLLM, its CPU build; MINDSPEED_VLLM=0.11.0: master (docs/port.md)
 	$(MINDSPEED_VLLM_VENV)/bin/python -m pytest tests/integration/mindspeed_vllm
 
 $(OPENCOMPASS_VENV)/.installed: requirements/opencompass.txt

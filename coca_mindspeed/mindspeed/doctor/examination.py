@@ -109,7 +109,8 @@ def _vllm_without_an_npu(machine: Machine, run: RunConfig, stack: SoftwareStack)
     if run.mindspeed_rl.get("coca", {}).get("rollout") == "vllm":
         version, wanted = machine.package_version("vllm"), stack.packages["vllm"]
         ok = version is not None and is_version(version, wanted)
-        fix = "run in the environment that requirements/mindspeed-vllm.sh makes, or leave coca.rollout out"
+        script = f"requirements/mindspeed-vllm.sh DIRECTORY {wanted}"
+        fix = f"run in the environment that {script} makes, or leave coca.rollout out"
         yield finding("vllm", version, f"{wanted}, its build for CPUs", ok, fix)
 
 

@@ -45,13 +45,14 @@ def known_vllm(release: str) -> Manifest:
     if not manifests:
         raise MissingDependencyError(
             f"coca.rollout: vllm needs vLLM {pin} beside MindSpeed-RL {release}, whose build for CPUs we do not know; "
-            "take MindSpeed-RL 2.3.0, or coca.rollout: transformers (docs/port.md)"
+            "take coca.rollout: transformers (docs/port.md)"
         )
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
         raise MissingDependencyError(
             f"coca.rollout: vllm on platform host needs vLLM {pin}, its build for CPUs, and found none; run in the "
-            "environment that requirements/mindspeed-vllm.sh makes, or take coca.rollout: transformers (docs/port.md)"
+            f"environment that requirements/mindspeed-vllm.sh DIRECTORY {pin} makes, or take "
+            "coca.rollout: transformers (docs/port.md)"
         )
     return matching_manifest(Path(spec.origin).parents[1], manifests, package="vllm")
 
@@ -73,9 +74,9 @@ def install(release: str) -> None:
         hooks[hook.target.partition(":")[0]].append(hook)
     for module, its_hooks in hooks.items():
         after_import(module, partial(_wrap, its_hooks))
-    after_import("transformers.models.auto.configuration_auto", _without_aimv2)
-    after_import("vllm.v1.worker.cpu_worker", _bind_no_threads)
-    after_import("vllm.distributed.device_communicators.cpu_communicator", _name_shared_memory)
+    for hook in manifest.hooks:
+        if hook.target in _PREPARED:
+            after_import(*_PREPARED[hook.target])
 
 
 def seed_like_a_device() -> None:
@@ -98,14 +99,22 @@ def _without_aimv2(module: Any) -> None:
     module.CONFIG_MAPPING._mapping.pop("aimv2", None)
 
 
-def _bind_no_threads(_module: Any) -> None:
-    """Each rank looks up its own place in the list."""
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(["all"] * int(os.environ["WORLD_SIZE"]))
-
-
 def _name_shared_memory(_module: Any) -> None:
     """VLLM would name it itself, had it made the groups and not MindSpeed-RL."""
     os.environ["VLLM_DIST_IDENT"] = f"coca-{os.environ['MASTER_PORT']}"
+
+
+#: What a definition that is only leaned on has to find: behind which import, and by what.
+_PREPARED: dict[str, tuple[str, Callable[[Any], None]]] = {
+    "vllm.transformers_utils.configs.ovis:AIMv2Config": (
+        "transformers.models.auto.configuration_auto",
+        _without_aimv2,
+    ),
+    "vllm.distributed.device_communicators.cpu_communicator:_CPUSHMDistributed": (
+        "vllm.distributed.device_communicators.cpu_communicator",
+        _name_shared_memory,
+    ),
+}
 
 
 def float32_in_v1(original: Any) -> Any:
@@ -150,15 +159,46 @@ def in_this_process(_original: Any) -> Any:
     return run
 
 
+def without_binding_threads(original: Any) -> Any:
+    """Wrap ``CPUWorker.init_device``: it looks up the threads to bind by its rank among all that MindSpeed-RL started.
+
+    0.11.0 would look among those of its replica of the model only.
+    """
+
+    def init_device(self: Any) -> None:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(["all"] * (self.rank + 1))
+        parallel = self.parallel_config
+        replica, parallel.data_parallel_rank_local = parallel.data_parallel_rank_local, None
+        try:
+            original(self)
+        finally:
+            parallel.data_parallel_rank_local = replica
+
+    return init_device
+
+
 def once_more(original: Any) -> Any:
     """Wrap ``GPUModelRunner.initialize_attn_backend``: MindSpeed-RL initialises the cache anew for every rollout."""
 
     def initialize_attn_backend(self: Any, kv_cache_config: Any) -> None:
-        self.attn_backends = []
-        self.attn_metadata_builders = []
+        for name in ("attn_backends", "attn_metadata_builders", "attn_groups"):  # the last in 0.11.0, for the others
+            if hasattr(self, name):
+                setattr(self, name, [])
         original(self, kv_cache_config)
 
     return initialize_attn_backend
+
+
+def by_the_weight_itself(_original: Any) -> Any:
+    """Stand where ``dispatch_cpu_unquantized_gemm`` would, which packs a copy of the weight and lets go of the weight.
+
+    The copy would be of the weights of before the first training step, and nothing could be handed over any more.
+    """
+
+    def dispatch(layer: Any, remove_weight: bool) -> None:
+        layer.cpu_linear = torch.nn.functional.linear  # vLLM calls it with the layer's weight of that moment
+
+    return dispatch
 
 
 def beside_the_generator_of_training(original: Any) -> Any:

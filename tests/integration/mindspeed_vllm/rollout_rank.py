@@ -65,6 +65,10 @@ def types_in_use(worker: Any) -> dict[str, str]:
 
     engine, manager = worker.inference_model, worker.sharding_manager
     runner = engine.llm.llm_engine.model_executor.driver_worker.worker.model_runner
+    if hasattr(runner, "attn_backends"):  # up to 0.9
+        backend = runner.attn_backends[0]
+    else:
+        backend = engine.model.model.layers[0].self_attn.attn.get_attn_backend()
     objects = {
         "engine": engine,
         "manager": manager,
@@ -81,7 +85,7 @@ def types_in_use(worker: Any) -> dict[str, str]:
         "version": vllm.__version__,
         "platform": current_platform.device_type,
         "dtype": str(next(engine.model.parameters()).dtype),
-        "backend": runner.attn_backends[0].__module__,
+        "backend": backend.__module__,
     }
 
 

@@ -1,4 +1,4 @@
-"""Whole loops of ``train`` with MindSpeed-RL's own rollout engine and resharding (vLLM 0.9.1, CPU build, patched)."""
+"""Whole loops of ``train`` with MindSpeed-RL's own rollout engine and resharding (vLLM, CPU build, patched)."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.runs import copy_of, finish, going_on, metrics_of, run_and_check, start_driver
 from tests.integration.mindspeed_vllm.conftest import Folders
-from tests.integration.mindspeed_vllm.environment import needs_vllm
+from tests.integration.mindspeed_vllm.environment import INSTALLED, needs_vllm
 
 pytestmark = [*needs_vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -34,8 +34,8 @@ LOOPS: dict[str, tuple[str, dict[str, dict[str, Any]]]] = {
 @pytest.mark.parametrize("loop", LOOPS)
 def test_the_loop_runs_at(loop: str, folder_of: Folders, tmp_path: Path, ray_directory: str) -> None:
     model, changes = LOOPS[loop]
-    run_and_check(folder_of(model, warm=True), tmp_path, ray_directory, {**changes, **VLLM})
-    assert "Initializing a V1 LLM engine (v0.9.1" in (tmp_path / "log").read_text()
+    run_and_check(folder_of(model, warm=True), tmp_path, ray_directory, {**changes, **VLLM}, **INSTALLED.home)
+    assert f"Initializing a V1 LLM engine (v{INSTALLED.pin}" in (tmp_path / "log").read_text()
 
 
 def test_a_resumed_run_repeats_the_one_that_was_not_stopped(
@@ -46,9 +46,9 @@ def test_a_resumed_run_repeats_the_one_that_was_not_stopped(
     # Otherwise the dock hands prompts out in an order that nobody has seeded.
     changes = {**VLLM, "rl_config": {"guarantee_order": True}}
     config = tiny.configuration(directory, megatron_training={"train_iters": 4, "save_interval": 2}, **changes)
-    finish(start_driver(directory, config, ray_directory), directory)
+    finish(start_driver(directory, config, ray_directory, **INSTALLED.home), directory)
     (directory / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("2")
-    finish(start_driver(directory, going_on(config, directory), ray_directory), directory)
+    finish(start_driver(directory, going_on(config, directory), ray_directory, **INSTALLED.home), directory)
     rows = metrics_of(directory)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 3, 4]
     assert all(row["actor/rollout_log_prob_gap"] < 1e-4 for row in rows)

@@ -1,4 +1,4 @@
-"""MindSpeed-RL's own rollout engine and weight resharding (vLLM 0.9.1, CPU build, patched), held against transformers.
+"""MindSpeed-RL's own rollout engine and weight resharding (vLLM, CPU build, patched), held against transformers.
 
 Nothing here shows anything of vLLM-Ascend, offloading, bfloat16 or an NPU.
 """
@@ -20,10 +20,10 @@ from coca_mindspeed.mindspeed.start.settings import VARIABLE
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import run_ranks
 from tests.integration.mindspeed_vllm.conftest import Folders
-from tests.integration.mindspeed_vllm.environment import VERSION, needs_vllm
+from tests.integration.mindspeed_vllm.environment import INSTALLED, needs_vllm
 from tests.integration.mindspeed_vllm.models import NEW_TOKENS, ROLLOUTS
 
-pytestmark = [*needs_vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [*needs_vllm, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 @dataclass(frozen=True)
@@ -78,13 +78,14 @@ def found(request: pytest.FixtureRequest, folder_of: Folders, tmp_path_factory: 
         coca={"rollout": "vllm"},
     )
     settings, config = driver.split_config(OmegaConf.create(config))
-    process = driver.for_processes(settings, config, driver.homes(os.environ))
+    process = driver.for_processes(settings, config, driver.homes({**os.environ, **INSTALLED.home}))
     tokenizer = tiny.tiny_tokenizer(tiny.VOCABULARY_OF_64)
     prompts = [tokenizer.encode(f"{record.question}=") for record in arithmetic_records(8, "evaluate", 0)]
     job = directory / "job.json"
     job.write_text(json.dumps({"config": OmegaConf.to_container(config), "prompts": prompts, "output": str(directory)}))
     module = "tests.integration.mindspeed_vllm.rollout_rank"
-    run_ranks(module, job, layout.ranks, directory / "log", **{VARIABLE: process.model_dump_json()})
+    variables = {**INSTALLED.home, VARIABLE: process.model_dump_json()}
+    run_ranks(module, job, layout.ranks, directory / "log", timeout=1500, **variables)
     before = AutoModelForCausalLM.from_pretrained(folder / "model").eval()
     after = AutoModelForCausalLM.from_pretrained(folder / "model").eval()
     after.load_state_dict(load_file(directory / "trained"))
@@ -137,7 +138,7 @@ def test_it_is_mindspeed_rls_engine_over_the_real_vllm(found: Found) -> None:
         assert types["runner"] == "vllm.v1.worker.cpu_model_runner:CPUModelRunner"
         family = "llama:LlamaForCausalLM" if found.layout.model == "Llama 3" else "qwen2:Qwen2ForCausalLM"
         assert types["model"] == f"vllm.model_executor.models.{family}"
-        assert (types["version"], VERSION) == ("0.9.1.post2", "0.9.1.post2+cpu")
+        assert types["version"] == INSTALLED.version
         assert (types["platform"], types["dtype"]) == ("cpu", "torch.float32")
         assert types["backend"] == "vllm.v1.attention.backends.cpu_attn"
 
