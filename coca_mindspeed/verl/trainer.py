@@ -31,6 +31,9 @@ from coca_mindspeed.verl.run_settings import check_same_run
 from coca_mindspeed.verl.segment_loss import CONFIDENCE_TOKENS, SegmentLoss, divide_segment_sums
 from coca_mindspeed.verl.settings import NAME, verl_settings
 
+# Handing a column over takes time row by row: what was judged, one object a row, and what a critic would learn.
+_UNREAD_BY_THE_ACTOR = frozenset(("extra_fields", "returns"))
+
 
 @register_trainer(NAME)
 class SegmentTrainer(PPOTrainerSync):
@@ -116,8 +119,13 @@ class SegmentTrainer(PPOTrainerSync):
             return super()._compute_advantage(batch, metrics)
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Update, and divide the sums that our loss function has counted by segment."""
-        updated = super()._update_actor(batch, metrics)
+        """Update, without the columns that no loss reads, and divide the sums that ours has counted by segment."""
+        columns = batch.fields
+        batch.fields = [name for name in columns if name not in _UNREAD_BY_THE_ACTOR]
+        try:
+            updated = super()._update_actor(batch, metrics)
+        finally:
+            batch.fields = columns
         metrics.update(divide_segment_sums(metrics))
         return updated
 
