@@ -290,8 +290,10 @@ def test_call(grader: CodeGrader, program: str, right: bool) -> None:
 
 def test_verdicts_come_in_order_whatever_they_take(grader: CodeGrader) -> None:
     programs = [f"import time\ntime.sleep({0.3 if n % 7 == 0 else 0})\ndef f(): return {n}" for n in range(24)]
-    records = [asserts(f"assert f() == {n if n % 3 else -1}") for n in range(24)]
-    assert [v.correct for v in grader.grade(records, programs)] == [bool(n % 3) for n in range(24)]
+    # Two dozen sandboxes beside whatever else this machine does.
+    records = [asserts(f"assert f() == {n if n % 3 else -1}", time_limit=60) for n in range(24)]
+    verdicts = grader.grade(records, programs)
+    assert [v.correct for v in verdicts] == [bool(n % 3) for n in range(24)], [v.reason for v in verdicts]
 
 
 def test_time_limits_are_the_records_or_the_graders(grader: CodeGrader) -> None:
