@@ -6,7 +6,6 @@ Only what travels between machines: ratios of two ways that run in turn in one p
 import argparse
 import json
 import math
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks import sampler_against_generate, update_with_shared_prompts
+from benchmarks import sampler_against_generate, update_at_real_size, update_with_shared_prompts
 from benchmarks.machine import load, machine, packages
 from coca_mindspeed.files import write_json
 
@@ -44,10 +43,7 @@ class Figure:
 
 def _peak_of_update(_: int) -> float:
     """MiB beyond weights and process of an update by chunks of logits, in a process of its own."""
-    sizes = ["--responses", "2", "--tokens", "256"]
-    code = [sys.executable, "-m", "benchmarks.update_at_real_size", *sizes, "--json"]
-    found = json.loads(subprocess.run(code, stdout=subprocess.PIPE, text=True, check=True).stdout)
-    return float(found["peak beyond"]) / 2**20
+    return update_at_real_size.measured_alone("--responses", "2", "--tokens", "256")["peak beyond"] / 2**20
 
 
 FIGURES: Mapping[str, Figure] = {

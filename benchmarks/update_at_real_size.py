@@ -78,15 +78,20 @@ def measure(
     }
 
 
+def measured_alone(*options: str) -> dict[str, float]:
+    """:func:`measure` in a process of its own, by this module's own options."""
+    command = [sys.executable, "-m", "benchmarks.update_at_real_size", *options, "--json"]
+    found: dict[str, float] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    return found
+
+
 def compared(sizes: Sequence[str], rounds: int) -> None:
     """Both ways in turn, each in a process of its own; the least of the rounds."""
-    command = [sys.executable, "-m", "benchmarks.update_at_real_size", *sizes, "--json"]
     found: dict[str, list[dict[str, float]]] = {"by chunks": [], "plain": []}
     for _ in range(rounds):
         for way, more in (("by chunks", []), ("plain", ["--plain"])):
-            done = subprocess.run([*command, *more], stdout=subprocess.PIPE, text=True, check=True)
-            found[way].append(json.loads(done.stdout))
-            print(way, done.stdout.strip(), flush=True)
+            found[way].append(measured_alone(*sizes, *more))
+            print(way, json.dumps(found[way][-1]), flush=True)
     for figure in ("seconds", "processor", "peak beyond", "objective/grad_norm"):
         ours, plain = (min(each[figure] for each in found[way]) for way in ("by chunks", "plain"))
         print(f"| {figure} | {ours:.6g} | {plain:.6g} | {ours / plain:.3f} |")

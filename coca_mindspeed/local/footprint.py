@@ -22,7 +22,7 @@ from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.local.grouped_attention import group_heads
-from coca_mindspeed.local.log_probs import response_objective, response_scores
+from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.lora import add_adapters
 from coca_mindspeed.local.microbatches import microbatches
 from coca_mindspeed.local.optimizer import moments_bytes, step_bytes
@@ -99,7 +99,7 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
         before = live.start()
         if config.rollout.engine == "vllm":
             with torch.no_grad():
-                response_scores(**_longest(policy, prompt, group_sizes, config))
+                _longest(policy, prompt, group_sizes, config).scores()
             cache = int(config.rollout.vllm.kv_cache_gib * GIB)
             adapters = 0 if policy.adapters is None else sum(p.numel() for p in trained)
             vllm = bytes_of_number(config) * (sum(p.numel() for p in parameters) - adapters) + cache
@@ -200,26 +200,26 @@ def largest_microbatch(config: RunConfig, prompt: int) -> list[int]:
 
 def update_pass(policy: Policy, prompt: int, group_sizes: Sequence[int], config: RunConfig) -> None:
     """One microbatch of the longest prompts and responses, forwards and backwards."""
-    inputs = _longest(policy, prompt, group_sizes, config)
-    ones = torch.ones_like(inputs["token_ids"], dtype=torch.float32)
+    responses = _longest(policy, prompt, group_sizes, config)
+    ones = torch.ones_like(responses.token_ids, dtype=torch.float32)
     objective_of = functools.partial(
         segment_objective, old_log_probs=ones, advantages=ones, masks=SegmentMasks(ones.bool(), ~ones.bool())
     )
-    objective, _scores = response_objective(**inputs, objective_of=objective_of)  # the update keeps its entropies
+    objective, _scores = responses.objective(objective_of)  # the update keeps its entropies
     objective.loss.backward()
     for parameter in policy.trained_parameters():
         parameter.grad = None
 
 
-def _longest(policy: Policy, prompt: int, group_sizes: Sequence[int], config: RunConfig) -> dict[str, Any]:
-    return {
-        "policy": policy,
-        "prompts": _prompts(len(group_sizes), prompt),
-        "token_ids": torch.ones(sum(group_sizes), config.rollout.max_new_tokens, dtype=torch.long),
-        "group_sizes": group_sizes,
-        "temperature": config.rollout.temperature,
-        "share_prompts": config.trainer.share_prompts,
-    }
+def _longest(policy: Policy, prompt: int, group_sizes: Sequence[int], config: RunConfig) -> ResponseBatch:
+    return ResponseBatch(
+        policy,
+        _prompts(len(group_sizes), prompt),
+        torch.ones(sum(group_sizes), config.rollout.max_new_tokens, dtype=torch.long),
+        temperature=config.rollout.temperature,
+        share_prompts=config.trainer.share_prompts,
+        group_sizes=group_sizes,
+    )
 
 
 def rollout_pass(policy: Policy, prompt: int, config: RunConfig) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -87,96 +88,73 @@ def response_scores(
     Returns:
         float32 ``[P * G, tokens]`` each.
     """
-    batch = _Batch.of(policy, prompts, token_ids, temperature, share_prompts, group_sizes)
-    if batch.fits_one_chunk:
-        return batch.scores_at_once()
-    with policy.autocast():
-        return policy.output_layer.scores(batch.joined_states(), token_ids, batch.as_policy)
-
-
-def response_objective(
-    policy: Policy,
-    prompts: Sequence[Sequence[int]],
-    token_ids: Tensor,
-    objective_of: Callable[[Tensor], Objective],
-    *,
-    temperature: float,
-    share_prompts: bool = True,
-    group_sizes: Sequence[int] | None = None,
-) -> tuple[Objective, TokenScores]:
-    """The objective of the log-probs of :func:`response_scores`, whose logits are made once, however many they are.
-
-    Args:
-        policy: as there, and so are all others but one.
-        prompts: P prompts.
-        token_ids: int64 ``[P * G, tokens]``.
-        objective_of: from log-probs ``[P * G, tokens]``; its loss is a sum of terms of one token's log-prob each.
-        temperature: as in sampling.
-        share_prompts: run each prompt once.
-        group_sizes: how many rows belong to each prompt.
-
-    Returns:
-        The objective, whose loss has a gradient, and the scores, for reading.
-    """
-    batch = _Batch.of(policy, prompts, token_ids, temperature, share_prompts, group_sizes)
-    if batch.fits_one_chunk:
-        scores = batch.scores_at_once()
-        return objective_of(scores.log_probs), TokenScores(scores.log_probs.detach(), scores.entropy)
-    with policy.autocast():
-        states = batch.joined_states()
-        loss, scores = policy.output_layer.loss(
-            states, token_ids, batch.as_policy, lambda log_probs: objective_of(log_probs).loss
-        )
-    return objective_of(scores.log_probs)._replace(loss=loss), scores
+    return ResponseBatch(policy, prompts, token_ids, temperature, share_prompts, group_sizes).scores()
 
 
 @dataclass(frozen=True)
-class _Batch:
-    """Responses whose tokens are to be judged; arguments as of :func:`response_scores`."""
+class ResponseBatch:
+    """Responses of which the policy is asked; the attributes are the arguments of :func:`response_scores`."""
 
     policy: Policy
     prompts: Sequence[Sequence[int]]
     token_ids: Tensor
     temperature: float
-    share_prompts: bool
-    groups: _Groups
+    share_prompts: bool = True
+    group_sizes: Sequence[int] | None = None
 
-    @classmethod
-    def of(
-        cls,
-        policy: Policy,
-        prompts: Sequence[Sequence[int]],
-        token_ids: Tensor,
-        temperature: float,
-        share_prompts: bool,
-        group_sizes: Sequence[int] | None,
-    ) -> "_Batch":
-        groups = _Groups.of(len(prompts), len(token_ids), group_sizes)
-        return cls(policy, prompts, token_ids, temperature, share_prompts, groups)
+    def scores(self) -> TokenScores:
+        """See :func:`response_scores`."""
+        if self._fits_one_chunk:
+            return self._scores_at_once()
+        with self.policy.autocast():
+            return self.policy.output_layer.scores(self._joined_states(), self.token_ids, self._as_policy)
+
+    def objective(self, objective_of: Callable[[Tensor], Objective]) -> tuple[Objective, TokenScores]:
+        """The objective of the same log-probs; its logits are made once, however many they are.
+
+        Args:
+            objective_of: from log-probs ``[P * G, tokens]``; its loss is a sum of terms of one token's log-prob each.
+
+        Returns:
+            The objective, whose loss has a gradient, and the scores, for reading.
+        """
+        if self._fits_one_chunk:
+            scores = self._scores_at_once()
+            return objective_of(scores.log_probs), TokenScores(scores.log_probs.detach(), scores.entropy)
+        with self.policy.autocast():
+            states = self._joined_states()
+            loss, scores = self.policy.output_layer.loss(
+                states, self.token_ids, self._as_policy, lambda log_probs: objective_of(log_probs).loss
+            )
+        return objective_of(scores.log_probs)._replace(loss=loss), scores
+
+    @cached_property
+    def _groups(self) -> _Groups:
+        return _Groups.of(len(self.prompts), len(self.token_ids), self.group_sizes)
 
     @property
-    def fits_one_chunk(self) -> bool:
+    def _fits_one_chunk(self) -> bool:
         return self.policy.output_layer.fits_one_chunk(self.token_ids.numel())
 
-    def as_policy(self, logits: Tensor) -> Tensor:
+    def _as_policy(self, logits: Tensor) -> Tensor:
         return self.policy.logits_of_policy(logits, self.temperature)
 
-    def joined_states(self) -> Tensor:
+    def _joined_states(self) -> Tensor:
         """Hidden states that predict the responses' tokens, ``[P * G, tokens, hidden]``."""
-        return torch.cat([self.groups.repeat(part) for part in self._states()], dim=1)
+        return torch.cat([self._groups.repeat(part) for part in self._states()], dim=1)
 
-    def scores_at_once(self) -> TokenScores:
+    def _scores_at_once(self) -> TokenScores:
         """Log-prob and entropy of every token, from all logits."""
         with self.policy.autocast():
             # Each part's logits come before the next part's pass: autograd adds up gradients in the order of the
             # forward.
             parts = [self.policy.output_layer.logits(part) for part in self._states()]
-            logits = torch.cat([self.groups.repeat(part) for part in parts], dim=1)
-        return scores_of_logits(self.as_policy(logits), self.token_ids)
+            logits = torch.cat([self._groups.repeat(part) for part in parts], dim=1)
+        return scores_of_logits(self._as_policy(logits), self.token_ids)
 
     def _states(self) -> Iterator[Tensor]:
         parts = _shared if self.share_prompts else _plain
-        return parts(self.policy, self.prompts, self.token_ids, self.groups)
+        return parts(self.policy, self.prompts, self.token_ids, self._groups)
 
 
 def _shared(policy: Policy, prompts: Sequence[Sequence[int]], token_ids: Tensor, groups: _Groups) -> Iterator[Tensor]:

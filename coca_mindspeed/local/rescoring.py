@@ -5,10 +5,9 @@ from dataclasses import replace
 import torch
 
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.local.log_probs import response_scores
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import Samples
-from coca_mindspeed.local.update import microbatch_inputs, microbatches_of, minibatches_of
+from coca_mindspeed.local.update import microbatches_of, minibatches_of, responses_of
 
 
 @torch.no_grad()
@@ -21,8 +20,8 @@ def rescored(policy: Policy, samples: Samples, config: RunConfig) -> Samples:
     log_probs, entropy = torch.zeros_like(samples.log_probs), torch.zeros_like(samples.entropy)
     for minibatch in minibatches_of(len(samples.prompts), config):
         for microbatch in microbatches_of(samples, minibatch, config):
-            rows, inputs = microbatch_inputs(policy, samples, microbatch, config)
-            scores = response_scores(**inputs)
+            rows, responses = responses_of(policy, samples, microbatch, config)
+            scores = responses.scores()
             mask = samples.inside[rows, : scores.log_probs.shape[1]]
             log_probs[rows, : mask.shape[1]] = scores.log_probs.masked_fill(~mask, 0.0)
             entropy[rows] = scores.entropy.masked_fill(~mask, 0.0).sum(dim=1) / samples.lengths[rows]

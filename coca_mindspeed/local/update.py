@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import Objective, segment_objective
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.local.experience import Experience
-from coca_mindspeed.local.log_probs import response_objective
+from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.microbatches import Microbatch, microbatches
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import Samples
@@ -78,8 +78,8 @@ def _accumulate_gradient(
     tokens = sum(lengths[row] for prompt in minibatch for row in range(prompt * group, (prompt + 1) * group))
     parts = []
     for microbatch in microbatches_of(samples, minibatch, config):
-        rows, inputs = microbatch_inputs(policy, samples, microbatch, config)
-        width = inputs["token_ids"].shape[1]
+        rows, responses = responses_of(policy, samples, microbatch, config)
+        width = responses.token_ids.shape[1]
         masks = SegmentMasks(*(mask[rows, :width] for mask in experience.masks))
         objective_of = functools.partial(
             segment_objective,
@@ -92,7 +92,7 @@ def _accumulate_gradient(
             tokens=tokens,
             weights=None if experience.importance is None else experience.importance[rows, :width],
         )
-        objective, scores = response_objective(**inputs, objective_of=objective_of)
+        objective, scores = responses.objective(objective_of)
         objective.loss.backward()
         confidence, answer = (scores.entropy.masked_fill(~mask, 0.0).sum() for mask in masks)
         parts.append(_Part(objective._replace(loss=objective.loss.detach()), (confidence, answer)))
@@ -110,17 +110,17 @@ def microbatches_of(samples: Samples, minibatch: Sequence[int], config: RunConfi
     return microbatches(minibatch, config.rollout.group_size, lengths, prompt_lengths, config.trainer)
 
 
-def microbatch_inputs(
+def responses_of(
     policy: Policy, samples: Samples, microbatch: Microbatch, config: RunConfig
-) -> tuple[Tensor, dict[str, Any]]:
-    """A microbatch's rows, int64 ``[rows]``, and what asks the policy for their log-probs, to the longest of them."""
+) -> tuple[Tensor, ResponseBatch]:
+    """A microbatch's rows, int64 ``[rows]``, and their responses, up to the end of the longest."""
     rows = torch.tensor(microbatch.rows, device=policy.device)
     width = int(samples.lengths[rows].max())
-    return rows, {
-        "policy": policy,
-        "prompts": [samples.prompts[prompt] for prompt in microbatch.prompts],
-        "token_ids": samples.token_ids[rows, :width],
-        "group_sizes": microbatch.group_sizes,
-        "temperature": config.rollout.temperature,
-        "share_prompts": config.trainer.share_prompts,
-    }
+    return rows, ResponseBatch(
+        policy,
+        [samples.prompts[prompt] for prompt in microbatch.prompts],
+        samples.token_ids[rows, :width],
+        temperature=config.rollout.temperature,
+        share_prompts=config.trainer.share_prompts,
+        group_sizes=microbatch.group_sizes,
+    )

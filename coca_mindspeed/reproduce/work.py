@@ -16,8 +16,7 @@ from coca_mindspeed.baselines.subject import Subject
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
 from coca_mindspeed.data.embedded.miniature import SYMBOLS, miniature
-from coca_mindspeed.data.real_world.question_families import Part
-from coca_mindspeed.data.real_world.sets import real_world_records
+from coca_mindspeed.data.real_world.sets import Sizes, real_world_sets
 from coca_mindspeed.data.records import Record, read_records, write_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
@@ -68,13 +67,7 @@ def write_tasks(plan: Plan, output: Path) -> None:
 
 def _write_real_world(directory: Path, sizes: RealWorldPlan) -> None:
     """The three sets, the evaluation's last; a record's category in the tables is its family's role."""
-    parts: tuple[tuple[Part, int], ...] = (
-        ("warm_up", sizes.warm_up),
-        ("train", sizes.train),
-        ("evaluate", sizes.evaluate),
-    )
-    for part, size in parts:
-        records = real_world_records(part, size, hardest=sizes.hardest)
+    for part, records in real_world_sets(Sizes(**sizes.model_dump())):
         write_records(directory / f"{part}.jsonl", [replace(r, category=r.metadata["role"]) for r in records])
 
 

@@ -70,14 +70,18 @@ def write_real_world(output: Path, sizes: Sizes, seed: int, *, overwrite: bool =
     check_place(output, overwrite)
     written = {}
     with output_directory(output, overwrite) as directory:
-        for part, size in _parts(sizes):
-            records = real_world_records(part, size, seed, sizes.hardest)
+        for part, records in real_world_sets(sizes, seed):
             write_records(directory / f"{part}.jsonl", records)
             written[f"{part}.jsonl"] = len(records)
     return written
 
 
-def _parts(sizes: Sizes) -> Iterator[tuple[Part, int]]:
-    yield "warm_up", sizes.warm_up
-    yield "train", sizes.train
-    yield "evaluate", sizes.evaluate
+def real_world_sets(sizes: Sizes, seed: int = 0) -> Iterator[tuple[Part, list[Record]]]:
+    """The three sets, the evaluation's last."""
+    parts: tuple[tuple[Part, int], ...] = (
+        ("warm_up", sizes.warm_up),
+        ("train", sizes.train),
+        ("evaluate", sizes.evaluate),
+    )
+    for part, size in parts:
+        yield part, real_world_records(part, size, seed, sizes.hardest)
