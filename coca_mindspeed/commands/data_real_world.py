@@ -12,7 +12,8 @@ def add_real_world_arguments(parser: argparse.ArgumentParser) -> None:
     """Where the sets go, and how large they are."""
     parser.description = (
         "Write questions about places, languages and sums for the format warm-up, for training and for evaluation; "
-        "the last also has families that are never trained on (docs/real_model.md). No entity is in two of the three."
+        "the last also has families that are never trained on, and nothing it asks about is in the others "
+        "(docs/real_model.md)."
     )
     sizes = Sizes()
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the directory to make")

@@ -2,12 +2,15 @@
 
 from collections import Counter, defaultdict
 from contextlib import closing
+from functools import cache
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coca_mindspeed.cli import main
+from coca_mindspeed.data.real_world import places, spoken_names
 from coca_mindspeed.data.real_world.question_families import HELD_OUT, NEVER_TAUGHT, WARMED_UP, part_of
 from coca_mindspeed.data.real_world.sets import FAMILIES, Sizes, real_world_records, write_real_world
 from coca_mindspeed.data.records import read_records
@@ -131,16 +134,59 @@ def test_sums_are_right_and_graded_by_difficulty(parts):
         ("What is the currency of Japan?", "Yen"),
         ("Which currency has the code CHF?", "Swiss Franc"),
         ("Which language has the two-letter code 'de'?", "German"),
+        ("Which language has the two-letter code 'el'?", "Greek"),
+        ("Which language has the two-letter code 'pa'?", "Punjabi"),
+        ("Which language has the two-letter code 'ky'?", "Kyrgyz"),
+        ("Which language has the two-letter code 'to'?", "Tongan"),
+        ("Which currency has the code USD?", "United States Dollar"),
+        ("Which currency has the code GBP?", "British Pound"),
+        ("What is the currency of Japan?", "Japanese Yen"),
+        ("On which continent is Panama?", "Central America"),
+        ("On which continent is Georgia?", "Europe"),
         ("Which month comes after May?", "June"),
         ("Which day of the week comes before Monday?", "Sunday"),
     ],
 )
 def test_what_everybody_knows(question, answer):
-    """Whatever the part: the questions of a family are asked of all entities at once."""
-    import numpy as np
+    assert normalise(answer) in accepted(question)
 
-    found = {q.text: q for family in FAMILIES for q in family.questions(1, np.random.default_rng(0))}
-    assert normalise(answer) in {normalise(alias) for alias in found[question].aliases}
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("On which continent is Canada?", "Central America"),
+        ("On which continent is Fiji?", "Australia"),
+        ("On which continent is France?", "Asia"),
+        ("Which language has the two-letter code 'sv'?", "Norwegian"),
+        ("Which currency has the code CAD?", "US Dollar"),
+    ],
+)
+def test_what_is_wrong(question, answer):
+    assert normalise(answer) not in accepted(question)
+
+
+def test_every_further_name_belongs_to_something_that_is_asked():
+    """A mistyped code would be a name that nobody can say."""
+    import pycountry
+
+    assert spoken_names.COUNTRIES.keys() | spoken_names.OTHER_CONTINENTS.keys() <= places.countries().keys()
+    assert spoken_names.LANGUAGES.keys() <= {getattr(language, "alpha_2", None) for language in pycountry.languages}
+    assert spoken_names.MONEY.keys() <= {currency.alpha_3 for currency in pycountry.currencies}
+    assert {c["continentcode"] for c in places.countries().values()} <= spoken_names.CONTINENTS.keys()
+
+
+def test_a_fund_is_no_currency():
+    assert not any("code BOV?" in text or "code USN?" in text for text in everything())
+
+
+@cache
+def everything():
+    """Whatever the part: the questions of a family are asked of all entities at once."""
+    return {q.text: q for family in FAMILIES for q in family.questions(1, np.random.default_rng(0))}
+
+
+def accepted(question):
+    return {normalise(alias) for alias in everything()[question].aliases}
 
 
 def test_records_have_ids_of_their_own_and_questions_are_asked_once(parts):
@@ -181,8 +227,6 @@ def test_the_command_writes_records_that_can_be_read_back(tmp_path, capsys):
 
 def test_a_package_that_is_missing_is_named_and_nothing_is_left(tmp_path, monkeypatch):
     import sys
-
-    from coca_mindspeed.data.real_world import places
 
     for cached in (places.countries, places._cities, places._names_by_city, places._city_questions):
         cached.cache_clear()

@@ -6,10 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from coca_mindspeed.data.real_world import spoken_names
 from coca_mindspeed.data.real_world.question_families import Question
 
 _MONTHS = tuple(calendar.month_name)[1:]
 _DAYS = tuple(calendar.day_name)
+_FUNDS = frozenset(
+    ("BOV", "CHE", "CHW", "CLF", "COU", "MXV", "USN", "UYI", "UYW")
+)  # codes of ISO 4217 that are no money
 _SPELT = {"aluminum": "aluminium", "aluminium": "aluminum", "cesium": "caesium", "caesium": "cesium"}
 
 
@@ -52,9 +56,11 @@ def currency_codes(size: int, random: np.random.Generator) -> Iterator[Question]
     import pycountry
 
     for currency in pycountry.currencies:
-        if not currency.alpha_3.startswith("X"):
+        if not (code := currency.alpha_3).startswith("X") and code not in _FUNDS:
             yield Question(
-                f"Which currency has the code {currency.alpha_3}?", (currency.name,), f"currency:{currency.alpha_3}"
+                f"Which currency has the code {code}?",
+                (currency.name, *spoken_names.MONEY.get(code, ())),
+                f"currency:{code}",
             )
 
 
@@ -64,11 +70,11 @@ def languages(size: int, random: np.random.Generator) -> Iterator[Question]:
 
     for language in pycountry.languages:
         if (code := getattr(language, "alpha_2", None)) and code != "no":
-            names = (language.name.partition(" (")[0], language.name, *language.name.split("; "))
-            common = getattr(language, "common_name", None)
+            listed = (language.name.partition(" (")[0], language.name, getattr(language, "common_name", None))
+            names = (*spoken_names.LANGUAGES.get(code, ()), *listed)  # what is imitated is what people say
             yield Question(
                 f"Which language has the two-letter code '{code}'?",
-                tuple(dict.fromkeys((*names, *((common,) if common else ())))),
+                tuple(dict.fromkeys(name for name in names if name)),
                 f"language:{code}",
             )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from coca_mindspeed.data.real_world import spoken_names
 from coca_mindspeed.data.real_world.question_families import Question
 from coca_mindspeed.grading.facts.factual import normalise
 
@@ -16,33 +17,8 @@ _LEAST_COUNTRY, _LEAST_CITY = 50_000, 200_000  # inhabitants
 _CITIES_OF_A_COUNTRY = 15  # the largest; half of all large cities lie in three countries
 _LARGEST_CITY = 2.5e7
 _SHORTEST_ALIAS = 4  # letters; shorter alternative names are codes of airports and the like
-# What people say and neither list has.
-_SPOKEN = {
-    "US": ("USA", "America", "United States of America"),
-    "GB": ("UK", "Great Britain", "Britain"),
-    "AE": ("UAE",),
-    "CD": ("DR Congo", "Democratic Republic of Congo", "Congo"),
-    "CG": ("Congo",),
-    "CZ": ("Czech Republic",),
-    "CI": ("Ivory Coast",),
-    "MM": ("Burma",),
-    "TR": ("Turkey",),
-}
 # Countries that share the work of a capital between cities.
 _OTHER_CAPITALS = {"ZA": ("Cape Town", "Bloemfontein"), "BO": ("La Paz",), "LK": ("Colombo",), "SZ": ("Lobamba",)}
-_SPOKEN_MONEY = {
-    "USD": ("United States Dollar", "American Dollar", "U.S. Dollar"),
-    "GBP": ("British Pound",),
-    "CNY": ("Yuan", "Renminbi", "Chinese Yuan"),
-}
-_CONTINENTS = {
-    "AF": ("Africa",),
-    "AS": ("Asia",),
-    "EU": ("Europe",),
-    "NA": ("North America", "Central America"),
-    "OC": ("Oceania", "Australia", "Australia and Oceania"),
-    "SA": ("South America",),
-}
 
 
 @cache
@@ -76,7 +52,9 @@ def country_names(iso: str) -> tuple[str, ...]:
 
     listed = pycountry.countries.get(alpha_2=iso)
     official = [getattr(listed, key, None) for key in ("common_name", "name", "official_name")] if listed else []
-    return tuple(dict.fromkeys(n for n in (countries()[iso]["name"], *official, *_SPOKEN.get(iso, ())) if n))
+    return tuple(
+        dict.fromkeys(n for n in (countries()[iso]["name"], *official, *spoken_names.COUNTRIES.get(iso, ())) if n)
+    )
 
 
 def _country_difficulty(country: dict[str, Any]) -> float:
@@ -129,7 +107,7 @@ def continents(size: int, random: np.random.Generator) -> Iterator[Question]:
     for iso, country in countries().items():
         yield Question(
             f"On which continent is {country['name']}?",
-            _CONTINENTS[country["continentcode"]],
+            (*spoken_names.CONTINENTS[country["continentcode"]], *spoken_names.OTHER_CONTINENTS.get(iso, ())),
             f"country:{iso}",
             difficulty=_country_difficulty(country),
         )
@@ -192,7 +170,7 @@ def currencies_of_countries(size: int, random: np.random.Generator) -> Iterator[
         # "Dollar" says which of twenty only where there is one.
         short = country["currencyname"]
         alone = (short, f"{short}s") if short and len(_codes_by_currency()[short]) == 1 else ()
-        accepted = (listed.name, *alone, *_SPOKEN_MONEY.get(listed.alpha_3, ()), listed.alpha_3)
+        accepted = (listed.name, *alone, *spoken_names.MONEY.get(listed.alpha_3, ()), listed.alpha_3)
         yield Question(
             f"What is the currency of {country['name']}?",
             tuple(dict.fromkeys(accepted)),
