@@ -37,6 +37,17 @@ UNDONE = [
     ("Evaluate the product $(3)(4)$", "12", "(3)(4)"),
     ("q", "5", "-(-5)"),
     ("q", "5050", r"\frac{100\cdot 101}{2}"),
+    ("391 apples among 17 children: how many for each?", "23", "391/17"),
+    ("391 apples among 17 children: how many for each?", "23", r"\frac{391}{17}"),
+    ("391 apples among 17 children: how many for each?", "23", r"x = \frac{391}{17}"),
+    ("391 apples among 17 children: how many for each?", "23", "(391/17)"),
+    ("How much is a half less than minus two?", "-2.5", "-3+1/2"),
+    ("How much is a half less than minus two?", r"-\frac{5}{2}", "-3+1/2"),
+    ("391 m in 782 s: how fast, in m/s?", "0.5", "391/782"),
+    ("How many halves in 2.5?", "5", r"\frac{2.5}{0.5}"),
+    ("How much is a tenth of 120, and a half more?", "18", r"15% \cdot 120"),
+    ("How much is a tenth of 120, and a half more?", "18", r"15\% * 120"),
+    ("x", "3,23", "3, 391/17"),
 ]
 DONE = [
     ("Compute $17*23$.", "391", "391"),
@@ -76,6 +87,9 @@ DONE = [
     ("q", r"1\frac12", r"\frac32"),
     ("q", "1.5", r"1\frac12"),
     ("q", "3:4", "3:4"),
+    ("q", "2.5", "5/2"),
+    ("q", "2.5", "2 1/2"),
+    ("q", r"\frac{23}{4}", r"\frac{46}{8}"),
     ("q", "1101_2", "1101_{2}"),
 ]
 

@@ -9,7 +9,13 @@ from collections.abc import Sequence
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.mathematics.final_answer import final_answer
-from coca_mindspeed.grading.mathematics.quantity import Answer, assigned_number, clean_latex, read_answer
+from coca_mindspeed.grading.mathematics.quantity import (
+    Answer,
+    assigned_number,
+    clean_latex,
+    read_answer,
+    written_fraction,
+)
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 
 # Work that nobody calls an answer unless the gold answer does.
@@ -41,8 +47,9 @@ _UNDONE_SIGNS = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in _
 _CLOSED_SIGNS = {name: re.compile(pattern) for name, pattern in _CLOSED_FORMS.items()}
 
 _ARITHMETIC = re.compile(
-    r"(?<=[\w)}!|])\s*(?:[-+*/]|\\(?:cdot|times|div|pm)(?![a-z]))|\\[dtc]?frac|\)\s*\(|\\over(?![a-z])"
+    r"(?<=[\w)}!|%])\s*(?:[-+*/]|\\(?:cdot|times|div|pm)(?![a-z]))|\\[dtc]?frac|\)\s*\(|\\over(?![a-z])"
 )
+_FRACTION = re.compile(r"/|\\[dtc]?frac")
 _ONLY_DIGITS = re.compile(r"[\d\s.()+-]+")
 _ELEMENTS = re.compile(r",|;|&|\\\\|\\cup(?![a-z])|(?<![a-z])(?:or|and)(?![a-z])|\\(?:begin|end)\{\w+\}")
 _EQUALS = re.compile(r"(?<![<>!\\])=")
@@ -71,7 +78,7 @@ def left_undone(question: str, gold: str, response: str) -> str:
     for name, sign in _CLOSED_SIGNS.items():
         if sign.search(value) and sign.search(question) and not sign.search(gold):
             return f"the question asks for the value of the {name}"
-    if _numbers_alone(wanted.body) and (undone := _arithmetic_in(value)):
+    if _numbers_alone(wanted.body) and (undone := _arithmetic_in(value, as_fraction=bool(_FRACTION.search(gold)))):
         return f"arithmetic is left to do: {undone:.40}"
     return "it restates the question" if _restates(question, given, tokens) else ""
 
@@ -90,9 +97,16 @@ def _numbers_alone(body: str) -> bool:
     return bool(elements) and all(_is_number(element) for element in elements)
 
 
-def _arithmetic_in(value: str) -> str:
-    undone = (element for element in _elements(value) if not _is_number(element))
-    return next((e for e in undone if _ARITHMETIC.search(e) or _ONLY_DIGITS.fullmatch(e)), "")
+def _arithmetic_in(value: str, *, as_fraction: bool) -> str:
+    """The first element that is not worked out; 391/17 is not, unless the gold answer is a fraction as well."""
+    return next((element for element in _elements(value) if _is_undone(element, as_fraction)), "")
+
+
+def _is_undone(element: str, as_fraction: bool) -> bool:
+    if not _is_number(element):
+        return bool(_ARITHMETIC.search(element) or _ONLY_DIGITS.fullmatch(element))
+    fraction = written_fraction(element)
+    return not as_fraction and fraction is not None and fraction.can_be_reduced
 
 
 def _elements(body: str) -> list[str]:

@@ -60,7 +60,9 @@ _FRAC_PARTS = (
     r"\\[dtc]?frac\s*(?:\{\s*([-+]?(?:\d+\.?\d*|\.\d+))\s*\}|(\d))\s*(?:\{\s*([-+]?(?:\d+\.?\d*|\.\d+))\s*\}|(\d))"
 )
 _FRACTION = re.compile(rf"^([-+]?)\s*(?:(\d+)\s*)?{_FRAC_PARTS}$")
-_SLASHED = re.compile(r"^([-+]?)\s*(?:(\d+)(?:\s+|\s*\+\s*))?\(?([-+]?\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)\)?$")
+_QUOTIENT = r"([-+]?\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)"
+# "3 1/2" is a mixed number; 3 + 1/2 is a sum, whose sign is that of the 3 alone.
+_SLASHED = re.compile(rf"^([-+]?)\s*(?:(?:(\d+)\s+)?{_QUOTIENT}|\(\s*{_QUOTIENT}\s*\))$")
 
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _SCALED = re.compile(rf"^(.*\d)\s*(?:\\text\s*\{{)?\s*({'|'.join(_SCALES)})\s*\}}?$")
@@ -183,21 +185,46 @@ def _exact(body: str) -> tuple[Fraction | None, bool]:
         if abs(exponent) > _MAX_EXPONENT:
             return None, False
         return _signed(match[1], Fraction(match[2] or 1) * Fraction(10) ** exponent), exponent < 0
-    if match := _FRACTION.match(body):
-        numerator, denominator = Fraction(match[3] or match[4]), Fraction(match[5] or match[6])
-        if denominator == 0 or (match[2] and not 0 <= numerator < denominator):
-            return None, False
-        return _signed(match[1], Fraction(match[2] or 0) + numerator / denominator), False
     if match := _REPEATING.match(body):
         fixed, period = match[3], match[4] or match[5]
         repeating = Fraction(int(period), 10 ** len(fixed) * (10 ** len(period) - 1))
         return _signed(match[1], Fraction(f"{match[2] or 0}.{fixed or 0}") + repeating), False
-    if match := _SLASHED.match(body):
-        numerator, denominator = Fraction(match[3]), Fraction(match[4])
-        if denominator == 0 or (match[2] and not 0 <= numerator < denominator):
-            return None, False
-        return _signed(match[1], Fraction(match[2] or 0) + numerator / denominator), False
+    if fraction := _read_fraction(body):
+        return _signed(fraction.sign, fraction.whole + fraction.numerator / fraction.denominator), False
     return None, False
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenFraction:
+    """A fraction in its own terms: ``-3 2/4`` has the sign ``-``, the whole 3 and the terms 2 and 4."""
+
+    sign: str
+    whole: Fraction
+    numerator: Fraction
+    denominator: Fraction
+
+    @property
+    def can_be_reduced(self) -> bool:
+        """Whether its terms are not the least whole numbers that say the same."""
+        terms = self.numerator / self.denominator
+        return abs(self.numerator) != abs(terms.numerator) or self.denominator != terms.denominator
+
+
+def written_fraction(text: str) -> WrittenFraction | None:
+    """The one fraction or mixed number that a final answer is, or None."""
+    answer = read_answer(text)
+    return _read_fraction((assigned_number(answer) or answer).body)
+
+
+def _read_fraction(body: str) -> WrittenFraction | None:
+    match = _FRACTION.match(body) or _SLASHED.match(body)
+    if match is None:
+        return None
+    sign, whole, *terms = match.groups()
+    numerator, denominator = (Fraction(term) for term in terms if term is not None)
+    if denominator == 0 or (whole and not 0 <= numerator < denominator):
+        return None
+    return WrittenFraction(sign, Fraction(whole or 0), numerator, denominator)
 
 
 def _signed(sign: str, value: Fraction) -> Fraction:

@@ -10,6 +10,7 @@ import hashlib
 import random
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -28,7 +29,7 @@ _DIGITS = 40
 _AGREEMENT = sympy.Float("1e-25", _DIGITS)
 # 0.333333 is exactly one part in a million from a third: a hair more than that, for the rounding of 40 digits.
 _ROUNDING = sympy.Rational(DECIMAL_TOLERANCE) * (1 + sympy.Rational(1, 10**20))
-_POINTS = 3
+_NEAR, _FURTHEST = 3, 10**6  # how far from 0 points lie; beyond every number of the two answers, as far as that
 # Signs that the parser passes over: 5' and 5_2 and 5\\ldots would all be 5.
 _DROPPED = re.compile(r"""['"?]|\\[lc]?dots[a-z]?(?![a-zA-Z])|\.\.\.|\d\s*_""")
 # A comma inside of brackets is no separator of elements, and what follows "or" may be one.
@@ -200,8 +201,7 @@ def _scalars_agree(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
     # made to fit points that follow from its own text.
     draw = random.Random(hashlib.sha256(f"{gold}\0{answer}".encode()).digest())
     compared = False
-    for _ in range(_POINTS if symbols else 1):
-        point = {symbol: sympy.Rational(draw.randint(-3000, 3000), 1009) for symbol in symbols}
+    for point in _points(symbols, sides, draw):
         a, b = (sympy.N(side.subs(point), _DIGITS) for side in sides)
         if not (_is_finite(a) and _is_finite(b)):
             continue
@@ -209,6 +209,31 @@ def _scalars_agree(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
         if abs(a - b) > tolerance * max(abs(a), abs(b)):
             return False
     return True if compared else None
+
+
+def _points(symbols: list[Any], sides: list[Any], draw: random.Random) -> Iterator[dict[Any, Any]]:
+    """Values for the symbols where two functions that only agree on one side of 0, 5 or each other differ.
+
+    Every symbol is positive and negative, less and greater than every other one, and near and far; ``|x - 5|`` is
+    ``5 - x`` as far as 5.
+    """
+    if not symbols:
+        yield {}
+        return
+    constants = [abs(number) for side in sides for number in side.atoms(sympy.Number) if number.is_finite]
+    far = 10 + min(_FURTHEST, max((int(number) for number in constants), default=0))
+    alternating = [1 - 2 * (n % 2) for n in range(len(symbols))]
+    near_and_far = ((_NEAR, 1, False), (_NEAR, -1, False), (3 * far, 1, True), (3 * far, -1, True))
+    for reach, sign, falling in near_and_far:
+        yield _point(symbols, [sign] * len(symbols), reach, falling, draw)
+    if len(symbols) > 1:
+        for sign in (1, -1):
+            yield _point(symbols, [sign * one for one in alternating], _NEAR, False, draw)
+
+
+def _point(symbols: list[Any], signs: list[int], reach: int, falling: bool, draw: random.Random) -> dict[Any, Any]:
+    sizes = sorted((draw.randint(336 * reach, 1009 * reach) for _ in symbols), reverse=falling)
+    return {symbol: sympy.Rational(sign * size, 1009) for symbol, sign, size in zip(symbols, signs, sizes, strict=True)}
 
 
 def _is_float(expression: Any) -> bool:
