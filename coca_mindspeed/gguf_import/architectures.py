@@ -72,7 +72,8 @@ def _rope_scaling(header: GgufHeader) -> str | None:
     for key, value in header.metadata.items():
         if key.endswith(".rope.scaling.type") and value != "none":
             return f"{key} is {value!r:.80}"
-        if key.endswith(".rope.scale_linear") and value != 1:
+        # A factor without a type is a linear one; 0 stands for none.
+        if key.endswith((".rope.scaling.factor", ".rope.scale_linear")) and value not in (0, 1):
             return f"{key} is {value!r:.80}"
     return None
 

@@ -160,7 +160,7 @@ def _trained_bytes(policy: Policy) -> int:
     return sum(p.numel() * p.element_size() for p in policy.trained_parameters())
 
 
-def check_space(output: Path, policy: Policy, optimizer_name: str, keep: int, show: bool) -> None:
+def check_space(output: Path, policy: Policy, optimizer_name: str, keep: int, show: bool, exported: int = 1) -> None:
     """Find out before the first step whether the disk can hold the run's checkpoints, and say how much they take.
 
     Args:
@@ -169,6 +169,7 @@ def check_space(output: Path, policy: Policy, optimizer_name: str, keep: int, sh
         optimizer_name: whose moments will be saved.
         keep: checkpoints that are kept.
         show: say it where it is much.
+        exported: whole models that will be written: the trained one, and what a warm-up leaves.
 
     Raises:
         TrainingError: the disk is too small.
@@ -176,19 +177,19 @@ def check_space(output: Path, policy: Policy, optimizer_name: str, keep: int, sh
     # While a new checkpoint is written, the ones that are kept are still there; the export comes last.
     size = checkpoint_bytes(policy, optimizer_name)
     frozen = sum(4 * p.numel() for p in policy.model.parameters() if not p.requires_grad)  # exported all the same
-    total = size * (keep + 1) + _trained_bytes(policy) + frozen
+    total = size * (keep + 1) + exported * (_trained_bytes(policy) + frozen)
     there = size * min(keep, len(list_checkpoints(output / "checkpoints")))
     free = shutil.disk_usage(output).free
     if free < total - there:
         raise TrainingError(
             f"--output {output}: {free / 2**20:.0f} MiB are free, about {(total - there) / 2**20:.0f} MiB are "
             f"needed for {keep + 1} checkpoints of {size / 2**20:.0f} MiB and the exported "
-            "model; make room or lower checkpoint.keep"
+            f"model{'s' * (exported > 1)}; make room or lower checkpoint.keep"
         )
     if show and size > _MUCH:
         print(
             f"a checkpoint takes {size / 1e9:.1f} GB (weights and AdamW's moments); with checkpoint.keep="
-            f"{keep} and the exported model the run needs up to {total / 1e9:.1f} GB of disk",
+            f"{keep} and the exported model{'s' * (exported > 1)} the run needs up to {total / 1e9:.1f} GB of disk",
             file=sys.stderr,
             flush=True,
         )

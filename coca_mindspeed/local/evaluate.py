@@ -37,7 +37,7 @@ def predict(
         engine: what samples from the policy; None: the policy itself.
     """
     rollout = rollout.model_copy(update={"temperature": 1.0})
-    at_once = rollout.batch_responses or _AT_ONCE
+    at_once = questions_at_once(rollout)
     found: list[Prediction] = []
     for start in range(0, len(records), at_once):
         chunk = records[start : start + at_once]
@@ -45,6 +45,12 @@ def predict(
         found += predictions(chunk, judged)
         progress(len(found))
     return found
+
+
+def questions_at_once(rollout: RolloutConfig, questions: int | None = None) -> int:
+    """Held-out questions that are answered at once, of so many (None: of any number)."""
+    at_once = rollout.batch_responses or _AT_ONCE
+    return at_once if questions is None else min(at_once, questions)
 
 
 _AT_ONCE = 512  # responses sampled at once where the configuration names no number

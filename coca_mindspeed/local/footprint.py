@@ -21,6 +21,7 @@ from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.local.evaluate import questions_at_once
 from coca_mindspeed.local.grouped_attention import group_heads
 from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.lora import add_adapters
@@ -104,7 +105,7 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
             adapters = 0 if policy.adapters is None else sum(p.numel() for p in trained)
             vllm = bytes_of_number(config) * (sum(p.numel() for p in parameters) - adapters) + cache
         else:
-            cache = rollout_pass(policy, prompt, config)
+            cache = max(rollout_pass(policy, prompt, config, *batch) for batch in _sampled_at_once(config))
         rollout = live.most - before
     return Footprint(
         parameters=sum(p.numel() for p in parameters),
@@ -222,16 +223,23 @@ def _longest(policy: Policy, prompt: int, group_sizes: Sequence[int], config: Ru
     )
 
 
-def rollout_pass(policy: Policy, prompt: int, config: RunConfig) -> int:
+def _sampled_at_once(config: RunConfig) -> list[tuple[int, int]]:
+    """Prompts and responses to each of them in the largest batch of a step, and of an evaluation if there is one."""
+    rollout = config.rollout
+    groups = rollout.prompts
+    if rollout.batch_responses is not None:
+        groups = min(groups, max(1, rollout.batch_responses // rollout.group_size))
+    held_out = questions_at_once(rollout, config.evaluation.questions) if config.evaluation.interval else 0
+    return [(groups, rollout.group_size), *([(held_out, 1)] if held_out else [])]
+
+
+def rollout_pass(policy: Policy, prompt: int, config: RunConfig, prompts: int, group_size: int) -> int:
     """One batch of responses up to their last token, only those steps of which move the cache; its bytes at the end."""
     rollout = config.rollout
-    at_once = rollout.prompts
-    if rollout.batch_responses is not None:
-        at_once = min(at_once, max(1, rollout.batch_responses // rollout.group_size))
     with torch.no_grad(), policy.autocast():
-        decoder = Decoder(policy, _prompts(at_once, prompt), rollout.group_size)
+        decoder = Decoder(policy, _prompts(prompts, prompt), group_size)
         draw(policy, decoder.logits, rollout.temperature)
-        token = torch.ones(at_once * rollout.group_size, 1, dtype=torch.long)
+        token = torch.ones(prompts * group_size, 1, dtype=torch.long)
         while decoder.width < prompt + rollout.max_new_tokens - 1:  # the last token is drawn and not run
             decoder.skip_to(prompt + rollout.max_new_tokens - 2)
             decoder.step(token)

@@ -15,6 +15,7 @@ from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.local.checkpoint import export_model, list_checkpoints, save_checkpoint
 from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved, stop_request
+from coca_mindspeed.local.lora import load_adapters
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.progress import WarmUpProgress
 from coca_mindspeed.local.warm_up import Layout, encode_responses, warm_up
@@ -51,8 +52,11 @@ def teach_format(
 ) -> Policy:
     """The policy after the warm-up, which is also exported to ``output/warm_start``.
 
+    Where adapters are trained, they learn the format too and are merged in the export, which is then the base for
+    new ones: the policy that is returned has none.
+
     Args:
-        policy: as loaded from ``model.path``; it is trained in place.
+        policy: as loaded from ``model.path``, with adapters where they are what is trained; it is trained in place.
         records: from :func:`read_warm_up_records`.
         config: the run's.
         output: the run's directory; it may hold this warm-up, finished or stopped.
@@ -63,6 +67,7 @@ def teach_format(
         InterruptedRunError: Ctrl-C or SIGTERM; the warm-up is saved as far as it came.
     """
     if (output / WARMED_UP).exists():
+        shutil.rmtree(output / CHECKPOINTS, ignore_errors=True)  # a kill may have come before their removal
         return load_policy(output / WARMED_UP, config.model, policy.device, where="warm start")
     method = config.method.training_method
     layout = Layout(method.confidence_position, config.method.confidence_decimals or _DECIMALS, spaced=True)
@@ -70,7 +75,9 @@ def teach_format(
     _run(policy, records, method, layout, config, output / CHECKPOINTS, show_progress)
     export_model(policy, output / WARMED_UP)
     shutil.rmtree(output / CHECKPOINTS, ignore_errors=True)
-    return policy
+    if policy.adapters is None:
+        return policy
+    return load_policy(output / WARMED_UP, config.model, policy.device, where="warm start")
 
 
 def _check_lengths(policy: Policy, records: Sequence[Record], layout: Layout, most: int) -> None:
@@ -96,9 +103,12 @@ def _run(
     if found := list_checkpoints(checkpoints):
         newest = found[-1]
         resume = newest.step, newest.optimizer_state(policy.device)
-        weights = load_policy(newest.model, config.model, policy.device, where="checkpoint").model
-        policy.model.load_state_dict(weights.state_dict())
-        del weights
+        if policy.adapters is not None:
+            load_adapters(policy, newest.adapters)
+        else:
+            weights = load_policy(newest.model, config.model, policy.device, where="checkpoint").model
+            policy.model.load_state_dict(weights.state_dict())
+            del weights
     total, interval = config.warm_up.steps, config.checkpoint.interval
     go_on = f"--resume goes on from its last checkpoint in {checkpoints}, if there is one"
     with (

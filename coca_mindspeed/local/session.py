@@ -19,7 +19,7 @@ from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.checkpoint import Checkpoint, check_space, export_model, remove_leftovers
 from coca_mindspeed.local.context import context_limit, read_context_limit, read_model_config
-from coca_mindspeed.local.format_warm_up import read_warm_up_records, teach_format
+from coca_mindspeed.local.format_warm_up import WARMED_UP, read_warm_up_records, teach_format
 from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.lora import add_adapters, load_adapters, require_peft
 from coca_mindspeed.local.memory_check import refuse_what_cannot_fit
@@ -141,7 +141,8 @@ def open_session(
         policy = _load_policy(config, found, device)
         if policy is not None:
             _put_adapters(policy, config, found)
-            check_space(output, policy, config.optimizer.name, config.checkpoint.keep, show_progress)
+            models = 2 if lessons and not (output / WARMED_UP).exists() else 1
+            check_space(output, policy, config.optimizer.name, config.checkpoint.keep, show_progress, models)
         marker = claim(found, config, data, overwrite=overwrite)
         if policy is None:
             with saying_what_is_saved("stopped before the warm-up was done; nothing is saved; start it again"):
@@ -151,6 +152,8 @@ def open_session(
             check_space(output, policy, config.optimizer.name, config.checkpoint.keep, show_progress)
         elif lessons and found.newest is None:
             policy = teach_format(policy, lessons, config, output, show_progress=show_progress)
+            if policy.adapters is None:
+                _put_adapters(policy, config, found)
         rollout: Rollout | None = None
         if max_tokens is not None:
             directory = output / "warm_start" if config.model.path is None else Path(config.model.path)
@@ -192,8 +195,8 @@ def _check_rollout(config: RunConfig, device: torch.device) -> int | None:
 def _model_path(config: RunConfig, found: FoundRun) -> tuple[Path, str]:
     if found.newest is not None and config.model.lora.rank is None:
         return found.newest.model, "checkpoint"
-    if found.newest is not None and config.model.path is None:
-        return found.path / "warm_start", "warm start"
+    if found.newest is not None and (config.model.path is None or config.warm_up.records is not None):
+        return found.path / "warm_start", "warm start"  # what the adapters were put into
     return Path(str(config.model.path)), "model.path"
 
 

@@ -172,6 +172,7 @@ class Trainer:
     ) -> tuple[dict[str, float], dict[str, float]]:
         config, device = self.config, self.policy.device
         records = records_of_step(self.train_records, step, config.rollout.prompts, config.seed)
+        self._engine.timing()  # what an evaluation has taken of it is in the evaluation's own seconds
         graded = respond_and_grade(
             self.policy,
             records,
@@ -182,6 +183,7 @@ class Trainer:
             config.rollout.group_size,
             self._engine,
         )
+        of_engine = self._engine.timing()
         rescoring = {}
         if graded.samples.engine_log_probs is not None:
             started = time.perf_counter()
@@ -195,7 +197,8 @@ class Trainer:
         timing = {f"seconds/{name}": seconds for name, seconds in graded.seconds.items()}
         timing["seconds/update"] = time.perf_counter() - started
         timing["tokens_per_second/rollout"] = float(graded.samples.lengths.sum()) / graded.seconds["rollout"]
-        timing |= rescoring | self._engine.timing()
+        timing["seconds/rollout"] -= sum(of_engine.values())  # no second is in two of them
+        timing |= rescoring | of_engine
         timing |= {f"grading/{name}": value for name, value in self.grader.metrics().items()}
         timing["grading/unevaluated"] = float(self.evaluated_only.unevaluated)
         metrics = {"stage": float(stage), "lr": lr, **experience_metrics(experience), **update}

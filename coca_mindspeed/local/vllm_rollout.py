@@ -66,7 +66,7 @@ class VllmRollout:
         self._up_to_date = False
 
     def timing(self) -> dict[str, float]:
-        """Seconds that handing over weights has taken; part of the rollout's."""
+        """Seconds that handing over weights has taken, within calls of :meth:`sample`."""
         seconds, self._handing_over = self._handing_over, 0.0
         return {"seconds/weights_to_vllm": seconds}
 

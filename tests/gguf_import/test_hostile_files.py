@@ -137,6 +137,7 @@ REFUSED = {
     "heads that do not divide": ({"llama__attention__head_count": 5}, "5 attention heads"),
     "heads by layer": ({"llama__attention__head_count_kv": [2, 2]}, "key/value heads"),
     "no epsilon": ({"llama__attention__layer_norm_rms_epsilon": None}, "above 0, found None"),
+    "a factor alone": ({"llama__rope__scaling__factor": 4.0}, "does not read scaled rotary frequencies"),
     "scaled frequencies": ({"llama__rope__scaling__type": "yarn"}, "does not read scaled rotary frequencies"),
     "a part of each head turned": ({"llama__rope__dimension_count": 4}, "expected the size of a head"),
     "a smaller vocabulary": ({"llama__vocab_size": 7}, "vocab_size is 7"),

@@ -166,7 +166,11 @@ def trains(directory: Path, output: Path, largest_gap: float) -> None:
         assert row["rollout/importance_weight"] == pytest.approx(1, abs=10 * largest_gap)
         assert row["rollout/entropy"] > 0
     timing = rows(output / "timing.jsonl")
-    assert all(row["seconds/weights_to_vllm"] > 0 and row["seconds/rescoring"] > 0 for row in timing)
+    assert all(row["seconds/rescoring"] > 0 and row["seconds/rollout"] > 0 for row in timing)
+    # Before the first step there was one, and an evaluation has its own.
+    already = [True, *("seconds/evaluation" in row for row in timing[:-1])]
+    assert [row["seconds/weights_to_vllm"] == 0 for row in timing] == already
+    assert already.count(False) >= 2
 
 
 def a_run_without_hand_overs_shows_it(directory: Path, output: Path, monkeypatch) -> None:

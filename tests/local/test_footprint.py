@@ -33,6 +33,7 @@ SMALL = (
     "rollout.group_size=4",
     "rollout.max_prompt_tokens=12",
     "rollout.max_new_tokens=50",
+    "evaluation.interval=0",
 )
 
 
@@ -55,6 +56,26 @@ def test_keys_and_values_by_hand():
     """Room grows from 12 prompt tokens to 29, 46 and 70; two heads of 8, keys and values, one layer, float32."""
     assert footprint(run_of(), QWEN).cache == 8 * 4 * 70 * 2 * 8 * 2 * 4
     assert footprint(run_of("rollout.batch_responses=9"), QWEN).cache == 2 * 4 * 70 * 2 * 8 * 2 * 4
+
+
+def test_an_evaluation_may_sample_more_at_once_than_a_step():
+    of_one = 70 * 2 * 8 * 2 * 4
+    evaluating = "evaluation.interval=50"
+    assert footprint(run_of(evaluating), QWEN).cache == 512 * of_one
+    assert footprint(run_of(evaluating, "evaluation.questions=40"), QWEN).cache == 40 * of_one
+    assert footprint(run_of(evaluating, "evaluation.questions=20"), QWEN).cache == 8 * 4 * of_one  # the step's
+    # Eight groups of one prompt each, or thirty-two prompts: as many rows, and more prompts to read at once.
+    long = ("rollout.batch_responses=32", "rollout.max_prompt_tokens=300", "rollout.max_new_tokens=4")
+    step, both = (footprint(run_of(*long, *more), QWEN) for more in ((), (evaluating,)))
+    assert both.cache == step.cache
+    assert both.rollout > step.rollout
+    need = footprint(run_of(evaluating), QWEN)
+    room = need.weights + need.moments + need.rollout // 8
+    *_, problem = memory_problems(MemoryCheck(need, 0, room), run_of(evaluating), QWEN)
+    value = int(problem.rpartition("rollout.batch_responses=")[2])
+    assert 32 < value < 512
+    assert footprint(run_of(evaluating, f"rollout.batch_responses={value}"), QWEN).peak_of_rollout <= room
+    assert footprint(run_of(evaluating, f"rollout.batch_responses={value + 4}"), QWEN).peak_of_rollout > room
 
 
 def test_fewer_rows_at_a_time_and_recomputed_layers_and_adapters_need_less():

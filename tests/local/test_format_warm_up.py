@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 from contextlib import closing
 from pathlib import Path
@@ -16,6 +17,7 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.local import format_warm_up
+from coca_mindspeed.local.checkpoint import list_checkpoints
 from coca_mindspeed.local.interrupt import InterruptedRunError
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.progress import WarmUpProgress
@@ -118,6 +120,43 @@ def test_an_interrupted_warm_up_goes_on_and_ends_with_the_same_bytes(place, neve
         assert not (output / "warm_start").exists()
     with closing(session(place, output, resume=True)):
         assert weights(output) == weights(never_stopped)
+
+
+def test_adapters_learn_the_format_and_new_ones_are_put_into_what_they_made(place, tmp_path, monkeypatch):
+    """Stopped in the warm-up, behind it, and behind the first step: the same bytes as in one go."""
+    pytest.importorskip("peft")
+    lora = ("model.lora.rank=4", "trainer.steps=2", "checkpoint.interval=1")
+    with closing(session(place, tmp_path / "whole", *lora)) as whole:
+        assert all("lora_" in n for n, p in whole.trainer.policy.model.named_parameters() if p.requires_grad)
+        whole.trainer.run()
+    start, end = weights(tmp_path / "whole"), (tmp_path / "whole" / "model" / "model.safetensors").read_bytes()
+    assert start != (place / "model" / "model.safetensors").read_bytes()  # merged
+    output, advance = tmp_path / "run", WarmUpProgress.advance
+
+    def stop(self, step, loss):
+        advance(self, step, loss)
+        if step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(WarmUpProgress, "advance", stop)
+        with pytest.raises(InterruptedRunError):
+            session(place, output, *lora)
+    assert not (output / "warm_up" / "step_000003" / "model").exists()
+    with closing(session(place, output, *lora)):
+        assert weights(output) == start
+    (output / "warm_up" / "step_000006").mkdir(parents=True)  # as a kill before the removal leaves it
+    with closing(session(place, output, *lora)) as again:
+        assert not (output / "warm_up").exists()
+        assert again.trainer.policy.adapters is not None
+        again.trainer.run()
+    assert (output / "model" / "model.safetensors").read_bytes() == end
+    for path in (output / "model", list_checkpoints(output / "checkpoints")[-1].path):
+        shutil.rmtree(path)
+    with closing(session(place, output, *lora, resume=True)) as resumed:
+        assert resumed.resume_from.step == 1
+        resumed.trainer.run(resumed.resume_from)
+    assert (output / "model" / "model.safetensors").read_bytes() == end
 
 
 def test_a_warm_up_that_was_killed_goes_on_from_its_checkpoint(place, never_stopped, tmp_path, monkeypatch):
