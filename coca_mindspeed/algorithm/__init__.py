@@ -1,1 +1,1 @@
-"""The paper, in four pages: pure functions on tensors and strings, which both engines call."""
+"""The paper: pure functions on tensors and strings, a page for each of its ideas, which all three engines call."""

@@ -1,6 +1,7 @@
 """The typed schema of our own configuration: every key, its type, its range and its meaning.
 
-Both engines read it.  Keys of MindSpeed-RL itself live under ``mindspeed_rl`` and pass through untouched.
+The local engine and the one on MindSpeed-RL read it; the one on verl has a section of its own in verl's configuration,
+made of the same parts.  Keys of MindSpeed-RL itself live under ``mindspeed_rl`` and pass through untouched.
 """
 
 import difflib
