@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from html import unescape
 from html.parser import HTMLParser
 
 import numpy as np
@@ -174,6 +175,11 @@ def test_comparison_with_the_paper_is_printed_and_in_the_report(report, tmp_path
     assert re.search(r"\| coca +\| gsm8k +\| ECE ", printed)
     assert "Beside the paper: qwen2.5-3b/math" in (tmp_path / "report.html").read_text()
     assert printed.split("\n\n")[1] in (tmp_path / "report.md").read_text()
+    assert not re.search(r"\| coca +\| math ", printed)
+    left_out = "math: without math500, aime25 it is not the paper's average"
+    assert f"\n- {left_out}\n" in printed
+    assert f"\n- {left_out}\n" in (tmp_path / "report.md").read_text()
+    assert left_out in unescape((tmp_path / "report.html").read_text())
 
 
 def test_command_errors(tmp_path, capsys):

@@ -104,6 +104,64 @@ def test_comparison_with_the_paper():
     assert "TTC" not in by_metric  # the paper prints none in this setting
 
 
+def _of_paper(*datasets, **fields):
+    return [row for name in datasets for row in rows(name, GOOD, method="coca", **fields)]
+
+
+def _compared(*runs):
+    found = compare_with_paper(Scoreboard(runs, replicates=5), "qwen2.5-7b/math")
+    return {(row[0], row[1]) for row in found.rows}, found.left_out
+
+
+def test_an_average_is_compared_only_with_that_of_the_same_data_sets():
+    code, factual = ("mbpp_sanitized", "humaneval"), ("simpleqa", "triviaqa")
+    whole = ("gsm8k", "math500", "aime24", "aime25")
+    shown, left_out = _compared(Run("ours", _of_paper(*whole, *code, *factual), method="coca"))
+    assert {("ours", "math"), ("ours", "code"), ("ours", "factual")} < shown
+    assert left_out == []
+    assert left_out == _compared(Run("ours", _of_paper("gsm8k"), method="coca"))[1]  # a lone one has no average
+
+    shown, [said] = _compared(Run("ours", _of_paper("gsm8k", "math500", *code), method="coca"))
+    assert ("ours", "gsm8k") in shown
+    assert ("ours", "code") in shown
+    assert ("ours", "math") not in shown
+    assert said == "math: without aime24, aime25 it is not the paper's average"
+
+    mine = rows("my_algebra", GOOD, method="coca", category="math")
+    shown, [said] = _compared(Run("ours", [*_of_paper(*whole), *mine], method="coca"))
+    assert ("ours", "math") not in shown
+    assert said == "math: with my_algebra it is not the paper's average"
+
+    # A set that stands under another category is missing in one average and foreign in the other.
+    moved = [*_of_paper("math500", "aime24", "aime25", *code), *_of_paper("gsm8k", category="code")]
+    _, left_out = _compared(Run("ours", moved, method="coca"))
+    assert left_out == [
+        "math: without gsm8k it is not the paper's average",
+        "code: with gsm8k it is not the paper's average",
+    ]
+
+
+def test_a_run_that_lacks_a_data_set_of_an_average_is_named():
+    whole = ("mbpp_sanitized", "humaneval")
+    runs = [Run("all", _of_paper(*whole), method="coca"), Run("half", _of_paper(whole[0]), method="coca")]
+    shown, left_out = _compared(*runs)
+    assert ("all", "code") in shown
+    assert ("half", "code") not in shown
+    assert left_out == ["code, half: without humaneval it is not the paper's average"]
+
+
+def test_a_data_set_called_like_a_category_is_not_the_papers_average():
+    shown, left_out = _compared(Run("ours", [*_of_paper("gsm8k"), *rows("math", GOOD, method="coca")], method="coca"))
+    assert shown == {("ours", "gsm8k")}
+    assert left_out == []
+
+
+def test_nothing_but_a_foreign_average_is_nothing_to_compare():
+    own = [*rows("a", GOOD, method="coca", category="math"), *rows("b", GOOD, method="coca", category="math")]
+    with pytest.raises(ConfigError, match=r"nothing to compare: the runs' data sets are a, b"):
+        _compared(Run("ours", own, method="coca"))
+
+
 def test_comparison_needs_a_method_and_data_of_the_paper():
     mine = Run("ours", rows("mine", GOOD), method="coca")
     with pytest.raises(ConfigError, match="nothing to compare: the runs' data sets are mine"):

@@ -1,7 +1,7 @@
 """The paper's tables as text, and our figures beside them."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -26,7 +26,7 @@ from coca_mindspeed.evaluation.paper.published import (
 )
 from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.evaluation.runs import Run
-from coca_mindspeed.markdown import markdown_table
+from coca_mindspeed.markdown import markdown_cell, markdown_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,30 +37,36 @@ class PaperComparison:
         setting: the paper's, such as ``qwen2.5-3b/math``.
         header: names of the columns.
         rows: printed cells.
+        left_out: the averages of ours that are not over the data sets of the paper's, a line each.
     """
 
     setting: str
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
+    left_out: Sequence[str]
 
     def markdown(self) -> str:
-        return markdown_table(self.header, self.rows)
+        """The table, and below it what is not compared."""
+        listed = "".join(f"- {markdown_cell(line)}\n" for line in self.left_out)
+        return markdown_table(self.header, self.rows) + (f"\nNot compared:\n\n{listed}" if listed else "")
 
 
 def compare_with_paper(board: Scoreboard, setting: str) -> PaperComparison:
     """Our figure, the paper's, and the difference with our interval, for every cell that the paper prints.
 
-    A run is compared with the paper's method of the same name: its predictions' ``method``, or else its label.
+    A run is compared with the paper's method of the same name: its predictions' ``method``, or else its label.  An
+    average is compared with the paper's of the same data sets only.
 
     Raises:
         ConfigError: the setting is unknown, a run's method is not the paper's, or there is nothing to compare.
     """
+    methods = {run.label: _method(run, setting) for run in board.runs}
+    columns = [column for column in board.columns if _is_papers(column)]
     rows = []
     for run in board.runs:
-        method = _method(run, setting)
-        for column in board.columns:
+        for column in columns:
             for metric in HEADLINE_METRICS:
-                theirs = published(setting, method, metric, column.name)
+                theirs = published(setting, methods[run.label], metric, column.name)
                 ours = board.interval(run.label, column, metric)
                 if math.isnan(theirs) or math.isnan(ours.estimate):
                     continue
@@ -85,7 +91,32 @@ def compare_with_paper(board: Scoreboard, setting: str) -> PaperComparison:
         setting,
         ["run", "data", "metric", "ours", "paper", "difference", "95% interval", CALIBRATED_LABEL],
         rows,
+        list(_left_out(board)),
     )
+
+
+def _is_papers(column: Column) -> bool:
+    """Whether the paper's figure of this name, if it has one, is of the same data: an average's sets must be its own."""
+    sets = paper().categories.get(column.name)
+    return sets is None or (column.is_average and set(column.datasets) == set(sets))
+
+
+def _left_out(board: Scoreboard) -> Iterator[str]:
+    """The averages that bear the name of one of the paper's and are not over its data sets."""
+    for column in board.columns:
+        sets = paper().categories.get(column.name)
+        if sets is None or not column.is_average:
+            continue
+        if not _is_papers(column):
+            without = ", ".join(name for name in sets if name not in column.datasets)
+            foreign = ", ".join(name for name in column.datasets if name not in sets)
+            parts = [f"{word} {names}" for word, names in (("without", without), ("with", foreign)) if names]
+            yield f"{column.name}: {' and '.join(parts)} it is not the paper's average"
+            continue
+        for run in board.runs:
+            answered = run.by_dataset()
+            if lacking := [name for name in sets if name not in answered]:
+                yield f"{column.name}, {run.label}: without {', '.join(lacking)} it is not the paper's average"
 
 
 def _calibrated(board: Scoreboard, run: Run, column: Column) -> str:
