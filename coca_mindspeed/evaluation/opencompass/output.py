@@ -25,6 +25,10 @@ _MAX_UNDECIDED = 0.01
 _JUDGED_RIGHT = re.compile(r"(?:A|CORRECT|A: ?CORRECT)")
 _JUDGED_WRONG = re.compile(r"(?:B|C|(?:[BC]: ?)?(?:INCORRECT|NOT[ _]ATTEMPTED|INVALID))")
 
+# A part of a large data set's predictions, and the beginning of the name of predictions that are not all there yet.
+_SHARD = re.compile(r"(?P<dataset>.+)_(?P<number>0|[1-9][0-9]*)")
+_UNFINISHED = "tmp_"
+
 
 def read_judgement(text: str) -> bool | None:
     """Whether a judge found the answer right; None if its words are neither verdict."""
@@ -126,14 +130,48 @@ def _read(path: Path) -> Any:
 def _predicted(work_dir: Path, model: str, dataset: str) -> list[Mapping[str, Any]]:
     folder = work_dir / "predictions" / model
     whole = folder / f"{dataset}.json"
-    parts = sorted(folder.glob(f"{dataset}_[0-9]*.json"), key=lambda path: int(path.stem.rpartition("_")[2]))
-    if not whole.exists() and not parts:
+    paths = [whole] if whole.exists() else _shards(folder, dataset)
+    if not paths:
         raise DataError(f"{whole}: is missing; it should hold the responses that {dataset}.json of results graded")
     rows: list[Mapping[str, Any]] = []
-    for path in [whole] if whole.exists() else parts:
+    for path in paths:
         content = _read(path)
         rows += [content[str(index)] for index in range(len(content))]
     return rows
+
+
+def _shards(folder: Path, dataset: str) -> list[Path]:
+    """The files ``DATASET_0.json``, ``DATASET_1.json``, ... that OpenCompass parts a large data set into."""
+    names = [_SHARD.fullmatch(path.stem) for path in folder.glob("*.json")]
+    numbers = sorted(int(name["number"]) for name in names if name is not None and name["dataset"] == dataset)
+    for place, number in enumerate(numbers):
+        if place != number:
+            raise DataError(f"{folder / dataset}_{place}.json: is missing, and {dataset}_{number}.json is there")
+    return [folder / f"{dataset}_{number}.json" for number in numbers]
+
+
+def _refuse_ungraded(work_dir: Path, results: Sequence[Path]) -> None:
+    """Refuse responses without a result: OpenCompass writes none where an evaluator failed, and goes on."""
+    graded = {(path.parent.name, path.stem) for path in results}
+    answered = {(path.parent.name, path.stem) for path in (work_dir / "predictions").glob("*/*.json")}
+    ungraded: dict[str, None] = {}
+    for model, file in sorted(answered - graded):
+        name = file.removeprefix(_UNFINISHED)
+        finished = file == name
+        if not finished and (model, name) in answered:
+            continue
+        shard = _SHARD.fullmatch(name)
+        if shard is not None and (model, f"{shard['dataset']}_0") in answered:
+            name = shard["dataset"]
+            if finished and (model, name) in graded:
+                continue
+        ungraded[f"{model}/{name}"] = None
+    if ungraded:
+        raise DataError(
+            f"{work_dir}: there are responses, but no results/MODEL/DATASET.json for {', '.join(ungraded)}; the "
+            "inference was stopped or the evaluation failed (logs/ says why), and averages without them would not be "
+            "what they are called: run opencompass again with -r, or take their files out of predictions/"
+        )
 
 
 def _question(prompt: Any) -> str:
@@ -160,7 +198,7 @@ def read_opencompass(
         categories: data set -> category.
 
     Raises:
-        DataError: a file is missing or does not say which answers were right.
+        DataError: a file is missing or does not say which answers were right, or responses have no result.
     """
     parser = parser or ResponseParser()
     results = sorted((work_dir / "results").glob("*/*.json"))
@@ -169,6 +207,7 @@ def read_opencompass(
         raise DataError(
             f"{work_dir}: holds no results/MODEL/DATASET.json; expected the time-stamped folder of an OpenCompass run"
         )
+    _refuse_ungraded(work_dir, results)
     predictions = []
     for path in results:
         model, dataset = path.parent.name, path.stem
