@@ -23,22 +23,24 @@ class Claim:
         values: one for each seed, larger is better for the claim; NaN where undefined.
         bound: the claim holds where the mean is above it.
         most: the largest possible value; an interval ends there.
+        exact: whether seeds that agree do so because they cannot differ, as a count of tokens may, and not by chance.
     """
 
     text: str
     values: Sequence[float]
     bound: float = 0.0
     most: float = math.inf
+    exact: bool = False
 
     def interval(self, level: float = 0.95) -> Interval:
         """Student's t interval of the mean, within what is possible."""
-        found = mean_interval(self.values, level)
+        found = mean_interval(self.values, level, exact=self.exact)
         return found if math.isnan(found.high) else replace(found, high=min(found.high, self.most))
 
     @property
     def p(self) -> float:
         """Two-sided p of the mean being the bound."""
-        return mean_differs(self.values, self.bound)
+        return mean_differs(self.values, self.bound, exact=self.exact)
 
     def verdict(self, p: float | None = None, threshold: float = 0.05) -> str:
         """``holds`` or ``does not hold`` where p tells the mean from the bound, otherwise ``not decided``.
@@ -75,11 +77,11 @@ def claims(results: Results, plan: Plan) -> list[Claim]:
                 found.append(Claim(text, accuracy, -0.02))
         for rival in ("majority_voting", "rlcr"):
             for category in results.categories(setting)[:1] if rival in present else ():  # the trained one
-                ratio = paired.over_seeds(
-                    "coca", rival, "tokens_to_confidence", category, lambda ours, its: 1 - ours / its
+                saved = paired.over_seeds(
+                    "coca", rival, "tokens_to_confidence", category, lambda ours, its: _share_lost(its, ours)
                 )
                 text = f"{where}: coca's TTC is at least 92% below {rival}'s (share saved)"
-                found.append(Claim(text, ratio, 0.92, most=1.0))
+                found.append(Claim(text, saved, 0.92, most=1.0, exact=True))
         if "sequential" in present:
             found += sequential_claims(results, setting, where)
     return found
@@ -88,9 +90,9 @@ def claims(results: Results, plan: Plan) -> list[Claim]:
 def sequential_claims(results: Results, setting: str, where: str) -> list[Claim]:
     """Reward hacking: in the second stage the confidence reward rises while accuracy is lost."""
     phases = [sequential_phases(results, setting, seed) for seed in results.seeds(setting, "sequential")]
-    lost = [1 - after["reward/answer"] / before["reward/answer"] for _, before, after in phases]
+    lost = [_share_lost(before["reward/answer"], after["reward/answer"]) for _, before, after in phases]
     gained = [after["reward/confidence"] - before["reward/confidence"] for _, before, after in phases]
-    shorter = [1 - after["response/length"] / before["response/length"] for _, before, after in phases]
+    shorter = [_share_lost(before["response/length"], after["response/length"]) for _, before, after in phases]
     return [
         Claim(f"{where}: sequential loses at least half its accuracy in its second stage (share lost)", lost, 0.5, 1.0),
         Claim(f"{where}: sequential's confidence reward rises in its second stage (difference)", gained),
@@ -100,13 +102,23 @@ def sequential_claims(results: Results, setting: str, where: str) -> list[Claim]
     ]
 
 
+def _share_lost(before: float, after: float) -> float:
+    """By what share ``before`` fell; NaN where there was nothing to lose."""
+    return 1 - after / before if before else math.nan
+
+
 def sequential_phases(results: Results, setting: str, seed: int) -> list[dict[str, float]]:
     """Means of the training metrics at the start, at the end of the first stage and at the end of the second."""
     rows = results.training_rows(setting, "sequential", seed)
     stages = [[row for row in rows if row["stage"] == stage] for stage in (0, 1)]
     parts = [stages[0][:LAST_STEPS], stages[0][-LAST_STEPS:], stages[1][-LAST_STEPS:]]
     names = ("reward/confidence", "reward/answer", "response/length", "response/answer_length", "rollout/invalid_share")
-    return [{name: spread([row[name] for row in part]).mean for name in names} for part in parts]
+    return [{name: spread([_defined(row[name]) for row in part]).mean for name in names} for part in parts]
+
+
+def _defined(value: float | None) -> float:
+    """NaN is null in JSON."""
+    return math.nan if value is None else value
 
 
 def claims_table(found: Sequence[Claim]) -> Table:
@@ -127,7 +139,8 @@ def claims_table(found: Sequence[Claim]) -> Table:
     counted = sum(not math.isnan(p) for p in alone)
     note = (
         "Paired over seeds: each value compares two methods that share weights, warm-up and questions; interval and p "
-        "are Student's t, p two-sided for a mean that is the bound. A claim is *not decided* where p is .05 or more. "
+        "are Student's t, p two-sided for a mean that is the bound. A claim is *not decided* where p is .05 or more, "
+        "or undefined: with one seed, or with seeds that all agree where that can be chance. "
         f"The last column corrects for the {counted} claims of this table (Holm): of verdicts that are decided there, "
         "one or more is wrong at most once in twenty reproductions. Read that column; the one before it is each claim "
         "taken alone."

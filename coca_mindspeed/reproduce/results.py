@@ -17,6 +17,8 @@ from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.files import read_json_lines
 from coca_mindspeed.reproduce.cells import ReproductionCell
 
+_SAME = 1e-12  # floats that differ by no more are the same number
+
 
 @dataclass(frozen=True)
 class Results:
@@ -126,30 +128,45 @@ def spread(values: Sequence[float]) -> Spread:
     return Spread(mean, float(np.std(known, ddof=1)) if len(known) > 1 else math.nan, known, len(values))
 
 
-def mean_interval(values: Sequence[float], level: float = 0.95) -> Interval:
-    """Student's t interval of the mean; NaN bounds for fewer than two values.
+def mean_interval(values: Sequence[float], level: float = 0.95, *, exact: bool = False) -> Interval:
+    """Student's t interval of the mean; NaN bounds for fewer than two values, and where all are the same.
 
     Of paired differences between two methods over seeds it is the paired t interval: what the seeds share (weights,
     warm-up, questions) cancels.
+
+    Args:
+        values: one for each seed.
+        level: of confidence.
+        exact: values that agree do so because they cannot differ, and not by chance: the interval is a point then.
     """
     of = spread(values)
     n = len(of.values)
-    if n < 2:
+    if n < 2 or (not exact and _agree(of)):
         return Interval(of.mean, math.nan, math.nan)
     half = float(student_t.ppf(0.5 + level / 2, n - 1)) * of.deviation / math.sqrt(n)
     return Interval(of.mean, of.mean - half, of.mean + half)
 
 
-def mean_differs(values: Sequence[float], bound: float) -> float:
-    """Two-sided p of Student's t test that the mean is ``bound``; NaN for fewer than two values."""
+def mean_differs(values: Sequence[float], bound: float, *, exact: bool = False) -> float:
+    """Two-sided p of Student's t test that the mean is ``bound``; NaN for fewer than two values.
+
+    Values that all agree have no spread to judge the mean by, as accuracies of a few seeds may by chance: they are
+    shares of whole questions.  Their p is NaN, unless they are ``exact``; see :func:`mean_interval`.
+    """
     of = spread(values)
     n = len(of.values)
     if n < 2:
         return math.nan
-    # Values that agree to the last place (a count of tokens) differ from the bound or are it.
-    if of.deviation <= 1e-12 * max(abs(of.mean), abs(bound), 1.0):
-        return 0.0 if abs(of.mean - bound) > 1e-12 else 1.0
+    if _agree(of):
+        if not exact:
+            return math.nan
+        return 0.0 if abs(of.mean - bound) > _SAME else 1.0
     return float(2 * student_t.sf(abs(of.mean - bound) / of.deviation * math.sqrt(n), n - 1))
+
+
+def _agree(of: Spread) -> bool:
+    """Whether the values are the same but for the rounding of floats."""
+    return of.deviation <= _SAME * max(abs(of.mean), 1.0)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

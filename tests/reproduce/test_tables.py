@@ -2,6 +2,7 @@
 
 import csv
 import itertools
+import json
 import math
 
 import numpy as np
@@ -12,9 +13,9 @@ from coca_mindspeed.baselines.parts import claim_directory
 from coca_mindspeed.cli import main
 from coca_mindspeed.reproduce import work_queue as schedule
 from coca_mindspeed.reproduce.cells import cells_of
-from coca_mindspeed.reproduce.claims import Claim, claims, claims_table, sequential_phases
+from coca_mindspeed.reproduce.claims import Claim, claims, claims_table, sequential_claims, sequential_phases
 from coca_mindspeed.reproduce.comparisons import comparison_table, comparisons, entries
-from coca_mindspeed.reproduce.report import write_report
+from coca_mindspeed.reproduce.report import sequential_table, write_report
 from coca_mindspeed.reproduce.results import collect, holm, mean_differs, mean_interval, spread
 from tests.reproduce.cells_for_tests import PLAN, finish, finished
 
@@ -48,6 +49,8 @@ def test_the_interval_is_the_paired_t_test_of_scipy():
         ([0.5], 0.0, "not decided"),  # one seed decides nothing
         ([math.nan, math.nan], 0.0, "no figures"),
         ([0.95, 0.951, 0.95], 0.92, "holds"),
+        ([0.1, 0.1], 0.0, "not decided"),  # two shares of as many questions agree by chance
+        ([0.0, 0.0, 0.0], -0.02, "not decided"),  # nothing was right in either
     ],
 )
 def test_verdicts(values, bound, verdict):
@@ -110,14 +113,17 @@ def test_ece_stands_beside_that_of_a_calibrated_model(tmp_path):
 def test_claims_say_what_the_cells_say(tmp_path):
     results = finished(
         tmp_path,
-        coca=[{"ece": 0.02, "accuracy": a, "tokens_to_confidence": 6.0} for a in (0.45, 0.46, 0.44)],
+        coca=[
+            {"ece": e, "accuracy": a, "tokens_to_confidence": 6.0}
+            for e, a in ((0.02, 0.45), (0.03, 0.46), (0.01, 0.44))
+        ],
         majority_voting=[{"tokens_to_confidence": 160.0 + seed} for seed in range(3)],
         rlcr=[{"tokens_to_confidence": 10.0 + seed / 10} for seed in range(3)],
     )
     verdicts = {claim.text: claim.verdict() for claim in claims(results, PLAN)}
     assert verdicts["short answers, math: coca has a lower ECE than rlvr (by)"] == "holds"
     by = next(c for c in claims(results, PLAN) if "lower ECE than instruct" in c.text)
-    assert by.values == pytest.approx([0.28] * 3)
+    assert by.values == pytest.approx([0.28, 0.27, 0.29])
     assert verdicts["short answers, math: coca keeps accuracy within 2 points of rlvr (difference)"] == "does not hold"
     assert verdicts["short answers: coca's TTC is at least 92% below majority_voting's (share saved)"] == "holds"
     assert verdicts["short answers: coca's TTC is at least 92% below rlcr's (share saved)"] == "does not hold"
@@ -140,7 +146,53 @@ def test_p_is_scipys_and_agrees_with_the_interval():
         interval = mean_interval(values.tolist())
         assert (mean_differs(values.tolist(), bound) < 0.05) == (not interval.low <= bound <= interval.high)
     assert math.isnan(mean_differs([0.1], 0.0))
-    assert (mean_differs([0.96] * 5, 0.92), mean_differs([0.92] * 5, 0.92)) == (0.0, 1.0)
+
+
+def test_seeds_that_agree_decide_only_what_cannot_differ_by_chance(tmp_path):
+    tied = [0.65 - 0.63, 0.66 - 0.64, 0.02]  # the same share of questions, but for the rounding of floats
+    for values, bound in (([0.96] * 5, 0.92), ([0.92] * 5, 0.92), (tied, 0.0), ([0.0] * 2, 0.0)):
+        assert math.isnan(mean_differs(values, bound))
+        found = mean_interval(values)
+        assert found.estimate == pytest.approx(values[0])
+        assert math.isnan(found.low)
+        assert math.isnan(found.high)
+    assert (mean_differs([0.96] * 5, 0.92, exact=True), mean_differs([0.92] * 5, 0.92, exact=True)) == (0.0, 1.0)
+    exact = mean_interval([0.96] * 5, exact=True)
+    assert (exact.low, exact.high) == (pytest.approx(0.96), pytest.approx(0.96))
+    # Methods that answer nothing rightly, and a confidence of as many tokens in every seed.
+    ours = {"accuracy": 0.1, "tokens_to_confidence": 0.1}
+    results = finished(tmp_path, 2, rlvr=[{"accuracy": 0.1}] * 2, coca=[ours] * 2)
+    found = claims(results, PLAN)
+    table = claims_table(found)
+    shown = {row[0]: row[1:] for row in table.rows}
+    accuracy = shown["short answers, math: coca keeps accuracy within 2 points of rlvr (difference)"]
+    assert accuracy == ("+0.000", "--", "-0.02", "2 of 2", "--", "--", "not decided", "not decided")
+    saved = shown["short answers: coca's TTC is at least 92% below rlcr's (share saved)"]
+    assert saved[-2:] == ("holds", "holds")
+    assert {claim.text for claim in found if claim.exact} == {text for text in shown if "TTC" in text}
+
+
+def test_what_has_nothing_to_lose_has_no_figures(tmp_path):
+    """Sequential training whose first stage ends with no right answer."""
+    results = finished(tmp_path, 2)
+    for seed in range(2):
+        path = results.cells["short", "sequential", seed].directory(tmp_path) / "run" / "metrics.jsonl"
+        rows = [json.loads(line) | {"reward/answer": 0.0} for line in path.read_text().splitlines()]
+        rows[-1]["reward/confidence"] = None  # undefined in a step, as JSON has it
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lost, gained, _ = sequential_claims(results, "short", "here")
+    assert all(math.isnan(value) for value in lost.values)
+    assert lost.verdict() == "no figures"
+    assert gained.values == pytest.approx([0.3] * 2)
+    assert "no figures" in claims_table([lost]).markdown()
+    [accuracy] = [row for row in sequential_table(results, PLAN, "short", [0, 1]).rows if row[0] == "accuracy"]
+    assert accuracy[1:] == ("0.000 ± 0.000",) * 3
+
+
+def test_no_tokens_to_save_is_no_share(tmp_path):
+    found = claims(finished(tmp_path, 1, majority_voting=[{"tokens_to_confidence": 0.0}]), PLAN)
+    [saved] = [c for c in found if "TTC" in c.text and "majority" in c.text]
+    assert saved.verdict() == "no figures"
 
 
 def test_verdicts_are_corrected_for_the_number_of_claims():
