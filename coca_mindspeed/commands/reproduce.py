@@ -5,7 +5,7 @@ import os
 import time
 from pathlib import Path
 
-from coca_mindspeed.baselines.parts import claim_directory
+from coca_mindspeed.baselines.parts import check_directory, claim_directory
 from coca_mindspeed.commands.options import at_least
 from coca_mindspeed.console import PlainConsole, print_text
 from coca_mindspeed.reproduce.cells import ReproductionCell, cells_of
@@ -26,21 +26,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    output: Path = arguments.output
+    # Saved in the cells' configurations, which must mean the same from another directory.
+    output: Path = arguments.output.resolve()
     plan = read_plan(plan_path(arguments.plan))
     cells = cells_of(plan, range(arguments.seeds))
     # torch and all that trains: seconds, which --help and a mistake in the plan do not have to wait for.
     from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved
+    from coca_mindspeed.reproduce.questions import check_questions, missing_sets, write_sets
     from coca_mindspeed.reproduce.report import write_report
     from coca_mindspeed.reproduce.results import collect
-    from coca_mindspeed.reproduce.work import Workplace, write_tasks
+    from coca_mindspeed.reproduce.work import Workplace
     from coca_mindspeed.reproduce.work_queue import run_cells
 
     console = PlainConsole()
     # More seeds may be asked for later; another plan would not be the same reproduction.
-    claim_directory(output, {"plan": plan.model_dump(mode="json")})
-    if not arguments.report_only:
-        write_tasks(plan, output)
+    settings = {"plan": plan.model_dump(mode="json")}
+    check_directory(output, settings)
+    if arguments.report_only:
+        claim_directory(output, settings)
+    else:
+        missing = missing_sets(plan, output)
+        # Before the directory is claimed: a plan that is refused here has to be changed.
+        check_questions(plan, cells, output, missing)
+        claim_directory(output, settings)
+        write_sets(missing, output)
         waiting = sum(not cell.done(output) for cell in cells)
         console.print(f"{len(cells)} cells, {waiting} to run; run the same command again to go on after a stop")
         started, done = time.perf_counter(), 0

@@ -10,7 +10,7 @@ from coca_mindspeed.algorithm.response import ConfidencePosition
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
-from coca_mindspeed.reproduce.plan import Plan, SettingPlan
+from coca_mindspeed.reproduce.plan import Plan, SettingPlan, directory_name
 
 Kind = Literal["start", "instruct", "trained", "question_probability", "probe", "assessor", "majority_vote"]
 
@@ -43,7 +43,7 @@ class ReproductionCell:
     needs: tuple[str, ...] = ()
 
     def directory(self, output: Path) -> Path:
-        return output / self.setting / f"seed_{self.seed}" / self.name.replace(" ", "_").replace(",", "")
+        return output / self.setting / f"seed_{self.seed}" / directory_name(self.name)
 
     def of(self, name: str) -> "ReproductionCell":
         """Another cell's place, of the same setting and seed."""

@@ -4,9 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics.catalogue import CALIBRATED_LABEL, QUALITY_METRICS, metric_info
-from coca_mindspeed.evaluation.paper.published import printed, published
+from coca_mindspeed.evaluation.paper.published import paper, printed, published
 from coca_mindspeed.reproduce.plan import Plan
 from coca_mindspeed.reproduce.results import Results, Spread, spread
 from coca_mindspeed.reproduce.table import Table
@@ -168,7 +167,4 @@ def _long_row(
 def _published(setting: str | None, method: str | None, metric: str, category: str) -> float:
     if setting is None or method is None:
         return math.nan
-    try:
-        return published(setting, method, metric, category)
-    except ConfigError:
-        return math.nan
+    return published(setting, method, metric, category) if method in paper().per_dataset[setting] else math.nan

@@ -1,7 +1,7 @@
 """The plan of a reproduction: which runs, on which data, compared how; one YAML file."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import yaml
 from pydantic import Field, ValidationError, field_validator
@@ -11,8 +11,21 @@ from coca_mindspeed.config.overrides import nearest
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.data.embedded.miniature import MiniatureName
 from coca_mindspeed.errors import ConfigError, UsageError
+from coca_mindspeed.evaluation.paper.published import check_setting
 
 BaselineCell = Literal["instruct", "rlvr+question_prob", "rlvr+probe", "rlvr+assessor", "majority_voting"]
+# Cells that a plan's trained methods must not be called like.
+_TAKEN = (*get_args(BaselineCell), "start-first", "start-last")
+# Beside the settings' directories in the reproduction's own.
+_BESIDE_SETTINGS = ("report", "settings.json")
+# What embedded questions decide, and what an override may nevertheless say of it.
+_DATA_OF_EMBEDDED = {
+    "data.name": "records",
+    "data.train": "set-by-the-plan",
+    "data.evaluate": "set-by-the-plan",
+    "data.grader": "auto",
+    **dict.fromkeys(("data.rows", "data.train_size", "data.evaluate_size", "data.seed")),
+}
 
 
 class RealWorldPlan(Section):
@@ -37,6 +50,11 @@ class SettingPlan(Section):
     trained: dict[str, list[str]] = Field(description="name of each trained method -> its own overrides")
     baselines: list[BaselineCell] = Field(default_factory=list, description="what is not trained by reward")
 
+    @property
+    def embedded(self) -> bool:
+        """Whether its questions come with this package, and not from the run's ``data.*``."""
+        return self.miniature is not None or self.real_world is not None
+
 
 class Plan(Section):
     """A whole reproduction."""
@@ -56,12 +74,59 @@ class Plan(Section):
     @classmethod
     def _settings_have_what_they_need(cls, settings: dict[str, SettingPlan]) -> dict[str, SettingPlan]:
         for name, setting in settings.items():
+            _check_directory_name(name, "settings")
+            if name in _BESIDE_SETTINGS:
+                raise ValueError(f"{name}: is the name of something else in the reproduction's directory")
             if setting.miniature is not None and setting.real_world is not None:
                 raise ValueError(f"{name}: has both 'miniature' and 'real_world'; one of them is its data")
             for baseline in setting.baselines:
                 if baseline.startswith("rlvr+") and "rlvr" not in setting.trained:
                     raise ValueError(f"{name}: {baseline} needs 'rlvr' among the trained methods")
+                if setting.baselines.count(baseline) > 1:
+                    raise ValueError(f"{name}: baselines: {baseline} is there twice")
+            _check_method_names(name, setting)
+            if setting.embedded:
+                _check_data_overrides(name, setting)
         return settings
+
+    @field_validator("paper_setting")
+    @classmethod
+    def _paper_setting_is_the_papers(cls, setting: str) -> str:
+        try:
+            check_setting(setting)
+        except UsageError as error:
+            raise ValueError(str(error)) from error
+        return setting
+
+
+def directory_name(method: str) -> str:
+    """What the directory of a method's cell is called."""
+    return method.replace(" ", "_").replace(",", "")
+
+
+def _check_directory_name(name: str, where: str) -> None:
+    if name in ("", ".", "..") or any(character in name for character in "/\\\0"):
+        raise ValueError(f"{where}: {name!r}: cannot be the name of a directory, which holds its results")
+
+
+def _check_method_names(where: str, setting: SettingPlan) -> None:
+    """Each trained method has a directory, and so results, of its own."""
+    taken = {directory_name(name): name for name in _TAKEN}
+    for method in setting.trained:
+        directory = directory_name(method)
+        _check_directory_name(directory, f"{where}: trained")
+        if (other := taken.get(directory)) is not None:
+            whose = f"as that of {other!r}, whose results it would take for its own"
+            raise ValueError(f"{where}: trained: {method!r}: its directory would be {directory!r} {whose}; rename it")
+        taken[directory] = method
+
+
+def _check_data_overrides(where: str, setting: SettingPlan) -> None:
+    """Refuse what embedded questions would put aside."""
+    for override in (o for listed in (setting.overrides, *setting.trained.values()) for o in listed):
+        key, _, value = override.lstrip("+").partition("=")
+        if key in _DATA_OF_EMBEDDED and value != _DATA_OF_EMBEDDED[key]:
+            raise ValueError(f"{where}: {override}: has no effect, because the setting's questions come with the plan")
 
 
 def plan_path(name: str) -> Path:

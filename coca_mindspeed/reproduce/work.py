@@ -14,10 +14,9 @@ from coca_mindspeed.baselines.early_stopping import FitConfig
 from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
 from coca_mindspeed.baselines.subject import Subject
 from coca_mindspeed.config.compose import ComposedConfig
-from coca_mindspeed.config.schema import DataConfig, ModelConfig, RunConfig
-from coca_mindspeed.data.embedded.miniature import SYMBOLS, miniature
-from coca_mindspeed.data.real_world.sets import Sizes, real_world_sets
-from coca_mindspeed.data.records import Record, read_records, write_records
+from coca_mindspeed.config.schema import ModelConfig, RunConfig
+from coca_mindspeed.data.embedded.miniature import SYMBOLS
+from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
@@ -27,7 +26,9 @@ from coca_mindspeed.local.format_warm_up import read_warm_up_records, teach_form
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.session import load_data, open_session, warm_start
 from coca_mindspeed.reproduce.cells import ReproductionCell, run_config
-from coca_mindspeed.reproduce.plan import Plan, RealWorldPlan, SettingPlan
+from coca_mindspeed.reproduce.plan import Plan, SettingPlan
+from coca_mindspeed.reproduce.questions import cell_config, warm_up_file
+from coca_mindspeed.reproduce.renaming import follow_renaming
 
 _BATCH = 500  # questions of a baseline at once, and of its parts
 
@@ -47,28 +48,6 @@ class Workplace:
     output: Path
     threads: int | None = None
     show_progress: bool = False
-
-
-def write_tasks(plan: Plan, output: Path) -> None:
-    """Write the data that a setting names as record files; those that are there already are left alone."""
-    for name, setting in plan.settings.items():
-        directory = output / name / "tasks"
-        if (directory / "evaluate.jsonl").exists():
-            continue
-        if setting.real_world is not None:
-            _write_real_world(directory, setting.real_world)
-        if setting.miniature is None:
-            continue
-        data = miniature(setting.miniature, size=plan.train_questions, evaluate=plan.evaluate_questions)
-        write_records(directory / "warm_up.jsonl", data.warm_up)
-        write_records(directory / "train.jsonl", data.train)
-        write_records(directory / "evaluate.jsonl", data.evaluate)
-
-
-def _write_real_world(directory: Path, sizes: RealWorldPlan) -> None:
-    """The three sets, the evaluation's last; a record's category in the tables is its family's role."""
-    for part, records in real_world_sets(Sizes(**sizes.model_dump())):
-        write_records(directory / f"{part}.jsonl", [replace(r, category=r.metadata["role"]) for r in records])
 
 
 def run_cell(place: Workplace, cell: ReproductionCell) -> float:
@@ -97,34 +76,32 @@ def run_cell(place: Workplace, cell: ReproductionCell) -> float:
 def _predictions(place: Workplace, setting: SettingPlan, cell: ReproductionCell) -> list[Prediction]:
     if cell.kind == "trained":
         return _train(place, setting, cell)
-    config = _with_data(place, setting, cell, run_config(setting, setting.trained.get("rlvr", []), cell.seed))
+    config = cell_config(place.plan, cell, place.output)
     train, evaluate = load_data(config.data)
+    lessons = train[: place.plan.predictor_questions]
     device = choose_device(config.trainer.device)
     on_start = cell.kind in ("instruct", "majority_vote")
     model = _start(place, cell, config, "first") if on_start else cell.of("rlvr").directory(place.output) / "run/model"
-    policy = load_policy(model, config.model, device)
-    grader = build_grader(config.data.grader)
-    subject = Subject(policy, grader, config.method, config.rollout, cell.seed)
 
     def open_assessor(trained: Path | None) -> Policy:
         begin = place.plan.assessor_model
         path = trained or (_start(place, cell, config, "first") if begin is None else Path(begin))
         return load_policy(path, ModelConfig(compute_dtype=config.model.compute_dtype), device, where="assessor_model")
 
-    try:
+    with closing(build_grader(config.data.grader, config.data.grader_options)) as grader:
+        grader.check([*evaluate, *lessons])
+        policy = load_policy(model, config.model, device)
         return run_baseline(
             "verbalised" if cell.kind == "instruct" else cell.kind,
-            subject,
+            Subject(policy, grader, config.method, config.rollout, cell.seed),
             evaluate,
             cell.directory(place.output),
             _baseline_options(place, cell, config),
-            training_records=train[: place.plan.predictor_questions],
+            training_records=lessons,
             open_assessor=open_assessor,
             # The same answers as RLVR's own row: only their confidence differs.
             answers=None if on_start else cell.of("rlvr").predictions(place.output),
         )
-    finally:
-        grader.close()
 
 
 def _baseline_options(place: Workplace, cell: ReproductionCell, config: RunConfig) -> BaselineOptions:
@@ -142,16 +119,13 @@ def _baseline_options(place: Workplace, cell: ReproductionCell, config: RunConfi
 
 
 def _train(place: Workplace, setting: SettingPlan, cell: ReproductionCell) -> list[Prediction]:
-    config = _with_data(place, setting, cell, run_config(setting, setting.trained[cell.name], cell.seed))
+    config = cell_config(place.plan, cell, place.output)
     position = config.method.training_method.confidence_position
     start = _start(place, cell, config, position)
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(start)})})
-    session = open_session(
-        ComposedConfig(config, setting.run, ()),
-        cell.directory(place.output) / "run",
-        resume=True,
-        show_progress=place.show_progress,
-    )
+    run = cell.directory(place.output) / "run"
+    follow_renaming(run, config, place.output)
+    session = open_session(ComposedConfig(config, setting.run, ()), run, resume=True, show_progress=place.show_progress)
     with closing(session):
         trainer = session.trainer
         trainer.run(session.resume_from)
@@ -166,14 +140,6 @@ def _labelled(predictions: Sequence[Prediction], records: Sequence[Record], cell
     ]
 
 
-def _with_data(place: Workplace, setting: SettingPlan, cell: ReproductionCell, config: RunConfig) -> RunConfig:
-    if setting.miniature is None and setting.real_world is None:
-        return config
-    tasks = place.output / cell.setting / "tasks"
-    train, evaluate = (str(tasks / f"{name}.jsonl") for name in ("train", "evaluate"))
-    return config.model_copy(update={"data": DataConfig(name="records", grader="auto", train=train, evaluate=evaluate)})
-
-
 def _start(place: Workplace, cell: ReproductionCell, config: RunConfig, position: str) -> Path:
     """The model that every method of the setting starts from."""
     if config.model.path is not None and place.plan.settings[cell.setting].real_world is None:
@@ -185,7 +151,7 @@ def _warm_start(place: Workplace, setting: SettingPlan, cell: ReproductionCell) 
     """Warm up the tiny model, or teach a model of one's own the format; without lessons for it, it starts as it is."""
     method = next(m for m in ("coca", "rlcr") if cell.name.endswith(training_method(m).confidence_position))
     config = run_config(setting, [f"method={method}"], cell.seed)
-    tasks = place.output / cell.setting / "tasks" / "warm_up.jsonl"
+    tasks = warm_up_file(place.output, cell.setting)
     if setting.real_world is not None:
         _teach_format(place, cell, config, tasks)
         return

@@ -96,7 +96,7 @@ def compare_with_paper(board: Scoreboard, setting: str) -> PaperComparison:
 
 
 def _is_papers(column: Column) -> bool:
-    """Whether the paper's figure of this name, if it has one, is of the same data: an average's sets must be its own."""
+    """Whether the paper's figure of this name, if it has one, is of the same data sets."""
     sets = paper().categories.get(column.name)
     return sets is None or (column.is_average and set(column.datasets) == set(sets))
 

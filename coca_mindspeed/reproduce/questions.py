@@ -1,0 +1,111 @@
+"""The questions of a reproduction: made where a setting names embedded ones, and checked before any cell is run."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+from coca_mindspeed.config.schema import DataConfig, RunConfig
+from coca_mindspeed.data.embedded.miniature import miniature
+from coca_mindspeed.data.real_world.sets import Sizes, real_world_sets
+from coca_mindspeed.data.records import Record, write_records
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.local.session import load_data
+from coca_mindspeed.reproduce.cells import ReproductionCell, run_config
+from coca_mindspeed.reproduce.plan import Plan, SettingPlan
+
+Sets = Mapping[str, Sequence[Record]]  # name of each set -> its records; "evaluate" comes last
+
+
+def missing_sets(plan: Plan, output: Path) -> dict[str, Sets]:
+    """Setting -> the embedded questions that it names, of the settings whose files are not there yet."""
+    return {
+        name: _embedded(plan, setting)
+        for name, setting in plan.settings.items()
+        if setting.embedded and not _file(output, name, "evaluate").exists()
+    }
+
+
+def write_sets(sets: Mapping[str, Sets], output: Path) -> None:
+    """Write each setting's record files, the evaluation's last: with it they are whole."""
+    for setting, parts in sets.items():
+        for part, records in parts.items():
+            write_records(_file(output, setting, part), records)
+
+
+def warm_up_file(output: Path, setting: str) -> Path:
+    """The embedded lessons of a setting."""
+    return _file(output, setting, "warm_up")
+
+
+def cell_config(plan: Plan, cell: ReproductionCell, output: Path) -> RunConfig:
+    """A cell's configuration, without its start; what needs RLVR's model has RLVR's."""
+    setting = plan.settings[cell.setting]
+    config = run_config(setting, _overrides(setting, cell), cell.seed)
+    if not setting.embedded:
+        return config
+    train, evaluate = (str(_file(output, cell.setting, part)) for part in ("train", "evaluate"))
+    # Embedded records say themselves how they are graded.
+    embedded = {"name": "records", "grader": "auto", "train": train, "evaluate": evaluate}
+    return config.model_copy(update={"data": config.data.model_copy(update=embedded)})
+
+
+def check_questions(plan: Plan, cells: Sequence[ReproductionCell], output: Path, missing: Mapping[str, Sets]) -> None:
+    """Refuse what a cell that is not done could not ask or grade; nothing is written.
+
+    Args:
+        plan: the reproduction's.
+        cells: all of them.
+        output: the reproduction's directory.
+        missing: the embedded questions that are still to be written.
+
+    Raises:
+        ConfigError: a setting has no held-out questions.
+        DataError: a file cannot be read, or a record lacks what its answers are graded by.
+        GradingError: an unknown grader or option, or what the grader needs is missing.
+    """
+    seen: set[tuple[str, tuple[str, ...]]] = set()
+    checked: list[tuple[str, DataConfig]] = []
+    for cell in cells:
+        if cell.kind == "start" or cell.done(output):
+            continue
+        composed = (cell.setting, tuple(_overrides(plan.settings[cell.setting], cell)))
+        if composed in seen:
+            continue
+        seen.add(composed)
+        data = cell_config(plan, cell, output).data
+        if (cell.setting, data) not in checked:
+            checked.append((cell.setting, data))
+            _check(cell, data, missing.get(cell.setting))
+
+
+def _check(cell: ReproductionCell, data: DataConfig, sets: Sets | None) -> None:
+    train, evaluate = load_data(data) if sets is None else (sets["train"], sets["evaluate"])
+    if not evaluate:
+        raise ConfigError(
+            f"setting {cell.setting!r}, {cell.name}: data.evaluate names no held-out questions, on which every method "
+            "is measured"
+        )
+    with closing(build_grader(data.grader, data.grader_options)) as grader:
+        grader.check([*train, *evaluate])
+
+
+def _overrides(setting: SettingPlan, cell: ReproductionCell) -> Sequence[str]:
+    return setting.trained[cell.name] if cell.kind == "trained" else setting.trained.get("rlvr", [])
+
+
+def _embedded(plan: Plan, setting: SettingPlan) -> Sets:
+    if setting.real_world is not None:
+        # A record's category in the tables is its family's role.
+        return {
+            part: [replace(r, category=r.metadata["role"]) for r in records]
+            for part, records in real_world_sets(Sizes(**setting.real_world.model_dump()))
+        }
+    assert setting.miniature is not None
+    data = miniature(setting.miniature, size=plan.train_questions, evaluate=plan.evaluate_questions)
+    return {"warm_up": data.warm_up, "train": data.train, "evaluate": data.evaluate}
+
+
+def _file(output: Path, setting: str, part: str) -> Path:
+    return output / setting / "tasks" / f"{part}.jsonl"
