@@ -24,7 +24,7 @@ from coca_mindspeed.evaluation.metrics.risk_table import risk_table
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
 from coca_mindspeed.evaluation.opencompass.output import read_opencompass
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
-from coca_mindspeed.evaluation.reports.scoreboard import Scoreboard
+from coca_mindspeed.evaluation.reports.scoreboard import PairedDifference, Scoreboard
 from coca_mindspeed.evaluation.reports.tables import risk_tables, transfer_tables
 from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, read_named, split_runs, unique_labels
 from coca_mindspeed.evaluation.tokens import TokenCounter
@@ -191,22 +191,28 @@ def _table(board: Scoreboard) -> str:
 
 def _differences(board: Scoreboard, base: Run, path: Path) -> tuple[dict[str, object], str]:
     values: dict[str, object] = {}
-    rows = []
+    rows: list[list[str]] = []
+    shared = 0
     for run in board.runs:
         for dataset in run.by_dataset():
             found = board.difference(base, run, dataset)
-            if found is None:
-                continue
-            values[f"{run.label}/{dataset}"] = {metric: interval.as_dict() for metric, interval in found.items()}
-            cells = [
-                f"{show(m, found[m].estimate, signed=True)} "
-                f"({show_range(m, found[m].low, found[m].high, signed=True) or UNDEFINED})"
-                for m in HEADLINE_METRICS
-            ]
-            rows.append([run.label, dataset, *cells])
-    if not rows:
+            counts = {"n": found.n, "n_run": found.second, "n_against": found.first}
+            by_metric = {metric: interval.as_dict() for metric, interval in found.intervals.items()}
+            values[f"{run.label}/{dataset}"] = {**counts, **by_metric}
+            whole = found.n == found.first == found.second
+            n = str(found.n) if whole else f"{found.n} of {found.second} and {found.first}"
+            rows.append([run.label, dataset, n, *(_difference(found, metric) for metric in HEADLINE_METRICS)])
+            shared += found.n
+    if not shared:
         raise DataError(f"{path}: shares no question with the files; predictions are paired by data set, id and sample")
-    return values, markdown_table(["run", "data", *(CATALOGUE[m].label for m in HEADLINE_METRICS)], rows)
+    return values, markdown_table(["run", "data", "n", *(CATALOGUE[m].label for m in HEADLINE_METRICS)], rows)
+
+
+def _difference(found: PairedDifference, metric: str) -> str:
+    if (interval := found.intervals.get(metric)) is None:
+        return UNDEFINED
+    bounds = show_range(metric, interval.low, interval.high, signed=True) or UNDEFINED
+    return f"{show(metric, interval.estimate, signed=True)} ({bounds})"
 
 
 def _json(board: Scoreboard, arguments: argparse.Namespace, differences: dict[str, object]) -> dict[str, object]:

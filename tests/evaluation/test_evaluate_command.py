@@ -83,6 +83,29 @@ def test_paired_difference(files, capsys):
     assert difference["accuracy"]["estimate"] == 0.0
     assert difference["accuracy"]["low"] < 0 < difference["accuracy"]["high"]
     assert difference["brier"]["estimate"] == pytest.approx(-0.02)
+    assert [difference[key] for key in ("n", "n_run", "n_against")] == [5, 5, 5]
+
+
+def test_a_difference_says_on_how_many_questions_it_is(files, capsys):
+    """Two of five questions of one data set, none of the other: no figure may pass for one of the whole."""
+    one = [p for p in read_predictions(files / "one.jsonl") if p.dataset == "gsm8k"]
+    write_predictions(files / "some.jsonl", [*one[:2], replace(one[0], id="new")])
+    out = files / "out"
+    arguments = (files / "two.jsonl", "--output", out, "--against", files / "some.jsonl", "--replicates", 50)
+    assert evaluate(*arguments) == 0
+    printed = capsys.readouterr().out
+    compared = printed[printed.index("Difference to some.jsonl") :].split("\n\n")[1]
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in compared.splitlines()]
+    assert cells[0][:3] == ["run", "data", "n"]
+    rows = {row[1]: row[2:] for row in cells[2:]}
+    assert rows["gsm8k"][0] == "2 of 5 and 3"
+    assert rows["aime24"][0] == "0 of 5 and 0"
+    assert set(rows["aime24"][1:]) == {"--"}
+    found = json.loads((out / "metrics.json").read_text())["differences"]
+    gsm8k = found["all/gsm8k"]
+    assert [gsm8k[key] for key in ("n", "n_run", "n_against")] == [2, 5, 3]
+    assert gsm8k["brier"]["estimate"] == pytest.approx((0.04 + 0.49) / 2 - (0.01 + 0.64) / 2)
+    assert found["all/aime24"] == {"n": 0, "n_run": 5, "n_against": 0}
 
 
 def test_options_reach_the_metrics(files):

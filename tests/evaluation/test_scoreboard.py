@@ -86,8 +86,10 @@ def test_what_a_calibrated_model_would_show_is_averaged_like_ece(board):
 def test_difference_is_paired_by_question(board):
     coca, rlvr = board.runs
     found = board.difference(rlvr, coca, "gsm8k")
-    assert found["accuracy"].estimate == pytest.approx(0.25)
-    assert board.difference(rlvr, coca, "mine") is None
+    assert found.intervals["accuracy"].estimate == pytest.approx(0.25)
+    assert (found.n, found.first, found.second) == (4, 4, 4)
+    none = board.difference(rlvr, coca, "mine")
+    assert (none.n, none.first, none.second, none.intervals) == (0, 0, 4, {})
 
 
 def test_comparison_with_the_paper():

@@ -34,6 +34,23 @@ class Column:
     is_average: bool
 
 
+@dataclass(frozen=True, slots=True)
+class PairedDifference:
+    """Of two runs, on the responses of a data set that both have: to the same question, of the same sample number.
+
+    Attributes:
+        n: how many these are.
+        first: how many the first run has.
+        second: how many the second has.
+        intervals: metric -> difference; empty where they share none.
+    """
+
+    n: int
+    first: int
+    second: int
+    intervals: Mapping[str, Interval]
+
+
 class Scoreboard:
     """Every metric of every run on every data set.
 
@@ -119,14 +136,15 @@ class Scoreboard:
             return set()
         return {label for label, value in known.items() if value == max(known.values())}
 
-    def difference(self, first: Run, second: Run, dataset: str) -> dict[str, Interval] | None:
-        """Paired differences ``second - first`` on the questions of a data set that both answered; None if none."""
+    def difference(self, first: Run, second: Run, dataset: str) -> PairedDifference:
+        """Differences ``second - first`` on what both answered of a data set."""
         groups = [{p.key: p for p in run.by_dataset().get(dataset, [])} for run in (first, second)]
         shared = [key for key in groups[0] if key in groups[1]]
-        if not shared:
-            return None
-        before, after = (self._estimates([group[key] for key in shared], dataset) for group in groups)
-        return paired_intervals(before, after)
+        intervals: dict[str, Interval] = {}
+        if shared:
+            before, after = (self._estimates([group[key] for key in shared], dataset) for group in groups)
+            intervals = paired_intervals(before, after)
+        return PairedDifference(len(shared), *map(len, groups), intervals)
 
 
 def category_of(prediction: Prediction) -> str | None:
