@@ -9,7 +9,7 @@ from coca_mindspeed.config.schema import DataConfig, RunConfig
 from coca_mindspeed.data.embedded.miniature import miniature
 from coca_mindspeed.data.real_world.sets import Sizes, real_world_sets
 from coca_mindspeed.data.records import Record, write_records
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.session import load_data
 from coca_mindspeed.reproduce.cells import ReproductionCell, run_config
@@ -62,7 +62,8 @@ def check_questions(plan: Plan, cells: Sequence[ReproductionCell], output: Path,
 
     Raises:
         ConfigError: a setting has no held-out questions.
-        DataError: a file cannot be read, or a record lacks what its answers are graded by.
+        DataError: a file cannot be read, a record lacks what its answers are graded by, or a held-out data set is of
+            several categories.
         GradingError: an unknown grader or option, or what the grader needs is missing.
     """
     seen: set[tuple[str, tuple[str, ...]]] = set()
@@ -87,8 +88,21 @@ def _check(cell: ReproductionCell, data: DataConfig, sets: Sets | None) -> None:
             f"setting {cell.setting!r}, {cell.name}: data.evaluate names no held-out questions, on which every method "
             "is measured"
         )
+    _check_categories(cell, evaluate)
     with closing(build_grader(data.grader, data.grader_options)) as grader:
         grader.check([*train, *evaluate])
+
+
+def _check_categories(cell: ReproductionCell, evaluate: Sequence[Record]) -> None:
+    """The tables have a column for each category, which is the mean over its data sets."""
+    categories: dict[str, str] = {}
+    for record in evaluate:
+        if (other := categories.setdefault(record.dataset, record.category)) != record.category:
+            raise DataError(
+                f"setting {cell.setting!r}, data.evaluate: record {record.id!r} of {record.dataset!r} is of category "
+                f"{record.category!r}, and others of that data set are of {other!r}; give each category's records a "
+                "'dataset' of their own, because a data set counts in one column of the tables"
+            )
 
 
 def _overrides(setting: SettingPlan, cell: ReproductionCell) -> Sequence[str]:

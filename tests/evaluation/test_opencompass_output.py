@@ -121,6 +121,39 @@ def test_external_confidence_wins(work_dir):
     assert second.confidence == 0.1
 
 
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"confidence": 85}, r"gsm8k\.json, sample 3: field 'confidence' should be null or a number from 0 to 1"),
+        ({"confidence": float("nan")}, "field 'confidence' should be null or a number"),
+        ({"confidence": "0.5"}, "field 'confidence' should be null or a number"),
+        ({"confidence": 0.5, "tokens_to_confidence": -1}, "field 'tokens_to_confidence' should be null or a whole"),
+    ],
+)
+def test_external_confidences_are_checked_like_all(work_dir, changed, message):
+    path = work_dir / "predictions" / "model" / "gsm8k.json"
+    rows = json.loads(path.read_text())
+    rows["3"] |= changed
+    path.write_text(json.dumps(rows))
+    with pytest.raises(DataError, match=message):
+        read_opencompass(work_dir)
+
+
+def test_predictions_with_gaps_or_without_a_response_are_refused(work_dir):
+    path = work_dir / "predictions" / "model" / "gsm8k.json"
+    rows = json.loads(path.read_text())
+    path.write_text(json.dumps({number: row for number, row in rows.items() if number != "3"}))
+    with pytest.raises(DataError, match=r"gsm8k\.json: expected predictions numbered .* a gap; '3' is none"):
+        read_opencompass(work_dir)
+    del rows["3"]["prediction"]
+    path.write_text(json.dumps(rows))
+    with pytest.raises(DataError, match=r"gsm8k\.json, sample 3: expected a 'prediction', found \['gold', 'origin"):
+        read_opencompass(work_dir)
+    path.write_text("[1]")
+    with pytest.raises(DataError, match="numbered from 0"):
+        read_opencompass(work_dir)
+
+
 def test_split_predictions_are_joined_in_numeric_order(work_dir):
     path = work_dir / "predictions" / "model" / "gsm8k.json"
     rows = list(json.loads(path.read_text()).values())

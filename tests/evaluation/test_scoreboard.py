@@ -41,6 +41,20 @@ def test_columns_are_in_the_papers_order_with_averages_behind(board):
     assert [run.label for run in board.runs] == ["coca", "rlvr"]
 
 
+def test_a_data_set_has_the_category_that_its_predictions_state_and_of_several_none():
+    def columns(*runs):
+        return {c.name: c.datasets for c in Scoreboard([Run(*run) for run in runs], replicates=5).columns}
+
+    silent, other = ("silent", [*rows("mine", GOOD), *rows("a", GOOD, category="logic")]), rows("mine", GOOD)
+    says = ("says", rows("mine", GOOD, category="logic"))
+    for runs in ((silent, says), (says, silent)):  # whichever comes first
+        assert columns(*runs)["logic"] == ("a", "mine")
+    assert "logic" not in columns(silent, ("says", rows("mine", GOOD, category="art")), says)
+    mixed = [*rows("mine", GOOD, category="logic")[:2], *rows("mine", GOOD, category="art")[2:]]
+    assert list(columns(("mixed", [*mixed, *rows("a", GOOD, category="logic")]))) == ["a", "mine"]
+    assert list(columns(("none", other))) == ["mine"]
+
+
 def test_average_leaves_undefined_data_sets_out(board):
     [math_] = [column for column in board.columns if column.is_average]
     assert board.interval("coca", math_, "accuracy").estimate == pytest.approx((0.75 + 0.75 + 0) / 3)

@@ -93,6 +93,11 @@ def test_baselines_are_graded_with_the_graders_options(tmp_path, monkeypatch, op
         ([], [SUM, Record("b", "mine", "poetry", "1+1", "2")], "'b' of 'mine': grader of category 'poetry'"),
         (["data.grader=math"], [Record("c", "sums", "math", "1+1", " ")], "record 'c' of 'sums': the gold answer"),
         (["data.evaluate=null"], [SUM], "setting 's', instruct: data.evaluate names no held-out questions"),
+        (
+            ["data.grader=exact"],
+            [SUM, Record("b", "sums", "code", "1+1", "2")],
+            "'b' of 'sums' is of category 'code'",
+        ),
         (["data.evaluate=no.jsonl"], [SUM], "no.jsonl: cannot be read"),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any
 
 from coca_mindspeed.algorithm.response import ResponseParser
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
 from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
 
 # A cascade's rows keep the rule's own verdict beside the final one, which comes first here.
@@ -136,7 +136,13 @@ def _predicted(work_dir: Path, model: str, dataset: str) -> list[Mapping[str, An
     rows: list[Mapping[str, Any]] = []
     for path in paths:
         content = _read(path)
-        rows += [content[str(index)] for index in range(len(content))]
+        try:
+            part = [content[str(index)] for index in range(len(content))]
+        except (KeyError, TypeError) as error:
+            raise DataError(f"{path}: expected predictions numbered from 0 without a gap; {error} is none") from error
+        if nameless := [index for index, row in enumerate(part) if "prediction" not in row]:
+            raise DataError(f"{path}, sample {nameless[0]}: expected a 'prediction', found {sorted(part[nameless[0]])}")
+        rows += part
     return rows
 
 
@@ -217,21 +223,20 @@ def read_opencompass(
         for index, (row, correct) in enumerate(zip(rows, verdicts, strict=True)):
             stated, tokens = _confidence(_own(result["details"], index) or row, row, parser, tokenizer)
             gold = row.get("gold")
-            predictions.append(
-                Prediction(
-                    id=str(index % questions),
-                    dataset=dataset,
-                    question=_question(row.get("origin_prompt", "")),
-                    response=row["prediction"],
-                    confidence=stated,
-                    correct=correct,
-                    tokens_to_confidence=tokens,
-                    category=(categories or {}).get(dataset),
-                    model=model,
-                    sample=index // questions,
-                    gold=None if gold is None else str(gold),
-                )
-            )
+            values = {
+                "id": str(index % questions),
+                "dataset": dataset,
+                "question": _question(row.get("origin_prompt", "")),
+                "response": row["prediction"],
+                "confidence": stated,
+                "correct": correct,
+                "tokens_to_confidence": tokens,
+                "category": (categories or {}).get(dataset),
+                "model": model,
+                "sample": index // questions,
+                "gold": None if gold is None else str(gold),
+            }
+            predictions.append(prediction_from_json(values, f"{path}, sample {index}"))
     return predictions
 
 

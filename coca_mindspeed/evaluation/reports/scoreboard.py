@@ -1,7 +1,7 @@
 """Numbers of many runs on many data sets, with intervals, and their category averages by the paper's rule."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from zlib import crc32
@@ -68,15 +68,15 @@ class Scoreboard:
         self._options = options or MetricOptions()
         self._replicates, self._seed = replicates, seed
         self._cells: dict[tuple[str, str], Estimates] = {}
-        categories: dict[str, str | None] = {}
+        stated: dict[str, set[str]] = {}
         for run in self.runs:
             for dataset, predictions in run.by_dataset().items():
-                categories.setdefault(dataset, category_of(predictions[0]))
+                stated.setdefault(dataset, set()).update(p.category for p in predictions if p.category is not None)
                 self._cells[run.label, dataset] = self._estimates(predictions, dataset)
         self.metrics: dict[tuple[str, str], CalibrationMetrics] = {
             key: cell.metrics for key, cell in self._cells.items()
         }
-        self.columns = _columns(categories)
+        self.columns = _columns({dataset: _category(dataset, found) for dataset, found in stated.items()})
 
     @property
     def datasets(self) -> list[str]:
@@ -147,11 +147,11 @@ class Scoreboard:
         return PairedDifference(len(shared), *map(len, groups), intervals)
 
 
-def category_of(prediction: Prediction) -> str | None:
-    """The category that a prediction states, or the paper's of its data set, or None."""
-    if prediction.category is not None:
-        return prediction.category
-    return next((name for name, sets in paper().categories.items() if prediction.dataset in sets), None)
+def _category(dataset: str, stated: Collection[str]) -> str | None:
+    """The category that a data set's predictions state, or the paper's of it; None where they state several."""
+    if stated:
+        return next(iter(stated)) if len(stated) == 1 else None
+    return next((name for name, sets in paper().categories.items() if dataset in sets), None)
 
 
 def _columns(categories: Mapping[str, str | None]) -> list[Column]:
