@@ -61,13 +61,14 @@ def check_questions(plan: Plan, cells: Sequence[ReproductionCell], output: Path,
         missing: the embedded questions that are still to be written.
 
     Raises:
-        ConfigError: a setting has no held-out questions.
+        ConfigError: a setting has no held-out questions, or not the same for all of its methods.
         DataError: a file cannot be read, a record lacks what its answers are graded by, or a held-out data set is of
             several categories.
         GradingError: an unknown grader or option, or what the grader needs is missing.
     """
     seen: set[tuple[str, tuple[str, ...]]] = set()
     checked: list[tuple[str, DataConfig]] = []
+    held_out: dict[str, tuple[object, ...]] = {}
     for cell in cells:
         if cell.kind == "start" or cell.done(output):
             continue
@@ -76,6 +77,12 @@ def check_questions(plan: Plan, cells: Sequence[ReproductionCell], output: Path,
             continue
         seen.add(composed)
         data = cell_config(plan, cell, output).data
+        asked = (data.name, data.evaluate, data.evaluate_size, data.seed)
+        if held_out.setdefault(cell.setting, asked) != asked:
+            raise ConfigError(
+                f"setting {cell.setting!r}, {cell.name}: its overrides of data.* name other held-out questions than "
+                "those of the methods before it; every method of a setting is measured on the same"
+            )
         if (cell.setting, data) not in checked:
             checked.append((cell.setting, data))
             _check(cell, data, missing.get(cell.setting))

@@ -129,7 +129,7 @@ def _provenance(results: Results, command: str) -> str:
     seeds = sorted({seed for _, _, seed in results.summaries})
     minutes = sum(summary["seconds"] for summary in summaries) / 60
     lines = [
-        f"Made by `{command}` at commit `{_commit()}` (version {__version__}).",
+        f"Made by `{command}` at commit `{source_commit()}` (version {__version__}).",
         f"Seeds {', '.join(map(str, seeds)) or 'none'}; {len(summaries)} cells, {minutes:.0f} minutes of work in all; "
         f"{_processor()}, {len(os.sched_getaffinity(0))} cores; PyTorch {torch.__version__}, Python "
         f"{platform.python_version()}.",
@@ -144,15 +144,16 @@ def _provenance(results: Results, command: str) -> str:
     return "\n\n".join(lines) + "\n"
 
 
-def _commit() -> str:
-    """The source's commit, with ``+`` where files differ from it; ``unknown`` outside of a clone."""
-    here = Path(__file__).parent
+def source_commit(package: Path = Path(__file__).parents[1]) -> str:
+    """The source's commit, with ``+`` where package or ``configs/`` differ from it; ``unknown`` outside of a clone."""
+    root = package.parent
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=here, capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", str(here)) else "")
+        changed = git("status", "--porcelain", "--", package.name, "configs")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
 

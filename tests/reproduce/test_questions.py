@@ -111,6 +111,13 @@ def test_what_cannot_be_graded_is_refused_before_any_cell_runs(
     assert not (tmp_path / "out").exists()
 
 
+def test_methods_measured_on_other_questions_are_refused(tmp_path, capsys):
+    trained = {"rlvr": ["method=rlvr"], "coca": [f"data.evaluate={tmp_path}/train.jsonl"]}
+    assert reproduce(with_records(tmp_path, trained=trained, baselines=[]), tmp_path) == 1
+    assert "setting 's', coca: its overrides of data.* name other held-out questions" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_options_for_embedded_questions_are_checked_before_they_are_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(work_queue.run_cells, "__defaults__", (lambda *_: pytest.fail("a cell was run"),))
     assert reproduce(plan_of("data.grader_options={exact: {x: 1}}", miniature="short"), tmp_path) == 1

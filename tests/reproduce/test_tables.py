@@ -4,6 +4,8 @@ import csv
 import itertools
 import json
 import math
+import re
+import subprocess
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from coca_mindspeed.reproduce import work_queue as schedule
 from coca_mindspeed.reproduce.cells import cells_of
 from coca_mindspeed.reproduce.claims import Claim, claims, claims_table, sequential_claims, sequential_phases
 from coca_mindspeed.reproduce.comparisons import comparison_table, comparisons, entries
-from coca_mindspeed.reproduce.report import sequential_table, write_report
+from coca_mindspeed.reproduce.report import sequential_table, source_commit, write_report
 from coca_mindspeed.reproduce.results import collect, holm, mean_differs, mean_interval, spread
 from tests.reproduce.cells_for_tests import PLAN, finish, finished
 
@@ -265,6 +267,33 @@ def test_the_report_has_every_table_three_times_and_names_what_is_missing(tmp_pa
     assert "short, seed 1, coca" in page
     assert "coca-mindspeed reproduce --seeds 2" in page
     assert all(f"({name}.png)" in page for name in names)
+
+
+def test_the_reports_commit_says_where_the_source_differs_from_it(tmp_path):
+    def git(*arguments):
+        identity = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false")
+        subprocess.run(["git", *identity, *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    package, results = tmp_path / "package", tmp_path / "runs"
+    for file in (
+        package / "local" / "sampler.py",
+        package / "reproduce" / "report.py",
+        tmp_path / "configs" / "a.yaml",
+    ):
+        file.parent.mkdir(parents=True)
+        file.write_text("as committed")
+    git("init", "-q")
+    git("add", "-A")
+    git("commit", "-qm", "all")
+    results.mkdir()
+    (results / "cell.json").write_text("{}")
+    clean = source_commit(package)
+    assert re.fullmatch("[0-9a-f]{12}", clean)
+    for file in (package / "local" / "sampler.py", tmp_path / "configs" / "a.yaml"):
+        file.write_text("changed")
+        assert source_commit(package) == f"{clean}+", file
+        file.write_text("as committed")
+    assert source_commit(tmp_path / "no" / "package") == "unknown"
 
 
 def test_paired_claims_are_over_the_seeds_that_both_have(tmp_path):
