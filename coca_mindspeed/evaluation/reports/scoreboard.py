@@ -138,13 +138,13 @@ class Scoreboard:
 
     def difference(self, first: Run, second: Run, dataset: str) -> PairedDifference:
         """Differences ``second - first`` on what both answered of a data set."""
-        groups = [{p.key: p for p in run.by_dataset().get(dataset, [])} for run in (first, second)]
-        shared = [key for key in groups[0] if key in groups[1]]
+        ours, theirs = ({p.key: p for p in run.by_dataset().get(dataset, [])} for run in (first, second))
+        shared = [key for key in ours if key in theirs]
         intervals: dict[str, Interval] = {}
         if shared:
-            before, after = (self._estimates([group[key] for key in shared], dataset) for group in groups)
+            before, after = (self._estimates([group[key] for key in shared], dataset) for group in (ours, theirs))
             intervals = paired_intervals(before, after)
-        return PairedDifference(len(shared), *map(len, groups), intervals)
+        return PairedDifference(len(shared), len(ours), len(theirs), intervals)
 
 
 def _category(dataset: str, stated: Collection[str]) -> str | None:
