@@ -88,8 +88,11 @@ def test_stages_still_to_do(tmp_path):
     with pytest.raises(ConfigError, match="already holds a run; add --resume"):
         stages_to_do(run, plan, tmp_path, resume=False)
     checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="100")
+    assert stages_to_do(run, plan, tmp_path, resume=True) == [(0, True), (1, False)], "its validation is missing"
+    (tmp_path / "stage0/validation.jsonl").write_text('{"step": 100}\n')
     assert stages_to_do(run, plan, tmp_path, resume=True) == [(1, False)]
     checkpoint(tmp_path / "stage1/checkpoints", 4, iteration="100")
+    (tmp_path / "stage1/validation.jsonl").write_text('{"step": 100}\n')
     assert stages_to_do(run, plan, tmp_path, resume=True) == []
 
 

@@ -81,7 +81,7 @@ def test_what_arrives_meanwhile_is_graded_together():
 
 
 def test_a_response_that_nobody_waits_for_any_more_leaves_its_neighbours_theirs():
-    """verl cancels what it awaits when a session of its own fails."""
+    """A session of verl's that fails cancels what it awaits."""
     grader = Counting()
     queue = queue_of(grader)
     being_graded = queue.submit(tokens("<confidence>0.8</confidence>2"), record(1))

@@ -38,7 +38,7 @@ def test_verls_own_defaults_are_refused_key_by_key():
 
 @pytest.mark.parametrize("value", [None, False])
 def test_a_critic_may_be_left_to_verl_or_ruled_out(value: bool | None):
-    """verl's null asks the estimator whether there is one, and ours needs none."""
+    """By null verl asks the estimator whether there is one, and ours needs none."""
     assert problems({"critic.enable": value}) == []
 
 
