@@ -76,7 +76,6 @@ launch_on_verl() {
   [[ $run == *.yaml ]] || file=$REPOSITORY/configs/verl/$run.yaml
   [[ -f $file ]] || misuse "$run: no such configuration: $file"
   file=$(cd "$(dirname "$file")" && pwd)/$(basename "$file")
-  [[ -z $output || $output == /* ]] || output=$PWD/$output
   cd "$REPOSITORY" || exit
   find_verls_python
   if "$SMOKE"; then
