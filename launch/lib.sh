@@ -212,6 +212,7 @@ smoke() {
 
 # Where packets are dropped, the system would go on trying for two minutes.
 port_is_open() {
+  # shellcheck disable=SC2016  # expanded by the inner bash
   timeout 2 bash -c 'exec 3<>"/dev/tcp/$0/$1"' "$1" "$2" 2>/dev/null
 }
 
