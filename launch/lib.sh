@@ -43,7 +43,7 @@ EOF
 
 #   parse_command_line USAGE NUMBER WORD ...
 #
-# Sorts what was typed into the variables above.  USAGE is what --help prints; NUMBER says how many words, into WORDS,
+# Sorts what was typed into the variables above; a directory is meant from where it was typed.  USAGE is what --help prints; NUMBER says how many words, into WORDS,
 # the script takes besides options and KEY=VALUE.
 parse_command_line() {
   local usage=$1 number=$2
@@ -71,6 +71,7 @@ parse_command_line() {
     esac
     shift
   done
+  [[ -z $OUTPUT || $OUTPUT == /* ]] || OUTPUT=$PWD/$OUTPUT
   if "$SMOKE" && "$RESUME"; then
     misuse "--smoke starts afresh; it has nothing to resume"
   fi
@@ -81,6 +82,7 @@ parse_command_line() {
 # Checks what the environment says of the nodes, with the defaults of a single one; of several, KEY is told how many.
 read_nodes() {
   : "${NNODES:=1}" "${NODE_RANK:=0}"
+  [[ $CLUSTER_TIMEOUT =~ ^[0-9]+$ ]] || misuse "CLUSTER_TIMEOUT=$CLUSTER_TIMEOUT: expected seconds"
   [[ $NNODES =~ ^[1-9][0-9]*$ ]] || misuse "NNODES=$NNODES: expected a number from 1 on"
   if [[ ! $NODE_RANK =~ ^[0-9]+$ ]] || ((NODE_RANK >= NNODES)); then
     misuse "NODE_RANK=$NODE_RANK: expected a number from 0 to $((NNODES - 1))"
@@ -208,8 +210,10 @@ smoke() {
     logging.samples_interval=1 logging.wandb=null logging.swanlab=null "${OVERRIDES[@]}" --output "$output" --quiet
 }
 
+# Where packets are dropped, the system would go on trying for two minutes.
 port_is_open() {
-  (exec 3<>"/dev/tcp/$1/$2") 2>/dev/null
+  # shellcheck disable=SC2016  # expanded by the inner bash
+  timeout 2 bash -c 'exec 3<>"/dev/tcp/$0/$1"' "$1" "$2" 2>/dev/null
 }
 
 # Stop what was started, the newest first; ray start --block takes its own processes with it, and nothing else.
@@ -263,20 +267,35 @@ start_ray() {
 }
 
 wait_for_head() {
-  local waited=0
+  local end=$((SECONDS + CLUSTER_TIMEOUT))
   until "$DRY_RUN" || port_is_open "$MASTER_ADDR" "$RAY_PORT"; do
-    ((waited < CLUSTER_TIMEOUT)) || fail "no Ray head at $MASTER_ADDR:$RAY_PORT after $CLUSTER_TIMEOUT seconds"
+    ((SECONDS < end)) || fail "no Ray head at $MASTER_ADDR:$RAY_PORT after $CLUSTER_TIMEOUT seconds"
     sleep 2
-    waited=$((waited + 2))
+  done
+}
+
+# Whether the head is gone, or about to go: its processes do not end all at once.
+head_is_gone() {
+  local end=$((SECONDS + 5))
+  while port_is_open "$MASTER_ADDR" "$RAY_PORT"; do
+    ((SECONDS < end)) || return 1
+    sleep 1
   done
 }
 
 # Work for the head until it ends the cluster, with Ray's options for this node.
 join_cluster() {
+  local code=0
   wait_for_head
   start_ray worker "$@"
   "$DRY_RUN" && return
-  wait "$!" || true # it ends when the head does
+  wait "$!" || code=$?
+  # It ends with 1 when the head does, and when it could not join it.
+  if ((code)) && ! head_is_gone; then
+    printf 'launch: Ray has ended on this node with code %s, and the head at %s goes on\n' \
+      "$code" "$MASTER_ADDR:$RAY_PORT" >&2
+    exit "$code"
+  fi
   echo "launch: the head has ended the cluster; it has the training's exit code"
 }
 

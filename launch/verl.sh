@@ -76,7 +76,6 @@ launch_on_verl() {
   [[ $run == *.yaml ]] || file=$REPOSITORY/configs/verl/$run.yaml
   [[ -f $file ]] || misuse "$run: no such configuration: $file"
   file=$(cd "$(dirname "$file")" && pwd)/$(basename "$file")
-  [[ -z $output || $output == /* ]] || output=$PWD/$output
   cd "$REPOSITORY" || exit
   find_verls_python
   if "$SMOKE"; then
@@ -94,6 +93,7 @@ launch_on_verl() {
     "$RESUME" && fail "$output/checkpoints: no checkpoint to resume from"
   fi
   coca check "$file" "${OVERRIDES[@]}"
+  where_it_goes "$output" # Ray's processes have the environment that Ray was started in
   if ((NODE_RANK > 0)); then
     join_cluster # Ray finds the GPUs or NPUs by itself
     return
@@ -104,7 +104,6 @@ launch_on_verl() {
     export RAY_ADDRESS=$MASTER_ADDR:$RAY_PORT
     run_child "$PYTHON" -m coca_mindspeed.verl.nodes "$NNODES" --timeout "$CLUSTER_TIMEOUT"
   fi
-  where_it_goes "$output"
   execute mkdir -p "$output"
   main_ppo "$file" "${WHERE[@]}" trainer.resume_mode=auto "${OVERRIDES[@]}"
 }

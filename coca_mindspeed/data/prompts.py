@@ -1,11 +1,13 @@
 """From a record to chat messages: the method's system prompt, the question, and its instruction."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from coca_mindspeed.algorithm.response import MATH_INSTRUCTION
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import DataError
 
+_AT_ONCE = 1024  # prompts that a fast tokenizer is given together, which it spreads over the CPUs
 # Code and factual questions keep their benchmark's own instruction, which their records carry in metadata.
 _INSTRUCTIONS = {"math": MATH_INSTRUCTION}
 
@@ -41,6 +43,35 @@ def many_prompt_tokens(tokenizer: Any, conversations: Sequence[Sequence[dict[str
     ]
     rows: list[list[int]] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
     return rows
+
+
+def bounded_prompt_tokens(
+    tokenizer: Any, records: Sequence[Record], system_prompt: str | None, max_tokens: int, key: str, where: str = ""
+) -> Iterator[list[int]]:
+    """Token ids of the records' prompts, one after the other; a prompt is never cut.
+
+    Args:
+        tokenizer: the model's.
+        records: in their order.
+        system_prompt: the method's.
+        max_tokens: of a prompt.
+        key: that says so, for the message.
+        where: of the records, for the message; the number of the record, from 1, follows it.
+
+    Raises:
+        DataError: one is longer.
+    """
+    for start in range(0, len(records), _AT_ONCE):
+        batch = records[start : start + _AT_ONCE]
+        rows = many_prompt_tokens(tokenizer, [prompt_messages(record, system_prompt) for record in batch])
+        for number, (record, ids) in enumerate(zip(batch, rows, strict=True), start=start + 1):
+            if len(ids) > max_tokens:
+                place = f"{where} {number}: " if where else ""
+                raise DataError(
+                    f"{place}record {record.id!r} has a prompt of {len(ids)} tokens, {key} is {max_tokens}; raise it "
+                    "or leave the record out"
+                )
+            yield ids
 
 
 def prompt_tokens(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:

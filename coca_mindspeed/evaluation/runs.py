@@ -9,7 +9,7 @@ import yaml
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
-from coca_mindspeed.files import read_json_lines
+from coca_mindspeed.step_log import read_steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
             raise DataError(f"{path}: does not exist; expected a predictions file or a run directory")
         files = prediction_files(path) if path.is_dir() else [path]
         metrics = path / "metrics.jsonl"
-        training = read_training(metrics) if path.is_dir() and metrics.exists() else []
+        training = read_steps(metrics) if path.is_dir() and metrics.exists() else []
         if not files and not training:
             raise DataError(f"{path}: holds neither predictions*.jsonl nor metrics.jsonl")
         found = [run for file in files for run in split_runs(read_named(file), file_label(file, path))]
@@ -119,17 +119,3 @@ def _unique(run: Run, index: int, runs: Sequence[Run]) -> Run:
     if len(same) == 1:
         return run
     return replace(run, label=f"{run.label} #{same.index(index) + 1}")
-
-
-def read_training(path: Path) -> list[dict[str, Any]]:
-    """The rows of a ``metrics.jsonl``; every engine writes the same names.
-
-    Raises:
-        DataError: a row has no whole-number ``step``.
-    """
-    rows = []
-    for number, row in read_json_lines(path):
-        if not isinstance(row.get("step"), int):
-            raise DataError(f"{path}:{number}: expected a whole-number 'step', found {row.get('step')!r}")
-        rows.append(row)
-    return rows

@@ -15,9 +15,9 @@ from coca_mindspeed.files import (
     nulls_for_what_json_lacks,
     read_json_lines,
     to_json_line,
-    write_atomically,
     write_json_lines,
 )
+from coca_mindspeed.step_log import cut_back
 
 Scalars = Mapping[str, float]
 
@@ -45,7 +45,7 @@ class RunLog:
         self._closers: list[Callable[[], None]] = []
         self.tensorboard: Any = None
         for path in (self.metrics_path, self._directory / "timing.jsonl"):
-            _cut_back(path, resume_step)
+            cut_back(path, resume_step)
         samples = directory / "samples"
         for path in samples.glob("step_*.jsonl") if samples.is_dir() else ():
             if int(path.stem.removeprefix("step_")) > resume_step:
@@ -117,15 +117,6 @@ class RunLog:
                 file.write(to_json_line(row))
         except OSError as error:
             raise TrainingError(f"step {row['step']}: {path} cannot be written: {error.strerror}") from error
-
-
-def _cut_back(path: Path, step: int) -> None:
-    """Remove rows of later steps, and a last line that a full disk or a crash left without its end."""
-    if path.exists():
-        content = path.read_bytes()
-        write_atomically(path, content[: content.rfind(b"\n") + 1])
-    rows = [row for _, row in read_json_lines(path)] if path.exists() else []
-    write_json_lines(path, [row for row in rows if row["step"] <= step])
 
 
 def require_loggers(config: LoggingConfig) -> None:

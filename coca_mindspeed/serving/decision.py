@@ -106,11 +106,19 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An action and why, in words that hold nothing of the request."""
+    """An action and why, in words that hold nothing of the request.
+
+    Attributes:
+        action: what to do.
+        reason: why.
+        samples: how many to vote over, of the action ``sample``.
+        exhausted: whether it stands in place of an action that the budget does not allow.
+    """
 
     action: Action
     reason: str
     samples: int = 0
+    exhausted: bool = False
 
 
 def decide(confidence: float | None, rule: Rule, budget: Budget) -> Decision:
@@ -135,7 +143,7 @@ def decide(confidence: float | None, rule: Rule, budget: Budget) -> Decision:
         "hook": budget.hooks < 1 and "no further call of the hook is allowed",
     }.get(wanted.action)
     if lacking:
-        return Decision(budget.exhausted, f"{wanted.reason}, but {lacking}")
+        return Decision(budget.exhausted, f"{wanted.reason}, but {lacking}", exhausted=True)
     if wanted.action == "sample" and wanted.samples > budget.samples:
         return replace(wanted, samples=budget.samples, reason=f"{wanted.reason}, capped at {budget.samples} samples")
     return wanted
@@ -191,5 +199,5 @@ def decide_after(gate: AnswerGate, budget: Budget, *, cut_off: bool, mean_log_pr
     else:
         return Decision("answer", "the answer passed the second gate")
     if gate.otherwise == "escalate" and (budget.escalations < 1 or budget.tokens == 0):
-        return Decision(budget.exhausted, f"{failed}, but no further tier is allowed")
+        return Decision(budget.exhausted, f"{failed}, but no further tier is allowed", exhausted=True)
     return Decision(gate.otherwise, failed)

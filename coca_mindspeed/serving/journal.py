@@ -42,6 +42,7 @@ class Journal:
             "domain": trace.domain,
             "outcome": outcome,
             **trace.fields(),
+            "basis": trace.basis,
             "cost": trace.cost,
             "prompt_tokens": trace.prompt_tokens,
             "answer_tokens": trace.answer_tokens,
@@ -57,18 +58,22 @@ class Journal:
         self._remember(row)
 
     def label(self, id_: str, correct: bool) -> Mapping[str, Any] | None:
-        """Log a late verdict as a prediction; returns the request's row, None if no such request waits for one."""
+        """Log a late verdict as a prediction; returns the request's row, None if no such request waits for one.
+
+        The prediction has no confidence where none speaks of this answer alone (:func:`states_its_confidence`).
+        """
         row = self._waiting.pop(id_, None)
         if row is None:
             return None
+        stated = states_its_confidence(row)
         prediction = Prediction(
             id=id_,
             dataset=row["domain"] or "served",
             question=row.get("question", ""),
             response=row.get("response", ""),
-            confidence=row["stated_confidence"],
+            confidence=row["stated_confidence"] if stated else None,
             correct=correct,
-            tokens_to_confidence=row["tokens_to_confidence"] if row["stated_confidence"] is not None else None,
+            tokens_to_confidence=row["tokens_to_confidence"] if stated else None,
             method=row["action"],
             model=row["tier"],
             tokens=row["answer_tokens"],
@@ -82,6 +87,16 @@ class Journal:
         self._waiting[row["id"]] = row
         while len(self._waiting) > _REMEMBERED:
             self._waiting.popitem(last=False)
+
+
+def states_its_confidence(row: Mapping[str, Any]) -> bool:
+    """Whether the verdict on the answer of a logged request says something about the confidence beside it.
+
+    A vote's answer comes from other samples than the confidence, and a second gate lets through the better of the
+    answers that state it; both are right more often than was stated, however well that is calibrated.  Rows of earlier
+    releases do not say on what grounds they were answered.
+    """
+    return row.get("basis") in ("confidence", "exhausted", "shadow")
 
 
 def _append(path: Path, row: Mapping[str, Any]) -> None:

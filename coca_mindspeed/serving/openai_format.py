@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from coca_mindspeed.json_text import JsonError, parse_json
+
 # Passed on to the engine as they are: kind, least and largest value.
 _PASSED_ON: Mapping[str, tuple[type, float, float]] = {
     "top_p": (float, 0, 1),
@@ -49,7 +51,9 @@ class ApiError(Exception):
         kind = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}.get(
             self.status, "invalid_request_error" if self.status < 500 else "server_error"
         )
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        # An engine's own message may be in it, with halves of characters, which UTF-8 cannot hold.
+        message = self.message.encode("utf-8", "backslashreplace").decode("utf-8")
+        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
         """``Retry-After`` where it is known."""
@@ -101,9 +105,9 @@ def read_ask(body: bytes, *, chat: bool, served: str) -> Ask:
         ApiError: 400 with the parameter's name, or 404 for another model.
     """
     try:
-        values = json.loads(body)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
-        raise ApiError(400, "the request's body is not valid JSON") from error
+        values = parse_json(body.decode("utf-8"))
+    except (UnicodeDecodeError, JsonError) as error:
+        raise ApiError(400, f"the request's body is not valid JSON: {error}") from error
     if not isinstance(values, dict):
         raise ApiError(400, f"the request's body should be a JSON object, found {type(values).__name__}")
     for name in values:
@@ -154,17 +158,6 @@ def _passed_on(values: Mapping[str, Any], name: str) -> Any:
     return biases
 
 
-def _is_text(value: Any) -> bool:
-    """Whether it is text that can be sent on: JSON can spell halves of characters, which UTF-8 cannot."""
-    if not isinstance(value, str):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _in_range(values: Mapping[str, Any], name: str, kind: type, low: float, high: float) -> Any:
     value = values.get(name)
     if value is None:
@@ -186,7 +179,7 @@ def _messages(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
             raise ApiError(400, f"{where} should have a role: system, developer, user or assistant", param="messages")
         content = message.get("content")
         parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-        if not all(isinstance(p, dict) and p.get("type") == "text" and _is_text(p.get("text")) for p in parts):
+        if not all(isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in parts):
             raise ApiError(400, f"{where}.content should be text", param="messages")
     return [{"role": m["role"].replace("developer", "system"), "content": _content(m["content"])} for m in messages]
 
@@ -205,7 +198,7 @@ def _prompt_ids(values: Mapping[str, Any]) -> list[int]:
 def _stops(values: Mapping[str, Any]) -> tuple[str, ...]:
     stops = values.get("stop")
     stops = [] if stops is None else [stops] if isinstance(stops, str) else stops
-    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(_is_text(s) and s for s in stops):
+    if not isinstance(stops, list) or len(stops) > MAX_STOPS or not all(isinstance(s, str) and s for s in stops):
         raise ApiError(400, f"stop should be a text or at most {MAX_STOPS} texts, none of them empty", param="stop")
     return tuple(stops)
 

@@ -30,7 +30,7 @@ from coca_mindspeed.serving.asgi import (
 from coca_mindspeed.serving.backend_error import BackendError
 from coca_mindspeed.serving.backends import Backend, http_session
 from coca_mindspeed.serving.drift import DriftAlarm
-from coca_mindspeed.serving.journal import Journal
+from coca_mindspeed.serving.journal import Journal, states_its_confidence
 from coca_mindspeed.serving.openai_format import ApiError, Ask, Envelope, read_ask, usage
 from coca_mindspeed.serving.prometheus import ServingMetrics
 from coca_mindspeed.serving.router import Router
@@ -137,9 +137,8 @@ class Proxy:
         if row is None:
             raise ApiError(404, "no answered request of this id waits for a label", param="id")
         self.metrics.labels.labels(str(correct).lower()).inc()
-        by_confidence = row["stated_confidence"] is not None and row["shadow"] is None
-        answered = row["action"] == "answer" and by_confidence
-        self._drift.label(row["confidence"], correct, answered=answered)
+        confidence = row["confidence"] if states_its_confidence(row) else None
+        self._drift.label(confidence, correct, answered=row.get("basis") == "confidence")
         for name, watch in self._drift.watches.items():
             self.metrics.drift_evidence.labels(name).set(watch.evidence)
             self.metrics.drift_alarm.labels(name).set(watch.alarm)

@@ -90,19 +90,21 @@ class RoutedRequest:
         trace.confidence = None if stated is None else tier.recalibrate(stated, trace.domain)
         assert tier.rule is not None, "only a tier that states a confidence decides by one"
         decision = decide(trace.confidence, tier.rule, budget)
+        trace.basis = None if stated is None else "exhausted" if decision.exhausted else "confidence"
         if self.shadow:
             trace.shadow = {"tier": tier.name, "action": decision.action, "reason": decision.reason}
             trace.shadow["confidence"] = trace.confidence
+            trace.basis = None if stated is None else "shadow"
             decision = Decision("answer", "shadow mode")
         trace.decide(tier.name, decision)
         return decision
 
-    def flow(self, tier: Tier) -> AnswerFlow:
-        """The way of a tier's answer to the client."""
+    def flow(self, tier: Tier, *, kept: bool = False) -> AnswerFlow:
+        """The way of a tier's answer to the client; or to whoever asked for it, where it is ``kept``."""
         exact = tier.backend.config.dialect == "vllm"
         return AnswerFlow(
-            partial(self.sink.begin, self.trace),
-            self.sink.text,
+            None if kept else partial(self.sink.begin, self.trace),
+            None if kept else self.sink.text,
             stops=self.ask.stops,
             max_tokens=self.ask.max_tokens if exact else None,
             held=tier.config.after_answer is not None,
@@ -110,19 +112,31 @@ class RoutedRequest:
 
     async def close(self, tier: Tier, flow: AnswerFlow, budget: Budget) -> Decision:
         """The answer has ended: give what is left of it, or not, where a second gate says so."""
-        if tier.config.after_answer is not None:
-            decision = decide_after(
-                answer_gate(tier.config.after_answer),
-                replace(budget, tokens=self.tokens_left()),
-                cut_off=flow.finish_reason == "length",
-                mean_log_prob=flow.mean_log_prob,
-            )
-            self.trace.decide(tier.name, decision)
-            if decision.action != "answer":
-                return decision
+        decision = self.look_again(tier, flow, budget)
+        if decision is not None and decision.action != "answer":
+            return decision
         await flow.close()
         self.trace.answer_tokens, self.trace.finish_reason = flow.tokens, flow.finish_reason
         return Decision("answer", "answered")
+
+    def look_again(self, tier: Tier, flow: AnswerFlow, budget: Budget) -> Decision | None:
+        """Note what the tier's second gate says of a whole answer; None where there is no gate, or shadow mode."""
+        if tier.config.after_answer is None:
+            return None
+        decision = decide_after(
+            answer_gate(tier.config.after_answer),
+            replace(budget, tokens=self.tokens_left()),
+            cut_off=flow.finish_reason == "length",
+            mean_log_prob=flow.mean_log_prob,
+        )
+        trace = self.trace
+        if self.shadow:
+            said = {"action": decision.action, "reason": decision.reason}
+            trace.shadow = {**(trace.shadow or {}), "after_answer": said}
+            return None
+        trace.decide(tier.name, decision)
+        trace.basis = None if trace.stated is None else "gate"
+        return decision
 
 
 def least(*limits: int | None) -> int | None:

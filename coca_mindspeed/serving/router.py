@@ -69,15 +69,14 @@ class Router:
                     budget = budget.spend(hooks=1)
                     continue
                 if decision.action == "sample":
-                    await vote(request, tier, messages, decision.samples, budget)
-                    return
+                    decision = await vote(request, tier, messages, decision.samples, budget)
             except BackendError as error:
                 request.trace.steps.append({"tier": tier.name, "failed": error.kind})
                 last = index + 1 == len(self._tiers) or budget.escalations < 1 or budget.tokens == 0
                 if last or self._config.on_error == "fail" or not request.sink.take_back():
                     raise
                 decision = Decision("escalate", f"{tier.name} failed: {error.kind}")
-            if decision.action == "answer":
+            if decision.action in ("answer", "sample"):
                 return
             if decision.action == "refuse":
                 await request.sink.begin(request.trace, self._config.refusal)
@@ -93,7 +92,7 @@ async def ask_tier(request: RoutedRequest, tier: Tier, messages: Messages, budge
     if config.states_confidence:
         two = config.style == "two_requests" or config.confidence.source != "stated"
         return await (stop_and_go_on if two else read)(request, tier, messages, budget)
-    trace.stated = trace.confidence = trace.tokens_to_confidence = None
+    trace.stated = trace.confidence = trace.tokens_to_confidence = trace.basis = None
     if budget.tokens == 0:
         decision = Decision("refuse", "the request's tokens are spent")
         trace.decide(tier.name, decision)

@@ -2,9 +2,13 @@
 
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from coca_mindspeed.serving.decision import Decision
+
+#: Why an answer was given: by the confidence that it states; by that confidence and the second gate; as the winner of a
+#: vote; because the budget allowed nothing else; because shadow mode gives every answer.
+Basis = Literal["confidence", "gate", "vote", "exhausted", "shadow"]
 
 
 @dataclass(slots=True)
@@ -17,6 +21,7 @@ class Trace:
         tier: that answered, or was asked last.
         action: what was done in the end.
         reason: why.
+        basis: on what grounds the answer was given; None where it states no confidence.
         stated: the confidence as the model stated it, None where it is invalid or none was asked for.
         confidence: what was decided by: recalibrated, where the tier has a map.
         tokens_to_confidence: generated at ``tier`` until its confidence was known.
@@ -35,6 +40,7 @@ class Trace:
     tier: str = ""
     action: str = ""
     reason: str = ""
+    basis: Basis | None = None
     stated: float | None = None
     confidence: float | None = None
     tokens_to_confidence: int | None = None

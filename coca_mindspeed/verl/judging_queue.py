@@ -69,7 +69,11 @@ class JudgingQueue:
         if len(self._waiting) < _AT_ONCE:
             time.sleep(_GATHERING_SECONDS)
         with self._lock:
-            batch, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
+            taken, self._waiting = self._waiting[:_AT_ONCE], self._waiting[_AT_ONCE:]
+        # Whoever waited for it may have gone; from here on nobody can, so that each result finds its taker.
+        batch = [each for each in taken if each.result.set_running_or_notify_cancel()]
+        if not batch:
+            return
         try:
             rows = self._rows(batch)
         except BaseException as failure:

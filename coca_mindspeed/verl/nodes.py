@@ -2,25 +2,28 @@
 
 import argparse
 import sys
-import time
 from collections.abc import Sequence
+
+from coca_mindspeed.console import print_failure
+from coca_mindspeed.errors import CocaError
+from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """0 once they are there; 1, and how many there were, where they are not in time."""
-    parser = argparse.ArgumentParser(description="Wait until a Ray cluster has all of its nodes.")
+    parser = argparse.ArgumentParser(prog="python -m coca_mindspeed.verl.nodes", description=__doc__)
     parser.add_argument("nodes", type=int, metavar="N")
     parser.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS")
-    arguments = parser.parse_args(argv)
+    parsed = parser.parse_args(argv)
     import ray
 
-    ray.init(address="auto", log_to_driver=False)
-    until = time.monotonic() + arguments.timeout
-    while (alive := sum(bool(node["Alive"]) for node in ray.nodes())) < arguments.nodes:
-        if time.monotonic() > until:
-            print(f"nodes: {alive} of {arguments.nodes} after {arguments.timeout:g} seconds", file=sys.stderr)
-            return 1
-        time.sleep(2)
+    def alive() -> int:
+        return sum(bool(node["Alive"]) for node in ray.nodes())
+
+    try:
+        wait_for_cluster(ray, parsed.nodes, "nodes", alive, parsed.timeout)
+    except CocaError as error:
+        return print_failure(error, error.exit_code)
+    print(f"the Ray cluster has {parsed.nodes} nodes")
     return 0
 
 

@@ -6,12 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.data.prompts import many_prompt_tokens, prompt_messages
+from coca_mindspeed.data.prompts import bounded_prompt_tokens, prompt_messages
 from coca_mindspeed.data.records import Record, read_records, record_from_json
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.files import to_json_line, write_json_lines
-
-_AT_ONCE = 1024  # prompts that a fast tokenizer is given together, which it spreads over the CPUs
 
 
 def verl_row(record: Record, system_prompt: str | None, index: int) -> dict[str, Any]:
@@ -90,26 +88,20 @@ def check_rows(
         DataError: a row carries no record, another prompt, or one that is too long.
     """
     records = []
-    for start in range(0, len(rows), _AT_ONCE):
-        batch = [rows[index] for index in range(start, min(start + _AT_ONCE, len(rows)))]
-        chats = []
-        for number, row in enumerate(batch, start=start + 1):
-            record = record_of(row.get("extra_info"), f"{what}: row {number}")
-            wanted = prompt_messages(record, system_prompt)
-            if (found := [dict(message) for message in row["prompt"]]) != wanted:
-                raise DataError(
-                    f"{what}: row {number}: record {record.id!r} has another prompt than the method's: expected "
-                    f"{_shown(wanted)}, found {_shown(found)}; export the file for this method "
-                    "(coca-mindspeed data export verl --prompt)"
-                )
-            records.append(record)
-            chats.append(wanted)
-        for number, ids in enumerate(many_prompt_tokens(tokenizer, chats), start=start):
-            if len(ids) > max_tokens:
-                raise DataError(
-                    f"{what}: row {number + 1}: record {records[number].id!r} has a prompt of {len(ids)} tokens, "
-                    f"data.max_prompt_length is {max_tokens}; raise it or leave the record out"
-                )
+    for number, row in enumerate(rows, start=1):
+        record = record_of(row.get("extra_info"), f"{what}: row {number}")
+        wanted = prompt_messages(record, system_prompt)
+        if (found := [dict(message) for message in row["prompt"]]) != wanted:
+            raise DataError(
+                f"{what}: row {number}: record {record.id!r} has another prompt than the method's: expected "
+                f"{_shown(wanted)}, found {_shown(found)}; export the file for this method "
+                "(coca-mindspeed data export verl --prompt)"
+            )
+        records.append(record)
+    for _ in bounded_prompt_tokens(
+        tokenizer, records, system_prompt, max_tokens, "data.max_prompt_length", f"{what}: row"
+    ):
+        pass
     return records
 
 

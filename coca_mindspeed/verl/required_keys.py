@@ -148,7 +148,13 @@ def _objective(settings: VerlSettings) -> Iterator[Requirement]:
         "'fsdp2' or 'fsdp'",
         "other training engines of verl's were never tried with the plugin",
     )
-    yield _is("critic.enable", None, None, "advantages come from groups, not from a critic")
+    yield Requirement(
+        "critic.enable",
+        None,
+        lambda found: found is None or found is False,
+        "null or false",
+        "advantages come from groups, not from a critic",
+    )
     yield _is("trainer.critic_warmup", 0, 0, "there is no critic to warm up, and the actor would not be trained")
     correction = "algorithm.rollout_correction"
     yield _is(f"{correction}.rollout_is", None, None, "importance weights of the rollout are another objective")

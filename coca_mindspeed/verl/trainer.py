@@ -21,6 +21,7 @@ from coca_mindspeed.evaluation.predictions import write_predictions
 from coca_mindspeed.files import write_json_lines
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.verl.advantage_step import AdvantageStep, StepShape
+from coca_mindspeed.verl.earlier_rows import EarlierRows, file_of_verls_log
 from coca_mindspeed.verl.estimator import handing_over
 from coca_mindspeed.verl.groups import check_broken
 from coca_mindspeed.verl.held_out_questions import judged_validation
@@ -58,6 +59,7 @@ class SegmentTrainer(PPOTrainerSync):
             config.trainer.v1.trainer_mode = "sync"  # verl asks for this very word where a trainer is synchronous
         super().__init__(config)
         self._last_step: AdvantageStep | None = None
+        self._earlier: EarlierRows | None = None
 
     def _init_dataloader(self) -> None:
         """Load the questions, and look at every one of them before the model is loaded."""
@@ -81,9 +83,11 @@ class SegmentTrainer(PPOTrainerSync):
     def _load_checkpoint(self) -> None:
         """Resume only what is the same run: whose method, and whose length where stages share it, is the same."""
         super()._load_checkpoint()
-        check_same_run(
-            Path(self.config.trainer.default_local_dir), self._settings, self.total_training_steps, self.global_steps
-        )
+        trainer = self.config.trainer
+        check_same_run(Path(trainer.default_local_dir), self._settings, self.total_training_steps, self.global_steps)
+        if "file" in trainer.logger:
+            log = file_of_verls_log(trainer.project_name, trainer.experiment_name)
+            self._earlier = EarlierRows(log, self.global_steps)
 
     def on_init_end(self) -> None:
         """Wait for the reward workers, which verl never asks whether they could be built, and set our loss function."""
@@ -91,6 +95,20 @@ class SegmentTrainer(PPOTrainerSync):
         actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
         self.actor_rollout_wg.set_loss_fn(SegmentLoss(actor, self._settings.method.clip))
         super().on_init_end()
+
+    def on_validate_begin(self) -> None:
+        """The first call in a run that validates before it trains; verl's loggers are open by then."""
+        super().on_validate_begin()
+        self._log_earlier_rows()
+
+    def on_train_begin(self) -> None:
+        """The first call in one that does not."""
+        super().on_train_begin()
+        self._log_earlier_rows()
+
+    def _log_earlier_rows(self) -> None:
+        if self._earlier is not None:
+            self._earlier.log_again(lambda data, step: self.logger.log(data=data, step=step, backend=["file"]))
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         """Advantages of whole groups, on the tokens of their segments; written to the queue by verl itself."""

@@ -91,6 +91,20 @@ ASSERTS = {
         "print('x' * 10**6)\ndef f(): return 1\nif __name__ == '__main__':\n    input()",
         True,
     ),
+    "tests that print without an end": ('assert f() == 1\nprint("ok", end="")', "def f(): return 1", True),
+    "tests that print, and fail": ('print("ok", end="")\nassert f() == 2', "def f(): return 1", False),
+    "tests that write below Python's output": (
+        "import os, sys\nassert f() == 1\nsys.stdout.write('.')\nos.write(1, b'.')",
+        "def f(): return 1",
+        True,
+    ),
+    "tests that close the output": ("import sys\nassert f() == 1\nsys.stdout.close()", "def f(): return 1", True),
+    "tests that keep the output": (
+        "import io, sys\nsys.stdout = io.StringIO()\nassert f() == 1",
+        "def f(): return 1",
+        True,
+    ),
+    "tests that print much": ("print('x' * 2_000_000)\nassert f() == 1", "def f(): return 1", True),
     "typing without an import": (
         "assert f([1, None]) == 1",
         "def f(values: List[Optional[int]]) -> Dict[str, int]: return values[0]",

@@ -14,7 +14,9 @@ def stand_in(tmp_path):
         f"""#!/usr/bin/env bash
 case "$*" in
   *ray.scripts.scripts*) trap 'echo stopped >> "{tmp_path}/ray"; exit 0' TERM
-    echo "started $*" >> "{tmp_path}/ray"; while true; do sleep 0.1; done ;;
+    echo "started $*" >> "{tmp_path}/ray"
+    [[ ${{RAY_EXIT:-}} ]] && until [[ -f "{tmp_path}/go" ]]; do sleep 0.1; done && exit "$RAY_EXIT"
+    while true; do sleep 0.1; done ;;
   *"coca_mindspeed.cli train"* | *convert_ckpt*) echo "$$ $*" > "{tmp_path}/training"; exec sleep 60 ;;
   *mindspeed.start.cluster* | *verl.nodes*)
     [[ ${{CLUSTER_SLEEPS:-}} ]] && echo "$$" > "{tmp_path}/training" && exec sleep 60

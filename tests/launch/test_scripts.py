@@ -1,6 +1,8 @@
 """Every launch script: shellcheck, --dry-run, --smoke; and the whole sequence on stand-ins for Ray and the driver."""
 
+import contextlib
 import os
+import select
 import shlex
 import shutil
 import signal
@@ -98,6 +100,7 @@ def test_dry_run_of_two_stages_and_two_nodes():
         (["--smoke", "++data.grader=math"], {}, "--smoke sets data.grader=exact itself"),
         (["--dry-run", "rollout.promts=3"], {}, "did you mean 'prompts'?"),
         (["--dry-run"], {"NNODES": "2"}, "needs MASTER_ADDR"),
+        (["--dry-run"], {"CLUSTER_TIMEOUT": "10m"}, "CLUSTER_TIMEOUT=10m: expected seconds"),
         (["--dry-run"], {"NNODES": "two"}, "NNODES=two: expected a number"),
         (
             ["--dry-run"],
@@ -231,10 +234,71 @@ def test_a_worker_waits_for_its_head_with_a_limit(stand_in):
     assert "no Ray head at 127.0.0.1" in refused.stderr
 
 
+@contextlib.contextmanager
+def port_that_drops_connections():
+    """A port of this machine at which connecting takes minutes, as where a firewall drops packets."""
+    with socket.socket() as server, contextlib.ExitStack() as stack:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        for _ in range(100):  # until the queue of connections that nobody accepts is full
+            waiting = stack.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(server.getsockname())
+            if not select.select([], [waiting], [], 1.0)[1]:
+                break
+        yield server.getsockname()[1]
+
+
+def test_the_limit_holds_where_packets_are_dropped():
+    """One attempt to connect would take the system two minutes."""
+    with port_that_drops_connections() as port:
+        steps = f'. "{ROOT}/launch/lib.sh"; wait_for_head'
+        environment = {**os.environ, "MASTER_ADDR": "127.0.0.1", "RAY_PORT": str(port), "CLUSTER_TIMEOUT": "3"}
+        command = ["bash", "-euo", "pipefail", "-c", steps]
+        refused = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert refused.returncode == 1
+    assert refused.stderr == f"launch: no Ray head at 127.0.0.1:{port} after 3 seconds\n"
+
+
+@pytest.mark.parametrize("head_stays", [True, False])
+def test_a_worker_ends_well_only_where_its_head_has_ended_the_cluster(stand_in, head_stays):
+    """Ray ends with code 1 in both cases."""
+    folder, environment = stand_in
+    nodes = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "RAY_EXIT": "1"}
+    with socket.create_server(("127.0.0.1", int(environment["RAY_PORT"]))) as head:
+        worker = subprocess.Popen(
+            ["bash", str(SEVEN)],
+            env={**os.environ, **environment, **nodes},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        until(folder / "ray")
+        if not head_stays:
+            head.close()
+        (folder / "go").touch()
+        said, errors = worker.communicate(timeout=120)
+    assert worker.returncode == (1 if head_stays else 0), errors
+    assert ("the head has ended the cluster" in said) != head_stays
+    assert ("Ray has ended on this node with code 1" in errors) == head_stays
+
+
+@pytest.mark.parametrize("name", ["qwen25_7b_910b.sh", "convert_weights.sh", "verl.sh"])
+def test_a_relative_output_lies_where_it_was_typed(name, tmp_path):
+    words = {"convert_weights.sh": ["hf2mcore", "qwen25_7b_910b"], "verl.sh": ["coca_qwen25_7b"]}.get(name, [])
+    command = ["bash", str(ROOT / "launch" / name), *words, "--dry-run", "--output", "runs/mine"]
+    environment = {**os.environ, "PYTHON": sys.executable}
+    shown = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+    assert shown.returncode == 0, shown.stderr
+    assert f"{tmp_path}/runs/mine" in shown.stdout
+    assert " runs/mine" not in shown.stdout
+
+
 def test_a_run_that_is_done_starts_nothing(stand_in):
     folder, environment = stand_in
     checkpoint(folder / "run/stage0/checkpoints", 4, iteration="3")
     settings = ["data.epochs=null", "trainer.steps=3", "--output", str(folder / "run")]
+    write(folder / "run/stage0/validation.jsonl", '{"step": 3}\n')
     assert "already holds a run" in call(SEVEN, *settings, **environment).stderr
     ended = call(SEVEN, "--resume", *settings, **environment)
     assert ended.returncode == 0, ended.stderr

@@ -83,6 +83,11 @@ def test_what_cannot_work_is_refused_by_key_and_value(section: str, values: dict
         ("rl_config", {"entropy_coeff": 0.01}, r"entropy_coeff: .* expected 0, found 0.01"),
         ("rl_config", {"partial_rollout_max_split": 2}, r"partial_rollout_max_split: .* expected 1, found 2"),
         ("rl_config", {"data_strategy": "TQ"}, r"data_strategy: .* expected td, found 'TQ'"),
+        (
+            "rl_config",
+            {"shuffle_mini_batch": True},
+            r"rl_config.shuffle_mini_batch: .* old log-probabilities.* expected false, found true",
+        ),
         ("rl_config", {"rule_reward": False}, r"rule_reward: .* expected true, found false"),
         ("ref_config", {"model": "m"}, "ref_config: rl_config.use_integrated_worker: true takes no such section"),
         ("megatron_training", {"data_path": "a.jsonl"}, r"dataset_additional_keys: .* \[coca_record\], found \[\]"),

@@ -8,10 +8,9 @@ import yaml
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.errors import ConfigError, TrainingError
+from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan
 from coca_mindspeed.mindspeed.plan.run_facts import read_facts
-from coca_mindspeed.mindspeed.start.cluster import wait_for_npus
 from coca_mindspeed.mindspeed.start.driver import HOMES, compose_config, split_config
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stages_to_do
 from coca_mindspeed.mindspeed.weights import conversion
@@ -88,8 +87,11 @@ def test_stages_still_to_do(tmp_path):
     with pytest.raises(ConfigError, match="already holds a run; add --resume"):
         stages_to_do(run, plan, tmp_path, resume=False)
     checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="100")
+    assert stages_to_do(run, plan, tmp_path, resume=True) == [(0, True), (1, False)], "its validation is missing"
+    (tmp_path / "stage0/validation.jsonl").write_text('{"step": 100}\n')
     assert stages_to_do(run, plan, tmp_path, resume=True) == [(1, False)]
     checkpoint(tmp_path / "stage1/checkpoints", 4, iteration="100")
+    (tmp_path / "stage1/validation.jsonl").write_text('{"step": 100}\n')
     assert stages_to_do(run, plan, tmp_path, resume=True) == []
 
 
@@ -235,18 +237,6 @@ def test_modes_are_given_back_when_the_converter_fails(trained, tmp_path):
 
 def main_of_conversion(phase: str, output: Path, *overrides: str) -> int:
     return conversion.main([phase, "mcore2hf", RUN, *overrides, "--output", str(output)])
-
-
-def test_waiting_for_a_cluster_has_a_limit():
-    now, counts = [0.0], iter([0, 8, 8, 16])
-
-    def sleep(seconds: float) -> None:
-        now[0] += seconds
-
-    wait_for_npus(16, 60, lambda: next(counts), sleep, lambda: now[0])
-    assert now[0] == 6.0
-    with pytest.raises(TrainingError, match="has 8 of 16 NPUs after 10 seconds"):
-        wait_for_npus(16, 10, lambda: 8, sleep, lambda: now[0])
 
 
 def test_every_command_line_ends_as_coca_mindspeed_does(tmp_path, capsys):

@@ -9,6 +9,7 @@ from http.client import HTTPResponse
 import httpx
 import openai
 import pytest
+from starlette.responses import Response
 
 from coca_mindspeed.files import read_json_lines
 from tests.serving.servers_for_tests import FakeEngine, routed, until
@@ -146,6 +147,10 @@ BAD_BODIES = {
     "seed": b'{"model": "coca", "seed": "x", "messages": [{"role": "user", "content": "x"}]}',
     "huge seed": b'{"model": "coca", "seed": 1e30, "messages": [{"role": "user", "content": "x"}]}',
     "long seed": b'{"model": "coca", "seed": 1180591620717411303424, "messages": [{"role": "user", "content": "x"}]}',
+    "endless seed": b'{"model": "coca", "seed": ' + b"1" * 5000 + b', "messages": [{"role": "user", "content": "x"}]}',
+    "half a name": b'{"model": "coca", "\\ud800": 1, "messages": [{"role": "user", "content": "x"}]}',
+    "half a biased token": b'{"model": "coca", "logit_bias": {"\\ud800": "a"}, "messages": [{"role": "user"}]}',
+    "half a model": b'{"model": "\\ud800", "messages": [{"role": "user", "content": "x"}]}',
     "top_p": b'{"model": "coca", "top_p": [], "messages": [{"role": "user", "content": "x"}]}',
     "penalty": b'{"model": "coca", "presence_penalty": 3, "messages": [{"role": "user", "content": "x"}]}',
     "top_k": b'{"model": "coca", "top_k": 0.5, "messages": [{"role": "user", "content": "x"}]}',
@@ -177,6 +182,17 @@ def test_bad_requests_are_refused_and_nothing_is_asked_for_them():
         assert http.get(f"{url}/nothing").status_code == 404
         assert http.get(f"{url}/chat/completions").status_code == 405
     assert not small.requests
+
+
+def test_an_engines_error_with_half_a_character_is_passed_on():
+    class Complaining(FakeEngine):
+        async def chat(self, request):
+            return Response(b'{"error": {"message": "too long: \\ud800"}}', 400, media_type="application/json")
+
+    with routed(Complaining(), on_error="fail") as (url, _):
+        answer = httpx.post(f"{url}/chat/completions", json={"model": "coca", "messages": QUESTION})
+    assert answer.status_code == 400
+    assert "too long: \\ud800" in answer.json()["error"]["message"]
 
 
 def test_a_body_that_never_ends_frees_its_place():

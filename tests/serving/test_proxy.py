@@ -108,6 +108,54 @@ def test_sampling_and_voting():
     assert answer.coca["reason"].endswith("3 of 4 agree")
 
 
+VOTE = [{"at_least": 0.7, "action": "answer"}, {"at_least": 0, "action": "sample", "samples": 2}]
+HALF_SURE = ("<confidence>", "0.5", "</confidence>", " 4", "2", ".")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_votes_answer_keeps_the_clients_limit(stream):
+    small = FakeEngine(*HALF_SURE)
+    with routed(small, small_tier={"bands": VOTE}, small_backend={"dialect": "vllm"}) as (url, _):
+        answer = ask(url, max_tokens=2, stream=stream)
+        if stream:
+            answer = list(answer)
+            text = "".join(piece.choices[0].delta.content or "" for piece in answer)
+            assert (text, answer[-1].choices[0].finish_reason) == (" 42", "length")
+        else:
+            assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == (" 42", "length")
+            assert answer.usage.completion_tokens == 2
+    assert [body["max_tokens"] for body in small.requests[1:]] == [34, 34]
+
+
+@pytest.mark.parametrize("otherwise", ["escalate", "refuse"])
+def test_a_votes_answer_meets_the_second_gate(otherwise, tmp_path):
+    """What wins by votes may still be cut off: no client gets what the gate holds back."""
+    small, large = FakeEngine(*HALF_SURE), FakeEngine("LARGE")
+    tier = {"bands": VOTE, "after_answer": {"cut_off": False, "otherwise": otherwise}}
+    sections = {"small_backend": {"dialect": "vllm"}, "log": {"directory": str(tmp_path)}, "refusal": "No."}
+    with routed(small, large, small_tier=tier, **sections) as (url, _):
+        cut, whole = ask(url, max_tokens=2), ask(url)
+    assert cut.choices[0].message.content == ("LARGE" if otherwise == "escalate" else "No.")
+    assert (whole.choices[0].message.content, whole.coca["action"]) == (" 42.", "sample")
+    assert whole.coca["reason"].endswith("2 of 2 agree; the answer passed the second gate")
+    steps = next(row["steps"] for _, row in read_json_lines(tmp_path / "requests.jsonl"))
+    assert [step["action"] for step in steps][:2] == ["sample", otherwise]
+
+
+def test_a_votes_gate_looks_at_the_answers_tokens_alone():
+    class Logged(FakeEngine):
+        def event(self, choice):
+            text = choice["delta"].get("content")
+            if text is not None:
+                unlikely = -0.1 if text.startswith(" 42") else -100.0
+                choice["logprobs"] = {"content": [{"token": text, "logprob": unlikely, "top_logprobs": []}]}
+            return super().event(choice)
+
+    tier = {"bands": VOTE, "after_answer": {"mean_log_prob": -1.0}}
+    with routed(Logged("<confidence>", "0.5", "</confidence>", " 42"), FakeEngine("L"), small_tier=tier) as (url, _):
+        assert ask(url).choices[0].message.content == " 42"
+
+
 def test_the_hooks_context_goes_into_the_prompt_once():
     class Helped(FakeEngine):
         async def events(self):
@@ -159,6 +207,16 @@ def test_the_tokens_of_a_request_are_capped():
     assert not large.requests
 
 
+def test_shadow_mode_gives_what_a_second_gate_would_have_held_back(tmp_path):
+    sections = {"shadow": {"serve": "small"}, "log": {"directory": str(tmp_path)}}
+    with routed(FakeEngine(*SURE), FakeEngine("L"), small_tier={"after_answer": {"mean_log_prob": -1.0}},
+                **sections) as (url, _):  # fmt: skip
+        assert ask(url).choices[0].message.content == "\nForty-two."
+    [(_, row)] = read_json_lines(tmp_path / "requests.jsonl")
+    assert (row["action"], row["shadow"]["action"]) == ("answer", "answer")
+    assert row["shadow"]["after_answer"]["action"] == "escalate"
+
+
 @pytest.mark.parametrize("serve", ["small", "large"])
 def test_shadow_mode_decides_and_lets_one_tier_answer(serve, tmp_path):
     small, large = FakeEngine(*UNSURE[:6]), FakeEngine("LARGE")
@@ -196,6 +254,48 @@ def test_the_log_holds_no_text_and_labels_make_predictions_of_it(tmp_path):
     assert len(read_predictions(tmp_path / "labelled.jsonl")) == 2
     last = [row for _, row in read_json_lines(tmp_path / "requests.jsonl")][-1]
     assert (last["question"], last["response"]) == (QUESTION[0]["content"], "\nForty-two.")
+
+
+GROUNDS = {
+    # name: what the engine says, of the tier, sections; the basis, whether the confidence goes with the label
+    "confidence": (SURE, {}, {}, True),
+    "exhausted": (HALF_SURE, {}, {"caps": {"escalations": 0}}, True),
+    "shadow": (HALF_SURE, {}, {"shadow": {"serve": "small"}}, True),
+    "vote": (HALF_SURE, {"bands": VOTE}, {}, False),
+    "gate": (SURE, {"after_answer": {"cut_off": False}}, {}, False),
+    None: (HALF_SURE, {}, {}, False),  # the next tier answers, and states none
+}
+
+
+@pytest.mark.parametrize("basis", GROUNDS)
+def test_a_label_speaks_of_a_confidence_where_its_answer_states_it(basis, tmp_path):
+    """No drift here: an answer that was chosen among several may well be right more often than one of them said."""
+    pieces, tier, sections, speaks = GROUNDS[basis]
+    more = {"log": {"directory": str(tmp_path)}, "drift": {"error": 0.2, "run_length": 1.01}, **sections}
+    with routed(FakeEngine(*pieces), FakeEngine("L"), small_tier=tier, **more) as (url, proxy):
+        asked = ask(url)
+        rung = httpx.post(f"{url}/coca/labels", json={"id": asked.id, "correct": True}).json()["drift"]
+        assert rung == (["underconfident"] if speaks else [])
+        moved = proxy._drift.watches["risk"].evidence
+        assert (moved != 0) == (basis == "confidence"), "an error is certified for what was given by its confidence"
+    [prediction] = read_predictions(tmp_path / "labelled.jsonl")
+    stated = None if basis is None else 0.9 if pieces is SURE else 0.5
+    assert (prediction.confidence, prediction.correct) == (stated if speaks else None, True)
+    assert (prediction.tokens_to_confidence is not None) == speaks
+    [(_, row)] = read_json_lines(tmp_path / "requests.jsonl")
+    assert (row["basis"], row["stated_confidence"]) == (basis, stated)
+
+
+def test_a_logged_request_of_an_earlier_release_is_labelled_without_a_confidence(tmp_path):
+    with routed(FakeEngine(*SURE), log={"directory": str(tmp_path)}) as (url, _):
+        id_ = ask(url).id
+    log = tmp_path / "requests.jsonl"
+    row = json.loads(log.read_text())
+    del row["basis"]
+    log.write_text(json.dumps(row) + "\n")
+    with routed(FakeEngine(*SURE), log={"directory": str(tmp_path)}) as (url, _):
+        assert httpx.post(f"{url}/coca/labels", json={"id": id_, "correct": True}).status_code == 200
+    assert read_predictions(tmp_path / "labelled.jsonl")[0].confidence is None
 
 
 def test_keys(tmp_path):

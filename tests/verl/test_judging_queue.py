@@ -80,6 +80,22 @@ def test_what_arrives_meanwhile_is_graded_together():
     assert grader.batches == [1, 20]
 
 
+def test_a_response_that_nobody_waits_for_any_more_leaves_its_neighbours_theirs():
+    """A session of verl's that fails cancels what it awaits."""
+    grader = Counting()
+    queue = queue_of(grader)
+    being_graded = queue.submit(tokens("<confidence>0.8</confidence>2"), record(1))
+    while not grader.batches:
+        time.sleep(0.01)
+    waiting = [queue.submit(tokens("<confidence>0.8</confidence>2"), record(1)) for _ in range(3)]
+    assert waiting[0].cancel()
+    assert not being_graded.cancel(), "it is being graded, and its result will come"
+    grader.go.set()
+    assert all(result.result(30).trained.correct for result in [being_graded, *waiting[1:]])
+    queue.close()
+    assert grader.batches == [1, 2]
+
+
 def test_what_arrives_a_moment_later_is_waited_for(monkeypatch):
     monkeypatch.setattr(judging_queue, "_GATHERING_SECONDS", 1.0)
     grader = Counting()

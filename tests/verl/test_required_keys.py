@@ -36,6 +36,18 @@ def test_verls_own_defaults_are_refused_key_by_key():
     } == keys
 
 
+@pytest.mark.parametrize("value", [None, False])
+def test_a_critic_may_be_left_to_verl_or_ruled_out(value: bool | None):
+    """By null verl asks the estimator whether there is one, and ours needs none."""
+    assert problems({"critic.enable": value}) == []
+
+
+@pytest.mark.parametrize("value", [True, 0, "false"])
+def test_a_critic_is_ruled_out_by_false_alone(value: object):
+    (line,) = problems({"critic.enable": value})
+    assert line.startswith(f"critic.enable: expected null or false, found {value!r}: ")
+
+
 @pytest.mark.parametrize(
     ("key", "value", "reason"),
     [

@@ -67,6 +67,13 @@ def _what_the_hooks_need(config: DictConfig, settings: CocaSettings) -> Iterator
             "rl_config.filter_groups_enable: in this stage the actor would roll out without the weights of its last "
             "update: expected false, found true"
         )
+    if rl.get("shuffle_mini_batch"):
+        # BaseTrainingEngine._forward_backward_batch shuffles in its forward passes too, whose results come back in the
+        # order of the batch; and every pipeline stage shuffles by a seed of its own.
+        yield (
+            "rl_config.shuffle_mini_batch: MindSpeed-RL also shuffles where it computes the old log-probabilities, and "
+            "gives each response those of another: expected false, found true"
+        )
     if not (config.get("actor_config") or {}).get("save"):
         yield "actor_config.save: MindSpeed-RL always saves after the last iteration; say where to"
 

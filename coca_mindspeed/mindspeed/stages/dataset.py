@@ -9,35 +9,24 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 from coca_mindspeed.algorithm.rewards import TrainingMethod
-from coca_mindspeed.data.prompts import many_prompt_tokens, prompt_messages
+from coca_mindspeed.data.prompts import bounded_prompt_tokens
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.start.process import process_settings
 
-_AT_ONCE = 1024  # prompts that a fast tokenizer is given together, which it spreads over the CPUs
-
 
 def prompt_token_ids(
     records: Sequence[Record], tokenizer: Any, system_prompt: str | None, max_tokens: int
 ) -> list[NDArray[np.int32]]:
-    """Token ids of the records' prompts, tokenized many at once and kept in four bytes each.
+    """Token ids of the records' prompts, kept in four bytes each.
 
     Raises:
         DataError: one is longer than ``max_tokens``; a prompt is never cut.
     """
-    prompts = []
-    for start in range(0, len(records), _AT_ONCE):
-        batch = records[start : start + _AT_ONCE]
-        rows = many_prompt_tokens(tokenizer, [prompt_messages(record, system_prompt) for record in batch])
-        for record, ids in zip(batch, rows, strict=True):
-            if len(ids) > max_tokens:
-                raise DataError(
-                    f"record {record.id!r} has a prompt of {len(ids)} tokens, rl_config.max_prompt_length is "
-                    f"{max_tokens}; raise it or leave the record out"
-                )
-            prompts.append(np.asarray(ids, dtype=np.int32))
-    return prompts
+    key = "rl_config.max_prompt_length"
+    rows = bounded_prompt_tokens(tokenizer, records, system_prompt, max_tokens, key)
+    return [np.asarray(ids, dtype=np.int32) for ids in rows]
 
 
 class RecordPrompts(Dataset[dict[str, Any]]):

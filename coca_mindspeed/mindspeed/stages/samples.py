@@ -1,4 +1,7 @@
-"""What a run leaves behind for people to read: samples of rollouts, and a line of metrics each iteration."""
+"""What a run leaves behind for people to read: samples of rollouts, and a line of metrics each iteration.
+
+A resumed run cuts all of it back to its checkpoint: what came after is done once more, and would be told twice.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,7 +9,10 @@ from typing import Any
 
 from coca_mindspeed.files import nulls_for_what_json_lacks, to_json_line, write_json_lines
 from coca_mindspeed.mindspeed.stages.dock import read_rows
-from coca_mindspeed.mindspeed.start.settings import CocaSettings
+from coca_mindspeed.mindspeed.start.settings import METRICS, VALIDATION, CocaSettings
+from coca_mindspeed.step_log import cut_back
+
+_SAMPLES, _OF_ITERATION = "samples", "iteration_"
 
 
 class SampleWriter:
@@ -28,12 +34,25 @@ class SampleWriter:
         texts = read_rows(dock, ["prompts", "responses"], [row["index"] for row in rows])
         decoded = {name: [self._tokenizer.decode(ids.tolist()) for ids in texts[name]] for name in texts}
         write_json_lines(
-            self._settings.output_dir / "samples" / f"iteration_{iteration:06d}.jsonl",
+            self._settings.output_dir / _SAMPLES / f"{_OF_ITERATION}{iteration:06d}.jsonl",
             (
                 {"step": iteration, "prompt": prompt, "response": response, **row}
                 for row, prompt, response in zip(rows, decoded["prompts"], decoded["responses"], strict=True)
             ),
         )
+
+
+def go_on_from(output: Path, iteration: int) -> None:
+    """Remove what an earlier start has logged beyond the iteration that this one goes on from; 0 starts anew.
+
+    Raises:
+        DataError: a log is damaged elsewhere than at its end.
+    """
+    for name in (METRICS, VALIDATION):
+        cut_back(output / name, iteration or -1)  # the initial weights are validated by each start
+    for path in (output / _SAMPLES).glob(f"{_OF_ITERATION}*.jsonl"):
+        if int(path.stem.removeprefix(_OF_ITERATION)) > iteration:
+            path.unlink()
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:

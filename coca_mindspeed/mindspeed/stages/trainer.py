@@ -13,9 +13,10 @@ from coca_mindspeed.mindspeed.stages.advantage_stage import compute_advantages
 from coca_mindspeed.mindspeed.stages.dock import fetch, report
 from coca_mindspeed.mindspeed.stages.no_reference import NoReference
 from coca_mindspeed.mindspeed.stages.ratios import finish
-from coca_mindspeed.mindspeed.stages.samples import SampleWriter, append_line
+from coca_mindspeed.mindspeed.stages.samples import SampleWriter, append_line, go_on_from
 from coca_mindspeed.mindspeed.stages.validation import Validation
 from coca_mindspeed.mindspeed.start.process import process_settings
+from coca_mindspeed.mindspeed.start.settings import METRICS
 
 
 class _Progress:
@@ -56,15 +57,24 @@ def grpo_trainer(original: Any) -> Any:
         def fit(self, data_iters: Iterator[Any]) -> None:
             """Train; validations take place before the iteration whose weights they judge is begun."""
             self._iteration = self.actor_worker.get_iteration()
+            if self._process.coca.output_dir is not None:
+                go_on_from(self._process.coca.output_dir, self._iteration)
+            if self._iteration == self.train_iters:  # it ended between its last checkpoint and its last validation
+                self._validate(self._iteration)
             super().fit(self._between_iterations(iter(data_iters)))
 
         def _between_iterations(self, data_iters: Iterator[Any]) -> Iterator[Any]:
             for batch in data_iters:
-                if self._validation is not None and self._iteration % self._process.coca.eval_interval == 0:
-                    self._validation.run(self._iteration)
+                if self._iteration % (self._process.coca.eval_interval or 1) == 0:
+                    self._validate(self._iteration)
                 self._iteration += 1
                 _progress.iteration = self._iteration
                 yield batch
+
+        def _validate(self, iteration: int) -> None:
+            """Judge the weights after an iteration, unless an earlier start has."""
+            if self._validation is not None and not self._validation.is_done(iteration):
+                self._validation.run(iteration)
 
         def compute_advantage(self, blocking: bool = False, guarantee_order: bool = False) -> None:
             """Run the advantage stage in a task of its own, as MindSpeed-RL does."""
@@ -90,8 +100,8 @@ def grpo_trainer(original: Any) -> Any:
         def save_checkpoint(self, iteration: int) -> None:
             """Save, and validate the last weights: ``fit`` draws no further prompts after them."""
             super().save_checkpoint(iteration)
-            if self._validation is not None and iteration == self.train_iters:
-                self._validation.run(iteration)
+            if iteration == self.train_iters:
+                self._validate(iteration)
 
     return SegmentGRPOTrainer
 
@@ -103,7 +113,7 @@ def finishing_ratios(original: Any) -> Any:
         finished = finish(original(metrics))
         coca = process_settings().coca
         if coca.output_dir is not None and coca.metrics_file:
-            append_line(coca.output_dir / "metrics.jsonl", {"step": _progress.iteration, **finished})
+            append_line(coca.output_dir / METRICS, {"step": _progress.iteration, **finished})
         return finished
 
     return metrics_post_processing

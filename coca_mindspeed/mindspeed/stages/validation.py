@@ -15,7 +15,8 @@ from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.dataset import load_prompts
 from coca_mindspeed.mindspeed.stages.dock import fetch, read_rows, report
 from coca_mindspeed.mindspeed.stages.samples import append_line
-from coca_mindspeed.mindspeed.start.settings import CocaSettings
+from coca_mindspeed.mindspeed.start.settings import VALIDATION, CocaSettings
+from coca_mindspeed.step_log import read_steps
 
 
 class Validation:
@@ -25,12 +26,16 @@ class Validation:
         assert settings.eval_data is not None
         assert settings.output_dir is not None
         self._settings, self._trainer = settings, trainer
-        self._file, self._log = settings.eval_data, settings.output_dir / "validation.jsonl"
+        self._file, self._log = settings.eval_data, settings.output_dir / VALIDATION
         rl_config = trainer.actor_worker.rl_config
         _, self._prompts = load_prompts(
             self._file, trainer.tokenizer.tokenizer, settings.method.training_method, rl_config.max_prompt_length
         )
         self._graders = [reward for reward in trainer.reward_list if hasattr(reward, "judge_rows")]
+
+    def is_done(self, iteration: int) -> bool:
+        """Whether the log has the validation after an iteration."""
+        return self._log.exists() and any(row["step"] == iteration for row in read_steps(self._log))
 
     def run(self, iteration: int) -> dict[str, float]:
         """Judge the current weights; log Acc, AUROC, ECE, Brier, SR and TTC under ``eval/``, as locally."""

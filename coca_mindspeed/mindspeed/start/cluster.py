@@ -5,15 +5,14 @@
 
 import argparse
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from coca_mindspeed.console import print_failure
 from coca_mindspeed.errors import CocaError, TrainingError
+from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
 
-_POLL = 2.0
 _DOCK_CPUS = 10  # GRPOTransferDock asks for so many, on one node
 
 
@@ -60,28 +59,6 @@ def check_cpus(nodes: Sequence[Mapping[str, float]], wanted: WantedCpus) -> None
     )
 
 
-def wait_for_npus(
-    wanted: int,
-    timeout: float,
-    count: Callable[[], int],
-    sleep: Callable[[float], None] = time.sleep,
-    clock: Callable[[], float] = time.monotonic,
-) -> None:
-    """Return as soon as ``count()`` reaches ``wanted``.
-
-    Raises:
-        TrainingError: it has not after ``timeout`` seconds; the message says how many are there.
-    """
-    end = clock() + timeout
-    while (found := count()) < wanted:
-        if clock() >= end:
-            raise TrainingError(
-                f"the Ray cluster has {found} of {wanted} NPUs after {timeout:g} seconds; look at the other nodes' "
-                "output: each runs the same command, with its own NODE_RANK and the head's MASTER_ADDR"
-            )
-        sleep(_POLL)
-
-
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m coca_mindspeed.mindspeed.start.cluster", description=__doc__)
     parser.add_argument("--npus", type=int, required=True)
@@ -91,16 +68,11 @@ def main(arguments: Sequence[str]) -> int:
     parsed = parser.parse_args(arguments)
     import ray
 
-    def connected_npus() -> int:
-        if not ray.is_initialized():
-            try:
-                ray.init(log_to_driver=False)  # RAY_ADDRESS says where
-            except ConnectionError:
-                return 0
+    def npus() -> int:
         return int(ray.cluster_resources().get("NPU", 0))
 
     try:
-        wait_for_npus(parsed.npus, parsed.timeout, connected_npus)
+        wait_for_cluster(ray, parsed.npus, "NPUs", npus, parsed.timeout)
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         check_cpus(nodes, WantedCpus(parsed.cpus_per_npu, parsed.other_cpus))
     except CocaError as error:

@@ -15,7 +15,9 @@ from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.files import write_atomically
 from coca_mindspeed.mindspeed.plan.cluster_plan import Plan
 from coca_mindspeed.mindspeed.plan.conditions import needs_reference
+from coca_mindspeed.mindspeed.start.settings import VALIDATION
 from coca_mindspeed.mindspeed.weights.megatron_checkpoint import newest_iteration
+from coca_mindspeed.step_log import read_steps
 
 _PATHS = (
     ("megatron_training", "tokenizer_name_or_path"),
@@ -41,6 +43,11 @@ class StageFiles:
         """Samples, validations and ``metrics.jsonl``."""
         return self.output / f"stage{self.stage}"
 
+    @property
+    def validation(self) -> Path:
+        """The log of the validations."""
+        return self.results / VALIDATION
+
 
 def stages_to_do(run: RunConfig, plan: Plan, output: Path, *, resume: bool) -> list[tuple[int, bool]]:
     """``(stage, whether it has a checkpoint to go on from)`` of the stages that are not finished, in their order.
@@ -57,8 +64,18 @@ def stages_to_do(run: RunConfig, plan: Plan, output: Path, *, resume: bool) -> l
     return [
         (stage, iteration is not None)
         for stage, iteration in enumerate(reached)
-        if plan.iterations is None or (iteration or 0) < plan.iterations
+        if plan.iterations is None
+        or (iteration or 0) < plan.iterations
+        or (iteration == plan.iterations and not _is_validated(run, files[stage], iteration))
     ]
+
+
+def _is_validated(run: RunConfig, files: StageFiles, iteration: int) -> bool:
+    """Whether the validation after a stage's last iteration, which follows its checkpoint, has been logged too."""
+    if not run.mindspeed_rl.get("coca", {}).get("eval_interval"):
+        return True
+    path = files.validation
+    return path.exists() and any(row["step"] == iteration for row in read_steps(path, torn_end=True))
 
 
 def mindspeed_values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: bool = False) -> dict[str, Any]:

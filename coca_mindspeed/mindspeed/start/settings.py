@@ -16,6 +16,8 @@ from coca_mindspeed.judging.judging_settings import EngineSection, JudgingSettin
 
 #: The environment variable that carries :class:`ProcessSettings`.
 VARIABLE = "COCA_MINDSPEED_PROCESS"
+#: Logs in ``output_dir``, a row an iteration each.
+METRICS, VALIDATION = "metrics.jsonl", "validation.jsonl"
 
 
 class HostSettings(EngineSection):

@@ -4,6 +4,7 @@
 down to the tiny model.
 """
 
+import json
 import signal
 import subprocess
 import sys
@@ -63,19 +64,31 @@ def test_a_run_that_was_stopped_is_resumed(warm: Path, tmp_path: Path, ray_direc
         time.sleep(0.2)
     process.send_signal(signal.SIGTERM)
     assert process.wait(timeout=120) == 143, (directory / "log").read_text(errors="replace")[-3000:]
-    saved, done = int(marker.read_text()), len(_iterations(directory / "run" / "stage0"))
-    assert saved < 8
+    assert int(marker.read_text()) < 8
     again = _launch(directory, ray_directory, "trainer.steps=8")
     assert again.wait(timeout=120) == 1
     assert "already holds a run; add --resume" in (directory / "log").read_text()
     finish(_launch(directory, ray_directory, "trainer.steps=8", "--resume"), directory)
-    assert _iterations(directory / "run" / "stage0")[done:] == list(range(saved + 1, 9))
+    stage = directory / "run" / "stage0"
+    assert _iterations(stage) == list(range(1, 9))
+    validations = json_lines(stage / "validation.jsonl")
+    assert [row["step"] for row in validations] == [0, 2, 4, 6, 8]
     assert marker.read_text() == "8"
     # The questions go on where they were: none comes twice.
     samples = sorted((directory / "run" / "stage0" / "samples").iterdir())
     assert len(samples) == 8
     prompts = [prompt for file in samples for prompt in {row["prompt"] for row in json_lines(file)}]
     assert len(set(prompts)) == len(prompts)
+    # As if it had been killed between its last checkpoint and the validation of it.
+    last = validations.pop()
+    (stage / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in validations) + '{"step": 8, "ev')
+    finish(_launch(directory, ray_directory, "trainer.steps=8", "--resume"), directory)
+    assert _iterations(stage) == list(range(1, 9))
+    again = json_lines(stage / "validation.jsonl")
+    assert [row["step"] for row in again] == [0, 2, 4, 6, 8]
+    assert abs(again[-1]["eval/accuracy"] - last["eval/accuracy"]) < 0.25
+    finish(_launch(directory, ray_directory, "trainer.steps=8", "--resume"), directory)
+    assert "every iteration" in (directory / "log").read_text()
 
 
 def test_two_nodes(warm: Path, tmp_path: Path, ray_directory: str) -> None:

@@ -149,8 +149,5 @@ def test_a_killed_worker_ends_the_run_and_a_resume_goes_on(warm: Path, tmp_path:
     log = (directory / "log").read_text(errors="replace")
     assert re.search(r"coca-mindspeed: training ended: .*ActorDiedError.*ActorWithoutReference", log)
     assert f"resume from the last checkpoint in {directory / 'checkpoints'}" in log
-    saved = int(marker.read_text())
-    done = len(metrics_of(directory))
-
     finish(start_driver(directory, going_on(config, directory), ray_directory), directory)
-    assert [row["step"] for row in metrics_of(directory)[done:]] == list(range(saved + 1, 21))
+    assert [row["step"] for row in metrics_of(directory)] == list(range(1, 21))

@@ -5,6 +5,7 @@ TransferQueue, the reward loop and FSDP2.  What it does not: anything about a ro
 A start takes a minute or two, so each run is asked several questions.
 """
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -58,20 +59,13 @@ def resumed(warm: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         time.sleep(0.2)
     assert killed.running, loop.log_of(run)[-6000:]
     killed.kill()
-    (run / "metrics.jsonl").rename(run / "metrics_before.jsonl")
     finished(config, **keeping(run))
     return run
 
 
 def test_two_updates_a_step_are_those_of_the_local_engine_and_the_clip_bites(warm: Path, resumed: Path):
-    (resumed / "metrics.jsonl").rename(resumed / "metrics_after.jsonl")
-    (resumed / "metrics_before.jsonl").rename(resumed / "metrics.jsonl")
-    try:
-        assert_same_gradient(warm, resumed, MethodConfig(), ranks=1, minibatches=2)
-        first = loop.metrics(resumed)[1]
-    finally:
-        (resumed / "metrics.jsonl").rename(resumed / "metrics_before.jsonl")
-        (resumed / "metrics_after.jsonl").rename(resumed / "metrics.jsonl")
+    assert_same_gradient(warm, resumed, MethodConfig(), ranks=1, minibatches=2)
+    first = loop.metrics(resumed)[1]
     assert first["confidence/clip_fraction"] + first["answer/clip_fraction"] > 0
     shares = first["confidence/clip_fraction"] * first["response/confidence_length"]
     shares += first["answer/clip_fraction"] * first["response/answer_length"]
@@ -80,8 +74,10 @@ def test_two_updates_a_step_are_those_of_the_local_engine_and_the_clip_bites(war
 
 
 def test_a_killed_run_goes_on_to_its_end_and_asks_nothing_twice(resumed: Path):
-    assert sorted(loop.metrics(resumed)) == [3, 4]
-    # By what was trained on: verl writes a checkpoint before it dumps its step, so the dump of step 2 may be lost.
+    # verl writes a checkpoint before it logs and dumps its step, so both of step 2 may be lost.
+    logged = [json.loads(line)["step"] for line in (resumed / "metrics.jsonl").read_text().splitlines()]
+    assert logged in ([1, 2, 3, 4], [1, 3, 4])
+    assert not list(resumed.glob(".metrics*"))
     asked = [{row["prediction"]["id"] for row in kept(resumed, step)} for step in (1, 2, 3, 4)]
     assert all(len(ids) == 16 for ids in asked)
     assert len(set().union(*asked)) == 64

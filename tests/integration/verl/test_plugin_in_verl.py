@@ -1,6 +1,7 @@
 """The plugin and the real verl in one process: registries, the reward manager, verl's defaults, edited sources."""
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
@@ -18,10 +19,12 @@ from verl import DataProto
 from verl.experimental.reward_loop.reward_manager import get_reward_manager_cls
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.utils.tracking import Tracking
 
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.upstream.manifest import ManifestError, load_manifests, matching_manifest
 from coca_mindspeed.verl.configuration import find_verl_run, verl_configuration
+from coca_mindspeed.verl.earlier_rows import EarlierRows, file_of_verls_log
 from coca_mindspeed.verl.estimator import handing_over
 from coca_mindspeed.verl.records import verl_row
 from coca_mindspeed.verl.required_keys import refusals, requirements, value_of
@@ -52,6 +55,30 @@ def test_the_plugin_is_imported_only_where_verl_needs_it():
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
     assert run.stdout.splitlines()[-1] == "['coca_mindspeed.verl.register']"
+
+
+def test_verls_own_file_logger_keeps_the_steps_before_a_checkpoint(tmp_path: Path, monkeypatch: Any):
+    log = tmp_path / "metrics.jsonl"
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(log))
+
+    def start(step: int, until: int) -> None:
+        trainer = SegmentTrainer.__new__(SegmentTrainer)
+        trainer._earlier = EarlierRows(file_of_verls_log("coca", "run"), step)
+        trainer.logger = Tracking("coca", "run", ["console", "file"])
+        trainer.on_validate_begin()
+        trainer.on_train_begin()
+        for number in range(step + 1, until + 1):
+            trainer.logger.log(data={"a": np.float32(0.1), "b": float("nan"), "c": 1 / 3}, step=number)
+        trainer.logger.finish()
+
+    start(0, 5)
+    before = log.read_bytes().splitlines()
+    start(3, 6)
+    start(6, 7)
+    after = log.read_bytes().splitlines()
+    assert [json.loads(line)["step"] for line in after] == [1, 2, 3, 4, 5, 6, 7]
+    assert after[:3] == before[:3]
+    assert list(tmp_path.iterdir()) == [log]
 
 
 def test_the_estimator_names_the_trainer_mode_where_another_trainer_asks():

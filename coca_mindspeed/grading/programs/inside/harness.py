@@ -3,7 +3,8 @@
 The model's program runs in another process, which never sees the tests, the expected outputs or the token: this
 process gives up every privilege and cannot be traced (``PR_SET_DUMPABLE`` 0), so that a program of the same user
 cannot read its memory or its files.  As the first process of its namespace it cannot be killed from inside either, and
-everything in the namespace ends with it; it ends when the process that started the sandbox does.
+everything in the namespace ends with it; it ends when the process that started the sandbox does.  The tests run in this
+process: what they print goes nowhere, and what is said here goes through a descriptor of its own.
 """
 
 import ctypes
@@ -34,9 +35,10 @@ _KINDS = {
 
 
 def main() -> None:
+    report = keep_output_apart()
     job = json.loads(sys.stdin.buffer.readline())
     confine(job["limits"])
-    say(job, ready=True)
+    say(report, job, ready=True)
     module, function = _KINDS[job["kind"]]
     try:
         said = getattr(importlib.import_module(module), function)(job)
@@ -46,11 +48,22 @@ def main() -> None:
         said = ending.Ending(ending.UNAVAILABLE, str(error))
     except remote.CannotTestError as error:
         said = ending.Ending(ending.UNGRADABLE, str(error))
-    say(job, **said._replace(reason=said.reason[:500])._asdict())
+    say(report, job, **said._replace(reason=said.reason[:500])._asdict())
 
 
-def say(job: dict[str, Any], **content: Any) -> None:
-    print(json.dumps({"token": job["token"], **content}), flush=True)
+def keep_output_apart() -> int:
+    """A descriptor for what is said here, which no child inherits; standard output becomes /dev/null."""
+    report = os.dup(1)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.close(nowhere)
+    return report
+
+
+def say(report: int, job: dict[str, Any], **content: Any) -> None:
+    unsaid = memoryview(json.dumps({"token": job["token"], **content}).encode("ascii") + b"\n")
+    while unsaid:
+        unsaid = unsaid[os.write(report, unsaid) :]
 
 
 def confine(limits: dict[str, Any]) -> None:

@@ -1,0 +1,152 @@
+"""What a resumed run finds of its logs, and of the validation that its last checkpoint still waited for.
+
+MindSpeed-RL's trainer is stood in for by the calls of its ``fit``; the loop itself runs under tests/integration.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.files import read_json_lines
+from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan
+from coca_mindspeed.mindspeed.stages import trainer as stages_trainer
+from coca_mindspeed.mindspeed.stages.samples import append_line
+from coca_mindspeed.mindspeed.stages.validation import Validation
+from coca_mindspeed.mindspeed.start.run_file import StageFiles, stages_to_do
+from coca_mindspeed.mindspeed.start.settings import coca_settings
+from tests.mindspeed.test_doctor import checkpoint
+
+
+class Killed(BaseException):
+    """The run was killed."""
+
+
+class UpstreamTrainer:
+    """The order of events in MindSpeed-RL's ``RayGRPOTrainer.fit``; ``die_at`` names the one before which it dies."""
+
+    saved = 0
+
+    def __init__(self, actor_worker: Any, ref_worker: Any, reward_list: Any, **kwargs: Any) -> None:
+        self.actor_worker, self.reward_list, self.train_iters = actor_worker, reward_list, 6
+        self.num_cpus_for_local_task, self.tokenizer = 1, SimpleNamespace(tokenizer=None)
+        self.die_at = kwargs["die_at"]
+
+    def event(self, name: str, iteration: int) -> None:
+        if self.die_at == (name, iteration):
+            raise Killed
+
+    def fit(self, data_iters: Iterator[Any]) -> None:
+        iteration = self.actor_worker.get_iteration()
+        while iteration < self.train_iters:
+            next(data_iters)
+            self.event("metrics", iteration + 1)
+            stages_trainer.finishing_ratios(lambda metrics: metrics)({"grad_norm": float(iteration)})
+            iteration += 1
+            if iteration % 2 == 0:
+                self.save_checkpoint(iteration)
+
+    def save_checkpoint(self, iteration: int) -> None:
+        self.event("save", iteration)
+        UpstreamTrainer.saved = iteration
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Starts the trainer from the newest checkpoint; validations write a row each and may be where it dies."""
+    settings = coca_settings({"eval_interval": 3, "eval_data": "e.jsonl", "output_dir": str(tmp_path)})
+    process = SimpleNamespace(coca=settings, reference=True)
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(remote=lambda _: SimpleNamespace(options=lambda **_: None)))
+    monkeypatch.setattr(stages_trainer, "process_settings", lambda: process)
+    monkeypatch.setattr(UpstreamTrainer, "saved", 0)
+
+    def prepare(self: Any, settings: Any, trainer: Any) -> None:
+        self._log, self._trainer = settings.output_dir / "validation.jsonl", trainer
+
+    def validate(self: Any, iteration: int) -> None:
+        self._trainer.event("validation", iteration)
+        append_line(self._log, {"step": iteration, "eval/accuracy": 0.5})
+
+    monkeypatch.setattr(Validation, "__init__", prepare)
+    monkeypatch.setattr(Validation, "run", validate)
+
+    def run(die_at: tuple[str, int] | None = None) -> None:
+        worker = SimpleNamespace(get_iteration=lambda: UpstreamTrainer.saved)
+        trainer = stages_trainer.grpo_trainer(UpstreamTrainer)(worker, None, [], die_at=die_at)
+        if die_at is None:
+            trainer.fit(iter(range(100)))
+            return
+        with pytest.raises(Killed):
+            trainer.fit(iter(range(100)))
+
+    return run
+
+
+def steps(path: Path) -> list[int]:
+    return [row["step"] for _, row in read_json_lines(path)]
+
+
+DEATHS = [("metrics", 1), ("metrics", 3), ("metrics", 4), ("save", 4), ("metrics", 6), ("save", 6)]
+DEATHS += [("validation", 3), ("validation", 6)]
+
+
+@pytest.mark.parametrize("die_at", DEATHS, ids=str)
+@pytest.mark.parametrize("torn", [False, True])
+def test_every_iteration_and_every_validation_is_logged_once(
+    start: Any, tmp_path: Path, die_at: Any, torn: bool
+) -> None:
+    start(die_at)
+    if torn:
+        for name in ("metrics.jsonl", "validation.jsonl"):
+            with (tmp_path / name).open("a") as file:
+                file.write('{"step": 5, "reward/an')
+    start()
+    assert steps(tmp_path / "metrics.jsonl") == [1, 2, 3, 4, 5, 6]
+    assert steps(tmp_path / "validation.jsonl") == [0, 3, 6]
+
+
+def test_a_run_that_ends_in_its_last_validation_has_it_done_at_the_next_start(start: Any, tmp_path: Path) -> None:
+    start(("validation", 6))
+    assert UpstreamTrainer.saved == 6
+    assert steps(tmp_path / "validation.jsonl") == [0, 3]
+    metrics = (tmp_path / "metrics.jsonl").read_bytes()
+    start(("validation", 6))
+    start()
+    assert steps(tmp_path / "validation.jsonl") == [0, 3, 6]
+    start()
+    assert steps(tmp_path / "validation.jsonl") == [0, 3, 6]
+    assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
+
+
+def test_samples_of_iterations_that_come_again_go(start: Any, tmp_path: Path) -> None:
+    start(("metrics", 4))
+    for iteration in (1, 2, 3):
+        (tmp_path / "samples").mkdir(exist_ok=True)
+        (tmp_path / "samples" / f"iteration_{iteration:06d}.jsonl").write_text("{}\n")
+    start()
+    assert sorted(path.name for path in (tmp_path / "samples").iterdir()) == [
+        "iteration_000001.jsonl",
+        "iteration_000002.jsonl",
+    ]
+
+
+def test_a_stage_is_done_once_its_last_weights_are_validated(tmp_path: Path) -> None:
+    run = compose_run("qwen25_7b_910b", ["data.epochs=null", "trainer.steps=100", "evaluation.interval=50"]).run
+    plan, files = make_plan(run), StageFiles(tmp_path)
+    checkpoint(files.checkpoints, 4, iteration="100")
+    assert stages_to_do(run, plan, tmp_path, resume=True) == [(0, True)]
+    rows = [{"step": step, "eval/accuracy": 0.5} for step in (0, 50, 100)]
+    files.validation.write_text("".join(json.dumps(row) + "\n" for row in rows[:2]) + '{"step": 100, "ev')
+    assert stages_to_do(run, plan, tmp_path, resume=True) == [(0, True)]
+    files.validation.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert stages_to_do(run, plan, tmp_path, resume=True) == []
+    files.validation.unlink()
+    without = compose_run("qwen25_7b_910b", ["data.epochs=null", "trainer.steps=100", "evaluation.interval=0"]).run
+    assert stages_to_do(without, plan, tmp_path, resume=True) == []
+    shorter = compose_run("qwen25_7b_910b", ["data.epochs=null", "trainer.steps=60", "evaluation.interval=50"]).run
+    assert stages_to_do(shorter, make_plan(shorter), tmp_path, resume=True) == [], "there is nothing to validate it by"
