@@ -43,8 +43,8 @@ EOF
 
 #   parse_command_line USAGE NUMBER WORD ...
 #
-# Sorts what was typed into the variables above; a directory is meant from where it was typed.  USAGE is what --help prints; NUMBER says how many words, into WORDS,
-# the script takes besides options and KEY=VALUE.
+# Sorts what was typed into the variables above; a directory is meant from where it was typed.  USAGE is what --help
+# prints; NUMBER says how many words, into WORDS, the script takes besides options and KEY=VALUE.
 parse_command_line() {
   local usage=$1 number=$2
   shift 2
