@@ -246,6 +246,8 @@ def port_that_drops_connections():
             waiting.connect_ex(server.getsockname())
             if not select.select([], [waiting], [], 1.0)[1]:
                 break
+        else:
+            pytest.skip("this system accepts connections that nobody takes, however many")
         yield server.getsockname()[1]
 
 
