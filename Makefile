@@ -150,7 +150,7 @@ clean:  ## remove the environment, caches and runs
 	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) $(MINDSPEED_VLLM_VENV) $(VERL_VENV) $(VLLM_VENV) .venv-trl runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 docs: $(STAMP)  ## renew the references of keys in docs/configuration.md, docs/coca_section.md and docs/verl.md
-	sed -i '/<!-- keys -->/q' docs/configuration.md docs/coca_section.md docs/verl.md
+	sed -i '1,/<!-- keys -->/!d' docs/configuration.md docs/coca_section.md docs/verl.md
 	{ echo; $(BIN)/coca-mindspeed config keys; } >> docs/configuration.md
 	{ echo; $(BIN)/coca-mindspeed config keys coca; } >> docs/coca_section.md
 	{ echo; $(BIN)/coca-mindspeed config keys verl; } >> docs/verl.md

@@ -92,9 +92,26 @@ class ResponseParser:
         return rf"{_WHITESPACE}{OPEN_TAG}{_WHITESPACE}({number}){_WHITESPACE}{CLOSE_TAG}"
 
     def __call__(self, text: str) -> ParsedResponse:
+        match = self._stated(text)
+        if match is None:
+            return ParsedResponse(None, text)
+        return ParsedResponse(
+            float(match[1]), text[match.end() :] if self.position == "first" else text[: match.start()]
+        )
+
+    def restated(self, text: str, confidence: float) -> str | None:
+        """The same response with ``confidence`` (two decimals where any are allowed) in the place of the stated one.
+
+        None where the response is invalid.
+        """
+        match = self._stated(text)
+        if match is None:
+            return None
+        return f"{text[: match.start(1)]}{confidence:.{self.decimals or 2}f}{text[match.end(1) :]}"
+
+    def _stated(self, text: str) -> re.Match[str] | None:
+        """The tag pair that counts, with the white space before it; group 1 is the number."""
         if self.position == "first":
-            match = re.match(self.grammar, text)
-            return ParsedResponse(None, text) if match is None else ParsedResponse(float(match[1]), text[match.end() :])
+            return re.match(self.grammar, text)
         start = text.rfind(OPEN_TAG)
-        match = re.fullmatch(self.grammar + _WHITESPACE, text[start:]) if start >= 0 else None
-        return ParsedResponse(None, text) if match is None else ParsedResponse(float(match[1]), text[:start])
+        return re.compile(self.grammar + _WHITESPACE).fullmatch(text, start) if start >= 0 else None

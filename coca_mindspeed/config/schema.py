@@ -108,6 +108,23 @@ class WarmUpConfig(Section):
     overconfident: float = Field(0.85, ge=0, le=1, description="share of confidences near 1; the others are uniform")
 
 
+class ConfidenceStartConfig(Section):
+    """Supervised start of the confidences on sampled success rates: an option of ours, not the paper's.
+
+    It comes behind the warm-up and before the first step; docs/real_model.md.
+    """
+
+    questions: int = Field(
+        0,
+        ge=0,
+        description="training questions that are asked, rollout.group_size times each, for their success rates; "
+        "0: no such start",
+    )
+    steps: int = Field(100, ge=1, description="updates")
+    batch: int = Field(32, ge=1, description="responses in an update, each with its question's success rate")
+    lr: float = Field(5e-5, gt=0, le=1, description="peak learning rate, with cosine decay")
+
+
 class MethodConfig(Section):
     """Which training method, and the choices that the paper leaves open (docs/method.md)."""
 
@@ -361,6 +378,7 @@ class RunConfig(Section):
     seed: int = Field(0, ge=0, le=_LARGEST_SEED, description="seed of everything that is drawn")
     model: ModelConfig = ModelConfig()
     warm_up: WarmUpConfig = WarmUpConfig()
+    confidence_start: ConfidenceStartConfig = ConfidenceStartConfig()
     method: MethodConfig = MethodConfig()
     data: DataConfig = DataConfig()
     rollout: RolloutConfig = RolloutConfig()

@@ -134,7 +134,9 @@ def remove_leftovers(output: Path) -> None:
 
     Only names that this package gives are touched.  A model that was moved away while it was replaced is put back.
     """
-    for directory in (output, output / "checkpoints", output / "warm_up", output / "samples"):
+    start = output / "confidence_start"
+    starts = (output / "warm_up", start, start / "checkpoints", start / "responses")
+    for directory in (output, output / "checkpoints", output / "samples", *starts):
         for path in sorted(directory.iterdir()) if directory.is_dir() else ():
             if match := _REPLACED.fullmatch(path.name):
                 _put_back_or_remove(path, directory / match[1])

@@ -7,18 +7,13 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
-
-from coca_mindspeed.algorithm.rewards import TrainingMethod
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.local.checkpoint import export_model, list_checkpoints, save_checkpoint
-from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved, stop_request
-from coca_mindspeed.local.lora import load_adapters
+from coca_mindspeed.local.checkpoint import export_model
+from coca_mindspeed.local.imitation import Layout, encode_responses
 from coca_mindspeed.local.policy import Policy, load_policy
-from coca_mindspeed.local.progress import WarmUpProgress
-from coca_mindspeed.local.warm_up import Layout, encode_responses, warm_up
+from coca_mindspeed.local.warm_up import overconfident_lessons, warm_up_random
 
 WARMED_UP, CHECKPOINTS = "warm_start", "warm_up"  # within a run's directory
 _DECIMALS = 2  # where the method asks for no number of them
@@ -72,7 +67,15 @@ def teach_format(
     method = config.method.training_method
     layout = Layout(method.confidence_position, config.method.confidence_decimals or _DECIMALS, spaced=True)
     _check_lengths(policy, records, layout, config.rollout.max_new_tokens)
-    _run(policy, records, method, layout, config, output / CHECKPOINTS, show_progress)
+    overconfident_lessons(records, method, layout, config.warm_up, config.optimizer.name).run_resumably(
+        policy,
+        warm_up_random(config.seed),
+        output / CHECKPOINTS,
+        config.model,
+        config.checkpoint.interval,
+        stage="warm-up",
+        show_progress=show_progress,
+    )
     export_model(policy, output / WARMED_UP)
     shutil.rmtree(output / CHECKPOINTS, ignore_errors=True)
     if policy.adapters is None:
@@ -88,53 +91,3 @@ def _check_lengths(policy: Policy, records: Sequence[Record], layout: Layout, mo
                 f"record {record.id!r} of {record.dataset}: its answer with a confidence has {len(response)} tokens, "
                 f"and rollout.max_new_tokens={most} would cut it off; the warm-up must not teach what cannot be said"
             )
-
-
-def _run(
-    policy: Policy,
-    records: Sequence[Record],
-    method: TrainingMethod,
-    layout: Layout,
-    config: RunConfig,
-    checkpoints: Path,
-    show_progress: bool,
-) -> None:
-    resume = None
-    if found := list_checkpoints(checkpoints):
-        newest = found[-1]
-        resume = newest.step, newest.optimizer_state(policy.device)
-        if policy.adapters is not None:
-            load_adapters(policy, newest.adapters)
-        else:
-            weights = load_policy(newest.model, config.model, policy.device, where="checkpoint").model
-            policy.model.load_state_dict(weights.state_dict())
-            del weights
-    total, interval = config.warm_up.steps, config.checkpoint.interval
-    go_on = f"--resume goes on from its last checkpoint in {checkpoints}, if there is one"
-    with (
-        saying_what_is_saved("stopped in the warm-up", go_on),
-        stop_request() as stop,
-        WarmUpProgress(total, show_progress, resume[0] if resume else 0) as progress,
-    ):
-
-        def save(step: int, optimizer: torch.optim.Optimizer) -> None:
-            if not stop and (not interval or step % interval or step == total):
-                return
-            saved = save_checkpoint(checkpoints, step, policy, optimizer, keep=1)
-            if stop:
-                raise InterruptedRunError(
-                    f"stopped after step {step} of the warm-up; saved {saved.path}", "go on with --resume"
-                )
-
-        warm_up(
-            policy,
-            records,
-            method,
-            config.warm_up,
-            config.seed,
-            progress.advance,
-            layout=layout,
-            optimizer_name=config.optimizer.name,
-            resume=resume,
-            after_step=save,
-        )

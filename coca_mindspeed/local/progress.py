@@ -158,11 +158,11 @@ def _that_fit(parts: Sequence[str], width: int) -> list[str]:
     return chosen
 
 
-class WarmUpProgress(StepProgress):
-    """Progress of the supervised warm-up."""
+class ImitationProgress(StepProgress):
+    """Progress of supervised training."""
 
-    def __init__(self, total: int, enabled: bool, done: int = 0) -> None:
-        super().__init__(total, enabled, done, title="warm-up ")
+    def __init__(self, total: int, enabled: bool, done: int = 0, *, stage: str = "warm-up") -> None:
+        super().__init__(total, enabled, done, title=f"{stage:<8}")
 
     def advance(self, step: int, loss: float) -> None:
         """Show the loss of the newest step, in nats a token."""

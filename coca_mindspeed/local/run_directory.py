@@ -33,6 +33,7 @@ ENTRIES = (
     "untrained",
     "warm_start",
     "warm_up",
+    "confidence_start",
     "checkpoints",
     "model",
     "metrics.jsonl",

@@ -18,6 +18,7 @@ from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.checkpoint import Checkpoint, check_space, export_model, remove_leftovers
+from coca_mindspeed.local.confidence_start import CONFIDENCE_START, MODEL, check_enough_questions, start_confidences
 from coca_mindspeed.local.context import context_limit, read_context_limit, read_model_config
 from coca_mindspeed.local.format_warm_up import WARMED_UP, read_warm_up_records, teach_format
 from coca_mindspeed.local.interrupt import saying_what_is_saved
@@ -26,7 +27,7 @@ from coca_mindspeed.local.memory_check import refuse_what_cannot_fit
 from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.preflight import LengthLimits, check_lengths, check_prompts, emulated_dtype
-from coca_mindspeed.local.progress import WarmUpProgress
+from coca_mindspeed.local.progress import ImitationProgress
 from coca_mindspeed.local.run_directory import (
     FoundRun,
     check_writable,
@@ -118,6 +119,7 @@ def open_session(
         print_text(f"warning: {slow}", sys.stderr)
     train, evaluate = load_data(config.data)
     config = with_steps(config, len(train))
+    check_enough_questions(config, train)
     data = {"train": records_digest(train), "evaluate": records_digest(evaluate)}
     if lessons := read_warm_up_records(config):
         data["warm_up"] = records_digest(lessons)
@@ -141,17 +143,28 @@ def open_session(
         policy = _load_policy(config, found, device)
         if policy is not None:
             _put_adapters(policy, config, found)
-            models = 2 if lessons and not (output / WARMED_UP).exists() else 1
-            check_space(output, policy, config.optimizer.name, config.checkpoint.keep, show_progress, models)
+            check_space(
+                output,
+                policy,
+                config.optimizer.name,
+                config.checkpoint.keep,
+                show_progress,
+                1 + _starts_to_come(config, output),
+            )
         marker = claim(found, config, data, overwrite=overwrite)
         if policy is None:
             with saying_what_is_saved("stopped before the warm-up was done; nothing is saved; start it again"):
                 path = warm_start(config, output, train, device, show_progress)
             policy = load_policy(path, config.model, device, where="warm start")
             _put_adapters(policy, config, found)
-            check_space(output, policy, config.optimizer.name, config.checkpoint.keep, show_progress)
+            models = 1 + _starts_to_come(config, output)
+            check_space(output, policy, config.optimizer.name, config.checkpoint.keep, show_progress, models)
         elif lessons and found.newest is None:
             policy = teach_format(policy, lessons, config, output, show_progress=show_progress)
+            if policy.adapters is None:
+                _put_adapters(policy, config, found)
+        if config.confidence_start.questions and found.newest is None:
+            policy = start_confidences(policy, train, grader, config, output, show_progress=show_progress)
             if policy.adapters is None:
                 _put_adapters(policy, config, found)
         rollout: Rollout | None = None
@@ -195,8 +208,10 @@ def _check_rollout(config: RunConfig, device: torch.device) -> int | None:
 def _model_path(config: RunConfig, found: FoundRun) -> tuple[Path, str]:
     if found.newest is not None and config.model.lora.rank is None:
         return found.newest.model, "checkpoint"
+    if found.newest is not None and config.confidence_start.questions:
+        return found.path / CONFIDENCE_START / MODEL, "start of the confidences"  # what the adapters were put into
     if found.newest is not None and (config.model.path is None or config.warm_up.records is not None):
-        return found.path / "warm_start", "warm start"  # what the adapters were put into
+        return found.path / WARMED_UP, "warm start"  # likewise
     return Path(str(config.model.path)), "model.path"
 
 
@@ -212,6 +227,13 @@ def _put_adapters(policy: Policy, config: RunConfig, found: FoundRun) -> None:
     add_adapters(policy, config.model.lora, derived_seed(config.seed, "adapters"))
     if policy.adapters is not None and found.newest is not None:
         load_adapters(policy, found.newest.adapters)
+
+
+def _starts_to_come(config: RunConfig, output: Path) -> int:
+    """Models that the stages before the training will leave in ``output``."""
+    format_to_learn = config.warm_up.records is not None and not (output / WARMED_UP).exists()
+    confidences_to_start = config.confidence_start.questions and not (output / CONFIDENCE_START / MODEL).exists()
+    return int(format_to_learn) + int(bool(confidences_to_start))
 
 
 def warm_start(
@@ -237,7 +259,7 @@ def warm_start(
         untrained = output / "untrained"
         write_tiny_model(untrained, derived_seed(config.seed, "weights"), symbols)
         policy = load_policy(untrained, config.model, device, where="tiny model")
-        with WarmUpProgress(config.warm_up.steps, show_progress) as progress:
+        with ImitationProgress(config.warm_up.steps, show_progress) as progress:
             warm_up(policy, train, config.method.training_method, config.warm_up, config.seed, progress.advance)
         export_model(policy, path)
     return path

@@ -11,6 +11,7 @@ from coca_mindspeed.data.real_world.sets import Sizes, real_world_sets
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.local.confidence_start import check_enough_questions
 from coca_mindspeed.local.session import load_data
 from coca_mindspeed.reproduce.cells import ReproductionCell, run_config
 from coca_mindspeed.reproduce.plan import Plan, SettingPlan
@@ -67,7 +68,7 @@ def check_questions(plan: Plan, cells: Sequence[ReproductionCell], output: Path,
         GradingError: an unknown grader or option, or what the grader needs is missing.
     """
     seen: set[tuple[str, tuple[str, ...]]] = set()
-    checked: list[tuple[str, DataConfig]] = []
+    checked: list[tuple[str, DataConfig, int]] = []
     held_out: dict[str, tuple[object, ...]] = {}
     for cell in cells:
         if cell.kind == "start" or cell.done(output):
@@ -76,19 +77,22 @@ def check_questions(plan: Plan, cells: Sequence[ReproductionCell], output: Path,
         if composed in seen:
             continue
         seen.add(composed)
-        data = cell_config(plan, cell, output).data
+        config = cell_config(plan, cell, output)
+        data = config.data
         asked = (data.name, data.evaluate, data.evaluate_size, data.seed)
         if held_out.setdefault(cell.setting, asked) != asked:
             raise ConfigError(
                 f"setting {cell.setting!r}, {cell.name}: its overrides of data.* name other held-out questions than "
                 "those of the methods before it; every method of a setting is measured on the same"
             )
-        if (cell.setting, data) not in checked:
-            checked.append((cell.setting, data))
-            _check(cell, data, missing.get(cell.setting))
+        case = (cell.setting, data, config.confidence_start.questions)
+        if case not in checked:
+            checked.append(case)
+            _check(cell, config, missing.get(cell.setting))
 
 
-def _check(cell: ReproductionCell, data: DataConfig, sets: Sets | None) -> None:
+def _check(cell: ReproductionCell, config: RunConfig, sets: Sets | None) -> None:
+    data = config.data
     train, evaluate = load_data(data) if sets is None else (sets["train"], sets["evaluate"])
     if not evaluate:
         raise ConfigError(
@@ -96,6 +100,7 @@ def _check(cell: ReproductionCell, data: DataConfig, sets: Sets | None) -> None:
             "is measured"
         )
     _check_categories(cell, evaluate)
+    check_enough_questions(config, train)
     with closing(build_grader(data.grader, data.grader_options)) as grader:
         grader.check([*train, *evaluate])
 

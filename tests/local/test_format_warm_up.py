@@ -18,11 +18,11 @@ from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.local import format_warm_up
 from coca_mindspeed.local.checkpoint import list_checkpoints
+from coca_mindspeed.local.imitation import Layout, encode_responses, imitation_loss
 from coca_mindspeed.local.interrupt import InterruptedRunError
 from coca_mindspeed.local.policy import load_policy
-from coca_mindspeed.local.progress import WarmUpProgress
+from coca_mindspeed.local.progress import ImitationProgress
 from coca_mindspeed.local.session import open_session
-from coca_mindspeed.local.warm_up import Layout, _imitation_loss, encode_responses
 from tests.local.models_for_tests import write_random_model
 
 CPU = torch.device("cpu")
@@ -102,7 +102,7 @@ def test_what_is_trained_is_the_warmed_up_model(place, never_stopped):
 
 def test_an_interrupted_warm_up_goes_on_and_ends_with_the_same_bytes(place, never_stopped, tmp_path, monkeypatch):
     output = tmp_path / "run"
-    advance = WarmUpProgress.advance
+    advance = ImitationProgress.advance
 
     def stop_at(at):
         def advanced(self, step, loss):
@@ -114,7 +114,7 @@ def test_an_interrupted_warm_up_goes_on_and_ends_with_the_same_bytes(place, neve
 
     for at in (3, 6):  # in the middle, and at the last step, which must not lose the request
         with monkeypatch.context() as patched:
-            patched.setattr(WarmUpProgress, "advance", stop_at(at))
+            patched.setattr(ImitationProgress, "advance", stop_at(at))
             with pytest.raises(InterruptedRunError, match=rf"after step {at} of the warm-up; saved .*step_00000{at}"):
                 session(place, output, resume=True)
         assert not (output / "warm_start").exists()
@@ -131,7 +131,7 @@ def test_adapters_learn_the_format_and_new_ones_are_put_into_what_they_made(plac
         whole.trainer.run()
     start, end = weights(tmp_path / "whole"), (tmp_path / "whole" / "model" / "model.safetensors").read_bytes()
     assert start != (place / "model" / "model.safetensors").read_bytes()  # merged
-    output, advance = tmp_path / "run", WarmUpProgress.advance
+    output, advance = tmp_path / "run", ImitationProgress.advance
 
     def stop(self, step, loss):
         advance(self, step, loss)
@@ -139,7 +139,7 @@ def test_adapters_learn_the_format_and_new_ones_are_put_into_what_they_made(plac
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patched:
-        patched.setattr(WarmUpProgress, "advance", stop)
+        patched.setattr(ImitationProgress, "advance", stop)
         with pytest.raises(InterruptedRunError):
             session(place, output, *lora)
     assert not (output / "warm_up" / "step_000003" / "model").exists()
@@ -161,7 +161,7 @@ def test_adapters_learn_the_format_and_new_ones_are_put_into_what_they_made(plac
 
 def test_a_warm_up_that_was_killed_goes_on_from_its_checkpoint(place, never_stopped, tmp_path, monkeypatch):
     output, seen = tmp_path / "run", []
-    advance = WarmUpProgress.advance
+    advance = ImitationProgress.advance
 
     def die(self, step, loss):
         if step == 5:
@@ -169,10 +169,10 @@ def test_a_warm_up_that_was_killed_goes_on_from_its_checkpoint(place, never_stop
         advance(self, step, loss)
 
     with monkeypatch.context() as patched:
-        patched.setattr(WarmUpProgress, "advance", die)
+        patched.setattr(ImitationProgress, "advance", die)
         with pytest.raises(RuntimeError, match="killed"):
             session(place, output)
-    monkeypatch.setattr(WarmUpProgress, "advance", lambda self, step, loss: seen.append(step))
+    monkeypatch.setattr(ImitationProgress, "advance", lambda self, step, loss: seen.append(step))
     with closing(session(place, output)):
         assert seen == [5, 6]  # checkpoint.interval=2
         assert weights(output) == weights(never_stopped)
@@ -208,7 +208,7 @@ def test_the_loss_is_that_of_the_response_tokens_alone(place):
     prompts = policy.encode_prompts(chosen, "Say it.", 500)
     responses = encode_responses(policy, texts)
     assert all(response[-1] == policy.tokenizer.eos_token_id for response in responses)
-    found = _imitation_loss(policy, prompts, responses, question_weight=0.0)
+    found = imitation_loss(policy, prompts, responses, question_weight=0.0)
     losses = []
     for prompt, response in zip(prompts, responses, strict=True):
         logits = policy.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]

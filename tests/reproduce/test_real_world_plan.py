@@ -29,6 +29,7 @@ def tiny_plan(directory: Path, **changed) -> Path:
         *("warm_up.lr=0.001", "rollout.prompts=4", "rollout.group_size=4", "rollout.max_prompt_tokens=480"),
         *("rollout.max_new_tokens=32", "trainer.steps=2", "trainer.device=cpu", "trainer.threads=1"),
     ]
+    setting["trained"].pop("coca, started")  # a random model that has seen three updates writes no confidence
     setting |= changed
     plan |= {"samples": 2, "predictor_questions": 30}
     (directory / "plan.yaml").write_text(yaml.safe_dump(plan))
@@ -70,6 +71,15 @@ def test_two_steps_of_every_method(tmp_path, capsys):
     assert cli.main([*command, "--report", str(report)]) == 0
     assert "0 to run" in capsys.readouterr().out
     assert {cell: (cell.directory(output) / "cell.json").stat().st_mtime_ns for cell in cells} == when
+
+
+def test_a_start_on_more_questions_than_there_are_is_refused_before_the_first_cell(tmp_path, capsys):
+    trained = {"coca": ["method=coca"], "coca, started": ["method=coca", "confidence_start.questions=999"]}
+    plan = tiny_plan(tmp_path, trained=trained, baselines=["instruct"])
+    output = tmp_path / "out"
+    assert cli.main(["reproduce", "--plan", str(plan), "--seeds", "1", "--output", str(output)]) == 1
+    assert "confidence_start.questions=999: each is asked once, and data.train has" in capsys.readouterr().err
+    assert not list(output.rglob("cell.json"))
 
 
 @pytest.mark.parametrize("name", PLANS)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from coca_mindspeed.config.schema import LoraConfig, RunConfig, VllmConfig, WarmUpConfig
+from coca_mindspeed.config.schema import ConfidenceStartConfig, LoraConfig, RunConfig, VllmConfig, WarmUpConfig
 from coca_mindspeed.config.steps import steps_of_epochs, training_rows
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.plan.memory import MemoryPlan, memory_plan
@@ -29,11 +29,13 @@ _FIXED = {  # values that MindSpeed-RL or the method allows alone
 
 _EMBEDDED = "the embedded data is not trained on here"
 _WARM_UP = "warm the model up with the local engine first, and name its warm_start as model.path"
+_START = "start the confidences with the local engine first, and name its confidence_start/model as model.path"
 _LOCAL_ENGINE = {  # keys of ours that no key of MindSpeed-RL's is taken from -> what there is instead
     "model.attention": "here it is mindspeed_rl.megatron_training.use_flash_attn",
     "model.gradient_checkpointing": f"here it is {KEYS['recompute']}",
     **{f"model.lora.{name}": "there are no adapters here" for name in LoraConfig.model_fields},
     **{f"warm_up.{name}": _WARM_UP for name in WarmUpConfig.model_fields},
+    **{f"confidence_start.{name}": _START for name in ConfidenceStartConfig.model_fields},
     **dict.fromkeys(("data.train_size", "data.evaluate_size", "data.seed"), _EMBEDDED),
     "rollout.batch_responses": "here it is mindspeed_rl.generate_config.max_num_seqs",
     "rollout.engine": "here it is always MindSpeed-RL's own",

@@ -1,0 +1,195 @@
+"""Supervised training on given responses: what the warm-ups and the start of the confidences share.
+
+Which responses an update imitates depends on the seed alone, so a stage that was stopped goes on from a checkpoint of
+its own, draws what it would have drawn, and ends with the same bytes.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coca_mindspeed.algorithm.response import CLOSE_TAG, OPEN_TAG, ConfidencePosition
+from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.local.checkpoint import list_checkpoints, save_checkpoint
+from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved, stop_request
+from coca_mindspeed.local.log_probs import response_log_probs
+from coca_mindspeed.local.lora import load_adapters
+from coca_mindspeed.local.optimizer import build_optimizer
+from coca_mindspeed.local.policy import Policy, load_policy
+from coca_mindspeed.local.progress import ImitationProgress
+from coca_mindspeed.local.schedule import learning_rate
+
+#: One update's questions, and the response to each that is imitated; drawn anew at each call.
+Lessons = Callable[[np.random.Generator], tuple[Sequence[Record], Sequence[str]]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a response is written.
+
+    Attributes:
+        position: of the confidence.
+        decimals: of the confidence.
+        spaced: with the spaces of the method's prompt around the confidence.
+    """
+
+    position: ConfidencePosition
+    decimals: int = 2
+    spaced: bool = False
+
+    def response(self, confidence: float, answer: str) -> str:
+        """The text of a response."""
+        space = " " if self.spaced else ""
+        tagged = f"{OPEN_TAG}{space}{confidence:.{self.decimals}f}{space}{CLOSE_TAG}"
+        return f"{tagged}{space}{answer}" if self.position == "first" else f"{answer}{space}{tagged}"
+
+
+@dataclass(frozen=True)
+class Imitation:
+    """A stage of supervised training.
+
+    Attributes:
+        lessons: what each update imitates.
+        system_prompt: of the questions.
+        steps: updates.
+        lr: peak learning rate; it rises over the first 20 updates and decays by a cosine.
+        question_weight: weight of the questions' own tokens in the loss.
+        optimizer_name: as in :class:`OptimizerConfig`.
+    """
+
+    lessons: Lessons
+    system_prompt: str
+    steps: int
+    lr: float
+    question_weight: float = 0.0
+    optimizer_name: Literal["adamw", "adamw_8bit"] = "adamw"
+
+    def run(
+        self,
+        policy: Policy,
+        random: np.random.Generator,
+        progress: Callable[[int, float], None] = lambda step, loss: None,
+        *,
+        resume: tuple[int, Mapping[str, Any]] | None = None,
+        after_step: Callable[[int, torch.optim.Optimizer], None] = lambda step, optimizer: None,
+    ) -> None:
+        """Train ``policy`` in place.
+
+        Args:
+            policy: the model to teach.
+            random: draws the lessons.
+            progress: called after each step with the steps done and the loss in nats a token.
+            resume: steps done before, and the optimizer's state after them; ``policy`` holds their weights.
+            after_step: called after each step with the steps done and the optimizer, to save them or to stop.
+        """
+        settings = OptimizerConfig(
+            name=self.optimizer_name,
+            lr=self.lr,
+            betas=(0.9, 0.98),
+            weight_decay=0.01,
+            schedule="cosine",
+            warmup_steps=min(20, self.steps),
+        )
+        optimizer = build_optimizer(policy, settings)
+        done = 0
+        if resume is not None:
+            done, state = resume
+            optimizer.load_state_dict(dict(state))
+        max_tokens = policy.model.config.max_position_embeddings
+        for step in range(self.steps):
+            records, texts = self.lessons(random)
+            if step < done:  # drawn all the same, so that what follows is what would have followed
+                continue
+            prompts = policy.encode_prompts(records, self.system_prompt, max_tokens)
+            loss = imitation_loss(policy, prompts, encode_responses(policy, texts), self.question_weight)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), 1.0)
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(settings, step, self.steps)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            progress(step + 1, float(loss.detach()))
+            after_step(step + 1, optimizer)
+
+    def run_resumably(
+        self,
+        policy: Policy,
+        random: np.random.Generator,
+        checkpoints: Path,
+        model: ModelConfig,
+        interval: int,
+        *,
+        stage: str,
+        show_progress: bool,
+    ) -> None:
+        """The same, going on from the newest of ``checkpoints``.
+
+        Args:
+            policy: the model to teach, as it was before the first update.
+            random: as it was then.
+            checkpoints: where they are kept.
+            model: how they are loaded.
+            interval: updates between checkpoints; 0: only where it is stopped.
+            stage: what progress and messages call it.
+            show_progress: draw a progress bar.
+
+        Raises:
+            InterruptedRunError: Ctrl-C or SIGTERM; the stage is saved as far as it came.
+        """
+        resume = None
+        if found := list_checkpoints(checkpoints):
+            newest = found[-1]
+            resume = newest.step, newest.optimizer_state(policy.device)
+            if policy.adapters is not None:
+                load_adapters(policy, newest.adapters)
+            else:
+                weights = load_policy(newest.model, model, policy.device, where="checkpoint").model
+                policy.model.load_state_dict(weights.state_dict())
+                del weights
+        go_on = f"--resume goes on from its last checkpoint in {checkpoints}, if there is one"
+        with (
+            saying_what_is_saved(f"stopped in the {stage}", go_on),
+            stop_request() as stop,
+            ImitationProgress(self.steps, show_progress, resume[0] if resume else 0, stage=stage) as progress,
+        ):
+
+            def save(step: int, optimizer: torch.optim.Optimizer) -> None:
+                if not stop and (not interval or step % interval or step == self.steps):
+                    return
+                saved = save_checkpoint(checkpoints, step, policy, optimizer, keep=1)
+                if stop:
+                    raise InterruptedRunError(
+                        f"stopped after step {step} of the {stage}; saved {saved.path}", "go on with --resume"
+                    )
+
+            self.run(policy, random, progress.advance, resume=resume, after_step=save)
+
+
+def encode_responses(policy: Policy, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of responses that end by themselves."""
+    return [[*ids, policy.eos_ids[0]] for ids in policy.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+
+
+def imitation_loss(
+    policy: Policy, prompts: Sequence[list[int]], responses: Sequence[list[int]], question_weight: float = 0.0
+) -> Tensor:
+    """Mean NLL of the responses' tokens, and ``question_weight`` times that of the prompts' (all but their first)."""
+    heads = [prompt[:1] if question_weight else prompt for prompt in prompts]
+    tails = [prompt[len(head) :] for prompt, head in zip(prompts, heads, strict=True)]
+    texts = [tail + response for tail, response in zip(tails, responses, strict=True)]
+    width = max(map(len, texts))
+    token_ids = torch.tensor([text + [policy.pad_id] * (width - len(text)) for text in texts], device=policy.device)
+    position = torch.arange(width, device=policy.device)
+    start, end = (torch.tensor([len(x) for x in xs], device=policy.device)[:, None] for xs in (tails, texts))
+    # Whole prompts go first and by themselves, so that what all of them start with is run once.
+    log_probs = response_log_probs(policy, heads, token_ids, temperature=1.0, share_prompts=not question_weight)
+    loss = -log_probs[(position >= start) & (position < end)].mean()
+    if question_weight:
+        loss = loss - question_weight * log_probs[position < start].mean()
+    return loss
