@@ -33,9 +33,9 @@ WARM_UP_CYCLES = 3
 class OurStep:
     """One of our training steps, on the demo's configuration."""
 
-    def __init__(self, policy: Policy, records: list[Record], config: Any) -> None:
-        self.policy, self.records, self.config = policy, records, config
-        self.optimizer = torch.optim.AdamW(policy.model.parameters(), lr=5e-4, betas=(0.9, 0.95), fused=True)
+    def __init__(self, policy: Policy, records: list[Record], config: Any, lr: float = 5e-4) -> None:
+        self.policy, self.records, self.config, self.lr = policy, records, config, lr
+        self.optimizer = torch.optim.AdamW(policy.model.parameters(), lr=lr, betas=(0.9, 0.95), fused=True)
         self.step = 0
 
     def __call__(self) -> int:
@@ -51,7 +51,7 @@ class OurStep:
             config.rollout.group_size,
         )
         experience = reward_and_advantage(graded, config.method, 0, torch.device("cpu"))
-        update_policy(self.policy, experience, self.optimizer, 5e-4, config)
+        update_policy(self.policy, experience, self.optimizer, self.lr, config)
         self.step += 1
         return int(graded.samples.lengths.sum())
 
@@ -59,7 +59,7 @@ class OurStep:
 class InTurn(TrainerCallback):  # type: ignore[misc]
     """Times TRL's cycles of one rollout and two updates, and runs one of our steps after each."""
 
-    def __init__(self, ours: OurStep) -> None:
+    def __init__(self, ours: OurStep | None) -> None:
         self.ours = ours
         self.seconds: dict[str, list[float]] = {"ours": [], "trl": []}
         self._start = time.perf_counter()
@@ -68,13 +68,22 @@ class InTurn(TrainerCallback):  # type: ignore[misc]
         self._start = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step % 2:
-            return
-        now = time.perf_counter()
-        self.seconds["trl"].append(now - self._start)
-        self.ours()
-        self.seconds["ours"].append(time.perf_counter() - now)
+        if state.global_step % 2 == 0:
+            self.next_cycle()
+
+    def next_cycle(self) -> None:
+        """One of TRL's is done."""
+        self.seconds["trl"].append(time.perf_counter() - self._start)
+        self.run_ours()
         self._start = time.perf_counter()
+
+    def run_ours(self) -> None:
+        """Run one of our steps, if there are any."""
+        if self.ours is None:
+            return
+        start = time.perf_counter()
+        self.ours()
+        self.seconds["ours"].append(time.perf_counter() - start)
 
 
 def main() -> None:

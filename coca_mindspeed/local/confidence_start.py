@@ -98,6 +98,7 @@ def start_confidences(
             settings.steps,
             settings.lr,
             optimizer_name=config.optimizer.name,
+            microbatching=config.trainer,
         ).run_resumably(
             policy,
             np.random.default_rng(derived_seed(config.seed, _STAGE, "lessons")),

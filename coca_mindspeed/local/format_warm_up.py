@@ -67,7 +67,10 @@ def teach_format(
     method = config.method.training_method
     layout = Layout(method.confidence_position, config.method.confidence_decimals or _DECIMALS, spaced=True)
     _check_lengths(policy, records, layout, config.rollout.max_new_tokens)
-    overconfident_lessons(records, method, layout, config.warm_up, config.optimizer.name).run_resumably(
+    lessons = overconfident_lessons(
+        records, method, layout, config.warm_up, config.optimizer.name, microbatching=config.trainer
+    )
+    lessons.run_resumably(
         policy,
         warm_up_random(config.seed),
         output / CHECKPOINTS,

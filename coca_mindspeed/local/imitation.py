@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm.response import CLOSE_TAG, OPEN_TAG, ConfidencePosition
-from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig
+from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig, TrainerConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.local.checkpoint import list_checkpoints, save_checkpoint
 from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved, stop_request
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.lora import load_adapters
+from coca_mindspeed.local.microbatches import microbatches
 from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.progress import ImitationProgress
@@ -61,6 +62,7 @@ class Imitation:
         lr: peak learning rate; it rises over the first 20 updates and decays by a cosine.
         question_weight: weight of the questions' own tokens in the loss.
         optimizer_name: as in :class:`OptimizerConfig`.
+        microbatching: says how many responses share a backward pass, as in the training; None: an update's.
     """
 
     lessons: Lessons
@@ -69,6 +71,7 @@ class Imitation:
     lr: float
     question_weight: float = 0.0
     optimizer_name: Literal["adamw", "adamw_8bit"] = "adamw"
+    microbatching: TrainerConfig | None = None
 
     def run(
         self,
@@ -107,15 +110,37 @@ class Imitation:
             if step < done:  # drawn all the same, so that what follows is what would have followed
                 continue
             prompts = policy.encode_prompts(records, self.system_prompt, max_tokens)
-            loss = imitation_loss(policy, prompts, encode_responses(policy, texts), self.question_weight)
-            loss.backward()
+            loss = self._accumulate_gradient(policy, prompts, encode_responses(policy, texts))
             torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), 1.0)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(settings, step, self.steps)
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
-            progress(step + 1, float(loss.detach()))
+            progress(step + 1, loss)
             after_step(step + 1, optimizer)
+
+    def _accumulate_gradient(
+        self, policy: Policy, prompts: Sequence[list[int]], responses: Sequence[list[int]]
+    ) -> float:
+        """Backward passes over one update's microbatches; returns the loss."""
+        lengths, prompt_lengths = list(map(len, responses)), list(map(len, prompts))
+        every = range(len(prompts))
+        parts = [list(every)]
+        if self.microbatching is not None:
+            parts = [part.rows for part in microbatches(every, 1, lengths, prompt_lengths, self.microbatching)]
+        total = 0.0
+        for rows in parts:
+            loss = imitation_loss(
+                policy,
+                [prompts[row] for row in rows],
+                [responses[row] for row in rows],
+                self.question_weight,
+                response_share=sum(lengths[row] for row in rows) / sum(lengths),
+                question_share=sum(prompt_lengths[row] - 1 for row in rows) / max(1, sum(prompt_lengths) - len(every)),
+            )
+            loss.backward()
+            total += float(loss.detach())
+        return total
 
     def run_resumably(
         self,
@@ -177,9 +202,18 @@ def encode_responses(policy: Policy, texts: Sequence[str]) -> list[list[int]]:
 
 
 def imitation_loss(
-    policy: Policy, prompts: Sequence[list[int]], responses: Sequence[list[int]], question_weight: float = 0.0
+    policy: Policy,
+    prompts: Sequence[list[int]],
+    responses: Sequence[list[int]],
+    question_weight: float = 0.0,
+    *,
+    response_share: float = 1.0,
+    question_share: float = 1.0,
 ) -> Tensor:
-    """Mean NLL of the responses' tokens, and ``question_weight`` times that of the prompts' (all but their first)."""
+    """Mean NLL of the responses' tokens, and ``question_weight`` times that of the prompts' (all but their first).
+
+    Of a part of an update's responses, with its share of their tokens and of the prompts', it is that part's term.
+    """
     heads = [prompt[:1] if question_weight else prompt for prompt in prompts]
     tails = [prompt[len(head) :] for prompt, head in zip(prompts, heads, strict=True)]
     texts = [tail + response for tail, response in zip(tails, responses, strict=True)]
@@ -189,7 +223,7 @@ def imitation_loss(
     start, end = (torch.tensor([len(x) for x in xs], device=policy.device)[:, None] for xs in (tails, texts))
     # Whole prompts go first and by themselves, so that what all of them start with is run once.
     log_probs = response_log_probs(policy, heads, token_ids, temperature=1.0, share_prompts=not question_weight)
-    loss = -log_probs[(position >= start) & (position < end)].mean()
+    loss = -log_probs[(position >= start) & (position < end)].mean() * response_share
     if question_weight:
-        loss = loss - question_weight * log_probs[position < start].mean()
+        loss = loss - question_weight * log_probs[position < start].mean() * question_share
     return loss

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from coca_mindspeed.algorithm.rewards import TrainingMethod
-from coca_mindspeed.config.schema import WarmUpConfig
+from coca_mindspeed.config.schema import TrainerConfig, WarmUpConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.local.imitation import Imitation, Layout
 from coca_mindspeed.local.policy import Policy
@@ -50,14 +50,23 @@ def overconfident_lessons(
     layout: Layout,
     config: WarmUpConfig,
     optimizer_name: Literal["adamw", "adamw_8bit"] = "adamw",
+    microbatching: TrainerConfig | None = None,
 ) -> Imitation:
-    """The warm-up, as a stage of supervised training."""
+    """The warm-up, as a stage of supervised training; its last arguments are those of :class:`Imitation`."""
 
     def lessons(random: np.random.Generator) -> tuple[list[Record], list[str]]:
         chosen = [records[i] for i in random.integers(len(records), size=config.batch)]
         return chosen, [_overconfident_response(record.answer, layout, config, random) for record in chosen]
 
-    return Imitation(lessons, method.system_prompt, config.steps, config.lr, config.question_weight, optimizer_name)
+    return Imitation(
+        lessons,
+        method.system_prompt,
+        config.steps,
+        config.lr,
+        config.question_weight,
+        optimizer_name,
+        microbatching,
+    )
 
 
 def _overconfident_response(answer: str, layout: Layout, config: WarmUpConfig, random: np.random.Generator) -> str:

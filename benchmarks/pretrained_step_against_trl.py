@@ -1,0 +1,142 @@
+"""A training step on pretrained weights against TRL's: ``python -m benchmarks.pretrained_step_against_trl MODEL``.
+
+8 prompts x 8 responses of exactly so many tokens, one update in microbatches of 8 responses, float32.  Each way runs in
+processes of its own, in turn, so that a peak of memory is its alone.  It runs in the environment of ``make bench-trl``.
+"""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import datasets
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from trl import GRPOConfig, GRPOTrainer
+
+from benchmarks.loops_in_turn import Figures, in_turn, table
+from benchmarks.step_against_trl import InTurn, OurStep
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.local.policy import Policy, load_policy
+
+PROMPTS, GROUP, WARM_UP_STEPS, LR = 8, 8, 1, 1e-6
+CPU = torch.device("cpu")
+
+
+class Alone(InTurn):
+    """Times TRL's steps and runs nothing of ours between them."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.next_cycle()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path, help="a Hugging Face directory, such as models/smollm2")
+    parser.add_argument("--tokens", type=int, default=64, help="of a response (default: 64)")
+    parser.add_argument("--steps", type=int, default=2, help="timed steps of a run, behind one (default: 2)")
+    parser.add_argument("--rounds", type=int, default=2, help="runs of each (default: 2)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
+    parser.add_argument("--output", type=Path, default=Path("runs/bench/pretrained_step_against_trl.json"))
+    parser.add_argument("--way", choices=("ours", "trl"), help="measure this one alone, and print its figures as JSON")
+    arguments = parser.parse_args()
+    if arguments.way is not None:
+        torch.set_num_threads(arguments.threads)
+        print(json.dumps(measure(arguments.way, arguments.model, arguments.tokens, arguments.steps + WARM_UP_STEPS)))
+        return
+    ways = {way: partial(in_a_process, way, arguments) for way in ("ours", "trl")}
+    print("\n".join(table(in_turn(ways, arguments.rounds, arguments.output), "ours")))
+
+
+def in_a_process(way: str, arguments: argparse.Namespace, number: int) -> Figures:
+    """What :func:`measure` finds, in a process that does nothing else."""
+    command = [sys.executable, "-m", __spec__.name, str(arguments.model), "--way", way]
+    command += [f"--{name}={getattr(arguments, name)}" for name in ("tokens", "steps", "threads")]
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    figures: Figures = json.loads(run.stdout.splitlines()[-1])
+    return figures
+
+
+def measure(way: str, model: Path, tokens: int, steps: int) -> Figures:
+    """Median seconds of a step behind the first, and the process's peak of memory in GiB."""
+    config = compose_run(
+        "local",
+        [
+            f"model.path={model}",
+            "data.train=none.jsonl",
+            f"rollout.prompts={PROMPTS}",
+            f"rollout.group_size={GROUP}",
+            f"rollout.max_new_tokens={tokens}",
+            "trainer.minibatches=1",
+        ],
+    ).run
+    policy = load_policy(model, config.model, CPU)
+    records = arithmetic_records(PROMPTS * steps, "train", 0)
+    seconds = _ours(policy, records, config, steps) if way == "ours" else _trl(policy, records, config, model, steps)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"step": statistics.median(seconds[WARM_UP_STEPS:]), "peak, GiB": peak / 2**30}
+
+
+def _ours(policy: Policy, records: Sequence[Any], config: Any, steps: int) -> list[float]:
+    endless = replace(policy, eos_ids=(_unused(policy.tokenizer),))
+    timer = InTurn(OurStep(endless, list(records), config, LR))
+    for _ in range(steps):
+        timer.run_ours()
+    return timer.seconds["ours"]
+
+
+def _trl(policy: Policy, records: Sequence[Any], config: Any, model: Path, steps: int) -> list[float]:
+    prompts = policy.encode_prompts(records, config.method.training_method.system_prompt, 2048)
+    del policy
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(_unused(tokenizer))
+    timer = Alone(None)
+    with tempfile.TemporaryDirectory() as directory:
+        GRPOTrainer(
+            model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
+            processing_class=tokenizer,
+            reward_funcs=lambda prompts, completions, **_: [float(len(text)) for text in completions],
+            train_dataset=datasets.Dataset.from_dict({"prompt": tokenizer.batch_decode(prompts)}),
+            args=GRPOConfig(
+                output_dir=directory,
+                per_device_train_batch_size=GROUP,
+                gradient_accumulation_steps=PROMPTS,
+                num_generations=GROUP,
+                max_completion_length=config.rollout.max_new_tokens,
+                temperature=1.0,
+                top_k=0,
+                beta=0.0,
+                epsilon=0.2,
+                learning_rate=LR,
+                max_grad_norm=1.0,
+                max_steps=steps,
+                bf16=False,
+                gradient_checkpointing=False,
+                use_cpu=True,
+                report_to=[],
+                save_strategy="no",
+                logging_steps=10_000,
+                disable_tqdm=True,
+            ),
+            callbacks=[timer],
+        ).train()
+    return timer.seconds["trl"]
+
+
+def _unused(tokenizer: PreTrainedTokenizerFast) -> int:
+    """A token that is hardly ever written takes the place of the end, so that responses are of one length."""
+    number: int = tokenizer.all_special_ids[-1]
+    return number
+
+
+if __name__ == "__main__":
+    main()
