@@ -1,7 +1,8 @@
 """Peak memory of one update at a real vocabulary: ``python -m benchmarks.update_at_real_size --responses 16``.
 
 A Qwen2 of two layers, hidden size 896 and 151,936 tokens, random weights; responses of one length to one prompt.
-``--against-plain`` runs it in turn with the plain way, which holds all logits and activations: at a size that fits.
+``--against-plain`` runs it in turn with the plain way, which holds all logits and activations: at a size that fits;
+``--lora 16 --against-full`` runs adapters in turn with the whole model.
 """
 
 import argparse
@@ -10,7 +11,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +21,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.schema import LoraConfig
 from coca_mindspeed.local import output_layer
+from coca_mindspeed.local.lora import add_adapters
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.recomputation import recompute_layers
 from coca_mindspeed.local.sampler import Samples
@@ -46,11 +49,18 @@ def random_experience(responses: int, tokens: int, vocabulary: int) -> Any:
         graded=SimpleNamespace(records=[None], samples=samples),
         advantages=torch.randn(responses, 1).expand(responses, tokens),
         masks=segment_masks(torch.full((responses,), 8), lengths, tokens),
+        importance=None,
     )
 
 
 def measure(
-    responses: int, tokens: int, vocabulary: int, microbatch_tokens: int, *, plain: bool = False
+    responses: int,
+    tokens: int,
+    vocabulary: int,
+    microbatch_tokens: int,
+    *,
+    plain: bool = False,
+    lora: int | None = None,
 ) -> dict[str, float]:
     """Bytes before an update and beyond them at its peak, and seconds, in a process that does nothing else."""
     torch.manual_seed(0)
@@ -61,6 +71,7 @@ def measure(
         output_layer._CHUNK_BYTES = 2**62
     else:
         recompute_layers(policy.model)
+    add_adapters(policy, LoraConfig(rank=lora), 0)
     settings = [f"trainer.microbatch_tokens={microbatch_tokens}", "trainer.minibatches=1"]
     run = compose_run("demo", [*settings, f"rollout.group_size={responses}"]).run
     experience = random_experience(responses, tokens, vocabulary)
@@ -85,16 +96,16 @@ def measured_alone(*options: str) -> dict[str, float]:
     return found
 
 
-def compared(sizes: Sequence[str], rounds: int) -> None:
-    """Both ways in turn, each in a process of its own; the least of the rounds."""
-    found: dict[str, list[dict[str, float]]] = {"by chunks": [], "plain": []}
+def compared(sizes: Sequence[str], ways: Mapping[str, Sequence[str]], rounds: int) -> None:
+    """Two ways in turn, each in a process of its own; the least of the rounds."""
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in ways}
     for _ in range(rounds):
-        for way, more in (("by chunks", []), ("plain", ["--plain"])):
+        for way, more in ways.items():
             found[way].append(measured_alone(*sizes, *more))
             print(way, json.dumps(found[way][-1]), flush=True)
-    for figure in ("seconds", "processor", "peak beyond", "objective/grad_norm"):
-        ours, plain = (min(each[figure] for each in found[way]) for way in ("by chunks", "plain"))
-        print(f"| {figure} | {ours:.6g} | {plain:.6g} | {ours / plain:.3f} |")
+    for figure in ("seconds", "processor", "before", "peak beyond", "objective/grad_norm"):
+        ours, other = (min(each[figure] for each in found[way]) for way in ways)
+        print(f"| {figure} | {ours:.6g} | {other:.6g} | {ours / other:.3f} |")
 
 
 def main() -> None:
@@ -105,15 +116,23 @@ def main() -> None:
     sizes.add_argument("--vocabulary", type=int, default=151_936)
     sizes.add_argument("--microbatch-tokens", type=int, default=4_300)
     parser.add_argument("--plain", action="store_true", help="hold all logits and activations")
+    parser.add_argument("--lora", type=int, metavar="RANK", help="train adapters of this rank in the model's place")
     parser.add_argument("--against-plain", type=int, metavar="ROUNDS", help="both ways in turn, so often")
+    parser.add_argument("--against-full", type=int, metavar="ROUNDS", help="--lora and the whole model in turn")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON, in bytes and seconds")
     arguments = parser.parse_args()
     given = (arguments.responses, arguments.tokens, arguments.vocabulary, arguments.microbatch_tokens)
+    if arguments.against_full and not arguments.lora:
+        parser.error("--against-full: needs --lora RANK")
+    names = ("--responses", "--tokens", "--vocabulary", "--microbatch-tokens")
+    options = [word for pair in zip(names, map(str, given), strict=True) for word in pair]
     if arguments.against_plain:
-        names = ("--responses", "--tokens", "--vocabulary", "--microbatch-tokens")
-        compared([word for pair in zip(names, map(str, given), strict=True) for word in pair], arguments.against_plain)
+        compared(options, {"by chunks": [], "plain": ["--plain"]}, arguments.against_plain)
         return
-    found = measure(*given, plain=arguments.plain)
+    if arguments.against_full:
+        compared(options, {"LoRA": ["--lora", str(arguments.lora)], "full": []}, arguments.against_full)
+        return
+    found = measure(*given, plain=arguments.plain, lora=arguments.lora)
     if arguments.json:
         print(json.dumps(found))
         return
