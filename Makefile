@@ -41,7 +41,7 @@ reproduce: $(STAMP)  ## the paper's tables in miniature, three seeds (at most 40
 demo-real: real  ## SmolLM2 learns the format, then CoCA: before and after, one seed (resumable; up to an hour)
 	$(BIN)/coca-mindspeed reproduce --plan smollm2_demo --seeds 1 --jobs 1 --output runs/demo-real --report runs/demo-real/report
 
-reproduce-real: real  ## every method on SmolLM2, two seeds (hours; cells of at most 45 minutes, resumable)
+reproduce-real: real  ## every method on SmolLM2, two seeds (hours; cells of half an hour or more, resumable)
 	$(BIN)/coca-mindspeed reproduce --plan smollm2 --seeds 2 --output runs/reproduce-real --report docs/reproduce_real
 
 # Built for CUDA, ROCm and CPUs at once (43 MB), so it is not in the lock.

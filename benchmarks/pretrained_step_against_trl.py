@@ -26,7 +26,10 @@ from benchmarks.loops_in_turn import Figures, in_turn, table
 from benchmarks.step_against_trl import InTurn, OurStep
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
-from coca_mindspeed.local.policy import Policy, load_policy
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.verdict import Outcome, Verdict
+from coca_mindspeed.local.chat import encode_prompts
+from coca_mindspeed.local.policy import load_policy
 
 PROMPTS, GROUP, WARM_UP_STEPS, LR = 8, 8, 1, 1e-6
 CPU = torch.device("cpu")
@@ -72,6 +75,7 @@ def measure(way: str, model: Path, tokens: int, steps: int) -> Figures:
         "local",
         [
             f"model.path={model}",
+            "model.compute_dtype=float32",
             "data.train=none.jsonl",
             f"rollout.prompts={PROMPTS}",
             f"rollout.group_size={GROUP}",
@@ -79,32 +83,41 @@ def measure(way: str, model: Path, tokens: int, steps: int) -> Figures:
             "trainer.minibatches=1",
         ],
     ).run
-    policy = load_policy(model, config.model, CPU)
     records = arithmetic_records(PROMPTS * steps, "train", 0)
-    seconds = _ours(policy, records, config, steps) if way == "ours" else _trl(policy, records, config, model, steps)
+    seconds = (_ours if way == "ours" else _trl)(records, config, model, steps)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"step": statistics.median(seconds[WARM_UP_STEPS:]), "peak, GiB": peak / 2**30}
 
 
-def _ours(policy: Policy, records: Sequence[Any], config: Any, steps: int) -> list[float]:
+class ByLength:
+    """Grades by length: no response has the format, and groups in which all is equal would teach ours nothing."""
+
+    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        return [Verdict(Outcome.RIGHT if len(answer) % 2 else Outcome.WRONG) for answer in answers]
+
+    def close(self) -> None:
+        """There is nothing to end."""
+
+
+def _ours(records: Sequence[Record], config: Any, model: Path, steps: int) -> list[float]:
+    policy = load_policy(model, config.model, CPU)
     endless = replace(policy, eos_ids=(_unused(policy.tokenizer),))
-    timer = InTurn(OurStep(endless, list(records), config, LR))
+    timer = InTurn(OurStep(endless, list(records), config, LR, ByLength()))
     for _ in range(steps):
         timer.run_ours()
     return timer.seconds["ours"]
 
 
-def _trl(policy: Policy, records: Sequence[Any], config: Any, model: Path, steps: int) -> list[float]:
-    prompts = policy.encode_prompts(records, config.method.training_method.system_prompt, 2048)
-    del policy
+def _trl(records: Sequence[Record], config: Any, model: Path, steps: int) -> list[float]:
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    prompts = encode_prompts(tokenizer, records, config.method.training_method.system_prompt, 2048)
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(_unused(tokenizer))
     timer = Alone(None)
     with tempfile.TemporaryDirectory() as directory:
         GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
             processing_class=tokenizer,
-            reward_funcs=lambda prompts, completions, **_: [float(len(text)) for text in completions],
+            reward_funcs=lambda prompts, completions, **_: [float(len(text) % 2) for text in completions],
             train_dataset=datasets.Dataset.from_dict({"prompt": tokenizer.batch_decode(prompts)}),
             args=GRPOConfig(
                 output_dir=directory,

@@ -21,6 +21,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.files import write_json
 from coca_mindspeed.grading.exact import ExactGrader
+from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.experience import respond_and_grade, reward_and_advantage
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.schedule import generator, records_of_step
@@ -33,8 +34,11 @@ WARM_UP_CYCLES = 3
 class OurStep:
     """One of our training steps, on the demo's configuration."""
 
-    def __init__(self, policy: Policy, records: list[Record], config: Any, lr: float = 5e-4) -> None:
+    def __init__(
+        self, policy: Policy, records: list[Record], config: Any, lr: float = 5e-4, grader: Grader | None = None
+    ) -> None:
         self.policy, self.records, self.config, self.lr = policy, records, config, lr
+        self.grader: Grader = grader or ExactGrader()
         self.optimizer = torch.optim.AdamW(policy.model.parameters(), lr=lr, betas=(0.9, 0.95), fused=True)
         self.step = 0
 
@@ -44,7 +48,7 @@ class OurStep:
         graded = respond_and_grade(
             self.policy,
             records_of_step(self.records, self.step, config.rollout.prompts, 0),
-            ExactGrader(),
+            self.grader,
             config.method,
             config.rollout,
             generator(torch.device("cpu"), 0, "rollout", self.step),

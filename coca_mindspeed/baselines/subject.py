@@ -12,9 +12,9 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Grader
+from coca_mindspeed.local import prompt_states as local_prompt_states
 from coca_mindspeed.local.evaluate import predict
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prompt_pass import pad_left, positions_of
 from coca_mindspeed.local.schedule import generator
 
 
@@ -68,8 +68,7 @@ def prompt_states(subject: Subject, records: Sequence[Record], layer: int) -> Te
     Args:
         subject: the frozen model.
         records: n questions, all in one batch.
-        layer: 0 is the embedding, i the output of block i, negative ones count from the last; Hugging Face models
-            give the last one after the final norm.
+        layer: as in :func:`coca_mindspeed.local.prompt_states.prompt_states`.
 
     Returns:
         float32 ``[n, hidden]`` on the CPU.
@@ -81,15 +80,4 @@ def prompt_states(subject: Subject, records: Sequence[Record], layer: int) -> Te
     check_layer(layer, policy.model.config, where="layer")
     system_prompt = subject.method.training_method.system_prompt
     prompts = policy.encode_prompts(records, system_prompt, subject.rollout.max_prompt_tokens)
-    ids, mask = pad_left(prompts, policy.pad_id, policy.device)
-    with torch.inference_mode(), policy.autocast():
-        output = policy.model(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=positions_of(mask, ids),
-            output_hidden_states=True,
-            use_cache=False,
-            logits_to_keep=1,
-        )
-    states: Tensor = output.hidden_states[layer][:, -1].float().cpu()
-    return states.clone()  # inference tensors may not enter a graph
+    return local_prompt_states.prompt_states(policy, prompts, layer)

@@ -25,6 +25,8 @@ PATH_KEYS = (
 )
 #: What the local engine calls its devices.
 DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d+)?)$"
+#: Fewer questions with a success rate than this say nothing about others.
+LEAST_START_QUESTIONS = 10
 _LARGEST_SEED = 2**31 - 1  # the largest that NumPy's and Megatron's generators take on every rank
 
 
@@ -111,18 +113,25 @@ class WarmUpConfig(Section):
 class ConfidenceStartConfig(Section):
     """Supervised start of the confidences on sampled success rates: an option of ours, not the paper's.
 
-    It comes behind the warm-up and before the first step; docs/real_model.md.
+    It comes behind the warm-up and before the first step; docs/real_model.md.  The policy itself samples.
     """
 
     questions: int = Field(
         0,
         ge=0,
         description="training questions that are asked, rollout.group_size times each, for their success rates; "
-        "0: no such start",
+        "10 or more; 0: no such start",
     )
     steps: int = Field(100, ge=1, description="updates")
     batch: int = Field(32, ge=1, description="responses in an update, each with its question's success rate")
-    lr: float = Field(5e-5, gt=0, le=1, description="peak learning rate, with cosine decay")
+    lr: float = Field(5e-5, gt=0, le=1, description="peak learning rate; it rises for 20 updates, then cosine decay")
+
+    @field_validator("questions")
+    @classmethod
+    def _none_or_enough(cls, questions: int) -> int:
+        if 0 < questions < LEAST_START_QUESTIONS:
+            raise ValueError(f"{questions}: expected 0 or at least {LEAST_START_QUESTIONS}")
+        return questions
 
 
 class MethodConfig(Section):
@@ -403,6 +412,16 @@ class RunConfig(Section):
             raise ValueError(
                 "warm_up.records: is for a model of your own (model.path); the built-in tiny model is warmed up on its "
                 "training questions"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _start_without_vllm(self) -> "RunConfig":
+        if self.confidence_start.questions and self.rollout.engine == "vllm":
+            raise ValueError(
+                f"confidence_start.questions: {self.confidence_start.questions}, and rollout.engine=vllm: the start is "
+                "sampled by the policy itself; train one step with rollout.engine=local, and name its "
+                "confidence_start/model as model.path"
             )
         return self
 

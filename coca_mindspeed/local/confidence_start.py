@@ -1,8 +1,9 @@
-"""A supervised start of the confidences: a model is shown, as what to state, how often its own answers were right.
+"""A supervised start of the confidences: a model is shown, as what to state, how often it may be expected to be right.
 
 An option of ours and no part of the paper's method (docs/real_model.md).  Training questions are asked in groups, as a
-step of the training asks them; then the model imitates its own responses, each with its group's success rate in the
-place of what it had stated.  The answers are its own, so that they are not what is taught.
+step of the training asks them.  A regression on the model's own hidden states finds what success rate such a question
+has; each question's comes from other questions alone.  Then the model imitates its own responses, each with that rate
+in the place of what it had stated.  The answers are its own, so that they are not what is taught.
 """
 
 import shutil
@@ -11,26 +12,34 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from coca_mindspeed.algorithm.response import ResponseParser
-from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.config.schema import LEAST_START_QUESTIONS, RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.files import read_json_lines, write_json_lines
+from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.experience import JudgedSamples, respond_and_grade
-from coca_mindspeed.local.imitation import Imitation
+from coca_mindspeed.local.imitation import Imitation, tokens_of_a_pass
 from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.progress import StepProgress
+from coca_mindspeed.local.prompt_states import prompt_states
 from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
 
 CONFIDENCE_START = "confidence_start"  # within a run's directory; its model is in MODEL
-MODEL, CHECKPOINTS, RESPONSES = "model", "checkpoints", "responses"  # within that
+MODEL, CHECKPOINTS, RESPONSES, RATES = "model", "checkpoints", "responses", "rates.jsonl"  # within that
 _STAGE = "start of the confidences"
+_LAYER = -1
+_FOLDS = 5
+_PENALTIES = np.logspace(0, 6, 13)  # of the regression; it chooses
 
 
 @dataclass(frozen=True)
@@ -40,12 +49,18 @@ class Answered:
     Attributes:
         record: the question.
         success_rate: share of right answers among all responses, invalid ones too (GESR).
-        responses: the valid ones that ended by themselves, with the success rate as their confidence.
+        ungradable: whether an answer could not be graded, so that the rate says nothing.
+        responses: text and last token of each valid response that ended by itself.
     """
 
     record: Record
     success_rate: float
-    responses: Sequence[str]
+    ungradable: bool
+    responses: Sequence[tuple[str, int]]
+
+    @property
+    def useful(self) -> bool:
+        return bool(self.responses) and not self.ungradable
 
 
 def check_enough_questions(config: RunConfig, train: Sequence[Record]) -> None:
@@ -57,8 +72,8 @@ def check_enough_questions(config: RunConfig, train: Sequence[Record]) -> None:
     asked = config.confidence_start.questions
     if asked > len(train):
         raise ConfigError(
-            f"confidence_start.questions={asked}: each is asked once, and data.train has {len(train)}; the nearest "
-            f"value that works is {len(train)}"
+            f"confidence_start.questions={asked}: each is asked once, and there are {len(train)} to train on; the "
+            f"nearest value that works is {len(train) if len(train) >= LEAST_START_QUESTIONS else 0}"
         )
 
 
@@ -84,49 +99,64 @@ def start_confidences(
         show_progress: draw progress bars.
 
     Raises:
-        TrainingError: no response of the model states a confidence.
+        TrainingError: there is too little that states a confidence and could be graded.
         InterruptedRunError: Ctrl-C or SIGTERM; what was sampled and learned is saved.
     """
     place = output / CONFIDENCE_START
     if not (place / MODEL).exists():
-        answered = _ask(policy, train, grader, config, place / RESPONSES, show_progress)
-        _tell(answered, config, show_progress)
-        settings = config.confidence_start
-        Imitation(
-            _Lessons([each for each in answered if each.responses], settings.batch),
-            config.method.training_method.system_prompt,
-            settings.steps,
-            settings.lr,
-            optimizer_name=config.optimizer.name,
-            microbatching=config.trainer,
-        ).run_resumably(
-            policy,
-            np.random.default_rng(derived_seed(config.seed, _STAGE, "lessons")),
-            place / CHECKPOINTS,
-            config.model,
-            config.checkpoint.interval,
-            stage=_STAGE,
-            show_progress=show_progress,
-        )
-        export_model(policy, place / MODEL)
-    elif policy.adapters is None:
-        policy = load_policy(place / MODEL, config.model, policy.device, where="start of the confidences")
+        _learn(policy, train, grader, config, place, show_progress)
+        if policy.adapters is None:
+            return policy
+    shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)  # a kill may have come before their removal
+    return load_policy(place / MODEL, config.model, policy.device, where=_STAGE)
+
+
+def _learn(
+    policy: Policy, train: Sequence[Record], grader: Grader, config: RunConfig, place: Path, show_progress: bool
+) -> None:
+    answered = _ask(policy, train, grader, config, place / RESPONSES, show_progress)
+    useful = _useful(answered)
+    rates = _rates(policy, useful, config, place / RATES)
+    if show_progress:
+        _tell(answered, rates, config)
+    parser, most = config.method.parser(), config.rollout.max_new_tokens
+    lessons = [
+        (each.record, ids)
+        for each, rate in zip(useful, rates, strict=True)
+        if (ids := [x for text, end in each.responses if (x := _restated(policy, parser, text, rate, end, most))])
+    ]
+    settings = config.confidence_start
+    Imitation(
+        _Lessons(lessons, settings.batch),
+        config.method.training_method.system_prompt,
+        settings.steps,
+        settings.lr,
+        temperature=config.rollout.temperature,
+        optimizer_name=config.optimizer.name,
+        microbatch_tokens=tokens_of_a_pass(config),
+    ).run_resumably(
+        policy,
+        np.random.default_rng(derived_seed(config.seed, _STAGE, "lessons")),
+        place / CHECKPOINTS,
+        config.model,
+        config.checkpoint.interval,
+        stage=_STAGE,
+        show_progress=show_progress,
+    )
+    export_model(policy, place / MODEL)
     shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
-    if policy.adapters is None:
-        return policy
-    return load_policy(place / MODEL, config.model, policy.device, where="start of the confidences")
 
 
 @dataclass(frozen=True)
 class _Lessons:
-    """Questions drawn at random, with one of the responses to each."""
+    """Questions drawn at random, with one of the responses to each, token ids."""
 
-    answered: Sequence[Answered]
+    taught: Sequence[tuple[Record, Sequence[list[int]]]]
     batch: int
 
-    def __call__(self, random: np.random.Generator) -> tuple[list[Record], list[str]]:
-        chosen = [self.answered[i] for i in random.integers(len(self.answered), size=self.batch)]
-        return [c.record for c in chosen], [c.responses[int(random.integers(len(c.responses)))] for c in chosen]
+    def __call__(self, random: np.random.Generator) -> tuple[list[Record], list[list[int]]]:
+        chosen = [self.taught[i] for i in random.integers(len(self.taught), size=self.batch)]
+        return [record for record, _ in chosen], [each[int(random.integers(len(each)))] for _, each in chosen]
 
 
 def _ask(
@@ -143,15 +173,19 @@ def _ask(
         for number, first in enumerate(range(0, len(questions), at_once)):
             asked, path = questions[first : first + at_once], place / f"part_{number:04d}.jsonl"
             if not path.exists():
-                draw = generator(policy.device, config.seed, _STAGE, number)
-                size = config.rollout.group_size
-                graded = respond_and_grade(policy, asked, grader, config.method, config.rollout, draw, size)
+                graded = respond_and_grade(
+                    policy,
+                    asked,
+                    EvaluatedOnly(grader) if config.data.require_evaluated else grader,
+                    config.method,
+                    config.rollout,
+                    generator(policy.device, config.seed, _STAGE, number),
+                    config.rollout.group_size,
+                )
                 place.mkdir(parents=True, exist_ok=True)
-                write_json_lines(path, map(_row, _answered(graded, config.method.parser())))
+                write_json_lines(path, map(_row, _answered(graded, policy)))
             rows = (row for _, row in read_json_lines(path))
-            answered += [
-                Answered(record, row["success_rate"], row["responses"]) for record, row in zip(asked, rows, strict=True)
-            ]
+            answered += [_of_row(record, row) for record, row in zip(asked, rows, strict=True)]
             progress.show(len(answered))
     return answered
 
@@ -160,48 +194,106 @@ def _row(answered: Answered) -> dict[str, object]:
     return {
         "id": answered.record.id,
         "success_rate": answered.success_rate,
-        "responses": answered.responses,
+        "ungradable": answered.ungradable,
+        "responses": [{"text": text, "end": end} for text, end in answered.responses],
     }
 
 
-def _answered(graded: JudgedSamples, parser: ResponseParser) -> list[Answered]:
-    rates = graded.correct.double().mean(dim=1).tolist()
-    whole = graded.samples.finished.tolist()
+def _of_row(record: Record, row: dict[str, Any]) -> Answered:
+    responses = [(each["text"], each["end"]) for each in row["responses"]]
+    return Answered(record, row["success_rate"], row["ungradable"], responses)
+
+
+def _answered(graded: JudgedSamples, policy: Policy) -> list[Answered]:
+    judged, samples, size = graded.judged, graded.samples, graded.group_size
+    rates, ungradable = graded.correct.double().mean(dim=1).tolist(), judged.ungradable.view(-1, size).any(dim=1)
+    ids = [row[:length] for row, length in zip(samples.token_ids.tolist(), samples.lengths.tolist(), strict=True)]
+    # Of a response that its text would not lead back to, such as one with a control token in it, another would be
+    # taught.
+    encoded = policy.tokenizer(judged.texts, add_special_tokens=False)["input_ids"]
+    whole = (samples.finished.cpu() & ~judged.confidence.isnan()).tolist()
     found = []
-    for i, (record, rate) in enumerate(zip(graded.records, rates, strict=True)):
-        rows = range(i * graded.group_size, (i + 1) * graded.group_size)
-        restated = [parser.restated(graded.judged.texts[row], rate) for row in rows if whole[row]]
-        # A byte that is no text was replaced in decoding: that is not what the model has written.
-        found.append(Answered(record, rate, [text for text in restated if text is not None and "\ufffd" not in text]))
+    for i, record in enumerate(graded.records):
+        rows = [row for row in range(i * size, (i + 1) * size) if whole[row] and encoded[row] == ids[row][:-1]]
+        responses = [(judged.texts[row], ids[row][-1]) for row in rows]
+        found.append(Answered(record, rates[i], bool(ungradable[i]), responses))
     return found
 
 
-def _tell(answered: Sequence[Answered], config: RunConfig, show: bool) -> None:
-    """Say what there is to be learned.
-
-    Raises:
-        TrainingError: nothing.
-    """
-    asked = f"{len(answered)} questions, asked {config.rollout.group_size} times each"
-    empty = sum(not each.responses for each in answered)
-    if empty == len(answered):
+def _useful(answered: Sequence[Answered]) -> list[Answered]:
+    useful = [each for each in answered if each.useful]
+    if len(useful) < LEAST_START_QUESTIONS:
+        silent = sum(not each.responses for each in answered)
+        ungradable = sum(each.ungradable for each in answered)
         raise TrainingError(
-            f"confidence_start.questions={len(answered)}: of {asked}, no response states a confidence and ends; the "
-            "start needs a model that writes the format (warm_up.records teaches it)"
+            f"confidence_start.questions={len(answered)}: only {len(useful)} of them can be learned from, and "
+            f"{LEAST_START_QUESTIONS} are needed: {silent} have no response that states a confidence and ends "
+            f"(warm_up.records teaches the format), {ungradable} an answer that could not be graded"
         )
-    rates = [each.success_rate for each in answered if each.responses]
-    spread = statistics.pstdev(rates)
-    if show:
-        left_out = f"; {empty} without a valid response are left out" if empty else ""
-        print(
-            f"{asked}: success rate {statistics.fmean(rates):.2f} on average, deviation {spread:.2f}{left_out}",
-            file=sys.stderr,
-            flush=True,
+    return useful
+
+
+def _rates(policy: Policy, answered: Sequence[Answered], config: RunConfig, path: Path) -> list[float]:
+    """The expected success rate of each question; they are written, so that a resumed start reads the same."""
+    if not path.exists():
+        limits = config.rollout
+        prompts = policy.encode_prompts(
+            [each.record for each in answered], config.method.training_method.system_prompt, limits.max_prompt_tokens
         )
-    if spread == 0:
-        print(
-            f"warning: all of them have a success rate of {rates[0]:g}, so that nothing but this number can be learned "
-            "in the start of the confidences",
-            file=sys.stderr,
-            flush=True,
+        parts = range(0, len(prompts), limits.prompts)
+        states = torch.cat([prompt_states(policy, prompts[i : i + limits.prompts], _LAYER) for i in parts])
+        found = expected_rates(
+            states.double().numpy(),
+            np.array([each.success_rate for each in answered]),
+            derived_seed(config.seed, _STAGE, "folds"),
         )
+        rows = zip(answered, found.tolist(), strict=True)
+        write_json_lines(path, ({"id": a.record.id, "success_rate": a.success_rate, "expected": e} for a, e in rows))
+    return [row["expected"] for _, row in read_json_lines(path)]
+
+
+def expected_rates(states: NDArray[np.float64], rates: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+    """What each question's success rate is to be expected to be, by a ridge regression on the other questions.
+
+    Args:
+        states: float ``[n, hidden]``.
+        rates: float ``[n]``, sampled; they are noise as much as knowledge.
+        seed: of the split into folds.
+
+    Returns:
+        float ``[n]`` in [0, 1], each from the folds that its question is not in.
+    """
+    # A second that every command of the engine would take to start.
+    from sklearn.linear_model import RidgeCV
+    from sklearn.model_selection import KFold, cross_val_predict
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    folds = KFold(_FOLDS, shuffle=True, random_state=seed % 2**32)
+    regression = make_pipeline(StandardScaler(), RidgeCV(alphas=_PENALTIES))
+    found: NDArray[np.float64] = cross_val_predict(regression, states, rates, cv=folds)
+    return found.clip(0.0, 1.0)
+
+
+def _restated(policy: Policy, parser: ResponseParser, text: str, rate: float, end: int, most: int) -> list[int] | None:
+    restated = parser.restated(text, rate)
+    assert restated is not None  # it was valid when it was sampled
+    ids = [*policy.tokenizer([restated], add_special_tokens=False)["input_ids"][0], end]
+    return ids if len(ids) <= most else None
+
+
+def _tell(answered: Sequence[Answered], rates: Sequence[float], config: RunConfig) -> None:
+    """Say what there is to be learned."""
+    sampled = [each.success_rate for each in answered if each.useful]
+    spread = statistics.pstdev(sampled)
+    left_out = len(answered) - len(sampled)
+    text = (
+        f"{len(answered)} questions, asked {config.rollout.group_size} times each: success rate "
+        f"{statistics.fmean(sampled):.2f} on average, deviation {spread:.2f}"
+        f"{f'; {left_out} without a valid or with an ungradable response are left out' if left_out else ''}"
+    )
+    if spread == 0 or statistics.pstdev(rates) == 0:
+        text += "\nwarning: nothing tells them apart, so that the start can teach nothing but one number"
+    else:
+        text += f"; correlation of what hidden states say of other questions: {np.corrcoef(sampled, rates)[0, 1]:.2f}"
+    print(text, file=sys.stderr, flush=True)

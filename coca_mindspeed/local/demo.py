@@ -50,6 +50,11 @@ def run_demo(
     composed = compose_run("demo", [f"seed={seed}", *overrides])
     if composed.run.evaluation.final_questions == 0:
         raise ConfigError("evaluation.final_questions=0: the demo shows answers before and after; at least 1 is needed")
+    if composed.run.confidence_start.questions:
+        raise ConfigError(
+            f"confidence_start.questions={composed.run.confidence_start.questions}: the demo starts from a model whose "
+            "confidences mean nothing; train demo ... has such a start"
+        )
     seconds: dict[str, float] = {}
     clock = _Clock()
     session = open_session(composed, output, resume=resume, overwrite=overwrite, show_progress=show_progress)

@@ -11,7 +11,7 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.local.checkpoint import export_model
-from coca_mindspeed.local.imitation import Layout, encode_responses
+from coca_mindspeed.local.imitation import Layout, encode_responses, tokens_of_a_pass
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.warm_up import overconfident_lessons, warm_up_random
 
@@ -68,7 +68,7 @@ def teach_format(
     layout = Layout(method.confidence_position, config.method.confidence_decimals or _DECIMALS, spaced=True)
     _check_lengths(policy, records, layout, config.rollout.max_new_tokens)
     lessons = overconfident_lessons(
-        records, method, layout, config.warm_up, config.optimizer.name, microbatching=config.trainer
+        policy, records, method, layout, config.warm_up, config.optimizer.name, tokens_of_a_pass(config)
     )
     lessons.run_resumably(
         policy,

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm.response import CLOSE_TAG, OPEN_TAG, ConfidencePosition
-from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig, TrainerConfig
+from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig, RunConfig, TrainerConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.local.checkpoint import list_checkpoints, save_checkpoint
 from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved, stop_request
@@ -26,8 +26,8 @@ from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.progress import ImitationProgress
 from coca_mindspeed.local.schedule import learning_rate
 
-#: One update's questions, and the response to each that is imitated; drawn anew at each call.
-Lessons = Callable[[np.random.Generator], tuple[Sequence[Record], Sequence[str]]]
+#: One update's questions, and the response to each that is imitated, token ids; drawn anew at each call.
+Lessons = Callable[[np.random.Generator], tuple[Sequence[Record], Sequence[list[int]]]]
 
 
 @dataclass(frozen=True)
@@ -61,8 +61,9 @@ class Imitation:
         steps: updates.
         lr: peak learning rate; it rises over the first 20 updates and decays by a cosine.
         question_weight: weight of the questions' own tokens in the loss.
+        temperature: at which the responses are to be likely.
         optimizer_name: as in :class:`OptimizerConfig`.
-        microbatching: says how many responses share a backward pass, as in the training; None: an update's.
+        microbatch_tokens: the most in a backward pass, prompts and padding included; None: an update's.
     """
 
     lessons: Lessons
@@ -70,8 +71,9 @@ class Imitation:
     steps: int
     lr: float
     question_weight: float = 0.0
+    temperature: float = 1.0
     optimizer_name: Literal["adamw", "adamw_8bit"] = "adamw"
-    microbatching: TrainerConfig | None = None
+    microbatch_tokens: int | None = None
 
     def run(
         self,
@@ -106,11 +108,11 @@ class Imitation:
             optimizer.load_state_dict(dict(state))
         max_tokens = policy.model.config.max_position_embeddings
         for step in range(self.steps):
-            records, texts = self.lessons(random)
+            records, responses = self.lessons(random)
             if step < done:  # drawn all the same, so that what follows is what would have followed
                 continue
             prompts = policy.encode_prompts(records, self.system_prompt, max_tokens)
-            loss = self._accumulate_gradient(policy, prompts, encode_responses(policy, texts))
+            loss = self._accumulate_gradient(policy, prompts, responses)
             torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), 1.0)
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(settings, step, self.steps)
@@ -126,8 +128,9 @@ class Imitation:
         lengths, prompt_lengths = list(map(len, responses)), list(map(len, prompts))
         every = range(len(prompts))
         parts = [list(every)]
-        if self.microbatching is not None:
-            parts = [part.rows for part in microbatches(every, 1, lengths, prompt_lengths, self.microbatching)]
+        if self.microbatch_tokens is not None:
+            limit = TrainerConfig(microbatch_prompts=None, microbatch_tokens=self.microbatch_tokens)
+            parts = [part.rows for part in microbatches(every, 1, lengths, prompt_lengths, limit)]
         total = 0.0
         for rows in parts:
             loss = imitation_loss(
@@ -135,6 +138,7 @@ class Imitation:
                 [prompts[row] for row in rows],
                 [responses[row] for row in rows],
                 self.question_weight,
+                temperature=self.temperature,
                 response_share=sum(lengths[row] for row in rows) / sum(lengths),
                 question_share=sum(prompt_lengths[row] - 1 for row in rows) / max(1, sum(prompt_lengths) - len(every)),
             )
@@ -196,6 +200,15 @@ class Imitation:
             self.run(policy, random, progress.advance, resume=resume, after_step=save)
 
 
+def tokens_of_a_pass(config: RunConfig) -> int:
+    """As many tokens as a microbatch of the training may have, so that a supervised stage needs no more memory."""
+    trainer, rollout = config.trainer, config.rollout
+    if trainer.microbatch_tokens is not None:
+        return trainer.microbatch_tokens
+    prompts = trainer.microbatch_prompts or rollout.prompts // trainer.minibatches
+    return prompts * (rollout.max_prompt_tokens + rollout.group_size * rollout.max_new_tokens)
+
+
 def encode_responses(policy: Policy, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of responses that end by themselves."""
     return [[*ids, policy.eos_ids[0]] for ids in policy.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
@@ -207,6 +220,7 @@ def imitation_loss(
     responses: Sequence[list[int]],
     question_weight: float = 0.0,
     *,
+    temperature: float = 1.0,
     response_share: float = 1.0,
     question_share: float = 1.0,
 ) -> Tensor:
@@ -222,7 +236,7 @@ def imitation_loss(
     position = torch.arange(width, device=policy.device)
     start, end = (torch.tensor([len(x) for x in xs], device=policy.device)[:, None] for xs in (tails, texts))
     # Whole prompts go first and by themselves, so that what all of them start with is run once.
-    log_probs = response_log_probs(policy, heads, token_ids, temperature=1.0, share_prompts=not question_weight)
+    log_probs = response_log_probs(policy, heads, token_ids, temperature=temperature, share_prompts=not question_weight)
     loss = -log_probs[(position >= start) & (position < end)].mean() * response_share
     if question_weight:
         loss = loss - question_weight * log_probs[position < start].mean() * question_share

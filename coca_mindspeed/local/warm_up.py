@@ -10,9 +10,9 @@ from typing import Literal
 import numpy as np
 
 from coca_mindspeed.algorithm.rewards import TrainingMethod
-from coca_mindspeed.config.schema import TrainerConfig, WarmUpConfig
+from coca_mindspeed.config.schema import WarmUpConfig
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.local.imitation import Imitation, Layout
+from coca_mindspeed.local.imitation import Imitation, Layout, encode_responses
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.schedule import derived_seed
 
@@ -35,7 +35,7 @@ def warm_up(
         seed: draws questions, wrong digits and confidences.
         progress: called after each step with the steps done and the loss in nats a token.
     """
-    lessons = overconfident_lessons(records, method, Layout(method.confidence_position), config)
+    lessons = overconfident_lessons(policy, records, method, Layout(method.confidence_position), config)
     lessons.run(policy, warm_up_random(seed), progress)
 
 
@@ -45,18 +45,20 @@ def warm_up_random(seed: int) -> np.random.Generator:
 
 
 def overconfident_lessons(
+    policy: Policy,
     records: Sequence[Record],
     method: TrainingMethod,
     layout: Layout,
     config: WarmUpConfig,
     optimizer_name: Literal["adamw", "adamw_8bit"] = "adamw",
-    microbatching: TrainerConfig | None = None,
+    microbatch_tokens: int | None = None,
 ) -> Imitation:
     """The warm-up, as a stage of supervised training; its last arguments are those of :class:`Imitation`."""
 
-    def lessons(random: np.random.Generator) -> tuple[list[Record], list[str]]:
+    def lessons(random: np.random.Generator) -> tuple[list[Record], list[list[int]]]:
         chosen = [records[i] for i in random.integers(len(records), size=config.batch)]
-        return chosen, [_overconfident_response(record.answer, layout, config, random) for record in chosen]
+        texts = [_overconfident_response(record.answer, layout, config, random) for record in chosen]
+        return chosen, encode_responses(policy, texts)
 
     return Imitation(
         lessons,
@@ -64,8 +66,8 @@ def overconfident_lessons(
         config.steps,
         config.lr,
         config.question_weight,
-        optimizer_name,
-        microbatching,
+        optimizer_name=optimizer_name,
+        microbatch_tokens=microbatch_tokens,
     )
 
 

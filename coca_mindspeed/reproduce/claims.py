@@ -1,11 +1,12 @@
 """The paper's claims, each as a number for each seed and a bound that its mean has to be above."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from coca_mindspeed.evaluation.intervals.bounds import Interval
 from coca_mindspeed.evaluation.metrics.catalogue import UNDEFINED, metric_info
+from coca_mindspeed.reproduce.comparisons import STARTED
 from coca_mindspeed.reproduce.plan import Plan
 from coca_mindspeed.reproduce.results import Results, holm, mean_differs, mean_interval, spread
 from coca_mindspeed.reproduce.table import Table
@@ -64,26 +65,34 @@ def claims(results: Results, plan: Plan) -> list[Claim]:
         present = {*own.trained, *own.baselines}
         paired = _Paired(results, setting)
         where = own.title.lower()
-        if "coca" not in present:
-            continue
-        for category in results.categories(setting):
-            for rival in ("instruct", "rlvr", "joint"):
-                for metric in ("ece", "brier", "auroc") if rival != "joint" else ("ece",):
-                    if rival in present:
-                        found.append(paired.better("coca", rival, metric, category, where))
-            if "rlvr" in present:
-                accuracy = paired.differences("coca", "rlvr", "accuracy", category)
-                text = f"{where}, {category}: coca keeps accuracy within 2 points of rlvr (difference)"
-                found.append(Claim(text, accuracy, -0.02))
-        for rival in ("majority_voting", "rlcr"):
-            for category in results.categories(setting)[:1] if rival in present else ():  # the trained one
-                saved = paired.over_seeds(
-                    "coca", rival, "tokens_to_confidence", category, lambda ours, its: _share_lost(its, ours)
-                )
-                text = f"{where}: coca's TTC is at least 92% below {rival}'s (share saved)"
-                found.append(Claim(text, saved, 0.92, most=1.0, exact=True))
+        for method in ("coca", STARTED):
+            if method in present:
+                found += _claims_of(method, present, paired, results.categories(setting), where)
         if "sequential" in present:
             found += sequential_claims(results, setting, where)
+    return found
+
+
+def _claims_of(
+    method: str, present: Collection[str], paired: "_Paired", categories: Sequence[str], where: str
+) -> list[Claim]:
+    found: list[Claim] = []
+    for category in categories:
+        for rival in ("instruct", "rlvr", "joint"):
+            for metric in ("ece", "brier", "auroc") if rival != "joint" else ("ece",):
+                if rival in present:
+                    found.append(paired.better(method, rival, metric, category, where))
+        if "rlvr" in present:
+            accuracy = paired.differences(method, "rlvr", "accuracy", category)
+            text = f"{where}, {category}: {method} keeps accuracy within 2 points of rlvr (difference)"
+            found.append(Claim(text, accuracy, -0.02))
+    for rival in ("majority_voting", "rlcr"):
+        for category in categories[:1] if rival in present else ():  # the trained one
+            saved = paired.over_seeds(
+                method, rival, "tokens_to_confidence", category, lambda ours, its: _share_lost(its, ours)
+            )
+            text = f"{where}: {method}'s TTC is at least 92% below {rival}'s (share saved)"
+            found.append(Claim(text, saved, 0.92, most=1.0, exact=True))
     return found
 
 

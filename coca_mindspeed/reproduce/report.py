@@ -13,7 +13,7 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.evaluation.reports.plots import training_curves
 from coca_mindspeed.files import write_atomically
 from coca_mindspeed.reproduce.claims import claims, claims_table, sequential_phases
-from coca_mindspeed.reproduce.comparisons import comparison_table, comparisons, entries
+from coca_mindspeed.reproduce.comparisons import STARTED, comparison_table, comparisons, entries
 from coca_mindspeed.reproduce.pictures import dot_chart
 from coca_mindspeed.reproduce.plan import Plan
 from coca_mindspeed.reproduce.results import Results, spread
@@ -89,7 +89,7 @@ def sequential_table(results: Results, plan: Plan, setting: str, seeds: Sequence
 
 def samples_table(results: Results, plan: Plan, setting: str) -> Table | None:
     """What the methods say to the same questions, at the first seed; degenerate outputs show here."""
-    methods = [m for m in ("instruct", "rlvr", "sequential", "joint", "coca") if results.seeds(setting, m)]
+    methods = [m for m in ("instruct", "rlvr", "sequential", "joint", "coca", STARTED) if results.seeds(setting, m)]
     seeds = results.seeds(setting, *methods) if methods else []
     if not seeds:
         return None

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,19 +13,26 @@ import pytest
 import torch
 
 from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.predictions import outcomes
+from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
+from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.judging.responses import JudgedResponses
+from coca_mindspeed.local import confidence_start, imitation
 from coca_mindspeed.local import session as session_module
-from coca_mindspeed.local.confidence_start import Answered, _answered, _Lessons, _tell
+from coca_mindspeed.local.confidence_start import Answered, _answered, _Lessons, _restated, _tell, expected_rates
+from coca_mindspeed.local.demo import run_demo
 from coca_mindspeed.local.experience import JudgedSamples
+from coca_mindspeed.local.imitation import tokens_of_a_pass
 from coca_mindspeed.local.interrupt import InterruptedRunError
-from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.progress import ImitationProgress, StepProgress
 from coca_mindspeed.local.sampler import Samples
+from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import small_session
 
 CPU = torch.device("cpu")
@@ -53,58 +61,110 @@ def record(number: int) -> Record:
     return Record(f"q{number}", "sums", "math", f"{number}+1=", str(number + 1))
 
 
-def graded(rows: list[tuple[str, bool, bool]], size: int) -> JudgedSamples:
-    """Of (text, right, finished) rows."""
-    texts, correct, finished = zip(*rows, strict=True)
-    count = len(rows)
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory) -> Policy:
+    """A random Llama with byte-level BPE and a chat template."""
+    directory = tmp_path_factory.mktemp("llama")
+    write_random_model(directory, "llama")
+    policy = load_policy(directory, ModelConfig(), CPU)
+    return replace(policy, eos_ids=policy.eos_ids[:1])  # the others are letters, at which its random texts end
+
+
+def graded(policy: Policy, rows: list[tuple[list[int], Outcome]], size: int) -> JudgedSamples:
+    """Of (token ids, what the grader says); a response ends where its last token is the policy's end."""
+    lengths = torch.tensor([len(ids) for ids, _ in rows])
+    token_ids = torch.tensor([ids + [0] * (int(lengths.max()) - len(ids)) for ids, _ in rows])
+    texts = policy.text.decode(token_ids, lengths)
+    parsed = [ResponseParser()(text) for text in texts]
     judged = JudgedResponses(
-        texts=list(texts),
-        parsed=[ResponseParser()(text) for text in texts],
-        verdicts=[],
-        correct=torch.tensor(correct),
-        confidence=torch.zeros(count, dtype=torch.float64),
-        confidence_lengths=torch.ones(count, dtype=torch.int64),
+        texts=texts,
+        parsed=parsed,
+        verdicts=[Verdict(outcome) for _, outcome in rows],
+        correct=torch.tensor([outcome is Outcome.RIGHT for _, outcome in rows]),
+        confidence=torch.tensor([float("nan") if p.confidence is None else p.confidence for p in parsed]).double(),
+        confidence_lengths=lengths,
         grading_seconds=0.0,
     )
-    empty, lengths = torch.zeros(count, 1), torch.ones(count, dtype=torch.int64)
-    samples = Samples([[0]] * (count // size), empty.long(), lengths, empty, torch.tensor(finished), empty[:, 0])
-    return JudgedSamples([record(i) for i in range(count // size)], samples, judged, size, {})
+    finished = torch.tensor([ids[-1] in policy.eos_ids for ids, _ in rows])
+    empty = torch.zeros(len(rows), 1)
+    samples = Samples([[0]] * (len(rows) // size), token_ids, lengths, empty, finished, empty[:, 0])
+    return JudgedSamples([record(i) for i in range(len(rows) // size)], samples, judged, size, {})
 
 
-def stating(confidence: str, answer: str) -> str:
-    return f"<confidence> {confidence} </confidence>{answer}"
+def test_the_success_rate_counts_every_response_and_only_whole_valid_ones_are_imitated(llama):
+    right, wrong = Outcome.RIGHT, Outcome.WRONG
 
+    def ids(text: str) -> list[int]:
+        return llama.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-def test_the_success_rate_counts_every_response_and_only_whole_valid_ones_are_imitated():
-    first = [
-        (stating("0.9", " 1"), True, True),
-        ("<confidence>0.20</confidence>2", False, True),
-        ("1", True, True),
-        (stating("0.5", " 1"), True, False),  # cut off
+    (end,) = llama.eos_ids
+    good, late = "<confidence> 0.9 </confidence> 1", "<confidence>0.20</confidence>2 <confidence> 0.3 </confidence>"
+    split = [x for letter in good for x in ids(letter)]  # the same text by other tokens than the tokenizer's
+    assert split != ids(good)
+    rows = [
+        ([*ids(good), end], right),
+        ([*ids(late), end], wrong),
+        ([*ids("1"), end], right),
+        (ids(good), right),  # cut off
+        ([*ids("<confidence> 1.5 </confidence> 7"), end], wrong),
+        ([*split, end], right),
+        ([*ids(good), end, *ids("2"), end], wrong),
+        ([*ids(good), end], wrong),
+        *[([*ids(good), end], right)] * 3,
+        ([*ids(good), end], Outcome.UNGRADABLE),
+        *[([*ids("3"), end], right)] * 4,
     ]
-    second = [
-        (stating("0.9", ""), False, True),
-        (stating("1.5", " 7"), False, True),
-        (stating("0.1", " a\ufffd"), False, True),
-        (stating("1.0", " 2 <confidence> 0.3 </confidence>"), True, True),
-    ]
-    found = _answered(graded([*first, *second, *[("3", True, True)] * 4], 4), ResponseParser())
-    assert [each.record.id for each in found] == ["q0", "q1", "q2"]
-    assert [each.success_rate for each in found] == [0.75, 0.25, 1.0]
-    assert found[0].responses == [stating("0.75", " 1"), "<confidence>0.75</confidence>2"]
-    assert found[1].responses == [stating("0.25", ""), stating("0.25", " 2 <confidence> 0.3 </confidence>")]
-    assert found[2].responses == []
+    found = _answered(graded(llama, rows, 4), llama)
+    assert [each.record.id for each in found] == ["q0", "q1", "q2", "q3"]
+    assert [each.success_rate for each in found] == [0.75, 0.25, 0.75, 1.0]
+    assert found[0].responses == [(good, end), (late, end)]
+    assert found[1].responses == [(good, end)]  # with a control token inside, its text would be another response
+    assert [each.useful for each in found] == [True, True, False, False]
+
+
+def test_a_response_is_restated_by_its_tokens_and_ends_as_it_ended(llama):
+    parser = ResponseParser()
+    ids = _restated(llama, parser, "<confidence> 0.9 </confidence> 1", 0.375, 7, 99)
+    assert ids is not None
+    assert ids[-1] == 7
+    assert llama.tokenizer.decode(ids[:-1]) == "<confidence> 0.38 </confidence> 1"
+    assert (
+        _restated(llama, parser, "<confidence> 0.9 </confidence> 1", 0.375, 7, len(ids) - 1) is None
+    )  # no longer fits
 
 
 def test_a_lesson_is_a_question_with_one_of_the_responses_to_it():
-    answered = [Answered(record(i), i / 8, [f"{i}a", f"{i}b"]) for i in range(9)]
-    records, texts = _Lessons(answered, 400)(np.random.default_rng(0))
-    assert {(question.id, text) for question, text in zip(records, texts, strict=True)} == {
-        (f"q{i}", f"{i}{end}") for i in range(9) for end in "ab"
+    taught = [(record(i), [[i, 0], [i, 1]]) for i in range(9)]
+    records, responses = _Lessons(taught, 400)(np.random.default_rng(0))
+    assert {(question.id, *ids) for question, ids in zip(records, responses, strict=True)} == {
+        (f"q{i}", i, end) for i in range(9) for end in (0, 1)
     }
 
 
-def test_what_is_trained_is_the_started_model(never_stopped, tmp_path):
+def test_the_expected_rate_is_what_other_questions_say_and_not_what_was_sampled():
+    """Rates that follow the states are found, noise is not; and a question's own rate does not enter its own."""
+    random = np.random.default_rng(0)
+    states = random.normal(size=(200, 12))
+    knowledge = 1 / (1 + np.exp(-2 * states[:, 0]))
+    rates = random.binomial(8, knowledge) / 8
+    found = expected_rates(states, rates, 3)
+    assert np.corrcoef(found, knowledge)[0, 1] > 0.93
+    assert np.abs(found - knowledge).mean() < np.abs(rates - knowledge).mean() * 0.8
+    assert found.min() >= 0
+    assert found.max() <= 1
+    noise = expected_rates(states, random.permutation(rates), 3)
+    assert noise.std() < 0.1 * rates.std()
+    one_more = rates.copy()
+    one_more[17] = 1 - rates[17]
+    others = expected_rates(states, one_more, 3)
+    assert others[17] == found[17]
+    assert (others != found).any()
+
+
+def test_what_is_trained_is_the_started_model(never_stopped, tmp_path, monkeypatch):
+    calls = []
+    monkeypatch.setattr(confidence_start, "respond_and_grade", lambda *a: calls.append(a))
+    monkeypatch.setattr(confidence_start, "prompt_states", lambda *a: calls.append(a))
     started = load_policy(never_stopped / "confidence_start" / "model", ModelConfig(), CPU).model.state_dict()
     warm = load_policy(never_stopped / "warm_start", ModelConfig(), CPU).model.state_dict()
     assert any(not torch.equal(started[name], warm[name]) for name in warm)
@@ -115,11 +175,15 @@ def test_what_is_trained_is_the_started_model(never_stopped, tmp_path):
         trained = again.trainer.policy.model.state_dict()
         assert all(torch.equal(trained[name], started[name]) for name in started)
     assert not (never_stopped / "confidence_start" / "checkpoints").exists()
+    assert calls == []
     parts = sorted((never_stopped / "confidence_start" / "responses").iterdir())
     assert [len(part.read_text().splitlines()) for part in parts] == [8, 8, 4]  # rollout.prompts=8
     rows = [json.loads(line) for part in parts for line in part.read_text().splitlines()]
     assert len({row["id"] for row in rows}) == 20
     assert {row["success_rate"] * 4 for row in rows} <= {0, 1, 2, 3, 4}
+    rates = [json.loads(x) for x in (never_stopped / "confidence_start" / "rates.jsonl").read_text().splitlines()]
+    assert [r["id"] for r in rates] == [row["id"] for row in rows if row["responses"] and not row["ungradable"]]
+    assert all(0 <= r["expected"] <= 1 for r in rates)
 
 
 def test_stopped_anywhere_it_goes_on_and_ends_with_the_same_bytes(never_stopped, tmp_path, monkeypatch):
@@ -141,6 +205,9 @@ def test_stopped_anywhere_it_goes_on_and_ends_with_the_same_bytes(never_stopped,
         with pytest.raises(InterruptedRunError, match=r"while the start of the confidences asked; --resume goes on"):
             session(output)
     assert len(list((output / "confidence_start" / "responses").iterdir())) == 2
+    asked = []
+    ask = confidence_start.respond_and_grade
+    monkeypatch.setattr(confidence_start, "respond_and_grade", lambda *a: asked.append(len(a[1])) or ask(*a))
     with monkeypatch.context() as patched:
         patched.setattr(ImitationProgress, "advance", stop_learning)
         with pytest.raises(InterruptedRunError, match=r"step 3 of the start of the confidences; saved .*step_000003"):
@@ -149,6 +216,7 @@ def test_stopped_anywhere_it_goes_on_and_ends_with_the_same_bytes(never_stopped,
     with closing(session(output, resume=True)) as opened:
         assert model(output) == model(never_stopped)
         opened.trainer.run()
+    assert asked == [4]  # what was asked before was not asked again
     for name in ("metrics.jsonl", "model/model.safetensors"):
         assert (output / name).read_bytes() == (never_stopped / name).read_bytes()
 
@@ -186,23 +254,72 @@ def test_adapters_learn_the_rates_and_new_ones_are_put_into_what_they_made(tmp_p
 
 
 def test_more_questions_than_there_are_are_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(ConfigError, match=r"confidence_start\.questions=71: .* data\.train has 70; .* works is 70"):
+    with pytest.raises(
+        ConfigError, match=r"confidence_start\.questions=71: .* there are 70 to train on; .* works is 70"
+    ):
         session(tmp_path / "run", "confidence_start.questions=71")
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
 
 
 def test_a_model_that_writes_no_confidence_is_refused(tmp_path):
-    with pytest.raises(TrainingError, match=r"of 20 questions, asked 4 times each, no response states a confidence"):
+    with pytest.raises(TrainingError, match=r"only \d of them can be learned from, and 10 are needed: \d+ have no"):
         session(tmp_path / "run", "warm_up.steps=1")
 
 
-def test_where_nothing_can_be_told_apart_it_is_said(never_stopped, capsys):
-    with closing(session(never_stopped, resume=True)) as opened:
-        config = opened.trainer.config
-    _tell([Answered(record(i), 0.25, ["1"]) for i in range(3)] + [Answered(record(4), 1.0, [])], config, show=True)
+@pytest.mark.parametrize("rates", [[0.25, 0.25], [0.0, 0.5]])
+def test_where_nothing_can_be_told_apart_it_is_said(rates, capsys):
+    answered = [Answered(record(i), rate, False, [("text", 1)]) for i, rate in enumerate(rates)]
+    config = compose_run("demo", []).run
+    _tell([*answered, Answered(record(9), 1.0, True, [("text", 1)])], [0.25, 0.25], config)
     said = capsys.readouterr().err
-    assert "4 questions, asked 4 times each: success rate 0.25 on average, deviation 0.00; 1 without a valid" in said
-    assert "warning: all of them have a success rate of 0.25" in said
+    assert "3 questions, asked 8 times each: success rate 0.25 on average" in said
+    assert "1 without a valid or with an ungradable response are left out" in said
+    assert "warning: nothing tells them apart" in said
+    _tell(answered, [0.1, 0.6], config)
+    assert ("warning" in capsys.readouterr().err) == (rates[0] == rates[1])
+
+
+def test_answers_that_leave_their_work_undone_are_labelled_as_the_training_rewards_them(tmp_path, monkeypatch):
+    graders = []
+    monkeypatch.setattr(confidence_start, "respond_and_grade", lambda *a: graders.append(a[2]) or 1 / 0)
+    for required in ("true", "false"):
+        with pytest.raises(ZeroDivisionError):
+            session(tmp_path / required, f"data.require_evaluated={required}")
+    assert [isinstance(grader, EvaluatedOnly) for grader in graders] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["confidence_start.questions=9"], "expected 0 or at least 10"),
+        (["confidence_start.questions=10", "rollout.engine=vllm"], "the start is sampled by the policy itself"),
+    ],
+)
+def test_a_start_that_cannot_be_had_is_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        compose_run("local", ["model.path=m", "data.train=t.jsonl", *overrides])
+
+
+def test_the_demo_has_none(tmp_path):
+    with pytest.raises(ConfigError, match=r"confidence_start\.questions=20: the demo starts from"):
+        run_demo(0, tmp_path / "demo", ["confidence_start.questions=20"])
+
+
+def test_a_supervised_pass_has_no_more_tokens_than_one_of_the_training():
+    cases = {
+        ("trainer.microbatch_tokens=700", "trainer.microbatch_prompts=null"): 700,
+        ("trainer.microbatch_prompts=3",): 3 * (32 + 8 * 16),
+        ("trainer.microbatch_prompts=null",): 32 * (32 + 8 * 16),  # 64 prompts in two minibatches
+    }
+    assert {case: tokens_of_a_pass(compose_run("demo", case).run) for case in cases} == cases
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["rlcr", "sequential"])
+def test_other_methods_start_too(tmp_path, method):
+    with closing(session(tmp_path / "run", f"method={method}", "rollout.temperature=0.8")) as opened:
+        opened.trainer.run()
+    assert (tmp_path / "run" / "model" / "config.json").exists()
 
 
 def test_the_disk_must_hold_the_started_model_too(tmp_path, monkeypatch):
@@ -212,6 +329,16 @@ def test_the_disk_must_hold_the_started_model_too(tmp_path, monkeypatch):
     with closing(session(tmp_path / "run")):
         pass
     assert seen == [2]
+
+
+def test_the_responses_are_made_likely_at_the_temperature_at_which_they_were_sampled(llama, monkeypatch):
+    seen = []
+    monkeypatch.setattr(imitation, "response_log_probs", lambda *a, **k: seen.append(k["temperature"]) or 1 / 0)
+    for temperature in (0.7, 1.0):
+        stage = imitation.Imitation(lambda random: ([], []), "", 1, 1e-3, temperature=temperature)
+        with pytest.raises(ZeroDivisionError):
+            stage._accumulate_gradient(llama, [[5, 6]], [[7]])
+    assert seen == [0.7, 1.0]
 
 
 @pytest.mark.slow
