@@ -1,7 +1,7 @@
 """Long work in parts: each is written whole when it is done, so that a stopped run goes on behind the last one."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -28,13 +28,16 @@ def work_in_parts(
         directory: of the parts' JSON Lines.
         items: everything there is to do.
         size: items of a part.
-        work: returns JSON rows; it must draw its random numbers from the part's number alone, so that a run that was
-            stopped gives the same result as one that was not.
+        work: returns a JSON row for each item; it must draw its random numbers from the part's number alone, so that a
+            run that was stopped gives the same result as one that was not.
         title: for the progress bar.
         show_progress: draw one.
 
     Returns:
         The rows of all parts, in order.
+
+    Raises:
+        ConfigError: a part that is there has another number of rows than it has items now.
     """
     if size < 1:
         raise ValueError(f"size should be at least 1, found {size}")
@@ -43,15 +46,26 @@ def work_in_parts(
     with StepProgress(count, show_progress, title=title) as progress:
         for number in range(count):
             path = directory / f"part_{number:06d}.jsonl"
+            chunk = items[number * size : (number + 1) * size]
             if not path.exists():
-                write_json_lines(path, work(number, items[number * size : (number + 1) * size]))
-            rows += [row for _, row in read_json_lines(path)]
+                write_json_lines(path, work(number, chunk))
+            found = [row for _, row in read_json_lines(path)]
+            if len(found) != len(chunk):
+                raise ConfigError(
+                    f"{path}: holds {len(found)} results, and the part has {len(chunk)}; it is of other work"
+                )
+            rows += found
             progress.show(number + 1, f"{min(len(items), (number + 1) * size)} of {len(items)}")
     return rows
 
 
-def check_directory(directory: Path, settings: Mapping[str, Any]) -> bool:
+def check_directory(directory: Path, settings: Mapping[str, Any], *, among: Collection[str] | None = None) -> bool:
     """Make sure that ``directory`` is free or holds this very work, and return whether it holds it; nothing is written.
+
+    Args:
+        directory: of the work.
+        settings: what the work is.
+        among: the settings that are compared; None: all.
 
     Raises:
         ConfigError: it holds another work's results; the message names the first setting that differs.
@@ -59,7 +73,7 @@ def check_directory(directory: Path, settings: Mapping[str, Any]) -> bool:
     path = directory / "settings.json"
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
-        for name in sorted({*before, *settings}):
+        for name in sorted({*before, *settings} if among is None else among):
             if before.get(name) != settings.get(name):
                 raise ConfigError(
                     f"--output {directory}: holds results with {name}={before.get(name)!r}, found "

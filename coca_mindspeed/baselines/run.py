@@ -1,6 +1,7 @@
 """One baseline from end to end: answers, whatever has to be trained, confidences; resumable, in parts."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -224,9 +225,15 @@ def answers_in_order(answers: Sequence[Prediction], records: Sequence[Record]) -
     """The answer to each record.
 
     Raises:
-        ConfigError: a record has none.
+        ConfigError: a record has none, or several.
     """
     by_key = {(p.dataset, p.id): p for p in answers}
+    if len(by_key) < len(answers):
+        (dataset, name), count = Counter((p.dataset, p.id) for p in answers).most_common(1)[0]
+        raise ConfigError(
+            f"--answers: {count} rows answer {name!r} of {dataset!r}; one answer to each record is needed, of one "
+            "model and method"
+        )
     if missing := [r for r in records if (r.dataset, r.id) not in by_key]:
         raise ConfigError(
             f"--answers: {len(missing)} of {len(records)} records have no answer, the first is "

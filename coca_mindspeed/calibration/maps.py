@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ class Identity(Section):
     prompt_sha256: str = Field(description="of the system prompt")
     temperature: float = Field(ge=0, description="of sampling")
     data_sha256: str = Field(description="of the labelled predictions that it was fitted on")
+    questions: tuple[str, ...] = Field((), description="the first 16 digits of the SHA-256 of each of their questions")
 
 
 class DomainCurve(Section):
@@ -93,6 +95,12 @@ def data_hash(predictions: Sequence[Prediction]) -> str:
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
 
+def question_hashes(predictions: Sequence[Prediction]) -> tuple[str, ...]:
+    """The questions of predictions, each once, in an order that says nothing."""
+    keys = {f"{p.dataset}\0{p.id}" for p in predictions}
+    return tuple(sorted(hashlib.sha256(key.encode()).hexdigest()[:16] for key in keys))
+
+
 def labelled(predictions: Sequence[Prediction]) -> tuple[Floats, npt.NDArray[np.bool_], list[str], list[str]]:
     """Valid confidences (n,), labels (n,), domains and questions of predictions."""
     valid = [p for p in predictions if p.confidence is not None]
@@ -111,6 +119,7 @@ def fit_map(
     identity: Identity,
     *,
     kind: CurveKind | None = None,
+    domain_kinds: Mapping[str, CurveKind] | None = None,
     shrinkage: float = SHRINKAGE,
 ) -> RecalibrationMap:
     """Fit the global map and one of each domain that has labels of both kinds.
@@ -121,6 +130,7 @@ def fit_map(
         domains: (n,).
         identity: what it belongs to.
         kind: None: what the number of labels can carry, for each map its own.
+        domain_kinds: of domains' own maps, where these shall not follow from ``kind`` or the number of labels.
         shrinkage: labels at which a domain's own map counts for half.
 
     Raises:
@@ -137,7 +147,8 @@ def fit_map(
         rows = of_row == name
         count = int(rows.sum())
         if count >= _LEAST_OF_A_DOMAIN and 0 < correct[rows].sum() < count:
-            fitted = fit_curve(kind or kind_for(count), confidence[rows], correct[rows])
+            own_kind = (domain_kinds or {}).get(name) or kind or kind_for(count)
+            fitted = fit_curve(own_kind, confidence[rows], correct[rows])
             own[name] = DomainCurve(curve=fitted, labels=count)
     return RecalibrationMap(identity=identity, labels=len(correct), curve=curve, domains=own, shrinkage=shrinkage)
 
@@ -172,13 +183,21 @@ def cross_fitted(
         DataError: there are fewer questions than folds, or a fold leaves labels that are all equal.
     """
     fold = question_folds(questions, folds, seed)
+    # The kinds of the map that is judged, which is fitted on all labels.
+    domain_kinds = {name: kind or kind_for(count) for name, count in Counter(domains).items()}
     kind = kind or kind_for(len(correct))
     result = np.empty(len(confidence))
     names = np.array(domains, dtype=object)
     for index in range(folds):
         inside = fold == index
         fitted = fit_map(
-            confidence[~inside], correct[~inside], names[~inside].tolist(), identity, kind=kind, shrinkage=shrinkage
+            confidence[~inside],
+            correct[~inside],
+            names[~inside].tolist(),
+            identity,
+            kind=kind,
+            domain_kinds=domain_kinds,
+            shrinkage=shrinkage,
         )
         result[inside] = fitted.apply(confidence[inside], names[inside].tolist())
     return np.clip(result, 0, 1)

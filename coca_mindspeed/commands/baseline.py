@@ -1,8 +1,9 @@
 """``coca-mindspeed baseline``: what CoCA is compared with, on any causal LM directory."""
 
 import argparse
+import hashlib
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from coca_mindspeed.algorithm.rewards import METHODS, training_method
 from coca_mindspeed.baselines.assessor import ASSESSOR_PROMPT, bare_questions
 from coca_mindspeed.baselines.parts import check_directory, claim_directory
+from coca_mindspeed.baselines.probe import load_probe
 from coca_mindspeed.baselines.run import (
     BASELINES,
     NEEDS_TRAINING,
@@ -23,7 +25,7 @@ from coca_mindspeed.baselines.subject import Subject, check_layer
 from coca_mindspeed.commands.options import above, at_least, device_name, json_object
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
 from coca_mindspeed.data.records import Record, read_records
-from coca_mindspeed.errors import DataError, UsageError
+from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.evaluation.reports.summary import print_metrics, summary_metrics
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
@@ -31,6 +33,9 @@ from coca_mindspeed.local.context import read_model_config
 from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.preflight import LengthLimits, check_prompts
+from coca_mindspeed.local.run_directory import hold, records_digest
+
+_SLICE = 2**20  # bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,23 +77,34 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"the {arguments.name} needs --train (records to train on) or --trained (one trained before)")
     # Where to go on is the user's choice of directory; how much is shown changes no result.
     settings = {k: _plain(v) for k, v in vars(arguments).items() if k not in ("output", "quiet", "run", "command")}
-    check_directory(arguments.output, settings)
+    check_directory(arguments.output, settings, among=settings)
     device = choose_device(arguments.device, where="--device")
     records = _records(arguments.data, "--data")
     training = _records(arguments.train, "--train") if arguments.train else []
     answers = read_predictions(arguments.answers) if arguments.answers else None
+    # Files may have been replaced under the same names.
+    settings["content of --data"] = records_digest(records)["sha256"]
+    settings["content of --train"] = records_digest(training)["sha256"]
+    for option in ("model", "assessor_model", "trained", "answers"):
+        settings[f"content of --{option.replace('_', '-')}"] = _fingerprint(getattr(arguments, option))
+    check_directory(arguments.output, settings)
     if answers is not None:
         answers_in_order(answers, records)
+    if arguments.name in NEEDS_TRAINING and arguments.trained is None:
+        _refuse_known_questions(records, training)
     model, method = ModelConfig(compute_dtype=arguments.dtype), MethodConfig(name=arguments.method)
     if arguments.name == "probe" and arguments.trained is None:
         check_layer(arguments.layer, read_model_config(arguments.model, model, where="--model"), where="--layer")
+    if arguments.trained is not None:
+        _check_trained(arguments, model)
     rollout = RolloutConfig(max_prompt_tokens=arguments.max_prompt_tokens, max_new_tokens=arguments.max_new_tokens)
-    grader = build_grader(arguments.grader, arguments.grader_options)
-    with closing(grader):
+    with ExitStack() as opened:
+        grader = opened.enter_context(closing(build_grader(arguments.grader, arguments.grader_options)))
         grader.check(_graded(arguments, records, training))
         _check_prompts(arguments, model, records, training)
         policy = load_policy(arguments.model, model, device, where="--model")
         claim_directory(arguments.output, settings)
+        opened.enter_context(hold(arguments.output))
         subject = Subject(policy, grader, method, rollout, arguments.seed)
         message = f"stopped; the finished parts are saved in {arguments.output}; the same command goes on behind them"
         with saying_what_is_saved(message):
@@ -105,6 +121,60 @@ def run(arguments: argparse.Namespace) -> int:
     print_metrics({arguments.name: summary_metrics(predictions)})
     print(f"predictions: {arguments.output / 'predictions.jsonl'}")
     return 0
+
+
+def _fingerprint(path: Path | None) -> str | None:
+    """SHA-256 of a file's, or of a directory's files', names, sizes, and first and last megabytes; None: not there.
+
+    Weights that were trained further differ in every part, and all of them would take long to read.
+    """
+    if path is None or not path.exists():
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if not file.is_file():
+            continue
+        size = file.stat().st_size
+        digest.update(f"{file.name if path.is_dir() else ''}\0{size}\0".encode())
+        with file.open("rb") as content:
+            digest.update(content.read(_SLICE))
+            content.seek(max(_SLICE, size - _SLICE))
+            digest.update(content.read())
+    return digest.hexdigest()
+
+
+def _refuse_known_questions(records: Sequence[Record], training: Sequence[Record]) -> None:
+    """A probe or an assessor that has learned a question would be flattered by it.
+
+    Raises:
+        DataError: names the first that is in both files.
+    """
+    asked = {record.question.strip() for record in records}
+    if known := [record for record in training if record.question.strip() in asked]:
+        raise DataError(
+            f"--train: {len(known)} of {len(training)} questions are in --data too, the first is {known[0].id!r}; what "
+            "has been trained on a question cannot be judged by it"
+        )
+
+
+def _check_trained(arguments: argparse.Namespace, model: ModelConfig) -> None:
+    """Look at what was trained before anything is sampled.
+
+    Raises:
+        UsageError: it is not there.
+        ConfigError: it is a probe of a model of another width.
+    """
+    if not arguments.trained.is_dir():
+        raise UsageError(f"--trained {arguments.trained}: there is no such directory")
+    if arguments.name != "probe":
+        return
+    reads = load_probe(arguments.trained).hidden_size
+    has = int(read_model_config(arguments.model, model, where="--model").hidden_size)
+    if reads != has:
+        raise ConfigError(
+            f"--trained {arguments.trained}: a probe of {reads} hidden units, and those of --model {arguments.model} "
+            f"are {has}: it was trained on another model"
+        )
 
 
 def _records(path: Path, option: str) -> list[Record]:

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from coca_mindspeed.calibration.maps import (
     fit_map,
     labelled,
     prompt_hash,
+    question_hashes,
     read_map,
     write_map,
 )
@@ -81,7 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     text = f"{fitted.curve.kind} map from {len(correct):,} labels, {len(fitted.domains)} domains with their own\n\n"
     text += _before_and_after(stated, after, correct, questions) + "\n"
     if arguments.risk is not None:
-        everything = outcomes(predictions)
+        everything = outcomes(_one_a_question(predictions))
         certificate = certify(
             everything.confidence, everything.correct, risk=arguments.risk, confidence=arguments.confidence
         )
@@ -90,6 +92,21 @@ def run(arguments: argparse.Namespace) -> int:
     write_map(arguments.output, fitted)
     sys.stdout.write(f"{text}{arguments.output}\n")
     return 0
+
+
+def _one_a_question(predictions: list[Prediction]) -> list[Prediction]:
+    """The same predictions, none of them beside another of its question: the guarantee counts independent questions.
+
+    Raises:
+        DataError: a question has several.
+    """
+    (dataset, name), count = Counter((p.dataset, p.id) for p in predictions).most_common(1)[0]
+    if count > 1:
+        raise DataError(
+            f"--risk: {count} predictions are of question {name!r} of {dataset!r}; a certificate needs one of each "
+            "question, since several of one are not independent"
+        )
+    return predictions
 
 
 def _identity(arguments: argparse.Namespace, predictions: list[Prediction]) -> Identity:
@@ -108,6 +125,7 @@ def _identity(arguments: argparse.Namespace, predictions: list[Prediction]) -> I
         prompt_sha256=prompt_hash(prompt),
         temperature=arguments.temperature,
         data_sha256=data_hash(predictions),
+        questions=question_hashes(predictions),
     )
 
 
@@ -141,10 +159,11 @@ def _apply(arguments: argparse.Namespace, predictions: list[Prediction], identit
     if arguments.system_prompt is not None:
         prompt = arguments.system_prompt.read_text(encoding="utf-8")
     fitted.require(identity.model, prompt, arguments.temperature, where=str(arguments.apply))
-    if fitted.identity.data_sha256 == identity.data_sha256:
+    known = {*fitted.identity.questions} & {*identity.questions}
+    if known or fitted.identity.data_sha256 == identity.data_sha256:
         raise DataError(
-            f"{arguments.apply}: was fitted on these very predictions, which would flatter it; its cross-fitted "
-            "figures were printed when it was fitted"
+            f"{arguments.apply}: was fitted on {len(known) or 'all'} of these {len(identity.questions)} questions, "
+            "which would flatter it; its cross-fitted figures were printed when it was fitted"
         )
     recalibrated = [
         p if p.confidence is None else replace(p, confidence=fitted.apply_one(p.confidence, p.dataset))

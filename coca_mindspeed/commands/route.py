@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from coca_mindspeed.commands.options import at_least
+from coca_mindspeed.console import print_text
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.evaluation.reports.figures import save_figure
@@ -110,4 +111,16 @@ def _replay(path: Path, tiers: Tiers) -> PolicyOutcome:
         raise UsageError(f"--policy {path}: has {len(config.tiers)} tiers, found predictions of {len(tiers.names)}")
     rules = [config.rule(i) if tier.states_confidence else None for i, tier in enumerate(config.tiers)]
     caps = config.caps
+    unread = {
+        "calibration": any(tier.calibration is not None for tier in config.tiers),
+        "after_answer": any(tier.after_answer is not None for tier in config.tiers),
+        "confidence.source": any(tier.confidence.source != "stated" for tier in config.tiers),
+        "caps.tokens": caps.tokens is not None,
+    }
+    if left_out := [name for name, there in unread.items() if there]:
+        print_text(
+            f"--policy {path}: {', '.join(left_out)} cannot be replayed from stored predictions; confidences count as "
+            "they were stated",
+            sys.stderr,
+        )
     return replay_policy(tiers, rules, Budget(caps.escalations, caps.samples, caps.hooks, None, caps.exhausted))

@@ -126,12 +126,11 @@ class ConfidenceStartConfig(Section):
     batch: int = Field(32, ge=1, description="responses in an update, each with its question's success rate")
     lr: float = Field(5e-5, gt=0, le=1, description="peak learning rate; it rises for 20 updates, then cosine decay")
 
-    @field_validator("questions")
-    @classmethod
-    def _none_or_enough(cls, questions: int) -> int:
-        if 0 < questions < LEAST_START_QUESTIONS:
-            raise ValueError(f"{questions}: expected 0 or at least {LEAST_START_QUESTIONS}")
-        return questions
+    @model_validator(mode="after")
+    def _none_or_enough(self) -> "ConfidenceStartConfig":
+        if 0 < self.questions < LEAST_START_QUESTIONS:
+            raise ValueError(f"questions: {self.questions} are too few; expected 0 or at least {LEAST_START_QUESTIONS}")
+        return self
 
 
 class MethodConfig(Section):

@@ -99,8 +99,10 @@ class RunLog:
     def _open_tensorboard(self, resume_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        purge = resume_step + 1 if resume_step else None
-        writer: Any = SummaryWriter(str(self._directory / "tensorboard"), purge_step=purge)
+        directory = self._directory / "tensorboard"
+        # A run that died before its first checkpoint starts again at step 1, beside the curves of its first try.
+        purge = resume_step + 1 if directory.exists() else None
+        writer: Any = SummaryWriter(str(directory), purge_step=purge)
         self.tensorboard = writer
 
         def write(step: int, scalars: Scalars) -> None:

@@ -1,20 +1,23 @@
 """Whole baselines on the tiny model: their predictions, and going on after a stop."""
 
 import json
+import subprocess
+import sys
 
 import pytest
+import torch
 
 from coca_mindspeed import cli
 from coca_mindspeed.baselines import run as baseline_run
 from coca_mindspeed.baselines.assessor import AssessorConfig
 from coca_mindspeed.baselines.early_stopping import FitConfig
 from coca_mindspeed.baselines.parts import claim_directory, work_in_parts
-from coca_mindspeed.baselines.probe import ProbeConfig
-from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
+from coca_mindspeed.baselines.probe import ProbeConfig, save_probe, train_probe
+from coca_mindspeed.baselines.run import BaselineOptions, answers_in_order, run_baseline
 from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
-from coca_mindspeed.data.records import write_records
+from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.evaluation.predictions import read_predictions
+from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.judging.method_rules import response_judge
 from coca_mindspeed.local import experience
 from tests.baselines.models_for_tests import subject_of, tiny_policy
@@ -144,11 +147,77 @@ def test_the_command_line(tmp_path, capsys):
     probe = ["baseline", "probe", *command[2:], "--output", str(tmp_path / "probe")]
     assert cli.main(probe) == 2
     assert "--train" in capsys.readouterr().err
-    probe += ["--train", str(tmp_path / "data.jsonl"), "--layer"]
+    write_records(tmp_path / "train.jsonl", arithmetic_records(20, "train", 0))
+    probe += ["--train", str(tmp_path / "train.jsonl"), "--layer"]
     for layer in ("3", "-4"):  # the tiny model has the embedding and two blocks
         assert cli.main([*probe, layer]) == 2
         assert f"--layer {layer}: expected one from -3 to 2" in capsys.readouterr().err
     assert not (tmp_path / "probe").exists()
+
+
+@pytest.fixture
+def command(tmp_path) -> list[str]:
+    """A baseline whose results are there."""
+    tiny_policy(tmp_path / "tiny")
+    write_records(tmp_path / "data.jsonl", arithmetic_records(3, "evaluate", 0))
+    words = ["baseline", "verbalised", "--model", str(tmp_path / "tiny"), "--device", "cpu", "--quiet"]
+    words += ["--data", str(tmp_path / "data.jsonl"), "--max-new-tokens", "4", "--dtype", "float32"]
+    words += ["--output", str(tmp_path / "out")]
+    assert cli.main(words) == 0
+    return words
+
+
+def test_results_are_not_those_of_other_questions_or_of_another_model_under_the_same_names(command, tmp_path, capsys):
+    assert cli.main(command) == 0
+    write_records(tmp_path / "data.jsonl", arithmetic_records(3, "evaluate", 1))
+    assert cli.main(command) == 1
+    assert "holds results with content of --data=" in capsys.readouterr().err
+    write_records(tmp_path / "data.jsonl", arithmetic_records(3, "evaluate", 0))
+    assert cli.main(command) == 0
+    tiny_policy(tmp_path / "tiny", seed=3)  # trained further, say, and exported anew
+    assert cli.main(command) == 1
+    assert "holds results with content of --model=" in capsys.readouterr().err
+
+
+def test_two_processes_do_not_share_a_directory(command, tmp_path, capsys):
+    program = "import sys; from pathlib import Path; from coca_mindspeed.local.run_directory import hold\n"
+    program += "lock = hold(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    words = [sys.executable, "-c", program, str(tmp_path / "out")]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout.readline() == "held\n"
+        assert cli.main(command) == 1
+        other.communicate("")
+    assert "another process is at work" in capsys.readouterr().err
+
+
+def test_a_part_with_another_number_of_rows_is_of_other_work(tmp_path):
+    work_in_parts(tmp_path, "abc", 8, lambda part, items: [{"of": x} for x in items], title="x", show_progress=False)
+    with pytest.raises(ConfigError, match=r"part_000000\.jsonl: holds 3 results, and the part has 5"):
+        work_in_parts(tmp_path, "defgh", 8, lambda part, items: [], title="x", show_progress=False)
+
+
+def test_what_has_been_trained_on_a_question_does_not_judge_it(command, tmp_path, capsys):
+    probe = ["baseline", "probe", *command[2:-1], str(tmp_path / "probe"), "--train", str(tmp_path / "data.jsonl")]
+    assert cli.main(probe) == 1
+    assert "--train: 3 of 3 questions are in --data too, the first is" in capsys.readouterr().err
+    assert not (tmp_path / "probe").exists()
+
+
+def test_what_was_trained_before_is_looked_at_before_anything_is_sampled(command, tmp_path, capsys):
+    probe = ["baseline", "probe", *command[2:-1], str(tmp_path / "out2"), "--trained", str(tmp_path / "prob")]
+    assert cli.main(probe) == 2
+    assert "prob: there is no such directory" in capsys.readouterr().err
+    states, correct = torch.randn(40, 7), torch.arange(40) % 2 == 0
+    save_probe(*train_probe(states, correct, ProbeConfig(fit=QUICK), 0), tmp_path / "prob")
+    assert cli.main(probe) == 1
+    assert "a probe of 7 hidden units, and those of --model" in capsys.readouterr().err
+    assert not (tmp_path / "out2").exists()
+
+
+def test_answers_of_several_methods_are_no_answers():
+    rows = [Prediction("q", "d", "1?", "1", 0.5, True, 3, method=name) for name in ("rlvr", "coca")]
+    with pytest.raises(ConfigError, match=r"--answers: 2 rows answer 'q' of 'd'"):
+        answers_in_order(rows, [Record("q", "d", "math", "1?", "1")])
 
 
 @pytest.mark.parametrize(("method", "position"), [("coca", "first"), ("rlcr", "last")])

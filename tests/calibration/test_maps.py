@@ -1,12 +1,14 @@
 """Maps against scikit-learn, domains, cross-fitting, and the refusal of a map that belongs elsewhere."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.optimize import minimize
 from sklearn.isotonic import IsotonicRegression
 
+from coca_mindspeed.calibration import maps
 from coca_mindspeed.calibration.families import fit_curve, kind_for
 from coca_mindspeed.calibration.maps import (
     Identity,
@@ -125,7 +127,7 @@ def test_the_command(tmp_path, capsys):
     def predictions(n, seed):
         s, y = overconfident(n, seed)
         return [
-            Prediction(str(i), "d", "q", "r", float(a), bool(b), 8, model="m")
+            Prediction(f"{seed}-{i}", "d", "q", "r", float(a), bool(b), 8, model="m")
             for i, (a, b) in enumerate(zip(s, y, strict=True))
         ]
 
@@ -146,10 +148,33 @@ def test_the_command(tmp_path, capsys):
     before, after = ece(read_predictions(fresh)), ece(read_predictions(out))
     assert after < before / 2
     capsys.readouterr()
+    part, again = tmp_path / "part.jsonl", tmp_path / "again.jsonl"
+    write_predictions(part, [*read_predictions(fresh), *read_predictions(data)[:7]])
+    write_predictions(again, [*predictions(600, 0), replace(predictions(1, 0)[0], sample=1)])
     for more, message in (
-        ([str(data), "--apply", str(path)], "was fitted on these very predictions"),
+        ([str(part), "--apply", str(path)], "was fitted on 7 of these 607 questions"),
+        ([str(again), "--risk", "0.3"], "--risk: 2 predictions are of question '0-0' of 'd'"),
+        ([str(data), "--apply", str(path)], "was fitted on 600 of these 600 questions"),
         ([str(fresh), "--apply", str(path), "--temperature", "0.5"], "was fitted for temperature 1.0"),
         ([str(fresh), "--apply", str(path), "--model", "other"], "was fitted for model 'm'"),
     ):
         assert main(["calibrate", *more, "--output", str(tmp_path / "x")]) == 1
         assert message in capsys.readouterr().err
+
+
+def test_the_figures_are_of_maps_of_the_kinds_that_are_saved(monkeypatch):
+    """1,000 labels have an isotonic map, domains of 400 to 150 of them beta and Platt's."""
+    s, y = overconfident(1000)
+    domains = [name for name, count in (("a", 400), ("b", 300), ("c", 150), ("d", 150)) for _ in range(count)]
+    saved = fit_map(s, y, domains, IDENTITY)
+    kinds = []
+    fit = maps.fit_map
+    monkeypatch.setattr(maps, "fit_map", lambda *a, **k: kinds.append(fit(*a, **k)) or kinds[-1])
+    cross_fitted(s, y, domains, list(map(str, range(1000))), IDENTITY)
+    assert len(kinds) == 5
+    for fitted in kinds:
+        assert fitted.curve.kind == saved.curve.kind == "isotonic"
+        assert {n: d.curve.kind for n, d in fitted.domains.items()} == {
+            n: d.curve.kind for n, d in saved.domains.items()
+        }
+    assert {d.curve.kind for d in saved.domains.values()} == {"beta", "platt"}

@@ -466,6 +466,7 @@ _OTHER = {
     "rollout.importance_cap": "2.0",
     "rollout.vllm.dtype": "bfloat16",
     "warm_up.wrong_answers": "0.5",
+    "confidence_start.questions": "20",
     "warm_up.overconfident": "0.5",
     "evaluation.questions": "3",
 }

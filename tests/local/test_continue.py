@@ -329,3 +329,16 @@ def test_samples_with_half_a_character_are_written(tmp_path, six_steps):
     log = RunLog(session.trainer.output, LoggingConfig(tensorboard=False), {}, "id", resume_step=6)
     log.write_samples(7, [{"response": "\ud83d"}])
     assert rows(tmp_path / "run" / "samples" / "step_000007.jsonl") == [{"response": "\ud83d"}]
+
+
+def test_tensorboard_forgets_a_try_that_died_before_its_first_checkpoint(tmp_path):
+    """metrics.jsonl starts anew as well."""
+    for value, steps in ((1.0, 4), (2.0, 2)):
+        log = RunLog(tmp_path, LoggingConfig(tensorboard=True), {}, "id", resume_step=0)
+        for step in range(1, steps + 1):
+            log.write(step, {"x": value}, {})
+        log.close()
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = accumulator.EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("x")] == [(1, 2.0), (2, 2.0)]
