@@ -421,6 +421,11 @@ def test_a_baseline_checks_before_it_loads_and_claims(tmp_path, model, capsys, m
     data = write_rows(tmp_path / "data.jsonl", QUESTIONS)
     bad = write_rows(tmp_path / "bad.jsonl", [*QUESTIONS, {"question": "q", "answer": "1", "category": "factual"}])
     long = write_rows(tmp_path / "long.jsonl", [*QUESTIONS, {"question": "long " * 3000, "answer": "1"}])
+    others = [{**row, "question": f"Once more: {row['question']}"} for row in QUESTIONS]
+    lessons = write_rows(tmp_path / "lessons.jsonl", others)
+    bad_lessons = write_rows(
+        tmp_path / "bad_lessons.jsonl", [*others, {"question": "q", "answer": "1", "category": "factual"}]
+    )
     output = tmp_path / "out"
 
     def baseline(*more: str) -> str:
@@ -439,9 +444,9 @@ def test_a_baseline_checks_before_it_loads_and_claims(tmp_path, model, capsys, m
         )
         assert "--max-new-tokens=600: with the prompt of" in baseline("--max-new-tokens", "600")
         assert "--model=none: not a Hugging Face" in baseline("--model", "none")
-        trained = ("--train", str(bad), "--assessor-model", str(model))
+        trained = ("--train", str(bad_lessons), "--assessor-model", str(model))
         assert "metadata['aliases']" in baseline_of("assessor", model, data, output, capsys, *trained)
-        trained = ("--train", str(data), "--assessor-model", "nowhere")
+        trained = ("--train", str(lessons), "--assessor-model", "nowhere")
         message = baseline_of("assessor", model, data, output, capsys, *trained)
         assert "--assessor-model=nowhere: not a Hugging Face" in message
     assert not output.exists()
