@@ -32,15 +32,17 @@ def cache_bytes(cache: DynamicCache) -> int:
 class _GrowingLayer(DynamicLayer):
     """Keys and values ``[rows, heads, tokens, size]``, which are the used part of larger buffers."""
 
+    is_initialized: bool
+
     def __init__(self) -> None:
         super().__init__()
         self._buffers: tuple[Tensor, Tensor] | None = None
 
-    def update(
-        self, key_states: Tensor, value_states: Tensor, cache_kwargs: dict[str, Any] | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:  # the prompts, before they are repeated
-            self.lazy_initialization(key_states)
+            # What transformers' lazy_initialization does, whose arguments differ between its releases.
+            self.dtype, self.device = key_states.dtype, key_states.device
+            self.is_initialized = True
             self.keys, self.values = key_states.contiguous(), value_states.contiguous()
             return self.keys, self.values
         start, new = self.keys.shape[-2], key_states.shape[-2]
