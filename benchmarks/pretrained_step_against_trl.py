@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 from trl import GRPOConfig, GRPOTrainer
 
 from benchmarks.loops_in_turn import Figures, in_turn, table
-from benchmarks.step_against_trl import InTurn, OurStep
+from benchmarks.step_against_trl import AS_OURS, InTurn, OurStep
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record
@@ -33,13 +33,6 @@ from coca_mindspeed.local.policy import load_policy
 
 PROMPTS, GROUP, WARM_UP_STEPS, LR = 8, 8, 1, 1e-6
 CPU = torch.device("cpu")
-
-
-class Alone(InTurn):
-    """Times TRL's steps and runs nothing of ours between them."""
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        self.next_cycle()
 
 
 def main() -> None:
@@ -112,7 +105,7 @@ def _trl(records: Sequence[Record], config: Any, model: Path, steps: int) -> lis
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     prompts = encode_prompts(tokenizer, records, config.method.training_method.system_prompt, 2048)
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(_unused(tokenizer))
-    timer = Alone(None)
+    timer = InTurn(None, updates=1)
     with tempfile.TemporaryDirectory() as directory:
         GRPOTrainer(
             model=AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32),
@@ -120,25 +113,14 @@ def _trl(records: Sequence[Record], config: Any, model: Path, steps: int) -> lis
             reward_funcs=lambda prompts, completions, **_: [float(len(text) % 2) for text in completions],
             train_dataset=datasets.Dataset.from_dict({"prompt": tokenizer.batch_decode(prompts)}),
             args=GRPOConfig(
+                **AS_OURS,
                 output_dir=directory,
                 per_device_train_batch_size=GROUP,
                 gradient_accumulation_steps=PROMPTS,
                 num_generations=GROUP,
                 max_completion_length=config.rollout.max_new_tokens,
-                temperature=1.0,
-                top_k=0,
-                beta=0.0,
-                epsilon=0.2,
                 learning_rate=LR,
-                max_grad_norm=1.0,
                 max_steps=steps,
-                bf16=False,
-                gradient_checkpointing=False,
-                use_cpu=True,
-                report_to=[],
-                save_strategy="no",
-                logging_steps=10_000,
-                disable_tqdm=True,
             ),
             callbacks=[timer],
         ).train()

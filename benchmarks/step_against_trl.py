@@ -29,6 +29,21 @@ from coca_mindspeed.local.session import load_data, warm_start
 from coca_mindspeed.local.update import update_policy
 
 WARM_UP_CYCLES = 3
+#: TRL's settings by which it trains as our step does, on a CPU, and writes nothing.
+AS_OURS: dict[str, Any] = {
+    "temperature": 1.0,
+    "top_k": 0,
+    "beta": 0.0,
+    "epsilon": 0.2,
+    "max_grad_norm": 1.0,
+    "bf16": False,
+    "gradient_checkpointing": False,
+    "use_cpu": True,
+    "report_to": [],
+    "save_strategy": "no",
+    "logging_steps": 10_000,
+    "disable_tqdm": True,
+}
 
 
 class OurStep:
@@ -61,10 +76,10 @@ class OurStep:
 
 
 class InTurn(TrainerCallback):  # type: ignore[misc]
-    """Times TRL's cycles of one rollout and two updates, and runs one of our steps after each."""
+    """Times TRL's cycles of one rollout and its updates, and runs one of our steps, if there are any, after each."""
 
-    def __init__(self, ours: OurStep | None) -> None:
-        self.ours = ours
+    def __init__(self, ours: OurStep | None, updates: int = 2) -> None:
+        self.ours, self.updates = ours, updates
         self.seconds: dict[str, list[float]] = {"ours": [], "trl": []}
         self._start = time.perf_counter()
 
@@ -72,11 +87,8 @@ class InTurn(TrainerCallback):  # type: ignore[misc]
         self._start = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if state.global_step % 2 == 0:
-            self.next_cycle()
-
-    def next_cycle(self) -> None:
-        """One of TRL's is done."""
+        if state.global_step % self.updates:
+            return
         self.seconds["trl"].append(time.perf_counter() - self._start)
         self.run_ours()
         self._start = time.perf_counter()
@@ -132,25 +144,14 @@ def measure(directory: Path, cycles: int) -> dict[str, list[float]]:
         reward_funcs=reward,
         train_dataset=datasets.Dataset.from_dict({"prompt": list(answers)}),
         args=GRPOConfig(
+            **AS_OURS,
             output_dir=str(directory / "trl"),
             per_device_train_batch_size=256,
             steps_per_generation=2,
             num_generations=8,
             max_completion_length=16,
-            temperature=1.0,
-            top_k=0,
-            beta=0.0,
-            epsilon=0.2,
             learning_rate=5e-4,
-            max_grad_norm=1.0,
             max_steps=2 * (cycles + WARM_UP_CYCLES),
-            bf16=False,
-            gradient_checkpointing=False,
-            use_cpu=True,
-            report_to=[],
-            save_strategy="no",
-            logging_steps=10_000,
-            disable_tqdm=True,
         ),
         callbacks=[in_turn],
     )

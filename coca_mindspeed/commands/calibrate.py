@@ -83,7 +83,8 @@ def run(arguments: argparse.Namespace) -> int:
     text = f"{fitted.curve.kind} map from {len(correct):,} labels, {len(fitted.domains)} domains with their own\n\n"
     text += _before_and_after(stated, after, correct, questions) + "\n"
     if arguments.risk is not None:
-        everything = outcomes(_one_a_question(predictions))
+        _refuse_several_of_a_question(predictions)
+        everything = outcomes(predictions)
         certificate = certify(
             everything.confidence, everything.correct, risk=arguments.risk, confidence=arguments.confidence
         )
@@ -94,8 +95,8 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _one_a_question(predictions: list[Prediction]) -> list[Prediction]:
-    """The same predictions, none of them beside another of its question: the guarantee counts independent questions.
+def _refuse_several_of_a_question(predictions: list[Prediction]) -> None:
+    """The guarantee counts independent questions.
 
     Raises:
         DataError: a question has several.
@@ -106,7 +107,6 @@ def _one_a_question(predictions: list[Prediction]) -> list[Prediction]:
             f"--risk: {count} predictions are of question {name!r} of {dataset!r}; a certificate needs one of each "
             "question, since several of one are not independent"
         )
-    return predictions
 
 
 def _identity(arguments: argparse.Namespace, predictions: list[Prediction]) -> Identity:

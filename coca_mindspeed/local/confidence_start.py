@@ -6,7 +6,7 @@ has; each question's comes from other questions alone.  Then the model imitates 
 in the place of what it had stated.  The answers are its own, so that they are not what is taught.
 """
 
-import shutil
+import functools
 import statistics
 import sys
 from collections.abc import Sequence
@@ -25,11 +25,10 @@ from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.files import read_json_lines, write_json_lines
 from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import Grader
-from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.experience import JudgedSamples, respond_and_grade
-from coca_mindspeed.local.imitation import Imitation, tokens_of_a_pass
+from coca_mindspeed.local.imitation import Imitation, learned_once, tokens_of_a_pass
 from coca_mindspeed.local.interrupt import saying_what_is_saved
-from coca_mindspeed.local.policy import Policy, load_policy
+from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.prompt_states import prompt_states
 from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
@@ -88,7 +87,7 @@ def start_confidences(
 ) -> Policy:
     """The policy after the start, which is also exported to ``output/confidence_start/model``.
 
-    Where adapters are trained, they are merged in the export, as after :func:`.format_warm_up.teach_format`.
+    Where adapters are trained, they learn the rates too; see :func:`.imitation.learned_once`.
 
     Args:
         policy: a model that writes the format; it is trained in place.
@@ -103,12 +102,8 @@ def start_confidences(
         InterruptedRunError: Ctrl-C or SIGTERM; what was sampled and learned is saved.
     """
     place = output / CONFIDENCE_START
-    if not (place / MODEL).exists():
-        _learn(policy, train, grader, config, place, show_progress)
-        if policy.adapters is None:
-            return policy
-    shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)  # a kill may have come before their removal
-    return load_policy(place / MODEL, config.model, policy.device, where=_STAGE)
+    learn = functools.partial(_learn, policy, train, grader, config, place, show_progress)
+    return learned_once(policy, learn, place / MODEL, place / CHECKPOINTS, config.model, where=_STAGE)
 
 
 def _learn(
@@ -143,8 +138,6 @@ def _learn(
         stage=_STAGE,
         show_progress=show_progress,
     )
-    export_model(policy, place / MODEL)
-    shutil.rmtree(place / CHECKPOINTS, ignore_errors=True)
 
 
 @dataclass(frozen=True)

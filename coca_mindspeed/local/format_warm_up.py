@@ -3,16 +3,14 @@
 It goes on from a checkpoint of its own after a stop, draws what it would have drawn, and ends with the same bytes.
 """
 
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.local.checkpoint import export_model
-from coca_mindspeed.local.imitation import Layout, encode_responses, tokens_of_a_pass
-from coca_mindspeed.local.policy import Policy, load_policy
+from coca_mindspeed.local.imitation import Layout, encode_responses, learned_once, tokens_of_a_pass
+from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.warm_up import overconfident_lessons, warm_up_random
 
 WARMED_UP, CHECKPOINTS = "warm_start", "warm_up"  # within a run's directory
@@ -47,8 +45,7 @@ def teach_format(
 ) -> Policy:
     """The policy after the warm-up, which is also exported to ``output/warm_start``.
 
-    Where adapters are trained, they learn the format too and are merged in the export, which is then the base for
-    new ones: the policy that is returned has none.
+    Where adapters are trained, they learn the format too; see :func:`.imitation.learned_once`.
 
     Args:
         policy: as loaded from ``model.path``, with adapters where they are what is trained; it is trained in place.
@@ -61,29 +58,26 @@ def teach_format(
         DataError: an answer is longer than ``rollout.max_new_tokens``.
         InterruptedRunError: Ctrl-C or SIGTERM; the warm-up is saved as far as it came.
     """
-    if (output / WARMED_UP).exists():
-        shutil.rmtree(output / CHECKPOINTS, ignore_errors=True)  # a kill may have come before their removal
-        return load_policy(output / WARMED_UP, config.model, policy.device, where="warm start")
-    method = config.method.training_method
-    layout = Layout(method.confidence_position, config.method.confidence_decimals or _DECIMALS, spaced=True)
-    _check_lengths(policy, records, layout, config.rollout.max_new_tokens)
-    lessons = overconfident_lessons(
-        policy, records, method, layout, config.warm_up, config.optimizer.name, tokens_of_a_pass(config)
-    )
-    lessons.run_resumably(
-        policy,
-        warm_up_random(config.seed),
-        output / CHECKPOINTS,
-        config.model,
-        config.checkpoint.interval,
-        stage="warm-up",
-        show_progress=show_progress,
-    )
-    export_model(policy, output / WARMED_UP)
-    shutil.rmtree(output / CHECKPOINTS, ignore_errors=True)
-    if policy.adapters is None:
-        return policy
-    return load_policy(output / WARMED_UP, config.model, policy.device, where="warm start")
+    checkpoints = output / CHECKPOINTS
+
+    def learn() -> None:
+        method = config.method.training_method
+        layout = Layout(method.confidence_position, config.method.confidence_decimals or _DECIMALS, spaced=True)
+        _check_lengths(policy, records, layout, config.rollout.max_new_tokens)
+        lessons = overconfident_lessons(
+            policy, records, method, layout, config.warm_up, config.optimizer.name, tokens_of_a_pass(config)
+        )
+        lessons.run_resumably(
+            policy,
+            warm_up_random(config.seed),
+            checkpoints,
+            config.model,
+            config.checkpoint.interval,
+            stage="warm-up",
+            show_progress=show_progress,
+        )
+
+    return learned_once(policy, learn, output / WARMED_UP, checkpoints, config.model, where="warm start")
 
 
 def _check_lengths(policy: Policy, records: Sequence[Record], layout: Layout, most: int) -> None:

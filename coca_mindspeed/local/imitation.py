@@ -4,6 +4,7 @@ Which responses an update imitates depends on the seed alone, so a stage that wa
 its own, draws what it would have drawn, and ends with the same bytes.
 """
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from torch import Tensor
 from coca_mindspeed.algorithm.response import CLOSE_TAG, OPEN_TAG, ConfidencePosition
 from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig, RunConfig, TrainerConfig
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.local.checkpoint import list_checkpoints, save_checkpoint
+from coca_mindspeed.local.checkpoint import export_model, list_checkpoints, save_checkpoint
 from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved, stop_request
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.lora import load_adapters
@@ -198,6 +199,37 @@ class Imitation:
                     )
 
             self.run(policy, random, progress.advance, resume=resume, after_step=save)
+
+
+def learned_once(
+    policy: Policy,
+    learn: Callable[[], None],
+    exported: Path,
+    checkpoints: Path,
+    model: ModelConfig,
+    *,
+    where: str,
+) -> Policy:
+    """The policy behind a supervised stage, which is also exported; where that is there already, nothing is learned.
+
+    Adapters are merged in the export, which is then the base for new ones: the policy that is returned has none.
+
+    Args:
+        policy: as it was before the stage.
+        learn: the stage; it trains ``policy`` in place.
+        exported: where the export goes.
+        checkpoints: of the stage, which are of no more use behind it.
+        model: how the export is loaded.
+        where: what messages call it.
+    """
+    fresh = not exported.exists()
+    if fresh:
+        learn()
+        export_model(policy, exported)
+    shutil.rmtree(checkpoints, ignore_errors=True)  # a kill may have come between the export and this
+    if fresh and policy.adapters is None:
+        return policy
+    return load_policy(exported, model, policy.device, where=where)
 
 
 def tokens_of_a_pass(config: RunConfig) -> int:

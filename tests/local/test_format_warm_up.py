@@ -16,7 +16,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.local import format_warm_up, imitation
+from coca_mindspeed.local import imitation
 from coca_mindspeed.local.checkpoint import list_checkpoints
 from coca_mindspeed.local.imitation import Layout, encode_responses, imitation_loss
 from coca_mindspeed.local.interrupt import InterruptedRunError
@@ -180,7 +180,7 @@ def test_a_warm_up_that_was_killed_goes_on_from_its_checkpoint(place, never_stop
 
 def test_other_settings_start_the_warm_up_anew(place, never_stopped, tmp_path, monkeypatch):
     output = tmp_path / "run"
-    monkeypatch.setattr(format_warm_up, "export_model", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
+    monkeypatch.setattr(imitation, "export_model", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
     with pytest.raises(RuntimeError, match="killed"):
         session(place, output)
     assert (output / "warm_up" / "step_000004").exists()
