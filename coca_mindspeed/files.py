@@ -1,5 +1,6 @@
 """Files and directories that are whole or absent: atomic writes, and JSON Lines with errors that name the line."""
 
+import hashlib
 import json
 import math
 import os
@@ -92,6 +93,15 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """Write ``value`` atomically as indented strict JSON; NaN and infinity raise ``ValueError``."""
     write_atomically(path, _dump(value, indent=2) + "\n")
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal."""
+    hashed = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            hashed.update(chunk)
+    return hashed.hexdigest()
 
 
 def nulls_for_what_json_lacks(scalars: Mapping[str, Any]) -> dict[str, Any]:

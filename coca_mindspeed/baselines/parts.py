@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from coca_mindspeed.differences import first_difference
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.files import read_json_lines, write_json, write_json_lines
 from coca_mindspeed.local.progress import StepProgress
@@ -73,12 +74,15 @@ def check_directory(directory: Path, settings: Mapping[str, Any], *, among: Coll
     path = directory / "settings.json"
     if path.exists():
         before = json.loads(path.read_text(encoding="utf-8"))
-        for name in sorted({*before, *settings} if among is None else among):
-            if before.get(name) != settings.get(name):
-                raise ConfigError(
-                    f"--output {directory}: holds results with {name}={before.get(name)!r}, found "
-                    f"{settings.get(name)!r}; choose another directory or the same settings"
-                )
+        one, other = (
+            values if among is None else {name: values.get(name) for name in among} for values in (before, settings)
+        )
+        if (found := first_difference(one, other)) is not None:
+            name, then, now = found
+            raise ConfigError(
+                f"--output {directory}: holds results with {name}={then!r}, found {now!r}; choose another directory or "
+                "the same settings"
+            )
         return True
     if directory.exists() and not directory.is_dir():
         raise ConfigError(f"--output {directory}: is a file; the results need a directory")

@@ -8,6 +8,8 @@ from pathlib import Path
 from coca_mindspeed.baselines.parts import check_directory, claim_directory
 from coca_mindspeed.commands.options import at_least
 from coca_mindspeed.console import PlainConsole, print_text
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.ownership import lock_of_process
 from coca_mindspeed.reproduce.cells import ReproductionCell, cells_of
 from coca_mindspeed.reproduce.plan import plan_path, read_plan
 
@@ -32,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     cells = cells_of(plan, range(arguments.seeds))
     # torch and all that trains: seconds, which --help and a mistake in the plan do not have to wait for.
     from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved
+    from coca_mindspeed.reproduce.provenance import check_made_from
     from coca_mindspeed.reproduce.questions import check_questions, missing_sets, write_sets
     from coca_mindspeed.reproduce.report import write_report
     from coca_mindspeed.reproduce.results import collect
@@ -49,7 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
         # Before the directory is claimed: a plan that is refused here has to be changed.
         check_questions(plan, cells, output, missing)
         claim_directory(output, settings)
+        lock = lock_of_process(output / ".lock")  # held while this function runs
+        if lock is None:
+            raise ConfigError(f"--output {output}: another process is at work on this reproduction")
         write_sets(missing, output)
+        check_made_from(plan, cells, output)
         waiting = sum(not cell.done(output) for cell in cells)
         console.print(f"{len(cells)} cells, {waiting} to run; run the same command again to go on after a stop")
         started, done = time.perf_counter(), 0

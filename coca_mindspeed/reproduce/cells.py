@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coca_mindspeed.algorithm.response import ConfidencePosition
+from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
@@ -48,6 +49,11 @@ class ReproductionCell:
     def of(self, name: str) -> "ReproductionCell":
         """Another cell's place, of the same setting and seed."""
         return ReproductionCell(self.setting, self.seed, name, self.kind)
+
+    @property
+    def start_method(self) -> str:
+        """A method that states its confidence where this start's lessons do."""
+        return next(m for m in ("coca", "rlcr") if self.name == f"start-{training_method(m).confidence_position}")
 
     def done(self, output: Path) -> bool:
         """Whether the cell is finished: its summary is written last."""

@@ -17,7 +17,7 @@ BaselineCell = Literal["instruct", "rlvr+question_prob", "rlvr+probe", "rlvr+ass
 # Cells that a plan's trained methods must not be called like.
 _TAKEN = (*get_args(BaselineCell), "start-first", "start-last")
 # Beside the settings' directories in the reproduction's own.
-_BESIDE_SETTINGS = ("report", "settings.json")
+_BESIDE_SETTINGS = ("report", "settings.json", ".lock")
 # What embedded questions decide, and what an override may nevertheless say of it.
 _DATA_OF_EMBEDDED = {
     "data.name": "records",

@@ -40,6 +40,13 @@ def warm_up_file(output: Path, setting: str) -> Path:
     return _file(output, setting, "warm_up")
 
 
+def set_files(plan: Plan, cell: ReproductionCell, output: Path, data: DataConfig) -> dict[str, Path]:
+    """The files that a cell's questions come from; a set that is generated, or drawn from a name, has none."""
+    if plan.settings[cell.setting].embedded:
+        return {part: _file(output, cell.setting, part) for part in ("train", "evaluate", "warm_up")}
+    return {name: Path(file) for name, file in (("train", data.train), ("evaluate", data.evaluate)) if file is not None}
+
+
 def cell_config(plan: Plan, cell: ReproductionCell, output: Path) -> RunConfig:
     """A cell's configuration, without its start; what needs RLVR's model has RLVR's."""
     setting = plan.settings[cell.setting]
@@ -118,6 +125,8 @@ def _check_categories(cell: ReproductionCell, evaluate: Sequence[Record]) -> Non
 
 
 def _overrides(setting: SettingPlan, cell: ReproductionCell) -> Sequence[str]:
+    if cell.kind == "start":
+        return [f"method={cell.start_method}"]
     return setting.trained[cell.name] if cell.kind == "trained" else setting.trained.get("rlvr", [])
 
 

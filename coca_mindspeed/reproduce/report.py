@@ -2,7 +2,6 @@
 
 import os
 import platform
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from coca_mindspeed.reproduce.claims import claims, claims_table, sequential_pha
 from coca_mindspeed.reproduce.comparisons import STARTED, comparison_table, comparisons, entries
 from coca_mindspeed.reproduce.pictures import dot_chart
 from coca_mindspeed.reproduce.plan import Plan
+from coca_mindspeed.reproduce.provenance import source_commit
 from coca_mindspeed.reproduce.results import Results, spread
 from coca_mindspeed.reproduce.table import Table, printed_table, write_table
 from coca_mindspeed.safe_text import one_line
@@ -142,20 +142,6 @@ def _provenance(results: Results, command: str) -> str:
         names = "; ".join(map(str, results.unfinished))
         lines.append(f"**Not finished yet, and so not in the tables:** {names}.")
     return "\n\n".join(lines) + "\n"
-
-
-def source_commit(package: Path = Path(__file__).parents[1]) -> str:
-    """The source's commit, with ``+`` where package or ``configs/`` differ from it; ``unknown`` outside of a clone."""
-    root = package.parent
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
-
-    try:
-        changed = git("status", "--porcelain", "--", package.name, "configs")
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 def _processor() -> str:

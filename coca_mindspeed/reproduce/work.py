@@ -1,6 +1,5 @@
 """Running one cell; it may run in a process of its own, so everything that it needs is on disk or in its arguments."""
 
-import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -8,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.baselines.assessor import AssessorConfig
 from coca_mindspeed.baselines.early_stopping import FitConfig
 from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
@@ -27,8 +25,10 @@ from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.session import load_data, open_session, warm_start
 from coca_mindspeed.reproduce.cells import ReproductionCell, run_config
 from coca_mindspeed.reproduce.plan import Plan, SettingPlan
+from coca_mindspeed.reproduce.provenance import made_from
 from coca_mindspeed.reproduce.questions import cell_config, warm_up_file
 from coca_mindspeed.reproduce.renaming import follow_renaming
+from coca_mindspeed.reproduce.timesheet import Timesheet
 
 _BATCH = 500  # questions of a baseline at once, and of its parts
 
@@ -51,10 +51,12 @@ class Workplace:
 
 
 def run_cell(place: Workplace, cell: ReproductionCell) -> float:
-    """Run the cell unless it is done, and write its ``cell.json`` last; returns seconds of wall time."""
+    """Run the cell unless it is done, and write its ``cell.json`` last; returns seconds of wall time.
+
+    Those of processes that were stopped are counted too, and each that worked on it leaves its commit.
+    """
     if cell.done(place.output):
         return 0.0
-    started = time.perf_counter()
     setting = place.plan.settings[cell.setting]
     threads = run_config(setting, [], cell.seed).trainer.threads or place.threads
     if threads is not None:
@@ -62,15 +64,17 @@ def run_cell(place: Workplace, cell: ReproductionCell) -> float:
     directory = cell.directory(place.output)
     directory.mkdir(parents=True, exist_ok=True)
     summary: dict[str, object] = {"setting": cell.setting, "seed": cell.seed, "name": cell.name}
-    if cell.kind == "start":
-        _warm_start(place, setting, cell)
-    else:
-        predictions = _predictions(place, setting, cell)
-        write_predictions(directory / "predictions.jsonl", predictions)
-        summary["datasets"] = _metrics_by_dataset(predictions)
-    seconds = time.perf_counter() - started
-    write_json(directory / "cell.json", {**summary, "seconds": seconds})
-    return seconds
+    origin = made_from(place.plan, cell, place.output)
+    with Timesheet(directory / "work.jsonl") as work:
+        if cell.kind == "start":
+            _warm_start(place, setting, cell)
+        else:
+            predictions = _predictions(place, setting, cell)
+            write_predictions(directory / "predictions.jsonl", predictions)
+            summary["datasets"] = _metrics_by_dataset(predictions)
+    summary |= {"seconds": work.seconds, "sources": work.sources, "made_from": origin}
+    write_json(directory / "cell.json", summary)
+    return work.seconds
 
 
 def _predictions(place: Workplace, setting: SettingPlan, cell: ReproductionCell) -> list[Prediction]:
@@ -149,8 +153,7 @@ def _start(place: Workplace, cell: ReproductionCell, config: RunConfig, position
 
 def _warm_start(place: Workplace, setting: SettingPlan, cell: ReproductionCell) -> None:
     """Warm up the tiny model, or teach a model of one's own the format; without lessons for it, it starts as it is."""
-    method = next(m for m in ("coca", "rlcr") if cell.name.endswith(training_method(m).confidence_position))
-    config = run_config(setting, [f"method={method}"], cell.seed)
+    config = run_config(setting, [f"method={cell.start_method}"], cell.seed)
     tasks = warm_up_file(place.output, cell.setting)
     if setting.real_world is not None:
         _teach_format(place, cell, config, tasks)

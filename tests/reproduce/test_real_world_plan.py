@@ -98,7 +98,8 @@ def test_the_demo_is_a_part_of_the_plan():
     whole, demo = (
         json.loads(read_plan(config_directory() / "reproduce" / f"{name}.yaml").model_dump_json()) for name in PLANS
     )
-    assert demo["settings"]["real"]["overrides"] == whole["settings"]["real"]["overrides"]
+    for same in ("run", "real_world", "overrides"):
+        assert demo["settings"]["real"][same] == whole["settings"]["real"][same]
     assert demo["settings"]["real"]["trained"].items() <= whole["settings"]["real"]["trained"].items()
 
 

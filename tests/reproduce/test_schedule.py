@@ -1,15 +1,26 @@
 """Cells run in the order of their needs, once; a killed one is run again, a finished one never."""
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from coca_mindspeed import cli
+from coca_mindspeed.baselines.parts import claim_directory
+from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
+from coca_mindspeed.reproduce import provenance, timesheet
 from coca_mindspeed.reproduce.cells import ReproductionCell, cells_of
 from coca_mindspeed.reproduce.plan import Plan, plan_path, read_plan
+from coca_mindspeed.reproduce.provenance import check_made_from, made_from, source_commit
+from coca_mindspeed.reproduce.timesheet import Timesheet
 from coca_mindspeed.reproduce.work import Workplace
 from coca_mindspeed.reproduce.work_queue import run_cells
+from tests.local.models_for_tests import write_random_model
 from tests.reproduce.cells_for_tests import PLAN, finish
 
 
@@ -98,3 +109,97 @@ def test_ready_made_plans_are_read_and_mistakes_are_named(tmp_path):
         read_plan(tmp_path / "plan.yaml")
     with pytest.raises(ValueError, match="title"):
         Plan.model_validate({"settings": {}})
+
+
+def test_finished_cells_of_something_else_are_refused(tmp_path, monkeypatch):
+    """Data and weights are files: their names say nothing of what is in them."""
+    records = tmp_path / "records.jsonl"
+    write_records(records, arithmetic_records(40, "train", 0))
+    plan = _plan_on(records)
+    cell = next(cell for cell in cells_of(plan, [0]) if cell.name == "coca")
+    output = tmp_path / "out"
+    check_made_from(plan, [cell], output)  # not done: nothing to compare
+    finish(output, cell)
+    check_made_from(plan, [cell], output)  # of before it was written down
+    summary = cell.summary(output) | {"made_from": made_from(plan, cell, output)}
+    (cell.directory(output) / "cell.json").write_text(json.dumps(summary))
+    check_made_from(plan, [cell], output)
+    write_records(records, arithmetic_records(40, "train", 1))
+    with pytest.raises(ConfigError, match=r"seed_0/coca: was made with questions\.evaluate="):
+        check_made_from(plan, [cell], output)
+    write_records(records, arithmetic_records(40, "train", 0))
+    check_made_from(plan, [cell], output)
+    other = _plan_on(records, "optimizer.lr=0.125")
+    with pytest.raises(ConfigError, match=r"made with settings\.optimizer\.lr=.*found 0\.125"):
+        check_made_from(other, [cell], output)
+    check_made_from(_plan_on(records, "trainer.threads=1", "logging.tensorboard=false"), [cell], output)
+    del summary["made_from"]["settings"]["optimizer"]["lr"]  # a key that its version did not have
+    (cell.directory(output) / "cell.json").write_text(json.dumps(summary))
+    check_made_from(other, [cell], output)
+
+
+def _plan_on(records: Path, *overrides: str) -> Plan:
+    setting = {
+        "title": "Sums",
+        "run": "demo",
+        "overrides": ["data.name=records", f"data.train={records}", f"data.evaluate={records}", *overrides],
+        "trained": {"coca": ["method=coca"]},
+    }
+    return Plan.model_validate({"title": "On records", "settings": {"sums": setting}})
+
+
+def test_weights_are_compared_by_content(tmp_path):
+    write_random_model(tmp_path / "model", "llama")
+    records = tmp_path / "records.jsonl"
+    write_records(records, arithmetic_records(40, "train", 0))
+    plan = _plan_on(records, f"model.path={tmp_path}/model")
+    cell = cells_of(plan, [0])[-1]
+    before = made_from(plan, cell, tmp_path)["weights"]
+    weights = tmp_path / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    provenance._weights.cache_clear()
+    assert made_from(plan, cell, tmp_path)["weights"] not in (None, before)
+
+
+def test_a_cell_counts_the_time_of_all_processes_that_worked_on_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(timesheet, "_EVERY", 0.01)
+    path = tmp_path / "work.jsonl"
+    path.write_text(json.dumps({"commit": "before", "version": "0", "seconds": 100.0}) + "\n")
+    with Timesheet(path) as work:
+        while sum(json.loads(line)["seconds"] for line in path.read_text().splitlines()) <= 100.02:
+            time.sleep(0.01)  # it is written while the work goes on, so that a kill loses little
+    assert 100.02 < work.seconds < 110
+    assert work.sources == ["before", source_commit()]
+
+
+def test_a_second_process_is_refused(tmp_path, capsys):
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(PLAN.model_dump_json())
+    (tmp_path / "out").mkdir()
+    command = ["reproduce", "--plan", str(plan), "--seeds", "1", "--jobs", "1", "--output", str(tmp_path / "out")]
+    (tmp_path / "out" / "settings.json").write_text(json.dumps({"plan": PLAN.model_dump(mode="json")}))
+    hold = "import sys; from pathlib import Path; from coca_mindspeed.ownership import lock_of_process as l; "
+    hold += "f = l(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    other = subprocess.Popen(
+        [sys.executable, "-c", hold, str(tmp_path / "out" / ".lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert other.stdout.readline() == b"held\n"
+        assert cli.main(command) == 1
+        assert "another process is at work on this reproduction" in capsys.readouterr().err
+    finally:
+        other.communicate(b"")
+    assert not list(tmp_path.rglob("cell.json"))
+
+
+def test_another_plan_is_refused_by_the_key_that_differs(tmp_path):
+    before = {"plan": PLAN.model_dump(mode="json")}
+    claim_directory(tmp_path / "out", before)
+    changed = json.loads(json.dumps(before))
+    changed["plan"]["settings"]["short"]["run"] = "local"
+    with pytest.raises(ConfigError, match=r"holds results with plan\.settings\.short\.run='demo', found 'local'; "):
+        claim_directory(tmp_path / "out", changed)

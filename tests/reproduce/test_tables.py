@@ -17,7 +17,8 @@ from coca_mindspeed.reproduce import work_queue as schedule
 from coca_mindspeed.reproduce.cells import cells_of
 from coca_mindspeed.reproduce.claims import Claim, claims, claims_table, sequential_claims, sequential_phases
 from coca_mindspeed.reproduce.comparisons import comparison_table, comparisons, entries
-from coca_mindspeed.reproduce.report import sequential_table, source_commit, write_report
+from coca_mindspeed.reproduce.provenance import source_commit
+from coca_mindspeed.reproduce.report import sequential_table, write_report
 from coca_mindspeed.reproduce.results import collect, holm, mean_differs, mean_interval, spread
 from tests.reproduce.cells_for_tests import PLAN, finish, finished
 

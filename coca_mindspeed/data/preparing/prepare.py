@@ -7,7 +7,7 @@ one finding, with its file and row.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from hashlib import blake2b, sha256
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,6 +24,7 @@ from coca_mindspeed.data.publishers.formats import Row, data_files, read_rows
 from coca_mindspeed.data.publishers.hub import hub_rows
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
+from coca_mindspeed.files import file_sha256
 
 GoldMode = Literal["drop", "report", "off"]
 _GOLD_BATCH = 512  # records
@@ -240,15 +241,6 @@ class _Cleaning:
 
     def _name(self, file: int, row: int) -> str:
         return f"{list(self._files)[file]}:{row}"
-
-
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal."""
-    hashed = sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            hashed.update(chunk)
-    return hashed.hexdigest()
 
 
 def _write(preparation: Preparation, spool: RecordSpool, kept: list[int], directory: Path) -> dict[str, dict[str, Any]]:

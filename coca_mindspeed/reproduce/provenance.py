@@ -1,0 +1,90 @@
+"""What a cell's figures were made from, so that a finished one is not taken for that of other data or weights."""
+
+import functools
+import hashlib
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from coca_mindspeed import __version__
+from coca_mindspeed.differences import first_difference
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.files import file_sha256
+from coca_mindspeed.reproduce.cells import ReproductionCell
+from coca_mindspeed.reproduce.plan import Plan
+from coca_mindspeed.reproduce.questions import cell_config, set_files
+
+# Sections and keys by which no figure changes but by the rounding of floats, and files, whose content is compared.
+_LEFT_OUT = (
+    *(("checkpoint",), ("logging",), ("trainer", "device"), ("trainer", "threads")),
+    *(("model", "path"), ("data", "train"), ("data", "evaluate")),
+)
+
+
+def made_from(plan: Plan, cell: ReproductionCell, output: Path) -> dict[str, Any]:
+    """The composed settings of a cell, and SHA-256 of its questions' files and of the weights that it begins with."""
+    config = cell_config(plan, cell, output)
+    settings = config.model_dump(mode="json")
+    for *sections, key in _LEFT_OUT:
+        place = settings
+        for section in sections:
+            place = place[section]
+        del place[key]
+    files = set_files(plan, cell, output, config.data)
+    questions = {name: file_sha256(path) if path.is_file() else None for name, path in files.items()}
+    return {"settings": settings, "questions": questions, "weights": _weights(config.model.path)}
+
+
+def source() -> dict[str, str]:
+    """The commit and the version of what makes a cell."""
+    return {"commit": source_commit(), "version": __version__}
+
+
+def check_made_from(plan: Plan, cells: Sequence[ReproductionCell], output: Path) -> None:
+    """Refuse to go on beside finished cells that were made from something else.
+
+    Cells of before this was written down are taken as they are.
+
+    Raises:
+        ConfigError: names the cell and the first difference.
+    """
+    for cell in cells:
+        if not cell.done(output):
+            continue
+        before = cell.summary(output).get("made_from")
+        if before is None:
+            continue
+        found = first_difference(before, made_from(plan, cell, output), among_common=True)
+        if found is not None:
+            key, then, now = found
+            raise ConfigError(
+                f"{cell.directory(output)}: was made with {key}={then!r}, found {now!r}; put it back as it was, choose "
+                "another --output, or remove the directory, and those of the cells that need it, to make them anew"
+            )
+
+
+def source_commit(package: Path = Path(__file__).parents[1]) -> str:
+    """The source's commit, with ``+`` where package or ``configs/`` differ from it; ``unknown`` outside of a clone."""
+    root = package.parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        changed = git("status", "--porcelain", "--", package.name, "configs")
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+@functools.cache
+def _weights(path: str | None) -> str | None:
+    """SHA-256 over weights, configuration and tokenizer of a Hugging Face directory; None: there is none."""
+    if path is None or not Path(path).is_dir():
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(Path(path).iterdir()):
+        if file.suffix in (".safetensors", ".json", ".jinja") and file.is_file():
+            digest.update(f"{file.name} {file_sha256(file)}\n".encode())
+    return digest.hexdigest()
