@@ -79,12 +79,14 @@ def cells_of(plan: Plan, seeds: Sequence[int]) -> list[ReproductionCell]:
 
 def _cells(name: str, setting: SettingPlan, seed: int) -> Iterator[ReproductionCell]:
     positions = {method: position_of(setting, method, seed) for method in setting.trained}
-    if setting.baselines or "first" in positions.values():
-        yield ReproductionCell(name, seed, "start-first", "start")
-    if "last" in positions.values():
-        yield ReproductionCell(name, seed, "start-last", "start")
+    starts = {"start-first"} if setting.baselines else set()
+    yield from (ReproductionCell(name, seed, start, "start") for start in starts)
     for method, position in positions.items():
-        yield ReproductionCell(name, seed, method, "trained", (f"start-{position}",))
+        start = f"start-{position}"
+        if start not in starts:  # no earlier than it is needed: what comes first can be read first
+            starts.add(start)
+            yield ReproductionCell(name, seed, start, "start")
+        yield ReproductionCell(name, seed, method, "trained", (start,))
     for baseline in setting.baselines:
         kind, needs = _BASELINES[baseline]
         yield ReproductionCell(name, seed, baseline, kind, needs)

@@ -58,7 +58,8 @@ def test_the_cells_of_a_plan():
     cells = cells_of(PLAN, [0, 1])
     assert len(cells) == len(set(cells)) == 2 * 9
     names = [cell.name for cell in cells if cell.seed == 0]
-    assert names[:2] == ["start-first", "start-last"]
+    assert names[:2] == ["start-first", "rlvr"]
+    assert names.index("start-last") + 1 == names.index("rlcr")
     needs = {cell.name: cell.needs for cell in cells if cell.seed == 0}
     assert needs["rlcr"] == ("start-last",)
     assert needs["coca"] == needs["majority_voting"] == ("start-first",)
