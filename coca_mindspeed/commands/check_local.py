@@ -59,6 +59,7 @@ def _print(check: MemoryCheck, config: RunConfig, name: str, device: str) -> Non
         ("update, together", run.peak_of_update, ""),
         *_rollout_rows(run, config),
         ("rollout, together", run.peak_of_rollout, "with weights and moments"),
+        *([("export, together", run.peak_of_export, "the merged model, float32")] if run.merged else []),
         ("process", check.process, "Python and the libraries"),
         ("device", check.device, "whole, whatever others hold of it now"),
     ]

@@ -89,6 +89,14 @@ class ModelConfig(Section):
     lora: LoraConfig = LoraConfig()
     gradient_checkpointing: bool = Field(False, description="recompute each layer's activations in the backward pass")
 
+    @model_validator(mode="after")
+    def _flash_attention_computes_in_bfloat16(self) -> "ModelConfig":
+        if self.attention == "flash_attention_2" and self.compute_dtype == "float32":
+            raise ValueError(
+                "attention: flash_attention_2 takes no float32; set compute_dtype to bfloat16 or take sdpa"
+            )
+        return self
+
 
 class WarmUpConfig(Section):
     """Supervised warm-up into a model that keeps to the format, but is sure of everything.
@@ -205,6 +213,11 @@ class DataConfig(Section):
     def _files_for_records(self) -> "DataConfig":
         if self.name == "records" and self.train is None:
             raise ValueError("train: name 'records' needs the path of a JSON Lines file, found null")
+        for key in ("train", "evaluate"):
+            if self.name == "arithmetic" and getattr(self, key) is not None:
+                raise ValueError(
+                    f"{key}: would not be read, because name is 'arithmetic', the embedded data; set name to 'records'"
+                )
         return self
 
 

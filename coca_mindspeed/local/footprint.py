@@ -4,6 +4,7 @@ The passes of the engine run once on tensors that have shapes and no contents (P
 alive at a time is counted: so the estimate follows the code in every mode, and costs seconds and no memory at any size.
 """
 
+import bisect
 import functools
 import weakref
 from collections.abc import Sequence
@@ -50,6 +51,7 @@ class Footprint:
         rollout: the most that sampling needs besides weights and moments, the cache included; where vLLM samples, what
             asking the policy for its log-probs needs.
         vllm: what vLLM holds throughout, by its weights and its cache; what it needs to compute comes on top.
+        merged: the plain model that adapters are merged into at the end, float32, where that lies on the device.
     """
 
     parameters: int
@@ -62,10 +64,15 @@ class Footprint:
     cache: int
     rollout: int
     vllm: int = 0
+    merged: int = 0
 
     @property
     def peak_of_update(self) -> int:
         return self.vllm + self.weights + self.gradients + self.moments + max(self.update, self.step)
+
+    @property
+    def peak_of_export(self) -> int:
+        return self.vllm + self.weights + self.moments + self.merged
 
     @property
     def peak_of_rollout(self) -> int:
@@ -75,8 +82,8 @@ class Footprint:
 def footprint(config: RunConfig, architecture: Any) -> Footprint:
     """What a run on a model of this architecture needs.
 
-    Prompts and responses are as long as the configuration allows, no response ends before that, and every token has a
-    gradient: a real step needs less, never more.
+    Prompts are as long as the configuration allows, and every token has a gradient.  So are responses; and where a
+    microbatch is filled by tokens, also so short that the most of them share one, with their prompts' keys and values.
 
     Args:
         config: the run's.
@@ -89,10 +96,13 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
         parameters = list(policy.model.parameters())
         trained = policy.trained_parameters()
         weights = live.now
-        group_sizes = largest_microbatch(config, prompt)
-        before = live.start()
-        update_pass(policy, prompt, group_sizes, config)
-        update = live.most - before
+        update = 0
+        for response, group_sizes in largest_microbatches(config, prompt):
+            before = live.start()
+            update_pass(policy, prompt, response, group_sizes, config)
+            update = max(update, live.most - before)
+        adapters = 0 if policy.adapters is None else sum(p.numel() for p in trained)
+        plain = sum(p.numel() for p in parameters) - adapters
         gradients = sum(p.numel() * p.element_size() for p in trained)
         moments = moments_bytes(policy, config.optimizer.name)
         step = step_bytes(policy, config.optimizer.name, choose_device(config.trainer.device))
@@ -100,10 +110,10 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
         before = live.start()
         if config.rollout.engine == "vllm":
             with torch.no_grad():
-                _longest(policy, prompt, group_sizes, config).scores()
+                for response, group_sizes in largest_microbatches(config, prompt):
+                    _longest(policy, prompt, response, group_sizes, config).scores()
             cache = int(config.rollout.vllm.kv_cache_gib * GIB)
-            adapters = 0 if policy.adapters is None else sum(p.numel() for p in trained)
-            vllm = bytes_of_number(config) * (sum(p.numel() for p in parameters) - adapters) + cache
+            vllm = bytes_of_number(config) * plain + cache
         else:
             cache = max(rollout_pass(policy, prompt, config, *batch) for batch in _sampled_at_once(config))
         rollout = live.most - before
@@ -118,6 +128,7 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
         cache=cache,
         rollout=rollout,
         vllm=vllm,
+        merged=4 * plain if adapters and choose_device(config.trainer.device).type == "cpu" else 0,
     )
 
 
@@ -165,9 +176,9 @@ def _shapes_alone(config: RunConfig, architecture: Any) -> Policy:
     """The policy as it is loaded, on a device that holds nothing."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(
-            architecture, attn_implementation=config.model.attention, dtype=torch.float32
+            architecture, attn_implementation=_attention(config), dtype=torch.float32
         )
-        group_heads(model)
+        group_heads(model, choose_device(config.trainer.device))
         model.eval()
         text: Any = None  # nothing is read
         policy = Policy(model, None, text, (1,), 0, getattr(torch, config.model.compute_dtype))
@@ -176,6 +187,11 @@ def _shapes_alone(config: RunConfig, architecture: Any) -> Policy:
             recompute_layers(model)
         add_adapters(policy, config.model.lora, seed=0)
     return policy
+
+
+def _attention(config: RunConfig) -> str:
+    """Flash attention has no shapes of its own here, and needs no more than PyTorch's."""
+    return "sdpa" if config.model.attention == "flash_attention_2" else config.model.attention
 
 
 def _take_memory(model: torch.nn.Module) -> None:
@@ -191,17 +207,32 @@ def _take_memory(model: torch.nn.Module) -> None:
             setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype))
 
 
-def largest_microbatch(config: RunConfig, prompt: int) -> list[int]:
-    """Group sizes of the microbatch that holds most, prompts and responses as long as they may be."""
+def largest_microbatches(config: RunConfig, prompt: int) -> list[tuple[int, list[int]]]:
+    """Response lengths, and group sizes of the microbatch that then holds most, prompts as long as they may be.
+
+    A prompt that responses share counts once towards ``trainer.microbatch_tokens``, and its keys and values are held
+    once for every response: many short ones may need more than few long ones.
+    """
     rollout, prompts = config.rollout, config.rollout.prompts // config.trainer.minibatches
-    lengths = [rollout.max_new_tokens] * (prompts * rollout.group_size)
-    split = microbatches(range(prompts), rollout.group_size, lengths, [prompt] * prompts, config.trainer)
-    return max((part.group_sizes for part in split), key=lambda sizes: (sum(sizes), len(sizes)))
+    rows, longest = prompts * rollout.group_size, rollout.max_new_tokens
+
+    def largest(response: int) -> list[int]:
+        split = microbatches(range(prompts), rollout.group_size, [response] * rows, [prompt] * prompts, config.trainer)
+        return max((part.group_sizes for part in split), key=lambda sizes: (sum(sizes), len(sizes)))
+
+    found = [(longest, largest(longest))]
+    if config.trainer.microbatch_tokens is not None and config.trainer.share_prompts:
+        most = sum(largest(1))
+        if most > sum(found[0][1]):
+            # The longest responses of which as many share a pass as of the shortest; more tokens never mean more rows.
+            length = 1 + bisect.bisect_left(range(2, longest + 1), True, key=lambda n: sum(largest(n)) < most)
+            found.append((length, largest(length)))
+    return found
 
 
-def update_pass(policy: Policy, prompt: int, group_sizes: Sequence[int], config: RunConfig) -> None:
-    """One microbatch of the longest prompts and responses, forwards and backwards."""
-    responses = _longest(policy, prompt, group_sizes, config)
+def update_pass(policy: Policy, prompt: int, response: int, group_sizes: Sequence[int], config: RunConfig) -> None:
+    """One microbatch of prompts and responses of these lengths, forwards and backwards."""
+    responses = _longest(policy, prompt, response, group_sizes, config)
     ones = torch.ones_like(responses.token_ids, dtype=torch.float32)
     objective_of = functools.partial(
         segment_objective, old_log_probs=ones, advantages=ones, masks=SegmentMasks(ones.bool(), ~ones.bool())
@@ -212,11 +243,13 @@ def update_pass(policy: Policy, prompt: int, group_sizes: Sequence[int], config:
         parameter.grad = None
 
 
-def _longest(policy: Policy, prompt: int, group_sizes: Sequence[int], config: RunConfig) -> ResponseBatch:
+def _longest(
+    policy: Policy, prompt: int, response: int, group_sizes: Sequence[int], config: RunConfig
+) -> ResponseBatch:
     return ResponseBatch(
         policy,
         _prompts(len(group_sizes), prompt),
-        torch.ones(sum(group_sizes), config.rollout.max_new_tokens, dtype=torch.long),
+        torch.ones(sum(group_sizes), response, dtype=torch.long),
         temperature=config.rollout.temperature,
         share_prompts=config.trainer.share_prompts,
         group_sizes=group_sizes,
@@ -237,7 +270,7 @@ def rollout_pass(policy: Policy, prompt: int, config: RunConfig, prompts: int, g
     """One batch of responses up to their last token, only those steps of which move the cache; its bytes at the end."""
     rollout = config.rollout
     with torch.no_grad(), policy.autocast():
-        decoder = Decoder(policy, _prompts(prompts, prompt), group_size)
+        decoder = Decoder(policy, _prompts(prompts, prompt), group_size, rollout.max_new_tokens)
         draw(policy, decoder.logits, rollout.temperature)
         token = torch.ones(prompts * group_size, 1, dtype=torch.long)
         while decoder.width < prompt + rollout.max_new_tokens - 1:  # the last token is drawn and not run

@@ -17,15 +17,21 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 _NAME = "sdpa_grouped"
 
 
-def group_heads(model: Any) -> None:
+def group_heads(model: Any, device: torch.device) -> None:
     """Let a model attend in this way where its attention is PyTorch's and its heads share keys and values.
 
-    Only models that look their attention up by its name can; the others are left as they are.
+    Only models that look their attention up by its name can, and only a CPU gains by it; the others are left as they
+    are.
+
+    Args:
+        model: a Hugging Face model.
+        device: where it computes.
     """
     text = model.config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
     if (
-        model.config._attn_implementation == "sdpa"
+        device.type == "cpu"
+        and model.config._attn_implementation == "sdpa"
         and getattr(model, "_supports_attention_backend", False)
         and getattr(text, "num_key_value_heads", heads) != heads
     ):
@@ -35,12 +41,7 @@ def group_heads(model: Any) -> None:
 def _attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    if (
-        attention_mask is None
-        or attention_mask.ndim != 4
-        or query.device.type != "cpu"
-        or query.shape[1] == key.shape[1]
-    ):
+    if attention_mask is None or attention_mask.ndim != 4 or query.shape[1] == key.shape[1]:
         attended: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return attended
     output = scaled_dot_product_attention(

@@ -11,10 +11,15 @@ _GROWTH = 1.5  # room for the longest response from the start would be memory th
 _LEAST_ROOM = 16  # tokens
 
 
-def growing_cache(config: Any) -> DynamicCache:
-    """An empty cache for a model of this configuration; layers with a sliding window keep transformers' own."""
+def growing_cache(config: Any, most: int | None = None) -> DynamicCache:
+    """An empty cache for a model of this configuration; layers with a sliding window keep transformers' own.
+
+    Args:
+        config: the model's.
+        most: tokens that it will ever hold, behind which there need be no room; None: nobody knows.
+    """
     cache = DynamicCache(config=config)
-    cache.layers = [_GrowingLayer() if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    cache.layers = [_GrowingLayer(most) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
 
@@ -34,8 +39,9 @@ class _GrowingLayer(DynamicLayer):
 
     is_initialized: bool
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None) -> None:
         super().__init__()
+        self._most = most
         self._buffers: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -77,6 +83,8 @@ class _GrowingLayer(DynamicLayer):
         """Into buffers with room for ``tokens`` and more, each row ``repeats`` times."""
         used = self.keys.shape[-2]
         room = max(int(_GROWTH * tokens), tokens + _LEAST_ROOM)
+        if self._most is not None:
+            room = max(tokens, min(room, self._most))
         moved = []
         for old in (self.keys, self.values):
             rows, heads, _, size = old.shape

@@ -4,6 +4,7 @@ Which responses an update imitates depends on the seed alone, so a stage that wa
 its own, draws what it would have drawn, and ends with the same bytes.
 """
 
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,10 +18,11 @@ from torch import Tensor
 from coca_mindspeed.algorithm.response import CLOSE_TAG, OPEN_TAG, ConfidencePosition
 from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig, RunConfig, TrainerConfig
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.local.checkpoint import export_model, list_checkpoints, save_checkpoint
 from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved, stop_request
 from coca_mindspeed.local.log_probs import response_log_probs
-from coca_mindspeed.local.lora import load_adapters
+from coca_mindspeed.local.lora import dtype_of_weights, load_adapters
 from coca_mindspeed.local.microbatches import microbatches
 from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy, load_policy
@@ -50,6 +52,10 @@ class Layout:
         space = " " if self.spaced else ""
         tagged = f"{OPEN_TAG}{space}{confidence:.{self.decimals}f}{space}{CLOSE_TAG}"
         return f"{tagged}{space}{answer}" if self.position == "first" else f"{answer}{space}{tagged}"
+
+
+class _DivergedError(TrainingError):
+    """A loss or a gradient is not finite."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +120,12 @@ class Imitation:
                 continue
             prompts = policy.encode_prompts(records, self.system_prompt, max_tokens)
             loss = self._accumulate_gradient(policy, prompts, responses)
-            torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), 1.0)
+            norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), 1.0))
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise _DivergedError(
+                    f"update {step + 1} of {self.steps}: the loss is {loss}, the norm of its gradient {norm}; nothing "
+                    f"of it was applied. Lower the learning rate (now {self.lr}), or look for damage in the weights"
+                )
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(settings, step, self.steps)
             optimizer.step()
@@ -198,7 +209,12 @@ class Imitation:
                         f"stopped after step {step} of the {stage}; saved {saved.path}", "go on with --resume"
                     )
 
-            self.run(policy, random, progress.advance, resume=resume, after_step=save)
+            try:
+                self.run(policy, random, progress.advance, resume=resume, after_step=save)
+            except _DivergedError as error:
+                kept = list_checkpoints(checkpoints)
+                last = f"; the last good weights are in {kept[-1].path}" if kept else ""
+                raise TrainingError(f"{stage}, {error}{last}") from error
 
 
 def learned_once(
@@ -212,7 +228,8 @@ def learned_once(
 ) -> Policy:
     """The policy behind a supervised stage, which is also exported; where that is there already, nothing is learned.
 
-    Adapters are merged in the export, which is then the base for new ones: the policy that is returned has none.
+    Adapters are merged in the export, which is then the base for new ones: the policy that is returned has none, and
+    the one that learned is emptied, so that there are never two in memory.
 
     Args:
         policy: as it was before the stage.
@@ -229,7 +246,9 @@ def learned_once(
     shutil.rmtree(checkpoints, ignore_errors=True)  # a kill may have come between the export and this
     if fresh and policy.adapters is None:
         return policy
-    return load_policy(exported, model, policy.device, where=where)
+    device = policy.device
+    policy.model.to("meta")
+    return load_policy(exported, model, device, dtype=dtype_of_weights(model.lora), where=where)
 
 
 def tokens_of_a_pass(config: RunConfig) -> int:
@@ -243,7 +262,7 @@ def tokens_of_a_pass(config: RunConfig) -> int:
 
 def encode_responses(policy: Policy, texts: Sequence[str]) -> list[list[int]]:
     """Token ids of responses that end by themselves."""
-    return [[*ids, policy.eos_ids[0]] for ids in policy.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+    return [[*ids, policy.end_of_turn] for ids in policy.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
 
 
 def imitation_loss(

@@ -32,6 +32,12 @@ def require_peft(config: LoraConfig) -> None:
         )
 
 
+def dtype_of_weights(config: LoraConfig) -> torch.dtype:
+    """What a model that is to be trained is loaded in: ``base_dtype`` where adapters are trained in its place."""
+    dtype: torch.dtype = torch.float32 if config.rank is None else getattr(torch, config.base_dtype)
+    return dtype
+
+
 def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
     """Freeze the policy's model and put adapters into it, which change nothing yet; nothing where none are wanted.
 
@@ -47,7 +53,10 @@ def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
         return
     require_peft(config)
     peft: Any = importlib.import_module("peft")
-    model = policy.model.to(getattr(torch, config.base_dtype))
+    model = policy.model
+    for parameter in model.parameters():
+        # Not Module.to, which would round the frequencies of the positions too: those stay as models are loaded.
+        parameter.data = parameter.data.to(getattr(torch, config.base_dtype))
     settings = peft.LoraConfig(
         task_type="CAUSAL_LM", r=config.rank, lora_alpha=config.alpha, target_modules=config.targets, lora_dropout=0.0
     )
@@ -93,14 +102,19 @@ def load_adapters(policy: Policy, directory: Path) -> None:
 
 
 def merged_weights(policy: Policy) -> dict[str, Tensor]:
-    """The weights of a plain model that computes what base and adapters compute together, float32."""
+    """The weights of a plain model that computes what base and adapters compute together, float32, on the CPU.
+
+    On a device there is one of them at a time: a run that just fits has no room for a second model.
+    """
     merged: dict[str, Tensor] = {}
     plain: dict[int, Tensor] = {}  # by address: tied weights stay one
     for name, value, added in plain_weights(policy):
-        if added is None:
-            merged[name] = plain.setdefault(value.data_ptr(), value.float())
+        if added is not None:
+            merged[name] = (value.float() + added).cpu()
         else:
-            merged[name] = value.float() + added
+            if value.data_ptr() not in plain:
+                plain[value.data_ptr()] = value.cpu().float()
+            merged[name] = plain[value.data_ptr()]
     return merged
 
 

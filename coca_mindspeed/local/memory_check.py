@@ -59,12 +59,19 @@ def refuse_what_cannot_fit(config: RunConfig, path: Path, device: torch.device) 
 def memory_problems(check: MemoryCheck, config: RunConfig, architecture: Any) -> list[str]:
     """Each phase that does not fit, with the key, its value and the nearest value that does; none: it fits."""
     room = check.device - check.process
-    return [
+    problems = [
         f"{knob.key}={json.dumps(knob.value)}: the {knob.phase} needs {knob.peak(check.run) / GIB:.1f} GiB, and the "
         f"device has {room / GIB:.1f} beside the process; {_remedy(knob, check.run, config, architecture, room)}"
         for knob in _knobs(config)
         if knob.peak(check.run) > room
     ]
+    if check.run.peak_of_export > room:
+        problems.append(
+            f"model.lora.rank={config.model.lora.rank}: merging the adapters at the end needs "
+            f"{check.run.peak_of_export / GIB:.1f} GiB, and the machine has {room / GIB:.1f} beside the process; take "
+            "one with more memory, or a smaller model"
+        )
+    return problems
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """A causal language model with its tokenizer, loaded from any Hugging Face directory."""
 
+import contextlib
 import importlib
 import importlib.util
 import re
@@ -59,6 +60,15 @@ class Policy:
             ValueError: the model makes its logits in a way that is not known.
         """
         return OutputLayer.of(self.model)
+
+    @property
+    def end_of_turn(self) -> int:
+        """The token that a taught response ends with: the tokenizer's own where it ends one, else the first that does.
+
+        Models that list several, as Llama 3 does, end a conversation's turn with the one that their tokenizer names.
+        """
+        named = None if self.tokenizer is None else self.tokenizer.eos_token_id
+        return named if named in self.eos_ids else self.eos_ids[0]
 
     def trained_parameters(self) -> list[torch.nn.Parameter]:
         """The model's own, or the adapters'."""
@@ -123,24 +133,34 @@ def _npu_count() -> int:
     return int(npu.device_count())
 
 
-def load_policy(path: Path, config: ModelConfig, device: torch.device, *, where: str = "model.path") -> Policy:
+def load_policy(
+    path: Path,
+    config: ModelConfig,
+    device: torch.device,
+    *,
+    dtype: torch.dtype = torch.float32,
+    where: str = "model.path",
+) -> Policy:
     """Load a policy from a local directory; nothing is downloaded.
 
     Args:
         path: a Hugging Face directory.
         config: compute dtype, attention and trust.
         device: where the weights go.
+        dtype: of the weights; those that are trained have to be float32.
         where: the key that named the path, for messages.
 
     Raises:
         ConfigError: the directory is not there, does not load, lacks a chat template or some of its weights, or its
             model makes logits in a way that is not known here, or has no layers that can be recomputed.
     """
+    if config.attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
+        raise ConfigError("model.attention=flash_attention_2: needs the package flash-attn, which is not installed")
     tokenizer = load_tokenizer(path, config, where=where)
     try:
         model, loading = AutoModelForCausalLM.from_pretrained(
             path,
-            dtype=torch.float32,
+            dtype=dtype,
             attn_implementation=config.attention,
             trust_remote_code=config.trust_remote_code,
             local_files_only=True,
@@ -151,7 +171,7 @@ def load_policy(path: Path, config: ModelConfig, device: torch.device, *, where:
         raise ConfigError(f"{where}={path}: cannot be loaded as a causal language model: {error}") from error
     _refuse_partial_weights(model, loading, f"{where}={path}")
     model = model.to(device)
-    group_heads(model)
+    group_heads(model, device)
     model.eval()  # dropout would make the log-probs of sampling and training differ
     eos_ids = _eos_ids(model, tokenizer)
     if not eos_ids:
@@ -162,7 +182,9 @@ def load_policy(path: Path, config: ModelConfig, device: torch.device, *, where:
     text = token_text(tokenizer, model.config.vocab_size)
     policy = Policy(model, tokenizer, text, eos_ids, pad_id, getattr(torch, config.compute_dtype))
     try:
-        policy.output_layer  # noqa: B018  # found out now, not in the first update
+        # Found out now, not in the first update; flash attention takes no float32.
+        with policy.autocast() if config.attention == "flash_attention_2" else contextlib.nullcontext():
+            policy.output_layer  # noqa: B018
         if config.gradient_checkpointing:
             recompute_layers(model)
     except ValueError as error:

@@ -104,7 +104,7 @@ def _sample_batch(
     entropy = torch.zeros(rows, device=device)
     eos_ids = torch.tensor(policy.eos_ids, device=device)
 
-    decoder = Decoder(policy, prompts, group_size)
+    decoder = Decoder(policy, prompts, group_size, max_new_tokens)
     row = torch.arange(rows, device=device)  # where each row of the shrinking batch belongs in the results
     alive = torch.ones(rows, dtype=torch.bool, device=device)
     for t in range(max_new_tokens):
@@ -145,10 +145,20 @@ def draw(
 class Decoder:
     """One batch's KV cache and the logits of its next token."""
 
-    def __init__(self, policy: Policy, prompts: Sequence[Sequence[int]], group_size: int) -> None:
-        """Run each prompt once, then repeat its keys and values for its group."""
+    def __init__(
+        self, policy: Policy, prompts: Sequence[Sequence[int]], group_size: int, max_new_tokens: int | None = None
+    ) -> None:
+        """Run each prompt once, then repeat its keys and values for its group.
+
+        Args:
+            policy: whose model runs.
+            prompts: token ids of each.
+            group_size: rows of each.
+            max_new_tokens: that will ever follow, so that the cache takes no room for more; None: nobody knows.
+        """
         self._model = policy.model
-        self._cache = growing_cache(self._model.config)
+        longest = max(map(len, prompts))
+        self._cache = growing_cache(self._model.config, None if max_new_tokens is None else longest + max_new_tokens)
         started = run_prompts(
             functools.partial(self._model, logits_to_keep=1), prompts, self._cache, policy.pad_id, policy.device
         )

@@ -22,7 +22,7 @@ from coca_mindspeed.local.confidence_start import CONFIDENCE_START, MODEL, check
 from coca_mindspeed.local.context import context_limit, read_context_limit, read_model_config
 from coca_mindspeed.local.format_warm_up import WARMED_UP, read_warm_up_records, teach_format
 from coca_mindspeed.local.interrupt import saying_what_is_saved
-from coca_mindspeed.local.lora import add_adapters, load_adapters, require_peft
+from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
 from coca_mindspeed.local.memory_check import refuse_what_cannot_fit
 from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
@@ -155,7 +155,9 @@ def open_session(
         if policy is None:
             with saying_what_is_saved("stopped before the warm-up was done; nothing is saved; start it again"):
                 path = warm_start(config, output, train, device, show_progress)
-            policy = load_policy(path, config.model, device, where="warm start")
+            policy = load_policy(
+                path, config.model, device, dtype=dtype_of_weights(config.model.lora), where="warm start"
+            )
             _put_adapters(policy, config, found)
             models = 1 + _starts_to_come(config, output)
             check_space(output, policy, config.optimizer.name, config.checkpoint.keep, show_progress, models)
@@ -220,7 +222,7 @@ def _load_policy(config: RunConfig, found: FoundRun, device: torch.device) -> Po
     if found.newest is None and config.model.path is None:
         return None
     path, where = _model_path(config, found)
-    return load_policy(path, config.model, device, where=where)
+    return load_policy(path, config.model, device, dtype=dtype_of_weights(config.model.lora), where=where)
 
 
 def _put_adapters(policy: Policy, config: RunConfig, found: FoundRun) -> None:

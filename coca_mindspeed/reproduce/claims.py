@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 
 from coca_mindspeed.evaluation.intervals.bounds import Interval
 from coca_mindspeed.evaluation.metrics.catalogue import UNDEFINED, metric_info
-from coca_mindspeed.reproduce.comparisons import STARTED
 from coca_mindspeed.reproduce.plan import Plan
 from coca_mindspeed.reproduce.results import Results, holm, mean_differs, mean_interval, spread
 from coca_mindspeed.reproduce.table import Table
 
+# Student's t of fewer has tails in which no difference of this size is seen once dozens of claims share the error.
+_SEEDS_TO_DECIDE = 4
 # Rows of metrics.jsonl that are averaged at the end of a stage: single steps are noisy.
 LAST_STEPS = 10
 
@@ -58,17 +59,22 @@ class Claim:
         return "holds" if of.mean > self.bound else "does not hold"
 
 
-def claims(results: Results, plan: Plan) -> list[Claim]:
-    """Every claim of the paper that the finished cells speak of, held or not."""
+def claims(results: Results, plan: Plan, of: str = "coca") -> list[Claim]:
+    """Every claim of the paper that the finished cells speak of, held or not.
+
+    Args:
+        results: finished cells.
+        plan: the reproduction's.
+        of: the method that is the paper's; another, of which the same is asked.
+    """
     found: list[Claim] = []
     for setting, own in plan.settings.items():
         present = {*own.trained, *own.baselines}
         paired = _Paired(results, setting)
         where = own.title.lower()
-        for method in ("coca", STARTED):
-            if method in present:
-                found += _claims_of(method, present, paired, results.categories(setting), where)
-        if "sequential" in present:
+        if of in present:
+            found += _claims_of(of, present, paired, results.categories(setting), where)
+        if of == "coca" and "sequential" in present:
             found += sequential_claims(results, setting, where)
     return found
 
@@ -130,7 +136,7 @@ def _defined(value: float | None) -> float:
     return math.nan if value is None else value
 
 
-def claims_table(found: Sequence[Claim]) -> Table:
+def claims_table(found: Sequence[Claim], name: str = "claims", title: str = "The paper's claims") -> Table:
     """Claims with their intervals and verdicts, alone and corrected for their number."""
     alone = [claim.p for claim in found]
     corrected = holm(alone)
@@ -147,16 +153,24 @@ def claims_table(found: Sequence[Claim]) -> Table:
         csv_rows.append((claim.text, *numbers, p, p_holm, *verdicts))
     counted = sum(not math.isnan(p) for p in alone)
     note = (
-        "Paired over seeds: each value compares two methods that share weights, warm-up and questions; interval and p "
-        "are Student's t, p two-sided for a mean that is the bound. A claim is *not decided* where p is .05 or more, "
+        "Paired over seeds: each value compares two methods that share weights and questions, and the warm-up where "
+        "they state their confidence in the same place, over the data sets on which both have the metric; interval and "
+        "p are Student's t, p two-sided for a mean that is the bound. A claim is *not decided* where p is .05 or more, "
         "or undefined: with one seed, or with seeds that all agree where that can be chance. "
         f"The last column corrects for the {counted} claims of this table (Holm): of verdicts that are decided there, "
         "one or more is wrong at most once in twenty reproductions. Read that column; the one before it is each claim "
-        "taken alone."
+        "taken alone. That holds for a number of seeds fixed beforehand, and for these held-out questions, which all "
+        "seeds share. ECE has a floor that differs between methods (*ECE if calibrated*), which Brier has not."
     )
+    seeds = max((len(spread(claim.values).values) for claim in found), default=0)
+    if seeds < _SEEDS_TO_DECIDE:
+        note += (
+            f" **With {seeds} {'seed' if seeds == 1 else 'seeds'} the corrected column can hardly decide anything**; "
+            "what such a number can tell, the tables question by question say."
+        )
     header = ("claim", "mean", "95% interval", "has to be above", "seeds above", "p", "p (Holm)", "alone", "corrected")
     csv_header = ("claim", "mean", "low", "high", "bound", "seeds_above", "seeds", "p", "p_holm", "alone", "corrected")
-    return Table("claims", "The paper's claims", note, header, rows, csv_header, csv_rows)
+    return Table(name, title, note, header, rows, csv_header, csv_rows)
 
 
 def _shown_p(p: float) -> str:
@@ -174,10 +188,7 @@ class _Paired:
         self, method: str, rival: str, metric: str, category: str, of: Callable[[float, float], float]
     ) -> list[float]:
         seeds = self.results.seeds(self.setting, method, rival)
-        pairs = [
-            [self.results.value(self.setting, m, seed, category, metric) for m in (method, rival)] for seed in seeds
-        ]
-        return [of(ours, its) for ours, its in pairs]
+        return [of(*self.results.pair(self.setting, method, rival, seed, category, metric)) for seed in seeds]
 
     def differences(self, method: str, rival: str, metric: str, category: str) -> list[float]:
         return self.over_seeds(method, rival, metric, category, lambda ours, its: ours - its)

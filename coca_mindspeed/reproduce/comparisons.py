@@ -13,6 +13,9 @@ from coca_mindspeed.reproduce.table import Table
 STARTED = "coca, started"  # behind a supervised start of the confidences, which the paper has not (docs/real_model.md)
 
 
+NOT_RUN = "not run"  # in the place of a number of which no seed is finished
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Methods beside each other.
@@ -47,7 +50,7 @@ def comparisons(plan: Plan, setting: str) -> list[Comparison]:
             {**{m: m for m in main}, STARTED: None},
             QUALITY_METRICS,
             paper,
-            f"The paper's figures are those of {paper}.",
+            f"The paper's figures, where it has any for such questions, are those of {paper}.",
         ),
         Comparison(
             f"{setting}_answer_first",
@@ -98,9 +101,10 @@ class Entry:
         method: of the comparison.
         category: of the questions.
         metric: of the catalogue.
-        by_seed: seed -> value, NaN where undefined.
+        by_seed: seed -> value, NaN where undefined, or where the seed is not finished.
         paper: the paper's.
         calibrated: seed -> for ECE, what a calibrated model with the same confidences would show; else empty.
+        finished: how many of the seeds are.
     """
 
     method: str
@@ -109,25 +113,39 @@ class Entry:
     by_seed: Mapping[int, float]
     paper: float
     calibrated: Mapping[int, float]
+    finished: int
 
     @property
     def ours(self) -> Spread:
         return spread(list(self.by_seed.values()))
+
+    def shown(self) -> str:
+        """As the tables print it."""
+        return self.ours.show(self.metric) if self.finished else NOT_RUN
+
+    def shown_calibrated(self) -> str:
+        """The ECE of a calibrated model, as the tables print it."""
+        return spread(list(self.calibrated.values())).show(self.metric) if self.finished else NOT_RUN
 
 
 def entries(results: Results, setting: str, comparison: Comparison) -> list[Entry]:
     """All numbers of a comparison, method by method."""
     found = []
     for method, theirs in comparison.methods.items():
-        seeds = results.seeds(setting, method)
+        asked, finished = results.asked(setting, method), set(results.seeds(setting, method))
         for metric in comparison.metrics:
             for category in results.categories(setting):
-                values = {seed: results.value(setting, method, seed, category, metric) for seed in seeds}
+                values = {
+                    seed: results.value(setting, method, seed, category, metric) if seed in finished else math.nan
+                    for seed in asked
+                }
                 paper = _published(comparison.paper_setting, theirs, metric, category)
                 redrawn = {
-                    seed: results.calibrated_ece(setting, method, seed, category) for seed in seeds if metric == "ece"
+                    seed: results.calibrated_ece(setting, method, seed, category) if seed in finished else math.nan
+                    for seed in asked
+                    if metric == "ece"
                 }
-                found.append(Entry(method, category, metric, values, paper, redrawn))
+                found.append(Entry(method, category, metric, values, paper, redrawn, len(finished)))
     return found
 
 
@@ -142,9 +160,9 @@ def comparison_table(comparison: Comparison, numbers: list[Entry]) -> Table:
         for metric in comparison.metrics:
             row = [by_key[method, metric, c] for c in categories]
             theirs = [printed(metric, e.paper) for e in row if with_paper]
-            rows.append((method, metric_info(metric).heading, *(e.ours.show(metric) for e in row), *theirs))
+            rows.append((method, metric_info(metric).heading, *(e.shown() for e in row), *theirs))
             if metric == "ece":
-                redrawn = [spread(list(e.calibrated.values())).show(metric) for e in row]
+                redrawn = [e.shown_calibrated() for e in row]
                 rows.append((method, CALIBRATED_LABEL, *redrawn, *("" for _ in theirs)))
     seeds = sorted({seed for e in numbers for seed in e.by_seed})
     long_rows = []

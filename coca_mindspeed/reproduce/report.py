@@ -11,6 +11,7 @@ from coca_mindspeed import __version__
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.evaluation.reports.plots import training_curves
 from coca_mindspeed.files import write_atomically
+from coca_mindspeed.reproduce.by_question import by_question_table
 from coca_mindspeed.reproduce.claims import claims, claims_table, sequential_phases
 from coca_mindspeed.reproduce.comparisons import STARTED, comparison_table, comparisons, entries
 from coca_mindspeed.reproduce.pictures import dot_chart
@@ -37,13 +38,18 @@ def write_report(results: Results, plan: Plan, directory: Path, command: str) ->
         The tables.
     """
     tables = [claims_table(claims(results, plan))]
-    sections = [write_table(tables[0], directory)]
+    if started := claims(results, plan, STARTED):
+        tables.append(claims_table(started, "claims_started", "The same, asked of a supervised start of ours and coca"))
+    sections = [write_table(table, directory) for table in tables]
     for name in plan.settings:
         for comparison in comparisons(plan, name):
             numbers = entries(results, name, comparison)
             if numbers:
                 tables.append(comparison_table(comparison, numbers))
                 sections.append(write_table(tables[-1], directory, dot_chart(numbers)))
+        if (pairs := by_question_table(results, plan, name)) is not None:
+            tables.append(pairs)
+            sections.append(write_table(pairs, directory))
         if seeds := results.seeds(name, "sequential"):
             tables.append(sequential_table(results, plan, name, seeds))
             curves = training_curves(
@@ -53,7 +59,7 @@ def write_report(results: Results, plan: Plan, directory: Path, command: str) ->
         if (sample := samples_table(results, plan, name)) is not None:
             tables.append(sample)
             sections.append(write_table(sample, directory))
-    head = f"# {plan.title}\n\n{_provenance(results, command)}\n"
+    head = f"# {plan.title}\n\n{_provenance(results, command)}\n{_taught(plan)}"
     write_atomically(directory / "README.md", "\n".join([head, *sections]))
     return tables
 
@@ -119,6 +125,16 @@ def samples_table(results: Results, plan: Plan, setting: str) -> Table | None:
     )
 
 
+def _taught(plan: Plan) -> str:
+    """What a reader would otherwise take for a property of the model."""
+    return "".join(
+        f"{setting.title}: what `instruct` states was taught by the format warm-up, independent of the question and "
+        "mostly high (docs/real_model.md), so its over-confidence is no finding about the model.\n\n"
+        for setting in plan.settings.values()
+        if setting.real_world is not None
+    )
+
+
 def _shortened(text: str) -> str:
     shown = one_line(text).replace("`", "'")
     return shown if len(shown) <= _LONGEST else f"{shown[:_LONGEST]}… ({len(text)} characters)"
@@ -128,15 +144,17 @@ def _provenance(results: Results, command: str) -> str:
     summaries = results.summaries.values()
     seeds = sorted({seed for _, _, seed in results.summaries})
     minutes = sum(summary["seconds"] for summary in summaries) / 60
+    sources = sorted({commit for summary in summaries for commit in summary.get("sources", ["unknown"])})
     lines = [
         f"Made by `{command}` at commit `{source_commit()}` (version {__version__}).",
+        f"Cells were run at {', '.join(f'`{commit}`' for commit in sources) or 'no commit yet'}.",
         f"Seeds {', '.join(map(str, seeds)) or 'none'}; {len(summaries)} cells, {minutes:.0f} minutes of work in all; "
         f"{_processor()}, {len(os.sched_getaffinity(0))} cores; PyTorch {torch.__version__}, Python "
         f"{platform.python_version()}.",
-        "Figures are mean ± sample deviation over seeds, `(n = 4)` where fewer seeds have one; ↑: higher is better, ↓: "
-        "lower is better; `--` is undefined. *ECE if calibrated* is what a calibrated model with the same confidences "
-        "would show on as many questions: ECE near it cannot be told from calibration. The paper's figures have its "
-        "own two decimals.",
+        "Figures are mean ± sample deviation over seeds, `(n = 4)` where fewer of the seeds have one; ↑: higher is "
+        "better, ↓: lower is better; `--` is undefined. *ECE if calibrated* is what a calibrated model with the same "
+        "confidences would show on as many questions: ECE near it cannot be told from calibration. The paper's figures "
+        "have its own two decimals.",
     ]
     if results.unfinished:
         names = "; ".join(map(str, results.unfinished))

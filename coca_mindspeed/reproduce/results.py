@@ -1,7 +1,7 @@
 """The finished cells of a reproduction, and what they say over seeds."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,11 +42,25 @@ class Results:
         found = {seed for s, _, seed in self.summaries if s == setting}
         return sorted(seed for seed in found if all((setting, m, seed) in self.summaries for m in methods))
 
+    def asked(self, setting: str, method: str) -> list[int]:
+        """Seeds for which the method is asked for, finished or not."""
+        finished = [seed for s, m, seed in self.summaries if (s, m) == (setting, method)]
+        return sorted({*finished, *(c.seed for c in self.unfinished if (c.setting, c.name) == (setting, method))})
+
     def value(self, setting: str, method: str, seed: int, category: str, metric: str) -> float:
         """A metric in a category: the plain mean over its data sets, undefined ones left out; NaN if all are."""
-        datasets = self.summaries[setting, method, seed].get("datasets", {}).values()
-        values = [d[metric] for d in datasets if d["category"] == category and d[metric] is not None]
-        return float(np.mean(values)) if values else math.nan
+        return _mean(self._defined(setting, method, seed, category, metric).values())
+
+    def pair(self, setting: str, method: str, rival: str, seed: int, category: str, metric: str) -> tuple[float, float]:
+        """The metric of both, over the data sets on which both have one: a mean over others is not comparable."""
+        ours, theirs = (self._defined(setting, m, seed, category, metric) for m in (method, rival))
+        both = ours.keys() & theirs.keys()
+        return _mean([ours[name] for name in sorted(both)]), _mean([theirs[name] for name in sorted(both)])
+
+    def _defined(self, setting: str, method: str, seed: int, category: str, metric: str) -> dict[str, float]:
+        """Data set -> the metric, where it is defined."""
+        datasets = self.summaries[setting, method, seed].get("datasets", {})
+        return {name: d[metric] for name, d in datasets.items() if d["category"] == category and d[metric] is not None}
 
     def calibrated_ece(self, setting: str, method: str, seed: int, category: str) -> float:
         """The mean ECE that a calibrated model with this cell's confidences would show, averaged like :meth:`value`.
@@ -119,6 +133,11 @@ class Spread:
             return show(metric, self.mean) + few
         info = metric_info(metric)
         return f"{show(metric, self.mean)} ± {round_half_up(self.deviation * info.scale, info.decimals)}{few}"
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return float(np.mean(found)) if found else math.nan
 
 
 def spread(values: Sequence[float]) -> Spread:

@@ -62,6 +62,7 @@ class Backend:
         self._session = session
         base = config.url.rstrip("/")
         self._chat, self._completions = URL(f"{base}/chat/completions"), URL(f"{base}/completions")
+        self._models, self._context = URL(f"{base}/models"), config.context_tokens
         self._headers = {
             "accept": "text/event-stream",
             "accept-encoding": "identity",
@@ -99,6 +100,32 @@ class Backend:
                 patience.end()
         if scope.cancelled_caught:
             raise BackendError("timeout", f"backend {self.name} sent nothing for {patience.seconds:g} s")
+
+    async def context_tokens(self) -> int:
+        """The longest sequence, prompt included; the server is asked once.
+
+        Raises:
+            BackendError: it does not say, or cannot be asked.
+        """
+        if self._context is None:
+            try:
+                with anyio.fail_after(self.config.first_token_s):
+                    async with self._session.get(
+                        self._models, headers=self._headers, allow_redirects=False
+                    ) as response:
+                        listed = json.loads(await _head_of(response)) if response.status == 200 else {}
+            except (aiohttp.ClientError, OSError, TimeoutError) as error:
+                raise BackendError("unreachable", f"backend {self.name}: {type(error).__name__}") from error
+            except (ValueError, RecursionError):
+                listed = {}
+            self._context = _longest_sequence(listed, self.config.model)
+        if self._context is None:
+            raise BackendError(
+                "rejected",
+                f"backend {self.name} does not say how long a sequence may be; give max_tokens, or set "
+                f"backends.{self.name}.context_tokens",
+            )
+        return self._context
 
     def _body(self, ask: Generate) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self.config.model, "stream": True, **(ask.others or {})}
@@ -155,6 +182,15 @@ class Backend:
         if status in (400, 413, 422):
             return BackendError("rejected", f"backend {self.name} rejected the request: {text or status}")
         return BackendError("failed", f"backend {self.name} answered with status {status}")
+
+
+def _longest_sequence(listed: Any, model: str) -> int | None:
+    """``max_model_len`` of a model in an answer of ``/v1/models``; None: it is not there."""
+    models = listed.get("data") if isinstance(listed, dict) else None
+    for entry in models if isinstance(models, list) else []:
+        if isinstance(entry, dict) and entry.get("id") == model and type(entry.get("max_model_len")) is int:
+            return int(entry["max_model_len"])
+    return None
 
 
 def _retry_after(value: str | None) -> float | None:

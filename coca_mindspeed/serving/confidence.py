@@ -54,6 +54,9 @@ def _text(pieces: Sequence[bytes]) -> str:
 
 
 def mean_confidence(stated: Sequence[float | None]) -> float | None:
-    """The mean of several stated confidences; None where fewer than half of them are valid."""
+    """The mean of several stated confidences; None where fewer than half of them are valid.
+
+    Rounded where floats have no more to say, so that equal ones have their own value for a mean and stay in its band.
+    """
     valid = [s for s in stated if s is not None]
-    return math.fsum(valid) / len(valid) if valid and 2 * len(valid) >= len(stated) else None
+    return round(math.fsum(valid) / len(valid), 12) if valid and 2 * len(valid) >= len(stated) else None

@@ -79,7 +79,8 @@ class ModelServer:
         )
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [{"id": self.name, "object": "model", "created": 0}]})
+        served = {"id": self.name, "object": "model", "created": 0, "max_model_len": self._context}
+        return JSONResponse({"object": "list", "data": [served]})
 
     async def _metrics(self, request: Request) -> Response:
         return Response(generate_latest(self.registry), media_type="text/plain; version=0.0.4")

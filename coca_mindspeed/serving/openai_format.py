@@ -118,7 +118,8 @@ def read_ask(body: bytes, *, chat: bool, served: str) -> Ask:
         raise ApiError(404, f"model {model!r} is not served here; {served!r} is", param="model", code="model_not_found")
     if _typed(values, "n", int, 1) != 1:
         raise ApiError(400, "n: one answer a request", param="n", code="unsupported_parameter")
-    limit = values.get("max_completion_tokens", values.get("max_tokens"))
+    limits = [values.get(name) for name in ("max_completion_tokens", "max_tokens")]
+    limit = next((limit for limit in limits if limit is not None), None)
     limit = _in_range({"max_tokens": limit}, "max_tokens", int, 1, 1_000_000)
     options = _typed(values, "stream_options", dict, {})
     return Ask(

@@ -1,9 +1,11 @@
 """From a request to its answer: ask a tier, and do what its confidence says, up the ladder."""
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
 import aiohttp
+import anyio
 
 from coca_mindspeed.serving.backend_error import BackendError
 from coca_mindspeed.serving.decision import Budget, Decision
@@ -17,6 +19,8 @@ from coca_mindspeed.serving.tier import Messages, Tier
 from coca_mindspeed.serving.trace import Trace
 from coca_mindspeed.serving.two_requests import stop_and_go_on
 from coca_mindspeed.serving.vote import vote
+
+_PROBE_ENDS_IN_S = 0.5  # a confidence is a dozen tokens: it is nearly always there before the answer
 
 
 class Router:
@@ -45,11 +49,34 @@ class Router:
             return
         trace = request.trace
         probed = replace(request, trace=Trace(trace.id, trace.domain))
-        [answered, _] = await side_by_side(
-            lambda: ask_tier(request, served, request.messages, request.whole_budget()),
-            lambda: probe(probed, first),
-        )
-        trace.shadow = probed.trace.shadow or {"tier": first.name, "action": "none", "reason": "the probe failed"}
+        ended = anyio.Event()
+
+        async def answer() -> Decision:
+            try:
+                return await ask_tier(request, served, request.messages, request.whole_budget())
+            finally:
+                ended.set()
+
+        async def look() -> None:
+            """The client does not wait for it longer than a moment, whatever the first tier does."""
+            async with anyio.create_task_group() as group:
+
+                async def look_and_end() -> None:
+                    with contextlib.suppress(BackendError):
+                        await probe(probed, first)
+                    group.cancel_scope.cancel()
+
+                group.start_soon(look_and_end)
+                await ended.wait()
+                await anyio.sleep(_PROBE_ENDS_IN_S)
+                group.cancel_scope.cancel()
+
+        [answered, _] = await side_by_side(answer, look)
+        trace.shadow = probed.trace.shadow or {
+            "tier": first.name,
+            "action": "none",
+            "reason": "the probe failed, or was not done when the answer was",
+        }
         for tier, tokens in probed.trace.tokens.items():
             trace.generated(tier, tokens, first.config.price)
         if isinstance(answered, BackendError):

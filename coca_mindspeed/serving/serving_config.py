@@ -30,6 +30,9 @@ class BackendConfig(Section):
     dialect: Literal["openai", "vllm"] = Field(
         "openai", description="vllm: also vLLM-Ascend and our own server; token ids and counts are asked for"
     )
+    context_tokens: int | None = Field(
+        None, ge=1, description="longest sequence, prompt included, where /v1/models does not say it (max_model_len)"
+    )
     first_token_s: float = Field(60.0, gt=0, description="longest wait for the first piece, and for a connection")
     between_tokens_s: float = Field(30.0, gt=0, description="longest wait between two pieces")
 

@@ -40,8 +40,9 @@ class _Opening:
 async def stop_and_go_on(request: RoutedRequest, tier: Tier, messages: Messages, budget: Budget) -> Decision:
     """Stop at the tag, once or several times side by side, decide, and go on from one of the openings."""
     config, trace = tier.config, request.trace
-    wanted = min(config.confidence.samples, 1 + budget.samples)
-    openings = succeeded(await side_by_side(*(partial(_open, request, tier, messages, i) for i in range(wanted))))
+    wanted, left = min(config.confidence.samples, 1 + budget.samples), request.tokens_left()
+    each = least(config.max_confidence_tokens, None if left is None else max(1, left // wanted))
+    openings = succeeded(await side_by_side(*(partial(_open, request, tier, messages, i, each) for i in range(wanted))))
     trace.tokens_to_confidence = sum(opening.tokens for opening in openings)
     stated = openings[0].confidence
     if config.confidence.source == "mean":
@@ -49,7 +50,7 @@ async def stop_and_go_on(request: RoutedRequest, tier: Tier, messages: Messages,
     elif config.confidence.source == "log_probs":
         stated = openings[0].expected
     chosen = min(openings, key=lambda o: math.inf if o.confidence is None else abs(o.confidence - (stated or 0.0)))
-    decision = request.decide(tier, stated, budget)
+    decision = request.decide(tier, stated, replace(budget, tokens=request.tokens_left()))
     if decision.action != "answer":
         return decision
     flow = request.flow(tier)
@@ -59,9 +60,9 @@ async def stop_and_go_on(request: RoutedRequest, tier: Tier, messages: Messages,
         flow.finish_reason = "stop"
     elif not flow.is_full():
         limit = least(request.ask.max_tokens, request.tokens_left())
-        going_on = replace(
-            request.go_on(tier), prompt_ids=chosen.ids, max_tokens=None if limit is None else max(1, limit)
-        )
+        if limit is None:  # a completion without a limit ends after 16 tokens, unlike a chat's
+            limit = await tier.backend.context_tokens() - len(chosen.ids)
+        going_on = replace(request.go_on(tier), prompt_ids=chosen.ids, max_tokens=max(1, limit))
         async with tier.backend.stream(going_on) as blocks:
             async for block in blocks:
                 for piece in block:
@@ -74,7 +75,9 @@ async def stop_and_go_on(request: RoutedRequest, tier: Tier, messages: Messages,
     return await request.close(tier, flow, budget)
 
 
-async def _open(request: RoutedRequest, tier: Tier, messages: Messages, number: int) -> _Opening:
+async def _open(
+    request: RoutedRequest, tier: Tier, messages: Messages, number: int, max_tokens: int | None
+) -> _Opening:
     """Generate up to the closing tag."""
     config, trace = tier.config, request.trace
     others = dict(request.ask.others)
@@ -82,7 +85,7 @@ async def _open(request: RoutedRequest, tier: Tier, messages: Messages, number: 
         others["seed"] += number  # equal seeds would state one confidence several times
     generate = Generate(
         messages=tier.messages(messages),
-        max_tokens=config.max_confidence_tokens,
+        max_tokens=max_tokens,
         temperature=request.temperature(tier),
         stops=(CLOSE_TAG,),
         include_stop=True,

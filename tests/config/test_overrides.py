@@ -49,7 +49,8 @@ def test_plain_text_needs_no_quotes(value):
     """And under ``mindspeed_rl``, where a key may hold anything, what Hydra cannot read is a text."""
     typed = ["model.path", "++data.train", "logging.wandb"]
     unreadable = value in ("it's", "ends\\", "'half", "a}", "café 数学/[v2] a=b; c/model")
-    run = compose_run("demo", [f"{key}={value}" for key in (*typed, *["mindspeed_rl.a.b"] * unreadable)]).run
+    overrides = [f"{key}={value}" for key in (*typed, *["mindspeed_rl.a.b"] * unreadable)]
+    run = compose_run("demo", ["data.name=records", *overrides]).run
     assert (run.model.path, run.data.train, run.logging.wandb) == (value, value, value)
     assert run.mindspeed_rl == ({"a": {"b": value}} if unreadable else {})
 

@@ -12,8 +12,9 @@ from coca_mindspeed.commands.check_local import check_local
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.local import footprint as footprints
 from coca_mindspeed.local import memory_check, output_layer
-from coca_mindspeed.local.footprint import footprint
+from coca_mindspeed.local.footprint import footprint, largest_microbatches
 from coca_mindspeed.local.memory_check import MemoryCheck, memory_problems, refuse_what_cannot_fit
 
 SHAPE = {
@@ -53,13 +54,52 @@ def test_weights_gradients_and_moments_by_hand():
 
 
 def test_keys_and_values_by_hand():
-    """Room grows from 12 prompt tokens to 29, 46 and 70; two heads of 8, keys and values, one layer, float32."""
-    assert footprint(run_of(), QWEN).cache == 8 * 4 * 70 * 2 * 8 * 2 * 4
-    assert footprint(run_of("rollout.batch_responses=9"), QWEN).cache == 2 * 4 * 70 * 2 * 8 * 2 * 4
+    """Room grows from 12 prompt tokens to 29, 46 and all 62; two heads of 8, keys and values, one layer, float32."""
+    assert footprint(run_of(), QWEN).cache == 8 * 4 * 62 * 2 * 8 * 2 * 4
+    assert footprint(run_of("rollout.batch_responses=9"), QWEN).cache == 2 * 4 * 62 * 2 * 8 * 2 * 4
+
+
+@pytest.mark.parametrize("prompt", range(5, 12))
+def test_shorter_prompts_take_no_more_room(prompt):
+    """However the steps of growth fall, there is never room for more than the longest sequence."""
+    need = footprint(run_of(f"rollout.max_prompt_tokens={prompt}"), QWEN).cache
+    assert need == 8 * 4 * (prompt + 50) * 2 * 8 * 2 * 4
+
+
+def test_many_short_responses_to_long_prompts_are_looked_at_too():
+    """A shared prompt counts once towards a microbatch's tokens; its keys and values are there for every response."""
+    tokens = ("rollout.max_prompt_tokens=400", "trainer.microbatch_prompts=null", "rollout.group_size=8")
+    run = run_of(*tokens, "trainer.microbatch_tokens=1000")
+    assert largest_microbatches(run, 400) == [(50, [8]), (12, [8, 8])]  # two prompts leave 200 tokens for 16 responses
+    wide = run_of(*tokens, "trainer.microbatch_tokens=30000")
+    assert [response for response, _ in largest_microbatches(wide, 400)] == [50]
+    whole = run_of(*tokens, "trainer.microbatch_tokens=1000", "trainer.share_prompts=false")
+    assert len(largest_microbatches(whole, 400)) == 1
+    short = run_of(*tokens, "trainer.microbatch_tokens=1000", "rollout.max_new_tokens=12")
+    assert footprint(run, QWEN).update >= footprint(short, QWEN).update
+
+
+def test_a_device_that_repeats_keys_and_values_is_estimated_so(monkeypatch):
+    alike = footprint(run_of(), QWEN)
+    monkeypatch.setattr(footprints, "choose_device", lambda name: torch.device("cuda"))
+    repeated = footprint(run_of(), QWEN)
+    assert repeated.rollout > alike.rollout
+    assert repeated.update > alike.update
+
+
+def test_merging_adapters_needs_a_second_model_on_the_cpu(monkeypatch):
+    adapted = footprint(run_of("model.lora.rank=2", "model.lora.base_dtype=bfloat16"), QWEN)
+    plain = footprint(run_of(), QWEN).parameters
+    assert adapted.merged == 4 * plain
+    check = MemoryCheck(adapted, 0, adapted.peak_of_export - 1)
+    assert "merging the adapters" in memory_problems(check, run_of("model.lora.rank=2"), QWEN)[-1]
+    monkeypatch.setattr(footprints, "choose_device", lambda name: torch.device("cuda"))
+    assert footprint(run_of("model.lora.rank=2"), QWEN).merged == 0
+    assert footprint(run_of(), QWEN).merged == 0
 
 
 def test_an_evaluation_may_sample_more_at_once_than_a_step():
-    of_one = 70 * 2 * 8 * 2 * 4
+    of_one = 62 * 2 * 8 * 2 * 4
     evaluating = "evaluation.interval=50"
     assert footprint(run_of(evaluating), QWEN).cache == 512 * of_one
     assert footprint(run_of(evaluating, "evaluation.questions=40"), QWEN).cache == 40 * of_one
@@ -184,7 +224,7 @@ MEASURED = """
 import json, sys, torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.local.footprint import largest_microbatch, update_pass
+from coca_mindspeed.local.footprint import largest_microbatches, update_pass
 from coca_mindspeed.local.grouped_attention import group_heads
 from coca_mindspeed.local.policy import Policy
 
@@ -194,9 +234,11 @@ def kib(name):
 def pass_of(shape, overrides):
     run = compose_run("local", ["model.path=x", "data.train=x", *overrides]).run
     policy = Policy(AutoModelForCausalLM.from_config(LlamaConfig(**shape)).eval(), None, None, (1,), 0)
-    group_heads(policy.model)
+    group_heads(policy.model, torch.device("cpu"))
     moments = [torch.ones_like(p) for p in policy.trained_parameters() for _ in range(2)]
-    update_pass(policy, run.rollout.max_prompt_tokens, largest_microbatch(run, run.rollout.max_prompt_tokens), run)
+    prompt = run.rollout.max_prompt_tokens
+    response, group_sizes = largest_microbatches(run, prompt)[-1]
+    update_pass(policy, prompt, response, group_sizes, run)
 
 torch.set_num_threads(1)
 shape, overrides = json.loads(sys.argv[1])

@@ -1,6 +1,7 @@
 """A model that never writes the tags learns them before it is trained; a stop in between changes no byte."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -15,7 +16,7 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record, write_records
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import ConfigError, DataError, TrainingError
 from coca_mindspeed.local import imitation
 from coca_mindspeed.local.checkpoint import list_checkpoints
 from coca_mindspeed.local.imitation import Layout, encode_responses, imitation_loss
@@ -284,3 +285,34 @@ def test_the_command_goes_on_where_a_set_that_is_missing_is_named(place, tmp_pat
     assert code == 1
     assert "none.jsonl" in capsys.readouterr().err
     assert not (tmp_path / "run").exists() or list((tmp_path / "run").iterdir()) == []
+
+
+@pytest.mark.parametrize("what", ["loss", "gradient"])
+def test_a_warm_up_that_diverges_is_not_exported(place, tmp_path, monkeypatch, what):
+    """Its checkpoints would go, and every run after it would begin with what is no model any more."""
+    output, true_loss = tmp_path / "run", imitation.imitation_loss
+
+    def diverging(policy, *args, **kwargs):
+        loss = true_loss(policy, *args, **kwargs)
+        if len(list_checkpoints(output / "warm_up")) == 0:
+            return loss
+        return loss * math.nan if what == "loss" else loss + 0 * torch.sqrt(loss - loss.detach())
+
+    monkeypatch.setattr(imitation, "imitation_loss", diverging)
+    with pytest.raises(
+        TrainingError, match=r"warm-up, update \d+ of \d+: the loss is .*last good weights are in .*step_"
+    ):
+        session(place, output, "checkpoint.interval=2")
+    assert not (output / "warm_start").exists()
+    assert list_checkpoints(output / "warm_up")
+
+
+def test_the_turn_ends_as_the_tokenizer_says(place):
+    """Llama 3 lists two ends; what its conversations end with is not the first."""
+    policy = load_policy(place / "model", ModelConfig(), torch.device("cpu"))
+    own = policy.tokenizer.eos_token_id
+    for listed in ((own,), (own + 1, own)):
+        policy.eos_ids = listed
+        assert encode_responses(policy, ["7"])[0][-1] == own
+    policy.eos_ids = (own + 1, own + 2)
+    assert encode_responses(policy, ["7"])[0][-1] == own + 1

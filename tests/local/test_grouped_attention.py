@@ -75,5 +75,15 @@ def test_other_models_are_left_as_they_are(kv_heads, attention):
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 50}
     heads = {"num_attention_heads": 4, "num_key_value_heads": kv_heads}
     model = Qwen2ForCausalLM._from_config(Qwen2Config(**shape, **heads), attn_implementation=attention)
-    group_heads(model)
+    group_heads(model, torch.device("cpu"))
     assert model.config._attn_implementation == attention
+
+
+def test_only_a_cpu_gains_by_it():
+    """PyTorch's own kernels of a device repeat keys and values themselves, and estimates have to know that they do."""
+    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 50}
+    config = Qwen2Config(**shape, num_attention_heads=4, num_key_value_heads=2)
+    for device, replaced in (("cpu", True), ("cuda", False)):
+        model = Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa")
+        group_heads(model, torch.device(device))
+        assert (model.config._attn_implementation != "sdpa") == replaced

@@ -69,7 +69,7 @@ def test_the_same_seed_samples_the_same_responses_as_with_the_plain_cache(tmp_pa
     policy = load_policy(write_random_model(tmp_path / "m", architecture), ModelConfig(), torch.device("cpu"))
     arguments = {"group_size": 8, "max_new_tokens": 40, "temperature": 1.0}
     found = sampler.sample_responses(policy, prompts, generator=torch.Generator().manual_seed(0), **arguments)
-    monkeypatch.setattr(sampler, "growing_cache", lambda config: DynamicCache(config=config))
+    monkeypatch.setattr(sampler, "growing_cache", lambda config, most: DynamicCache(config=config))
     expected = sampler.sample_responses(policy, prompts, generator=torch.Generator().manual_seed(0), **arguments)
     assert torch.equal(found.token_ids, expected.token_ids)
     torch.testing.assert_close(found.log_probs, expected.log_probs, atol=1e-5, rtol=1e-5)

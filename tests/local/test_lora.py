@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local.checkpoint import checkpoint_bytes, export_model, list_checkpoints
-from coca_mindspeed.local.lora import add_adapters, load_adapters, save_adapters
+from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, save_adapters
 from coca_mindspeed.local.policy import load_policy
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import result, small_session, train
@@ -166,3 +166,25 @@ def test_without_peft_the_run_is_refused_before_anything_is_written(tmp_path, mo
     with pytest.raises(ConfigError, match=r"model\.lora\.rank=4: needs the extra 'lora'"):
         small_session(tmp_path / "run", *LORA)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_base_in_bfloat16_keeps_exact_positions(tmp_path):
+    """Rounded frequencies would make another model of it than its export is, the more so the longer the text."""
+    policy = load_policy(
+        write_random_model(tmp_path / "model", "qwen2"),
+        ModelConfig(),
+        torch.device("cpu"),
+        dtype=dtype_of_weights(LoraConfig(rank=2, base_dtype="bfloat16")),
+    )
+    add_adapters(policy, LoraConfig(rank=2, base_dtype="bfloat16"), seed=3)
+    frozen = [p for p in policy.model.parameters() if not p.requires_grad]
+    assert frozen
+    assert all(p.dtype == torch.bfloat16 for p in frozen)
+    buffers = dict(policy.model.named_buffers())
+    assert buffers
+    assert all(b.dtype == torch.float32 for b in buffers.values())
+    whole = load_policy(tmp_path / "model", ModelConfig(), torch.device("cpu"))
+    add_adapters(whole, LoraConfig(rank=2, base_dtype="bfloat16"), seed=3)  # loaded as float32
+    exact = dict(load_policy(tmp_path / "model", ModelConfig(), torch.device("cpu")).model.named_buffers())
+    for name, buffer in whole.model.named_buffers():
+        assert torch.equal(buffer, exact[name])

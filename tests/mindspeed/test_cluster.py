@@ -28,9 +28,10 @@ def test_what_is_asked_for(rl_config: dict[str, Any], nodes: int, wanted: Wanted
         ([(64, 8)], 6),
         ([(192, 16), (192, 16)], None),
         ([(63, 8), (200, 8)], 7),  # a placement group stays on one node
-        ([(72, 8), (72, 8)], 8),  # no node has ten left for the dock
+        ([(72, 8), (72, 8)], 7),  # no node has ten left for the dock
+        ([(74, 8), (74, 8)], 7),  # and ten are too few where the driver's task and a reward come first
         ([(64, 8), (77, 8)], None),
-        ([(8, 8)], 1),
+        ([(8, 8)], 0),
     ],
 )
 def test_too_few_are_refused_with_what_would_fit(nodes: list[tuple[int, int]], fits: int | None) -> None:
@@ -38,5 +39,6 @@ def test_too_few_are_refused_with_what_would_fit(nodes: list[tuple[int, int]], f
     if fits is None:
         check_cpus(cluster, WantedCpus(8, 13))
         return
-    with pytest.raises(TrainingError, match=rf"for ever; .*num_cpus_for_placement_group to {fits} or less"):
+    remedy = f"num_cpus_for_placement_group to {fits} or less" if fits else "no smaller number is enough"
+    with pytest.raises(TrainingError, match=rf"for ever; .*{remedy}"):
         check_cpus(cluster, WantedCpus(8, 13))

@@ -24,6 +24,7 @@ from coca_mindspeed.mindspeed.stages.dataset import RecordPrompts, prompt_token_
 from coca_mindspeed.mindspeed.stages.verifiers import MindSpeedVerifier, build_verifier, check_names
 from coca_mindspeed.mindspeed.start import driver, process
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
+from tests.mindspeed.test_doctor import checkpoint
 
 
 def _config(**changes: dict[str, Any]) -> Any:
@@ -428,3 +429,63 @@ def test_penalties_of_mindspeeds_verifiers_are_wrong_answers(monkeypatch: pytest
         scores[0] = partial
         with pytest.raises(GradingError, match=r"\['acc', 'format'\] scored an answer .*expected 1 for right"):
             verifier.grade([record] * 4, ["4"] * 4)
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [
+        ("actor_config", {"load": "LOAD"}),
+        ("ref_config", {"load": "LOAD"}),
+        ("rl_config", {"integrated_mode_config": {"ref_model_load_path": "LOAD"}}),
+    ],
+)
+def test_weights_that_are_not_there_are_missed_here(tmp_path: Path, section: str, values: dict[str, Any]) -> None:
+    """Megatron says so in its log and goes on from random ones."""
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    named = json.loads(json.dumps(values).replace("LOAD", str(empty)))
+    with pytest.raises(ConfigError, match=r"(load|ref_model_load_path): .*is not a Megatron checkpoint"):
+        driver.check_weights(_config(**{section: named}))
+    checkpoint(empty, 2)
+    driver.check_weights(_config(**{section: named}))
+
+
+def test_a_training_goes_on_from_a_checkpoint_of_one(tmp_path: Path) -> None:
+    load = str(checkpoint(tmp_path / "converted", 2))
+    with pytest.raises(ConfigError, match=r"actor_config\.finetune: .*converted weights alone"):
+        driver.check_weights(_config(actor_config={"load": load, "finetune": False}))
+    driver.check_weights(_config(actor_config={"load": load, "finetune": True}))
+    checkpoint(tmp_path / "converted", 2, iteration="7")
+    driver.check_weights(_config(actor_config={"load": load, "finetune": False}))
+    driver.check_weights(_config())
+
+
+@pytest.mark.parametrize("address", [None, "auto"])
+def test_ray_is_started_here_unless_a_cluster_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str | None
+) -> None:
+    """Ray by itself would join a colleague's cluster on the same machine."""
+    asked: dict[str, Any] = {}
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=lambda **arguments: asked.update(arguments)))
+    monkeypatch.setattr(driver, "runtime_environment", lambda *_: {})
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if address is not None:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    driver.start_ray(_process(home=tmp_path), _config())
+    assert asked.get("address") == ("local" if address is None else None)
+
+
+def test_several_turns_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"rl_config\.multi_turn_enable"):
+        driver.split_config(_config(rl_config={"multi_turn_enable": True}))
+
+
+@pytest.mark.parametrize(("npus", "refused"), [(1, True), (2, False)])
+def test_rows_in_order_need_two_npus(npus: int, refused: bool) -> None:
+    """Seen with the real vLLM: "vllm dp groups is None" in the first rollout."""
+    config = _config(rl_config={"guarantee_order": True, "actor_resource": {"num_npus": npus}})
+    if not refused:
+        driver.split_config(config)
+        return
+    with pytest.raises(ConfigError, match=r"rl_config\.guarantee_order: on a single NPU"):
+        driver.split_config(config)

@@ -27,6 +27,16 @@ class Killed(BaseException):
     """The run was killed."""
 
 
+class UpstreamMetric:
+    """MindSpeed-RL's ``Metric``, as far as ``fit`` uses it."""
+
+    def __init__(self) -> None:
+        self.metric: dict[str, Any] = {}
+
+    def update(self, key: str = "", value: Any = None, cumulate: bool = False) -> None:
+        self.metric.update(value if isinstance(value, dict) else {key: value})
+
+
 class UpstreamTrainer:
     """The order of events in MindSpeed-RL's ``RayGRPOTrainer.fit``; ``die_at`` names the one before which it dies."""
 
@@ -43,10 +53,12 @@ class UpstreamTrainer:
 
     def fit(self, data_iters: Iterator[Any]) -> None:
         iteration = self.actor_worker.get_iteration()
+        self.metrics = stages_trainer.metrics_of_an_iteration(UpstreamMetric)()
         while iteration < self.train_iters:
             next(data_iters)
             self.event("metrics", iteration + 1)
-            stages_trainer.finishing_ratios(lambda metrics: metrics)({"grad_norm": float(iteration)})
+            self.metrics.update(value={"grad_norm": float(iteration), **({"rare": 1.0} if iteration == 2 else {})})
+            self.metrics.update("vllm_tps", 7.0)
             iteration += 1
             if iteration % 2 == 0:
                 self.save_checkpoint(iteration)
@@ -150,3 +162,11 @@ def test_a_stage_is_done_once_its_last_weights_are_validated(tmp_path: Path) -> 
     assert stages_to_do(without, plan, tmp_path, resume=True) == []
     shorter = compose_run("qwen25_7b_910b", ["data.epochs=null", "trainer.steps=60", "evaluation.interval=50"]).run
     assert stages_to_do(shorter, make_plan(shorter), tmp_path, resume=True) == [], "there is nothing to validate it by"
+
+
+def test_a_line_has_what_fit_logs_of_its_iteration_alone(start: Any, tmp_path: Path) -> None:
+    """Throughput comes last; what one iteration lacks is not the last one's."""
+    start()
+    rows = [row for _, row in read_json_lines(tmp_path / "metrics.jsonl")]
+    assert [row["step"] for row in rows if "rare" in row] == [3]
+    assert all(row["vllm_tps"] == 7.0 for row in rows)

@@ -1,5 +1,6 @@
 """From a run to what the driver reads, stage by stage; resuming; and the converter's command line."""
 
+import re
 import stat
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan
 from coca_mindspeed.mindspeed.plan.run_facts import read_facts
 from coca_mindspeed.mindspeed.start.driver import HOMES, compose_config, split_config
-from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stages_to_do
+from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, stages_to_do
 from coca_mindspeed.mindspeed.weights import conversion
 from tests.mindspeed.test_doctor import checkpoint, write
 
 RUN = "qwen25_7b_910b"
+GPU = "mindspeed_rl.generate_config.gpu_memory_utilization"
 
 
 def values_of(output: Path, *overrides: str, stage: int = 0, resume: bool = False):
@@ -45,6 +47,53 @@ def test_resuming_takes_weights_and_optimizer_from_the_checkpoint(tmp_path):
     actor = values_of(tmp_path, resume=True)["actor_config"]
     assert actor["load"] == actor["save"] == str(tmp_path / "stage0/checkpoints")
     assert (actor["finetune"], actor["no_load_optim"], actor["no_load_rng"]) == (False, False, False)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("method=joint", r"coca\.method\.name='coca', found 'joint'"),
+        ("method.loss_aggregation=token_mean", r"coca\.method\.loss_aggregation='sum', found 'token_mean'"),
+        ("data.train=other.jsonl", r"megatron_training\.data_path="),
+        ("seed=7", r"megatron_training\.seed="),
+        ("data.grader=code", r"coca\.grader="),
+        ("optimizer.lr=2.0e-6", r"actor_config\.lr="),
+        ("rollout.temperature=0.7", r"generate_config\.sampling_config\.temperature="),
+    ],
+)
+def test_another_run_is_not_resumed(tmp_path, capsys, override, message):
+    """Megatron itself refuses nothing but another learning rate or length."""
+    file = StageFiles(tmp_path).results / RUN_FILE
+    file.parent.mkdir(parents=True)
+    check = ["check", RUN, "data.rows=90000", "--output", str(tmp_path), "--stage", "0", "--quiet"]
+    assert main([*check, "--write", str(file)]) == 0
+    written = file.read_bytes()
+    checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="50")
+    assert main([*check, override, "--resume", "--write", str(file)]) == 1
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+    assert "resume it as it was started" in error
+    assert file.read_bytes() == written
+    # What the launch scripts ask first refuses it already.
+    asked = ["check", RUN, "data.rows=90000", override, "--output", str(tmp_path), "--resume", "--quiet"]
+    assert main([*asked, "--for-script", str(tmp_path / "asked")]) == 1
+    others = (
+        "checkpoint.interval=10",
+        "evaluation.interval=25",
+        "mindspeed_rl.generate_config.gpu_memory_utilization=0.6",
+    )
+    for _ in range(2):  # a run that was resumed is resumed again
+        assert main([*check, *others, "--resume", "--write", str(file)]) == 0
+
+
+def test_a_run_file_that_is_damaged_is_named(tmp_path):
+    file = write(StageFiles(tmp_path).results / RUN_FILE, "a: [")
+    checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="50")
+    with pytest.raises(ConfigError, match="the run to resume cannot be read"):
+        values_of(tmp_path, resume=True)
+    file.write_text("7")
+    with pytest.raises(ConfigError, match="should be a mapping, found int"):
+        values_of(tmp_path, resume=True)
 
 
 def test_the_second_stage_starts_with_the_first_ones_weights(tmp_path):
@@ -145,6 +194,17 @@ def test_the_converter_gets_the_runs_layout():
     assert (following(back, "--load-model-type"), following(back, "--save-model-type")) == ("mg", "hf")
     llama = compose_run("llama3_8b_910b").run
     assert "--add-qkv-bias" not in conversion.converter_arguments("hf2mcore", llama, read_facts(llama), Path("x"))
+
+
+def test_what_is_converted_is_the_last_stage_there_is(tmp_path):
+    """Whatever method the command line names; it would be the first stage's otherwise, and nobody would know."""
+    assert conversion.newest_stage(tmp_path) == tmp_path / "stage0" / "checkpoints"
+    checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="981")
+    (tmp_path / "stage1" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "stage_of_mine").mkdir()
+    assert conversion.newest_stage(tmp_path) == tmp_path / "stage0" / "checkpoints"
+    checkpoint(tmp_path / "stage1/checkpoints", 4, iteration="400")
+    assert following(arguments_of("mcore2hf", output=tmp_path), "--load-dir") == str(tmp_path / "stage1/checkpoints")
 
 
 def test_conversion_leaves_the_original_model_alone(tmp_path, monkeypatch):

@@ -13,10 +13,13 @@ from scipy.stats import ttest_1samp, ttest_rel
 
 from coca_mindspeed.baselines.parts import claim_directory
 from coca_mindspeed.cli import main
+from coca_mindspeed.evaluation.predictions import Prediction, prediction_to_json
 from coca_mindspeed.reproduce import work_queue as schedule
+from coca_mindspeed.reproduce.by_question import by_question_table
 from coca_mindspeed.reproduce.cells import cells_of
 from coca_mindspeed.reproduce.claims import Claim, claims, claims_table, sequential_claims, sequential_phases
 from coca_mindspeed.reproduce.comparisons import comparison_table, comparisons, entries
+from coca_mindspeed.reproduce.plan import Plan
 from coca_mindspeed.reproduce.provenance import source_commit
 from coca_mindspeed.reproduce.report import sequential_table, write_report
 from coca_mindspeed.reproduce.results import collect, holm, mean_differs, mean_interval, spread
@@ -306,3 +309,76 @@ def test_paired_claims_are_over_the_seeds_that_both_have(tmp_path):
     assert results.seeds("short", "coca", "instruct") == [0, 2]
     claim = next(c for c in claims(results, PLAN) if "lower ECE than instruct" in c.text)
     assert len(claim.values) == 2
+
+
+def test_a_difference_is_over_the_data_sets_on_which_both_have_the_metric(tmp_path):
+    """One family without a right answer would otherwise be in one mean and not in the other."""
+    results = finished(tmp_path, 1)
+    ours, theirs = (results.summaries["short", m, 0]["datasets"] for m in ("coca", "instruct"))
+    ours["sums"]["auroc"], ours["products"]["auroc"] = 0.6, None
+    theirs["sums"]["auroc"], theirs["products"]["auroc"] = 0.5, 0.9
+    [claim] = [c for c in claims(results, PLAN) if "math: coca has a higher AUROC than instruct" in c.text]
+    assert claim.values == pytest.approx([0.1])  # and not .6 - .7
+    theirs["sums"]["auroc"] = None
+    [claim] = [c for c in claims(results, PLAN) if "math: coca has a higher AUROC than instruct" in c.text]
+    assert math.isnan(claim.values[0])
+
+
+def test_seeds_that_are_not_finished_are_told_from_undefined_ones(tmp_path):
+    cells = cells_of(PLAN, range(3))
+    for cell in cells:
+        if cell.name != "rlvr" and (cell.name, cell.seed) != ("coca", 1):
+            finish(tmp_path, cell, ece=0.01 * (cell.seed + 1))
+    results = collect(tmp_path, cells)
+    main = comparisons(PLAN, "short")[0]
+    table = comparison_table(main, entries(results, "short", main))
+    row = {(r[0], r[1]): r[2] for r in table.rows}
+    assert row["coca", "ECE ↓"] == "0.020 ± 0.014 (n = 2)"
+    assert row["instruct", "ECE ↓"] == "0.020 ± 0.010"
+    assert row["rlvr", "ECE ↓"] == row["rlvr", "ECE if calibrated"] == "not run"
+
+
+def test_two_seeds_are_said_to_decide_little(tmp_path):
+    assert "With 2 seeds" in claims_table([Claim("c", [0.1, 0.2])]).note
+    assert "can hardly decide" not in claims_table([Claim("c", [0.1, 0.2, 0.3, 0.2])]).note
+
+
+def test_what_is_ours_is_corrected_apart_from_what_is_the_papers(tmp_path):
+    content = json.loads(PLAN.model_dump_json())
+    content["settings"]["short"]["trained"]["coca, started"] = ["method=coca", "confidence_start.questions=20"]
+    plan = Plan.model_validate(content)
+    cells = cells_of(plan, range(2))
+    for cell in cells:
+        finish(tmp_path, cell, ece=0.01 * (cell.seed + 1))
+    results = collect(tmp_path, cells)
+    assert not any("started" in claim.text for claim in claims(results, plan))
+    tables = {t.name: t for t in write_report(results, plan, tmp_path / "report", "command")}
+    assert all("coca, started" in row[0] for row in tables["claims_started"].rows)
+    assert not any("sequential" in row[0] for row in tables["claims_started"].rows)
+
+
+def test_question_by_question_as_the_library_of_intervals_says(tmp_path):
+    cells = [cell for cell in cells_of(PLAN, range(2)) if cell.name in ("coca", "instruct")]
+    for cell in cells:
+        finish(tmp_path, cell)
+        said = []
+        for i in range(40):
+            sure = 0.9 if i % 2 else 0.1
+            stated = sure if cell.name == "coca" else 0.95
+            said.append(Prediction(str(i), "sums", f"{i}+1", "x", stated, bool(i % 2) ^ (i % 10 == cell.seed), 6,
+                                   category="math"))  # fmt: skip
+        (cell.directory(tmp_path) / "predictions.jsonl").write_text(
+            "".join(json.dumps(prediction_to_json(p)) + "\n" for p in said)
+        )
+    table = by_question_table(collect(tmp_path, cells), PLAN, "short")
+    assert table is not None
+    [row] = list(csv.DictReader(table.csv().splitlines()))
+    assert (row["method"], row["rival"], row["category"], row["questions"]) == ("coca", "instruct", "math", "40.0")
+    # Both say the same answers; of 80, four were turned over in each seed.
+    assert float(row["accuracy_difference"]) == 0
+    right = [bool(i % 2) ^ (i % 10 == seed) for seed in range(2) for i in range(40)]
+    brier = [((0.9 if i % 2 else 0.1) - r) ** 2 - (0.95 - r) ** 2
+             for (i, r) in zip([*range(40), *range(40)], right, strict=True)]  # fmt: skip
+    assert float(row["brier_difference"]) == pytest.approx(sum(brier) / 80)
+    assert float(row["brier_low"]) < float(row["brier_difference"]) < float(row["brier_high"]) < 0
+    assert "all 8 hold together" in table.note  # two categories, four metrics, one pair

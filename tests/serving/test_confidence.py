@@ -71,3 +71,10 @@ def test_any_cut_stops_where_the_first_stop_text_is_whole(text, stops, size, inc
     end, length = min(ends)
     assert given_ == text[: end if include else end + length]
     assert flow.stopped
+
+
+@pytest.mark.parametrize("samples", [2, 3, 5, 6, 7])
+def test_equal_confidences_have_their_own_value_for_a_mean(samples):
+    """A float below would be in another band."""
+    for hundredths in range(101):
+        assert mean_confidence([hundredths / 100] * samples) == hundredths / 100

@@ -15,6 +15,7 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.token_stream import TokenStream
+from coca_mindspeed.serving.backends import Backend
 from coca_mindspeed.serving.background import served_in_background
 from coca_mindspeed.serving.model_server import ModelServer
 from coca_mindspeed.serving.proxy import Proxy
@@ -241,3 +242,64 @@ def test_max_tokens_are_the_answers(policy, monkeypatch):
                 assert answer.choices[0].finish_reason == "length", style
                 assert answer.usage.completion_tokens == 3
                 assert answer.choices[0].message.content == "123"
+
+
+TWO = {"name": "t", "backend": "a", "bands": [{"at_least": 0.0, "action": "answer"}], "style": "two_requests",
+       "max_confidence_tokens": 64}  # fmt: skip
+
+
+@pytest.fixture
+def bodies(monkeypatch):
+    """What backends are asked, in order."""
+    seen, make = [], Backend._body
+
+    def remember(self, ask):
+        seen.append(make(self, ask))
+        return seen[-1]
+
+    monkeypatch.setattr(Backend, "_body", remember)
+    return seen
+
+
+def test_going_on_names_a_limit_of_its_own(policy, monkeypatch, bodies):
+    """VLLM ends a completion after 16 tokens where none is named, and a chat completion at the end of its context."""
+    Scripted(policy, f"<confidence>0.9{CLOSE_TAG}12345678").install(monkeypatch)
+    with served_in_background(ModelServer(policy, "tiny").app()) as engine:
+        for more, limit in (({}, policy.model.config.max_position_embeddings), ({"context_tokens": 300}, 300)):
+            backend = {"url": engine, "model": "tiny", "dialect": "vllm", **more}
+            values = {"backends": {"a": backend}, "tiers": [TWO]}
+            bodies.clear()
+            with served_in_background(Proxy(ServingConfig.model_validate(values), {}).app()) as url:
+                client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+                for _ in range(2):
+                    answer = client.chat.completions.create(model="coca", messages=QUESTION)
+                    assert answer.choices[0].message.content == "12345678"
+            assert len(bodies) == 4
+            for body in bodies[1::2]:
+                assert body["max_tokens"] == limit - len(body["prompt"])
+
+
+def test_an_engine_that_names_no_context_is_said_to(policy, monkeypatch):
+    Scripted(policy, f"<confidence>0.9{CLOSE_TAG}12345678").install(monkeypatch)
+    server = ModelServer(policy, "tiny")
+    server._context = None
+    with served_in_background(server.app()) as engine:
+        values = {"backends": {"a": {"url": engine, "model": "tiny", "dialect": "vllm"}}, "tiers": [TWO]}
+        with served_in_background(Proxy(ServingConfig.model_validate(values), {}).app()) as url:
+            client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+            with pytest.raises(openai.BadRequestError, match=r"set backends\.a\.context_tokens"):
+                client.chat.completions.create(model="coca", messages=QUESTION)
+            assert client.chat.completions.create(model="coca", messages=QUESTION, max_tokens=4)
+
+
+def test_several_openings_share_what_the_caps_leave(policy, monkeypatch, bodies):
+    Scripted(policy, f"<confidence>0.9{CLOSE_TAG}12345678").install(monkeypatch)
+    tier = {**TWO, "confidence": {"source": "mean", "samples": 3}}
+    with served_in_background(ModelServer(policy, "tiny").app()) as engine:
+        backend = {"url": engine, "model": "tiny", "dialect": "vllm"}
+        values = {"backends": {"a": backend}, "tiers": [tier], "caps": {"tokens": 30}}
+        with served_in_background(Proxy(ServingConfig.model_validate(values), {}).app()) as url:
+            client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+            answer = client.chat.completions.create(model="coca", messages=QUESTION)
+    assert [body["max_tokens"] for body in bodies[:3]] == [10, 10, 10]
+    assert sum(answer.coca["tokens"].values()) <= 30

@@ -1,6 +1,7 @@
 """The proxy between an unmodified openai client and engines that behave."""
 
 import json
+import time
 
 import httpx
 import openai
@@ -226,6 +227,17 @@ def test_shadow_mode_decides_and_lets_one_tier_answer(serve, tmp_path):
     assert answer.choices[0].message.content == ("no no no " if serve == "small" else "LARGE")
     [(_, row)] = read_json_lines(tmp_path / "requests.jsonl")
     assert (row["shadow"]["action"], row["shadow"]["confidence"], row["tier"]) == ("escalate", 0.2, serve)
+
+
+@pytest.mark.parametrize("fault", ["silent", "status"])
+def test_shadow_mode_does_not_wait_for_a_probe_that_hangs(fault, tmp_path):
+    sections = {"shadow": {"serve": "large"}, "log": {"directory": str(tmp_path)}}
+    with routed(FakeEngine(*SURE, fault=fault), FakeEngine("LARGE"), **sections) as (url, _):
+        started = time.monotonic()
+        assert ask(url).choices[0].message.content == "LARGE"
+        assert time.monotonic() - started < 5  # not the 30 s that a first token may take
+    [(_, row)] = read_json_lines(tmp_path / "requests.jsonl")
+    assert (row["shadow"]["action"], row["tier"]) == ("none", "large")
 
 
 def test_the_log_holds_no_text_and_labels_make_predictions_of_it(tmp_path):

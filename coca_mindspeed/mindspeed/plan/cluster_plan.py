@@ -8,6 +8,7 @@ from typing import Any
 from coca_mindspeed.config.schema import ConfidenceStartConfig, LoraConfig, RunConfig, VllmConfig, WarmUpConfig
 from coca_mindspeed.config.steps import steps_of_epochs, training_rows
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.mindspeed.plan.conditions import needs_reference
 from coca_mindspeed.mindspeed.plan.memory import MemoryPlan, memory_plan
 from coca_mindspeed.mindspeed.plan.rules import violations
 from coca_mindspeed.mindspeed.plan.run_facts import KEYS, RunFacts, read_facts
@@ -142,9 +143,13 @@ def _unsupported(run: RunConfig, facts: RunFacts) -> Iterator[Problem]:
         reason = "MindSpeed-RL computes in bfloat16 (on the host platform, mindspeed_rl.coca.host.dtype says)"
         yield Problem("model.compute_dtype", run.model.compute_dtype, reason, ("bfloat16",))
     expected = run.hardware.nodes * run.hardware.npus_per_node
-    if facts.npus != expected:
+    others = _npus_of_other_workers(run.mindspeed_rl)
+    if facts.npus + sum(others.values()) != expected:
         reason = f"hardware has {run.hardware.nodes} x {run.hardware.npus_per_node} NPUs"
-        yield Problem(KEYS["npus"], facts.npus, reason, (expected,))
+        for key, npus in others.items():
+            reason += f", {npus} of them for rl_config.{key}, which wait for NPUs of their own"
+        works = expected - sum(others.values())
+        yield Problem(KEYS["npus"], facts.npus, reason, (works,) if works > 0 else ())
     for name, ours, theirs in (
         ("rollout.prompts", run.rollout.prompts, facts.prompts),
         ("rollout.group_size", run.rollout.group_size, facts.group),
@@ -153,6 +158,16 @@ def _unsupported(run: RunConfig, facts: RunFacts) -> Iterator[Problem]:
     ):
         if ours != theirs:
             yield Problem(name, ours, f"mindspeed_rl says {theirs}; set this key and leave MindSpeed-RL's to it")
+
+
+def _npus_of_other_workers(values: dict[str, Any]) -> dict[str, int]:
+    """Key -> NPUs that MindSpeed-RL reserves besides the actor's, where its workers are separate."""
+    rl = values.get("rl_config", {})
+    if rl.get("use_integrated_worker", True):
+        return {}
+    groups = ["reference_resource"] * needs_reference(values) + ["reward_resource"]
+    npus = {key: (rl.get(key) or {}).get("num_npus") for key in groups}
+    return {key: int(count) for key, count in npus.items() if count}
 
 
 def _value(run: RunConfig, key: str) -> Any:

@@ -93,6 +93,14 @@ def _numbers(config: DictConfig, settings: CocaSettings) -> Iterator[str]:
         if (size := int(_number(rl, key, 0))) % group:
             nearest = max(group, size // group * group)
             yield f"rl_config.{key}: {size} does not hold whole groups of {group}; the nearest is {nearest}"
+    npus = int((rl.get("actor_resource") or {}).get("num_npus") or 0)
+    if rl.get("guarantee_order") and npus == 1 and settings.rollout_engine == "vllm":
+        yield (
+            "rl_config.guarantee_order: on a single NPU MindSpeed-RL makes no groups of rollout ranks, by which it "
+            "would hand out rows in order, and its rollout ends with an error: expected false, found true"
+        )
+    if rl.get("multi_turn_enable"):
+        yield "rl_config.multi_turn_enable: confidences of several turns are not supported: expected false, found true"
     if rl.get("async_engine") and settings.rollout_log_probs:
         yield "coca.rollout_log_probs: not available with rl_config.async_engine; set it to false"
 

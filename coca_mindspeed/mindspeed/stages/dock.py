@@ -128,8 +128,18 @@ def _stalled(consumer: str, columns: Sequence[str], seconds: float) -> TrainingE
     )
 
 
-def read_rows(dock: Any, columns: Sequence[str], indexes: Sequence[int]) -> dict[str, list[Tensor]]:
-    """Read rows without taking them from any stage; waits for those that are not there yet."""
-    batch, _ = fetch(dock.get_experience.remote("trainer", list(columns), len(indexes), indexes=list(indexes)))
+def read_rows(
+    dock: Any, columns: Sequence[str], indexes: Sequence[int], *, stall_timeout: float
+) -> dict[str, list[Tensor]]:
+    """Read rows without taking them from any stage; waits for those that are not there yet.
+
+    Raises:
+        TrainingError: they were not there after ``stall_timeout`` seconds.
+    """
+    reply = dock.get_experience.remote("trainer", list(columns), len(indexes), indexes=list(indexes))
+    try:
+        batch, _ = fetch(reply, timeout=stall_timeout)
+    except TimeoutError as error:
+        raise _stalled("trainer", columns, stall_timeout) from error
     rows: dict[str, list[Tensor]] = unpacked(batch)
     return rows

@@ -31,7 +31,8 @@ class SampleWriter:
         """Add prompts and responses to the advantage stage's rows, and write them; nothing to do without rows."""
         if not rows or self._settings.output_dir is None:
             return
-        texts = read_rows(dock, ["prompts", "responses"], [row["index"] for row in rows])
+        indexes = [row["index"] for row in rows]
+        texts = read_rows(dock, ["prompts", "responses"], indexes, stall_timeout=self._settings.stall_timeout)
         decoded = {name: [self._tokenizer.decode(ids.tolist()) for ids in texts[name]] for name in texts}
         write_json_lines(
             self._settings.output_dir / _SAMPLES / f"{_OF_ITERATION}{iteration:06d}.jsonl",

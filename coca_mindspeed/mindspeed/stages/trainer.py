@@ -107,13 +107,37 @@ def grpo_trainer(original: Any) -> Any:
 
 
 def finishing_ratios(original: Any) -> Any:
-    """Wrap ``metrics_post_processing``: the averages of an iteration, with ratios divided, and kept in a file."""
+    """Wrap ``metrics_post_processing``: the averages of an iteration, with ratios divided."""
 
     def metrics_post_processing(metrics: Any) -> Any:
-        finished = finish(original(metrics))
-        coca = process_settings().coca
-        if coca.output_dir is not None and coca.metrics_file:
-            append_line(coca.output_dir / METRICS, {"step": _progress.iteration, **finished})
-        return finished
+        return finish(original(metrics))
 
     return metrics_post_processing
+
+
+# What ``fit`` adds last to an iteration's metrics, before it logs them.
+_LAST_METRIC = "vllm_tps"
+
+
+def metrics_of_an_iteration(original: Any) -> Any:
+    """For the manifest: ``Metric``, in which ``fit`` collects what it logs; whole iterations are kept in a file.
+
+    What one iteration has not got, a ratio without a denominator or the seconds of a validation, is not logged once
+    more as the last iteration had it.
+    """
+
+    class MetricsOfAnIteration(original):
+        _is_whole = False
+
+        def update(self, key: Any = "", value: Any = None, cumulate: bool = False) -> None:
+            if self._is_whole:
+                self.metric.clear()
+                self._is_whole = False
+            super().update(key, value, cumulate)
+            if key == _LAST_METRIC:
+                self._is_whole = True
+                coca = process_settings().coca
+                if coca.output_dir is not None and coca.metrics_file:
+                    append_line(coca.output_dir / METRICS, {"step": _progress.iteration, **self.metric})
+
+    return MetricsOfAnIteration

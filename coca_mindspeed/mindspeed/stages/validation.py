@@ -80,7 +80,8 @@ class Validation:
         # iteration's.
         judged_by = ["responses", "response_length", columns.RECORD]
         others = ["input_ids", *([columns.ROLLOUT_LOG_PROBS] if self._settings.rollout_log_probs else [])]
-        everything = read_rows(dock, [*judged_by, *others], list(range(len(full) * samples)))
+        rows_of_all = list(range(len(full) * samples))
+        everything = read_rows(dock, [*judged_by, *others], rows_of_all, stall_timeout=self._settings.stall_timeout)
         wanted = list(range(len(questions) * samples))
         responses = {name: everything[name][: len(wanted)] for name in judged_by}
         judged: dict[str, Any] = fetch(self._graders[0].judge_rows.remote(responses, wanted, str(self._file)))

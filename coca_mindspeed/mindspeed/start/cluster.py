@@ -43,20 +43,28 @@ def check_cpus(nodes: Sequence[Mapping[str, float]], wanted: WantedCpus) -> None
     Raises:
         TrainingError: with what each node has, and what would fit.
     """
-    spare = [int(node.get("CPU", 0)) - wanted.per_npu * int(node.get("NPU", 0)) for node in nodes]
-    if min(spare, default=0) >= 0 and max(spare, default=0) >= _DOCK_CPUS and sum(spare) >= wanted.others:
+    if _fit(nodes, wanted.per_npu, wanted.others):
         return
     has = "; ".join(f"{int(node.get('CPU', 0))} CPUs with {int(node.get('NPU', 0))} NPUs" for node in nodes)
-    npus = sum(int(node.get("NPU", 0)) for node in nodes)
-    fits = min(
-        (sum(int(node.get("CPU", 0)) for node in nodes) - wanted.others) // max(1, npus),
-        *(int(node.get("CPU", 0)) // int(node["NPU"]) for node in nodes if node.get("NPU")),
+    fewer = next((n for n in range(wanted.per_npu - 1, 0, -1) if _fit(nodes, n, wanted.others)), None)
+    remedy = (
+        "no smaller number is enough: the nodes need more CPUs"
+        if fewer is None
+        else f"lower mindspeed_rl.rl_config.num_cpus_for_placement_group to {fewer} or less"
     )
     raise TrainingError(
         f"MindSpeed-RL reserves {wanted.per_npu} CPUs for each NPU on its node and {wanted.others} besides "
-        f"({_DOCK_CPUS} of them on one node), and would wait for them for ever; the nodes have {has}. Lower "
-        f"mindspeed_rl.rl_config.num_cpus_for_placement_group to {max(1, fits)} or less"
+        f"({_DOCK_CPUS} of them on one node, where others may have come first), and would wait for them for ever; the "
+        f"nodes have {has}; {remedy}"
     )
+
+
+def _fit(nodes: Sequence[Mapping[str, float]], per_npu: int, others: int) -> bool:
+    """Whether all actors find their CPUs, however the small ones are spread before the dock is placed."""
+    spare = [int(node.get("CPU", 0)) - per_npu * int(node.get("NPU", 0)) for node in nodes]
+    task = (others - _DOCK_CPUS - 1) // (len(nodes) + 1)  # of a rule reward on each node, and of the advantages
+    before_the_dock = 1 + task  # the driver's task and a reward may be on the very node that has most
+    return min(spare, default=0) >= 0 and max(spare, default=0) >= _DOCK_CPUS + before_the_dock and sum(spare) >= others
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.differences import first_difference
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.files import write_atomically
 from coca_mindspeed.mindspeed.plan.cluster_plan import Plan
@@ -18,6 +19,21 @@ from coca_mindspeed.mindspeed.plan.conditions import needs_reference
 from coca_mindspeed.mindspeed.start.settings import VALIDATION
 from coca_mindspeed.mindspeed.weights.megatron_checkpoint import newest_iteration
 from coca_mindspeed.step_log import read_steps
+
+RUN_FILE = "mindspeed_rl.yaml"
+# What a run is; whatever else the file says may be another when it is gone on with: how it is laid out, what it
+# needs of memory, what it logs and keeps.  None: the whole section.
+_WHAT_A_RUN_IS: dict[str, tuple[str, ...] | None] = {
+    "model": None,
+    "coca": ("method", "grader", "grading", "require_evaluated", "platform"),
+    "megatron_training": ("seed", "data_path", "tokenizer_name_or_path", "global_batch_size", "split", "no_shuffle"),
+    "actor_config": ("lr", "lr_decay_style", "min_lr", "weight_decay", "clip_grad", "adam_beta1", "adam_beta2"),
+    "rl_config": (
+        *("init_kl_coef", "clip_ratio", "epochs", "mini_batch_size", "shuffle_mini_batch", "n_samples_per_prompt"),
+        *("max_prompt_length", "verifier_function", "verifier_weight"),
+    ),
+    "generate_config": ("sampling_config",),
+}
 
 _PATHS = (
     ("megatron_training", "tokenizer_name_or_path"),
@@ -89,8 +105,8 @@ def mindspeed_values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: b
 
     Raises:
         UsageError: there is no such stage.
-        ConfigError: there is no checkpoint to resume from or to start the second stage with, or the
-            number of iterations is not known.
+        ConfigError: there is no checkpoint to resume from or to start the second stage with, the number of
+            iterations is not known, or the run to resume was another.
     """
     stages = run.method.training_method.stages
     if files.stage >= len(stages):
@@ -115,11 +131,39 @@ def mindspeed_values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: b
     if resume:
         if newest_iteration(files.checkpoints) is None:
             raise ConfigError(f"--resume: {files.checkpoints} holds no checkpoint")
+        _refuse_another_run(files.results / RUN_FILE, values)
         actor |= {"load": actor["save"], "finetune": False, "no_load_optim": False, "no_load_rng": False}
     elif files.stage > 0:
         before = StageFiles(files.output, files.stage - 1).checkpoints
         actor["load"] = str(before.absolute())
     return values
+
+
+def _refuse_another_run(written: Path, values: dict[str, Any]) -> None:
+    """Compare with the file by which the checkpoint was trained, where the launch scripts have left one."""
+    if not written.is_file():
+        return
+    try:
+        before = yaml.safe_load(written.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"{written}: the run to resume cannot be read: {error}") from error
+    if not isinstance(before, dict):
+        raise ConfigError(f"{written}: the run to resume should be a mapping, found {type(before).__name__}")
+    was, now = (_what_it_is(each) for each in (before, values))
+    if (found := first_difference(was, now)) is not None:
+        key, then, wanted = found
+        raise ConfigError(
+            f"{written}: the run to resume has {key}={then!r}, found {wanted!r}; resume it as it was started, or "
+            "choose another --output"
+        )
+
+
+def _what_it_is(values: dict[str, Any]) -> dict[str, Any]:
+    return {
+        section: content if keys is None else {key: content[key] for key in keys if key in content}
+        for section, keys in _WHAT_A_RUN_IS.items()
+        if isinstance(content := values.get(section) or {}, dict)
+    }
 
 
 def _fix_reference(values: dict[str, Any]) -> None:

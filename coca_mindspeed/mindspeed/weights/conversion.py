@@ -49,14 +49,16 @@ def converter_arguments(direction: str, run: RunConfig, facts: RunFacts, output:
         *common,
         *("--load-model-type", "mg", "--save-model-type", "hf"),
         *("--target-tensor-parallel-size", "1", "--target-pipeline-parallel-size", "1"),
-        *("--load-dir", str(newest_stage(run, output).absolute()), "--save-dir", str(_frame(output))),
+        *("--load-dir", str(newest_stage(output).absolute()), "--save-dir", str(_frame(output))),
     ]
 
 
-def newest_stage(run: RunConfig, output: Path) -> Path:
-    """Checkpoints of the last stage that has any; of the first where none has."""
-    stages = [StageFiles(output, i).checkpoints for i in range(len(run.method.training_method.stages))]
-    return next((path for path in reversed(stages) if newest_iteration(path) is not None), stages[0])
+def newest_stage(output: Path) -> Path:
+    """Checkpoints of the last stage that has any, whatever method is asked for now; of the first where none has."""
+    numbers = [path.name.removeprefix("stage") for path in output.glob("stage*") if path.is_dir()]
+    stages = [StageFiles(output, i).checkpoints for i in sorted(map(int, filter(str.isdecimal, numbers)))]
+    found = [path for path in stages if newest_iteration(path) is not None]
+    return found[-1] if found else StageFiles(output).checkpoints
 
 
 def prepare(direction: str, run: RunConfig, facts: RunFacts, output: Path) -> None:
@@ -76,7 +78,7 @@ def prepare(direction: str, run: RunConfig, facts: RunFacts, output: Path) -> No
         if target.exists():
             raise ConfigError(f"model.megatron_path={target}: is there already; remove it to convert anew")
         return
-    checkpoint_layout(newest_stage(run, output))
+    checkpoint_layout(newest_stage(output))
     if (output / "hf").exists():
         raise ConfigError(f"{output / 'hf'}: is there already; remove it to convert anew")
     frame = _frame(output)

@@ -43,8 +43,8 @@ def test_a_resumed_run_repeats_the_one_that_was_not_stopped(
 ) -> None:
     """From the checkpoint in the middle of a run that ended; vLLM is handed the weights of that checkpoint."""
     directory = copy_of(folder_of("tied Qwen2", warm=True), tmp_path)
-    # Otherwise the dock hands prompts out in an order that nobody has seeded.
-    changes = {**VLLM, "rl_config": {"guarantee_order": True}}
+    # Otherwise the dock hands prompts out in an order that nobody has seeded; on one rank it cannot be guaranteed.
+    changes = {**VLLM, "actor_config": {"micro_batch_size": 16}, "rl_config": {**TWO, "guarantee_order": True}}
     config = tiny.configuration(directory, megatron_training={"train_iters": 4, "save_interval": 2}, **changes)
     finish(start_driver(directory, config, ray_directory, **INSTALLED.home), directory)
     first = metrics_of(directory)
