@@ -120,6 +120,11 @@ def _learn(
         for each, rate in zip(useful, rates, strict=True)
         if (ids := [x for text, end in each.responses if (x := _restated(policy, parser, text, rate, end, most))])
     ]
+    if not lessons:
+        raise TrainingError(
+            f"rollout.max_new_tokens={most}: no response is short enough for the confidence that it is taught; a few "
+            "more tokens are enough"
+        )
     settings = config.confidence_start
     Imitation(
         _Lessons(lessons, settings.batch),

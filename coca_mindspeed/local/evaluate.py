@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from coca_mindspeed.config.schema import MethodConfig, RolloutConfig
+from coca_mindspeed.config.schema import MethodConfig, RolloutConfig, RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Grader
@@ -51,6 +51,15 @@ def questions_at_once(rollout: RolloutConfig, questions: int | None = None) -> i
     """Held-out questions that are answered at once, of so many (None: of any number)."""
     at_once = rollout.batch_responses or _AT_ONCE
     return at_once if questions is None else min(at_once, questions)
+
+
+def held_out_at_once(config: RunConfig) -> int:
+    """Of the largest batch of a run's evaluations, those while it trains and the one behind; 0: it has none."""
+    evaluation, data = config.evaluation, config.data
+    questions = [evaluation.questions] if evaluation.interval else []
+    if evaluation.final_questions != 0 and (data.name == "arithmetic" or data.evaluate is not None):
+        questions.append(evaluation.final_questions)
+    return max((questions_at_once(config.rollout, count) for count in questions), default=0)
 
 
 _AT_ONCE = 512  # responses sampled at once where the configuration names no number

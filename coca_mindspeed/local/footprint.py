@@ -22,7 +22,7 @@ from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.local.evaluate import questions_at_once
+from coca_mindspeed.local.evaluate import held_out_at_once
 from coca_mindspeed.local.grouped_attention import group_heads
 from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.lora import add_adapters
@@ -262,7 +262,7 @@ def _sampled_at_once(config: RunConfig) -> list[tuple[int, int]]:
     groups = rollout.prompts
     if rollout.batch_responses is not None:
         groups = min(groups, max(1, rollout.batch_responses // rollout.group_size))
-    held_out = questions_at_once(rollout, config.evaluation.questions) if config.evaluation.interval else 0
+    held_out = held_out_at_once(config)
     return [(groups, rollout.group_size), *([(held_out, 1)] if held_out else [])]
 
 

@@ -16,7 +16,7 @@ from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.context import read_model_config
-from coca_mindspeed.local.evaluate import questions_at_once
+from coca_mindspeed.local.evaluate import held_out_at_once
 from coca_mindspeed.local.footprint import Footprint, footprint
 
 _CONTEXT = GIB // 2  # what CUDA's or CANN's context takes before the first tensor, by estimate
@@ -115,9 +115,7 @@ def _update_knob(config: RunConfig) -> _Knob:
 
 def _rollout_knob(config: RunConfig) -> _Knob:
     rollout = config.rollout
-    responses = rollout.prompts * rollout.group_size
-    if config.evaluation.interval:
-        responses = max(responses, questions_at_once(rollout, config.evaluation.questions))
+    responses = max(rollout.prompts * rollout.group_size, held_out_at_once(config))
     if rollout.batch_responses is not None:
         responses = min(responses, rollout.batch_responses)
     groups = max(1, -(-responses // rollout.group_size))

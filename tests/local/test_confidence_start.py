@@ -266,6 +266,17 @@ def test_a_model_that_writes_no_confidence_is_refused(tmp_path):
         session(tmp_path / "run", "warm_up.steps=1")
 
 
+def test_responses_without_room_for_what_is_taught_are_said_to_be(never_stopped, tmp_path, monkeypatch):
+    output = tmp_path / "run"
+    shutil.copytree(never_stopped, output)
+    shutil.rmtree(output / "confidence_start" / "model")
+    shutil.rmtree(output / "checkpoints")
+    (output / "metrics.jsonl").unlink()
+    monkeypatch.setattr(confidence_start, "_restated", lambda *_: None)
+    with pytest.raises(TrainingError, match=r"rollout\.max_new_tokens=\d+: no response is short enough"):
+        session(output)
+
+
 @pytest.mark.parametrize("rates", [[0.25, 0.25], [0.0, 0.5]])
 def test_where_nothing_can_be_told_apart_it_is_said(rates, capsys):
     answered = [Answered(record(i), rate, False, [("text", 1)]) for i, rate in enumerate(rates)]

@@ -118,6 +118,15 @@ def test_an_evaluation_may_sample_more_at_once_than_a_step():
     assert footprint(run_of(evaluating, f"rollout.batch_responses={value + 4}"), QWEN).peak_of_rollout > room
 
 
+def test_the_evaluation_behind_the_training_counts_too():
+    """The moments are still there then."""
+    of_one, held_out = 62 * 2 * 8 * 2 * 4, "data.evaluate=held_out.jsonl"
+    assert footprint(run_of(held_out), QWEN).cache == 512 * of_one
+    assert footprint(run_of(held_out, "evaluation.final_questions=40"), QWEN).cache == 40 * of_one
+    for none in ((held_out, "evaluation.final_questions=0"), ()):
+        assert footprint(run_of(*none), QWEN).cache == 8 * 4 * of_one
+
+
 def test_fewer_rows_at_a_time_and_recomputed_layers_and_adapters_need_less():
     need = footprint(run_of("trainer.microbatch_prompts=4"), QWEN)
     half = footprint(run_of("trainer.microbatch_prompts=2"), QWEN)

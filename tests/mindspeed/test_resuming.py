@@ -10,11 +10,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cloudpickle
 import pytest
 
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.files import read_json_lines
 from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan
+from coca_mindspeed.mindspeed.stages import progress
 from coca_mindspeed.mindspeed.stages import trainer as stages_trainer
 from coca_mindspeed.mindspeed.stages.samples import append_line
 from coca_mindspeed.mindspeed.stages.validation import Validation
@@ -170,3 +172,17 @@ def test_a_line_has_what_fit_logs_of_its_iteration_alone(start: Any, tmp_path: P
     rows = [row for _, row in read_json_lines(tmp_path / "metrics.jsonl")]
     assert [row["step"] for row in rows if "rare" in row] == [3]
     assert all(row["vllm_tps"] == 7.0 for row in rows)
+
+
+def test_ray_may_have_pickled_the_class_in_the_meantime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever Ray sends along with a class that is made in a function comes back into that very class, copied."""
+    settings = coca_settings({"output_dir": str(tmp_path)})
+    monkeypatch.setattr(stages_trainer, "process_settings", lambda: SimpleNamespace(coca=settings))
+    kind = stages_trainer.metrics_of_an_iteration(UpstreamMetric)
+    metrics = kind()
+    for iteration in (1, 2):
+        monkeypatch.setattr(progress, "iteration", iteration)
+        assert cloudpickle.loads(cloudpickle.dumps(kind)) is kind
+        metrics.update(value={"grad_norm": 0.5})
+        metrics.update("vllm_tps", 7.0)
+    assert steps(tmp_path / "metrics.jsonl") == [1, 2]

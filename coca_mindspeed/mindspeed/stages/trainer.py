@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.stages import columns, progress
 from coca_mindspeed.mindspeed.stages.advantage_stage import compute_advantages
 from coca_mindspeed.mindspeed.stages.dock import fetch, report
 from coca_mindspeed.mindspeed.stages.no_reference import NoReference
@@ -17,15 +17,6 @@ from coca_mindspeed.mindspeed.stages.samples import SampleWriter, append_line, g
 from coca_mindspeed.mindspeed.stages.validation import Validation
 from coca_mindspeed.mindspeed.start.process import process_settings
 from coca_mindspeed.mindspeed.start.settings import METRICS
-
-
-class _Progress:
-    """What the wrapped function at the end of this file has no other way to know."""
-
-    iteration = 0  # the one that is under way, from 1
-
-
-_progress = _Progress()
 
 
 def grpo_trainer(original: Any) -> Any:
@@ -68,7 +59,7 @@ def grpo_trainer(original: Any) -> Any:
                 if self._iteration % (self._process.coca.eval_interval or 1) == 0:
                     self._validate(self._iteration)
                 self._iteration += 1
-                _progress.iteration = self._iteration
+                progress.iteration = self._iteration
                 yield batch
 
         def _validate(self, iteration: int) -> None:
@@ -138,6 +129,6 @@ def metrics_of_an_iteration(original: Any) -> Any:
                 self._is_whole = True
                 coca = process_settings().coca
                 if coca.output_dir is not None and coca.metrics_file:
-                    append_line(coca.output_dir / METRICS, {"step": _progress.iteration, **self.metric})
+                    append_line(coca.output_dir / METRICS, {"step": progress.iteration, **self.metric})
 
     return MetricsOfAnIteration
