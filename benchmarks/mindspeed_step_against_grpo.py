@@ -112,7 +112,8 @@ def measure(directory: Path, steps: int, number: int, *, init_kl_coef: float, mo
             steps,
         )
         rows = iterations(finish(process, run))
-    if len(rows) != steps:
+    # Ray ends with the training, and a worker's last line may not have come to the driver by then.
+    if len(rows) not in (steps - 1, steps):
         raise RuntimeError(f"{run}: {len(rows)} iterations were reported, expected {steps}")
     return {**medians(rows, list(rows[-1])), "processor": processor}
 
