@@ -78,6 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     directory = arguments.report or output / "report"
     shown = f"coca-mindspeed reproduce --plan {arguments.plan} --seeds {arguments.seeds} --jobs {arguments.jobs}"
     tables = write_report(collect(output, cells), plan, directory, shown)
-    print_text(tables[0].markdown())
+    if tables:
+        print_text(tables[0].markdown())
     console.print(f"{len(tables)} tables: {directory / 'README.md'}")
     return 0

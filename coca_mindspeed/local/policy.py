@@ -154,7 +154,8 @@ def load_policy(
         ConfigError: the directory is not there, does not load, lacks a chat template or some of its weights, or its
             model makes logits in a way that is not known here, or has no layers that can be recomputed.
     """
-    if config.attention == "flash_attention_2" and importlib.util.find_spec("flash_attn") is None:
+    missing = device.type != "npu" and importlib.util.find_spec("flash_attn") is None  # NPUs have their own
+    if config.attention == "flash_attention_2" and missing:
         raise ConfigError("model.attention=flash_attention_2: needs the package flash-attn, which is not installed")
     tokenizer = load_tokenizer(path, config, where=where)
     try:

@@ -132,7 +132,7 @@ def open_session(
         _check_prompts(config, found, [*train, *evaluate, *lessons], show_progress)
         max_tokens = _check_rollout(config, device)
         if config.model.path is not None:
-            refuse_what_cannot_fit(config, Path(config.model.path), device)
+            refuse_what_cannot_fit(_asking_no_more_than(config, len(evaluate)), Path(config.model.path), device)
 
         lock = opened.enter_context(hold(output))
         if found.marker is not None:
@@ -178,6 +178,17 @@ def open_session(
         trainer = Trainer(config, policy, grader, train, evaluate, output, run_id, show_progress, rollout)
         opened.pop_all()
     return Session(trainer, found.newest, lock)
+
+
+def _asking_no_more_than(config: RunConfig, questions: int) -> RunConfig:
+    """The same run, its evaluations of no more held-out questions than there are."""
+    while_training, behind = config.evaluation.questions, config.evaluation.final_questions
+    known = {
+        "interval": config.evaluation.interval if questions else 0,
+        "questions": max(1, questions if while_training is None else min(while_training, questions)),
+        "final_questions": questions if behind is None else min(behind, questions),
+    }
+    return config.model_copy(update={"evaluation": config.evaluation.model_copy(update=known)})
 
 
 def _check_prompts(config: RunConfig, found: FoundRun, records: Sequence[Record], show_progress: bool) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed import __version__
-from coca_mindspeed.differences import first_difference
+from coca_mindspeed.differences import Difference, first_difference
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.files import file_sha256
 from coca_mindspeed.reproduce.cells import ReproductionCell
@@ -44,7 +44,7 @@ def source() -> dict[str, str]:
 def check_made_from(plan: Plan, cells: Sequence[ReproductionCell], output: Path) -> None:
     """Refuse to go on beside finished cells that were made from something else.
 
-    Cells of before this was written down are taken as they are.
+    Cells of before this was written down are taken as they are, and files that are not here any more as they were.
 
     Raises:
         ConfigError: names the cell and the first difference.
@@ -55,13 +55,38 @@ def check_made_from(plan: Plan, cells: Sequence[ReproductionCell], output: Path)
         before = cell.summary(output).get("made_from")
         if before is None:
             continue
-        found = first_difference(before, made_from(plan, cell, output), among_common=True)
+        found = _difference(before, made_from(plan, cell, output))
         if found is not None:
             key, then, now = found
             raise ConfigError(
                 f"{cell.directory(output)}: was made with {key}={then!r}, found {now!r}; put it back as it was, choose "
                 "another --output, or remove the directory, and those of the cells that need it, to make them anew"
             )
+
+
+def _difference(before: dict[str, Any], now: dict[str, Any]) -> Difference | None:
+    """The first one, but for keys that only one of two versions has, and files that are not there now."""
+    then, settings = (
+        {f"{section}.{key}": value for section, keys in _sections(made["settings"]) for key, value in keys.items()}
+        for made in (before, now)
+    )
+    common = then.keys() & settings.keys()
+    found = first_difference(
+        {key: then[key] for key in common}, {key: settings[key] for key in common}, under="settings."
+    )
+    if found is not None:
+        return found
+    absent = {name for name, digest in now["questions"].items() if digest is None}
+    questions = [{name: d for name, d in made["questions"].items() if name not in absent} for made in (before, now)]
+    if (found := first_difference(*questions, under="questions.")) is not None:
+        return found
+    if now["weights"] is None or before["weights"] == now["weights"]:
+        return None
+    return "weights", before["weights"], now["weights"]
+
+
+def _sections(settings: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    return [(name, value if isinstance(value, dict) else {"": value}) for name, value in settings.items()]
 
 
 def source_commit(package: Path = Path(__file__).parents[1]) -> str:
@@ -85,6 +110,6 @@ def _weights(path: str | None) -> str | None:
         return None
     digest = hashlib.sha256()
     for file in sorted(Path(path).iterdir()):
-        if file.suffix in (".safetensors", ".json", ".jinja") and file.is_file():
+        if file.suffix in (".safetensors", ".bin", ".json", ".jinja", ".model") and file.is_file():
             digest.update(f"{file.name} {file_sha256(file)}\n".encode())
     return digest.hexdigest()

@@ -37,7 +37,9 @@ def write_report(results: Results, plan: Plan, directory: Path, command: str) ->
     Returns:
         The tables.
     """
-    tables = [claims_table(claims(results, plan))]
+    tables = []
+    if found := claims(results, plan):
+        tables.append(claims_table(found))
     if started := claims(results, plan, STARTED):
         tables.append(claims_table(started, "claims_started", "The same, asked of a supervised start of ours and coca"))
     sections = [write_table(table, directory) for table in tables]

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, LlamaConfig, MambaConfig, Phi3Config
 
@@ -21,10 +22,12 @@ from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local import session as session_module
 from coca_mindspeed.local.chat import encode_prompts, load_tokenizer, render_prompts
 from coca_mindspeed.local.context import context_limit
+from coca_mindspeed.local.evaluate import held_out_at_once
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import choose_device, load_policy
 from coca_mindspeed.local.preflight import LengthLimits, check_prompts, emulated_dtype
 from coca_mindspeed.local.sampler import sample_responses
+from coca_mindspeed.local.session import _asking_no_more_than
 from coca_mindspeed.ownership import MARKER
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import SMALL, small_session
@@ -490,3 +493,28 @@ def test_the_documented_lines_mend_such_a_template(tmp_path, model):
     record = Record("1", "d", "math", "1+1?", "2", metadata={"instruction": ""})
     assert render_prompts(tokenizer, [record], "Say it.") == ["<user>Say it.\n\n1+1?"]
     assert render_prompts(tokenizer, [record], None) == ["<user>1+1?"]
+
+
+def test_flash_attention_is_refused_by_its_key_where_it_cannot_be_had(tmp_path):
+    path = write_random_model(tmp_path / "model", "llama")
+    config = ModelConfig(attention="flash_attention_2", compute_dtype="bfloat16")
+    with pytest.raises(ConfigError, match=r"model\.attention=flash_attention_2: needs the package flash-attn"):
+        load_policy(path, config, torch.device("cpu"))
+    with pytest.raises(ValidationError, match="takes no float32"):
+        ModelConfig(attention="flash_attention_2", compute_dtype="float32")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "questions", "asked"),
+    [
+        ("evaluation.questions=null", 50, (50, 50, 50)),
+        ("evaluation.questions=20", 50, (50, 20, 50)),
+        ("evaluation.final_questions=10", 500, (50, 500, 10)),
+        ("evaluation.questions=20", 0, (0, 1, 0)),
+    ],
+)
+def test_memory_is_asked_for_no_more_questions_than_there_are(overrides, questions, asked):
+    config = _asking_no_more_than(compose_run("demo", [overrides]).run, questions)
+    evaluation = config.evaluation
+    assert (evaluation.interval, evaluation.questions, evaluation.final_questions) == asked
+    assert held_out_at_once(config) == questions

@@ -445,19 +445,36 @@ def test_weights_that_are_not_there_are_missed_here(tmp_path: Path, section: str
     empty.mkdir()
     named = json.loads(json.dumps(values).replace("LOAD", str(empty)))
     with pytest.raises(ConfigError, match=r"(load|ref_model_load_path): .*is not a Megatron checkpoint"):
-        driver.check_weights(_config(**{section: named}))
+        driver.check_weights(_config(**{section: named}), reference=True)
+    if section != "actor_config":  # where there is no KL term it is not read
+        driver.check_weights(_config(**{section: named}), reference=False)
     checkpoint(empty, 2)
-    driver.check_weights(_config(**{section: named}))
+    driver.check_weights(_config(**{section: named}), reference=True)
+
+
+@pytest.mark.parametrize("inside", ["mp_rank_01_001_003/model_optim_rng.pt", "__0_0.distcp"])
+def test_checkpoints_of_every_form_are_weights(tmp_path: Path, inside: str) -> None:
+    """Cut for experts, or in Megatron's distributed form."""
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("12")
+    with pytest.raises(ConfigError, match="iter_0000012: holds no weights"):
+        driver.check_weights(_config(actor_config={"load": str(tmp_path)}), reference=True)
+    file = tmp_path / "iter_0000012" / inside
+    file.parent.mkdir(parents=True)
+    file.write_text("")
+    driver.check_weights(_config(actor_config={"load": str(tmp_path)}), reference=True)
 
 
 def test_a_training_goes_on_from_a_checkpoint_of_one(tmp_path: Path) -> None:
     load = str(checkpoint(tmp_path / "converted", 2))
-    with pytest.raises(ConfigError, match=r"actor_config\.finetune: .*converted weights alone"):
-        driver.check_weights(_config(actor_config={"load": load, "finetune": False}))
-    driver.check_weights(_config(actor_config={"load": load, "finetune": True}))
+    resumed = {"load": load, "finetune": False, "no_load_optim": False}
+    with pytest.raises(ConfigError, match=r"actor_config\.no_load_optim: .*converted weights alone"):
+        driver.check_weights(_config(actor_config=resumed), reference=True)
+    # As MindSpeed-RL's own examples begin: Megatron takes converted weights as new ones whatever finetune says.
+    for begun in ({"finetune": True}, {"finetune": False}, {"finetune": False, "no_load_optim": True}):
+        driver.check_weights(_config(actor_config={"load": load, **begun}), reference=True)
     checkpoint(tmp_path / "converted", 2, iteration="7")
-    driver.check_weights(_config(actor_config={"load": load, "finetune": False}))
-    driver.check_weights(_config())
+    driver.check_weights(_config(actor_config=resumed), reference=True)
+    driver.check_weights(_config(), reference=True)
 
 
 @pytest.mark.parametrize("address", [None, "auto"])

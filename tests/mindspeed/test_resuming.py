@@ -16,8 +16,8 @@ import pytest
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.files import read_json_lines
 from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan
-from coca_mindspeed.mindspeed.stages import progress
 from coca_mindspeed.mindspeed.stages import trainer as stages_trainer
+from coca_mindspeed.mindspeed.stages import under_way
 from coca_mindspeed.mindspeed.stages.samples import append_line
 from coca_mindspeed.mindspeed.stages.validation import Validation
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, stages_to_do
@@ -181,7 +181,7 @@ def test_ray_may_have_pickled_the_class_in_the_meantime(tmp_path: Path, monkeypa
     kind = stages_trainer.metrics_of_an_iteration(UpstreamMetric)
     metrics = kind()
     for iteration in (1, 2):
-        monkeypatch.setattr(progress, "iteration", iteration)
+        monkeypatch.setattr(under_way, "iteration", iteration)
         assert cloudpickle.loads(cloudpickle.dumps(kind)) is kind
         metrics.update(value={"grad_norm": 0.5})
         metrics.update("vllm_tps", 7.0)

@@ -86,6 +86,24 @@ def test_another_run_is_not_resumed(tmp_path, capsys, override, message):
         assert main([*check, *others, "--resume", "--write", str(file)]) == 0
 
 
+def test_a_second_stage_begins_with_its_own_first_stages_weights(tmp_path, capsys):
+    """It has no checkpoint yet, and what was trained before it may have been anything."""
+    file = StageFiles(tmp_path).results / RUN_FILE
+    file.parent.mkdir(parents=True)
+    common = ["check", RUN, "data.rows=90000", "evaluation.interval=0", "--output", str(tmp_path), "--quiet"]
+    assert main([*common, "--stage", "0", "--write", str(file)]) == 0
+    iterations = yaml.safe_load(file.read_text())["megatron_training"]["train_iters"]
+    checkpoint(tmp_path / "stage0/checkpoints", 4, iteration=str(iterations))
+    script = ["--resume", "--for-script", str(tmp_path / "asked")]
+    assert main([*common, "method=sequential", *script]) == 1
+    assert "coca.method.name='coca', found 'sequential'" in capsys.readouterr().err
+    assert main([*common, "method=sequential", "--stage", "0", "--write", str(file)]) == 0
+    assert main([*common, "method=sequential", *script]) == 0
+    assert "stage 1 fresh" in (tmp_path / "asked").read_text()
+    assert main([*common, "method=sequential", "seed=9", *script]) == 1
+    assert "megatron_training.seed=" in capsys.readouterr().err
+
+
 def test_a_run_file_that_is_damaged_is_named(tmp_path):
     file = write(StageFiles(tmp_path).results / RUN_FILE, "a: [")
     checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="50")

@@ -134,6 +134,16 @@ def test_finished_cells_of_something_else_are_refused(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"made with settings\.optimizer\.lr=.*found 0\.125"):
         check_made_from(other, [cell], output)
     check_made_from(_plan_on(records, "trainer.threads=1", "logging.tensorboard=false"), [cell], output)
+    # Free-form keys are compared whole, and files that are not here any more are not.
+    summary["made_from"]["settings"]["data"]["grader_options"] = {"tolerance": 1}
+    (cell.directory(output) / "cell.json").write_text(json.dumps(summary))
+    with pytest.raises(ConfigError, match=r"settings\.data\.grader_options\.tolerance=1, found None"):
+        check_made_from(plan, [cell], output)
+    summary["made_from"]["settings"]["data"]["grader_options"] = {}
+    (cell.directory(output) / "cell.json").write_text(json.dumps(summary))
+    records.unlink()
+    check_made_from(plan, [cell], output)
+    write_records(records, arithmetic_records(40, "train", 0))
     del summary["made_from"]["settings"]["optimizer"]["lr"]  # a key that its version did not have
     (cell.directory(output) / "cell.json").write_text(json.dumps(summary))
     check_made_from(other, [cell], output)

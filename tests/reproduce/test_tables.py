@@ -382,3 +382,17 @@ def test_question_by_question_as_the_library_of_intervals_says(tmp_path):
     assert float(row["brier_difference"]) == pytest.approx(sum(brier) / 80)
     assert float(row["brier_low"]) < float(row["brier_difference"]) < float(row["brier_high"]) < 0
     assert "all 8 hold together" in table.note  # two categories, four metrics, one pair
+
+
+def test_a_plan_without_coca_itself_begins_with_what_it_has(tmp_path):
+    """The demo's: claims of a method that is not there would be an empty table."""
+    content = json.loads(PLAN.model_dump_json())
+    content["settings"]["short"]["trained"] = {"coca, started": ["method=coca", "confidence_start.questions=20"]}
+    plan = Plan.model_validate(content)
+    cells = cells_of(plan, range(1))
+    for cell in cells:
+        finish(tmp_path, cell)
+    tables = write_report(collect(tmp_path, cells), plan, tmp_path / "report", "command")
+    assert tables[0].name == "claims_started"
+    assert tables[0].rows
+    assert "claims" not in {table.name for table in tables}

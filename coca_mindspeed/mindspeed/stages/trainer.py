@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from coca_mindspeed.mindspeed.stages import columns, progress
+from coca_mindspeed.mindspeed.stages import columns, under_way
 from coca_mindspeed.mindspeed.stages.advantage_stage import compute_advantages
 from coca_mindspeed.mindspeed.stages.dock import fetch, report
 from coca_mindspeed.mindspeed.stages.no_reference import NoReference
@@ -59,7 +59,7 @@ def grpo_trainer(original: Any) -> Any:
                 if self._iteration % (self._process.coca.eval_interval or 1) == 0:
                     self._validate(self._iteration)
                 self._iteration += 1
-                progress.iteration = self._iteration
+                under_way.iteration = self._iteration
                 yield batch
 
         def _validate(self, iteration: int) -> None:
@@ -129,6 +129,6 @@ def metrics_of_an_iteration(original: Any) -> Any:
                 self._is_whole = True
                 coca = process_settings().coca
                 if coca.output_dir is not None and coca.metrics_file:
-                    append_line(coca.output_dir / METRICS, {"step": progress.iteration, **self.metric})
+                    append_line(coca.output_dir / METRICS, {"step": under_way.iteration, **self.metric})
 
     return MetricsOfAnIteration

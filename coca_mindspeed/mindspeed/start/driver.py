@@ -26,7 +26,7 @@ from coca_mindspeed.mindspeed.plan.without_effect import keys_without_effect
 from coca_mindspeed.mindspeed.stages.verifiers import try_verifier
 from coca_mindspeed.mindspeed.start.process import check_rollout_engine, setup_driver
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
-from coca_mindspeed.mindspeed.weights.megatron_checkpoint import checkpoint_layout, newest_iteration
+from coca_mindspeed.mindspeed.weights.megatron_checkpoint import check_checkpoint, newest_iteration
 from coca_mindspeed.upstream.manifest import matching_manifest
 
 #: Environment variable -> a package that its checkout must hold.
@@ -169,30 +169,34 @@ def try_graders(settings: CocaSettings, config: DictConfig) -> None:
     try_verifier(list(config.rl_config.verifier_function), settings.grader, settings.grading, files)
 
 
-def check_weights(config: DictConfig) -> None:
+def check_weights(config: DictConfig, *, reference: bool) -> None:
     """Look for the weights that are named, which Megatron does not: without them it trains from random ones.
 
+    Args:
+        config: MindSpeed-RL's.
+        reference: whether one is loaded.
+
     Raises:
-        ConfigError: a ``load`` holds no checkpoint, or none to go on from where ``finetune: false`` says so.
+        ConfigError: a ``load`` holds no checkpoint, or none with an optimizer's state where that is to be loaded.
     """
     mode = (config.get("rl_config") or {}).get("integrated_mode_config") or {}
-    actor, reference = (config.get(section) or {} for section in ("actor_config", "ref_config"))
-    named = {
-        "actor_config.load": actor.get("load"),
-        "ref_config.load": reference.get("load"),
-        "rl_config.integrated_mode_config.ref_model_load_path": mode.get("ref_model_load_path"),
-    }
+    actor = config.get("actor_config") or {}
+    named = {"actor_config.load": actor.get("load")}
+    if reference:
+        named["ref_config.load"] = (config.get("ref_config") or {}).get("load")
+        named["rl_config.integrated_mode_config.ref_model_load_path"] = mode.get("ref_model_load_path")
     for key, path in named.items():
         if path is not None:
             try:
-                checkpoint_layout(Path(path))
+                check_checkpoint(Path(path))
             except ConfigError as error:
                 raise ConfigError(f"{key}: {error}") from error
     load = actor.get("load")
-    if load is not None and actor.get("finetune") is False and newest_iteration(Path(load)) is None:
+    goes_on = actor.get("finetune") is False and actor.get("no_load_optim") is False
+    if load is not None and goes_on and newest_iteration(Path(load)) is None:
         raise ConfigError(
-            f"actor_config.finetune: false goes on with a training, and {load} holds converted weights alone: expected "
-            "true"
+            f"actor_config.no_load_optim: false beside finetune: false goes on with a training, and {load} holds "
+            "converted weights alone, without an optimizer's state; name the checkpoints of a training"
         )
 
 
@@ -250,7 +254,7 @@ def train(
         raise ConfigError("\n".join(unknown))
     for line in keys_without_effect(config, reference=process.reference):
         print(f"coca-mindspeed: {line}", flush=True)
-    check_weights(config)
+    check_weights(config, reference=process.reference)
     try_graders(settings, config)
     start_ray(process, config, worker_setup)
     try:

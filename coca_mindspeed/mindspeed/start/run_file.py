@@ -134,8 +134,9 @@ def mindspeed_values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: b
         _refuse_another_run(files.results / RUN_FILE, values)
         actor |= {"load": actor["save"], "finetune": False, "no_load_optim": False, "no_load_rng": False}
     elif files.stage > 0:
-        before = StageFiles(files.output, files.stage - 1).checkpoints
-        actor["load"] = str(before.absolute())
+        before = StageFiles(files.output, files.stage - 1)
+        _refuse_another_run(before.results / RUN_FILE, values)  # its weights are what this stage begins with
+        actor["load"] = str(before.checkpoints.absolute())
     return values
 
 

@@ -35,17 +35,29 @@ def newest_iteration(directory: Path) -> int | None:
     return int(text)
 
 
-def checkpoint_layout(directory: Path) -> CheckpointLayout:
-    """TP and PP of the newest checkpoint in ``directory``.
+def check_checkpoint(directory: Path) -> Path:
+    """The folder of the newest checkpoint in ``directory``, whatever Megatron's form and layout of it.
 
     Raises:
-        ConfigError: there is none, or ranks are missing from it.
+        ConfigError: there is none, or nothing is in it.
     """
     tracker = directory / _TRACKER
     if not tracker.is_file():
         raise ConfigError(f"{directory}: is not a Megatron checkpoint: it has no {_TRACKER}")
     iteration = newest_iteration(directory)
     folder = directory / ("release" if iteration is None else f"iter_{iteration:07d}")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        raise ConfigError(f"{folder}: holds no weights, and {tracker.name} says that it does")
+    return folder
+
+
+def checkpoint_layout(directory: Path) -> CheckpointLayout:
+    """TP and PP of the newest checkpoint in ``directory``.
+
+    Raises:
+        ConfigError: there is none, or ranks are missing from it.
+    """
+    folder = check_checkpoint(directory)
     ranks = {
         (int(found[1]), int(found[2] or 0))
         for path in folder.glob("mp_rank_*")
