@@ -79,7 +79,8 @@ def test_the_engines_answer_without_its_tag(vllm, style, stream):
                 assert fields["action"] == "refuse"
                 continue
             assert (text, fields["confidence"], reason) == (expected.answer, expected.confidence, "stop")
-            assert fields["tokens_to_confidence"] == 6
+            # A busy engine sends several tokens at once, and the piece that closes the tag counts whole.
+            assert 6 <= fields["tokens_to_confidence"] <= fields["tokens"]["small"]
 
 
 def test_other_ways_to_a_confidence(vllm):
