@@ -65,7 +65,7 @@ def memory_problems(check: MemoryCheck, config: RunConfig, architecture: Any) ->
         for knob in _knobs(config)
         if knob.peak(check.run) > room
     ]
-    if check.run.peak_of_export > room:
+    if check.run.merged and check.run.peak_of_export > room:
         problems.append(
             f"model.lora.rank={config.model.lora.rank}: merging the adapters at the end needs "
             f"{check.run.peak_of_export / GIB:.1f} GiB, and the machine has {room / GIB:.1f} beside the process; take "

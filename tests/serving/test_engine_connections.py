@@ -30,6 +30,15 @@ WHOLE = b"".join(map(event, SURE)) + event("", "stop") + b"data: [DONE]\n\n"
 PART = b"".join(map(event, SURE))
 
 
+async def _end(server):
+    """No connection is served any more: what is left of one would end with the loop already closed."""
+    server.close()
+    serving = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in serving:
+        task.cancel()
+    await asyncio.gather(*serving, return_exceptions=True)
+
+
 class RawEngine:
     """Answers every request by the same bytes, and then closes the connection or keeps it.
 
@@ -71,6 +80,7 @@ class RawEngine:
         try:
             yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
         finally:
+            asyncio.run_coroutine_threadsafe(_end(server), loop).result(10)
             loop.call_soon_threadsafe(loop.stop)
             thread.join(10)
 
