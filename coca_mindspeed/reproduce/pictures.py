@@ -34,6 +34,10 @@ def dot_chart(numbers: Sequence[Entry]) -> Figure:
             axes.set_xlim(-0.6, len(methods) - 0.4)
             if row is grid[0]:
                 axes.set_title(plot_text(category), fontsize=10)
-    shown = "dots: seeds, bar: mean, diamond: the paper's model"
-    figure.suptitle(shown + ("; dotted: ECE if calibrated" if "ece" in metrics else ""), fontsize=8)
+    shown = ["dots: seeds, bar: mean"]
+    if any(not math.isnan(e.paper) for e in numbers):
+        shown.append("diamond: the paper's model")
+    if "ece" in metrics:
+        shown.append("dotted: ECE if calibrated")
+    figure.suptitle("; ".join(shown), fontsize=8)
     return figure
