@@ -96,8 +96,8 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
         parameters = list(policy.model.parameters())
         trained = policy.trained_parameters()
         weights = live.now
-        update = 0
-        for response, group_sizes in largest_microbatches(config, prompt):
+        update, largest = 0, largest_microbatches(config, prompt)
+        for response, group_sizes in largest:
             before = live.start()
             update_pass(policy, prompt, response, group_sizes, config)
             update = max(update, live.most - before)
@@ -110,7 +110,7 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
         before = live.start()
         if config.rollout.engine == "vllm":
             with torch.no_grad():
-                for response, group_sizes in largest_microbatches(config, prompt):
+                for response, group_sizes in largest:
                     _longest(policy, prompt, response, group_sizes, config).scores()
             cache = int(config.rollout.vllm.kv_cache_gib * GIB)
             vllm = bytes_of_number(config) * plain + cache

@@ -1,6 +1,5 @@
 """From a request to its answer: ask a tier, and do what its confidence says, up the ladder."""
 
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -49,27 +48,18 @@ class Router:
             return
         trace = request.trace
         probed = replace(request, trace=Trace(trace.id, trace.domain))
-        ended = anyio.Event()
+        # The client does not wait for the probe longer than a moment, whatever the first tier does.
+        probing = anyio.CancelScope()
 
         async def answer() -> Decision:
             try:
                 return await ask_tier(request, served, request.messages, request.whole_budget())
             finally:
-                ended.set()
+                probing.deadline = anyio.current_time() + _PROBE_ENDS_IN_S
 
         async def look() -> None:
-            """The client does not wait for it longer than a moment, whatever the first tier does."""
-            async with anyio.create_task_group() as group:
-
-                async def look_and_end() -> None:
-                    with contextlib.suppress(BackendError):
-                        await probe(probed, first)
-                    group.cancel_scope.cancel()
-
-                group.start_soon(look_and_end)
-                await ended.wait()
-                await anyio.sleep(_PROBE_ENDS_IN_S)
-                group.cancel_scope.cancel()
+            with probing:
+                await probe(probed, first)
 
         [answered, _] = await side_by_side(answer, look)
         trace.shadow = probed.trace.shadow or {

@@ -208,12 +208,12 @@ def start_ray(process: ProcessSettings, config: DictConfig, worker_setup: str = 
     arguments: dict[str, Any] = {"runtime_env": environment, "log_to_driver": True}
     if not os.environ.get("RAY_ADDRESS"):
         arguments["address"] = "local"
-    if not os.environ.get("RAY_ADDRESS") and process.coca.platform == "host":
-        npus = sum(
-            int((config.rl_config.get(key) or {}).get("num_npus") or 0)
-            for key in ("actor_resource", "reference_resource", "reward_resource")
-        )
-        arguments |= {"num_cpus": _HOST_CPUS, "resources": {"NPU": npus}, "include_dashboard": False}
+        if process.coca.platform == "host":
+            npus = sum(
+                int((config.rl_config.get(key) or {}).get("num_npus") or 0)
+                for key in ("actor_resource", "reference_resource", "reward_resource")
+            )
+            arguments |= {"num_cpus": _HOST_CPUS, "resources": {"NPU": npus}, "include_dashboard": False}
     ray.init(**arguments)
 
 
