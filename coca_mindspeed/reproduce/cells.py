@@ -73,8 +73,13 @@ class ReproductionCell:
 
 
 def cells_of(plan: Plan, seeds: Sequence[int]) -> list[ReproductionCell]:
-    """All cells, each after those that it needs; seed after seed, so that what there is can be read early."""
-    return [cell for seed in seeds for name in plan.settings for cell in _cells(name, plan.settings[name], seed)]
+    """All cells, each after those that it needs; a method's seeds together, so that what is there is paired."""
+    return [
+        cell
+        for name, setting in plan.settings.items()
+        for of_all_seeds in zip(*(_cells(name, setting, seed) for seed in seeds), strict=True)
+        for cell in of_all_seeds
+    ]
 
 
 def _cells(name: str, setting: SettingPlan, seed: int) -> Iterator[ReproductionCell]:
