@@ -84,7 +84,7 @@ def test_the_algorithm_imports_torch_and_numpy_and_nothing_of_ours():
 def test_config_knows_the_algorithms_names_and_how_files_are_read_and_tables_written():
     sentence = "`config` knows the algorithm's names and nothing else of ours but how files are read and tables written"
     assert sentence in " ".join(PAGE.split())
-    rooms = {"algorithm", "config", "errors", "files", "json_text", "markdown"}
+    rooms = {"algorithm", "config", "errors", "files", "json_text", "markdown", "yaml_text"}
     known = {name for module, path in modules() if module.split(".")[0] == "config" for name in imports(path)}
     assert {name.split(".")[1] for name in known if name.startswith("coca_mindspeed.")} <= rooms
 

@@ -19,6 +19,7 @@ from yaml import YAMLError
 from coca_mindspeed.config.overrides import GROUPS, hydra_override, known_keys, nearest
 from coca_mindspeed.config.schema import PATH_KEYS, RunConfig
 from coca_mindspeed.errors import ConfigError, UsageError
+from coca_mindspeed.yaml_text import YamlError, read_yaml
 
 _LONGEST_SHOWN = 200  # characters of a value in a message
 
@@ -193,10 +194,8 @@ def _expand_home(composed: DictConfig) -> None:
 def _parse_yaml(file: Path) -> None:
     """Report YAML syntax errors with file and line, which Hydra's own message hides."""
     try:
-        yaml.safe_load(file.read_text(encoding="utf-8"))
-    except RecursionError as error:
-        raise ConfigError(f"{file}: is not valid YAML: nested too deeply") from error
-    except (OSError, ValueError, YAMLError) as error:  # ValueError: not UTF-8, or a number beyond Python's limit
+        read_yaml(file)
+    except (OSError, YamlError) as error:
         raise ConfigError(f"{file}: is not valid YAML: {error}") from error
 
 
@@ -234,7 +233,7 @@ def _origin(key: str, sources: Sequence[Path], overrides: Sequence[str]) -> str:
 
 
 def _sets(source: Path, parts: Sequence[str]) -> bool:
-    content = yaml.safe_load(source.read_text(encoding="utf-8")) or {}
+    content = read_yaml(source) or {}
     if source.parent.name in GROUPS and "@package _global_" not in source.read_text(encoding="utf-8"):
         if source.parent.name != parts[0]:
             return False

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.step_log import read_steps
+from coca_mindspeed.yaml_text import YamlError, read_yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +88,8 @@ def read_named(file: Path) -> list[Prediction]:
     if not file.stem.endswith("after") or not config.is_file():
         return predictions
     try:
-        trained = yaml.safe_load(config.read_text(encoding="utf-8"))["method"]["name"]
-    except (KeyError, TypeError, UnicodeDecodeError, yaml.YAMLError) as error:
+        trained = read_yaml(config)["method"]["name"]
+    except (KeyError, TypeError, YamlError) as error:
         raise DataError(
             f"{config}: expected the configuration of a run with method.name; found none: {error}"
         ) from error

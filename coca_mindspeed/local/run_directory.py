@@ -13,8 +13,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import yaml
-
 from coca_mindspeed import __version__
 from coca_mindspeed.config.compose import to_yaml, validate_run
 from coca_mindspeed.config.schema import RunConfig
@@ -24,6 +22,7 @@ from coca_mindspeed.files import write_atomically
 from coca_mindspeed.local.checkpoint import Checkpoint, list_checkpoints
 from coca_mindspeed.local.schedule import learning_rate
 from coca_mindspeed.ownership import MARKER, lock_of_process, read_marker, remove_entries, write_marker
+from coca_mindspeed.yaml_text import YamlError, read_yaml
 
 _KIND = "run"
 _LOCK = ".lock"
@@ -242,8 +241,8 @@ def _refuse_another_length(found: FoundRun, saved: RunConfig, config: RunConfig)
 def _saved(found: FoundRun) -> RunConfig:
     path = found.config_path
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        values = read_yaml(path)
+    except (OSError, YamlError) as error:
         raise ConfigError(f"{path}: the configuration of the run to resume cannot be read: {error}") from error
     return validate_run(values, (path,))
 

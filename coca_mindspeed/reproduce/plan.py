@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Literal, get_args
 
-import yaml
 from pydantic import Field, ValidationError, field_validator
 
 from coca_mindspeed.config.compose import config_directory
@@ -12,6 +11,7 @@ from coca_mindspeed.config.schema import Section
 from coca_mindspeed.data.embedded.miniature import MiniatureName
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.evaluation.paper.published import check_setting
+from coca_mindspeed.yaml_text import YamlError, read_yaml
 
 BaselineCell = Literal["instruct", "rlvr+question_prob", "rlvr+probe", "rlvr+assessor", "majority_voting"]
 # Cells that a plan's trained methods must not be called like.
@@ -152,10 +152,10 @@ def read_plan(path: Path) -> Plan:
         ConfigError: the file is missing or not a plan; every problem on a line of its own.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = read_yaml(path)
     except OSError as error:
         raise ConfigError(f"--plan {path}: cannot be read: {error.strerror}") from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except YamlError as error:
         raise ConfigError(f"--plan {path}: is not valid YAML: {error}") from error
     try:
         return Plan.model_validate(content)

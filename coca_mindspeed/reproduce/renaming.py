@@ -2,11 +2,10 @@
 
 from pathlib import Path
 
-import yaml
-
 from coca_mindspeed.config.compose import to_yaml, validate_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.files import write_atomically
+from coca_mindspeed.yaml_text import YamlError, read_yaml
 
 # What a cell names inside of the reproduction's directory.
 _PLACES = (("model", "path"), ("data", "train"), ("data", "evaluate"))
@@ -30,8 +29,8 @@ def follow_renaming(run: Path, config: RunConfig, output: Path) -> None:
     if not path.is_file():
         return
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        values = read_yaml(path)
+    except (OSError, YamlError):
         return  # the session says what is wrong with it
     found = saved = validate_run(values, (path,))
     for section, key in _PLACES:

@@ -5,12 +5,12 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.serving.decision import Action, AnswerGate, Band, CostRule, Rule, ThresholdRule
+from coca_mindspeed.yaml_text import YamlError, read_yaml
 
 
 class ListenConfig(Section):
@@ -235,8 +235,8 @@ def read_serving_config(path: Path) -> ServingConfig:
         ConfigError: every problem, a line each, with file, key and what was found.
     """
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        values = read_yaml(path)
+    except (OSError, YamlError) as error:
         raise ConfigError(f"{path}: cannot be read as YAML: {error}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping of keys, found {type(values).__name__}")

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.upstream.fingerprint import TargetError, fingerprint
+from coca_mindspeed.yaml_text import YamlError, read_yaml
 
 #: ``replace``: another object stands there.  ``wrap``: a function around the original.  ``subclass``: a class made
 #: from the original.  ``register``: an entry of a registry.  ``use``: relied upon as it is, and only verified.
@@ -102,8 +101,8 @@ def load_manifest(path: Path) -> Manifest:
         ManifestError: naming the file and the key.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
+        content = read_yaml(path)
+    except (OSError, YamlError) as error:
         raise ManifestError(f"{path}: cannot be read: {error}") from error
     if not isinstance(content, dict) or set(content) - {"package"} != {"release", "commit", "hooks"}:
         raise ManifestError(

@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.errors import ConfigError, UsageError
+from coca_mindspeed.yaml_text import YamlError, read_yaml
 
 #: The file that verl's own configuration starts from, by its name in ``defaults``.
 VERLS_OWN = "ppo_trainer"
@@ -110,8 +111,8 @@ def _all_defaults(file: Path) -> set[str]:
 
 def _defaults(file: Path) -> list[str]:
     try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = read_yaml(file)
+    except (OSError, YamlError) as error:
         raise ConfigError(f"{file}: cannot be read: {error}") from error
     defaults = content.get("defaults", []) if isinstance(content, dict) else []
     return [name for name in defaults if isinstance(name, str)] if isinstance(defaults, list) else []

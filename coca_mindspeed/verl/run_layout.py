@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.config.model_size import (
     BF16,
@@ -23,6 +21,7 @@ from coca_mindspeed.config.schema import ArchitectureConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.verl.required_keys import value_of
 from coca_mindspeed.verl.settings import VerlSettings
+from coca_mindspeed.yaml_text import read_yaml
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
@@ -71,7 +70,7 @@ def model_shape(name: str) -> ArchitectureConfig:
         ConfigError: there is no such file, or it says none.
     """
     path = config_directory() / "model" / f"{name}.yaml"
-    content = yaml.safe_load(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    content = read_yaml(path) if path.is_file() else {}
     model = content.get("model", content) if isinstance(content, dict) else {}
     if "architecture" not in model:
         known = sorted(file.stem for file in path.parent.glob("*.yaml") if "architecture" in file.read_text())

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.table import Table
@@ -24,6 +23,7 @@ from coca_mindspeed.files import read_json_lines
 from coca_mindspeed.judging.learning_signal import NO_SIGNAL_STEPS, learning_problems
 from coca_mindspeed.safe_text import terminal_text
 from coca_mindspeed.time_left import STEPS, Pace, duration
+from coca_mindspeed.yaml_text import YamlError, read_yaml
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 30
@@ -58,9 +58,9 @@ class RunDirectory:
         """``of 300, about 4 min left`` at the step that was ``done`` last; "" where the run does not say."""
         path = self.path / "config.yaml"
         try:
-            values = yaml.safe_load(path.read_text(encoding="utf-8"))
+            values = read_yaml(path)
             config = validate_run(values, (path,)) if isinstance(values, dict) else None
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, ConfigError):
+        except (OSError, YamlError, ConfigError):
             config = None
         if config is None:  # another release's, or no run of ours
             return ""

@@ -28,6 +28,7 @@ from coca_mindspeed.mindspeed.start.process import check_rollout_engine, setup_d
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from coca_mindspeed.mindspeed.weights.megatron_checkpoint import check_checkpoint, newest_iteration
 from coca_mindspeed.upstream.manifest import matching_manifest
+from coca_mindspeed.yaml_text import YamlError, read_yaml
 
 #: Environment variable -> a package that its checkout must hold.
 HOMES = {
@@ -73,9 +74,10 @@ def compose_config(path: Path, overrides: Sequence[str], mindspeed_rl_home: Path
         raise ConfigError(f"{path}: no such configuration file")
     search = f"hydra.searchpath=[file://{mindspeed_rl_home / 'configs'}]"
     try:
+        read_yaml(path)  # names the line, which Hydra's own message does not
         with initialize_config_dir(str(path.resolve().parent), version_base=None):
             return compose(path.stem, overrides=[search, *overrides])
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError) as error:
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, YamlError) as error:
         raise ConfigError(f"{path}: cannot be composed: {error}") from error
 
 
@@ -130,7 +132,7 @@ def runtime_environment(
     """Ray's runtime environment: MindSpeed-RL's own variables, our settings, and what every worker calls first."""
     rl = config.get("rl_config") or {}
     path = process.mindspeed_rl_home / rl.get("runtime_env_path", "configs/envs/runtime_env.yaml")
-    variables = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("env_vars", {})
+    variables = (read_yaml(path) or {}).get("env_vars", {})
     generate = config.get("generate_config") or {}
     if generate.get("enable_expert_parallel"):
         variables["VLLM_DP_SIZE"] = str(generate.get("infer_expert_parallel_size"))

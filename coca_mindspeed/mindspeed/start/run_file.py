@@ -19,6 +19,7 @@ from coca_mindspeed.mindspeed.plan.conditions import needs_reference
 from coca_mindspeed.mindspeed.start.settings import VALIDATION
 from coca_mindspeed.mindspeed.weights.megatron_checkpoint import newest_iteration
 from coca_mindspeed.step_log import read_steps
+from coca_mindspeed.yaml_text import YamlError, read_yaml
 
 RUN_FILE = "mindspeed_rl.yaml"
 # What a run is; whatever else the file says may be another when it is gone on with: how it is laid out, what it
@@ -145,8 +146,8 @@ def _refuse_another_run(written: Path, values: dict[str, Any]) -> None:
     if not written.is_file():
         return
     try:
-        before = yaml.safe_load(written.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        before = read_yaml(written)
+    except (OSError, YamlError) as error:
         raise ConfigError(f"{written}: the run to resume cannot be read: {error}") from error
     if not isinstance(before, dict):
         raise ConfigError(f"{written}: the run to resume should be a mapping, found {type(before).__name__}")

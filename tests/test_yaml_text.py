@@ -1,0 +1,78 @@
+"""YAML of strangers: whatever Python's parser falls over is an error that names the file, wherever one is read."""
+
+import pytest
+
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.errors import CocaError
+from coca_mindspeed.evaluation.predictions import write_predictions
+from coca_mindspeed.evaluation.reports.live import RunDirectory
+from coca_mindspeed.evaluation.runs import read_named
+from coca_mindspeed.local.run_directory import FoundRun, refuse_another_run
+from coca_mindspeed.mindspeed.start import run_file
+from coca_mindspeed.mindspeed.start.driver import compose_config
+from coca_mindspeed.reproduce.plan import read_plan
+from coca_mindspeed.reproduce.renaming import follow_renaming
+from coca_mindspeed.serving.serving_config import read_serving_config
+from coca_mindspeed.upstream.manifest import load_manifest
+from coca_mindspeed.verl import configuration
+from coca_mindspeed.yaml_text import YamlError, parse_yaml, read_yaml
+from tests.evaluation.test_report import predictions
+
+BROKEN = {
+    "broken": b"a: [",
+    "not UTF-8": b"a: \xff",
+    "too deep": b"a: " + b"[" * 3000 + b"]" * 3000,
+    "too long a number": b"a: " + b"9" * 5000,
+    "no date": b"a: 2026-13-31",
+    "a tag that would run something": b"a: !!python/object/apply:os.getcwd []",
+}
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+def test_whatever_is_wrong_is_one_error(text, tmp_path):
+    with pytest.raises(YamlError):
+        parse_yaml(text)
+    (tmp_path / "a.yaml").write_bytes(text)
+    with pytest.raises(YamlError):
+        read_yaml(tmp_path / "a.yaml")
+
+
+def test_what_is_right_is_read(tmp_path):
+    assert parse_yaml("a: {b: [1, 0.5, ü]}".encode()) == {"a": {"b": [1, 0.5, "ü"]}}
+    assert parse_yaml(b"") is None
+    with pytest.raises(FileNotFoundError):
+        read_yaml(tmp_path / "none.yaml")
+
+
+READERS = {
+    "a run": lambda file: compose_run(str(file), []),
+    "a plan": read_plan,
+    "a serving configuration": read_serving_config,
+    "a manifest": load_manifest,
+    "a run on MindSpeed-RL": lambda file: compose_config(file, [], file.parent),
+    "a run on verl": configuration._defaults,
+    "the run file of a stage before": lambda file: run_file._refuse_another_run(file, {}),
+}
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize("read", READERS.values(), ids=READERS)
+def test_every_reader_names_the_file(read, text, tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_bytes(text)
+    with pytest.raises(CocaError, match=r"mine\.yaml"):
+        read(file)
+
+
+@pytest.mark.parametrize("text", BROKEN.values(), ids=BROKEN)
+def test_the_configuration_of_a_run_that_is_there(text, tmp_path):
+    config = compose_run("demo", []).run
+    (tmp_path / "config.yaml").write_bytes(text)
+    write_predictions(tmp_path / "predictions_after.jsonl", predictions("aime", 2, seed=0))
+    begun = FoundRun(tmp_path, marker={"data": {}}, begun=True)
+    with pytest.raises(CocaError, match=r"config\.yaml"):
+        refuse_another_run(begun, config, {})
+    with pytest.raises(CocaError, match=r"config\.yaml"):
+        read_named(tmp_path / "predictions_after.jsonl")
+    follow_renaming(tmp_path, config, tmp_path)  # the session says what is wrong with it
+    assert RunDirectory(tmp_path).progress(3) == ""
