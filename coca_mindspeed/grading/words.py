@@ -19,7 +19,8 @@ _CHOICE = re.compile(r"\(?\s*([A-Za-z])\s*[).]?")
 _CHOICE_WITH_TEXT = re.compile(r"(?:\(\s*([A-H])\s*\)|([A-H])[).:])\s*([^()]+)")
 # What follows a choice is its option's text, unless it names another choice or takes this one back.
 _OTHER_CHOICE = re.compile(r"(?<![A-Za-z\\])[B-H](?![A-Za-z])|(?<![A-Za-z\\])A(?! [a-z])(?![A-Za-z])")
-_ONLY_LETTERS = re.compile(r"(?:(?:[A-Za-z]|and|or)(?:[ ,;/]+|$))+")
+_ONLY_LETTERS = re.compile(r"[ ,;/|&]*(?:(?:[A-Za-z]|and|or)(?:[ ,;/|&]+|$))+")
+_LETTER_IN_A_LIST = re.compile(r"[,;|&]\s*[a-h]\s*(?:$|[,;|&])")
 _DENIAL = re.compile(
     r"(?<![a-z])(?:not|no|never|wrong|incorrect|false|isn|cannot|neither|nor|none|or|maybe|perhaps)(?![a-z])", re.I
 )
@@ -64,6 +65,7 @@ def chosen(body: str) -> str | None:
     if match is None:
         return None
     option = match[3].strip()
-    if _OTHER_CHOICE.search(option) or _ONLY_LETTERS.fullmatch(option) or _DENIAL.search(option):
+    others = (_OTHER_CHOICE.search, _ONLY_LETTERS.fullmatch, _LETTER_IN_A_LIST.search, _DENIAL.search)
+    if any(names_another(option) for names_another in others):
         return ""
     return match[1] or match[2]

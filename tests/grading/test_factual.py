@@ -159,10 +159,17 @@ def test_an_alias_of_nothing_but_articles_matches_nothing() -> None:
         assert not grader.grade([record(["The The", "x y"])], ["The. Something else"])[0].correct
 
 
-@pytest.mark.parametrize("aliases", [None, [], "Paris", [1]])
+@pytest.mark.parametrize("aliases", [None, [], "Paris", [1], ["A"], ["The The", "?"]])
 def test_records_without_aliases_are_refused(aliases: object) -> None:
     with pytest.raises(DataError, match=r"'t1' of 'triviaqa'.*aliases"):
         FactualGrader().grade([record(aliases)], ["Paris"])
+
+
+@pytest.mark.parametrize("answer", ["**Answer**: Paris", "**Answer:** Paris", "_Answer_ is Paris"])
+@pytest.mark.parametrize("match", ["exact", "contains"])
+def test_marks_around_the_word_answer_are_not_the_answer(answer: str, match: str) -> None:
+    [verdict] = FactualGrader(match=match).grade([record(["Paris"])], [answer])
+    assert verdict.correct
 
 
 def test_unknown_rule() -> None:

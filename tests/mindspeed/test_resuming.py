@@ -177,7 +177,7 @@ def test_a_line_has_what_fit_logs_of_its_iteration_alone(start: Any, tmp_path: P
 def test_ray_may_have_pickled_the_class_in_the_meantime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever Ray sends along with a class that is made in a function comes back into that very class, copied."""
     settings = coca_settings({"output_dir": str(tmp_path)})
-    monkeypatch.setattr(stages_trainer, "process_settings", lambda: SimpleNamespace(coca=settings))
+    monkeypatch.setattr(stages_trainer, "process_settings", lambda: SimpleNamespace(coca=settings, reference=False))
     kind = stages_trainer.metrics_of_an_iteration(UpstreamMetric)
     metrics = kind()
     for iteration in (1, 2):
@@ -186,3 +186,18 @@ def test_ray_may_have_pickled_the_class_in_the_meantime(tmp_path: Path, monkeypa
         metrics.update(value={"grad_norm": 0.5})
         metrics.update("vllm_tps", 7.0)
     assert steps(tmp_path / "metrics.jsonl") == [1, 2]
+
+
+@pytest.mark.parametrize("reference", [True, False])
+def test_no_time_is_reported_of_a_reference_that_is_not_there(
+    reference: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MindSpeed-RL reports it as 0."""
+    process = SimpleNamespace(coca=coca_settings({"output_dir": str(tmp_path)}), reference=reference)
+    monkeypatch.setattr(stages_trainer, "process_settings", lambda: process)
+    metrics = stages_trainer.metrics_of_an_iteration(UpstreamMetric)()
+    metrics.update(value={"timing/non_overlap_reference_model": 0, "timing/non_overlap_adv": 0.1})
+    metrics.update("vllm_tps", 7.0)
+    [(_, row)] = read_json_lines(tmp_path / "metrics.jsonl")
+    assert ("timing/non_overlap_reference_model" in row) == reference
+    assert row["timing/non_overlap_adv"] == 0.1

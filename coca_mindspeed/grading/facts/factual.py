@@ -31,7 +31,7 @@ _SIGNS = (
 )
 _MAY_HOLD_SIGNS = re.compile(r"[0-9!≠¬]")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_PHRASE = re.compile(r"answer(?:\s+is|\s*:)\s*:?", re.IGNORECASE)
+_PHRASE = re.compile(r"answer[*_]*(?:\s+is|\s*:)\s*:?", re.IGNORECASE)
 
 # Words that name a second candidate or take the first one back.
 _HEDGING = """or nor not never neither no without except unless instead rather versus vs alternatively either otherwise
@@ -195,5 +195,10 @@ def aliases_of(record: Record) -> list[str]:
         raise DataError(
             f"record {record.id!r} of {record.dataset!r}: metadata['aliases'] should be a list of at least one string, "
             f"found {aliases!r:.80}"
+        )
+    if not any(map(normalise, aliases)):
+        raise DataError(
+            f"record {record.id!r} of {record.dataset!r}: metadata['aliases'] {aliases!r:.80} are nothing but articles "
+            "and punctuation, which no answer is compared by"
         )
     return aliases

@@ -12,8 +12,16 @@ from coca_mindspeed.grading.mathematics.qualified import is_qualified
 # A backslash takes the next character with it, so that \{ and \} are text and not grouping.
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _MATH = re.compile(r"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_PHRASE = re.compile(r"answer(?:\s+is|\s*[:=]|\s+equals)\s*:?", re.IGNORECASE)
+_PHRASE = re.compile(r"answer[*_]*(?:\s+is|\s*[:=]|\s+equals)\s*:?", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+|e[-+]?\d+)?%?", re.IGNORECASE)
+# Behind a formula that is stated as the answer: one more candidate, or that it is a guess.
+_IN_DOUBT = re.compile(
+    r"""\s*(?:
+        (?:[,;/]|[,;]?\s*(?:or|and)\b)(?:\s+(?:maybe|perhaps|possibly|even|rather|also|else))*\s*(?:\$|\\[(\[]|[-+]?\.?\d)
+      | [,;]?\s*(?:not\s+(?:sure|certain)|(?:or\s+)?(?:maybe|perhaps|possibly|alternatively))\b
+    )""",
+    re.VERBOSE | re.IGNORECASE,
+)
 _SENTENCE_END = re.compile(r"[.!?](?:\s|$)|\n")
 
 # Fallbacks look only here: an answer that is not at the end is not a final answer.
@@ -162,7 +170,8 @@ def final_answer(response: str, boxed_only: bool = False) -> str | None:
 
 def _stated_answer(rest: str) -> str | None:
     rest = rest[:_LINE_CHARACTERS].lstrip(" \t\n:*")
-    if formula := _MATH.match(rest):
-        return next(group for group in formula.groups() if group is not None).strip() or None
     end = _SENTENCE_END.search(rest)
+    formula = _MATH.match(rest)
+    if formula and not is_qualified(rest, *formula.span()) and not _IN_DOUBT.match(rest, formula.end()):
+        return next(group for group in formula.groups() if group is not None).strip() or None
     return (rest[: end.start()] if end else rest).strip(" \t*`\"'") or None

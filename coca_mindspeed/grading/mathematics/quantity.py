@@ -27,6 +27,7 @@ _SPACING = re.compile(
     _ROW_BREAK + r"|\\[,;:! ]|\\(?:quad|qquad|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<=[^\\\s])~|&nbsp;"
 )
 _SIZING = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*\.?")
+_MATH_DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
 _DOLLARS = re.compile(r"(?<!\\)\$")
 TEXT = r"\\(?:text|textrm|textbf|textit|textnormal|mathrm|mathbf|mathit|mbox|rm|operatorname)\s*\{([^{}]*)\}"
 _ALL_TEXT = re.compile(rf"^{TEXT}$")
@@ -37,7 +38,10 @@ _TRAILING_WORD = re.compile(r"(?<![a-zA-Z\\{])\s*([a-zA-Z]+(?:[ /][a-zA-Z]+)*)\s
 _ENDS_IN_OPERATOR = re.compile(r"[,=<>+\-*^_(]\s*$")
 _FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _DEGREES = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})$")
-_PERCENT = re.compile(r"\s*(?:\\?%|\\%|\b(?:percent|per cent|pct|percentage))$", re.IGNORECASE)
+_PERCENT_SIGN = r"(?:\\?%|\b(?:percent|per cent|pct|percentage))"
+_PERCENT = re.compile(
+    rf"\s*(?:{_PERCENT_SIGN}|\\(?:text|textrm|mathrm|mbox)\s*\{{\s*{_PERCENT_SIGN}\s*\}})$", re.IGNORECASE
+)
 _CURRENCY = re.compile(r"^([-+]?)\s*(\\\$|[$€£¥₹]|(?:USD|EUR|GBP|Rs)(?![a-zA-Z])\.?)\s*", re.IGNORECASE)
 _CURRENCY_IN_TEXT = re.compile(r"^\\text\s*\{\s*(\\?\$|[€£¥₹]|USD|EUR|GBP|Rs\.?)\s*\}\s*", re.IGNORECASE)
 # What introduces a value and says nothing about it.
@@ -126,8 +130,7 @@ def clean_latex(text: str) -> str:
     if not _CURRENCY.match(text) or text.endswith("$"):
         text = _DOLLARS.sub("", text)
     text = text.strip().strip("*`").strip()
-    if whole := re.fullmatch(r"\\[(\[](.*)\\[)\]]", text, re.DOTALL):
-        text = whole[1]
+    text = _MATH_DELIMITERS.sub("", text).strip()
     text = text.removesuffix(".").strip() if not text.endswith("..") else text
     text = _EMPTY_TEXT.sub("", text)
     text = text.replace("\\langle", "(").replace("\\rangle", ")").replace("\\varnothing", "\\emptyset")

@@ -108,6 +108,8 @@ def finishing_ratios(original: Any) -> Any:
 
 # What ``fit`` adds last to an iteration's metrics, before it logs them.
 _LAST_METRIC = "vllm_tps"
+# What MindSpeed-RL's timing says of a reference, as 0, where there is none.
+_OF_A_REFERENCE = "timing/non_overlap_reference_model"
 
 
 def metrics_of_an_iteration(original: Any) -> Any:
@@ -127,7 +129,10 @@ def metrics_of_an_iteration(original: Any) -> Any:
             super().update(key, value, cumulate)
             if key == _LAST_METRIC:
                 self._is_whole = True
-                coca = process_settings().coca
+                process = process_settings()
+                if not process.reference:
+                    self.metric.pop(_OF_A_REFERENCE, None)
+                coca = process.coca
                 if coca.output_dir is not None and coca.metrics_file:
                     append_line(coca.output_dir / METRICS, {"step": under_way.iteration, **self.metric})
 
