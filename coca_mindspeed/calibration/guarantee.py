@@ -19,6 +19,7 @@ from scipy.stats import beta, binom
 from coca_mindspeed.config.schema import Section
 
 GRID = 100
+_MOST_LABELS = 1 << 30  # times those that there are: nobody labels more
 
 
 class Certificate(Section):
@@ -54,9 +55,9 @@ class Certificate(Section):
         return f"nothing is certified at risk {self.risk:g} from {self.labels} labels; {needed}"
 
 
-def p_value(wrong: int, accepted: int, risk: float) -> float:
-    """Chance of so few wrong ones or fewer if the error were ``risk``: exact binomial tail."""
-    return float(binom.cdf(wrong, accepted, risk))
+def p_value(wrong: npt.ArrayLike, accepted: npt.ArrayLike, risk: float) -> npt.NDArray[np.float64]:
+    """Chance of so few wrong ones or fewer if the error were ``risk``: exact binomial tail, elementwise."""
+    return np.asarray(binom.cdf(wrong, accepted, risk))
 
 
 def upper_bound(wrong: int, accepted: int, confidence: float) -> float:
@@ -88,13 +89,7 @@ def certify(
     """
     thresholds = np.arange(GRID, -1, -1) / GRID
     accepted, wrong = _counts(stated, correct, thresholds)
-    least = least_labels(risk, confidence)
-    # With the least that can pass, one wrong answer would end the sequence at its start.
-    start = 2 * least if accepted[-1] >= 2 * least else least
-    tested = np.flatnonzero(accepted >= start)
-    failed = np.flatnonzero(binom.cdf(wrong[tested], accepted[tested], risk) > 1 - confidence)
-    passed = tested[: failed[0]] if len(failed) else tested
-    found = int(passed[-1]) if len(passed) else None
+    found = _last_passed(accepted, wrong, risk, confidence)
     common: dict[str, Any] = {"risk": risk, "confidence": confidence, "labels": len(correct)}
     if found is None:
         needed = _labels_needed(accepted, wrong, len(correct), risk, confidence) if estimate_labels else None
@@ -122,21 +117,37 @@ def _counts(
     return at_or_above(stated[valid]), at_or_above(stated[valid & ~correct])
 
 
+def _last_passed(
+    accepted: npt.NDArray[np.intp], wrong: npt.NDArray[np.intp], risk: float, confidence: float
+) -> int | None:
+    """The last threshold that passes before one fails, tested from the top; None where the first fails."""
+    least = least_labels(risk, confidence)
+    # With the least that can pass, one wrong answer would end the sequence at its start.
+    start = 2 * least if accepted[-1] >= 2 * least else least
+    tested = np.flatnonzero(accepted >= start)
+    failed = np.flatnonzero(p_value(wrong[tested], accepted[tested], risk) > 1 - confidence)
+    passed = tested[: failed[0]] if len(failed) else tested
+    return int(passed[-1]) if len(passed) else None
+
+
 def _labels_needed(
     accepted: npt.NDArray[np.intp], wrong: npt.NDArray[np.intp], labels: int, risk: float, confidence: float
 ) -> int | None:
-    """The fewest labels, over thresholds, that would certify at the shares that were seen; None where none would."""
-    best: int | None = None
-    for m, k in zip(accepted.tolist(), wrong.tolist(), strict=True):
-        if not m or k / m >= risk:
-            continue
-        low, high = 1, 1
-        passes = lambda size, share=k / m: p_value(math.floor(share * size), size, risk) <= 1 - confidence  # noqa: E731
-        while not passes(high) and high < 1 << 40:
-            low, high = high, high * 2
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if passes(middle) else (middle + 1, high)
-        needed = math.ceil(high * labels / m)
-        best = needed if best is None else min(best, needed)
-    return best
+    """How many labels of the shares that were seen would certify, by the same test; None where none would."""
+    if not accepted[-1]:
+        return None
+
+    def passes(size: int) -> bool:
+        scaled = accepted * size // labels
+        share = np.divide(wrong, accepted, out=np.zeros(len(wrong)), where=accepted > 0)
+        return _last_passed(scaled, np.floor(share * scaled).astype(np.intp), risk, confidence) is not None
+
+    low, high = labels, labels + 1
+    while not passes(high):
+        low, high = high, 2 * high
+        if high > _MOST_LABELS * labels:
+            return None
+    while low + 1 < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if passes(middle) else (middle, high)
+    return high

@@ -76,18 +76,28 @@ def run(arguments: argparse.Namespace) -> int:
         raise DataError(f"{arguments.predictions[0]}: holds no valid confidence")
     kind = None if arguments.method == "auto" else arguments.method
     options = {"kind": kind, "shrinkage": arguments.shrinkage}
-    fitted = fit_map(stated, correct, domains, identity, **options)
-    after = cross_fitted(
-        stated, correct, domains, questions, identity, folds=arguments.folds, seed=arguments.seed, **options
-    )
-    text = f"{fitted.curve.kind} map from {len(correct):,} labels, {len(fitted.domains)} domains with their own\n\n"
-    text += _before_and_after(stated, after, correct, questions) + "\n"
+    certificate = None
     if arguments.risk is not None:
         _refuse_several_of_a_question(predictions)
         everything = outcomes(predictions)
         certificate = certify(
             everything.confidence, everything.correct, risk=arguments.risk, confidence=arguments.confidence
         )
+    try:
+        fitted = fit_map(stated, correct, domains, identity, **options)
+    except DataError:
+        if certificate is not None:  # which needs no map
+            sys.stdout.write(f"{certificate.sentence()}\n")
+        raise
+    text = f"{fitted.curve.kind} map from {len(correct):,} labels, {len(fitted.domains)} domains with their own\n\n"
+    try:
+        after = cross_fitted(
+            stated, correct, domains, questions, identity, folds=arguments.folds, seed=arguments.seed, **options
+        )
+        text += _before_and_after(stated, after, correct, questions) + "\n"
+    except DataError as error:
+        text += f"no figures of what it is worth on other labels: of a fold's others, {error}\n"
+    if certificate is not None:
         fitted = fitted.model_copy(update={"certificate": certificate})
         text += f"{certificate.sentence()}\n"
     write_map(arguments.output, fitted)
@@ -111,6 +121,11 @@ def _refuse_several_of_a_question(predictions: list[Prediction]) -> None:
 
 def _identity(arguments: argparse.Namespace, predictions: list[Prediction]) -> Identity:
     models = {p.model for p in predictions}
+    if len(models - {None}) > 1:
+        named = ", ".join(sorted(str(each) for each in models - {None}))
+        raise UsageError(
+            f"PREDICTIONS: they are of several models ({named}), and a map belongs to one; keep the lines of one"
+        )
     model = arguments.model or (next(iter(models)) if len(models) == 1 else None)
     if model is None:
         raise UsageError("--model: the predictions name no model, or several; a map belongs to one")

@@ -170,7 +170,32 @@ def refusals(config: Mapping[str, Any], settings: VerlSettings) -> list[str]:
         settings: its section ``coca``.
     """
     problems = [problem for each in requirements(settings) if (problem := each.problem(config)) is not None]
-    return [*problems, *_batches(config), *_stages(config, settings)]
+    counts = list(_counts(config))
+    return [*problems, *(counts or [*_batches(config), *_stages(config, settings)])]
+
+
+#: Counts that the arithmetic below divides by, with verl's defaults.
+_COUNTS = {
+    "data.train_batch_size": 1024,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    f"{_ACTOR}.ppo_mini_batch_size": 256,
+    f"{_ACTOR}.ppo_max_token_len_per_gpu": 16384,
+    f"{_ACTOR}.ulysses_sequence_parallel_size": 1,
+    f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 1,
+    f"{_ROLLOUT}.n": 1,
+    f"{_ROLLOUT}.tensor_model_parallel_size": 2,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.nnodes": 1,
+    "trainer.total_epochs": 30,
+}
+
+
+def _counts(config: Mapping[str, Any]) -> Iterator[str]:
+    for key, default in _COUNTS.items():
+        found = value_of(config, key, default)
+        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+            yield f"{key}: expected a whole number of 1 or more, found {found!r}"
 
 
 def _batches(config: Mapping[str, Any]) -> Iterator[str]:

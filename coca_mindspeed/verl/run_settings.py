@@ -9,6 +9,8 @@ from coca_mindspeed.files import write_json
 from coca_mindspeed.verl.settings import VerlSettings
 
 FILE = "coca.json"
+#: verl's own file, which names the newest of a directory's checkpoints.
+VERLS_NEWEST = "latest_checkpointed_iteration.txt"
 
 
 def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, resumed_step: int) -> None:
@@ -18,7 +20,8 @@ def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, re
         directory: ``trainer.default_local_dir``.
         settings: of this run.
         total_steps: of this run; where a method has stages, they share it.
-        resumed_step: 0 where the run starts afresh; then whatever was there is replaced.
+        resumed_step: 0 where the run starts afresh; then what is written there is replaced, unless checkpoints lie
+            there still, which the next start would take for this run's.
 
     Raises:
         ConfigError: the checkpoints are those of another method, or of other choices.
@@ -27,13 +30,13 @@ def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, re
     if len(settings.method.training_method.stages) > 1:
         ours["total_training_steps"] = total_steps
     path = directory / FILE
-    if resumed_step and path.is_file():
+    if path.is_file() and (resumed_step or (directory / VERLS_NEWEST).is_file()):
         theirs = json.loads(path.read_text(encoding="utf-8"))
         if changed := sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key)):
             was = ", ".join(f"{key} {theirs.get(key)!r} -> {ours.get(key)!r}" for key in changed)
             raise ConfigError(
                 f"{directory}: its checkpoints were trained otherwise ({was}); change trainer.default_local_dir, or "
-                "start afresh with trainer.resume_mode=disable"
+                "remove the directory"
             )
     directory.mkdir(parents=True, exist_ok=True)
     write_json(path, ours)

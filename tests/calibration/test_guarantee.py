@@ -99,3 +99,22 @@ def test_when_nothing_can_be_certified_it_says_how_many_labels_would_do():
     assert "certified" in enough.sentence()
     nothing = certify(np.array([math.nan] * 5), np.ones(5, bool), risk=0.05, confidence=0.95)
     assert nothing.threshold is None
+
+
+def test_more_labels_do_not_help_where_the_surest_answers_are_wrong_too_often():
+    """The test goes from the top down and ends where it first fails; a better share below is never reached."""
+    stated = np.repeat([0.99, 0.5], [150, 850])
+    correct = np.arange(1000) >= 20
+    found = certify(stated, correct, risk=0.05, confidence=0.95)
+    assert (found.threshold, found.labels_needed) == (None, None)
+
+
+def test_the_labels_that_would_do_do():
+    stated, correct = np.repeat([0.99, 0.5], [20, 20]), np.arange(40) != 30
+    found = certify(stated, correct, risk=0.05, confidence=0.95)
+    assert found.threshold is None
+    assert found.labels_needed is not None
+    times = math.ceil(found.labels_needed / 40)
+    assert times > 1
+    more = certify(np.tile(stated, times), np.tile(correct, times), risk=0.05, confidence=0.95)
+    assert more.threshold is not None

@@ -162,6 +162,28 @@ def test_the_command(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("wrong", "code"), [([], 1), ([7], 0)])
+def test_labels_that_are_nearly_all_right_are_certified(wrong, code, tmp_path, capsys):
+    """The easiest set to certify is the hardest to fit or to cross-fit a map to."""
+    rows = [Prediction(str(i), "d", "q", "r", 0.9 + i % 10 / 100, i not in wrong, 8, model="m") for i in range(300)]
+    write_predictions(tmp_path / "a.jsonl", rows)
+    command = ["calibrate", str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "map.json"), "--risk", "0.05"]
+    assert main(command) == code
+    printed = capsys.readouterr()
+    assert "certified: answers of stated confidence" in printed.out
+    assert ("all equal" in printed.err) == (not wrong)
+    assert ("no figures of what it is worth on other labels" in printed.out) == bool(wrong)
+    assert (tmp_path / "map.json").exists() == bool(wrong)
+
+
+def test_predictions_of_several_models_have_no_common_map(tmp_path, capsys):
+    rows = [Prediction(str(i), "d", "q", "r", 0.5, i % 2 == 0, 8, model=f"m{i % 3 % 2}") for i in range(30)]
+    write_predictions(tmp_path / "a.jsonl", rows)
+    command = ["calibrate", str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "map.json"), "--model", "m0"]
+    assert main(command) == 2
+    assert "several models (m0, m1)" in capsys.readouterr().err
+
+
 def test_the_figures_are_of_maps_of_the_kinds_that_are_saved(monkeypatch):
     """1,000 labels have an isotonic map, domains of 400 to 150 of them beta and Platt's."""
     s, y = overconfident(1000)

@@ -70,6 +70,11 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path):
         check_same_run(tmp_path, changed, 10, 5)
     check_same_run(tmp_path, changed, 10, 0)
     assert json.loads((tmp_path / "coca.json").read_text())["name"] == "joint"
+    (tmp_path / "latest_checkpointed_iteration.txt").write_text("5")  # stopped before its own first checkpoint
+    with pytest.raises(ConfigError, match="'joint' -> 'coca'"):
+        check_same_run(tmp_path, VerlSettings(), 10, 0)
+    check_same_run(tmp_path, changed, 10, 0)
+    (tmp_path / "latest_checkpointed_iteration.txt").unlink()
     sequential = VerlSettings.model_validate({"method": {"name": "sequential"}})
     check_same_run(tmp_path, sequential, 10, 0)
     with pytest.raises(ConfigError, match="total_training_steps 10 -> 20"):

@@ -138,3 +138,23 @@ def test_every_requirement_says_why():
     for requirement in requirements(VerlSettings()):
         assert requirement.because, requirement.key
         assert requirement.expected, requirement.key
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "data.train_batch_size",
+        "data.max_prompt_length",
+        f"{ROLLOUT}.n",
+        f"{ROLLOUT}.tensor_model_parallel_size",
+        f"{ACTOR}.ulysses_sequence_parallel_size",
+        "trainer.n_gpus_per_node",
+        "trainer.nnodes",
+        "trainer.total_epochs",
+    ],
+)
+@pytest.mark.parametrize("value", [0, -1, None, 1.5, "8", True])
+def test_a_count_that_is_none_is_refused_beside_everything_else(key: str, value: Any):
+    found = problems({key: value, f"{ROLLOUT}.val_kwargs.do_sample": False})
+    assert [line for line in found if line.startswith(f"{key}: expected a whole number of 1 or more, found {value!r}")]
+    assert [line for line in found if line.startswith(f"{ROLLOUT}.val_kwargs.do_sample")]
