@@ -27,5 +27,6 @@ def parse_yaml(text: bytes) -> Any:
         return yaml.safe_load(text.decode("utf-8"))
     except RecursionError as error:
         raise YamlError("nested too deeply") from error
-    except (ValueError, yaml.YAMLError) as error:  # UnicodeDecodeError is a ValueError as well
+    # UnicodeDecodeError is a ValueError as well; the others are PyYAML's own, of !!timestamp, !!bool and !!int.
+    except (ValueError, AttributeError, LookupError, yaml.YAMLError) as error:
         raise YamlError(str(error)) from error

@@ -145,7 +145,7 @@ def _labels_needed(
     low, high = labels, labels + 1
     while not passes(high):
         low, high = high, 2 * high
-        if high > _MOST_LABELS * labels:
+        if high > min(_MOST_LABELS * labels, np.iinfo(np.int64).max // labels):
             return None
     while low + 1 < high:
         middle = (low + high) // 2

@@ -96,6 +96,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
         text += _before_and_after(stated, after, correct, questions) + "\n"
     except DataError as error:
+        if len(set(questions)) < arguments.folds:
+            raise
         text += f"no figures of what it is worth on other labels: of a fold's others, {error}\n"
     if certificate is not None:
         fitted = fitted.model_copy(update={"certificate": certificate})

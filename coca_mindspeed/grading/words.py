@@ -19,8 +19,8 @@ _CHOICE = re.compile(r"\(?\s*([A-Za-z])\s*[).]?")
 _CHOICE_WITH_TEXT = re.compile(r"(?:\(\s*([A-H])\s*\)|([A-H])[).:])\s*([^()]+)")
 # What follows a choice is its option's text, unless it names another choice or takes this one back.
 _OTHER_CHOICE = re.compile(r"(?<![A-Za-z\\])[B-H](?![A-Za-z])|(?<![A-Za-z\\])A(?! [a-z])(?![A-Za-z])")
-_ONLY_LETTERS = re.compile(r"[ ,;/|&]*(?:(?:[A-Za-z]|and|or)(?:[ ,;/|&]+|$))+")
-_LETTER_IN_A_LIST = re.compile(r"[,;|&]\s*[a-h]\s*(?:$|[,;|&])")
+_ONLY_LETTERS = re.compile(r"[ ,;/|&]*(?:(?:[A-Za-z]|and|or)(?:[ ,;/]+|$))+")
+_LETTER_IN_A_LIST = re.compile(r"[,;|&]\s*[a-df-h](?:\s*[,;|&]\s*[a-h])*\s*$")
 _DENIAL = re.compile(
     r"(?<![a-z])(?:not|no|never|wrong|incorrect|false|isn|cannot|neither|nor|none|or|maybe|perhaps)(?![a-z])", re.I
 )

@@ -16,6 +16,7 @@ from coca_mindspeed.data.publishers.fields import (
     text_list,
 )
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.facts.factual import normalise
 
 _CODE_BLOCK = "Give the whole program in one ```python code block."
 _SHORT_ANSWER = "Answer as briefly as possible: the answer itself, without explanation."
@@ -150,6 +151,8 @@ def triviaqa(row: Mapping[str, Any], number: int) -> Record:
         raise Ungradable("no gold answer: the test split is not labelled")
     if not all(isinstance(alias, str) for alias in aliases):
         raise RowError(f"column 'answer': aliases should be strings, found {describe(aliases)}")
+    if not any(map(normalise, aliases)):
+        raise Ungradable(f"a gold answer that no answer is compared by: {describe(aliases)}")
     metadata: dict[str, Any] = {
         "aliases": [alias for alias in dict.fromkeys(aliases) if alias.strip()],
         "instruction": _SHORT_ANSWER,

@@ -14,10 +14,13 @@ _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 _MATH = re.compile(r"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 _PHRASE = re.compile(r"answer[*_]*(?:\s+is|\s*[:=]|\s+equals)\s*:?", re.IGNORECASE)
 _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+|e[-+]?\d+)?%?", re.IGNORECASE)
-# Behind a formula that is stated as the answer: one more candidate, or that it is a guess.
+# Behind a formula that is stated as the answer: one more candidate, unless a verb says something else of it, or that
+# the answer is a guess.
 _IN_DOUBT = re.compile(
     r"""\s*(?:
-        (?:[,;/]|[,;]?\s*(?:or|and)\b)(?:\s+(?:maybe|perhaps|possibly|even|rather|also|else))*\s*(?:\$|\\[(\[]|[-+]?\.?\d)
+        (?:[,;/]|[,;]?\s*(?:or|and)\b)(?:\s+(?:maybe|perhaps|possibly|even|rather|also|else))*\s*
+            (?P<other>\$[^$\n]+\$|\\\(.+?\\\)|[-+]?\.?\d[\d.,/]*%?)
+            (?![\d.%]|,?\s+(?:is|are|was|were|sure|certain|confident|being|has|have|holds?)\b)
       | [,;]?\s*(?:not\s+(?:sure|certain)|(?:or\s+)?(?:maybe|perhaps|possibly|alternatively))\b
     )""",
     re.VERBOSE | re.IGNORECASE,
@@ -170,8 +173,17 @@ def final_answer(response: str, boxed_only: bool = False) -> str | None:
 
 def _stated_answer(rest: str) -> str | None:
     rest = rest[:_LINE_CHARACTERS].lstrip(" \t\n:*")
-    end = _SENTENCE_END.search(rest)
     formula = _MATH.match(rest)
-    if formula and not is_qualified(rest, *formula.span()) and not _IN_DOUBT.match(rest, formula.end()):
-        return next(group for group in formula.groups() if group is not None).strip() or None
-    return (rest[: end.start()] if end else rest).strip(" \t*`\"'") or None
+    end = _SENTENCE_END.search(rest, formula.end() if formula else 0)
+    sentence = rest[: end.start()] if end else rest
+    if formula:
+        stated = next(group for group in formula.groups() if group is not None).strip()
+        if not is_qualified(sentence, *formula.span()) and not _is_in_doubt(sentence, formula.end(), stated):
+            return stated or None
+    return sentence.strip(" \t*`\"'") or None
+
+
+def _is_in_doubt(sentence: str, start: int, stated: str) -> bool:
+    """Whether another answer follows, or that it is a guess; the 42 of ``$42$, $42 = 6*7$`` is neither."""
+    found = _IN_DOUBT.match(sentence, start)
+    return found is not None and not (found["other"] or "").lstrip("\\($ ").startswith(stated)

@@ -27,7 +27,7 @@ _SPACING = re.compile(
     _ROW_BREAK + r"|\\[,;:! ]|\\(?:quad|qquad|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<=[^\\\s])~|&nbsp;"
 )
 _SIZING = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*\.?")
-_MATH_DELIMITERS = re.compile(r"(?<!\\)\\[()\[\]]")
+_FORMULA = re.compile(r"(?<!\\)\\[(\[](.*?)(?<!\\)\\[)\]]", re.DOTALL)
 _DOLLARS = re.compile(r"(?<!\\)\$")
 TEXT = r"\\(?:text|textrm|textbf|textit|textnormal|mathrm|mathbf|mathit|mbox|rm|operatorname)\s*\{([^{}]*)\}"
 _ALL_TEXT = re.compile(rf"^{TEXT}$")
@@ -130,7 +130,9 @@ def clean_latex(text: str) -> str:
     if not _CURRENCY.match(text) or text.endswith("$"):
         text = _DOLLARS.sub("", text)
     text = text.strip().strip("*`").strip()
-    text = _MATH_DELIMITERS.sub("", text).strip()
+    if whole := _FORMULA.fullmatch(text):
+        text = whole[1]
+    text = _FORMULA.sub(_apart, text).strip()
     text = text.removesuffix(".").strip() if not text.endswith("..") else text
     text = _EMPTY_TEXT.sub("", text)
     text = text.replace("\\langle", "(").replace("\\rangle", ")").replace("\\varnothing", "\\emptyset")
@@ -140,6 +142,11 @@ def clean_latex(text: str) -> str:
     if whole := _ALL_TEXT.match(text):
         text = whole[1].strip()
     return " ".join(text.split())
+
+
+def _apart(formula: re.Match[str]) -> str:
+    """A formula within a text: a number stands by itself, anything else in brackets, as it is evaluated."""
+    return f" {formula[1]} " if re.fullmatch(r"\s*[-+]?[\d.,/ ]+\s*", formula[1]) else f"({formula[1]})"
 
 
 def _row_break_or_blank(match: re.Match[str]) -> str:

@@ -69,12 +69,36 @@ _NUMBER_WORD = re.compile(
     |\w+(?:fold|uple|upled)""",
     re.VERBOSE,
 )
-# Functions and names of numbers and angles, which multiply what stands before them and are never counted.
-_MATHEMATICS = re.compile(
-    r"a?(?:sin|cos|tan|cot|csc)h?|arc\w+|log|ln|lg|exp|sqrt|gcd|lcm|pi|tau|infinity|infty"
-    r"|alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|phi|chi|psi|omega"
+# Functions and pi multiply what stands before them; so do Greek letters, but there are beta testers.
+_FUNCTIONS = re.compile(
+    r"a?(?:sin|cos|tan|cot|csc)h?|arc(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp|sqrt|gcd|lcm|pi|infinity|infty"
 )
-_SCALES_OF_DEGREES = {"c", "f", "k"}
+_GREEK = frozenset(
+    [
+        "alpha",
+        "beta",
+        "gamma",
+        "delta",
+        "epsilon",
+        "zeta",
+        "eta",
+        "theta",
+        "kappa",
+        "lambda",
+        "mu",
+        "nu",
+        "xi",
+        "rho",
+        "sigma",
+        "tau",
+        "phi",
+        "chi",
+        "omega",
+    ]
+)
+# Single letters that are units beside others; case tells newtons from a variable.
+_SYMBOLS = frozenset(["N", "W", "J", "V", "A", "K", "C", "F", "T"])
+_COMPOUND = frozenset(("N m", "V A", "A h", "W h", "kW h", "J s"))
 # "5 doubled", "5 inverted": what was done to a number is no thing that is counted.
 _DONE_TO_IT = re.compile(r"(?!\w*eed$)\w{3,}ed")
 
@@ -92,7 +116,7 @@ def may_be_unit(name: str, spaced: bool = True) -> bool:
     power_of_unit = len(words) == 2 and words[0] in _UNITS and words[1] in ("squared", "cubed")
     if not power_of_unit and (any(map(_changes_the_value, words)) or _DONE_TO_IT.fullmatch(words[-1])):
         return False
-    if any(map(_MATHEMATICS.fullmatch, words)) or _holds_variables(name):
+    if any(map(_FUNCTIONS.fullmatch, words)) or words[-1] in _GREEK or _holds_variables(name):
         return False
     return name in _SAFE_WITHOUT_SPACE or (spaced and (name in _UNITS or len(name) >= 3))
 
@@ -102,19 +126,20 @@ def _changes_the_value(word: str) -> bool:
 
 
 def _holds_variables(name: str) -> bool:
-    """Whether several words hold a letter that no unit is written by: ``x y``, but not ``m per s`` or ``degrees C``."""
+    """Whether several words hold a letter that is no unit: ``x y``, but not ``m per s`` or ``T shirts``."""
     words = name.replace("/", " / ").split()
-    if len(words) == 1:
+    if len(words) == 1 or name in _COMPOUND:
         return False
-    joined = any(word == "/" or word.lower() == "per" or word.lower() in _POWER_WORDS for word in words)
-    between = [" ", *words, " "]
+    known = any(
+        word == "/" or word.lower() == "per" or word.lower() in _POWER_WORDS or (len(word) > 1 and _lookup(word))
+        for word in words
+    )
     return any(
         len(word) == 1
         and word != "/"
-        and not (joined and _lookup(word))
-        and not (word == "a" and len(before) > 2 and len(after) > 2)  # 3 dollars a ticket
-        and not (_lookup(before) == "degree" and word.lower() in _SCALES_OF_DEGREES)
-        for before, word, after in zip(between, words, between[2:], strict=False)
+        and not (known and (_lookup(word) or word in _SYMBOLS))
+        and not len(after) > 2  # two dollars a ticket, 5 T shirts
+        for word, after in zip(words, [*words[1:], ""], strict=True)
     )
 
 
