@@ -137,9 +137,10 @@ def _labels_needed(
     if not accepted[-1]:
         return None
 
+    share = np.divide(wrong, accepted, out=np.zeros(len(wrong)), where=accepted > 0)
+
     def passes(size: int) -> bool:
         scaled = accepted * size // labels
-        share = np.divide(wrong, accepted, out=np.zeros(len(wrong)), where=accepted > 0)
         return _last_passed(scaled, np.floor(share * scaled).astype(np.intp), risk, confidence) is not None
 
     low, high = labels, labels + 1

@@ -27,7 +27,8 @@ _SPACING = re.compile(
     _ROW_BREAK + r"|\\[,;:! ]|\\(?:quad|qquad|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<=[^\\\s])~|&nbsp;"
 )
 _SIZING = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*\.?")
-_FORMULA = re.compile(r"(?<!\\)\\[(\[](.*?)(?<!\\)\\[)\]]", re.DOTALL)
+# Nothing of it opens or closes another: of two formulas beside each other neither takes both.
+_FORMULA = re.compile(r"(?<!\\)\\[(\[]((?:\\[^()\[\]]|[^\\])*)\\[)\]]")
 _DOLLARS = re.compile(r"(?<!\\)\$")
 TEXT = r"\\(?:text|textrm|textbf|textit|textnormal|mathrm|mathbf|mathit|mbox|rm|operatorname)\s*\{([^{}]*)\}"
 _ALL_TEXT = re.compile(rf"^{TEXT}$")
