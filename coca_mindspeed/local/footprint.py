@@ -7,9 +7,8 @@ alive at a time is counted: so the estimate follows the code in every mode, and 
 import bisect
 import functools
 import weakref
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ from coca_mindspeed.local.evaluate import held_out_at_once
 from coca_mindspeed.local.grouped_attention import group_heads
 from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.lora import add_adapters
-from coca_mindspeed.local.microbatches import microbatches
+from coca_mindspeed.local.microbatches import fullest
 from coca_mindspeed.local.optimizer import moments_bytes, step_bytes
 from coca_mindspeed.local.output_layer import OutputLayer
 from coca_mindspeed.local.policy import Policy, choose_device
@@ -82,24 +81,23 @@ class Footprint:
 def footprint(config: RunConfig, architecture: Any) -> Footprint:
     """What a run on a model of this architecture needs.
 
-    Prompts are as long as the configuration allows, and every token has a gradient.  So are responses; and where a
-    microbatch is filled by tokens, also so short that the most of them share one, with their prompts' keys and values.
+    Prompts and responses are as long as the configuration allows, and every token has a gradient; where a microbatch is
+    filled by tokens, what shorter ones leave room for is looked at too (:func:`largest_microbatches`).
 
     Args:
         config: the run's.
         architecture: the model's Hugging Face configuration (``config.json``).
     """
-    prompt = config.rollout.max_prompt_tokens
     policy = _shapes_alone(config, architecture)
     with FakeTensorMode(), _LiveBytes() as live:
         _take_memory(policy.model)
         parameters = list(policy.model.parameters())
         trained = policy.trained_parameters()
         weights = live.now
-        update, largest = 0, largest_microbatches(config, prompt)
-        for response, group_sizes in largest:
+        update, largest = 0, largest_microbatches(config)
+        for microbatch in largest:
             before = live.start()
-            update_pass(policy, prompt, response, group_sizes, config)
+            update_pass(policy, microbatch, config)
             update = max(update, live.most - before)
         adapters = 0 if policy.adapters is None else sum(p.numel() for p in trained)
         plain = sum(p.numel() for p in parameters) - adapters
@@ -110,12 +108,12 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
         before = live.start()
         if config.rollout.engine == "vllm":
             with torch.no_grad():
-                for response, group_sizes in largest:
-                    _longest(policy, prompt, response, group_sizes, config).scores()
+                for microbatch in largest:
+                    _responses(policy, microbatch, config).scores()
             cache = int(config.rollout.vllm.kv_cache_gib * GIB)
             vllm = bytes_of_number(config) * plain + cache
         else:
-            cache = max(rollout_pass(policy, prompt, config, *batch) for batch in _sampled_at_once(config))
+            cache = max(rollout_pass(policy, config, *batch) for batch in _sampled_at_once(config))
         rollout = live.most - before
     return Footprint(
         parameters=sum(p.numel() for p in parameters),
@@ -207,32 +205,46 @@ def _take_memory(model: torch.nn.Module) -> None:
             setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype))
 
 
-def largest_microbatches(config: RunConfig, prompt: int) -> list[tuple[int, list[int]]]:
-    """Response lengths, and group sizes of the microbatch that then holds most, prompts as long as they may be.
+class LargestMicrobatch(NamedTuple):
+    """Tokens of a prompt and of a response, all alike, and how many responses each prompt has."""
 
-    A prompt that responses share counts once towards ``trainer.microbatch_tokens``, and its keys and values are held
-    once for every response: many short ones may need more than few long ones.
+    prompt: int
+    response: int
+    group_sizes: list[int]
+
+
+def largest_microbatches(config: RunConfig) -> list[LargestMicrobatch]:
+    """The microbatches that may need most.
+
+    The longest responses to the longest prompts.  Where ``trainer.microbatch_tokens`` fills a microbatch, also as many
+    of them as there is room for beside shorter prompts, and, since a prompt that responses share counts once and its
+    keys and values are held for every one of them, as many short responses as share the longest prompts.
     """
     rollout, prompts = config.rollout, config.rollout.prompts // config.trainer.minibatches
-    rows, longest = prompts * rollout.group_size, rollout.max_new_tokens
+    prompt, longest = rollout.max_prompt_tokens, rollout.max_new_tokens
 
-    def largest(response: int) -> list[int]:
-        split = microbatches(range(prompts), rollout.group_size, [response] * rows, [prompt] * prompts, config.trainer)
-        return max((part.group_sizes for part in split), key=lambda sizes: (sum(sizes), len(sizes)))
+    def largest(response: int, prompt: int = prompt) -> list[int]:
+        return fullest(prompts, rollout.group_size, response, prompt, config.trainer)
 
-    found = [(longest, largest(longest))]
-    if config.trainer.microbatch_tokens is not None and config.trainer.share_prompts:
-        most = sum(largest(1))
-        if most > sum(found[0][1]):
-            # The longest responses of which as many share a pass as of the shortest; more tokens never mean more rows.
-            length = 1 + bisect.bisect_left(range(2, longest + 1), True, key=lambda n: sum(largest(n)) < most)
-            found.append((length, largest(length)))
+    found = [LargestMicrobatch(prompt, longest, largest(longest))]
+    limit = config.trainer.microbatch_tokens
+    if limit is None:
+        return found
+    rows = sum(found[0].group_sizes)
+    sizes = largest(longest, prompt=1)
+    if sum(sizes) > rows:
+        copies = len(sizes) if config.trainer.share_prompts else sum(sizes)
+        found.append(LargestMicrobatch(min(prompt, (limit - sum(sizes) * longest) // copies), longest, sizes))
+    if config.trainer.share_prompts and (most := sum(largest(1))) > rows:
+        # The longest responses of which as many share a pass as of the shortest; more tokens never mean more rows.
+        length = 1 + bisect.bisect_left(range(2, longest + 1), True, key=lambda n: sum(largest(n)) < most)
+        found.append(LargestMicrobatch(prompt, length, largest(length)))
     return found
 
 
-def update_pass(policy: Policy, prompt: int, response: int, group_sizes: Sequence[int], config: RunConfig) -> None:
-    """One microbatch of prompts and responses of these lengths, forwards and backwards."""
-    responses = _longest(policy, prompt, response, group_sizes, config)
+def update_pass(policy: Policy, microbatch: LargestMicrobatch, config: RunConfig) -> None:
+    """One microbatch, forwards and backwards."""
+    responses = _responses(policy, microbatch, config)
     ones = torch.ones_like(responses.token_ids, dtype=torch.float32)
     objective_of = functools.partial(
         segment_objective, old_log_probs=ones, advantages=ones, masks=SegmentMasks(ones.bool(), ~ones.bool())
@@ -243,16 +255,14 @@ def update_pass(policy: Policy, prompt: int, response: int, group_sizes: Sequenc
         parameter.grad = None
 
 
-def _longest(
-    policy: Policy, prompt: int, response: int, group_sizes: Sequence[int], config: RunConfig
-) -> ResponseBatch:
+def _responses(policy: Policy, microbatch: LargestMicrobatch, config: RunConfig) -> ResponseBatch:
     return ResponseBatch(
         policy,
-        _prompts(len(group_sizes), prompt),
-        torch.ones(sum(group_sizes), response, dtype=torch.long),
+        _prompts(len(microbatch.group_sizes), microbatch.prompt),
+        torch.ones(sum(microbatch.group_sizes), microbatch.response, dtype=torch.long),
         temperature=config.rollout.temperature,
         share_prompts=config.trainer.share_prompts,
-        group_sizes=group_sizes,
+        group_sizes=microbatch.group_sizes,
     )
 
 
@@ -266,9 +276,9 @@ def _sampled_at_once(config: RunConfig) -> list[tuple[int, int]]:
     return [(groups, rollout.group_size), *([(held_out, 1)] if held_out else [])]
 
 
-def rollout_pass(policy: Policy, prompt: int, config: RunConfig, prompts: int, group_size: int) -> int:
+def rollout_pass(policy: Policy, config: RunConfig, prompts: int, group_size: int) -> int:
     """One batch of responses up to their last token, only those steps of which move the cache; its bytes at the end."""
-    rollout = config.rollout
+    rollout, prompt = config.rollout, config.rollout.max_prompt_tokens
     with torch.no_grad(), policy.autocast():
         decoder = Decoder(policy, _prompts(prompts, prompt), group_size, rollout.max_new_tokens)
         draw(policy, decoder.logits, rollout.temperature)

@@ -1,10 +1,17 @@
 """Which responses of a minibatch share a backward pass."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from coca_mindspeed.config.schema import TrainerConfig
+
+#: What a pass costs besides its tokens, in tokens of a small model on a CPU, where it is most.
+_PASS = 256
 
 
 @dataclass(frozen=True)
@@ -31,9 +38,10 @@ def microbatches(
 ) -> list[Microbatch]:
     """Split a minibatch by ``trainer.microbatch_prompts`` or ``trainer.microbatch_tokens``; by neither: one.
 
-    By tokens, the longest come first, and a microbatch is filled as long as its rows, padded to the longest of them,
-    have no more than so many tokens, prompts included; a response that alone has more is a microbatch of its own.
-    Where prompts are shared, a group stays together as far as it fits, and its prompt counts once a microbatch.
+    By tokens, a microbatch's rows, padded to the longest of them, have no more than so many tokens, prompts included; a
+    response that alone has more is a microbatch of its own.  Responses are put in order twice, by length and group by
+    group, and the order is taken that can be cut into passes with the least padding: by length where responses are
+    long, by groups where prompts are, which responses of a pass share.
 
     Args:
         prompts: the minibatch's prompts.
@@ -51,18 +59,44 @@ def microbatches(
         parts = [[row for p in prompts[i : i + size] for row in rows_of(p)] for i in range(0, len(prompts), size)]
         return [_microbatch(part, group_size) for part in parts]
 
+    def by_group(row: int) -> tuple[int, int, int]:
+        prompt = row // group_size
+        return -max(lengths[other] for other in rows_of(prompt)), prompt, -lengths[row]
+
+    def by_length(row: int) -> tuple[int, int]:
+        return -lengths[row], -prompt_lengths[row // group_size]
+
+    def by_sum(row: int) -> int:
+        return -lengths[row] - prompt_lengths[row // group_size]
+
     rows = [row for prompt in prompts for row in rows_of(prompt)]
-    longest = {prompt: max(lengths[row] for row in rows_of(prompt)) for prompt in prompts}
-    if config.share_prompts:
-        rows.sort(key=lambda row: (-longest[row // group_size], row // group_size, -lengths[row]))
-    else:
-        rows.sort(key=lambda row: -(prompt_lengths[row // group_size] + lengths[row]))
-    filled: list[_Filling] = []
-    for row in rows:
-        if not filled or not filled[-1].takes(row):
-            filled.append(_Filling(group_size, lengths, prompt_lengths, config.share_prompts, config.microbatch_tokens))
-        filled[-1].add(row)
-    return [_microbatch(part.rows, group_size) for part in filled]
+    sizes = _Sizes(group_size, lengths, prompt_lengths, config.share_prompts, config.microbatch_tokens)
+    orders = (by_group, by_length) if config.share_prompts else (by_sum,)
+    best = min((_cut(sorted(rows, key=order), sizes) for order in orders), key=lambda split: split.tokens)
+    return [_microbatch(part, group_size) for part in best.parts]
+
+
+def fullest(prompts: int, group_size: int, length: int, prompt_length: int, config: TrainerConfig) -> list[int]:
+    """Group sizes of the microbatch that holds the most, where responses and prompts are all as long as these.
+
+    None of a step with shorter ones among them has more rows of this length.
+    """
+    if config.microbatch_tokens is None:
+        return [group_size] * min(prompts, config.microbatch_prompts or prompts)
+    sizes: list[int] = []
+    room = config.microbatch_tokens
+    while len(sizes) < prompts:
+        if not config.share_prompts:
+            rows = min(group_size, room // (length + prompt_length))
+            room -= rows * (length + prompt_length)
+        else:
+            rows = min(group_size, (room - prompt_length) // length)
+            room -= rows * length + prompt_length
+        if rows > 0:
+            sizes.append(rows)
+        if rows < group_size:
+            break
+    return sizes or [1]
 
 
 def _microbatch(rows: Sequence[int], group_size: int) -> Microbatch:
@@ -71,36 +105,65 @@ def _microbatch(rows: Sequence[int], group_size: int) -> Microbatch:
     return Microbatch(list(groups), rows, list(groups.values()))
 
 
-class _Filling:
-    """A microbatch that is being filled with rows, up to a number of tokens."""
+@dataclass(frozen=True)
+class _Sizes:
+    """How long responses and prompts are, and how many tokens of both share a pass."""
 
-    def __init__(
-        self,
-        group_size: int,
-        lengths: Sequence[int],
-        prompt_lengths: Sequence[int],
-        share_prompts: bool,
-        limit: int,
-    ) -> None:
-        self.rows: list[int] = []
-        self._group_size, self._lengths, self._prompt_lengths = group_size, lengths, prompt_lengths
-        self._share_prompts, self._limit = share_prompts, limit
-        self._prompts: set[int] = set()
-        self._longest = self._longest_prompt = 0
+    group_size: int
+    lengths: Sequence[int]
+    prompt_lengths: Sequence[int]
+    share_prompts: bool
+    limit: int
 
-    def takes(self, row: int) -> bool:
-        """Whether it has room, padding included; an empty one takes any row."""
-        prompt = row // self._group_size
-        rows = len(self.rows) + 1
-        prompts = len(self._prompts) + (prompt not in self._prompts) if self._share_prompts else rows
-        tokens = rows * max(self._longest, self._lengths[row])
-        tokens += prompts * max(self._longest_prompt, self._prompt_lengths[prompt])
-        return not self.rows or tokens <= self._limit
+    def runs(self, rows: Sequence[int]) -> Iterator[NDArray[np.int64]]:
+        """For each of the rows: tokens, padding included, of the runs that end there, the shortest run first.
 
-    def add(self, row: int) -> None:
-        """Put a row in."""
-        prompt = row // self._group_size
-        self.rows.append(row)
-        self._prompts.add(prompt)
-        self._longest = max(self._longest, self._lengths[row])
-        self._longest_prompt = max(self._longest_prompt, self._prompt_lengths[prompt])
+        Runs beyond the limit are left out, but for the row alone.
+        """
+        prompts = np.array(rows) // self.group_size
+        response = np.array(self.lengths)[rows]
+        prompt = np.array(self.prompt_lengths)[prompts]
+        next_of_prompt = _next_equal(prompts)
+        first = 0  # of the longest run that fits; a later row's begins no earlier
+        for last in range(len(rows)):
+            run = slice(first, last + 1)
+            count = np.arange(1, last - first + 2)
+            prompts_run = np.cumsum(next_of_prompt[run][::-1] > last) if self.share_prompts else count
+            tokens = count * np.maximum.accumulate(response[run][::-1])
+            tokens += prompts_run * np.maximum.accumulate(prompt[run][::-1])
+            fitting = max(1, int(np.searchsorted(tokens, self.limit, side="right")))
+            first = last + 1 - fitting
+            yield tokens[:fitting]
+
+
+def _next_equal(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where each value comes next; behind the end if it does not."""
+    following = np.full(len(values), len(values))
+    seen: dict[int, int] = {}
+    for position in range(len(values) - 1, -1, -1):
+        following[position] = seen.get(int(values[position]), len(values))
+        seen[int(values[position])] = position
+    return following
+
+
+class _Split(NamedTuple):
+    """Rows in passes, and the tokens that these cost, padding and :data:`_PASS` included."""
+
+    tokens: int
+    parts: list[list[int]]
+
+
+def _cut(rows: Sequence[int], sizes: _Sizes) -> _Split:
+    """Cut rows, in their order, into the passes that cost least in all."""
+    costs = np.zeros(len(rows) + 1, dtype=np.int64)  # of the first n rows
+    begins = np.zeros(len(rows) + 1, dtype=np.int64)  # of the last pass of those
+    for last, tokens in enumerate(sizes.runs(rows)):
+        totals = tokens + _PASS + costs[last - np.arange(len(tokens))]
+        chosen = int(totals.argmin())
+        costs[last + 1], begins[last + 1] = totals[chosen], last - chosen
+    parts = []
+    end = len(rows)
+    while end:
+        parts.append(list(rows[begins[end] : end]))
+        end = int(begins[end])
+    return _Split(int(costs[-1]), parts[::-1])

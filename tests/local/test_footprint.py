@@ -70,13 +70,34 @@ def test_many_short_responses_to_long_prompts_are_looked_at_too():
     """A shared prompt counts once towards a microbatch's tokens; its keys and values are there for every response."""
     tokens = ("rollout.max_prompt_tokens=400", "trainer.microbatch_prompts=null", "rollout.group_size=8")
     run = run_of(*tokens, "trainer.microbatch_tokens=1000")
-    assert largest_microbatches(run, 400) == [(50, [8]), (12, [8, 8])]  # two prompts leave 200 tokens for 16 responses
+    longest, many = largest_microbatches(run)[::2]
+    assert longest == (400, 50, [8])
+    assert many == (400, 12, [8, 8])  # two prompts leave 200 tokens for 16 responses
     wide = run_of(*tokens, "trainer.microbatch_tokens=30000")
-    assert [response for response, _ in largest_microbatches(wide, 400)] == [50]
+    assert largest_microbatches(wide) == [(400, 50, [8] * 8)]
     whole = run_of(*tokens, "trainer.microbatch_tokens=1000", "trainer.share_prompts=false")
-    assert len(largest_microbatches(whole, 400)) == 1
+    assert [response for _, response, _ in largest_microbatches(whole)] == [50, 50]
     short = run_of(*tokens, "trainer.microbatch_tokens=1000", "rollout.max_new_tokens=12")
     assert footprint(run, QWEN).update >= footprint(short, QWEN).update
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+def test_what_shorter_prompts_leave_room_for_is_looked_at_too(share_prompts, monkeypatch):
+    """A prompt of 400 and a response of 300 are 700; two responses to a shorter one fill the microbatch."""
+    run = run_of(
+        "rollout.max_prompt_tokens=400",
+        "rollout.max_new_tokens=300",
+        "rollout.group_size=8",
+        "trainer.microbatch_prompts=null",
+        "trainer.microbatch_tokens=900",
+        f"trainer.share_prompts={share_prompts}",
+    )
+    prompt = {True: 300, False: 150}[share_prompts]
+    longest, beside_shorter = largest_microbatches(run)[:2]
+    assert (longest, beside_shorter) == ((400, 300, [1]), (prompt, 300, [2]))
+    both = footprint(run, QWEN).update
+    monkeypatch.setattr(footprints, "largest_microbatches", lambda run: [longest])
+    assert both > 1.2 * footprint(run, QWEN).update
 
 
 def test_a_device_that_repeats_keys_and_values_is_estimated_so(monkeypatch):
@@ -245,9 +266,7 @@ def pass_of(shape, overrides):
     policy = Policy(AutoModelForCausalLM.from_config(LlamaConfig(**shape)).eval(), None, None, (1,), 0)
     group_heads(policy.model, torch.device("cpu"))
     moments = [torch.ones_like(p) for p in policy.trained_parameters() for _ in range(2)]
-    prompt = run.rollout.max_prompt_tokens
-    response, group_sizes = largest_microbatches(run, prompt)[-1]
-    update_pass(policy, prompt, response, group_sizes, run)
+    update_pass(policy, largest_microbatches(run)[-1], run)
 
 torch.set_num_threads(1)
 shape, overrides = json.loads(sys.argv[1])

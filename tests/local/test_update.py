@@ -14,7 +14,7 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import output_layer
 from coca_mindspeed.local.checkpoint import list_checkpoints
 from coca_mindspeed.local.experience import experience_metrics, respond_and_grade, reward_and_advantage
-from coca_mindspeed.local.microbatches import Microbatch, microbatches
+from coca_mindspeed.local.microbatches import fullest, microbatches
 from coca_mindspeed.local.rescoring import rescored
 from coca_mindspeed.local.schedule import generator
 from coca_mindspeed.local.update import NotFiniteError, update_policy
@@ -122,10 +122,89 @@ def test_microbatches_hold_every_row_once_and_no_more_than_asked(seed, share_pro
         owners = [p for p, size in zip(part.prompts, part.group_sizes, strict=True) for _ in range(size)]
         assert owners == [row // group for row in part.rows]
         assert len(part.rows) == 1 or _tokens_of(part, lengths, prompt_lengths, share_prompts) <= limit
-    # Neighbours could not have been one: nothing is split without need.
-    for one, two in itertools.pairwise(parts):
-        together = Microbatch(sorted({*one.prompts, *two.prompts}), [*one.rows, *two.rows], [])
-        assert _tokens_of(together, lengths, prompt_lengths, share_prompts) > limit
+
+
+def _cost(parts, lengths, prompt_lengths, group, share_prompts):
+    """By the definition: tokens of every pass, padding included, and 256 for the pass."""
+    total = 0
+    for rows in parts:
+        prompts = [row // group for row in rows]
+        copies = len(set(prompts)) if share_prompts else len(rows)
+        total += 256 + len(rows) * max(lengths[r] for r in rows) + copies * max(prompt_lengths[p] for p in prompts)
+    return total
+
+
+def _every_cut(rows):
+    for pattern in itertools.product((False, True), repeat=len(rows) - 1):
+        ends = [i + 1 for i, cut in enumerate(pattern) if cut]
+        yield [rows[a:b] for a, b in itertools.pairwise([0, *ends, len(rows)])]
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+@pytest.mark.parametrize("seed", range(12))
+def test_no_cut_of_the_orders_costs_less(seed, share_prompts):
+    """Against every cut there is, of ten rows in the order of their lengths and of their groups."""
+    random = np.random.default_rng(seed)
+    group, prompts = 2, range(5)
+    scale, prompt_scale, limit = (1000, 30, 2500) if seed % 2 else (60, 2000, 5000)
+    lengths = random.integers(1, scale, size=10).tolist()
+    prompt_lengths = random.integers(1, prompt_scale, size=5).tolist()
+    config = TrainerConfig(microbatch_tokens=limit, share_prompts=share_prompts)
+    parts = [part.rows for part in microbatches(prompts, group, lengths, prompt_lengths, config)]
+
+    def tokens(rows):
+        return _cost([rows], lengths, prompt_lengths, group, share_prompts) - 256
+
+    by_length = sorted(range(10), key=lambda r: (-lengths[r], -prompt_lengths[r // group]))
+    longest = [max(lengths[2 * p : 2 * p + 2]) for p in prompts]
+    by_group = sorted(range(10), key=lambda r: (-longest[r // group], r // group, -lengths[r]))
+    by_sum = sorted(range(10), key=lambda r: -lengths[r] - prompt_lengths[r // group])
+    costs = [
+        _cost(cut, lengths, prompt_lengths, group, share_prompts)
+        for order in ((by_length, by_group) if share_prompts else (by_sum,))
+        for cut in _every_cut(order)
+        if all(len(rows) == 1 or tokens(rows) <= limit for rows in cut)
+    ]
+    assert _cost(parts, lengths, prompt_lengths, group, share_prompts) == min(costs)
+
+
+def test_long_responses_are_hardly_padded():
+    """Lengths as a model's, from tens to thousands of tokens; group by group every second token would be padding."""
+    random = np.random.default_rng(0)
+    group, prompts = 16, range(32)
+    lengths = np.clip(random.lognormal(7, 0.7, size=512), 1, 4096).astype(int).tolist()
+    prompt_lengths = random.integers(100, 200, size=32).tolist()
+    config = TrainerConfig(microbatch_tokens=32_768)
+    parts = microbatches(prompts, group, lengths, prompt_lengths, config)
+    needed = sum(lengths) + sum(prompt_lengths)
+    assert sum(_tokens_of(part, lengths, prompt_lengths, True) for part in parts) < 1.15 * needed
+
+
+def test_groups_share_long_prompts():
+    random = np.random.default_rng(0)
+    lengths, prompt_lengths = random.integers(10, 200, size=128).tolist(), [3000] * 16
+    config = TrainerConfig(microbatch_tokens=10_000)
+    parts = microbatches(range(16), 8, lengths, prompt_lengths, config)
+    assert sum(len(part.prompts) for part in parts) == 16
+
+
+@pytest.mark.parametrize("share_prompts", [True, False])
+@pytest.mark.parametrize("seed", range(5))
+def test_none_holds_more_than_the_fullest(seed, share_prompts):
+    """Of responses and prompts as long as a microbatch's longest; what memory is planned by."""
+    random = np.random.default_rng(seed)
+    group, limit = int(random.integers(1, 9)), int(random.integers(50, 3000))
+    lengths = random.integers(1, 300, size=12 * group).tolist()
+    prompt_lengths = random.integers(1, 200, size=12).tolist()
+    config = TrainerConfig(microbatch_tokens=limit, share_prompts=share_prompts)
+    for part in microbatches(range(12), group, lengths, prompt_lengths, config):
+        longest = max(lengths[row] for row in part.rows)
+        prompt = max(prompt_lengths[p] for p in part.prompts)
+        sizes = fullest(12, group, longest, prompt, config)
+        most = sum(sizes)
+        assert len(part.rows) <= most
+        copies = len(sizes) if share_prompts else most
+        assert most == 1 or most * longest + copies * prompt <= limit
 
 
 def test_rows_of_a_length_come_together():
