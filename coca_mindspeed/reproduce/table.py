@@ -26,6 +26,7 @@ class Table:
         rows: printed cells.
         csv_header: column names of the CSV.
         csv_rows: full values; NaN becomes an empty cell.
+        text: its cells are to be read, and a picture of them is of no use.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Table:
     rows: Sequence[Sequence[str]]
     csv_header: Sequence[str]
     csv_rows: Sequence[Sequence[str | float]]
+    text: bool = False
 
     def markdown(self) -> str:
         return markdown_table(self.header, self.rows)
@@ -57,16 +59,18 @@ def write_table(table: Table, directory: Path, figure: Figure | None = None) -> 
     """Write ``name.md``, ``name.csv`` and ``name.png``, and return the Markdown section that a report includes.
 
     Args:
-        table: what is written.
+        table: what is written; where it is ``text``, without a picture.
         directory: where.
         figure: the picture; None draws the table itself.
     """
+    picture = "" if table.text else f"![{table.title}]({table.name}.png)\n\n"
     section = (
         f"## {table.title}\n\n{table.note}\n\n{table.markdown()}\n"
-        f"![{table.title}]({table.name}.png)\n\nFull values: [{table.name}.csv]({table.name}.csv).\n"
+        f"{picture}Full values: [{table.name}.csv]({table.name}.csv).\n"
     )
     write_atomically(directory / f"{table.name}.csv", table.csv())
-    save_figure(figure or picture_of(table), directory / f"{table.name}.png")
+    if not table.text:
+        save_figure(figure or picture_of(table), directory / f"{table.name}.png")
     write_atomically(directory / f"{table.name}.md", section.replace("## ", "# ", 1))
     return section
 

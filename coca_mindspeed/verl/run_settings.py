@@ -1,6 +1,7 @@
 """Which run the checkpoints of a directory belong to, so that another method does not go on from them."""
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,27 @@ from coca_mindspeed.verl.settings import VerlSettings
 FILE = "coca.json"
 #: verl's own file, which names the newest of a directory's checkpoints.
 VERLS_NEWEST = "latest_checkpointed_iteration.txt"
+
+
+def check_length(total_steps: int, steps_per_epoch: int, epochs: int) -> None:
+    """Refuse more steps than epochs: the loop of verl ends with the last epoch.
+
+    It would then save no last checkpoint, validate nothing, and leave a method's last stage out.
+
+    Args:
+        total_steps: that the run is to have.
+        steps_per_epoch: whole batches of the training questions.
+        epochs: ``trainer.total_epochs``.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
+    if total_steps > (reached := steps_per_epoch * epochs):
+        needed = math.ceil(total_steps / steps_per_epoch)
+        raise ConfigError(
+            f"trainer.total_training_steps: {total_steps}, and trainer.total_epochs={epochs} of {steps_per_epoch} "
+            f"steps each end after {reached}; set trainer.total_epochs to {needed} or more"
+        )
 
 
 def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, resumed_step: int) -> None:

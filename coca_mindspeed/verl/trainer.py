@@ -28,7 +28,7 @@ from coca_mindspeed.verl.held_out_questions import judged_validation
 from coca_mindspeed.verl.records import check_rows
 from coca_mindspeed.verl.release import known_release
 from coca_mindspeed.verl.required_keys import refusals
-from coca_mindspeed.verl.run_settings import check_same_run
+from coca_mindspeed.verl.run_settings import check_length, check_same_run
 from coca_mindspeed.verl.segment_loss import CONFIDENCE_TOKENS, SegmentLoss, divide_segment_sums
 from coca_mindspeed.verl.settings import NAME, verl_settings
 
@@ -79,6 +79,7 @@ class SegmentTrainer(PPOTrainerSync):
                 f"data.train_batch_size: {data.train_batch_size} questions a step, and data.train_files has "
                 f"{len(self.train_dataset)}"
             )
+        check_length(self.total_training_steps, self.steps_per_epoch, self.config.trainer.total_epochs)
 
     def _load_checkpoint(self) -> None:
         """Resume only what is the same run: whose method, and whose length where stages share it, is the same."""

@@ -158,19 +158,22 @@ def test_arrays_name_the_element(tmp_path, element):
     assert code == (0 if element.startswith("{") else 1)
 
 
-def tests(**values):
+def of_tests(**values):
     return {"question": "q", "answer": "", "category": "code", "metadata": {"tests": values}}
 
 
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        (tests(kind="stdio", cases=[{"input": "1", "output": 2}]), "case 1 should have 'output' of type str"),
-        (tests(kind="stdio", cases=["1"]), "case 1 should have 'input' of type str"),
-        (tests(kind="call", cases=[{"arguments": [1], "expected": 2}]), "tests['entry_point'] should be the name"),
-        (tests(kind="asserts", code=["assert f()"]), "tests['code'] should be str, found list"),
-        (tests(kind="assert", code="x"), "tests of kind 'assert'; expected 'asserts', 'stdio' or 'call'"),
-        ({**tests(kind="asserts", code="x"), "metadata": {"tests": ["assert f()"]}}, "should be an object, found list"),
+        (of_tests(kind="stdio", cases=[{"input": "1", "output": 2}]), "case 1 should have 'output' of type str"),
+        (of_tests(kind="stdio", cases=["1"]), "case 1 should have 'input' of type str"),
+        (of_tests(kind="call", cases=[{"arguments": [1], "expected": 2}]), "tests['entry_point'] should be the name"),
+        (of_tests(kind="asserts", code=["assert f()"]), "tests['code'] should be str, found list"),
+        (of_tests(kind="assert", code="x"), "tests of kind 'assert'; expected 'asserts', 'stdio' or 'call'"),
+        (
+            {**of_tests(kind="asserts", code="x"), "metadata": {"tests": ["assert f()"]}},
+            "should be an object, found list",
+        ),
         (
             {"question": "q", "answer": "", "category": "code"}
             | {"metadata": {"time_limit": "2 s", "tests": {"kind": "asserts", "code": "f()"}}},

@@ -56,7 +56,7 @@ def test_a_tiny_reproduction(tmp_path, capsys, monkeypatch):
         "long_answer_first",
         "long_samples",
     ):
-        for suffix in ("md", "csv", "png"):
+        for suffix in ("md", "csv", *(["png"] if not table.endswith("_samples") else [])):
             assert (report / f"{table}.{suffix}").is_file(), f"{table}.{suffix}"
     with (report / "short_main.csv").open() as file:
         methods = {row["method"] for row in csv.DictReader(file)}

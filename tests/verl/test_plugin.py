@@ -15,7 +15,7 @@ from coca_mindspeed.upstream.fingerprint import source_of
 from coca_mindspeed.upstream.manifest import load_manifests
 from coca_mindspeed.verl.held_out_questions import judged_validation
 from coca_mindspeed.verl.register import REGISTRIES
-from coca_mindspeed.verl.run_settings import check_same_run
+from coca_mindspeed.verl.run_settings import check_length, check_same_run
 from coca_mindspeed.verl.settings import VerlSettings
 from tests.verl.configurations import columns
 
@@ -79,6 +79,13 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path):
     check_same_run(tmp_path, sequential, 10, 0)
     with pytest.raises(ConfigError, match="total_training_steps 10 -> 20"):
         check_same_run(tmp_path, sequential, 20, 5)
+
+
+def test_a_run_that_ends_before_its_last_step_is_refused():
+    check_length(12, 4, 3)
+    check_length(1, 4, 1)
+    with pytest.raises(ConfigError, match=r"total_epochs=3 of 4 steps each end after 12; set .* to 4 or more"):
+        check_length(13, 4, 3)
 
 
 def test_the_metrics_of_a_validation_are_those_of_an_evaluation():
