@@ -1,6 +1,7 @@
 """Units after a number: which words are one, and one name for each, so that ``12 cm`` is not ``12 m``."""
 
 import re
+import string
 
 _NAMES = {
     "cm": "cm centimeter centimeters centimetre centimetres",
@@ -96,6 +97,7 @@ _GREEK = frozenset(
         "omega",
     ]
 )
+_ALPHABET = string.ascii_lowercase
 # Single letters that are units beside others; case tells newtons from a variable.
 _SYMBOLS = frozenset(["N", "W", "J", "V", "A", "K", "C", "F", "T"])
 _COMPOUND = frozenset(("N m", "V A", "A h", "W h", "kW h", "J s"))
@@ -117,6 +119,8 @@ def may_be_unit(name: str, spaced: bool = True) -> bool:
     if not power_of_unit and (any(map(_changes_the_value, words)) or _DONE_TO_IT.fullmatch(words[-1])):
         return False
     if any(map(_FUNCTIONS.fullmatch, words)) or words[-1] in _GREEK or _holds_variables(name):
+        return False
+    if any(len(word) > 2 and word in _ALPHABET for word in words):  # xyz, abc: a product of variables
         return False
     return name in _SAFE_WITHOUT_SPACE or (spaced and (name in _UNITS or len(name) >= 3))
 
