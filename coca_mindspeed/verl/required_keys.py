@@ -174,13 +174,16 @@ def refusals(config: Mapping[str, Any], settings: VerlSettings) -> list[str]:
     return [*problems, *(counts or [*_batches(config), *_stages(config, settings)])]
 
 
+_TOKENS = f"{_ACTOR}.ppo_max_token_len_per_gpu"
+_STEPS = "trainer.total_training_steps"
+
 #: Counts that the arithmetic below divides by, with verl's defaults.
 _COUNTS = {
     "data.train_batch_size": 1024,
     "data.max_prompt_length": 512,
     "data.max_response_length": 512,
     f"{_ACTOR}.ppo_mini_batch_size": 256,
-    f"{_ACTOR}.ppo_max_token_len_per_gpu": 16384,
+    _TOKENS: 16384,
     f"{_ACTOR}.ulysses_sequence_parallel_size": 1,
     f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 1,
     f"{_ROLLOUT}.n": 1,
@@ -188,11 +191,15 @@ _COUNTS = {
     "trainer.n_gpus_per_node": 8,
     "trainer.nnodes": 1,
     "trainer.total_epochs": 30,
+    _STEPS: None,
 }
 
 
 def _counts(config: Mapping[str, Any]) -> Iterator[str]:
     for key, default in _COUNTS.items():
+        unused = key == _TOKENS and not value_of(config, _DYNAMIC, False)
+        if unused or (key == _STEPS and value_of(config, key, None) is None):
+            continue
         found = value_of(config, key, default)
         if not isinstance(found, int) or isinstance(found, bool) or found < 1:
             yield f"{key}: expected a whole number of 1 or more, found {found!r}"
@@ -237,10 +244,10 @@ def _batches(config: Mapping[str, Any]) -> Iterator[str]:
 def _microbatches(config: Mapping[str, Any], rows: int, sequence: int) -> Iterator[str]:
     if value_of(config, _DYNAMIC, False):
         longest = value_of(config, "data.max_prompt_length", 512) + value_of(config, "data.max_response_length", 512)
-        tokens = value_of(config, f"{_ACTOR}.ppo_max_token_len_per_gpu", 16384)
+        tokens = value_of(config, _TOKENS, 16384)
         if tokens * sequence < longest:
             yield (
-                f"{_ACTOR}.ppo_max_token_len_per_gpu: {tokens} tokens on each of {sequence} devices do not hold the "
+                f"{_TOKENS}: {tokens} tokens on each of {sequence} devices do not hold the "
                 f"longest sequence of data.max_prompt_length + data.max_response_length = {longest}"
             )
         return
@@ -257,9 +264,9 @@ def _stages(config: Mapping[str, Any], settings: VerlSettings) -> Iterator[str]:
     stages = len(settings.method.training_method.stages)
     if stages == 1:
         return
-    steps = value_of(config, "trainer.total_training_steps", None)
+    steps = value_of(config, _STEPS, None)
     key, count = ("trainer.total_epochs", value_of(config, "trainer.total_epochs", 30))
     if steps is not None:
-        key, count = "trainer.total_training_steps", steps
+        key, count = _STEPS, steps
     if count % stages:
         yield f"{key}: the {stages} stages of {settings.method.name} share a run equally, and {count} cannot be divided"

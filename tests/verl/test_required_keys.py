@@ -158,3 +158,17 @@ def test_a_count_that_is_none_is_refused_beside_everything_else(key: str, value:
     found = problems({key: value, f"{ROLLOUT}.val_kwargs.do_sample": False})
     assert [line for line in found if line.startswith(f"{key}: expected a whole number of 1 or more, found {value!r}")]
     assert [line for line in found if line.startswith(f"{ROLLOUT}.val_kwargs.do_sample")]
+
+
+@pytest.mark.parametrize("value", [0, -1, 1.5, "8", True])
+def test_a_number_of_steps_is_a_count_or_absent(value: Any):
+    key = "trainer.total_training_steps"
+    assert problems({key: None}) == []
+    assert problems({key: value}) == [f"{key}: expected a whole number of 1 or more, found {value!r}"]
+
+
+def test_a_count_that_nothing_reads_may_be_absent():
+    key, dynamic = f"{ACTOR}.ppo_max_token_len_per_gpu", f"{ACTOR}.use_dynamic_bsz"
+    divided = {f"{ACTOR}.ppo_micro_batch_size_per_gpu": 1}
+    assert problems({key: None, dynamic: False, **divided}) == []
+    assert problems({key: None, dynamic: True}) == [f"{key}: expected a whole number of 1 or more, found None"]
