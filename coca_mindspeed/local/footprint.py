@@ -214,31 +214,45 @@ class LargestMicrobatch(NamedTuple):
 
 
 def largest_microbatches(config: RunConfig) -> list[LargestMicrobatch]:
-    """The microbatches that may need most.
+    """The microbatches that may need most: the longest responses to the longest prompts, and what is filled otherwise.
 
-    The longest responses to the longest prompts.  Where ``trainer.microbatch_tokens`` fills a microbatch, also as many
-    of them as there is room for beside shorter prompts, and, since a prompt that responses share counts once and its
-    keys and values are held for every one of them, as many short responses as share the longest prompts.
+    Where ``trainer.microbatch_tokens`` fills a microbatch, what is left beside the longest may be filled by a further
+    response, by making all of them or their prompts shorter.  A prompt that responses share counts once and its keys
+    and values are held for every one of them, so there the most short responses that share the longest prompts are
+    looked at as well, and those to one prompt more.
     """
     rollout, prompts = config.rollout, config.rollout.prompts // config.trainer.minibatches
-    prompt, longest = rollout.max_prompt_tokens, rollout.max_new_tokens
+    longest_prompt, longest = rollout.max_prompt_tokens, rollout.max_new_tokens
 
-    def largest(response: int, prompt: int = prompt) -> list[int]:
+    def sizes_at(response: int, prompt: int) -> list[int]:
         return fullest(prompts, rollout.group_size, response, prompt, config.trainer)
 
-    found = [LargestMicrobatch(prompt, longest, largest(longest))]
+    def with_rows(rows: int, prompt: int) -> LargestMicrobatch:
+        """The longest responses of which at least so many share a pass; more tokens never mean more rows."""
+        shorter = range(2, longest + 1)
+        length = 1 + bisect.bisect_left(shorter, True, key=lambda n: sum(sizes_at(n, prompt)) < rows)
+        return LargestMicrobatch(prompt, length, sizes_at(length, prompt))
+
+    found = [LargestMicrobatch(longest_prompt, longest, sizes_at(longest, longest_prompt))]
     limit = config.trainer.microbatch_tokens
     if limit is None:
         return found
+    shared = config.trainer.share_prompts
     rows = sum(found[0].group_sizes)
-    sizes = largest(longest, prompt=1)
-    if sum(sizes) > rows:
-        copies = len(sizes) if config.trainer.share_prompts else sum(sizes)
-        found.append(LargestMicrobatch(min(prompt, (limit - sum(sizes) * longest) // copies), longest, sizes))
-    if config.trainer.share_prompts and (most := sum(largest(1))) > rows:
-        # The longest responses of which as many share a pass as of the shortest; more tokens never mean more rows.
-        length = 1 + bisect.bisect_left(range(2, longest + 1), True, key=lambda n: sum(largest(n)) < most)
-        found.append(LargestMicrobatch(prompt, length, largest(length)))
+    many = sizes_at(1, longest_prompt)
+    if sum(many) > rows:
+        found.append(with_rows(rows + 1, longest_prompt))
+        if shared:
+            found.append(with_rows(sum(many), longest_prompt))
+    beside_short = sizes_at(longest, 1)
+    if sum(beside_short) > rows:
+        copies = len(beside_short) if shared else sum(beside_short)
+        room = limit - sum(beside_short) * longest
+        found.append(LargestMicrobatch(min(longest_prompt, room // copies), longest, beside_short))
+    more = len(many) + 1
+    short_prompt = limit // more - rollout.group_size
+    if shared and more <= prompts and short_prompt > 0:
+        found.append(with_rows(more * rollout.group_size, min(longest_prompt, short_prompt)))
     return found
 
 

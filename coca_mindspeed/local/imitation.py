@@ -141,7 +141,9 @@ class Imitation:
         every = range(len(prompts))
         parts = [list(every)]
         if self.microbatch_tokens is not None:
-            limit = TrainerConfig(microbatch_prompts=None, microbatch_tokens=self.microbatch_tokens)
+            limit = TrainerConfig(
+                microbatch_prompts=None, microbatch_tokens=self.microbatch_tokens, share_prompts=False
+            )
             parts = [part.rows for part in microbatches(every, 1, lengths, prompt_lengths, limit)]
         total = 0.0
         for rows in parts:

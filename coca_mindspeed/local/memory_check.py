@@ -1,11 +1,11 @@
 """Whether a run fits into the memory of its device, and if it does not, which setting makes it fit."""
 
-import functools
+import bisect
 import json
 import os
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,7 @@ from coca_mindspeed.local.evaluate import held_out_at_once
 from coca_mindspeed.local.footprint import Footprint, footprint
 
 _CONTEXT = GIB // 2  # what CUDA's or CANN's context takes before the first tensor, by estimate
+_PARTS = 16  # of a run's trainer.microbatch_tokens: how near the value is that would fit
 _SMALL = 20_000_000  # parameters; a smaller model is not near any machine's memory, and its run starts at once
 
 
@@ -82,15 +83,13 @@ class _Knob:
         phase: update or rollout.
         key: of the setting.
         value: that it has.
-        unit: what its value is a multiple of.
-        count: how many of them the run has now.
+        choices: values from the least to the one that holds as much as the run does now.
     """
 
     phase: Literal["update", "rollout"]
     key: str
     value: int | None
-    unit: int
-    count: int
+    choices: Sequence[int]
 
     def peak(self, run: Footprint) -> int:
         """Bytes of the phase."""
@@ -107,10 +106,11 @@ def _update_knob(config: RunConfig) -> _Knob:
     trainer, rollout = config.trainer, config.rollout
     if trainer.microbatch_tokens is None:
         prompts = trainer.microbatch_prompts or rollout.prompts // trainer.minibatches
-        return _Knob("update", "trainer.microbatch_prompts", trainer.microbatch_prompts, 1, prompts)
-    row = rollout.max_prompt_tokens + rollout.max_new_tokens
-    rows = max(1, trainer.microbatch_tokens // row)
-    return _Knob("update", "trainer.microbatch_tokens", trainer.microbatch_tokens, row, rows)
+        return _Knob("update", "trainer.microbatch_prompts", trainer.microbatch_prompts, range(1, prompts + 1))
+    tokens = trainer.microbatch_tokens
+    step = max(1, tokens // _PARTS)
+    choices = sorted({1, *range(step, tokens, step), tokens})  # 1: a response a pass
+    return _Knob("update", "trainer.microbatch_tokens", tokens, choices)
 
 
 def _rollout_knob(config: RunConfig) -> _Knob:
@@ -119,7 +119,8 @@ def _rollout_knob(config: RunConfig) -> _Knob:
     if rollout.batch_responses is not None:
         responses = min(responses, rollout.batch_responses)
     groups = max(1, -(-responses // rollout.group_size))
-    return _Knob("rollout", "rollout.batch_responses", rollout.batch_responses, rollout.group_size, groups)
+    choices = range(rollout.group_size, (groups + 1) * rollout.group_size, rollout.group_size)
+    return _Knob("rollout", "rollout.batch_responses", rollout.batch_responses, choices)
 
 
 def _remedy(knob: _Knob, run: Footprint, config: RunConfig, architecture: Any, room: int) -> str:
@@ -146,26 +147,16 @@ def _remedy(knob: _Knob, run: Footprint, config: RunConfig, architecture: Any, r
 
 
 def _largest_that_fits(knob: _Knob, run: Footprint, config: RunConfig, architecture: Any, room: int) -> int | None:
-    """The nearest value at or below the run's, found along the line through the least and the run's own."""
+    """The nearest of the choices; a larger one never needs less."""
+    *smaller, own = knob.choices
+    if knob.peak(run) <= room:
+        return own
 
-    @functools.cache
-    def peak(count: int) -> int:
-        if count == knob.count:
-            return knob.peak(run)
-        return knob.peak(footprint(_with(config, {knob.key: count * knob.unit}), architecture))
+    def too_much(value: int) -> bool:
+        return knob.peak(footprint(_with(config, {knob.key: value}), architecture)) > room
 
-    most = peak(knob.count)
-    if most <= room:
-        return knob.count * knob.unit
-    least = peak(1)
-    if least > room:
-        return None
-    count = 1 + (room - least) * (knob.count - 1) // (most - least)
-    while peak(count) > room:
-        count -= 1
-    while peak(count + 1) <= room:
-        count += 1
-    return count * knob.unit
+    fitting = bisect.bisect_left(smaller, True, key=too_much)
+    return smaller[fitting - 1] if fitting else None
 
 
 def _with(config: RunConfig, changes: Mapping[str, Any]) -> RunConfig:

@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from coca_mindspeed.config.schema import TrainerConfig
 
-#: What a pass costs besides its tokens, in tokens of a small model on a CPU, where it is most.
-_PASS = 256
+#: What a pass costs besides its tokens, in tokens: the least, a small model's on a CPU, and as a share of a full pass,
+#: so that whoever has room for few passes gets few.
+_PASS, _PASS_SHARE = 256, 1 / 16
 
 
 @dataclass(frozen=True)
@@ -147,7 +148,7 @@ def _next_equal(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 class _Split(NamedTuple):
-    """Rows in passes, and the tokens that these cost, padding and :data:`_PASS` included."""
+    """Rows in passes, and the tokens that these cost, padding and what each pass costs besides included."""
 
     tokens: int
     parts: list[list[int]]
@@ -156,9 +157,10 @@ class _Split(NamedTuple):
 def _cut(rows: Sequence[int], sizes: _Sizes) -> _Split:
     """Cut rows, in their order, into the passes that cost least in all."""
     costs = np.zeros(len(rows) + 1, dtype=np.int64)  # of the first n rows
+    another = max(_PASS, int(_PASS_SHARE * sizes.limit))
     begins = np.zeros(len(rows) + 1, dtype=np.int64)  # of the last pass of those
     for last, tokens in enumerate(sizes.runs(rows)):
-        totals = tokens + _PASS + costs[last - np.arange(len(tokens))]
+        totals = tokens + another + costs[last - np.arange(len(tokens))]
         chosen = int(totals.argmin())
         costs[last + 1], begins[last + 1] = totals[chosen], last - chosen
     parts = []

@@ -1,4 +1,4 @@
-"""The report: every table as Markdown, CSV and picture, and a page with all of them."""
+"""The report: every table as Markdown, CSV and, but for texts, picture, and a page with all of them."""
 
 import os
 import platform

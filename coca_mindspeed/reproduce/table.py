@@ -1,4 +1,4 @@
-"""One table in three forms: Markdown for people, CSV for programs, and a picture."""
+"""One table in three forms: Markdown for people, CSV for programs, and a picture, unless it holds texts."""
 
 import csv
 import io
@@ -69,8 +69,11 @@ def write_table(table: Table, directory: Path, figure: Figure | None = None) -> 
         f"{picture}Full values: [{table.name}.csv]({table.name}.csv).\n"
     )
     write_atomically(directory / f"{table.name}.csv", table.csv())
-    if not table.text:
-        save_figure(figure or picture_of(table), directory / f"{table.name}.png")
+    image = directory / f"{table.name}.png"
+    if table.text:
+        image.unlink(missing_ok=True)  # of a version that drew it
+    else:
+        save_figure(figure or picture_of(table), image)
     write_atomically(directory / f"{table.name}.md", section.replace("## ", "# ", 1))
     return section
 

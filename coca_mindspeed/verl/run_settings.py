@@ -17,7 +17,7 @@ VERLS_NEWEST = "latest_checkpointed_iteration.txt"
 def check_length(total_steps: int, steps_per_epoch: int, epochs: int) -> None:
     """Refuse more steps than epochs: the loop of verl ends with the last epoch.
 
-    It would then save no last checkpoint, validate nothing, and leave a method's last stage out.
+    It would then make no last checkpoint and no last validation, and leave a method's last stage out.
 
     Args:
         total_steps: that the run is to have.

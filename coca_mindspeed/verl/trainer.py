@@ -79,7 +79,8 @@ class SegmentTrainer(PPOTrainerSync):
                 f"data.train_batch_size: {data.train_batch_size} questions a step, and data.train_files has "
                 f"{len(self.train_dataset)}"
             )
-        check_length(self.total_training_steps, self.steps_per_epoch, self.config.trainer.total_epochs)
+        if not self.config.trainer.get("val_only", False):
+            check_length(self.total_training_steps, self.steps_per_epoch, self.config.trainer.total_epochs)
 
     def _load_checkpoint(self) -> None:
         """Resume only what is the same run: whose method, and whose length where stages share it, is the same."""

@@ -1,9 +1,11 @@
 """What a run needs is estimated by running its passes on shapes alone; here beside the same passes on real tensors."""
 
+import dataclasses
 import json
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaConfig, Qwen2Config
@@ -16,6 +18,7 @@ from coca_mindspeed.local import footprint as footprints
 from coca_mindspeed.local import memory_check, output_layer
 from coca_mindspeed.local.footprint import footprint, largest_microbatches
 from coca_mindspeed.local.memory_check import MemoryCheck, memory_problems, refuse_what_cannot_fit
+from coca_mindspeed.local.microbatches import microbatches
 
 SHAPE = {
     "vocab_size": 300,
@@ -70,13 +73,15 @@ def test_many_short_responses_to_long_prompts_are_looked_at_too():
     """A shared prompt counts once towards a microbatch's tokens; its keys and values are there for every response."""
     tokens = ("rollout.max_prompt_tokens=400", "trainer.microbatch_prompts=null", "rollout.group_size=8")
     run = run_of(*tokens, "trainer.microbatch_tokens=1000")
-    longest, many = largest_microbatches(run)[::2]
-    assert longest == (400, 50, [8])
-    assert many == (400, 12, [8, 8])  # two prompts leave 200 tokens for 16 responses
+    assert largest_microbatches(run) == [
+        (400, 50, [8]),
+        (400, 22, [8, 1]),  # a row more needs a prompt more
+        (400, 12, [8, 8]),  # two prompts leave 200 tokens for 16 responses
+        (16, 50, [8, 8, 3]),  # 950 tokens of the longest responses, and three prompts
+        (325, 1, [8, 8, 8]),  # a third prompt
+    ]
     wide = run_of(*tokens, "trainer.microbatch_tokens=30000")
     assert largest_microbatches(wide) == [(400, 50, [8] * 8)]
-    whole = run_of(*tokens, "trainer.microbatch_tokens=1000", "trainer.share_prompts=false")
-    assert [response for _, response, _ in largest_microbatches(whole)] == [50, 50]
     short = run_of(*tokens, "trainer.microbatch_tokens=1000", "rollout.max_new_tokens=12")
     assert footprint(run, QWEN).update >= footprint(short, QWEN).update
 
@@ -93,11 +98,49 @@ def test_what_shorter_prompts_leave_room_for_is_looked_at_too(share_prompts, mon
         f"trainer.share_prompts={share_prompts}",
     )
     prompt = {True: 300, False: 150}[share_prompts]
-    longest, beside_shorter = largest_microbatches(run)[:2]
-    assert (longest, beside_shorter) == ((400, 300, [1]), (prompt, 300, [2]))
+    longest, *others = largest_microbatches(run)
+    assert longest == (400, 300, [1])
+    assert (prompt, 300, [2]) in others
+    assert (400, {True: 250, False: 50}[share_prompts], [2]) in others
     both = footprint(run, QWEN).update
     monkeypatch.setattr(footprints, "largest_microbatches", lambda run: [longest])
     assert both > 1.2 * footprint(run, QWEN).update
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share_prompts", [True, False])
+@pytest.mark.parametrize(("prompt", "longest", "limit"), [(20, 200, 400), (200, 20, 380)])
+def test_no_microbatch_of_a_step_needs_more_than_was_planned(share_prompts, prompt, longest, limit, monkeypatch):
+    """Of responses and prompts of many lengths, all alike or not, the passes that their split makes."""
+    group = 4
+    run = run_of(
+        f"rollout.max_prompt_tokens={prompt}",
+        f"rollout.max_new_tokens={longest}",
+        f"rollout.group_size={group}",
+        "trainer.microbatch_prompts=null",
+        f"trainer.microbatch_tokens={limit}",
+        f"trainer.share_prompts={share_prompts}",
+    )
+    planned = footprint(run, QWEN).update
+    random = np.random.default_rng(0)
+    shapes = set()
+    for share in (0.06, 0.3, 0.5, 0.9, 0.95, 1.0):
+        alike = [max(1, int(share * longest))] * (8 * group)
+        for lengths in (alike, random.integers(1, max(2, int(share * longest)), size=8 * group).tolist()):
+            for prompts in ([prompt] * 8, random.integers(1, prompt, size=8).tolist()):
+                for part in microbatches(range(8), group, lengths, prompts, run.trainer):
+                    response = max(lengths[row] for row in part.rows)
+                    if response <= 1:
+                        continue
+                    shapes.add((max(prompts[p] for p in part.prompts), response, tuple(part.group_sizes)))
+    most = {}  # of the passes with as many rows the one with most tokens
+    for shape in shapes:
+        rows = sum(shape[2])
+        tokens = rows * shape[1] + shape[0] * (len(shape[2]) if share_prompts else rows)
+        most[rows] = max(most.get(rows, (0,)), (tokens, shape))
+    shapes = [footprints.LargestMicrobatch(p, r, list(sizes)) for _, (p, r, sizes) in most.values()]
+    monkeypatch.setattr(footprints, "largest_microbatches", lambda run: shapes)
+    assert footprint(run, QWEN).update <= 1.03 * planned
 
 
 def test_a_device_that_repeats_keys_and_values_is_estimated_so(monkeypatch):
@@ -212,9 +255,45 @@ def test_the_value_that_is_named_is_the_nearest_that_fits(settings, monkeypatch)
     _, _, named = problem.partition("it fits with ")
     assert named.startswith(f"{key}=")
     value = int(named.split("=")[1])
-    unit = 62 if "tokens" in key else 1
+    unit = 124 if "tokens" in key else 1  # a sixteenth of 1984
     assert footprint(run_of(*settings, f"{key}={value}"), QWEN).peak_of_update <= room
     assert footprint(run_of(*settings, f"{key}={value + unit}"), QWEN).peak_of_update > room
+
+
+@pytest.mark.parametrize("tokens", [300, 700, 1000])  # less than a prompt and a response of 450, or no multiple
+def test_the_tokens_that_are_named_fit_and_are_fewer(tokens):
+    """A microbatch of shared prompts; the least there is has a response alone."""
+    settings = ("rollout.max_prompt_tokens=400", "trainer.microbatch_prompts=null", "rollout.group_size=8")
+
+    def need(value, *more):
+        return footprint(run_of(*settings, f"trainer.microbatch_tokens={value}", *more), QWEN)
+
+    run = run_of(*settings, f"trainer.microbatch_tokens={tokens}")
+    least, most = need(1).peak_of_update, need(tokens).peak_of_update
+    assert least < most
+    room = int(least + 0.1 * (most - least))
+    problem = memory_problems(MemoryCheck(need(tokens), 0, room), run, QWEN)[0]
+    key, _, value = problem.partition("it fits with ")[2].split()[0].partition("=")
+    assert key == "trainer.microbatch_tokens"
+    assert int(value) < tokens
+    assert need(value).peak_of_update <= room
+
+
+def test_a_value_that_fits_with_recomputed_layers_is_kept(monkeypatch):
+    """Less than a prompt and a response together: a multiple of those would be more than there is now."""
+    run = run_of("trainer.microbatch_prompts=null", "trainer.microbatch_tokens=30")  # a prompt and a response: 62
+    need = footprint(run, QWEN)
+
+    def estimated(config, architecture):
+        tokens = config.trainer.microbatch_tokens + 1000 * (not config.model.gradient_checkpointing)
+        return dataclasses.replace(need, update=tokens)
+
+    monkeypatch.setattr(memory_check, "footprint", estimated)
+    given = estimated(run, QWEN)
+    problem = memory_problems(MemoryCheck(given, 0, given.peak_of_update - 1000), run, QWEN)[0]
+    assert problem.endswith("it fits with trainer.microbatch_tokens=30 model.gradient_checkpointing=true")
+    problem = memory_problems(MemoryCheck(given, 0, given.peak_of_update - 1010), run, QWEN)[0]
+    assert problem.endswith("it fits with trainer.microbatch_tokens=20 model.gradient_checkpointing=true")
 
 
 def test_the_rollout_that_does_not_fit_is_cut_into_batches():

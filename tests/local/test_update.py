@@ -124,13 +124,13 @@ def test_microbatches_hold_every_row_once_and_no_more_than_asked(seed, share_pro
         assert len(part.rows) == 1 or _tokens_of(part, lengths, prompt_lengths, share_prompts) <= limit
 
 
-def _cost(parts, lengths, prompt_lengths, group, share_prompts):
-    """By the definition: tokens of every pass, padding included, and 256 for the pass."""
+def _cost(parts, lengths, prompt_lengths, group, share_prompts, another):
+    """By the definition: tokens of every pass, padding included, and what another pass costs."""
     total = 0
     for rows in parts:
         prompts = [row // group for row in rows]
         copies = len(set(prompts)) if share_prompts else len(rows)
-        total += 256 + len(rows) * max(lengths[r] for r in rows) + copies * max(prompt_lengths[p] for p in prompts)
+        total += another + len(rows) * max(lengths[r] for r in rows) + copies * max(prompt_lengths[p] for p in prompts)
     return total
 
 
@@ -146,26 +146,26 @@ def test_no_cut_of_the_orders_costs_less(seed, share_prompts):
     """Against every cut there is, of ten rows in the order of their lengths and of their groups."""
     random = np.random.default_rng(seed)
     group, prompts = 2, range(5)
-    scale, prompt_scale, limit = (1000, 30, 2500) if seed % 2 else (60, 2000, 5000)
+    scale, prompt_scale, limit, another = (1000, 30, 2500, 256) if seed % 2 else (60, 2000, 6400, 400)
     lengths = random.integers(1, scale, size=10).tolist()
     prompt_lengths = random.integers(1, prompt_scale, size=5).tolist()
     config = TrainerConfig(microbatch_tokens=limit, share_prompts=share_prompts)
     parts = [part.rows for part in microbatches(prompts, group, lengths, prompt_lengths, config)]
 
     def tokens(rows):
-        return _cost([rows], lengths, prompt_lengths, group, share_prompts) - 256
+        return _cost([rows], lengths, prompt_lengths, group, share_prompts, another=0)
 
     by_length = sorted(range(10), key=lambda r: (-lengths[r], -prompt_lengths[r // group]))
     longest = [max(lengths[2 * p : 2 * p + 2]) for p in prompts]
     by_group = sorted(range(10), key=lambda r: (-longest[r // group], r // group, -lengths[r]))
     by_sum = sorted(range(10), key=lambda r: -lengths[r] - prompt_lengths[r // group])
     costs = [
-        _cost(cut, lengths, prompt_lengths, group, share_prompts)
+        _cost(cut, lengths, prompt_lengths, group, share_prompts, another)
         for order in ((by_length, by_group) if share_prompts else (by_sum,))
         for cut in _every_cut(order)
         if all(len(rows) == 1 or tokens(rows) <= limit for rows in cut)
     ]
-    assert _cost(parts, lengths, prompt_lengths, group, share_prompts) == min(costs)
+    assert _cost(parts, lengths, prompt_lengths, group, share_prompts, another) == min(costs)
 
 
 def test_long_responses_are_hardly_padded():
@@ -178,6 +178,13 @@ def test_long_responses_are_hardly_padded():
     parts = microbatches(prompts, group, lengths, prompt_lengths, config)
     needed = sum(lengths) + sum(prompt_lengths)
     assert sum(_tokens_of(part, lengths, prompt_lengths, True) for part in parts) < 1.15 * needed
+
+
+def test_a_limit_that_holds_everything_makes_one_pass():
+    random = np.random.default_rng(0)
+    lengths = random.integers(1000, 1400, size=64).tolist()
+    config = TrainerConfig(microbatch_tokens=10**6)
+    assert len(microbatches(range(8), 8, lengths, [100] * 8, config)) == 1
 
 
 def test_groups_share_long_prompts():
