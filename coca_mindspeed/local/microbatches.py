@@ -40,9 +40,9 @@ def microbatches(
     """Split a minibatch by ``trainer.microbatch_prompts`` or ``trainer.microbatch_tokens``; by neither: one.
 
     By tokens, a microbatch's rows, padded to the longest of them, have no more than so many tokens, prompts included; a
-    response that alone has more is a microbatch of its own.  Responses are put in order twice, by length and group by
-    group, and the order is taken that can be cut into passes with the least padding: by length where responses are
-    long, by groups where prompts are, which responses of a pass share.
+    response that alone has more is a microbatch of its own.  Responses are put in order by length, and group by group,
+    by the longest response and by the prompt; the order is taken that can be cut into passes with the least padding: by
+    length where responses are long, by groups where prompts are, which responses of a pass share.
 
     Args:
         prompts: the minibatch's prompts.
@@ -64,6 +64,10 @@ def microbatches(
         prompt = row // group_size
         return -max(lengths[other] for other in rows_of(prompt)), prompt, -lengths[row]
 
+    def by_prompt(row: int) -> tuple[int, int, int]:
+        prompt = row // group_size
+        return -prompt_lengths[prompt], prompt, -lengths[row]
+
     def by_length(row: int) -> tuple[int, int]:
         return -lengths[row], -prompt_lengths[row // group_size]
 
@@ -72,7 +76,7 @@ def microbatches(
 
     rows = [row for prompt in prompts for row in rows_of(prompt)]
     sizes = _Sizes(group_size, lengths, prompt_lengths, config.share_prompts, config.microbatch_tokens)
-    orders = (by_group, by_length) if config.share_prompts else (by_sum,)
+    orders = (by_group, by_prompt, by_length) if config.share_prompts else (by_sum,)
     best = min((_cut(sorted(rows, key=order), sizes) for order in orders), key=lambda split: split.tokens)
     return [_microbatch(part, group_size) for part in best.parts]
 

@@ -158,10 +158,11 @@ def test_no_cut_of_the_orders_costs_less(seed, share_prompts):
     by_length = sorted(range(10), key=lambda r: (-lengths[r], -prompt_lengths[r // group]))
     longest = [max(lengths[2 * p : 2 * p + 2]) for p in prompts]
     by_group = sorted(range(10), key=lambda r: (-longest[r // group], r // group, -lengths[r]))
+    by_prompt = sorted(range(10), key=lambda r: (-prompt_lengths[r // group], r // group, -lengths[r]))
     by_sum = sorted(range(10), key=lambda r: -lengths[r] - prompt_lengths[r // group])
     costs = [
         _cost(cut, lengths, prompt_lengths, group, share_prompts, another)
-        for order in ((by_length, by_group) if share_prompts else (by_sum,))
+        for order in ((by_length, by_group, by_prompt) if share_prompts else (by_sum,))
         for cut in _every_cut(order)
         if all(len(rows) == 1 or tokens(rows) <= limit for rows in cut)
     ]
@@ -178,6 +179,13 @@ def test_long_responses_are_hardly_padded():
     parts = microbatches(prompts, group, lengths, prompt_lengths, config)
     needed = sum(lengths) + sum(prompt_lengths)
     assert sum(_tokens_of(part, lengths, prompt_lengths, True) for part in parts) < 1.15 * needed
+
+
+def test_prompts_of_a_length_come_together():
+    """Responses are all alike, and a pass is as wide as its longest prompt."""
+    config = TrainerConfig(microbatch_tokens=9000)
+    parts = microbatches(range(8), 2, [5] * 16, [2000, 100] * 4, config)
+    assert [sorted({part.prompts[0] % 2, part.prompts[-1] % 2}) for part in parts] == [[0], [1]]
 
 
 def test_a_limit_that_holds_everything_makes_one_pass():
