@@ -1,7 +1,7 @@
 """Which responses of a minibatch share a backward pass."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -60,24 +60,19 @@ def microbatches(
         parts = [[row for p in prompts[i : i + size] for row in rows_of(p)] for i in range(0, len(prompts), size)]
         return [_microbatch(part, group_size) for part in parts]
 
-    def by_group(row: int) -> tuple[int, int, int]:
-        prompt = row // group_size
-        return -max(lengths[other] for other in rows_of(prompt)), prompt, -lengths[row]
-
-    def by_prompt(row: int) -> tuple[int, int, int]:
-        prompt = row // group_size
-        return -prompt_lengths[prompt], prompt, -lengths[row]
-
-    def by_length(row: int) -> tuple[int, int]:
-        return -lengths[row], -prompt_lengths[row // group_size]
-
-    def by_sum(row: int) -> int:
-        return -lengths[row] - prompt_lengths[row // group_size]
-
     rows = [row for prompt in prompts for row in rows_of(prompt)]
+
+    def groups_by(size_of: Mapping[int, int] | Sequence[int]) -> list[int]:
+        return sorted(rows, key=lambda row: (-size_of[row // group_size], row // group_size, -lengths[row]))
+
+    if config.share_prompts:
+        longest = {prompt: max(lengths[row] for row in rows_of(prompt)) for prompt in prompts}
+        by_length = sorted(rows, key=lambda row: (-lengths[row], -prompt_lengths[row // group_size]))
+        orders = [groups_by(longest), groups_by(prompt_lengths), by_length]
+    else:
+        orders = [sorted(rows, key=lambda row: -lengths[row] - prompt_lengths[row // group_size])]
     sizes = _Sizes(group_size, lengths, prompt_lengths, config.share_prompts, config.microbatch_tokens)
-    orders = (by_group, by_prompt, by_length) if config.share_prompts else (by_sum,)
-    best = min((_cut(sorted(rows, key=order), sizes) for order in orders), key=lambda split: split.tokens)
+    best = min((_cut(order, sizes) for order in orders), key=lambda split: split.tokens)
     return [_microbatch(part, group_size) for part in best.parts]
 
 
@@ -88,20 +83,12 @@ def fullest(prompts: int, group_size: int, length: int, prompt_length: int, conf
     """
     if config.microbatch_tokens is None:
         return [group_size] * min(prompts, config.microbatch_prompts or prompts)
-    sizes: list[int] = []
-    room = config.microbatch_tokens
-    while len(sizes) < prompts:
-        if not config.share_prompts:
-            rows = min(group_size, room // (length + prompt_length))
-            room -= rows * (length + prompt_length)
-        else:
-            rows = min(group_size, (room - prompt_length) // length)
-            room -= rows * length + prompt_length
-        if rows > 0:
-            sizes.append(rows)
-        if rows < group_size:
-            break
-    return sizes or [1]
+    each, shared = (length, prompt_length) if config.share_prompts else (length + prompt_length, 0)
+    whole, room = divmod(config.microbatch_tokens, group_size * each + shared)
+    if whole >= prompts:
+        return [group_size] * prompts
+    rest = max(0, room - shared) // each
+    return [group_size] * whole + [rest] * (rest > 0) or [1]
 
 
 def _microbatch(rows: Sequence[int], group_size: int) -> Microbatch:
@@ -128,12 +115,11 @@ class _Sizes:
         prompts = np.array(rows) // self.group_size
         response = np.array(self.lengths)[rows]
         prompt = np.array(self.prompt_lengths)[prompts]
-        next_of_prompt = _next_equal(prompts)
         first = 0  # of the longest run that fits; a later row's begins no earlier
         for last in range(len(rows)):
             run = slice(first, last + 1)
             count = np.arange(1, last - first + 2)
-            prompts_run = np.cumsum(next_of_prompt[run][::-1] > last) if self.share_prompts else count
+            prompts_run = _distinct(prompts[run][::-1]) if self.share_prompts else count
             tokens = count * np.maximum.accumulate(response[run][::-1])
             tokens += prompts_run * np.maximum.accumulate(prompt[run][::-1])
             fitting = max(1, int(np.searchsorted(tokens, self.limit, side="right")))
@@ -141,14 +127,10 @@ class _Sizes:
             yield tokens[:fitting]
 
 
-def _next_equal(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each value comes next; behind the end if it does not."""
-    following = np.full(len(values), len(values))
-    seen: dict[int, int] = {}
-    for position in range(len(values) - 1, -1, -1):
-        following[position] = seen.get(int(values[position]), len(values))
-        seen[int(values[position])] = position
-    return following
+def _distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many values there are among the first one, the first two, and so on."""
+    _values, first = np.unique(values, return_index=True)
+    return np.cumsum(np.isin(np.arange(len(values)), first))
 
 
 class _Split(NamedTuple):

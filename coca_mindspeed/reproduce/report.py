@@ -3,7 +3,6 @@
 import os
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -119,14 +118,14 @@ def samples_table(results: Results, plan: Plan, setting: str) -> Table | None:
         for key in keys
         for m in methods
     ]
-    table = printed_table(
+    return printed_table(
         f"{setting}_samples",
         f"{plan.settings[setting].title}: what the methods say",
         f"Evenly spaced held-out questions, seed {seeds[0]}; nothing was picked by hand.",
         ("question", "method", "response", "answer"),
         [tuple(f"`{cell}`" if i in (0, 2) else cell for i, cell in enumerate(row)) for row in rows],
+        text=True,
     )
-    return replace(table, text=True)
 
 
 def _taught(plan: Plan) -> str:

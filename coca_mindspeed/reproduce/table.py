@@ -50,9 +50,11 @@ class Table:
         return text.getvalue()
 
 
-def printed_table(name: str, title: str, note: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def printed_table(
+    name: str, title: str, note: str, header: Sequence[str], rows: Sequence[Sequence[str]], text: bool = False
+) -> Table:
     """A table whose CSV holds what is printed."""
-    return Table(name, title, note, header, rows, header, rows)
+    return Table(name, title, note, header, rows, header, rows, text)
 
 
 def write_table(table: Table, directory: Path, figure: Figure | None = None) -> str:

@@ -170,14 +170,13 @@ def refusals(config: Mapping[str, Any], settings: VerlSettings) -> list[str]:
         settings: its section ``coca``.
     """
     problems = [problem for each in requirements(settings) if (problem := each.problem(config)) is not None]
-    counts = list(_counts(config))
-    return [*problems, *(counts or [*_batches(config), *_stages(config, settings)])]
+    problems_of_counts = list(_problems_of_counts(config))
+    return [*problems, *(problems_of_counts or [*_batches(config), *_stages(config, settings)])]
 
 
 _TOKENS = f"{_ACTOR}.ppo_max_token_len_per_gpu"
-_STEPS = "trainer.total_training_steps"
 
-#: Counts that the arithmetic below divides by, with verl's defaults.
+#: Counts that the arithmetic below divides by, with verl's defaults; None: there need not be any.
 _COUNTS = {
     "data.train_batch_size": 1024,
     "data.max_prompt_length": 512,
@@ -191,24 +190,27 @@ _COUNTS = {
     "trainer.n_gpus_per_node": 8,
     "trainer.nnodes": 1,
     "trainer.total_epochs": 30,
-    _STEPS: None,
+    "trainer.total_training_steps": None,
 }
 
 
-def _counts(config: Mapping[str, Any]) -> Iterator[str]:
+def _count(config: Mapping[str, Any], key: str) -> Any:
+    return value_of(config, key, _COUNTS[key])
+
+
+def _problems_of_counts(config: Mapping[str, Any]) -> Iterator[str]:
     for key, default in _COUNTS.items():
+        found = _count(config, key)
+        absent = found is None and default is None
         unused = key == _TOKENS and not value_of(config, _DYNAMIC, False)
-        if unused or (key == _STEPS and value_of(config, key, None) is None):
-            continue
-        found = value_of(config, key, default)
-        if not isinstance(found, int) or isinstance(found, bool) or found < 1:
+        if not (absent or unused) and (not isinstance(found, int) or isinstance(found, bool) or found < 1):
             yield f"{key}: expected a whole number of 1 or more, found {found!r}"
 
 
 def _batches(config: Mapping[str, Any]) -> Iterator[str]:
-    prompts = value_of(config, "data.train_batch_size", 1024)
-    mini = value_of(config, f"{_ACTOR}.ppo_mini_batch_size", 256)
-    group = value_of(config, f"{_ROLLOUT}.n", 1)
+    prompts = _count(config, "data.train_batch_size")
+    mini = _count(config, f"{_ACTOR}.ppo_mini_batch_size")
+    group = _count(config, f"{_ROLLOUT}.n")
     if group < 2:
         yield f"{_ROLLOUT}.n: expected 2 or more, found {group!r}: a success rate needs a group"
         return
@@ -218,10 +220,10 @@ def _batches(config: Mapping[str, Any]) -> Iterator[str]:
             "would fill the last mini-batch up with rows of its own, and the mean would count them"
         )
         return
-    devices = value_of(config, "trainer.n_gpus_per_node", 8) * value_of(config, "trainer.nnodes", 1)
+    devices = _count(config, "trainer.n_gpus_per_node") * _count(config, "trainer.nnodes")
     sequence = max(
-        value_of(config, f"{_ACTOR}.ulysses_sequence_parallel_size", 1),
-        value_of(config, f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size", 1),
+        _count(config, f"{_ACTOR}.ulysses_sequence_parallel_size"),
+        _count(config, f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size"),
     )
     if devices % sequence:
         yield f"{_ACTOR}.ulysses_sequence_parallel_size: {sequence} does not divide the {devices} devices"
@@ -236,15 +238,15 @@ def _batches(config: Mapping[str, Any]) -> Iterator[str]:
     yield from _microbatches(config, mini * group // ranks, sequence)
     if not value_of(config, f"{_ROLLOUT}.log_prob_use_dynamic_bsz", value_of(config, _DYNAMIC, False)):
         yield from _divides(config, f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", prompts * group // ranks, "step")
-    tensor = value_of(config, f"{_ROLLOUT}.tensor_model_parallel_size", 2)
+    tensor = _count(config, f"{_ROLLOUT}.tensor_model_parallel_size")
     if devices % tensor:
         yield f"{_ROLLOUT}.tensor_model_parallel_size: {tensor} does not divide the {devices} devices"
 
 
 def _microbatches(config: Mapping[str, Any], rows: int, sequence: int) -> Iterator[str]:
     if value_of(config, _DYNAMIC, False):
-        longest = value_of(config, "data.max_prompt_length", 512) + value_of(config, "data.max_response_length", 512)
-        tokens = value_of(config, _TOKENS, 16384)
+        longest = _count(config, "data.max_prompt_length") + _count(config, "data.max_response_length")
+        tokens = _count(config, _TOKENS)
         if tokens * sequence < longest:
             yield (
                 f"{_TOKENS}: {tokens} tokens on each of {sequence} devices do not hold the "
@@ -264,9 +266,8 @@ def _stages(config: Mapping[str, Any], settings: VerlSettings) -> Iterator[str]:
     stages = len(settings.method.training_method.stages)
     if stages == 1:
         return
-    steps = value_of(config, _STEPS, None)
-    key, count = ("trainer.total_epochs", value_of(config, "trainer.total_epochs", 30))
-    if steps is not None:
-        key, count = _STEPS, steps
-    if count % stages:
+    key = "trainer.total_training_steps"
+    if _count(config, key) is None:
+        key = "trainer.total_epochs"
+    if (count := _count(config, key)) % stages:
         yield f"{key}: the {stages} stages of {settings.method.name} share a run equally, and {count} cannot be divided"

@@ -74,32 +74,9 @@ _NUMBER_WORD = re.compile(
 _FUNCTIONS = re.compile(
     r"a?(?:sin|cos|tan|cot|csc)h?|arc(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp|sqrt|gcd|lcm|pi|infinity|infty"
 )
-_GREEK = frozenset(
-    [
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "epsilon",
-        "zeta",
-        "eta",
-        "theta",
-        "kappa",
-        "lambda",
-        "mu",
-        "nu",
-        "xi",
-        "rho",
-        "sigma",
-        "tau",
-        "phi",
-        "chi",
-        "omega",
-    ]
-)
-_ALPHABET = string.ascii_lowercase
+_GREEK = re.compile(r"alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|omega")
 # Single letters that are units beside others; case tells newtons from a variable.
-_SYMBOLS = frozenset(["N", "W", "J", "V", "A", "K", "C", "F", "T"])
+_SYMBOLS = frozenset("NWJVAKCFT")
 _COMPOUND = frozenset(("N m", "V A", "A h", "W h", "kW h", "J s"))
 # "5 doubled", "5 inverted": what was done to a number is no thing that is counted.
 _DONE_TO_IT = re.compile(r"(?!\w*eed$)\w{3,}ed")
@@ -118,9 +95,7 @@ def may_be_unit(name: str, spaced: bool = True) -> bool:
     power_of_unit = len(words) == 2 and words[0] in _UNITS and words[1] in ("squared", "cubed")
     if not power_of_unit and (any(map(_changes_the_value, words)) or _DONE_TO_IT.fullmatch(words[-1])):
         return False
-    if any(map(_FUNCTIONS.fullmatch, words)) or words[-1] in _GREEK or _holds_variables(name):
-        return False
-    if any(len(word) > 2 and word in _ALPHABET for word in words):  # xyz, abc: a product of variables
+    if any(map(_FUNCTIONS.fullmatch, words)) or _GREEK.fullmatch(words[-1]) or _holds_variables(name):
         return False
     return name in _SAFE_WITHOUT_SPACE or (spaced and (name in _UNITS or len(name) >= 3))
 
@@ -130,8 +105,10 @@ def _changes_the_value(word: str) -> bool:
 
 
 def _holds_variables(name: str) -> bool:
-    """Whether several words hold a letter that is no unit: ``x y``, but not ``m per s`` or ``T shirts``."""
+    """Whether words are or hold letters that are no unit: ``xyz``, ``x y``, but not ``m per s`` or ``T shirts``."""
     words = name.replace("/", " / ").split()
+    if any(len(word) > 2 and word.lower() in string.ascii_lowercase for word in words):
+        return True
     if len(words) == 1 or name in _COMPOUND:
         return False
     known = any(
