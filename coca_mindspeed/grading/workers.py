@@ -25,10 +25,11 @@ from enum import Enum
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
-from pebble import ProcessExpired, ProcessPool
+from pebble import ProcessExpired
 
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading import lifeline
+from coca_mindspeed.grading.process_pool import OrderlyPool
 from coca_mindspeed.grading.programs.inside.lifeline import end_with_writer
 
 Item = TypeVar("Item")
@@ -204,7 +205,7 @@ class Workers:
             "initargs": (memory_bytes, warm_up, self._caller),
             "context": _Context(),
         }
-        self._pool: Any = None  # a ProcessPool, once there is something to do
+        self._pool: Any = None  # an OrderlyPool, once there is something to do
         self._closed = False
         self.timeouts = 0
         self.restarts = 0
@@ -252,7 +253,7 @@ class Workers:
         for _ in range(_MAX_REBUILDS):
             if self._pool is None or not self._pool.active:
                 self._discard_pool()
-                self._pool = ProcessPool(**self._pool_options)
+                self._pool = OrderlyPool(**self._pool_options)
             try:
                 future = self._pool.schedule(_run, args=(function, item, self._seconds), timeout=self._seconds)
                 return _Task(function, item, future, self._pool)

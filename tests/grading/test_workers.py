@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
+from pebble.pool.process import PoolManager
 
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.workers import Failure, Workers, in_order
@@ -122,6 +123,42 @@ def test_workers_killed_in_the_middle_of_a_batch_lose_nothing_but_their_own_task
     results = list(workers.map(dispatch, tasks))
     for (name, value), result in zip(tasks, results, strict=True):
         assert (result.failure is Failure.DIED) if name == "die" else (result.value == 2 * value)
+
+
+@pytest.fixture
+def slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A caller so busy that it reads what its workers send when they are long done with it."""
+    read = PoolManager.process_next_message
+
+    def slowly(manager: PoolManager, timeout: float) -> None:
+        time.sleep(0.01)
+        read(manager, timeout)
+
+    monkeypatch.setattr(PoolManager, "process_next_message", slowly)
+
+
+@pytest.mark.usefixtures("slow_reader")
+def test_a_death_is_blamed_on_nobody_but_the_task_that_died() -> None:
+    workers = Workers(count=1, seconds=5.0)
+    try:
+        tasks = [("die", 0.0) if n in (40, 90) else ("double", float(n)) for n in range(120)]
+        for (name, value), result in zip(tasks, workers.map(dispatch, tasks), strict=True):
+            assert result.failure is (Failure.DIED if name == "die" else None), (value, result)
+    finally:
+        workers.close()
+
+
+@pytest.mark.usefixtures("slow_reader")
+def test_who_ends_in_time_is_not_too_late_because_nobody_read_it() -> None:
+    """One worker floods the pipe; the other one's task needs most of its limit, and the next is its own."""
+    workers = Workers(count=2, seconds=2.0)
+    try:
+        list(workers.map(nap, [0.1] * 4))  # both have started
+        tasks = [("nap", 1.2), *[("double", float(n)) for n in range(300)], ("nap", 60.0), ("double", 1.0)]
+        found = list(zip(tasks, workers.map(dispatch, tasks), strict=True))
+        assert [(task, result.failure) for task, result in found if result.failure] == [(tasks[-2], Failure.TIMEOUT)]
+    finally:
+        workers.close()
 
 
 def test_a_pool_that_breaks_under_many_tasks_is_rebuilt_once_for_all_of_them() -> None:
