@@ -1,5 +1,6 @@
 """``coca-mindspeed check`` of a run for this machine: what it needs of the device's memory, before it is loaded."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 from rich.table import Table
@@ -10,6 +11,7 @@ from coca_mindspeed.console import PlainConsole, print_text
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.context import context_limit, read_model_config
 from coca_mindspeed.local.footprint import Footprint
+from coca_mindspeed.local.imitation import tokens_of_a_pass
 from coca_mindspeed.local.memory_check import MemoryCheck, check_memory, memory_problems
 from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import choose_device
@@ -37,6 +39,8 @@ def check_local(config: RunConfig, name: str, *, quiet: bool) -> None:
     check = check_memory(config, architecture, device)
     if not quiet:
         _print(check, config, name, str(device))
+        for stage in _supervised(config):
+            print_text(f"before the training, in passes of at most {tokens_of_a_pass(config):,} tokens: {stage}")
         if config.rollout.engine == "vllm":
             held = int(check.run.cache / max(1, cache_bytes_of_one(config, architecture, tokens)))
             print_text(f"vLLM's cache holds {held} sequences of {tokens} tokens; what it needs to compute comes on top")
@@ -67,6 +71,17 @@ def _print(check: MemoryCheck, config: RunConfig, name: str, device: str) -> Non
         table.add_row(label, f"{size / GIB:.2f}", note, style="bold" if label.endswith("together") else None)
     PlainConsole().print_table(table)
     print_text(f"for prompts of {prompt} and responses of {response} tokens, the longest that the configuration allows")
+
+
+def _supervised(config: RunConfig) -> Iterator[str]:
+    lessons, start = config.warm_up, config.confidence_start
+    if lessons.records is not None:
+        yield f"warm_up, {lessons.steps} updates of {lessons.batch} responses to {lessons.records}"
+    if start.questions:
+        yield (
+            f"confidence_start, {start.questions} questions asked {config.rollout.group_size} times each, then "
+            f"{start.steps} updates of {start.batch} responses"
+        )
 
 
 def _rollout_rows(run: Footprint, config: RunConfig) -> list[tuple[str, int, str]]:

@@ -329,6 +329,19 @@ def test_a_run_that_cannot_fit_is_refused_before_its_weights_are_looked_for(tmp_
         check_local(run, "local", quiet=True)
 
 
+def test_the_supervised_stages_before_the_training_are_named(tmp_path, capsys):
+    LLAMA.save_pretrained(tmp_path)
+    check_local(run_of("trainer.microbatch_prompts=1", path=tmp_path), "local", quiet=False)
+    assert "before the training" not in capsys.readouterr().out
+    stages = ("warm_up.records=format.jsonl", "warm_up.steps=7", "warm_up.batch=3", "confidence_start.questions=40")
+    run = run_of("trainer.microbatch_prompts=1", *stages, path=tmp_path)
+    check_local(run, "local", quiet=False)
+    shown = " ".join(capsys.readouterr().out.split())
+    passes = f"before the training, in passes of at most {12 + 4 * 50} tokens: "
+    assert f"{passes}warm_up, 7 updates of 3 responses to format.jsonl" in shown
+    assert f"{passes}confidence_start, 40 questions asked 4 times each, then 100 updates of 32 responses" in shown
+
+
 MEASURED = """
 import json, sys, torch
 from transformers import AutoModelForCausalLM, LlamaConfig
