@@ -8,12 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
-from coca_mindspeed.algorithm.rewards import TrainingMethod
 from coca_mindspeed.data.prompts import bounded_prompt_tokens
-from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.start.process import process_settings
+from coca_mindspeed.mindspeed.start.record_files import read_run_records
+from coca_mindspeed.mindspeed.start.settings import CocaSettings
 
 
 def prompt_token_ids(
@@ -52,17 +53,17 @@ class RecordPrompts(Dataset[dict[str, Any]]):
 
 
 def load_prompts(
-    path: Path, tokenizer: Any, method: TrainingMethod, max_tokens: int
+    path: Path, tokenizer: Any, settings: CocaSettings, max_tokens: int
 ) -> tuple[list[Record], list[NDArray[np.int32]]]:
-    """All records of a file, and the token ids of their prompts under a training method.
+    """All records of a file, and the token ids of their prompts under the run's training method.
 
     Raises:
-        DataError: the file has no record, or a prompt is too long.
+        DataError: the file has no record, is another one than was planned, or a prompt is too long.
     """
-    records = list(read_records(path))
+    records = read_run_records(path, settings.data_sha256)
     if not records:
         raise DataError(f"{path}: no record found")
-    return records, prompt_token_ids(records, tokenizer, method.system_prompt, max_tokens)
+    return records, prompt_token_ids(records, tokenizer, settings.method.training_method.system_prompt, max_tokens)
 
 
 def record_datasets(original: Any) -> Any:
@@ -81,8 +82,7 @@ def record_datasets(original: Any) -> Any:
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_name_or_path)
-        method = process_settings().coca.method.training_method
-        records, prompts = load_prompts(Path(data_path), tokenizer, method, config.max_prompt_length)
+        records, prompts = load_prompts(Path(data_path), tokenizer, process_settings().coca, config.max_prompt_length)
         samples = arguments["train_valid_test_num_samples"][0]
         train = RecordPrompts(records, prompts, samples, arguments["seed"], not config.no_shuffle)
         return train, None, None

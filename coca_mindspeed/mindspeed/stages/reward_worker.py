@@ -4,7 +4,7 @@ It stands where MindSpeed-RL's ``RuleReward`` would, one actor on each node, wit
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
 from coca_mindspeed.judging.batch_metrics import grading_metrics
@@ -23,6 +23,7 @@ from coca_mindspeed.mindspeed.stages.dock import Rows, batches, check_groups, pu
 from coca_mindspeed.mindspeed.stages.ratios import as_ratios
 from coca_mindspeed.mindspeed.stages.verifiers import build_verifier
 from coca_mindspeed.mindspeed.start.process import process_settings
+from coca_mindspeed.mindspeed.start.record_files import read_run_records
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 from coca_mindspeed.tokenization import token_text
 
@@ -30,8 +31,11 @@ from coca_mindspeed.tokenization import token_text
 class RecordLookup:
     """Finds the record of each row: by index into a file of records, or from MindSpeed-RL's own ``labels``."""
 
-    def __init__(self, data_path: str, tokenizer: Any, additional_keys: Sequence[str]) -> None:
-        self._records = list(read_records(Path(data_path))) if columns.RECORD in additional_keys else None
+    def __init__(
+        self, data_path: str, tokenizer: Any, additional_keys: Sequence[str], digests: Mapping[str, str]
+    ) -> None:
+        by_index = columns.RECORD in additional_keys
+        self._records = read_run_records(Path(data_path), digests) if by_index else None
         self._tokenizer = tokenizer
 
     def __call__(self, rows: Rows) -> list[Record]:
@@ -90,7 +94,10 @@ class RewardWorker:
             else self._responses
         )
         self._train_records = RecordLookup(
-            megatron_config.data_path, self._tokenizer, megatron_config.dataset_additional_keys
+            megatron_config.data_path,
+            self._tokenizer,
+            megatron_config.dataset_additional_keys,
+            settings.data_sha256,
         )
         self._lookup = self._train_records
 
@@ -146,7 +153,7 @@ class RewardWorker:
             GradingError: as :meth:`compute_rm_score`.
         """
         self._check_initialised()
-        self._lookup = RecordLookup(eval_data, self._tokenizer, [columns.RECORD])
+        self._lookup = RecordLookup(eval_data, self._tokenizer, [columns.RECORD], self._settings.data_sha256)
         try:
             judged = self._judge(Rows(columns_, indexes), self._responses)
         finally:

@@ -25,6 +25,7 @@ from coca_mindspeed.mindspeed.plan.upstream_keys import read_upstream_keys
 from coca_mindspeed.mindspeed.plan.without_effect import keys_without_effect
 from coca_mindspeed.mindspeed.stages.verifiers import try_verifier
 from coca_mindspeed.mindspeed.start.process import check_rollout_engine, setup_driver
+from coca_mindspeed.mindspeed.start.record_files import check_planned, digests, record_files
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from coca_mindspeed.mindspeed.weights.megatron_checkpoint import check_checkpoint, newest_iteration
 from coca_mindspeed.upstream.manifest import matching_manifest
@@ -166,9 +167,25 @@ def try_graders(settings: CocaSettings, config: DictConfig) -> None:
     Raises:
         CocaError: this machine lacks something that the graders need, or a record does.
     """
-    training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
-    files = [Path(path) for path in (training.get("data_path"), settings.eval_data) if path is not None]
+    files = [Path(path) for path in (_data_path(config), settings.eval_data) if path is not None]
     try_verifier(list(config.rl_config.verifier_function), settings.grader, settings.grading, files)
+
+
+def with_digests(settings: CocaSettings, config: DictConfig) -> CocaSettings:
+    """The settings with the digests of this machine's record files, which every other node's are compared with.
+
+    Raises:
+        ConfigError: a file has changed since the run was planned.
+    """
+    found = digests(record_files(_data_path(config), settings.eval_data))
+    check_planned(settings.data_sha256, found)
+    return settings.model_copy(update={"data_sha256": found})
+
+
+def _data_path(config: DictConfig) -> str | None:
+    training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
+    path: str | None = training.get("data_path")
+    return path
 
 
 def check_weights(config: DictConfig, *, reference: bool) -> None:
@@ -258,6 +275,7 @@ def train(
         print(f"coca-mindspeed: {line}", flush=True)
     check_weights(config, reference=process.reference)
     try_graders(settings, config)
+    process = process.model_copy(update={"coca": with_digests(settings, config)})
     start_ray(process, config, worker_setup)
     try:
         ray.get(ray.remote(task).options(num_cpus=1, max_retries=0).remote(config))

@@ -16,6 +16,7 @@ from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.files import write_atomically
 from coca_mindspeed.mindspeed.plan.cluster_plan import Plan
 from coca_mindspeed.mindspeed.plan.conditions import needs_reference
+from coca_mindspeed.mindspeed.start.record_files import digests, record_files
 from coca_mindspeed.mindspeed.start.settings import VALIDATION
 from coca_mindspeed.mindspeed.weights.megatron_checkpoint import newest_iteration
 from coca_mindspeed.step_log import read_steps
@@ -128,7 +129,9 @@ def mindspeed_values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: b
         values["rl_config"] |= {**names, "wandb_save_dir": str(files.results.absolute())}
     _fix_reference(values)
     coca = values.setdefault("coca", {})
-    coca |= {"stage": files.stage, "output_dir": str(files.results.absolute())}
+    # Of the files that are here: a run may be planned where they are not.
+    data = [path for path in record_files(training.get("data_path"), coca.get("eval_data")) if path.is_file()]
+    coca |= {"stage": files.stage, "output_dir": str(files.results.absolute()), "data_sha256": digests(data)}
     if resume:
         if newest_iteration(files.checkpoints) is None:
             raise ConfigError(f"--resume: {files.checkpoints} holds no checkpoint")
@@ -157,6 +160,13 @@ def _refuse_another_run(written: Path, values: dict[str, Any]) -> None:
         raise ConfigError(
             f"{written}: the run to resume has {key}={then!r}, found {wanted!r}; resume it as it was started, or "
             "choose another --output"
+        )
+    path = values["megatron_training"].get("data_path")
+    then, wanted = (((each.get("coca") or {}).get("data_sha256") or {}).get(path) for each in (before, values))
+    if then is not None and wanted is not None and then != wanted:
+        raise ConfigError(
+            f"{written}: the run to resume has another content of {path} (SHA-256 {then[:12]}…, found {wanted[:12]}…); "
+            "put it back, or choose another --output"
         )
 
 

@@ -39,6 +39,9 @@ class CocaSettings(JudgingSettings):
     samples_interval: int = Field(0, ge=0, description="iterations between dumps of samples; 0: none")
     samples_prompts: int = Field(2, ge=1, description="prompts of a dump, with all their responses")
     output_dir: Path | None = Field(None, description="where samples and validation results are written")
+    data_sha256: dict[str, str] = Field(
+        {}, description="SHA-256 of the files of records, by path, when the run was planned; every node's are compared"
+    )
     keep_checkpoints: int | None = Field(None, ge=1, description="newest checkpoints kept; null: all")
     metrics_file: bool = Field(True, description="write every iteration's metrics to output_dir/metrics.jsonl")
 
