@@ -12,7 +12,7 @@ from typing import Any
 from pebble import ProcessPool
 from pebble.pool.process import PoolManager
 
-# How long to wait until no worker is sending; only one that died while it was would make it so long.
+# How long to wait until no worker is sending; one that died while it was keeps all others from it.
 _SILENCE_SECONDS = 1.0
 
 
@@ -48,7 +48,9 @@ class _ReadingFirst(PoolManager):
                 super().update_tasks()
 
     def handle_worker_expiration(self, expiration: tuple[int, int]) -> None:
-        with self.worker_manager.workers_channel.lock(timeout=_SILENCE_SECONDS):
+        with self.worker_manager.workers_channel.lock(timeout=_SILENCE_SECONDS) as silent:
+            if not silent:  # and nobody else can send any more: pebble would blame them a minute later
+                raise BrokenProcessPool("a worker died while it was sending")
             self._read_all()
         super().handle_worker_expiration(expiration)
 

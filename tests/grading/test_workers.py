@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,24 @@ def eat_memory(_: int) -> int:
 
 def die(_: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_while_sending(first: str) -> bytes:
+    """A result of which the first time a part alone arrives, and then no more: killed from outside, say."""
+    if Path(first).exists():
+        return b"whole"
+    Path(first).touch()
+
+    def send(self: Connection, data: bytes, _write: object = None) -> None:
+        os.write(self.fileno(), bytes(data[:20_000]))
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    Connection._send = send  # type: ignore[attr-defined]
+    return b"x" * 100_000
+
+
+def nap_or_die_while_sending(task: str | float) -> object:
+    return die_while_sending(task) if isinstance(task, str) else nap(task)
 
 
 def fail(_: int) -> None:
@@ -135,6 +154,19 @@ def slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
         read(manager, timeout)
 
     monkeypatch.setattr(PoolManager, "process_next_message", slowly)
+
+
+def test_a_worker_that_dies_while_it_sends_costs_nobody_a_result(tmp_path: Path) -> None:
+    """It keeps the lock of the pipe, and what it has sent never ends."""
+    workers = Workers(count=2, seconds=5.0)
+    try:
+        started = time.perf_counter()
+        tasks = [str(tmp_path / "died"), 1.0, 0.0, 0.5]
+        assert [result.value for result in workers.map(nap_or_die_while_sending, tasks)] == [b"whole", 1.0, 0.0, 0.5]
+        assert workers.restarts == 1
+        assert time.perf_counter() - started < 50.0  # pebble's lock would time out after 60
+    finally:
+        workers.close()
 
 
 @pytest.mark.usefixtures("slow_reader")

@@ -60,9 +60,7 @@ def test_the_driver_tells_every_process_what_it_has_read(tmp_path: Path) -> None
     planned = settings.model_copy(update={"data_sha256": digests})
     assert with_digests(planned, config) == planned
     write_records(held_out, "4")
-    with pytest.raises(
-        ConfigError, match=r"coca\.data_sha256: .*held_out\.jsonl has changed since"
-    ):
+    with pytest.raises(ConfigError, match=r"coca\.data_sha256: .*held_out\.jsonl has changed since"):
         with_digests(planned, config)
     own = OmegaConf.create({"megatron_training": {"data_path": "a/prefix/of/mindspeed_rl"}})
     assert with_digests(CocaSettings(), own).data_sha256 == {}
