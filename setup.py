@@ -47,6 +47,7 @@ setup(
         "pydantic>=2.7",
         "pyyaml",
         "scikit-learn",
+        "joblib",
         "scipy",
         "matplotlib",
         "rich",

@@ -1,13 +1,13 @@
 """``coca-mindspeed reproduce``: every method of the paper, over seeds, and its tables with our numbers in them."""
 
 import argparse
-import os
 import time
 from pathlib import Path
 
 from coca_mindspeed.baselines.parts import check_directory, claim_directory
 from coca_mindspeed.commands.options import at_least
 from coca_mindspeed.console import PlainConsole, print_text
+from coca_mindspeed.cpus import usable_cpus
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.ownership import lock_of_process
 from coca_mindspeed.reproduce.cells import ReproductionCell, cells_of
@@ -67,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
             elapsed = time.perf_counter() - started
             console.print(f"[{done}/{waiting}] {cell}: {seconds:.0f} s ({elapsed / 60:.1f} min in all)")
 
-        threads = max(1, len(os.sched_getaffinity(0)) // arguments.jobs)
+        threads = max(1, usable_cpus() // arguments.jobs)
         place = Workplace(plan, output, threads, show_progress=arguments.jobs == 1)
         go_on = f"finished cells are kept in {output}, and the same command goes on with the others"
         with saying_what_is_saved("stopped", go_on):

@@ -19,16 +19,16 @@ class SteadyGrader:
         self._grader = grader
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        """See :class:`~coca_mindspeed.grading.verdict.Grader`; an answer fails alone, not with its neighbours."""
+        """See :class:`~coca_mindspeed.grading.verdict.Grader`; an answer fails alone, not with its neighbours.
+
+        Which one it is, halves of what fails tell: the others are graded side by side, as they would have been.
+        """
         try:
             return self._grader.grade(records, answers)
         except Exception as failure:
-            if len(records) != 1:
-                return [
-                    verdict
-                    for record, answer in zip(records, answers, strict=True)
-                    for verdict in self.grade([record], [answer])
-                ]
+            if (half := len(records) // 2) > 0:
+                first = self.grade(records[:half], answers[:half])
+                return first + self.grade(records[half:], answers[half:])
             logger.warning("record %r of %r: the grader failed", records[0].id, records[0].dataset, exc_info=True)
             return [Verdict(Outcome.UNGRADABLE, f"the grader failed: {type(failure).__name__}: {failure}")]
 

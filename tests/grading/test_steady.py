@@ -29,6 +29,11 @@ def test_a_failure_is_its_own_answers_alone_and_says_why():
     assert [v.outcome for v in verdicts] == [Outcome.RIGHT, Outcome.UNGRADABLE, Outcome.RIGHT]
     assert verdicts[1].reason == "the grader failed: OSError: out of memory"
     grader.calls = 0
+    many = ["b" if n == 300 else "a" for n in range(512)]
+    outcomes = [v.outcome for v in steady.grade([records[0]] * 512, many)]
+    assert outcomes == [Outcome.UNGRADABLE if a == "b" else Outcome.RIGHT for a in many]
+    assert grader.calls == 1 + 2 * 9  # halves, and not each for itself
+    grader.calls = 0
     assert len(steady.grade(records[:1], ["a"])) == 1
     assert grader.calls == 1, "what does not fail is graded once"
     steady.close()

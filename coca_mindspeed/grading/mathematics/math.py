@@ -4,11 +4,11 @@ The rules (units, percent signs, decimals, lists, ...) are settled in docs/gradi
 tests/grading/math_pairs.tsv.
 """
 
-import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
+from coca_mindspeed.cpus import usable_cpus
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.grading.mathematics.final_answer import final_answer, is_cut_off
@@ -62,7 +62,7 @@ class MathGrader:
     """
 
     def __init__(self, seconds: float = 5.0, workers: int | None = None, boxed_only: bool = False) -> None:
-        count = min(_MAX_WORKERS, len(os.sched_getaffinity(0))) if workers is None else workers
+        count = min(_MAX_WORKERS, usable_cpus()) if workers is None else workers
         self._boxed_only = boxed_only
         self._workers = Workers(count, seconds, warm_up=_warm_up)
         self._tally = Tally()

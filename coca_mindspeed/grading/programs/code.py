@@ -1,11 +1,11 @@
 """Does the model's program pass its tests?  Runs it in the sandbox and nowhere else."""
 
-import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from coca_mindspeed.cpus import usable_cpus
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.programs.extraction import MAX_ANSWER_CHARACTERS, Job, build_job, time_limit
@@ -42,7 +42,7 @@ class CodeGrader:
         processes: int = 32,
         allow_unsandboxed: bool = False,
     ) -> None:
-        count = min(_MOST_WORKERS_BY_DEFAULT, len(os.sched_getaffinity(0))) if workers is None else workers
+        count = min(_MOST_WORKERS_BY_DEFAULT, usable_cpus()) if workers is None else workers
         if not 1 <= count <= _MAX_WORKERS:
             raise GradingError(f"the number of sandboxes should be between 1 and {_MAX_WORKERS}, found {count}")
         if seconds <= 0 or total_seconds < seconds:

@@ -5,6 +5,7 @@ memory, processes, files and output.  Standard library only, so that any Python 
 """
 
 import compileall
+import errno
 import json
 import os
 import secrets
@@ -30,12 +31,15 @@ from coca_mindspeed.grading.programs.user_ids import locked_user_id
 _INSIDE = Path(__file__).with_name("inside")
 _MAX_REPORT_BYTES = 1 << 20
 _TICK_SECONDS = 0.05
-# For starting the sandbox and two interpreters on a busy machine; a program's own time is counted inside.
+# For starting the sandbox and its first interpreter, on a busy machine: nothing of it is a program's time.
+_START_SECONDS = 30.0
+# A program's time is counted inside; so long after it, it is ended from outside.
 _GRACE_SECONDS = 5.0
 _TEARDOWN_SECONDS = 5.0
 
 # A sandbox that does not start, because the machine has no process to give, is started again after a while.
 _ATTEMPTS, _PAUSE_SECONDS = 4, 0.25
+_NOTHING_TO_GIVE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 # What the kernel may keep for a socket's unread data beyond any limit of the process.
 _SOCKET_BYTES = 256 << 10
 
@@ -142,7 +146,7 @@ class Sandbox:
             }
             content = {**job, "total_seconds": total_seconds, "token": token, "limits": limits, "scratch": scratch}
             output, errors, killed, timed_out = self._communicate(
-                command, lock, json.dumps(content).encode("ascii") + b"\n", total_seconds + _GRACE_SECONDS, stop
+                command, lock, json.dumps(content).encode("ascii") + b"\n", total_seconds, stop
             )
         if stop.is_set():
             return Report("ungradable", "grading was stopped")
@@ -212,17 +216,23 @@ class Sandbox:
     ) -> tuple[bytes, bytes, str, bool]:
         """Output, error output, why the job was killed or ``""``, and whether that was for its time.
 
-        Standard input stays open for as long as this process lives: the harness ends when it is closed.
+        Standard input stays open for as long as this process lives: the harness ends when it is closed.  Its first line
+        says that it is ready; a job's time begins there.
         """
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={} if self.sandboxed else environment(tempfile.gettempdir(), ""),
-            start_new_session=True,
-            pass_fds=inherited,
-        )
+        try:
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                env={} if self.sandboxed else environment(tempfile.gettempdir(), ""),
+                start_new_session=True,
+                pass_fds=inherited,
+            )
+        except OSError as error:
+            if error.errno not in _NOTHING_TO_GIVE:
+                raise
+            return b"", b"", f"the sandbox does not start: {error}", False
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -231,11 +241,11 @@ class Sandbox:
         os.set_blocking(stdin, False)
         received = {stdout: bytearray(), stderr: bytearray()}
         unsent, writing, killed, timed_out = memoryview(data), [stdin], "", False
-        deadline = time.monotonic() + seconds
+        ready, deadline = False, time.monotonic() + _START_SECONDS
         open_pipes = [stdout, stderr]
         try:
             while open_pipes and not killed and not stop.is_set():
-                readable, writable, _ = select.select(open_pipes, writing, [], _TICK_SECONDS)
+                readable, writable = _until_ready(open_pipes, writing)
                 for descriptor in readable:
                     chunk = os.read(descriptor, 1 << 16)
                     if not chunk:
@@ -248,10 +258,13 @@ class Sandbox:
                         unsent = unsent[len(unsent) :]
                 if not unsent:
                     writing = []
+                if not ready and b"\n" in received[stdout]:
+                    ready, deadline = True, time.monotonic() + seconds + _GRACE_SECONDS
                 if max(map(len, received.values())) > _MAX_REPORT_BYTES:
                     killed = "wrote too much"
                 elif time.monotonic() > deadline:
-                    killed, timed_out = f"took longer than {seconds - _GRACE_SECONDS:g} s", True
+                    late = f"the sandbox did not start within {_START_SECONDS:g} s"
+                    killed, timed_out = f"took longer than {seconds:g} s" if ready else late, ready
                 elif not readable and not writable and self._memory_bytes(process.pid) > self.limits.memory_bytes:
                     killed = "used too much memory"
         finally:
@@ -260,6 +273,16 @@ class Sandbox:
             for pipe in (process.stdin, process.stdout, process.stderr):
                 pipe.close()
         return bytes(received[stdout]), bytes(received[stderr]), killed, timed_out
+
+
+def _until_ready(reading: list[int], writing: list[int]) -> tuple[list[int], list[int]]:
+    """Those that can be read and written, after a tick at most; ``select`` itself takes no descriptor above 1,023."""
+    poll = select.poll()
+    for descriptors, event in ((reading, select.POLLIN), (writing, select.POLLOUT)):
+        for descriptor in descriptors:
+            poll.register(descriptor, event)
+    ready = [descriptor for descriptor, _ in poll.poll(1000 * _TICK_SECONDS)]
+    return [each for each in ready if each in reading], [each for each in ready if each in writing]
 
 
 def _statements(output: bytes, token: str) -> list[dict[str, Any]]:

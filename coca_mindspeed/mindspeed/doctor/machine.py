@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from coca_mindspeed.cpus import usable_cpus
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -37,8 +39,8 @@ class Machine:
         return sum(1 for path in (self.root / "dev").glob("davinci*") if path.name[7:].isdecimal())
 
     def cpus(self) -> int:
-        """CPUs that this process may use."""
-        return len(os.sched_getaffinity(0))
+        """CPUs that this process may keep busy."""
+        return usable_cpus()
 
     def free_bytes(self, path: Path) -> int:
         """Room for files of this user at ``path``, or where it would be made."""

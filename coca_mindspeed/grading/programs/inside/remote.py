@@ -51,14 +51,18 @@ class RemoteProgram:
         entry_point: the function under test, or None.
         wanted: the names of the program's that the tests use; no other name is taken from it.
         seconds: how long it may take to load, and for each request.
+        total_seconds: how long for all of it.
 
     Attributes:
         failure: why no test of the program can pass any more, or None.
     """
 
-    def __init__(self, source: str, entry_point: str | None, wanted: Collection[str], seconds: float) -> None:
+    def __init__(
+        self, source: str, entry_point: str | None, wanted: Collection[str], seconds: float, total_seconds: float
+    ) -> None:
         self.failure: ProgramError | CannotTestError | None = None
-        self._seconds = seconds
+        self._seconds, self._total_seconds = seconds, total_seconds
+        self._deadline = time.monotonic() + total_seconds
         requests, requests_writer = os.pipe()
         answers, answers_writer = os.pipe()
         script = __file__.replace("remote.py", "program.py")
@@ -124,7 +128,9 @@ class RemoteProgram:
         except waiting.TooManyFilesError as error:
             raise self._fails(str(error)) from None
         if not any(ready):
-            raise self._fails(f"took longer than {self._seconds:g} s", timed_out=True)
+            in_all = deadline == self._deadline
+            limit = f"{self._total_seconds:g} s in all" if in_all else f"{self._seconds:g} s"
+            raise self._fails(f"took longer than {limit}", timed_out=True)
 
     def _stand_in(self, target: Any) -> "Remote":
         if type(target) is not int:
@@ -139,7 +145,7 @@ class RemoteProgram:
         """The field ``expected`` of the answer, which has no other; raises what the program raised instead."""
         if self.failure is not None:
             raise self.failure
-        deadline = time.monotonic() + self._seconds
+        deadline = min(self._deadline, time.monotonic() + self._seconds)
         self._send(json.dumps(request).encode("ascii") + b"\n", deadline)
         try:
             answer = json.loads(self._line(deadline))

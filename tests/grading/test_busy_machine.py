@@ -1,0 +1,128 @@
+"""What a machine with too much to do may cost is time: no right answer's reward, and no wrong one gets any."""
+
+import os
+import resource
+import subprocess
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from coca_mindspeed.grading.programs import sandbox as sandboxes
+from coca_mindspeed.grading.programs.code import CodeGrader
+from coca_mindspeed.grading.programs.inside import scripts, waiting
+from coca_mindspeed.grading.programs.sandbox import Sandbox
+from coca_mindspeed.grading.verdict import Outcome
+from tests.grading.sandbox_package import sandbox_problem
+from tests.grading.test_code import asserts, grade, record
+
+PROBLEM = sandbox_problem()
+needs_sandbox = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Sandbox:
+    return Sandbox()
+
+
+def job(source: str, seconds: float) -> dict[str, Any]:
+    return {"kind": "stdio", "source": source, "cases": [{"input": "", "output": "42"}], "seconds": seconds}
+
+
+@needs_sandbox
+def test_a_sandbox_that_starts_late_leaves_a_program_its_time(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandboxes, "_GRACE_SECONDS", 1.0)
+    assert sandbox._prefix is not None
+    late = ["sh", "-c", 'sleep 3.5; exec "$@"', "sh", *sandbox._prefix]
+    monkeypatch.setattr(sandbox, "_prefix", late)
+    program = "import time; time.sleep(0.8); print(42)"
+    assert sandbox.run(job(program, 3.0), total_seconds=3.0).outcome == "right"
+
+
+@needs_sandbox
+def test_a_sandbox_that_does_not_start_is_nobodys_wrong_answer(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sandboxes, "_START_SECONDS", 0.3)
+    monkeypatch.setattr(sandboxes, "_PAUSE_SECONDS", 0.01)
+    assert sandbox._prefix is not None
+    monkeypatch.setattr(sandbox, "_prefix", ["sh", "-c", "sleep 60", "sh"])
+    report = sandbox.run(job("print(42)", 1.0), total_seconds=1.0)
+    assert (report.outcome, report.timed_out) == ("ungradable", False)
+    assert "did not start within 0.3 s" in report.reason
+
+
+@needs_sandbox
+@pytest.mark.parametrize("refusals", [2, 9])
+def test_a_process_that_is_refused_is_asked_for_again(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, refusals: int
+) -> None:
+    monkeypatch.setattr(sandboxes, "_PAUSE_SECONDS", 0.01)
+    start, asked = subprocess.Popen, 0
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked <= refusals:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+        return start(*arguments, **options)
+
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    report = sandbox.run(job("print(42)", 5.0), total_seconds=5.0)
+    assert report.outcome == ("right" if refusals == 2 else "ungradable"), report
+
+
+@pytest.fixture
+def many_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
+    taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(1_100)]
+    yield
+    for descriptor in taken:
+        os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@needs_sandbox
+@pytest.mark.usefixtures("many_files")
+def test_a_caller_with_many_open_files_grades_as_well(sandbox: Sandbox) -> None:
+    assert sandbox.run(job("print(42)", 5.0), total_seconds=5.0).outcome == "right"
+
+
+@needs_sandbox
+@pytest.mark.parametrize("kind", ["asserts", "call"])
+def test_all_calls_of_a_program_share_its_time(kind: str) -> None:
+    """Whatever the machine took to start it."""
+    grader = CodeGrader(seconds=2.0, total_seconds=2.0, workers=1)
+    try:
+        calls = range(3)
+        if kind == "asserts":
+            tested = asserts("\n".join(f"assert f({n}) == {n}" for n in calls))
+        else:
+            cases = [{"arguments": [n], "expected": n} for n in calls]
+            tested = record({"kind": "call", "entry_point": "f", "cases": cases})
+        verdict = grade(grader, tested, "import time\ndef f(n):\n    time.sleep(0.9)\n    return n")
+        assert verdict.outcome is Outcome.WRONG, verdict
+        assert "took longer than 2 s" in verdict.reason
+        assert grader.metrics()["timeouts"] == 1
+        assert grade(grader, tested, "def f(n): return n").outcome is Outcome.RIGHT
+    finally:
+        grader.close()
+
+
+def test_what_ended_in_time_counts_where_its_reader_was_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("print(42)")
+    until_ready = waiting.until_ready
+
+    def late(*arguments: Any) -> Any:
+        time.sleep(0.7)
+        return until_ready(*arguments)
+
+    monkeypatch.setattr(scripts.waiting, "until_ready", late)
+    assert scripts.run_script(str(script), b"", 100, seconds=0.6).output == b"42\n"
+    script.write_text("import time\nprint(42, flush=True)\ntime.sleep(60)")
+    assert scripts.run_script(str(script), b"", 100, seconds=0.6).timed_out
