@@ -101,3 +101,10 @@ def test_check_says_why_a_run_cannot_start(overrides: list[str], said: str, caps
 def test_options_of_the_port_are_refused(capsys: pytest.CaptureFixture[str]):
     assert cli.main(["check", "coca_qwen25_7b", "--resume"]) == 2
     assert "--resume is for runs on MindSpeed-RL" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_a_node_has_one_reward_worker(nodes: int):
+    """Each starts grading processes for all CPUs of its node."""
+    config = verl_configuration(find_verl_run("coca_qwen25_7b"), [f"trainer.nnodes={nodes}"])
+    assert config["reward"]["num_workers"] == nodes
