@@ -191,6 +191,30 @@ def test_a_refusal_is_not_retried(server: JudgeServer) -> None:
     assert len(server.requests) == 1
 
 
+def test_an_answer_that_the_endpoint_does_not_take_is_ungradable_and_stops_nothing(server: JudgeServer) -> None:
+    """A filter of contents, say: what a model writes must not end its training."""
+    server.reply = lambda data: (400, "content filter") if data["answer"] == "7" else (200, "CORRECT")
+    grader = judge(server, concurrency=2)
+    verdicts = grader.grade([record(n) for n in range(20)], [str(n) for n in range(20)])
+    grader.close()
+    assert [n for n, v in enumerate(verdicts) if v.outcome is not Outcome.RIGHT] == [7]
+    assert verdicts[7].outcome is Outcome.UNGRADABLE
+    assert "content filter" in verdicts[7].reason
+    assert len(server.requests) == 20
+
+
+@pytest.mark.parametrize("count", [1, 5, 100])
+def test_an_endpoint_that_takes_nothing_stops_the_run(server: JudgeServer, count: int) -> None:
+    server.reply = lambda data: (400, "no such model")
+    grader = judge(server, concurrency=2)
+    with pytest.raises(GradingError, match="no such model"):
+        grader.grade([record(n) for n in range(count)], ["x"] * count)
+    with pytest.raises(GradingError, match="no such model"):
+        grader.grade([record(0), record(1)], ["x", ""])  # one of which is not asked
+    grader.close()
+    assert len(server.requests) < 30
+
+
 def test_nobody_listens() -> None:
     grader = JudgeGrader(url="http://127.0.0.1:1/v1", model="m", key_variable=None, retries=0)
     with pytest.raises(GradingError, match=r"127\.0\.0\.1:1"):

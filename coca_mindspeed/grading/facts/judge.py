@@ -52,6 +52,7 @@ _MAX_ANSWER_CHARACTERS = 4_000
 _MAX_REPLY_BYTES = 1 << 20
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 _PASSING_STATUSES = {408, 409, 429}
+_REFUSING_STATUSES = {400, 413, 422}  # maybe for what this one request holds
 
 _OUTCOMES = {Grade.CORRECT: Outcome.RIGHT, Grade.INCORRECT: Outcome.WRONG, Grade.NOT_ATTEMPTED: Outcome.WRONG}
 
@@ -123,6 +124,7 @@ class JudgeGrader:
         self._thread.start()
         self._cache = None if cache is None else _open_cache(Path(cache))
         self._tally = Tally()
+        self._replies = 0
 
     @staticmethod
     def check(records: Sequence[Record]) -> None:
@@ -131,8 +133,11 @@ class JudgeGrader:
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         """See :class:`~coca_mindspeed.grading.verdict.Grader`.
 
+        A request that is refused for what it holds (too long, a filter of contents) makes its answer ungradable.
+
         Raises:
-            GradingError: the endpoint refuses, or fails after all retries.  Grades until then are in the cache.
+            GradingError: the endpoint refuses everything, or fails after all retries.  Grades until then are in the
+                cache.
         """
         started = time.perf_counter()
         submitted: list[Future[Verdict]] = []
@@ -141,12 +146,24 @@ class JudgeGrader:
             submitted.append(asyncio.run_coroutine_threadsafe(self._verdict(*pair), self._loop))
             return submitted[-1]
 
-        pairs = zip(records, answers, strict=True)
+        pairs, in_flight = zip(records, answers, strict=True), 4 * self._concurrency
+        verdicts: list[Verdict] = []
+        refusals: list[_RefusedError] = []
+        replies = self._replies
         try:
-            verdicts = [future.result() for _, future in in_order(submit, pairs, in_flight=4 * self._concurrency)]
+            for _, future in in_order(submit, pairs, in_flight):
+                try:
+                    verdicts.append(future.result())
+                except _RefusedError as refusal:
+                    refusals.append(refusal)
+                    verdicts.append(Verdict(Outcome.UNGRADABLE, str(refusal)))
+                if len(refusals) >= in_flight and self._replies == replies:
+                    break
         finally:
             for future in submitted:  # all done, unless one of them or the user has stopped the run
                 future.cancel()
+        if refusals and self._replies == replies:  # it takes nothing, so it is not about these answers
+            raise refusals[0]
         self._tally.add(verdicts, time.perf_counter() - started)
         return verdicts
 
@@ -176,6 +193,7 @@ class JudgeGrader:
         if reply is None:
             async with self._at_once:
                 reply = await self._ask(request)
+        self._replies += 1
         grade = parse_grade(reply)
         seconds = time.perf_counter() - started
         if grade is None:
@@ -209,7 +227,8 @@ class JudgeGrader:
                 problem += f" (and no other attempt fits into {self._total_seconds:g} s)"
                 break
             await asyncio.sleep(pause)
-        raise GradingError(
+        refused = getattr(error, "status_code", None) in _REFUSING_STATUSES
+        raise (_RefusedError if refused else GradingError)(
             f"the judge at {self._url} does not grade: {problem}; check its url, model and key, then run again (grades "
             "that were given are in the cache, if one is configured)"
         ) from error
@@ -227,6 +246,10 @@ class JudgeGrader:
         if len(body) > _MAX_REPLY_BYTES:
             raise _UnusableReplyError(f"expected a chat completion, found more than {_MAX_REPLY_BYTES} bytes")
         return bytes(body)
+
+
+class _RefusedError(GradingError):
+    """The endpoint refuses a request, which need not say anything about others."""
 
 
 class _UnusableReplyError(Exception):
