@@ -21,8 +21,11 @@ class SteadyGrader:
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         """See :class:`~coca_mindspeed.grading.verdict.Grader`; an answer fails alone, not with its neighbours.
 
-        Which one it is, halves of what fails tell: the others are graded side by side, as they would have been.
+        Which one it is, halves of what fails tell: the others are graded side by side, as they would have been.  Where
+        all fail, that is twice as many calls as answers.
         """
+        if not records:
+            return []
         try:
             return self._grader.grade(records, answers)
         except Exception as failure:

@@ -5,6 +5,7 @@ import resource
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,16 +114,61 @@ def test_all_calls_of_a_program_share_its_time(kind: str) -> None:
         grader.close()
 
 
-def test_what_ended_in_time_counts_where_its_reader_was_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+def test_what_ended_in_time_counts_where_its_reader_was_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text("print(42)")
-    until_ready = waiting.until_ready
+    until_ready, start = waiting.until_ready, scripts.remote.start
+    started: list[subprocess.Popen[bytes]] = []
 
-    def late(*arguments: Any) -> Any:
-        time.sleep(0.7)
-        return until_ready(*arguments)
+    def remember(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
+        started.append(start(*arguments, **options))
+        return started[-1]
 
+    def late(reading: list[int], writing: list[int], deadline: float) -> Any:
+        if started[-1].returncode is None:  # not read to its end yet
+            os.waitid(os.P_PID, started[-1].pid, os.WEXITED | os.WNOWAIT)
+        time.sleep(max(0.0, deadline + 0.1 - time.monotonic()))
+        return until_ready(reading, writing, deadline)
+
+    monkeypatch.setattr(scripts.remote, "start", remember)
     monkeypatch.setattr(scripts.waiting, "until_ready", late)
-    assert scripts.run_script(str(script), b"", 100, seconds=0.6).output == b"42\n"
-    script.write_text("import time\nprint(42, flush=True)\ntime.sleep(60)")
-    assert scripts.run_script(str(script), b"", 100, seconds=0.6).timed_out
+    assert scripts.run_script(str(script), b"", 100, seconds=0.5).output == b"42\n"
+
+
+FLOOD = """
+import os, sys, time
+if os.fork() == 0:  # goes on when the program has ended, and answers in the end
+    until = time.monotonic() + 4
+    while time.monotonic() < until:
+        os.write(2, b"x" * 60_000)
+    os.write(1, b"42")
+os._exit(0)
+"""
+
+
+def test_children_that_write_on_win_no_time(tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(FLOOD)
+    started = time.monotonic()
+    assert scripts.run_script(str(script), b"", 100, seconds=1.0).timed_out
+    assert time.monotonic() - started < 3.5
+
+
+@needs_sandbox
+def test_a_verdict_that_is_read_late_counts(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller stood still, say, from when the program had started until long behind its limit."""
+    monkeypatch.setattr(sandboxes, "_GRACE_SECONDS", 0.1)
+    until_ready, calls = sandboxes._until_ready, 0
+
+    def late(reading: list[int], writing: list[int]) -> Any:
+        nonlocal calls
+        found = until_ready(reading, writing)
+        if found[0]:
+            calls += 1
+            if calls == 1:  # the sandbox is ready
+                return found
+            time.sleep(2.5)
+        return found
+
+    monkeypatch.setattr(sandboxes, "_until_ready", late)
+    assert sandbox.run(job("print(42)", 2.0), total_seconds=2.0).outcome == "right"

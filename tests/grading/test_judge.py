@@ -203,6 +203,16 @@ def test_an_answer_that_the_endpoint_does_not_take_is_ungradable_and_stops_nothi
     assert len(server.requests) == 20
 
 
+def test_a_group_that_is_refused_as_a_whole_stops_nothing_either(server: JudgeServer) -> None:
+    """A step may hold one question for the judge, and a filter that trips on the question takes none of its answers."""
+    server.reply = lambda data: (400, "content filter") if data["question"] == "Question 1?" else (200, "CORRECT")
+    grader = judge(server, concurrency=2)
+    assert grader.grade([record(0)], ["x"])[0].correct
+    verdicts = grader.grade([record(1)] * 16, [str(n) for n in range(16)])
+    grader.close()
+    assert {v.outcome for v in verdicts} == {Outcome.UNGRADABLE}
+
+
 @pytest.mark.parametrize("count", [1, 5, 100])
 def test_an_endpoint_that_takes_nothing_stops_the_run(server: JudgeServer, count: int) -> None:
     server.reply = lambda data: (400, "no such model")

@@ -36,5 +36,6 @@ def test_a_failure_is_its_own_answers_alone_and_says_why():
     grader.calls = 0
     assert len(steady.grade(records[:1], ["a"])) == 1
     assert grader.calls == 1, "what does not fail is graded once"
+    assert steady.grade([], []) == []
     steady.close()
     assert grader.closed

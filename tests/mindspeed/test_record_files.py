@@ -62,6 +62,9 @@ def test_the_driver_tells_every_process_what_it_has_read(tmp_path: Path) -> None
     write_records(held_out, "4")
     with pytest.raises(ConfigError, match=r"coca\.data_sha256: .*held_out\.jsonl has changed since"):
         with_digests(planned, config)
+    train.unlink()  # this may be a machine that only starts the run
+    held_out.unlink()
+    assert with_digests(planned, config) == planned
     own = OmegaConf.create({"megatron_training": {"data_path": "a/prefix/of/mindspeed_rl"}})
     assert with_digests(CocaSettings(), own).data_sha256 == {}
 

@@ -136,8 +136,8 @@ class JudgeGrader:
         A request that is refused for what it holds (too long, a filter of contents) makes its answer ungradable.
 
         Raises:
-            GradingError: the endpoint refuses everything, or fails after all retries.  Grades until then are in the
-                cache.
+            GradingError: the endpoint has refused everything so far, or fails after all retries.  Grades until then are
+                in the cache.
         """
         started = time.perf_counter()
         submitted: list[Future[Verdict]] = []
@@ -149,7 +149,6 @@ class JudgeGrader:
         pairs, in_flight = zip(records, answers, strict=True), 4 * self._concurrency
         verdicts: list[Verdict] = []
         refusals: list[_RefusedError] = []
-        replies = self._replies
         try:
             for _, future in in_order(submit, pairs, in_flight):
                 try:
@@ -157,12 +156,12 @@ class JudgeGrader:
                 except _RefusedError as refusal:
                     refusals.append(refusal)
                     verdicts.append(Verdict(Outcome.UNGRADABLE, str(refusal)))
-                if len(refusals) >= in_flight and self._replies == replies:
+                if len(refusals) >= in_flight and not self._replies:
                     break
         finally:
             for future in submitted:  # all done, unless one of them or the user has stopped the run
                 future.cancel()
-        if refusals and self._replies == replies:  # it takes nothing, so it is not about these answers
+        if refusals and not self._replies:  # it has never taken any, so it is not about these answers
             raise refusals[0]
         self._tally.add(verdicts, time.perf_counter() - started)
         return verdicts

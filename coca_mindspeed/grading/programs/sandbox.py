@@ -155,9 +155,10 @@ class Sandbox:
         if not any(line.get("ready") for line in said):
             # Nothing of the program has run yet, so this cannot be its doing.
             return Report("unavailable", killed or why or "the harness ended at once")
-        if killed:
+        judged = "outcome" in said[-1]
+        if killed and not (timed_out and judged):  # a verdict that was given in time may be read late
             return Report("wrong", killed, timed_out)
-        if "outcome" not in said[-1]:
+        if not judged:
             return Report("wrong", f"the tests did not come to their end{': ' if why else ''}{why}")
         last = said[-1]
         return Report(last["outcome"], last["reason"], last["timed_out"], tuple(last["outputs"]))

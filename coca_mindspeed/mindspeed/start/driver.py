@@ -179,7 +179,7 @@ def with_digests(settings: CocaSettings, config: DictConfig) -> CocaSettings:
     """
     found = digests(record_files(_data_path(config), settings.eval_data))
     check_planned(settings.data_sha256, found)
-    return settings.model_copy(update={"data_sha256": found})
+    return settings.model_copy(update={"data_sha256": {**settings.data_sha256, **found}})
 
 
 def _data_path(config: DictConfig) -> str | None:

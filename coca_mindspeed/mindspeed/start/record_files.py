@@ -21,8 +21,8 @@ def record_files(data_path: str | None, eval_data: str | Path | None) -> list[Pa
 
 
 def digests(paths: Iterable[Path]) -> dict[str, str]:
-    """SHA-256 of each file, by its path."""
-    return {str(path): file_sha256(path) for path in paths}
+    """SHA-256 of each file that is here, by its path; a run may be planned and started where its data are not."""
+    return {str(path): file_sha256(path) for path in paths if path.is_file()}
 
 
 def check_planned(planned: Mapping[str, str], found: Mapping[str, str]) -> None:

@@ -129,8 +129,7 @@ def mindspeed_values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: b
         values["rl_config"] |= {**names, "wandb_save_dir": str(files.results.absolute())}
     _fix_reference(values)
     coca = values.setdefault("coca", {})
-    # Of the files that are here: a run may be planned where they are not.
-    data = [path for path in record_files(training.get("data_path"), coca.get("eval_data")) if path.is_file()]
+    data = record_files(training.get("data_path"), coca.get("eval_data"))
     coca |= {"stage": files.stage, "output_dir": str(files.results.absolute()), "data_sha256": digests(data)}
     if resume:
         if newest_iteration(files.checkpoints) is None:

@@ -17,6 +17,8 @@ waiting = importlib.import_module("waiting")
 
 _STDERR_BYTES = 4_096
 _OUTPUT_SLACK = 1 << 20
+# For reading what a program has left that ended in time, once that is seen to be late; its children may write on.
+_LATE_SECONDS = 0.5
 _FLOAT_TOLERANCE = 1e-6
 Ending, RIGHT, WRONG = ending.Ending, ending.RIGHT, ending.WRONG
 
@@ -92,6 +94,7 @@ def run_script(script: str, data: bytes, expected_bytes: int, seconds: float) ->
     os.set_blocking(stdin, False)
     output, errors, unsent = bytearray(), bytearray(), memoryview(data)
     deadline = time.monotonic() + seconds
+    late_since: float | None = None
     reading, writing = [stdout, stderr], [stdin]
     too_slow = ScriptRun(b"", f"took longer than {seconds:g} s", timed_out=True)
     try:
@@ -113,8 +116,10 @@ def run_script(script: str, data: bytes, expected_bytes: int, seconds: float) ->
                     errors = (errors + chunk)[-_STDERR_BYTES:]
             if len(output) > expected_bytes + _OUTPUT_SLACK:
                 return ScriptRun(b"", "printed too much")
-            if time.monotonic() > deadline and process.poll() is None:  # what has ended is read to its end
-                return too_slow
+            if (now := time.monotonic()) > deadline:  # what has ended by then is read to its end
+                late_since = late_since or now
+                if process.poll() is None or now - late_since > _LATE_SECONDS:
+                    return too_slow
             for descriptor in writable:
                 try:
                     unsent = unsent[os.write(descriptor, unsent[: 1 << 16]) :]
