@@ -136,17 +136,28 @@ def test_what_ended_in_time_counts_where_its_reader_was_late(monkeypatch: pytest
 
 
 FLOOD = """
-import os, sys, time
-if os.fork() == 0:  # goes on when the program has ended, and answers in the end
-    until = time.monotonic() + 4
-    while time.monotonic() < until:
-        os.write(2, b"x" * 60_000)
-    os.write(1, b"42")
+import fcntl, os, time
+until = time.monotonic() + 5
+fcntl.fcntl(2, 1031, 1 << 20)  # F_SETPIPE_SZ: always something to read
+for child in range(3):  # they go on when the program has ended, and answer in the end
+    if os.fork() == 0:
+        while time.monotonic() < until:
+            os.write(2, b"x" * 60_000)
+        if child == 0:
+            os.write(1, b"42")
+        os._exit(0)
 os._exit(0)
 """
 
 
-def test_children_that_write_on_win_no_time(tmp_path: Path) -> None:
+def test_children_that_write_on_win_no_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    until_ready = waiting.until_ready
+
+    def slow(*arguments: Any) -> Any:
+        time.sleep(0.01)  # so that there is always something left to read
+        return until_ready(*arguments)
+
+    monkeypatch.setattr(scripts.waiting, "until_ready", slow)
     script = tmp_path / "program.py"
     script.write_text(FLOOD)
     started = time.monotonic()
