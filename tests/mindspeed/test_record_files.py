@@ -1,7 +1,5 @@
 """Rows carry the index of their record, so every process that looks one up has to read the file that was meant."""
 
-import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.data.records import Record
+from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.files import file_sha256
 from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan
@@ -25,21 +23,17 @@ from coca_mindspeed.mindspeed.start.settings import CocaSettings
 from tests.mindspeed.test_doctor import checkpoint
 
 
-def record(answer: str) -> Record:
-    return Record(answer, "sums", "math", f"What is {answer}?", answer)
-
-
-def write_records(path: Path, *answers: str) -> Path:
-    path.write_text("".join(json.dumps(dataclasses.asdict(record(answer))) + "\n" for answer in answers))
+def write_sums(path: Path, *answers: str) -> Path:
+    write_records(path, [Record(answer, "sums", "math", f"What is {answer}?", answer) for answer in answers])
     return path
 
 
 def test_a_node_with_another_file_is_refused_before_it_judges_by_its_answers(tmp_path: Path) -> None:
-    path = write_records(tmp_path / "train.jsonl", "1", "2")
+    path = write_sums(tmp_path / "train.jsonl", "1", "2")
     planned = {str(path): file_sha256(path)}
     rows = Rows({columns.RECORD: [torch.tensor([1])]}, [0])
     assert [found.answer for found in RecordLookup(str(path), None, [columns.RECORD], planned)(rows)] == ["2"]
-    write_records(path, "2", "1")  # as many records, in another order
+    write_sums(path, "2", "1")  # as many records, in another order
     for digests in (planned, {**planned, "another": "0"}):
         with pytest.raises(DataError, match=r"train\.jsonl: on .* it is another file"):
             RecordLookup(str(path), None, [columns.RECORD], digests)
@@ -51,15 +45,15 @@ def test_a_node_with_another_file_is_refused_before_it_judges_by_its_answers(tmp
 
 
 def test_the_driver_tells_every_process_what_it_has_read(tmp_path: Path) -> None:
-    train = write_records(tmp_path / "train.jsonl", "1", "2")
-    held_out = write_records(tmp_path / "held_out.jsonl", "3")
+    train = write_sums(tmp_path / "train.jsonl", "1", "2")
+    held_out = write_sums(tmp_path / "held_out.jsonl", "3")
     config = OmegaConf.create({"megatron_training": {"data_path": str(train)}})
     settings = CocaSettings(eval_data=held_out)
     digests = {str(path): file_sha256(path) for path in (train, held_out)}
     assert with_digests(settings, config).data_sha256 == digests
     planned = settings.model_copy(update={"data_sha256": digests})
     assert with_digests(planned, config) == planned
-    write_records(held_out, "4")
+    write_sums(held_out, "4")
     with pytest.raises(ConfigError, match=r"coca\.data_sha256: .*held_out\.jsonl has changed since"):
         with_digests(planned, config)
     train.unlink()  # this may be a machine that only starts the run
@@ -70,8 +64,8 @@ def test_the_driver_tells_every_process_what_it_has_read(tmp_path: Path) -> None
 
 
 def test_a_run_is_not_resumed_on_other_questions_of_the_same_name(tmp_path: Path) -> None:
-    train = write_records(tmp_path / "train.jsonl", *map(str, range(300)))
-    held_out = write_records(tmp_path / "held_out.jsonl", "3")
+    train = write_sums(tmp_path / "train.jsonl", *map(str, range(300)))
+    held_out = write_sums(tmp_path / "held_out.jsonl", "3")
     overrides = (f"data.train={train}", f"data.evaluate={held_out}", "data.rows=90000")
     run = compose_run("qwen25_7b_910b", overrides).run
     files = StageFiles(tmp_path / "run")
@@ -85,9 +79,9 @@ def test_a_run_is_not_resumed_on_other_questions_of_the_same_name(tmp_path: Path
     written = files.results / RUN_FILE
     write_run_file(written, begun, "a run")
     checkpoint(files.checkpoints, 4, iteration="50")
-    write_records(held_out, "4")  # other held-out questions are another validation and the same run
+    write_sums(held_out, "4")  # other held-out questions are another validation and the same run
     assert values(resume=True)["coca"]["data_sha256"][str(held_out)] == file_sha256(held_out)
-    write_records(train, *map(str, range(1, 301)))
+    write_sums(train, *map(str, range(1, 301)))
     with pytest.raises(ConfigError, match=r"the run to resume has another content of .*train\.jsonl"):
         values(resume=True)
     # A run file of a version that did not write them down, and a machine without the file.
