@@ -169,11 +169,11 @@ def test_children_that_write_on_win_no_time(monkeypatch: pytest.MonkeyPatch, tmp
 def test_a_verdict_that_is_read_late_counts(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller stood still, say, from when the program had started until long behind its limit."""
     monkeypatch.setattr(sandboxes, "_GRACE_SECONDS", 0.1)
-    until_ready, calls = sandboxes._until_ready, 0
+    until_ready, calls = sandboxes.waiting.until_ready, 0
 
-    def late(reading: list[int], writing: list[int]) -> Any:
+    def late(*arguments: Any) -> Any:
         nonlocal calls
-        found = until_ready(reading, writing)
+        found = until_ready(*arguments)
         if found[0]:
             calls += 1
             if calls == 1:  # the sandbox is ready
@@ -181,5 +181,5 @@ def test_a_verdict_that_is_read_late_counts(sandbox: Sandbox, monkeypatch: pytes
             time.sleep(2.5)
         return found
 
-    monkeypatch.setattr(sandboxes, "_until_ready", late)
+    monkeypatch.setattr(sandboxes.waiting, "until_ready", late)
     assert sandbox.run(job("print(42)", 2.0), total_seconds=2.0).outcome == "right"

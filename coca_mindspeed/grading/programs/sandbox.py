@@ -9,7 +9,6 @@ import errno
 import json
 import os
 import secrets
-import select
 import shutil
 import signal
 import subprocess
@@ -26,6 +25,7 @@ from typing import Any
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading import lifeline
 from coca_mindspeed.grading.programs.bubblewrap import environment, sandbox_command
+from coca_mindspeed.grading.programs.inside import waiting
 from coca_mindspeed.grading.programs.user_ids import locked_user_id
 
 _INSIDE = Path(__file__).with_name("inside")
@@ -246,7 +246,7 @@ class Sandbox:
         open_pipes = [stdout, stderr]
         try:
             while open_pipes and not killed and not stop.is_set():
-                readable, writable = _until_ready(open_pipes, writing)
+                readable, writable = waiting.until_ready(open_pipes, writing, time.monotonic() + _TICK_SECONDS)
                 for descriptor in readable:
                     chunk = os.read(descriptor, 1 << 16)
                     if not chunk:
@@ -274,16 +274,6 @@ class Sandbox:
             for pipe in (process.stdin, process.stdout, process.stderr):
                 pipe.close()
         return bytes(received[stdout]), bytes(received[stderr]), killed, timed_out
-
-
-def _until_ready(reading: list[int], writing: list[int]) -> tuple[list[int], list[int]]:
-    """Those that can be read and written, after a tick at most; ``select`` itself takes no descriptor above 1,023."""
-    poll = select.poll()
-    for descriptors, event in ((reading, select.POLLIN), (writing, select.POLLOUT)):
-        for descriptor in descriptors:
-            poll.register(descriptor, event)
-    ready = [descriptor for descriptor, _ in poll.poll(1000 * _TICK_SECONDS)]
-    return [each for each in ready if each in reading], [each for each in ready if each in writing]
 
 
 def _statements(output: bytes, token: str) -> list[dict[str, Any]]:

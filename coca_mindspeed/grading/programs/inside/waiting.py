@@ -23,12 +23,16 @@ def until_ready(reading: list[int], writing: list[int], deadline: float) -> tupl
     Raises:
         TooManyFilesError: the program has made too many.
     """
+    poll = select.poll()  # select itself takes no descriptor above 1,023
+    for descriptors, event in ((reading, select.POLLIN), (writing, select.POLLOUT)):
+        for descriptor in descriptors:
+            poll.register(descriptor, event)
     while True:
         for directory, count in _limits.items():
             found = os.statvfs(directory)
             if found.f_files - found.f_ffree > count:
                 raise TooManyFilesError(f"made more than {count} files in {directory}")
         left = deadline - time.monotonic()
-        readable, writable, _ = select.select(reading, writing, [], max(0.0, min(left, _TICK_SECONDS)))
-        if readable or writable or left <= 0:
-            return readable, writable
+        ready = {descriptor for descriptor, _ in poll.poll(1000 * max(0.0, min(left, _TICK_SECONDS)))}
+        if ready or left <= 0:
+            return [each for each in reading if each in ready], [each for each in writing if each in ready]
