@@ -29,6 +29,7 @@ from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.local.chat import encode_prompts
+from coca_mindspeed.local.freed_memory import keep_freed_memory
 from coca_mindspeed.local.policy import load_policy
 
 PROMPTS, GROUP, WARM_UP_STEPS, LR = 8, 8, 1, 1e-6
@@ -93,6 +94,7 @@ class ByLength:
 
 
 def _ours(records: Sequence[Record], config: Any, model: Path, steps: int) -> list[float]:
+    keep_freed_memory()  # as a run does
     policy = load_policy(model, config.model, CPU)
     endless = replace(policy, eos_ids=(_unused(policy.tokenizer),))
     timer = InTurn(OurStep(endless, list(records), config, LR, ByLength()))

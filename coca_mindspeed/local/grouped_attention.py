@@ -1,8 +1,9 @@
 """Attention in which a group of heads reads its shared keys and values in place.
 
 Beside a mask, which prompts of several lengths and shared prompts need, transformers gives every head a copy of its
-group's: with six heads a group, most of a sampled token's time.  PyTorch's kernel for CPUs takes both.  What it attends
-to is the same to the byte; in the backward pass the sums over a group's heads are rounded differently.
+group's: with six heads a group, most of a sampled token's time.  PyTorch's kernel for CPUs takes both.  Of a sampled
+token the heads of a group go as rows of one head, so that their keys and values are read once.  The sums are rounded
+differently.
 """
 
 from typing import Any
@@ -41,18 +42,18 @@ def group_heads(model: Any, device: torch.device) -> None:
 def _attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    if attention_mask is None or attention_mask.ndim != 4 or query.shape[1] == key.shape[1]:
+    (rows, heads, tokens, size), groups = query.shape, key.shape[1]
+    plain = attention_mask is None and tokens > 1
+    if plain or heads == groups or (attention_mask is not None and attention_mask.ndim != 4):
         attended: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return attended
+    mask = None if attention_mask is None else attention_mask[..., : key.shape[-2]]
+    if tokens == 1:
+        query = query.reshape(rows, groups, heads // groups, size)
     output = scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=attention_mask[..., : key.shape[-2]],
-        scale=kwargs.get("scaling"),
-        enable_gqa=True,
+        query, key, value, attn_mask=mask, scale=kwargs.get("scaling"), enable_gqa=tokens > 1
     )
-    return output.transpose(1, 2).contiguous(), None
+    return output.reshape(rows, heads, tokens, size).transpose(1, 2).contiguous(), None
 
 
 AttentionInterface.register(_NAME, _attention)

@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-_CHUNK_BYTES = 2**27  # of float32 logits; the working memory is about six times this
+_CHUNK_BYTES = 2**25  # of float32 logits; the working memory is about six times this
+_LEAST_CHUNK = 128  # tokens; with fewer, adding up the output layer's gradient would take longer than making it
 
 
 class TokenScores(NamedTuple):
@@ -119,12 +120,15 @@ class OutputLayer:
     def _distribution(self, states: Tensor, as_policy: Callable[[Tensor], Tensor]) -> "_Distribution":
         weight, device = self.model.get_output_embeddings().weight, states.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-        chunk = max(1, _CHUNK_BYTES // (4 * len(weight)))
-        return _Distribution(lambda logits: as_policy(self._scaled(logits)), dtype, chunk)
+        return _Distribution(lambda logits: as_policy(self._scaled(logits)), dtype, self._chunk)
 
     def fits_one_chunk(self, tokens: int) -> bool:
         """Whether the logits of so many tokens are few enough to be held at once."""
-        return 4 * len(self.model.get_output_embeddings().weight) * tokens <= _CHUNK_BYTES
+        return tokens <= self._chunk
+
+    @property
+    def _chunk(self) -> int:
+        return max(_LEAST_CHUNK, _CHUNK_BYTES // (4 * len(self.model.get_output_embeddings().weight)))
 
     def _scaled(self, logits: Tensor) -> Tensor:
         if self.factor != 1.0:
@@ -267,12 +271,15 @@ class _Gradient:
         self._bias = None if bias is None else bias.to(distribution.dtype)
         of_states, of_weight, of_bias, *_ = needed
         self._by_states = torch.zeros_like(states) if of_states else None
-        self._by_weight = torch.zeros_like(weight) if of_weight else None
+        self._by_weight = torch.empty_like(weight) if of_weight else None
         self._by_bias = torch.zeros_like(bias) if of_bias and bias is not None else None
+        self._weight_begun = False
 
     @property
     def totals(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """By states, weight and bias; None for what needs none."""
+        if self._by_weight is not None and not self._weight_begun:
+            self._by_weight.zero_()
         return self._by_states, self._by_weight, self._by_bias
 
     def logits(self, rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -307,14 +314,18 @@ class _Gradient:
         if self._by_states is not None:
             self._by_states[rows] = (by_logits @ self._weight).to(self._by_states.dtype)
         if self._by_weight is not None:
-            _add_product(self._by_weight, by_logits, self._states[rows].to(self._weight.dtype))
+            of_rows = self._states[rows].to(self._weight.dtype)
+            _add_product(self._by_weight, by_logits, of_rows, begun=self._weight_begun)
+            self._weight_begun = True
         if self._by_bias is not None:
             self._by_bias += by_logits.sum(dim=0, dtype=self._by_bias.dtype)
 
 
-def _add_product(total: Tensor, by_logits: Tensor, states: Tensor) -> None:
-    """Add ``by_logits.T @ states`` to ``total``, in its own precision."""
+def _add_product(total: Tensor, by_logits: Tensor, states: Tensor, *, begun: bool) -> None:
+    """Add ``by_logits.T @ states`` to ``total``, in its own precision; where it has not begun, it holds nothing yet."""
     if total.dtype == states.dtype:
-        total.addmm_(by_logits.T, states)
-    else:
+        total.addmm_(by_logits.T, states, beta=int(begun))
+    elif begun:
         total += by_logits.T @ states
+    else:
+        total.copy_(by_logits.T @ states)

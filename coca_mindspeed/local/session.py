@@ -21,6 +21,7 @@ from coca_mindspeed.local.checkpoint import Checkpoint, check_space, export_mode
 from coca_mindspeed.local.confidence_start import CONFIDENCE_START, MODEL, check_enough_questions, start_confidences
 from coca_mindspeed.local.context import context_limit, read_context_limit, read_model_config
 from coca_mindspeed.local.format_warm_up import WARMED_UP, read_warm_up_records, teach_format
+from coca_mindspeed.local.freed_memory import keep_freed_memory
 from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
 from coca_mindspeed.local.memory_check import refuse_what_cannot_fit
@@ -113,6 +114,8 @@ def open_session(
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     device = choose_device(config.trainer.device)
+    if device.type == "cpu":
+        keep_freed_memory()
     require_optimizer(config.optimizer, device)
     require_vllm(config, device)
     if slow := emulated_dtype(config.model, device):

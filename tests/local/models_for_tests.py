@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
+from coca_mindspeed.local import output_layer
 from tests import tokenizers_for_tests as kinds
 
 _SHAPE = {
@@ -36,3 +37,9 @@ def write_random_model(directory: Path, architecture: str, seed: int = 0) -> Pat
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)
     return directory
+
+
+def set_chunk_of(monkeypatch, tokens, vocabulary):
+    """Let the output layer of a model with such a vocabulary take so many tokens at a time."""
+    monkeypatch.setattr(output_layer, "_CHUNK_BYTES", 4 * vocabulary * tokens)
+    monkeypatch.setattr(output_layer, "_LEAST_CHUNK", 1)

@@ -15,10 +15,11 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import footprint as footprints
-from coca_mindspeed.local import memory_check, output_layer
+from coca_mindspeed.local import memory_check
 from coca_mindspeed.local.footprint import footprint, largest_microbatches
 from coca_mindspeed.local.memory_check import MemoryCheck, memory_problems, refuse_what_cannot_fit
 from coca_mindspeed.local.microbatches import microbatches
+from tests.local.models_for_tests import set_chunk_of
 
 SHAPE = {
     "vocab_size": 300,
@@ -144,6 +145,7 @@ def test_no_microbatch_of_a_step_needs_more_than_was_planned(share_prompts, prom
 
 
 def test_a_device_that_repeats_keys_and_values_is_estimated_so(monkeypatch):
+    monkeypatch.setattr(footprints, "_FRAGMENTS", 0)  # a CPU's alone
     alike = footprint(run_of(), QWEN)
     monkeypatch.setattr(footprints, "choose_device", lambda name: torch.device("cuda"))
     repeated = footprint(run_of(), QWEN)
@@ -210,8 +212,9 @@ def test_fewer_rows_at_a_time_and_recomputed_layers_and_adapters_need_less():
 
 def test_logits_by_chunks_are_not_held_at_once(monkeypatch):
     wide = Qwen2Config(tie_word_embeddings=True, **SHAPE | {"vocab_size": 5_000})
+    set_chunk_of(monkeypatch, 1_000, 5_000)
     whole = footprint(run_of(), wide)
-    monkeypatch.setattr(output_layer, "_CHUNK_BYTES", 4 * 5_000 * 64)
+    set_chunk_of(monkeypatch, 64, 5_000)
     chunked = footprint(run_of(), wide)
     logits = 4 * 50 * 5_000 * 4
     assert chunked.update < whole.update - 2 * logits
@@ -346,7 +349,9 @@ MEASURED = """
 import json, sys, torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.local.embedding_gradient import add_embedding_gradients
 from coca_mindspeed.local.footprint import largest_microbatches, update_pass
+from coca_mindspeed.local.freed_memory import keep_freed_memory
 from coca_mindspeed.local.grouped_attention import group_heads
 from coca_mindspeed.local.policy import Policy
 
@@ -357,10 +362,12 @@ def pass_of(shape, overrides):
     run = compose_run("local", ["model.path=x", "data.train=x", *overrides]).run
     policy = Policy(AutoModelForCausalLM.from_config(LlamaConfig(**shape)).eval(), None, None, (1,), 0)
     group_heads(policy.model, torch.device("cpu"))
+    add_embedding_gradients(policy.model, torch.device("cpu"))
     moments = [torch.ones_like(p) for p in policy.trained_parameters() for _ in range(2)]
     update_pass(policy, largest_microbatches(run)[-1], run)
 
 torch.set_num_threads(1)
+keep_freed_memory()
 shape, overrides = json.loads(sys.argv[1])
 pass_of({**shape, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1,
          "vocab_size": 64, "num_hidden_layers": 1}, [*overrides, "rollout.max_new_tokens=2", "rollout.group_size=2"])

@@ -8,6 +8,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.integrations import sdpa_attention
 
 from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.local import grouped_attention
 from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.grouped_attention import group_heads
 from coca_mindspeed.local.log_probs import response_log_probs
@@ -16,6 +17,7 @@ from coca_mindspeed.local.sampler import sample_responses
 from tests.local.models_for_tests import write_random_model
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
+OF_ONE_LENGTH = [[5, 6, 7], [8, 9, 10]]
 CPU = torch.device("cpu")
 
 
@@ -28,15 +30,31 @@ def policies(request, tmp_path):
     return ours, theirs
 
 
-def sampled(policy):
+def sampled(policy, prompts=PROMPTS):
     draw = torch.Generator().manual_seed(0)
-    return sample_responses(policy, PROMPTS, group_size=6, max_new_tokens=25, temperature=0.9, generator=draw)
+    return sample_responses(policy, prompts, group_size=6, max_new_tokens=25, temperature=0.9, generator=draw)
 
 
-def test_samples_are_the_same_to_the_byte(policies):
-    ours, theirs = map(sampled, policies)
+@pytest.mark.parametrize("prompts", [PROMPTS, OF_ONE_LENGTH], ids=["of several lengths", "of one length"])
+def test_samples_are_the_same_but_for_rounding(policies, prompts):
+    ours, theirs = (sampled(policy, prompts) for policy in policies)
     assert torch.equal(ours.token_ids, theirs.token_ids)
-    assert torch.equal(ours.log_probs, theirs.log_probs)
+    torch.testing.assert_close(ours.log_probs, theirs.log_probs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("prompts", [PROMPTS, OF_ONE_LENGTH], ids=["of several lengths", "of one length"])
+def test_a_group_of_heads_reads_its_keys_once(policies, prompts, monkeypatch):
+    """A sampled token's heads are rows of one head, and a head reads its keys and values once."""
+    seen = []
+    attend = grouped_attention.scaled_dot_product_attention
+
+    def watched(query, key, *arguments, **options):
+        seen.append((query.shape[1], key.shape[1], query.shape[2]))
+        return attend(query, key, *arguments, **options)
+
+    monkeypatch.setattr(grouped_attention, "scaled_dot_product_attention", watched)
+    tokens = sampled(policies[0], prompts).token_ids.shape[1]
+    assert seen.count((2, 2, 2)) == 2 * (tokens - 1)  # of each layer; a prompt's pass drew the first token
 
 
 def test_gradients_are_the_same_but_for_rounding(policies):

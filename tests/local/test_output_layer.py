@@ -21,11 +21,10 @@ from transformers import (
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local import output_layer as module
 from coca_mindspeed.local.log_probs import response_scores
 from coca_mindspeed.local.output_layer import OutputLayer
 from coca_mindspeed.local.policy import load_policy
-from tests.local.models_for_tests import write_random_model
+from tests.local.models_for_tests import set_chunk_of, write_random_model
 
 _SHAPE = {
     "vocab_size": 61,
@@ -59,7 +58,7 @@ def random_model(name):
 @pytest.fixture
 def chunks_of_7(monkeypatch):
     def set_chunk(vocabulary):
-        monkeypatch.setattr(module, "_CHUNK_BYTES", 7 * 4 * vocabulary)
+        set_chunk_of(monkeypatch, 7, vocabulary)
 
     return set_chunk
 
@@ -178,8 +177,8 @@ def test_the_update_by_chunks(tmp_path, architecture, dtype, share_prompts, monk
     token_ids = torch.randint(5, vocabulary - 11, (6, 9), generator=torch.Generator().manual_seed(0))
     weights = torch.randn(6, 9, generator=torch.Generator().manual_seed(1))
     results = []
-    for chunk in (1 << 30, 7 * 4 * vocabulary):
-        monkeypatch.setattr(module, "_CHUNK_BYTES", chunk)
+    for tokens in (1_000, 7):
+        set_chunk_of(monkeypatch, tokens, vocabulary)
         policy.model.zero_grad()
         arguments = {"temperature": 0.8, "share_prompts": share_prompts}
         scores = response_scores(policy, [[7, 8, 9], [10, 11]], token_ids, **arguments)

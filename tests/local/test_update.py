@@ -11,13 +11,13 @@ import torch
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import TrainerConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local import output_layer
 from coca_mindspeed.local.checkpoint import list_checkpoints
 from coca_mindspeed.local.experience import experience_metrics, respond_and_grade, reward_and_advantage
 from coca_mindspeed.local.microbatches import fullest, microbatches
 from coca_mindspeed.local.rescoring import rescored
 from coca_mindspeed.local.schedule import generator
 from coca_mindspeed.local.update import NotFiniteError, update_policy
+from tests.local.models_for_tests import set_chunk_of
 from tests.local.runs_for_tests import result, small_session, train
 
 
@@ -94,7 +94,7 @@ def test_microbatches_of_tokens_make_the_same_update(session, mixed, aggregation
 def test_an_update_by_chunks_of_logits_is_the_same(session, mixed, aggregation, monkeypatch):
     whole, expected = updated(session, mixed, aggregation)
     moved = float((whole - torch.cat([p.detach().flatten() for p in session.trainer.policy.model.parameters()])).norm())
-    monkeypatch.setattr(output_layer, "_CHUNK_BYTES", 100 * 4 * session.trainer.policy.model.config.vocab_size)
+    set_chunk_of(monkeypatch, 100, session.trainer.policy.model.config.vocab_size)
     assert not session.trainer.policy.output_layer.fits_one_chunk(101)
     weights, metrics = updated(session, mixed, aggregation)
     assert float((weights - whole).norm()) < 1e-5 * moved
