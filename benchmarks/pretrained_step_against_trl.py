@@ -1,7 +1,8 @@
 """A training step on pretrained weights against TRL's: ``python -m benchmarks.pretrained_step_against_trl MODEL``.
 
-8 prompts x 8 responses of exactly so many tokens, one update in microbatches of 8 responses, float32.  Each way runs in
-processes of its own, in turn, so that a peak of memory is its alone.  It runs in the environment of ``make bench-trl``.
+8 prompts x 8 responses of exactly so many tokens, one update in microbatches of 8 responses, float32.  Ours runs as it
+is and with layers that are recomputed.  Each way runs in processes of its own, in turn, so that a peak of memory is
+its alone.  It runs in the environment of ``make bench-trl``.
 """
 
 import argparse
@@ -33,6 +34,7 @@ from coca_mindspeed.local.freed_memory import keep_freed_memory
 from coca_mindspeed.local.policy import load_policy
 
 PROMPTS, GROUP, WARM_UP_STEPS, LR = 8, 8, 1, 1e-6
+OURS, RECOMPUTING, TRL = WAYS = ("ours", "ours, recomputing", "trl")
 CPU = torch.device("cpu")
 
 
@@ -44,14 +46,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2, help="runs of each (default: 2)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default: 2)")
     parser.add_argument("--output", type=Path, default=Path("runs/bench/pretrained_step_against_trl.json"))
-    parser.add_argument("--way", choices=("ours", "trl"), help="measure this one alone, and print its figures as JSON")
+    parser.add_argument("--way", choices=WAYS, help="measure this one alone, and print its figures as JSON")
     arguments = parser.parse_args()
     if arguments.way is not None:
         torch.set_num_threads(arguments.threads)
         print(json.dumps(measure(arguments.way, arguments.model, arguments.tokens, arguments.steps + WARM_UP_STEPS)))
         return
-    ways = {way: partial(in_a_process, way, arguments) for way in ("ours", "trl")}
-    print("\n".join(table(in_turn(ways, arguments.rounds, arguments.output), "ours")))
+    ways = {way: partial(in_a_process, way, arguments) for way in WAYS}
+    print("\n".join(table(in_turn(ways, arguments.rounds, arguments.output), OURS)))
 
 
 def in_a_process(way: str, arguments: argparse.Namespace, number: int) -> Figures:
@@ -75,10 +77,11 @@ def measure(way: str, model: Path, tokens: int, steps: int) -> Figures:
             f"rollout.group_size={GROUP}",
             f"rollout.max_new_tokens={tokens}",
             "trainer.minibatches=1",
+            f"model.gradient_checkpointing={str(way == RECOMPUTING).lower()}",
         ],
     ).run
     records = arithmetic_records(PROMPTS * steps, "train", 0)
-    seconds = (_ours if way == "ours" else _trl)(records, config, model, steps)
+    seconds = (_trl if way == TRL else _ours)(records, config, model, steps)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {"step": statistics.median(seconds[WARM_UP_STEPS:]), "peak, GiB": peak / 2**30}
 

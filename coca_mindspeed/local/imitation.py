@@ -27,6 +27,7 @@ from coca_mindspeed.local.microbatches import microbatches
 from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.progress import ImitationProgress
+from coca_mindspeed.local.prompt_pass import shared_start
 from coca_mindspeed.local.schedule import learning_rate
 
 #: One update's questions, and the response to each that is imitated, token ids; drawn anew at each call.
@@ -70,7 +71,8 @@ class Imitation:
         question_weight: weight of the questions' own tokens in the loss.
         temperature: at which the responses are to be likely.
         optimizer_name: as in :class:`OptimizerConfig`.
-        microbatch_tokens: the most in a backward pass, prompts and padding included; None: an update's.
+        microbatch_tokens: the most in a backward pass, prompts and padding included, what all prompts start with once;
+            None: an update's.
     """
 
     lessons: Lessons
@@ -141,10 +143,14 @@ class Imitation:
         every = range(len(prompts))
         parts = [list(every)]
         if self.microbatch_tokens is not None:
+            shared = 0 if self.question_weight else shared_start(prompts)  # which a pass runs once
             limit = TrainerConfig(
-                microbatch_prompts=None, microbatch_tokens=self.microbatch_tokens, share_prompts=False
+                microbatch_prompts=None,
+                microbatch_tokens=max(1, self.microbatch_tokens - shared),
+                share_prompts=False,
             )
-            parts = [part.rows for part in microbatches(every, 1, lengths, prompt_lengths, limit)]
+            own = [length - shared for length in prompt_lengths]
+            parts = [part.rows for part in microbatches(every, 1, lengths, own, limit)]
         total = 0.0
         for rows in parts:
             loss = imitation_loss(

@@ -46,7 +46,7 @@ def run_prompts(
         pad_id: fills shorter prompts up, on the left.
         device: of the model.
     """
-    shared = _shared_start(prompts)
+    shared = shared_start(prompts)
     if shared:
         start = torch.tensor([prompts[0][:shared]], device=device)
         positions = torch.arange(shared, device=device)[None]
@@ -61,7 +61,7 @@ def run_prompts(
     return PromptPass(output, mask, lengths, shared + ids.shape[1])
 
 
-def _shared_start(prompts: Sequence[Sequence[int]]) -> int:
+def shared_start(prompts: Sequence[Sequence[int]]) -> int:
     """How many tokens all prompts start with, if they are worth a pass; each keeps a token that is its own."""
     if len(prompts) == 1:
         return 0

@@ -226,7 +226,7 @@ def test_the_gradient_does_not_depend_on_how_an_update_is_cut(place, question_we
     responses = encode_responses(policy, ["9" * (1 + 3 * i) for i in range(7)])
     seen, found = [], []
     monkeypatch.setattr(imitation, "imitation_loss", lambda *a, **k: seen.append(len(a[1])) or imitation_loss(*a, **k))
-    for tokens in (None, 10**6, 3 * len(prompts[0])):
+    for tokens in (None, 10**6, len(prompts[0]) + 30):
         stage = imitation.Imitation(lambda random: ([], []), "", 1, 1e-3, question_weight, microbatch_tokens=tokens)
         loss = stage._accumulate_gradient(policy, prompts, responses)
         found.append((loss, torch.cat([p.grad.flatten() for p in policy.trained_parameters()])))
@@ -238,6 +238,26 @@ def test_the_gradient_does_not_depend_on_how_an_update_is_cut(place, question_we
     for loss, gradient in found[1:]:
         assert loss == pytest.approx(found[0][0], rel=1e-5)
         torch.testing.assert_close(gradient, found[0][1], rtol=1e-4, atol=1e-6)
+
+
+def test_what_all_prompts_start_with_counts_once(place, monkeypatch):
+    """As it runs once in a pass; where questions are learned too, every prompt runs by itself."""
+    policy = load_policy(place / "model", ModelConfig(), CPU)
+    prompts = [[5] * 40 + [6 + i] for i in range(6)]
+    responses = [[20, 21, 22]] * 6
+    seen = []
+    monkeypatch.setattr(imitation, "imitation_loss", lambda *a, **k: seen.append(len(a[1])) or imitation_loss(*a, **k))
+    for question_weight, tokens, expected in (
+        (0.0, 40 + 6 * 4, [6]),
+        (0.0, 40 + 6 * 4 - 1, [5, 1]),
+        (0.0, 10, [1] * 6),
+        (0.5, 6 * 44, [6]),
+        (0.5, 6 * 44 - 1, [5, 1]),
+    ):
+        stage = imitation.Imitation(lambda random: ([], []), "", 1, 1e-3, question_weight, microbatch_tokens=tokens)
+        stage._accumulate_gradient(policy, prompts, responses)
+        assert seen == expected
+        seen.clear()
 
 
 def test_the_layout_is_that_of_the_prompt_and_its_confidence_is_valid():
