@@ -68,7 +68,7 @@ $(MINDSPEED_VENV)/.installed: requirements/mindspeed-host.txt
 	@touch $@
 
 test-mindspeed: $(MINDSPEED_VENV)/.installed  ## the port on the real MindSpeed-RL, where *_HOME name checkouts (docs/port.md)
-	$(MINDSPEED_VENV)/bin/python -m pytest tests/integration/mindspeed
+	$(MINDSPEED_VENV)/bin/python -m pytest -n $(TEST_PROCESSES) --dist worksteal tests/integration/mindspeed
 
 # Not VLLM_VENV's vLLM 0.32, which serves: 0.9.1, which MindSpeed-RL 2.3.0 pins and rolls out by, or its master's 0.11.0.
 MINDSPEED_VLLM ?= 0.9.1

@@ -12,19 +12,18 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import datasets
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
-from trl import GRPOConfig, GRPOTrainer
+from transformers import PreTrainedTokenizerFast
 
 from benchmarks.loops_in_turn import Figures, in_turn, table
-from benchmarks.step_against_trl import AS_OURS, InTurn, OurStep
+from benchmarks.our_step import OurStep
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record
@@ -100,13 +99,23 @@ def _ours(records: Sequence[Record], config: Any, model: Path, steps: int) -> li
     keep_freed_memory()  # as a run does
     policy = load_policy(model, config.model, CPU)
     endless = replace(policy, eos_ids=(_unused(policy.tokenizer),))
-    timer = InTurn(OurStep(endless, list(records), config, LR, ByLength()))
+    step = OurStep(endless, list(records), config, LR, ByLength())
+    seconds = []
     for _ in range(steps):
-        timer.run_ours()
-    return timer.seconds["ours"]
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+    return seconds
 
 
 def _trl(records: Sequence[Record], config: Any, model: Path, steps: int) -> list[float]:
+    # Here, because ours would have their memory too.
+    import datasets
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from trl import GRPOConfig, GRPOTrainer
+
+    from benchmarks.step_against_trl import AS_OURS, InTurn
+
     tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
     prompts = encode_prompts(tokenizer, records, config.method.training_method.system_prompt, 2048)
     tokenizer.eos_token = tokenizer.convert_ids_to_tokens(_unused(tokenizer))

@@ -1,5 +1,6 @@
 """Log-probs of given responses under the policy, with gradient: the forward pass of the update."""
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ from coca_mindspeed.algorithm.objective import Objective
 from coca_mindspeed.local.output_layer import TokenScores, scores_of_logits
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prompt_pass import pad_left, positions_of, run_prompts
+from coca_mindspeed.local.separate_backward import GoOn, go_on, go_on_separately
 
 
 @dataclass(frozen=True)
@@ -109,24 +111,26 @@ class ResponseBatch:
         with self.policy.autocast():
             return self.policy.output_layer.scores(self._joined_states(), self.token_ids, self._as_policy)
 
-    def objective(self, objective_of: Callable[[Tensor], Objective]) -> tuple[Objective, TokenScores]:
-        """The objective of the same log-probs; its logits are made once, however many they are.
+    def backward(self, objective_of: Callable[[Tensor], Objective]) -> tuple[Objective, TokenScores]:
+        """Add up the gradient of the objective of the same log-probs; its logits are made once, however many they are.
 
         Args:
             objective_of: from log-probs ``[P * G, tokens]``; its loss is a sum of terms of one token's log-prob each.
 
         Returns:
-            The objective, whose loss has a gradient, and the scores, for reading.
+            The objective and the scores, for reading.
         """
         if self._fits_one_chunk:
-            scores = self._scores_at_once()
-            return objective_of(scores.log_probs), TokenScores(scores.log_probs.detach(), scores.entropy)
+            log_probs, entropy = self._scores_at_once()
+            objective = objective_of(log_probs)
+            objective.loss.backward()
+            return objective._replace(loss=objective.loss.detach()), TokenScores(log_probs.detach(), entropy)
         with self.policy.autocast():
             states = self._joined_states()
-            loss, scores = self.policy.output_layer.loss(
+            _, scores = self.policy.output_layer.backward(
                 states, self.token_ids, self._as_policy, lambda log_probs: objective_of(log_probs).loss
             )
-        return objective_of(scores.log_probs)._replace(loss=loss), scores
+        return objective_of(scores.log_probs), scores
 
     @cached_property
     def _groups(self) -> _Groups:
@@ -141,37 +145,42 @@ class ResponseBatch:
 
     def _joined_states(self) -> Tensor:
         """Hidden states that predict the responses' tokens, ``[P * G, tokens, hidden]``."""
-        return torch.cat([self._groups.repeat(part) for part in self._states()], dim=1)
+        return torch.cat([self._groups.repeat(part) for part in self._states(go_on_separately)], dim=1)
 
     def _scores_at_once(self) -> TokenScores:
         """Log-prob and entropy of every token, from all logits."""
         with self.policy.autocast():
             # Each part's logits come before the next part's pass: autograd adds up gradients in the order of the
             # forward.
-            parts = [self.policy.output_layer.logits(part) for part in self._states()]
+            parts = [self.policy.output_layer.logits(part) for part in self._states(go_on)]
             logits = torch.cat([self._groups.repeat(part) for part in parts], dim=1)
         return scores_of_logits(self._as_policy(logits), self.token_ids)
 
-    def _states(self) -> Iterator[Tensor]:
-        parts = _shared if self.share_prompts else _plain
-        return parts(self.policy, self.prompts, self.token_ids, self._groups)
+    def _states(self, go_on: GoOn) -> Iterator[Tensor]:
+        if not self.share_prompts:
+            return _plain(self.policy, self.prompts, self.token_ids, self._groups)
+        return _shared(self.policy, self.prompts, self.token_ids, self._groups, go_on)
 
 
-def _shared(policy: Policy, prompts: Sequence[Sequence[int]], token_ids: Tensor, groups: _Groups) -> Iterator[Tensor]:
+def _shared(
+    policy: Policy, prompts: Sequence[Sequence[int]], token_ids: Tensor, groups: _Groups, go_on: GoOn
+) -> Iterator[Tensor]:
     """Hidden states that predict the responses: of the first tokens ``[P, 1, hidden]``, and of the others."""
-    cache = DynamicCache(config=policy.model.config)
-    started = run_prompts(policy.output_layer.hidden_states, prompts, cache, policy.pad_id, policy.device)
+    cache, forward = DynamicCache(config=policy.model.config), policy.output_layer.hidden_states
+    started = run_prompts(forward, prompts, cache, policy.pad_id, policy.device, go_on)
     yield started.output[:, -1:]  # a prompt's last state predicts the response's first token
     if token_ids.shape[1] == 1:
         return
-    groups.repeat_cache(cache)
     lengths = groups.repeat(started.lengths)
     offsets = torch.arange(token_ids.shape[1] - 1, device=policy.device)
     mask = started.mask
     if mask is not None:
         inside = torch.ones_like(token_ids[:, 1:], dtype=torch.bool)
         mask = torch.cat([groups.repeat(mask), inside], dim=1)
-    yield policy.output_layer.hidden_states(
+    yield go_on(
+        forward,
+        functools.partial(groups.repeat_cache, cache),
+        last=True,
         input_ids=token_ids[:, :-1],
         attention_mask=mask,
         position_ids=lengths[:, None] + offsets,

@@ -86,14 +86,14 @@ class OutputLayer:
         found = _ChunkedScores.apply(*self._inputs(states), tokens.flatten(), self._distribution(states, as_policy))
         return TokenScores(*(each.view(tokens.shape) for each in found))
 
-    def loss(
+    def backward(
         self,
         states: Tensor,
         tokens: Tensor,
         as_policy: Callable[[Tensor], Tensor],
         loss_of: Callable[[Tensor], Tensor],
     ) -> tuple[Tensor, TokenScores]:
-        """The same with a loss, whose gradient is made along with the logits, so that these are made once.
+        """Add up the gradient of a loss that is known beforehand; it is made along with the logits, made once.
 
         Args:
             states: as above.
@@ -103,15 +103,40 @@ class OutputLayer:
                 alone; called once a chunk.
 
         Returns:
-            The loss, with gradient, and the scores, without.
+            The loss and the scores, without gradient.
         """
-        loss, *found = _ChunkedLoss.apply(
-            *self._inputs(states),
-            tokens.flatten(),
-            self._distribution(states, as_policy),
-            lambda log_probs: loss_of(log_probs.view(tokens.shape)),
-        )
-        return loss, TokenScores(*(each.view(tokens.shape) for each in found))
+        flat, weight, bias = self._inputs(states.detach())
+        distribution = self._distribution(states, as_policy)
+        needed = [part is not None and part.requires_grad for part in (states, weight, bias)]
+        so_far = (weight.grad, None if bias is None else bias.grad)
+        sums = _Gradient(needed, flat, weight, bias, distribution, so_far)
+        log_probs, entropy = (torch.zeros(len(flat), device=states.device) for _ in range(2))
+
+        def known(log_probs: Tensor) -> Tensor:
+            return loss_of(log_probs.view(tokens.shape))
+
+        with torch.no_grad(), torch.autocast(states.device.type, enabled=False):
+            for rows in torch.arange(len(flat), device=states.device).split(distribution.chunk):
+                chosen = tokens.flatten()[rows]
+                logits, of_policy = sums.logits(rows)
+                of_tokens = of_policy.detach().log_softmax(dim=-1)
+                probabilities = of_tokens.exp()
+                log_probs[rows] = of_tokens.gather(-1, chosen[:, None])[:, 0]
+                entropy[rows] = _entropy_in_place(of_tokens, probabilities)
+                del of_tokens
+                # A term is one token's: what is not there yet says nothing of the gradient by what is.
+                gradient = _gradient_of(known, log_probs)[rows]
+                sums.add(rows, logits, of_policy, probabilities, chosen, gradient)
+                del logits, of_policy, probabilities
+        by_states, by_weight, by_bias = sums.totals
+        if by_weight is not None:
+            weight.grad = by_weight
+        if bias is not None and by_bias is not None:
+            bias.grad = by_bias
+        if by_states is not None:
+            with torch.autocast(states.device.type, enabled=False):
+                states.backward(by_states.view_as(states))
+        return known(log_probs).detach(), TokenScores(log_probs.view(tokens.shape), entropy.view(tokens.shape))
 
     def _inputs(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         head = self.model.get_output_embeddings()
@@ -166,8 +191,13 @@ def scores_of_logits(logits: Tensor, tokens: Tensor) -> TokenScores:
 
 def entropy_of(distribution: Tensor, probabilities: Tensor) -> Tensor:
     """Entropy ``[...]``, nats, of log-probs ``[..., vocabulary]`` and what they are the logarithms of."""
+    return _entropy_in_place(distribution.clone(), probabilities)
+
+
+def _entropy_in_place(distribution: Tensor, probabilities: Tensor) -> Tensor:
+    """The same where ``distribution`` may be written over."""
     # Finite, so that 0 x log 0 is 0.  torch.special.entr takes every logarithm anew, one at a time on a CPU.
-    finite = distribution.clamp_min(torch.finfo(distribution.dtype).min)
+    finite = distribution.clamp_min_(torch.finfo(distribution.dtype).min)
     return finite.mul_(probabilities).sum(dim=-1).neg()
 
 
@@ -211,43 +241,6 @@ class _ChunkedScores(torch.autograd.Function):
         return *sums.totals, None, None
 
 
-class _ChunkedLoss(torch.autograd.Function):
-    """Forward: the loss and its gradient, log-probs and entropies ``[n]``.  Backward: the gradient is handed on."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        states: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        tokens: Tensor,
-        distribution: _Distribution,
-        loss_of: Callable[[Tensor], Tensor],
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        sums = _Gradient(ctx.needs_input_grad, states, weight, bias, distribution)
-        log_probs, entropy = (torch.zeros(len(tokens), device=states.device) for _ in range(2))
-        with torch.autocast(states.device.type, enabled=False):
-            for rows in torch.arange(len(tokens), device=states.device).split(distribution.chunk):
-                logits, of_policy = sums.logits(rows)
-                of_tokens = of_policy.detach().log_softmax(dim=-1)
-                probabilities = of_tokens.exp()
-                log_probs[rows] = of_tokens.gather(-1, tokens[rows, None])[:, 0]
-                entropy[rows] = entropy_of(of_tokens, probabilities)
-                del of_tokens
-                # A term is one token's: what is not there yet says nothing of the gradient by what is.
-                gradient = _gradient_of(loss_of, log_probs)[rows]
-                sums.add(rows, logits, of_policy, probabilities, tokens[rows], gradient)
-                del logits, of_policy, probabilities
-        ctx.totals = sums.totals
-        ctx.mark_non_differentiable(log_probs, entropy)
-        return loss_of(log_probs), log_probs, entropy
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        return *(None if total is None else total.mul_(gradient) for total in ctx.totals), None, None, None
-
-
 def _gradient_of(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
     with torch.enable_grad():
         at = at.detach().requires_grad_()
@@ -265,15 +258,20 @@ class _Gradient:
         weight: Tensor,
         bias: Tensor | None,
         distribution: _Distribution,
+        so_far: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> None:
+        """``so_far``: gradients by weight and bias that are added to, in place."""
         self._states, self._distribution = states, distribution
         self._weight = weight.to(distribution.dtype)
         self._bias = None if bias is None else bias.to(distribution.dtype)
         of_states, of_weight, of_bias, *_ = needed
+        by_weight, by_bias = so_far
         self._by_states = torch.zeros_like(states) if of_states else None
-        self._by_weight = torch.empty_like(weight) if of_weight else None
-        self._by_bias = torch.zeros_like(bias) if of_bias and bias is not None else None
-        self._weight_begun = False
+        self._by_weight = (torch.empty_like(weight) if by_weight is None else by_weight) if of_weight else None
+        self._by_bias = None
+        if of_bias and bias is not None:
+            self._by_bias = torch.zeros_like(bias) if by_bias is None else by_bias
+        self._weight_begun = by_weight is not None
 
     @property
     def totals(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:

@@ -4,12 +4,15 @@ Chat prompts start alike: the template's opening and the system prompt, of which
 question.  What all prompts of a batch start with is run once, as each prompt is run once for its whole group.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+
+from coca_mindspeed.local.separate_backward import GoOn, go_on
 
 _WORTH_A_PASS = 16  # tokens; a shorter start costs more as a pass of its own than it saves
 
@@ -36,6 +39,7 @@ def run_prompts(
     cache: DynamicCache,
     pad_id: int,
     device: torch.device,
+    go_on: GoOn = go_on,
 ) -> PromptPass:
     """Fill an empty cache with prompts.
 
@@ -45,18 +49,23 @@ def run_prompts(
         cache: empty; afterwards it has one row a prompt.
         pad_id: fills shorter prompts up, on the left.
         device: of the model.
+        go_on: how the prompts' own tokens go on from what all of them start with.
     """
     shared = shared_start(prompts)
     if shared:
         start = torch.tensor([prompts[0][:shared]], device=device)
         positions = torch.arange(shared, device=device)[None]
         forward(input_ids=start, attention_mask=None, position_ids=positions, past_key_values=cache, use_cache=True)
-        cache.batch_repeat_interleave(len(prompts))
     ids, mask = pad_left([prompt[shared:] for prompt in prompts], pad_id, device)
     positions = positions_of(mask, ids) + shared
     if mask is not None and shared:
         mask = torch.nn.functional.pad(mask, (shared, 0), value=True)
-    output = forward(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
+    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
+    if shared:
+        repeat = functools.partial(cache.batch_repeat_interleave, len(prompts))
+        output = go_on(forward, repeat, **inputs, use_cache=True)
+    else:
+        output = forward(**inputs, use_cache=True)
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
     return PromptPass(output, mask, lengths, shared + ids.shape[1])
 

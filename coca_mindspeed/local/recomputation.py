@@ -6,7 +6,7 @@ cache away, which shared prompts need.
 
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -33,17 +33,35 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     cache = kwargs.get("past_key_values")
     if cache is None:
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
-    before = [copy.copy(layer) for layer in cache.layers]  # a layer replaces its tensors, it never writes into them
+    # A layer replaces its tensors, it never writes into them, so that copies of the cache's layers are as they were.
+    before: dict[int, Any] = dict(enumerate(map(copy.copy, cache.layers)))
     recomputing = False
 
     def from_before(*args: Any, **kwargs: Any) -> Any:
         """Run on the cache as it was; the second time, the real one has gone on."""
         nonlocal recomputing
         view = copy.copy(cache)
-        view.layers = [copy.copy(layer) for layer in before]
+        view.layers = _Layers(copy.copy(before.get(number)) for number in range(len(cache.layers)))
         output = forward(*args, **{**kwargs, "past_key_values": view})
         if not recomputing:
+            for number in before.keys() - view.layers.used:
+                del before[number]  # which would be held until the backward pass
             cache.layers[:], recomputing = view.layers, True
         return output
 
     return checkpoint(from_before, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+class _Layers(list[Any]):
+    """A cache's layers, and the numbers of those that were asked for."""
+
+    def __init__(self, layers: Iterable[Any]) -> None:
+        super().__init__(layers)
+        self.used: set[int] = set()
+
+    def __getitem__(self, number: Any) -> Any:
+        self.used.update([number] if isinstance(number, int) else range(len(self))[number])
+        return super().__getitem__(number)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[number] for number in range(len(self)))

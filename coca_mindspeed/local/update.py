@@ -92,10 +92,9 @@ def _accumulate_gradient(
             tokens=tokens,
             weights=None if experience.importance is None else experience.importance[rows, :width],
         )
-        objective, scores = responses.objective(objective_of)
-        objective.loss.backward()
+        objective, scores = responses.backward(objective_of)
         confidence, answer = (scores.entropy.masked_fill(~mask, 0.0).sum() for mask in masks)
-        parts.append(_Part(objective._replace(loss=objective.loss.detach()), (confidence, answer)))
+        parts.append(_Part(objective, (confidence, answer)))
     return parts
 
 

@@ -364,7 +364,8 @@ def pass_of(shape, overrides):
     group_heads(policy.model, torch.device("cpu"))
     add_embedding_gradients(policy.model, torch.device("cpu"))
     moments = [torch.ones_like(p) for p in policy.trained_parameters() for _ in range(2)]
-    update_pass(policy, largest_microbatches(run)[-1], run)
+    for _ in range(3):  # an update has several
+        update_pass(policy, largest_microbatches(run)[-1], run)
 
 torch.set_num_threads(1)
 keep_freed_memory()

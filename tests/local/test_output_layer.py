@@ -112,22 +112,30 @@ def test_a_loss_known_beforehand_has_the_gradient_of_all_logits_at_once(name, ch
         as_policy(model(ids, use_cache=False).logits[:, :-1]).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
     )
     old = expected.detach() + 0.3 * torch.randn(3, 11, generator=random)
-    (3 * clipped(expected, old, advantages)).backward()
+    clipped(expected, old, advantages).backward()
     gradients = {key: p.grad.clone() for key, p in model.named_parameters()}
     model.zero_grad()
 
     layer = OutputLayer.of(model)
     states = layer.hidden_states(input_ids=ids, use_cache=False)[:, :-1]
-    loss, scores = layer.loss(states, ids[:, 1:], as_policy, lambda found: clipped(found, old, advantages))
-    (3 * loss).backward()
-    assert float(loss.detach()) == pytest.approx(float(clipped(expected, old, advantages).detach()), rel=1e-5)
+    loss, scores = layer.backward(states, ids[:, 1:], as_policy, lambda found: clipped(found, old, advantages))
+    assert float(loss) == pytest.approx(float(clipped(expected, old, advantages).detach()), rel=1e-5)
     again = layer.scores(states.detach(), ids[:, 1:], as_policy)
     assert torch.equal(scores.log_probs, again.log_probs.detach()), "what the policy is asked again is another number"
     assert torch.equal(scores.entropy, again.entropy)
     assert not scores.log_probs.requires_grad
+    assert not loss.requires_grad
     for key, parameter in model.named_parameters():
         difference = float((parameter.grad - gradients[key]).norm())
         assert difference <= 1e-5 * max(float(gradients[key].norm()), 1e-3), key
+
+    once = {key: p.grad.clone() for key, p in model.named_parameters()}
+    for parameter in model.parameters():
+        parameter.grad *= 2  # of microbatches before this one
+    states = layer.hidden_states(input_ids=ids, use_cache=False)[:, :-1]
+    layer.backward(states, ids[:, 1:], as_policy, lambda found: clipped(found, old, advantages))
+    for key, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, 3 * once[key], rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("known", [False, True])
@@ -144,10 +152,9 @@ def test_the_logits_of_a_known_loss_are_made_once(known, chunks_of_7):
 
     with Count():
         if known:
-            loss, _ = layer.loss(states, tokens, as_policy, torch.sum)
+            layer.backward(states, tokens, as_policy, torch.sum)
         else:
-            loss = layer.scores(states, tokens, as_policy).log_probs.sum()
-        loss.backward()
+            layer.scores(states, tokens, as_policy).log_probs.sum().backward()
     # By chunk: logits, the gradient by the states and that by the weight.
     assert len(products) == 3 * (3 if known else 4)
 
@@ -162,7 +169,7 @@ def test_a_frozen_head_gets_no_gradient(chunks_of_7):
     assert float(states.grad[1:].norm()) > 0
     assert bool((states.grad[0] == 0).all())
     expected, states.grad = states.grad, None
-    layer.loss(states, torch.arange(20), as_policy, lambda log_probs: log_probs[1:].sum())[0].backward()
+    layer.backward(states, torch.arange(20), as_policy, lambda log_probs: log_probs[1:].sum())
     assert layer.model.lm_head.weight.grad is None
     torch.testing.assert_close(states.grad, expected)
 
@@ -213,10 +220,9 @@ def test_no_tensor_holds_the_logits_of_all_tokens(known, chunks_of_7):
     kept = []
     with Watch(), torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
         if known:
-            loss, _ = layer.loss(states, tokens, as_policy, torch.sum)
+            layer.backward(states, tokens, as_policy, torch.sum)
         else:
-            loss = layer.scores(states, tokens, as_policy).log_probs.sum()
-        loss.backward()
+            layer.scores(states, tokens, as_policy).log_probs.sum().backward()
     assert largest == 7
     assert max(kept, default=0) <= 200 * 32
 
@@ -229,7 +235,7 @@ def test_a_gradient_that_is_not_finite_is_seen(chunks_of_7):
     assert bool(states.grad.isnan().any())
     assert bool(layer.model.lm_head.weight.grad.isnan().any())
     states.grad = None
-    layer.loss(states, torch.arange(1, 21), as_policy, lambda log_probs: (log_probs * math.nan).sum())[0].backward()
+    layer.backward(states, torch.arange(1, 21), as_policy, lambda log_probs: (log_probs * math.nan).sum())
     assert bool(states.grad.isnan().any())
 
 

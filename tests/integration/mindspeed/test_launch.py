@@ -45,8 +45,9 @@ def test_both_stages_of_a_method_one_after_the_other(warm: Path, tmp_path: Path,
     for stage in ("stage0", "stage1"):
         assert _iterations(directory / "run" / stage) == [1, 2]
         rows = json_lines(directory / "run" / stage / "metrics.jsonl")
-        assert all(0 < row["actor/grad_norm"] < float("inf") for row in rows)
-        assert all(row["actor/rollout_log_prob_gap"] < 1e-4 for row in rows)
+        for row in rows:
+            assert 0 < row["actor/grad_norm"] < float("inf"), row
+            assert row["actor/rollout_log_prob_gap"] < 1e-4, row
     # The second stage goes on from the first one's weights: it validates them before its first iteration.
     last, first = (
         json_lines(directory / "run" / stage / "validation.jsonl")[at] for stage, at in (("stage0", -1), ("stage1", 0))

@@ -1,0 +1,42 @@
+"""One training step of ours, for the benchmarks that set it beside another library's."""
+
+from typing import Any
+
+import torch
+
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.exact import ExactGrader
+from coca_mindspeed.grading.verdict import Grader
+from coca_mindspeed.local.experience import respond_and_grade, reward_and_advantage
+from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.schedule import generator, records_of_step
+from coca_mindspeed.local.update import update_policy
+
+
+class OurStep:
+    """Rollout, grade and update, on the next records."""
+
+    def __init__(
+        self, policy: Policy, records: list[Record], config: Any, lr: float = 5e-4, grader: Grader | None = None
+    ) -> None:
+        self.policy, self.records, self.config, self.lr = policy, records, config, lr
+        self.grader: Grader = grader or ExactGrader()
+        self.optimizer = torch.optim.AdamW(policy.model.parameters(), lr=lr, betas=(0.9, 0.95), fused=True)
+        self.step = 0
+
+    def __call__(self) -> int:
+        """Run it; returns the number of response tokens."""
+        config = self.config
+        graded = respond_and_grade(
+            self.policy,
+            records_of_step(self.records, self.step, config.rollout.prompts, 0),
+            self.grader,
+            config.method,
+            config.rollout,
+            generator(torch.device("cpu"), 0, "rollout", self.step),
+            config.rollout.group_size,
+        )
+        experience = reward_and_advantage(graded, config.method, 0, torch.device("cpu"))
+        update_policy(self.policy, experience, self.optimizer, self.lr, config)
+        self.step += 1
+        return int(graded.samples.lengths.sum())
