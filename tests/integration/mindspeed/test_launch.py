@@ -5,6 +5,7 @@ down to the tiny model.
 """
 
 import json
+import math
 import signal
 import subprocess
 import sys
@@ -45,9 +46,11 @@ def test_both_stages_of_a_method_one_after_the_other(warm: Path, tmp_path: Path,
     for stage in ("stage0", "stage1"):
         assert _iterations(directory / "run" / stage) == [1, 2]
         rows = json_lines(directory / "run" / stage / "metrics.jsonl")
-        for row in rows:
-            assert 0 < row["actor/grad_norm"] < float("inf"), row
-            assert row["actor/rollout_log_prob_gap"] < 1e-4, row
+        norms = [row["actor/grad_norm"] for row in rows]
+        # Few groups of the warmed-up model have a spread of rewards: an iteration's last update may have none of them.
+        assert all(map(math.isfinite, norms)), norms
+        assert max(norms) > 0, norms
+        assert all(row["actor/rollout_log_prob_gap"] < 1e-4 for row in rows)
     # The second stage goes on from the first one's weights: it validates them before its first iteration.
     last, first = (
         json_lines(directory / "run" / stage / "validation.jsonl")[at] for stage, at in (("stage0", -1), ("stage1", 0))
