@@ -3,6 +3,7 @@
 import importlib.machinery
 import json
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -18,7 +19,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.mindspeed.plan.without_effect import keys_without_effect
-from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.stages import columns, verifiers
 from coca_mindspeed.mindspeed.stages.actor_columns import training_columns
 from coca_mindspeed.mindspeed.stages.dataset import RecordPrompts, prompt_token_ids
 from coca_mindspeed.mindspeed.stages.verifiers import MindSpeedVerifier, build_verifier, check_names
@@ -417,18 +418,49 @@ def test_verifiers() -> None:
     check_names(["acc", "format"])
 
 
+def _mindspeeds_verifier_is(monkeypatch: pytest.MonkeyPatch, verifier: Callable[..., Any]) -> None:
+    models = ModuleType("mindspeed_rl.models")
+    models.rule_verifier = SimpleNamespace(verifier=verifier)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "mindspeed_rl.models", models)
+
+
 def test_penalties_of_mindspeeds_verifiers_are_wrong_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = [1.0, 0.0, -0.5, -1.0]
-    models = ModuleType("mindspeed_rl.models")
-    models.rule_verifier = SimpleNamespace(verifier=lambda *_: (scores, {}))  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "mindspeed_rl.models", models)
+    _mindspeeds_verifier_is(monkeypatch, lambda answers, *_: ([scores[int(answer)] for answer in answers], {}))
     verifier = MindSpeedVerifier(SimpleNamespace(verifier_function=["acc", "format"]))
     record = Record(id="0", dataset="d", category="math", question="q", answer="4")
-    assert [v.correct for v in verifier.grade([record] * 4, ["4"] * 4)] == [True, False, False, False]
+    assert [v.correct for v in verifier.grade([record] * 4, list("0123"))] == [True, False, False, False]
     for partial in (0.5, 1.1, float("nan")):
         scores[0] = partial
         with pytest.raises(GradingError, match=r"\['acc', 'format'\] scored an answer .*expected 1 for right"):
-            verifier.grade([record] * 4, ["4"] * 4)
+            verifier.grade([record] * 4, list("0123"))
+
+
+@pytest.mark.parametrize(
+    ("names", "at_once"), [(["acc", "format"], 3), (["acc", "math_verify_reward"], 1), (["step"], 1)]
+)
+def test_as_many_answers_as_cpus_wait_for_mindspeeds_pool(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], at_once: int
+) -> None:
+    """``acc`` hands one answer after the other to a process; others may need the main thread."""
+    together, asked = threading.Barrier(at_once, timeout=10), []
+
+    def verifier(answers: list[str], data: dict[str, list[str]], _config: object) -> tuple[list[float], dict[str, Any]]:
+        together.wait()  # raises where fewer ask at once
+        asked.append(threading.current_thread())
+        return [float(answer == label) for answer, label in zip(answers, data["labels"], strict=True)], {}
+
+    _mindspeeds_verifier_is(monkeypatch, verifier)
+    monkeypatch.setattr(verifiers, "usable_cpus", lambda: 3)
+    records = [Record(id=str(n), dataset="d", category="math", question="q", answer=str(n)) for n in range(7)]
+    answers = ["0", "9", "2", "3", "9", "5", "9"]
+    mindspeeds = MindSpeedVerifier(SimpleNamespace(verifier_function=names))
+    right = [answer != "9" for answer in answers]
+    assert [verdict.correct for verdict in mindspeeds.grade(records, answers)] == right
+    assert len(asked) == at_once
+    assert (threading.main_thread() in asked) == (at_once == 1)
+    if at_once > 1:
+        assert [verdict.correct for verdict in mindspeeds.grade(records[:3], answers[:3])] == right[:3]
 
 
 @pytest.mark.parametrize(
