@@ -306,8 +306,10 @@ def rollout_pass(policy: Policy, config: RunConfig, prompts: int, group_size: in
     """One batch of responses up to their last token, only those steps of which move the cache; its bytes at the end."""
     rollout, prompt = config.rollout, config.rollout.max_prompt_tokens
     with torch.no_grad(), policy.autocast():
-        decoder = Decoder(policy, _prompts(prompts, prompt), group_size, rollout.max_new_tokens)
-        draw(policy, decoder.logits, rollout.temperature)
+        decoder = Decoder(policy, _prompts(prompts, prompt), rollout.max_new_tokens)
+        row_of = torch.arange(prompts).repeat_interleave(group_size)
+        draw(policy, decoder.logits, rollout.temperature, row_of=row_of)
+        decoder.keep(row_of)  # each response has begun in a way of its own
         token = torch.ones(prompts * group_size, 1, dtype=torch.long)
         while decoder.width < prompt + rollout.max_new_tokens - 1:  # the last token is drawn and not run
             decoder.skip_to(prompt + rollout.max_new_tokens - 2)

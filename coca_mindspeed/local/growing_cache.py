@@ -1,4 +1,4 @@
-"""A KV cache with room for the tokens to come: a step writes its keys and values into place and copies no others."""
+"""A KV cache with room for what is to come: a step writes its keys and values into place and copies no others."""
 
 from typing import Any
 
@@ -21,6 +21,22 @@ def growing_cache(config: Any, most: int | None = None) -> DynamicCache:
     cache = DynamicCache(config=config)
     cache.layers = [_GrowingLayer(most) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
+
+
+def repeat_rows(cache: DynamicCache, rows: Tensor, of: int, most: int) -> None:
+    """Put rows once more behind those that there are; most often these alone are copied.
+
+    Args:
+        cache: with keys and values.
+        rows: int64.
+        of: rows that the cache has.
+        most: rows that it will ever have from now on.
+    """
+    for layer in cache.layers:
+        if isinstance(layer, _GrowingLayer):
+            layer.repeat_rows(rows, most)
+        else:
+            layer.batch_select_indices(torch.cat([torch.arange(of, device=rows.device), rows]))
 
 
 def skip_to(cache: DynamicCache, tokens: int) -> int:
@@ -53,34 +69,48 @@ class _GrowingLayer(DynamicLayer):
             return self.keys, self.values
         start, new = self.keys.shape[-2], key_states.shape[-2]
         if self._buffers is None or self._buffers[0].shape[-2] < start + new:
-            self._move(repeats=1, tokens=start + new)
+            self._move(tokens=start + new)
         assert self._buffers is not None
-        keys, values = self._buffers
-        keys[:, :, start : start + new] = key_states
-        values[:, :, start : start + new] = value_states
-        self.keys, self.values = keys[:, :, : start + new], values[:, :, : start + new]
+        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[: len(states), :, start : start + new] = states
+        self._use(len(key_states), start + new)
         return self.keys, self.values
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._move(repeats, self.keys.shape[-2] + 1)
+        self._move(tokens=self.keys.shape[-2] + 1, repeats=repeats)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         if self._buffers is None:
-            super().batch_select_indices(indices)
-            return
-        used = self.keys.shape[-2]
-        keys, values = self._buffers = (self._buffers[0][indices], self._buffers[1][indices])
-        self.keys, self.values = keys[:, :, :used], values[:, :, :used]
+            self._move(tokens=self.keys.shape[-2] + 1)
+        assert self._buffers is not None
+        keys, values = self._buffers
+        # Copies whole rows; brackets, which can do more, take three times as long.
+        self._buffers = (keys.index_select(0, indices), values.index_select(0, indices))
+        self._use(len(indices), self.keys.shape[-2])
+
+    def repeat_rows(self, rows: Tensor, most: int) -> None:
+        """See :func:`repeat_rows`."""
+        before, used = len(self.keys), self.keys.shape[-2]
+        if self._buffers is None or len(self._buffers[0]) < before + len(rows):
+            self._move(tokens=used + 1, more_rows=max(len(rows), min(before, most - before)))
+        assert self._buffers is not None
+        for buffer in self._buffers:
+            buffer[before : before + len(rows), :, :used] = buffer[:, :, :used].index_select(0, rows)
+        self._use(before + len(rows), used)
 
     def skip_to(self, tokens: int) -> int:
         """See :func:`skip_to`."""
-        assert self._buffers is not None
-        keys, values = self._buffers
-        self.keys, self.values = keys[:, :, :tokens], values[:, :, :tokens]
+        self._use(len(self.keys), tokens)
         return self.keys.shape[-2]
 
-    def _move(self, repeats: int, tokens: int) -> None:
-        """Into buffers with room for ``tokens`` and more, each row ``repeats`` times."""
+    def _use(self, rows: int, tokens: int) -> None:
+        """Let so much of the buffers be what the layer holds."""
+        assert self._buffers is not None
+        keys, values = self._buffers
+        self.keys, self.values = keys[:rows, :, :tokens], values[:rows, :, :tokens]
+
+    def _move(self, tokens: int, repeats: int = 1, more_rows: int = 0) -> None:
+        """Into buffers with room for ``tokens`` and more, each row ``repeats`` times, and for more rows behind them."""
         used = self.keys.shape[-2]
         room = max(int(_GROWTH * tokens), tokens + _LEAST_ROOM)
         if self._most is not None:
@@ -88,8 +118,8 @@ class _GrowingLayer(DynamicLayer):
         moved = []
         for old in (self.keys, self.values):
             rows, heads, _, size = old.shape
-            buffer = torch.empty(rows * repeats, heads, room, size, dtype=old.dtype, device=old.device)
-            buffer.unflatten(0, (rows, repeats))[:, :, :, :used] = old[:, None]
+            buffer = torch.empty(rows * repeats + more_rows, heads, room, size, dtype=old.dtype, device=old.device)
+            buffer[: rows * repeats].unflatten(0, (rows, repeats))[:, :, :, :used] = old[:, None]
             moved.append(buffer)
         self._buffers = (moved[0], moved[1])
-        self.keys, self.values = moved[0][:, :, :used], moved[1][:, :, :used]
+        self._use(len(self.keys) * repeats, used)

@@ -1,4 +1,4 @@
-"""Sampling responses: a KV cache, each prompt run once for its whole group, exact log-probs of what was sampled."""
+"""Sampling responses: a KV cache, what a group's responses begin with run once, exact log-probs of what was sampled."""
 
 import functools
 from collections.abc import Sequence
@@ -7,13 +7,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coca_mindspeed.local.growing_cache import cache_bytes, growing_cache, skip_to
+from coca_mindspeed.local.branches import Branches
+from coca_mindspeed.local.growing_cache import cache_bytes, growing_cache, repeat_rows, skip_to
 from coca_mindspeed.local.output_layer import TokenScores, entropy_of
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prompt_pass import run_prompts
 from coca_mindspeed.local.token_draw import draw_tokens
-
-_SHRINK_AT = 0.9  # the batch is rebuilt without its ended rows when so few are left; each time copies the cache
 
 
 @dataclass(frozen=True)
@@ -104,69 +103,78 @@ def _sample_batch(
     entropy = torch.zeros(rows, device=device)
     eos_ids = torch.tensor(policy.eos_ids, device=device)
 
-    decoder = Decoder(policy, prompts, group_size, max_new_tokens)
-    row = torch.arange(rows, device=device)  # where each row of the shrinking batch belongs in the results
-    alive = torch.ones(rows, dtype=torch.bool, device=device)
+    decoder = Decoder(policy, prompts, max_new_tokens)
+    branches = Branches(len(prompts), group_size, device)
+    row = torch.arange(rows, device=device)  # where each response that goes on belongs in the results
     for t in range(max_new_tokens):
-        token, scores = draw(policy, decoder.logits, temperature, generator)
-        target = row[alive]
-        token_ids[target, t] = token[alive, 0]
-        log_probs[target, t] = scores.log_probs[alive, 0]
-        entropy[target] += scores.entropy[alive]
+        token, scores = draw(policy, decoder.logits, temperature, generator, branches.row_of)
+        token_ids[row, t] = token[:, 0]
+        log_probs[row, t] = scores.log_probs[:, 0]
+        entropy[row] += scores.entropy
 
-        ended = alive & torch.isin(token[:, 0], eos_ids)
-        lengths[row[ended]] = t + 1
-        finished[row[ended]] = True
-        alive &= ~ended
-        survivors = int(alive.sum())
-        if survivors == 0 or t + 1 == max_new_tokens:
+        going = ~torch.isin(token[:, 0], eos_ids)
+        ended = row[~going]
+        lengths[ended] = t + 1
+        finished[ended] = True
+        row = row[going]
+        if len(row) == 0 or t + 1 == max_new_tokens:
             break
-        if survivors <= _SHRINK_AT * len(alive):
-            keep = alive.nonzero().flatten()
-            decoder.keep(keep)
-            row, token, alive = row[keep], token[keep], alive[keep]
-        decoder.step(token)
+        following = branches.go_on(going, token)
+        if following.keep is not None:
+            decoder.keep(following.keep)
+        if following.repeat is not None:
+            decoder.repeat(following.repeat, len(row))
+        decoder.step(following.token)
     return token_ids, lengths, log_probs, finished, entropy / lengths
 
 
 def draw(
-    policy: Policy, logits: Tensor, temperature: float, generator: torch.Generator | None = None
+    policy: Policy,
+    logits: Tensor,
+    temperature: float,
+    generator: torch.Generator | None = None,
+    row_of: Tensor | None = None,
 ) -> tuple[Tensor, TokenScores]:
-    """One token ``[rows, 1]`` for each row of logits ``[rows, vocabulary]``.
+    """One token ``[responses, 1]`` for each response.
 
-    With its log-prob ``[rows, 1]`` and the entropy ``[rows]`` of what it was drawn from.
+    With its log-prob ``[responses, 1]`` and the entropy ``[responses]`` of what it was drawn from.
+
+    Args:
+        policy: whose logits they are.
+        logits: ``[rows, vocabulary]``.
+        temperature: divides them.
+        generator: on the policy's device.
+        row_of: int64 ``[responses]``, the row that each is drawn from; None: one from each row.
     """
     distribution = policy.logits_of_policy(logits, temperature).log_softmax(dim=-1)
     probabilities = distribution.exp()
-    token = draw_tokens(probabilities, generator)
-    return token, TokenScores(distribution.gather(1, token), entropy_of(distribution, probabilities))
+    if row_of is None:
+        row_of = torch.arange(len(logits), device=logits.device)
+    token = draw_tokens(probabilities, generator, row_of)
+    return token, TokenScores(distribution[row_of[:, None], token], entropy_of(distribution, probabilities)[row_of])
 
 
 class Decoder:
     """One batch's KV cache and the logits of its next token."""
 
-    def __init__(
-        self, policy: Policy, prompts: Sequence[Sequence[int]], group_size: int, max_new_tokens: int | None = None
-    ) -> None:
-        """Run each prompt once, then repeat its keys and values for its group.
+    def __init__(self, policy: Policy, prompts: Sequence[Sequence[int]], max_new_tokens: int | None = None) -> None:
+        """Run each prompt once, as a row.
 
         Args:
             policy: whose model runs.
             prompts: token ids of each.
-            group_size: rows of each.
             max_new_tokens: that will ever follow, so that the cache takes no room for more; None: nobody knows.
         """
-        self._model = policy.model
+        self._model, self._rows = policy.model, len(prompts)
         longest = max(map(len, prompts))
         self._cache = growing_cache(self._model.config, None if max_new_tokens is None else longest + max_new_tokens)
         started = run_prompts(
             functools.partial(self._model, logits_to_keep=1), prompts, self._cache, policy.pad_id, policy.device
         )
-        self._cache.batch_repeat_interleave(group_size)
-        self.width = started.width
-        self._mask = None if started.mask is None else started.mask.repeat_interleave(group_size, dim=0)
-        self._position = started.lengths.repeat_interleave(group_size)[:, None]
-        self.logits: Tensor = started.output.logits[:, -1].repeat_interleave(group_size, dim=0)
+        self.width, self._mask = started.width, started.mask
+        # Without a mask all rows are as long, and one position does for all of them.
+        self._position = started.lengths[:, None] if self._mask is not None else started.lengths[:1, None]
+        self.logits: Tensor = started.output.logits[:, -1]
 
     def step(self, token: Tensor) -> None:
         """Append one token ``[rows, 1]`` to every row."""
@@ -192,8 +200,21 @@ class Decoder:
         return cache_bytes(self._cache)
 
     def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these."""
+        """Go on with these rows, a row as often as it is named; the logits are still those of the rows before."""
         self._cache.batch_select_indices(rows)
-        self._position = self._position[rows]
+        self._rows = len(rows)
         if self._mask is not None:
-            self._mask = self._mask[rows]
+            self._position, self._mask = self._position[rows], self._mask[rows]
+
+    def repeat(self, rows: Tensor, most: int) -> None:
+        """Put these rows behind the others once more; the logits are still those of the rows before.
+
+        Args:
+            rows: int64.
+            most: rows that there will ever be from now on.
+        """
+        repeat_rows(self._cache, rows, self._rows, most)
+        self._rows += len(rows)
+        if self._mask is not None:
+            self._position = torch.cat([self._position, self._position[rows]])
+            self._mask = torch.cat([self._mask, self._mask[rows]])

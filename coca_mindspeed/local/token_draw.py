@@ -1,4 +1,4 @@
-"""One token drawn from each row of a distribution."""
+"""Tokens drawn from rows of a distribution."""
 
 import torch
 from torch import Tensor
@@ -9,21 +9,30 @@ _LARGE = 4096
 _BLOCK = 256  # tokens; one is found in two steps, among the blocks and in its block
 
 
-def draw_tokens(probabilities: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """A token ``[rows, 1]`` from each row of probabilities ``[rows, vocabulary]``; never one whose probability is 0.
+def draw_tokens(
+    probabilities: Tensor, generator: torch.Generator | None = None, row_of: Tensor | None = None
+) -> Tensor:
+    """Tokens ``[draws, 1]`` by probabilities ``[rows, vocabulary]``; never one whose probability is 0.
+
+    Args:
+        probabilities: they need not add up to 1.
+        generator: on their device.
+        row_of: int64 ``[draws]``, the row that each draw is made from; None: one from each row.
 
     Raises:
         RuntimeError: probabilities are not finite, or a row has none.
     """
+    if row_of is None:
+        row_of = torch.arange(len(probabilities), device=probabilities.device)
     if probabilities.shape[1] < _LARGE:
-        return torch.multinomial(probabilities, 1, generator=generator)
-    blocks = _block_sums(probabilities)
+        return torch.multinomial(probabilities.index_select(0, row_of), 1, generator=generator)
+    blocks = _block_sums(probabilities).index_select(0, row_of)
     # Two numbers: the digits of one would not reach to the tokens of a block that is improbable.
-    uniform = torch.rand(len(probabilities), 2, generator=generator, device=probabilities.device)
+    uniform = torch.rand(len(row_of), 2, generator=generator, device=probabilities.device)
     block = _draw(blocks, uniform[:, :1])
     token = block * _BLOCK + torch.arange(_BLOCK, device=probabilities.device)
     inside = token < probabilities.shape[1]
-    of_block = probabilities.gather(1, token.where(inside, 0)).where(inside, 0.0)
+    of_block = probabilities[row_of[:, None], token.where(inside, 0)].where(inside, 0.0)
     return token.gather(1, _draw(of_block, uniform[:, 1:]))
 
 

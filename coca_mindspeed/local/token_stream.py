@@ -54,7 +54,7 @@ class TokenStream(Iterator[SampledToken]):
         # Inference mode belongs to a thread, so it is entered for each token anew.
         with torch.inference_mode(), self._policy.autocast():
             if self._decoder is None:
-                self._decoder = Decoder(self._policy, [self._prompt], 1)
+                self._decoder = Decoder(self._policy, [self._prompt])
             elif self._last is not None:
                 self._decoder.step(self._last)
             logits = self._policy.logits_of_policy(self._decoder.logits, self._temperature or 1.0)

@@ -95,20 +95,17 @@ def sample(model: Any, tokenizer: Any, prompt_ids: Tensor, settings: Settings, g
     token_ids = torch.full((rows, settings.max_new_tokens), tokenizer.pad_token_id)
     log_probs = torch.zeros(rows, settings.max_new_tokens)
     lengths = torch.full((rows,), settings.max_new_tokens)
-    row, alive = torch.arange(rows), torch.ones(rows, dtype=torch.bool)
+    row = torch.arange(rows)  # where those that go on belong
     for t in range(settings.max_new_tokens):
         distribution = next_token_logits(model, ids, tokenizer.pad_token_id)[:, -1].log_softmax(dim=-1)
         token = torch.multinomial(distribution.exp(), 1, generator=generator)
-        token_ids[row[alive], t] = token[alive, 0]
-        log_probs[row[alive], t] = distribution.gather(1, token)[alive, 0]
-        ended = alive & (token[:, 0] == tokenizer.eos_token_id)
-        lengths[row[ended]] = t + 1
-        alive &= ~ended
-        if not alive.any():
+        token_ids[row, t] = token[:, 0]
+        log_probs[row, t] = distribution.gather(1, token)[:, 0]
+        going = token[:, 0] != tokenizer.eos_token_id
+        lengths[row[~going]] = t + 1
+        if not going.any():
             break
-        ids = torch.cat([ids, token], dim=1)
-        if alive.float().mean() <= 0.9:  # rows that have ended leave, as in the engine, which draws for those that stay
-            row, ids, alive = row[alive], ids[alive], alive[alive]
+        row, ids = row[going], torch.cat([ids, token], dim=1)[going]
     width = int(lengths.max())
     return Rollout(prompt_ids, token_ids[:, :width], lengths, log_probs[:, :width])
 

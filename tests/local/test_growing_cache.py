@@ -6,7 +6,7 @@ from transformers import DynamicCache, Gemma2Config, LlamaConfig
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local import sampler
-from coca_mindspeed.local.growing_cache import growing_cache
+from coca_mindspeed.local.growing_cache import cache_bytes, growing_cache, repeat_rows
 from coca_mindspeed.local.policy import load_policy
 from tests.local.models_for_tests import write_random_model
 
@@ -37,6 +37,36 @@ def test_it_holds_what_the_plain_cache_holds():
     for found, expected in zip(grow(growing_cache(CONFIG), 60), grow(DynamicCache(config=CONFIG), 60), strict=True):
         assert torch.equal(found[0], expected[0])
         assert torch.equal(found[1], expected[1])
+
+
+def test_rows_that_are_repeated_are_those_of_the_plain_cache():
+    """Some several times, and in the layers with a sliding window, which transformers keeps, as well."""
+    config = Gemma2Config(num_hidden_layers=2, sliding_window=5)
+    caches = [growing_cache(config), DynamicCache(config=config)]
+    rows = 3
+    for step, again in enumerate([[0], [], [1, 1, 3], [6, 0, 2, 4, 5, 5], [], [12]]):
+        for layer in range(2):
+            found, expected = (
+                cache.update(*states(rows, 4 if step == 0 else 1, 10 * step + layer), layer) for cache in caches
+            )
+            assert torch.equal(found[0], expected[0])
+            assert torch.equal(found[1], expected[1])
+        if again:
+            repeat_rows(caches[0], torch.tensor(again), rows, 16)
+            caches[1].batch_select_indices(torch.tensor([*range(rows), *again]))
+            rows += len(again)
+
+
+def test_rows_to_come_have_room():
+    cache = growing_cache(LlamaConfig(num_hidden_layers=1), 20)
+    cache.update(*states(8, 5, 0), 0)
+    places = []
+    for _ in range(56):
+        repeat_rows(cache, torch.tensor([3]), len(cache.layers[0].keys), 64)
+        places.append(cache.layers[0].keys.data_ptr())
+    assert len(cache.layers[0].keys) == 64
+    assert len(set(places)) == 3  # 16, 32 and 64
+    assert cache_bytes(cache) == 2 * 64 * 3 * 20 * 4 * 4  # and none beyond the most
 
 
 def test_most_steps_leave_the_cache_in_its_place():

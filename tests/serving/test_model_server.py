@@ -165,7 +165,7 @@ class Scripted:
         start = len(prompt_with_system(policy))
 
         class Scripting:
-            def __init__(self, _, prompts, group):
+            def __init__(self, _, prompts):
                 self._place = len(prompts[0]) - start
                 self._set()
 
