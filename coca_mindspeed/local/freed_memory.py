@@ -10,7 +10,7 @@ import sys
 
 # Of glibc's <malloc.h>.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
-_NEVER = 2**31 - 1  # the largest int
+_NEVER = -1  # becomes the largest size_t; the largest int is two gigabytes
 _OF_A_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 
 

@@ -51,7 +51,7 @@ def run_prompts(
         device: of the model.
         go_on: how the prompts' own tokens go on from what all of them start with.
     """
-    shared = shared_start(prompts)
+    shared = shared_start(prompts, cache)
     if shared:
         start = torch.tensor([prompts[0][:shared]], device=device)
         positions = torch.arange(shared, device=device)[None]
@@ -70,9 +70,19 @@ def run_prompts(
     return PromptPass(output, mask, lengths, shared + ids.shape[1])
 
 
-def shared_start(prompts: Sequence[Sequence[int]]) -> int:
-    """How many tokens all prompts start with, if they are worth a pass; each keeps a token that is its own."""
+def shared_start(prompts: Sequence[Sequence[int]], cache: DynamicCache) -> int:
+    """How many tokens all prompts start with, if they are worth a pass; each keeps a token that is its own.
+
+    Nothing is shared where that would be wrong: padding behind a start lies between a prompt's tokens, and a layer
+    with a sliding window counts it.
+
+    Args:
+        prompts: token ids, at least one each.
+        cache: of the model that runs them; only its kinds of layers are looked at.
+    """
     if len(prompts) == 1:
+        return 0
+    if any(cache.is_sliding) and len(set(map(len, prompts))) > 1:
         return 0
     first, last = min(map(list, prompts)), max(map(list, prompts))  # the two that part earliest
     same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))

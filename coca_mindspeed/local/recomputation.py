@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.utils.checkpoint import checkpoint
+from transformers import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 
@@ -30,7 +31,8 @@ def recompute_layers(model: Any) -> None:
 def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    cache = kwargs.get("past_key_values")
+    # Under several names, or under none: architectures differ.
+    cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None)
     if cache is None:
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
     # A layer replaces its tensors, it never writes into them, so that copies of the cache's layers are as they were.
@@ -42,7 +44,10 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         nonlocal recomputing
         view = copy.copy(cache)
         view.layers = _Layers(copy.copy(before.get(number)) for number in range(len(cache.layers)))
-        output = forward(*args, **{**kwargs, "past_key_values": view})
+        output = forward(
+            *(view if value is cache else value for value in args),
+            **{name: view if value is cache else value for name, value in kwargs.items()},
+        )
         if not recomputing:
             for number in before.keys() - view.layers.used:
                 del before[number]  # which would be held until the backward pass

@@ -26,12 +26,15 @@ glibc = pytest.mark.skipif(
 )
 
 
+def clean_environment():
+    return {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_"))}
+
+
 def run(how, **variables):
     """Whether freed memory is said to be kept, and bytes of the pages that the kernel had to find."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_"))}
     done = subprocess.run(
         [sys.executable, "-c", ALLOCATING, how],
-        env=environment | variables,
+        env=clean_environment() | variables,
         capture_output=True,
         text=True,
         check=True,
@@ -47,6 +50,28 @@ def test_no_page_is_found_twice():
     assert found < BYTES
     _, without = run("leave")
     assert without > ROUNDS * BYTES / 2, "there is nothing to gain here"
+
+
+@glibc
+def test_a_large_piece_is_kept_as_well():
+    """Asked for and never touched, so that it costs no memory."""
+    large = """
+import ctypes
+from coca_mindspeed.local.freed_memory import keep_freed_memory
+assert keep_freed_memory()
+c = ctypes.CDLL(None)
+c.malloc.restype = c.sbrk.restype = ctypes.c_void_p
+c.malloc.argtypes, c.sbrk.argtypes, c.free.argtypes = [ctypes.c_size_t], [ctypes.c_ssize_t], [ctypes.c_void_p]
+before = c.sbrk(0)
+piece = c.malloc(3 * 2**30)
+if not piece:
+    raise SystemExit("no room")
+grown = c.sbrk(0)
+c.free(piece)
+print(grown - before >= 3 * 2**30, c.sbrk(0) >= grown)
+"""
+    done = subprocess.run([sys.executable, "-c", large], env=clean_environment(), capture_output=True, text=True)
+    assert done.stdout == "True True\n", done.stderr
 
 
 @glibc

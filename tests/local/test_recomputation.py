@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import ConfigError
@@ -26,11 +26,9 @@ _SHAPE = {
 
 def random_policy(architecture, *, recompute, dtype=torch.float32):
     torch.manual_seed(0)
-    if architecture == "llama":
-        model = LlamaForCausalLM(LlamaConfig(**_SHAPE))
-    else:  # every other layer sees five tokens only
-        model = Gemma2ForCausalLM(Gemma2Config(head_dim=8, sliding_window=5, **_SHAPE))
-    model.eval()
+    # Every other layer of Gemma 2 sees five tokens only; GPT-2's take the cache without a name, GPT-NeoX's by another.
+    own = {"head_dim": 8, "sliding_window": 5} if architecture == "gemma2" else {}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **_SHAPE, **own)).eval()
     if recompute:
         recompute_layers(model)
     return Policy(model, None, None, (1,), 0, dtype)
@@ -59,7 +57,7 @@ def kept_and_gradient(policy, prompts, share_prompts):
 
 @pytest.mark.parametrize("prompts", [[[7, 8, 9, 12], [10, 11]], [[5, 6, 7], [8, 9, 10]]], ids=["mixed", "equal"])
 @pytest.mark.parametrize("share_prompts", [True, False])
-@pytest.mark.parametrize("architecture", ["llama", "gemma2"])
+@pytest.mark.parametrize("architecture", ["llama", "gemma2", "gpt2", "gpt_neox"])
 def test_less_is_kept_for_the_same_gradient(architecture, share_prompts, prompts):
     kept, log_probs, gradient = kept_and_gradient(random_policy(architecture, recompute=False), prompts, share_prompts)
     less, again, same = kept_and_gradient(random_policy(architecture, recompute=True), prompts, share_prompts)

@@ -437,10 +437,11 @@ def test_penalties_of_mindspeeds_verifiers_are_wrong_answers(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(
-    ("names", "at_once"), [(["acc", "format"], 3), (["acc", "math_verify_reward"], 1), (["step"], 1)]
+    ("names", "cpus", "at_once"),
+    [(["acc", "format"], 3, 3), (["acc"], 64, 4), (["acc", "math_verify_reward"], 3, 1), (["step"], 3, 1)],
 )
-def test_as_many_answers_as_cpus_wait_for_mindspeeds_pool(
-    monkeypatch: pytest.MonkeyPatch, names: list[str], at_once: int
+def test_several_answers_wait_for_mindspeeds_pool(
+    monkeypatch: pytest.MonkeyPatch, names: list[str], cpus: int, at_once: int
 ) -> None:
     """``acc`` hands one answer after the other to a process; others may need the main thread."""
     together, asked = threading.Barrier(at_once, timeout=10), []
@@ -451,7 +452,7 @@ def test_as_many_answers_as_cpus_wait_for_mindspeeds_pool(
         return [float(answer == label) for answer, label in zip(answers, data["labels"], strict=True)], {}
 
     _mindspeeds_verifier_is(monkeypatch, verifier)
-    monkeypatch.setattr(verifiers, "usable_cpus", lambda: 3)
+    monkeypatch.setattr(verifiers, "usable_cpus", lambda: cpus)
     records = [Record(id=str(n), dataset="d", category="math", question="q", answer=str(n)) for n in range(7)]
     answers = ["0", "9", "2", "3", "9", "5", "9"]
     mindspeeds = MindSpeedVerifier(SimpleNamespace(verifier_function=names))
@@ -460,7 +461,8 @@ def test_as_many_answers_as_cpus_wait_for_mindspeeds_pool(
     assert len(asked) == at_once
     assert (threading.main_thread() in asked) == (at_once == 1)
     if at_once > 1:
-        assert [verdict.correct for verdict in mindspeeds.grade(records[:3], answers[:3])] == right[:3]
+        few = slice(at_once)
+        assert [verdict.correct for verdict in mindspeeds.grade(records[few], answers[few])] == right[few]
 
 
 @pytest.mark.parametrize(

@@ -29,17 +29,20 @@ MINDSPEED_VERIFIERS = (
     "math_verify_reward",
 )
 
-# Of those, the ones that several threads may ask at once: ``acc`` sends one answer after the other to a pool of so many
-# processes and waits for it, the rest look for patterns.  Others may time out by a signal, which needs the main thread.
+# Of those, the ones that several threads may ask at once: ``acc`` and ``strict_format`` send one answer after the other
+# to a pool of processes and wait for it, the rest look for patterns.  Others may time out by a signal, which needs the
+# main thread.
 _AT_ONCE = frozenset({"acc", "format", "step", "strict_format"})
-_POOL = 16
+# A quarter of that pool: an answer that timed out goes on in its process, and the next must find another in time.
+_MOST_AT_ONCE = 4
 
 
 class MindSpeedVerifier:
     """MindSpeed-RL's own verifiers as a grader: a weighted score of 1 is right, 0 or a penalty is wrong.
 
     ``acc`` takes 0.5 off for a wrong answer and 1 for one without a box, ``acc_for_dapo`` 1 for either.
-    No more answers than there are CPUs wait for ``acc`` at once: it calls one wrong that takes longer than a second.
+    Where ``acc`` is among them up to four parts of the answers wait at once, and no more than there are CPUs: it calls
+    an answer wrong that takes longer than a second.
     """
 
     def __init__(self, rl_config: Any) -> None:
@@ -63,7 +66,7 @@ class MindSpeedVerifier:
             return scores
 
         names = set(self._config.verifier_function)
-        at_once = min(usable_cpus(), _POOL, len(answers)) if "acc" in names and names <= _AT_ONCE else 1
+        at_once = min(usable_cpus(), _MOST_AT_ONCE, len(answers)) if "acc" in names and names <= _AT_ONCE else 1
         if at_once <= 1:
             return score(slice(None))
         size = -(-len(answers) // at_once)
