@@ -12,7 +12,7 @@ from transformers import DynamicCache
 from coca_mindspeed.algorithm.objective import Objective
 from coca_mindspeed.local.output_layer import TokenScores, scores_of_logits
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prompt_pass import pad_left, positions_of, run_prompts
+from coca_mindspeed.local.prompt_pass import pad_left, positions_of, run_prompts, shared_start
 from coca_mindspeed.local.separate_backward import GoOn, go_on, go_on_separately
 
 
@@ -157,16 +157,23 @@ class ResponseBatch:
         return scores_of_logits(self._as_policy(logits), self.token_ids)
 
     def _states(self, go_on: GoOn) -> Iterator[Tensor]:
-        if not self.share_prompts:
-            return _plain(self.policy, self.prompts, self.token_ids, self._groups)
-        return _shared(self.policy, self.prompts, self.token_ids, self._groups, go_on)
+        cache = DynamicCache(config=self.policy.model.config)
+        # With nothing to share a pass for the prompts would be one more and save none.
+        if self.share_prompts and (max(self._groups.sizes) > 1 or shared_start(self.prompts, cache)):
+            return _shared(self.policy, self.prompts, self.token_ids, self._groups, cache, go_on)
+        return _plain(self.policy, self.prompts, self.token_ids, self._groups)
 
 
 def _shared(
-    policy: Policy, prompts: Sequence[Sequence[int]], token_ids: Tensor, groups: _Groups, go_on: GoOn
+    policy: Policy,
+    prompts: Sequence[Sequence[int]],
+    token_ids: Tensor,
+    groups: _Groups,
+    cache: DynamicCache,
+    go_on: GoOn,
 ) -> Iterator[Tensor]:
     """Hidden states that predict the responses: of the first tokens ``[P, 1, hidden]``, and of the others."""
-    cache, forward = DynamicCache(config=policy.model.config), policy.output_layer.hidden_states
+    forward = policy.output_layer.hidden_states
     started = run_prompts(forward, prompts, cache, policy.pad_id, policy.device, go_on)
     yield started.output[:, -1:]  # a prompt's last state predicts the response's first token
     if token_ids.shape[1] == 1:

@@ -140,3 +140,29 @@ def test_a_sliding_window_slides_over_a_prompts_own_tokens(architecture, ends):
             alone = policy.logits_of_policy(logits, 0.5).log_softmax(dim=-1).gather(1, tokens[:, None])[:, 0]
             torch.testing.assert_close(samples.log_probs[row, : len(tokens)], alone, atol=1e-4, rtol=1e-4)
     assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("start", "group_size", "passes"),
+    [([5, 6], 1, 1), ([5, 6], 2, 2), (START, 1, 3)],
+    ids=["nothing", "group", "start"],
+)
+def test_a_pass_is_only_added_where_something_is_shared(policy, start, group_size, passes, monkeypatch):
+    """One response a prompt, as a supervised stage has them: prompts and responses go through at once."""
+    widths, forward = [], policy.model.model.forward
+
+    def counted(**inputs):
+        widths.append(inputs["input_ids"].shape[1])
+        return forward(**inputs)
+
+    monkeypatch.setattr(policy.model.model, "forward", counted)
+    prompts = [[*start, 50, 51], [*start, 60]]
+    tokens = torch.randint(5, 100, (2 * group_size, 7), generator=torch.Generator().manual_seed(0))
+    policy.output_layer  # noqa: B018 - its check of the model runs it too
+    widths.clear()
+    with torch.no_grad():
+        found = response_log_probs(policy, prompts, tokens, temperature=1.0)
+        assert len(widths) == passes
+        assert sum(widths) == len(start) + 2 + 6
+        expected = response_log_probs(policy, prompts, tokens, temperature=1.0, share_prompts=False)
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
