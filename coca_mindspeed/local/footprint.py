@@ -21,9 +21,9 @@ from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.local.attention import use_own_attention
 from coca_mindspeed.local.embedding_gradient import add_embedding_gradients
 from coca_mindspeed.local.evaluate import held_out_at_once
-from coca_mindspeed.local.grouped_attention import group_heads
 from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.lora import add_adapters
 from coca_mindspeed.local.microbatches import fullest
@@ -190,7 +190,7 @@ def _shapes_alone(config: RunConfig, architecture: Any) -> Policy:
             architecture, attn_implementation=_attention(config), dtype=torch.float32
         )
         device = choose_device(config.trainer.device)
-        group_heads(model, device)
+        use_own_attention(model, device)
         add_embedding_gradients(model, device)
         model.eval()
         text: Any = None  # nothing is read

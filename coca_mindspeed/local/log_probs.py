@@ -205,7 +205,8 @@ def _plain(policy: Policy, prompts: Sequence[Sequence[int]], token_ids: Tensor, 
         mask = torch.cat([groups.repeat(mask), inside], dim=1)
     states = policy.output_layer.hidden_states(
         input_ids=ids,
-        attention_mask=mask,
+        # Without a mask and a cache transformers looks for several texts in a row, at the price of a mask.
+        attention_mask=torch.ones_like(ids, dtype=torch.bool) if mask is None else mask,
         position_ids=positions_of(mask, ids),
         use_cache=False,
     )

@@ -19,9 +19,9 @@ from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.config.schema import DEVICE_PATTERN, ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.local.attention import use_own_attention
 from coca_mindspeed.local.chat import encode_prompts, load_tokenizer
 from coca_mindspeed.local.embedding_gradient import add_embedding_gradients
-from coca_mindspeed.local.grouped_attention import group_heads
 from coca_mindspeed.local.output_layer import OutputLayer
 from coca_mindspeed.local.recomputation import recompute_layers
 from coca_mindspeed.tokenization import token_text
@@ -173,7 +173,7 @@ def load_policy(
         raise ConfigError(f"{where}={path}: cannot be loaded as a causal language model: {error}") from error
     _refuse_partial_weights(model, loading, f"{where}={path}")
     model = model.to(device)
-    group_heads(model, device)
+    use_own_attention(model, device)
     add_embedding_gradients(model, device)
     model.eval()  # dropout would make the log-probs of sampling and training differ
     eos_ids = _eos_ids(model, tokenizer)

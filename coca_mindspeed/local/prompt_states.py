@@ -25,7 +25,7 @@ def prompt_states(policy: Policy, prompts: Sequence[Sequence[int]], layer: int) 
     with torch.inference_mode(), policy.autocast():
         output = policy.model(
             input_ids=ids,
-            attention_mask=mask,
+            attention_mask=torch.ones_like(ids, dtype=torch.bool) if mask is None else mask,
             position_ids=positions_of(mask, ids),
             output_hidden_states=True,
             use_cache=False,

@@ -352,7 +352,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.embedding_gradient import add_embedding_gradients
 from coca_mindspeed.local.footprint import largest_microbatches, update_pass
 from coca_mindspeed.local.freed_memory import keep_freed_memory
-from coca_mindspeed.local.grouped_attention import group_heads
+from coca_mindspeed.local.attention import use_own_attention
 from coca_mindspeed.local.policy import Policy
 
 def kib(name):
@@ -361,7 +361,7 @@ def kib(name):
 def pass_of(shape, overrides):
     run = compose_run("local", ["model.path=x", "data.train=x", *overrides]).run
     policy = Policy(AutoModelForCausalLM.from_config(LlamaConfig(**shape)).eval(), None, None, (1,), 0)
-    group_heads(policy.model, torch.device("cpu"))
+    use_own_attention(policy.model, torch.device("cpu"))
     add_embedding_gradients(policy.model, torch.device("cpu"))
     moments = [torch.ones_like(p) for p in policy.trained_parameters() for _ in range(2)]
     for _ in range(3):  # an update has several

@@ -1,18 +1,26 @@
-"""Heads that share keys and values read them in place: the same numbers as by transformers' own way, and no copies."""
+"""The same numbers as by transformers' own way: shared keys and values without copies, masks without vmap."""
 
 import json
 
 import pytest
 import torch
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import Qwen2Config, Qwen2ForCausalLM, masking_utils
 from transformers.integrations import sdpa_attention
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    causal_mask_function,
+    sliding_window_causal_mask_function,
+)
 
 from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.local import grouped_attention
+from coca_mindspeed.local import attention
+from coca_mindspeed.local.attention import use_own_attention
 from coca_mindspeed.local.checkpoint import export_model
-from coca_mindspeed.local.grouped_attention import group_heads
 from coca_mindspeed.local.log_probs import response_log_probs
-from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.output_layer import OutputLayer
+from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.sampler import sample_responses
 from tests.local.models_for_tests import write_random_model
 
@@ -46,13 +54,13 @@ def test_samples_are_the_same_but_for_rounding(policies, prompts):
 def test_a_group_of_heads_reads_its_keys_once(policies, prompts, monkeypatch):
     """A sampled token's heads are rows of one head, and a head reads its keys and values once."""
     seen = []
-    attend = grouped_attention.scaled_dot_product_attention
+    attend = attention.scaled_dot_product_attention
 
     def watched(query, key, *arguments, **options):
         seen.append((query.shape[1], key.shape[1], query.shape[2]))
         return attend(query, key, *arguments, **options)
 
-    monkeypatch.setattr(grouped_attention, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", watched)
     tokens = sampled(policies[0], prompts).token_ids.shape[1]
     assert seen.count((2, 2, 2)) == 2 * (tokens - 1)  # of each layer; a prompt's pass drew the first token
 
@@ -88,20 +96,82 @@ def test_what_is_saved_does_not_know_of_it(policies, tmp_path):
     assert ours == theirs
 
 
-@pytest.mark.parametrize(("kv_heads", "attention"), [(4, "sdpa"), (2, "eager")])
-def test_other_models_are_left_as_they_are(kv_heads, attention):
+def tiny_model(kv_heads, attention="sdpa"):
     shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 50}
     heads = {"num_attention_heads": 4, "num_key_value_heads": kv_heads}
-    model = Qwen2ForCausalLM._from_config(Qwen2Config(**shape, **heads), attn_implementation=attention)
-    group_heads(model, torch.device("cpu"))
-    assert model.config._attn_implementation == attention
+    return Qwen2ForCausalLM._from_config(Qwen2Config(**shape, **heads), attn_implementation=attention)
 
 
-def test_only_a_cpu_gains_by_it():
+def test_attention_of_another_kind_is_left_as_it_is():
+    model = tiny_model(2, "eager")
+    use_own_attention(model, CPU)
+    assert model.config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize(
+    ("device", "kv_heads", "read_in_place"), [("cpu", 2, True), ("cpu", 4, False), ("cuda", 2, False)]
+)
+def test_only_a_cpu_gains_by_reading_in_place(device, kv_heads, read_in_place):
     """PyTorch's own kernels of a device repeat keys and values themselves, and estimates have to know that they do."""
-    shape = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "vocab_size": 50}
-    config = Qwen2Config(**shape, num_attention_heads=4, num_key_value_heads=2)
-    for device, replaced in (("cpu", True), ("cuda", False)):
-        model = Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa")
-        group_heads(model, torch.device(device))
-        assert (model.config._attn_implementation != "sdpa") == replaced
+    model = tiny_model(kv_heads)
+    use_own_attention(model, torch.device(device))
+    assert (model.config._attn_implementation == "sdpa_grouped") == read_in_place
+
+
+@given(
+    rows=st.integers(1, 4),
+    queries=st.integers(1, 5),
+    before=st.integers(0, 6),
+    offset=st.integers(0, 2),
+    masked=st.sampled_from(["not", "left", "anywhere", "for more", "for fewer"]),
+    skip=st.booleans(),
+    window=st.sampled_from([None, 3]),
+    seed=st.integers(0, 9),
+)
+def test_masks_are_transformers_own(rows, queries, before, offset, masked, skip, window, seed):
+    """Of prompts, of responses behind them and of single tokens; windows are left to transformers."""
+    columns = before + queries
+    mask = None
+    if masked != "not":
+        width = offset + columns + {"for more": 2, "for fewer": -1}.get(masked, 0)
+        mask = torch.rand(rows, width, generator=torch.Generator().manual_seed(seed)) < 0.7
+        if masked == "left":
+            mask = mask.long().cummax(dim=1).values.bool()
+    arguments = {
+        "batch_size": rows,
+        "cache_position": torch.arange(queries) + offset + before,
+        "kv_length": columns,
+        "kv_offset": offset,
+        "mask_function": causal_mask_function if window is None else sliding_window_causal_mask_function(window),
+        "attention_mask": mask,
+        "local_size": window,
+        "allow_is_causal_skip": skip,
+    }
+    ours, theirs = attention._causal_mask(**arguments), ALL_MASK_ATTENTION_FUNCTIONS["sdpa"](**arguments)
+    if theirs is None:
+        assert ours is None
+    else:
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_no_mask_is_worked_out_by_vmap(kv_heads, monkeypatch):
+    """For a model that is loaded here; a mistake would go unseen, as the values are the same."""
+
+    def by_vmap(*_, **__):
+        raise AssertionError("a mask by vmap")
+
+    monkeypatch.setattr(masking_utils, "_vmap_for_bhqkv", by_vmap)
+    model = tiny_model(kv_heads).eval()
+    use_own_attention(model, CPU)
+    policy = Policy(model, None, None, (1,), 0)
+    policy.output_layer = OutputLayer.unchecked(model)
+    for prompts in (PROMPTS, OF_ONE_LENGTH):
+        token_ids = sampled(policy, prompts).token_ids
+        for share_prompts in (True, False):
+            response_log_probs(
+                policy, prompts, token_ids, temperature=1.0, share_prompts=share_prompts
+            ).sum().backward()
+    model.set_attn_implementation("sdpa")
+    with pytest.raises(AssertionError, match="by vmap"):
+        sampled(policy)

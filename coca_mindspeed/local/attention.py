@@ -1,0 +1,122 @@
+"""Attention by PyTorch's kernels, fed as they can be fed: shared keys and values in place, masks made at once.
+
+Beside a mask, which prompts of several lengths and shared prompts need, transformers gives every head a copy of its
+group's keys and values: with six heads a group, most of a sampled token's time.  PyTorch's kernel for CPUs takes both.
+Of a sampled token the heads of a group go as rows of one head, so that their keys and values are read once.  The sums
+are rounded differently.
+
+The mask itself transformers 4 works out by `torch.vmap`, several milliseconds at every token; here it is two
+comparisons and has the same values.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface, causal_mask_function
+
+_GROUPED, _MASKED = "sdpa_grouped", "sdpa_masked"
+_transformers_mask = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
+_BY_VMAP = "cache_position" in inspect.signature(_transformers_mask).parameters  # transformers 5 compares as well
+
+
+def use_own_attention(model: Any, device: torch.device) -> None:
+    """Let a model whose attention is PyTorch's attend in this way.
+
+    Only models that look their attention up by its name can; the others are left as they are.  Heads that share keys
+    and values read them in place on a CPU alone, as only its kernel does.
+
+    Args:
+        model: a Hugging Face model.
+        device: where it computes.
+    """
+    if model.config._attn_implementation != "sdpa" or not getattr(model, "_supports_attention_backend", False):
+        return
+    text = model.config.get_text_config()
+    heads = getattr(text, "num_attention_heads", None)
+    if device.type == "cpu" and getattr(text, "num_key_value_heads", heads) != heads:
+        model.set_attn_implementation(_GROUPED)
+    elif _BY_VMAP:
+        model.set_attn_implementation(_MASKED)
+
+
+def _attention(
+    module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, None]:
+    (rows, heads, tokens, size), groups = query.shape, key.shape[1]
+    plain = attention_mask is None and tokens > 1
+    if plain or heads == groups or (attention_mask is not None and attention_mask.ndim != 4):
+        attended: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return attended
+    mask = None if attention_mask is None else attention_mask[..., : key.shape[-2]]
+    if tokens == 1:
+        query = query.reshape(rows, groups, heads // groups, size)
+    output = scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=kwargs.get("scaling"), enable_gqa=tokens > 1
+    )
+    return output.reshape(rows, heads, tokens, size).transpose(1, 2).contiguous(), None
+
+
+def _causal_mask(
+    batch_size: int,
+    cache_position: Tensor,
+    kv_length: int,
+    kv_offset: int = 0,
+    mask_function: Any = causal_mask_function,
+    attention_mask: Tensor | None = None,
+    local_size: int | None = None,
+    allow_is_causal_skip: bool = True,
+    **kwargs: Any,
+) -> Tensor | None:
+    """As transformers' function of these arguments, by itself only where a token sees all that are before it.
+
+    Args:
+        batch_size: rows.
+        cache_position: int64 ``[queries]``, the columns that they stand in.
+        kv_length: columns.
+        kv_offset: of the first of them.
+        mask_function: what a query sees.
+        attention_mask: bool ``[rows, columns]``, False where a row is padded.
+        local_size: of a window.
+        allow_is_causal_skip: whether None may be returned where the kernel needs no mask.
+        kwargs: for transformers' own.
+
+    Returns:
+        bool ``[rows, 1, queries, columns]``, True where a query sees a column.
+    """
+    end = kv_offset + kv_length
+    if (
+        mask_function is not causal_mask_function
+        or local_size is not None
+        or (attention_mask is not None and attention_mask.shape[-1] < end)
+    ):
+        windowed: Tensor | None = _transformers_mask(
+            batch_size=batch_size,
+            cache_position=cache_position,
+            kv_length=kv_length,
+            kv_offset=kv_offset,
+            mask_function=mask_function,
+            attention_mask=attention_mask,
+            local_size=local_size,
+            allow_is_causal_skip=allow_is_causal_skip,
+            **kwargs,
+        )
+        return windowed
+    inside = None if attention_mask is None else attention_mask[:, kv_offset:end]
+    queries = len(cache_position)
+    if allow_is_causal_skip and queries in (1, kv_length) and (inside is None or bool(inside.all())):
+        return None
+    seen = torch.arange(kv_offset, end, device=cache_position.device) <= cache_position[:, None]
+    if inside is None:
+        return seen.expand(batch_size, 1, -1, -1)
+    return seen & inside[:, None, None, :]
+
+
+AttentionInterface.register(_GROUPED, _attention)
+AttentionInterface.register(_MASKED, sdpa_attention_forward)
+for _name in (_GROUPED, _MASKED):
+    AttentionMaskInterface.register(_name, _causal_mask if _BY_VMAP else _transformers_mask)
