@@ -112,25 +112,30 @@ class _Sizes:
 
         Runs beyond the limit are left out, but for the row alone.
         """
-        prompts = np.array(rows) // self.group_size
+        prompts = [row // self.group_size for row in rows]
         response = np.array(self.lengths)[rows]
         prompt = np.array(self.prompt_lengths)[prompts]
+        again = np.array(_next_alike(prompts))
         first = 0  # of the longest run that fits; a later row's begins no earlier
         for last in range(len(rows)):
             run = slice(first, last + 1)
             count = np.arange(1, last - first + 2)
-            prompts_run = _distinct(prompts[run][::-1]) if self.share_prompts else count
+            copies = (again[run][::-1] > last).cumsum() if self.share_prompts else count
             tokens = count * np.maximum.accumulate(response[run][::-1])
-            tokens += prompts_run * np.maximum.accumulate(prompt[run][::-1])
+            tokens += copies * np.maximum.accumulate(prompt[run][::-1])
             fitting = max(1, int(np.searchsorted(tokens, self.limit, side="right")))
             first = last + 1 - fitting
             yield tokens[:fitting]
 
 
-def _distinct(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many values there are among the first one, the first two, and so on."""
-    _values, first = np.unique(values, return_index=True)
-    return np.cumsum(np.isin(np.arange(len(values)), first))
+def _next_alike(values: Sequence[int]) -> list[int]:
+    """For each value the place where it comes again; one behind the last where it does not."""
+    places: dict[int, int] = {}
+    following = [0] * len(values)
+    for place in reversed(range(len(values))):
+        following[place] = places.get(values[place], len(values))
+        places[values[place]] = place
+    return following
 
 
 class _Split(NamedTuple):
@@ -146,7 +151,7 @@ def _cut(rows: Sequence[int], sizes: _Sizes) -> _Split:
     another = max(_PASS, int(_PASS_SHARE * sizes.limit))
     begins = np.zeros(len(rows) + 1, dtype=np.int64)  # of the last pass of those
     for last, tokens in enumerate(sizes.runs(rows)):
-        totals = tokens + another + costs[last - np.arange(len(tokens))]
+        totals = tokens + another + costs[last + 1 - len(tokens) : last + 1][::-1]
         chosen = int(totals.argmin())
         costs[last + 1], begins[last + 1] = totals[chosen], last - chosen
     parts = []
