@@ -1,7 +1,7 @@
 """The one record type of all data sets, and its JSON Lines form."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,11 @@ class Record:
 
 _FIELDS = tuple(f.name for f in fields(Record))
 _REQUIRED = ("question", "answer")
+
+
+def record_to_json(record: Record) -> dict[str, Any]:
+    """A record's fields by their names; ``metadata`` is the record's own, not a copy."""
+    return {name: getattr(record, name) for name in _FIELDS}
 
 
 def record_from_json(row: Mapping[str, Any], where: str, dataset: str, number: int) -> Record:
@@ -94,4 +99,4 @@ def read_records(path: Path) -> Iterator[Record]:
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
     """Write records atomically as JSON Lines that :func:`read_records` reads back unchanged."""
-    write_json_lines(path, (asdict(record) for record in records))
+    write_json_lines(path, map(record_to_json, records))

@@ -9,14 +9,14 @@ import json
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 from coca_mindspeed import __version__
 from coca_mindspeed.config.compose import to_yaml, validate_run
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.data.records import Record
+from coca_mindspeed.data.records import Record, record_to_json
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.files import write_atomically
 from coca_mindspeed.local.checkpoint import Checkpoint, list_checkpoints
@@ -147,7 +147,7 @@ def records_digest(records: Sequence[Record]) -> dict[str, Any]:
     """Number and SHA-256 of records as they were read, in their order."""
     digest = hashlib.sha256()
     for record in records:
-        digest.update(json.dumps(asdict(record), sort_keys=True).encode() + b"\n")
+        digest.update(json.dumps(record_to_json(record), sort_keys=True).encode() + b"\n")
     return {"records": len(records), "sha256": digest.hexdigest()}
 
 

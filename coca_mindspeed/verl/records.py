@@ -2,12 +2,11 @@
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.data.prompts import bounded_prompt_tokens, prompt_messages
-from coca_mindspeed.data.records import Record, read_records, record_from_json
+from coca_mindspeed.data.records import Record, read_records, record_from_json, record_to_json
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.files import to_json_line, write_json_lines
 
@@ -19,7 +18,7 @@ def verl_row(record: Record, system_prompt: str | None, index: int) -> dict[str,
         "data_source": record.dataset,
         "ability": record.category,
         "reward_model": {"style": "rule", "ground_truth": record.answer},
-        "extra_info": {"index": index, "record": to_json_line(asdict(record)).rstrip("\n")},
+        "extra_info": {"index": index, "record": to_json_line(record_to_json(record)).rstrip("\n")},
     }
 
 

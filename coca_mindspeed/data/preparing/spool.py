@@ -3,12 +3,11 @@
 import json
 from array import array
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from coca_mindspeed.data.records import Record
+from coca_mindspeed.data.records import Record, record_to_json
 
 
 def record_line(record: Record) -> bytes:
@@ -19,7 +18,7 @@ def record_line(record: Record) -> bytes:
         ValueError: it holds NaN, infinity or half of a surrogate pair.
     """
     # Not as an escape, which readers of records refuse.
-    return (json.dumps(asdict(record), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
+    return (json.dumps(record_to_json(record), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
 
 
 class RecordSpool:
