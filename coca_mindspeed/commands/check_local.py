@@ -80,7 +80,7 @@ def _supervised(config: RunConfig) -> Iterator[str]:
     if start.questions:
         yield (
             f"confidence_start, {start.questions} questions asked {config.rollout.group_size} times each, then "
-            f"{start.steps} updates of {start.batch} questions"
+            f"{start.steps} updates of {start.batch} responses"
         )
 
 

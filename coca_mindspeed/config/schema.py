@@ -131,7 +131,7 @@ class ConfidenceStartConfig(Section):
         "10 or more; 0: no such start",
     )
     steps: int = Field(100, ge=1, description="updates")
-    batch: int = Field(32, ge=1, description="questions in an update, each with the success rate to expect of it")
+    batch: int = Field(32, ge=1, description="responses in an update, each with its question's success rate")
     lr: float = Field(5e-5, gt=0, le=1, description="peak learning rate; it rises for 20 updates, then cosine decay")
 
     @model_validator(mode="after")

@@ -3,8 +3,7 @@
 An option of ours and no part of the paper's method (docs/real_model.md).  Training questions are asked in groups, as a
 step of the training asks them.  A regression on the model's own hidden states finds what success rate such a question
 has; each question's comes from other questions alone.  Then the model imitates its own responses, each with that rate
-in the place of what it had stated, and of each the confidence segment alone: the answers are its own, so that learning
-them would be noise and nothing else.
+in the place of what it had stated.  The answers are its own, so that they are not what is taught.
 """
 
 import functools
@@ -19,7 +18,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from coca_mindspeed.algorithm.boundary import confidence_segment_lengths
 from coca_mindspeed.algorithm.response import ResponseParser
 from coca_mindspeed.config.schema import LEAST_START_QUESTIONS, RunConfig
 from coca_mindspeed.data.records import Record
@@ -28,7 +26,7 @@ from coca_mindspeed.files import read_json_lines, write_json_lines
 from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.experience import JudgedSamples, respond_and_grade
-from coca_mindspeed.local.imitation import Imitation, Lesson, learned_once, tokens_of_a_pass
+from coca_mindspeed.local.imitation import Imitation, learned_once, tokens_of_a_pass
 from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.progress import StepProgress
@@ -51,13 +49,13 @@ class Answered:
         record: the question.
         success_rate: share of right answers among all responses, invalid ones too (GESR).
         ungradable: whether an answer could not be graded, so that the rate says nothing.
-        responses: text of each valid response that ended by itself.
+        responses: text and last token of each valid response that ended by itself.
     """
 
     record: Record
     success_rate: float
     ungradable: bool
-    responses: Sequence[str]
+    responses: Sequence[tuple[str, int]]
 
     @property
     def useful(self) -> bool:
@@ -118,9 +116,9 @@ def _learn(
         _tell(answered, rates, config)
     parser, most = config.method.parser(), config.rollout.max_new_tokens
     lessons = [
-        found
+        (each.record, ids)
         for each, rate in zip(useful, rates, strict=True)
-        if (found := [x for text in each.responses if (x := _lesson(policy, parser, each.record, text, rate, most))])
+        if (ids := [x for text, end in each.responses if (x := _restated(policy, parser, text, rate, end, most))])
     ]
     if not lessons:
         raise TrainingError(
@@ -149,14 +147,14 @@ def _learn(
 
 @dataclass(frozen=True)
 class _Lessons:
-    """Questions drawn at random, and one of the lessons of each."""
+    """Questions drawn at random, with one of the responses to each, token ids."""
 
-    taught: Sequence[Sequence[Lesson]]
+    taught: Sequence[tuple[Record, Sequence[list[int]]]]
     batch: int
 
-    def __call__(self, random: np.random.Generator) -> list[Lesson]:
+    def __call__(self, random: np.random.Generator) -> tuple[list[Record], list[list[int]]]:
         chosen = [self.taught[i] for i in random.integers(len(self.taught), size=self.batch)]
-        return [each[int(random.integers(len(each)))] for each in chosen]
+        return [record for record, _ in chosen], [each[int(random.integers(len(each)))] for _, each in chosen]
 
 
 def _ask(
@@ -195,12 +193,13 @@ def _row(answered: Answered) -> dict[str, object]:
         "id": answered.record.id,
         "success_rate": answered.success_rate,
         "ungradable": answered.ungradable,
-        "responses": list(answered.responses),
+        "responses": [{"text": text, "end": end} for text, end in answered.responses],
     }
 
 
 def _of_row(record: Record, row: dict[str, Any]) -> Answered:
-    return Answered(record, row["success_rate"], row["ungradable"], row["responses"])
+    responses = [(each["text"], each["end"]) for each in row["responses"]]
+    return Answered(record, row["success_rate"], row["ungradable"], responses)
 
 
 def _answered(graded: JudgedSamples, policy: Policy) -> list[Answered]:
@@ -214,7 +213,8 @@ def _answered(graded: JudgedSamples, policy: Policy) -> list[Answered]:
     found = []
     for i, record in enumerate(graded.records):
         rows = [row for row in range(i * size, (i + 1) * size) if whole[row] and encoded[row] == ids[row][:-1]]
-        found.append(Answered(record, rates[i], bool(ungradable[i]), [judged.texts[row] for row in rows]))
+        responses = [(judged.texts[row], ids[row][-1]) for row in rows]
+        found.append(Answered(record, rates[i], bool(ungradable[i]), responses))
     return found
 
 
@@ -273,20 +273,11 @@ def expected_rates(states: NDArray[np.float64], rates: NDArray[np.float64], seed
     return found.clip(0.0, 1.0)
 
 
-def _lesson(policy: Policy, parser: ResponseParser, record: Record, text: str, rate: float, most: int) -> Lesson | None:
-    """The response with ``rate`` as its confidence, up to the end of that; what stands before it is given.
-
-    None where it has more than ``most`` tokens.
-    """
+def _restated(policy: Policy, parser: ResponseParser, text: str, rate: float, end: int, most: int) -> list[int] | None:
     restated = parser.restated(text, rate)
     assert restated is not None  # it was valid when it was sampled
-    ids = policy.tokenizer([restated], add_special_tokens=False)["input_ids"][0]
-    size = torch.tensor([len(ids)])
-    valid = torch.ones(1, dtype=torch.bool)
-    end = int(confidence_segment_lengths(torch.tensor([ids]), size, policy.text, valid, position=parser.position))
-    before = 0 if parser.position == "first" else len(parser(restated).answer.encode())
-    given = int(np.searchsorted(np.cumsum([len(policy.text.bytes_of(x)) for x in ids[:end]]), before, side="right"))
-    return Lesson(record, ids[:end], given) if end <= most else None
+    ids = [*policy.tokenizer([restated], add_special_tokens=False)["input_ids"][0], end]
+    return ids if len(ids) <= most else None
 
 
 def _tell(answered: Sequence[Answered], rates: Sequence[float], config: RunConfig) -> None:

@@ -31,24 +31,8 @@ from coca_mindspeed.local.progress import ImitationProgress
 from coca_mindspeed.local.prompt_pass import shared_start
 from coca_mindspeed.local.schedule import learning_rate
 
-
-@dataclass(frozen=True, slots=True)
-class Lesson:
-    """A question, and the response to it that is imitated.
-
-    Attributes:
-        record: the question.
-        response: token ids.
-        given: how many of them, from the first, are read like the question and not imitated.
-    """
-
-    record: Record
-    response: list[int]
-    given: int = 0
-
-
-#: One update's, drawn anew at each call.
-Lessons = Callable[[np.random.Generator], Sequence[Lesson]]
+#: One update's questions, and the response to each that is imitated, token ids; drawn anew at each call.
+Lessons = Callable[[np.random.Generator], tuple[Sequence[Record], Sequence[list[int]]]]
 
 
 @dataclass(frozen=True)
@@ -134,11 +118,11 @@ class Imitation:
             optimizer.load_state_dict(dict(state))
         max_tokens = policy.model.config.max_position_embeddings
         for step in range(self.steps):
-            lessons = self.lessons(random)
+            records, responses = self.lessons(random)
             if step < done:  # drawn all the same, so that what follows is what would have followed
                 continue
-            prompts = policy.encode_prompts([lesson.record for lesson in lessons], self.system_prompt, max_tokens)
-            loss = self._accumulate_gradient(policy, prompts, lessons)
+            prompts = policy.encode_prompts(records, self.system_prompt, max_tokens)
+            loss = self._accumulate_gradient(policy, prompts, responses)
             norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), 1.0))
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise _DivergedError(
@@ -152,10 +136,11 @@ class Imitation:
             progress(step + 1, loss)
             after_step(step + 1, optimizer)
 
-    def _accumulate_gradient(self, policy: Policy, prompts: Sequence[list[int]], lessons: Sequence[Lesson]) -> float:
+    def _accumulate_gradient(
+        self, policy: Policy, prompts: Sequence[list[int]], responses: Sequence[list[int]]
+    ) -> float:
         """Backward passes over one update's microbatches; returns the loss."""
-        lengths, prompt_lengths = [len(lesson.response) for lesson in lessons], list(map(len, prompts))
-        imitated = [len(lesson.response) - lesson.given for lesson in lessons]
+        lengths, prompt_lengths = list(map(len, responses)), list(map(len, prompts))
         every = range(len(prompts))
         parts = [list(every)]
         if self.microbatch_tokens is not None:
@@ -173,10 +158,10 @@ class Imitation:
             loss = imitation_loss(
                 policy,
                 [prompts[row] for row in rows],
-                [lessons[row] for row in rows],
+                [responses[row] for row in rows],
                 self.question_weight,
                 temperature=self.temperature,
-                response_share=sum(imitated[row] for row in rows) / sum(imitated),
+                response_share=sum(lengths[row] for row in rows) / sum(lengths),
                 question_share=sum(prompt_lengths[row] - 1 for row in rows) / max(1, sum(prompt_lengths) - len(every)),
             )
             loss.backward()
@@ -293,30 +278,27 @@ def encode_responses(policy: Policy, texts: Sequence[str]) -> list[list[int]]:
 def imitation_loss(
     policy: Policy,
     prompts: Sequence[list[int]],
-    lessons: Sequence[Lesson],
+    responses: Sequence[list[int]],
     question_weight: float = 0.0,
     *,
     temperature: float = 1.0,
     response_share: float = 1.0,
     question_share: float = 1.0,
 ) -> Tensor:
-    """Mean NLL of the imitated tokens, and ``question_weight`` times that of the prompts' (all but their first).
+    """Mean NLL of the responses' tokens, and ``question_weight`` times that of the prompts' (all but their first).
 
-    Of a part of an update's lessons, with its share of the imitated tokens and of the prompts', it is that part's term.
+    Of a part of an update's responses, with its share of their tokens and of the prompts', it is that part's term.
     """
     heads = [prompt[:1] if question_weight else prompt for prompt in prompts]
     tails = [prompt[len(head) :] for prompt, head in zip(prompts, heads, strict=True)]
-    texts = [tail + lesson.response for tail, lesson in zip(tails, lessons, strict=True)]
+    texts = [tail + response for tail, response in zip(tails, responses, strict=True)]
     width = max(map(len, texts))
     token_ids = torch.tensor([text + [policy.pad_id] * (width - len(text)) for text in texts], device=policy.device)
     position = torch.arange(width, device=policy.device)
-    given = [len(tail) + lesson.given for tail, lesson in zip(tails, lessons, strict=True)]
-    start, imitated, end = (
-        torch.tensor(ns, device=policy.device)[:, None] for ns in (list(map(len, tails)), given, list(map(len, texts)))
-    )
+    start, end = (torch.tensor([len(x) for x in xs], device=policy.device)[:, None] for xs in (tails, texts))
     # Whole prompts go first and by themselves, so that what all of them start with is run once.
     log_probs = response_log_probs(policy, heads, token_ids, temperature=temperature, share_prompts=not question_weight)
-    loss = -log_probs[(position >= imitated) & (position < end)].mean() * response_share
+    loss = -log_probs[(position >= start) & (position < end)].mean() * response_share
     if question_weight:
         loss = loss - question_weight * log_probs[position < start].mean() * question_share
     return loss

@@ -24,10 +24,10 @@ from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.judging.responses import JudgedResponses
 from coca_mindspeed.local import confidence_start, imitation
 from coca_mindspeed.local import session as session_module
-from coca_mindspeed.local.confidence_start import Answered, _answered, _lesson, _Lessons, _tell, expected_rates
+from coca_mindspeed.local.confidence_start import Answered, _answered, _Lessons, _restated, _tell, expected_rates
 from coca_mindspeed.local.demo import run_demo
 from coca_mindspeed.local.experience import JudgedSamples
-from coca_mindspeed.local.imitation import Lesson, tokens_of_a_pass
+from coca_mindspeed.local.imitation import tokens_of_a_pass
 from coca_mindspeed.local.interrupt import InterruptedRunError
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.progress import ImitationProgress, StepProgress
@@ -117,48 +117,26 @@ def test_the_success_rate_counts_every_response_and_only_whole_valid_ones_are_im
     found = _answered(graded(llama, rows, 4), llama)
     assert [each.record.id for each in found] == ["q0", "q1", "q2", "q3"]
     assert [each.success_rate for each in found] == [0.75, 0.25, 0.75, 1.0]
-    assert found[0].responses == [good, late]
-    assert found[1].responses == [good]  # with a control token inside, its text would be another response
+    assert found[0].responses == [(good, end), (late, end)]
+    assert found[1].responses == [(good, end)]  # with a control token inside, its text would be another response
     assert [each.useful for each in found] == [True, True, False, False]
 
 
-@pytest.mark.parametrize(
-    ("text", "rate", "imitated"),
-    [
-        ("<confidence> 0.9 </confidence> 1", 0.375, "<confidence> 0.38 </confidence>"),
-        ("\n <confidence>1</confidence>a</confidence>", 0.5, "\n <confidence>0.50</confidence>"),
-    ],
-)
-def test_of_a_response_the_confidence_segment_is_imitated(llama, text, rate, imitated):
-    lesson = _lesson(llama, ResponseParser(), record(7), text, rate, 99)
-    assert lesson is not None
-    assert (lesson.record, lesson.given) == (record(7), 0)
-    assert llama.tokenizer.decode(lesson.response) == imitated
-    size = len(lesson.response)
-    assert _lesson(llama, ResponseParser(), record(7), text, rate, size) == lesson
-    assert _lesson(llama, ResponseParser(), record(7), text, rate, size - 1) is None  # no longer fits
+def test_a_response_is_restated_by_its_tokens_and_ends_as_it_ended(llama):
+    parser = ResponseParser()
+    ids = _restated(llama, parser, "<confidence> 0.9 </confidence> 1", 0.375, 7, 99)
+    assert ids is not None
+    assert ids[-1] == 7
+    assert llama.tokenizer.decode(ids[:-1]) == "<confidence> 0.38 </confidence> 1"
+    assert (
+        _restated(llama, parser, "<confidence> 0.9 </confidence> 1", 0.375, 7, len(ids) - 1) is None
+    )  # no longer fits
 
 
-@pytest.mark.parametrize(
-    ("answer", "tagged"),
-    [
-        ("It is 4. ", "<confidence> 0.25 </confidence>"),  # the white space between is the answer's
-        ("<confidence> 0.9 </confidence> ö", "<confidence>0.25</confidence>"),
-        ("", "<confidence> 0.25 </confidence>"),
-    ],
-)
-def test_an_answer_that_comes_first_is_given(llama, answer, tagged):
-    text = answer + tagged.replace("0.25", "0.99")
-    lesson = _lesson(llama, ResponseParser("last"), record(7), text, 0.25, 99)
-    assert lesson is not None
-    assert llama.tokenizer.decode(lesson.response[: lesson.given]) == answer
-    assert llama.tokenizer.decode(lesson.response[lesson.given :]) == tagged
-
-
-def test_every_question_and_every_lesson_of_it_is_drawn():
-    taught = [[Lesson(record(i), [i, end]) for end in (0, 1)] for i in range(9)]
-    drawn = _Lessons(taught, 400)(np.random.default_rng(0))
-    assert {(lesson.record.id, *lesson.response) for lesson in drawn} == {
+def test_a_lesson_is_a_question_with_one_of_the_responses_to_it():
+    taught = [(record(i), [[i, 0], [i, 1]]) for i in range(9)]
+    records, responses = _Lessons(taught, 400)(np.random.default_rng(0))
+    assert {(question.id, *ids) for question, ids in zip(records, responses, strict=True)} == {
         (f"q{i}", i, end) for i in range(9) for end in (0, 1)
     }
 
@@ -294,16 +272,16 @@ def test_responses_without_room_for_what_is_taught_are_said_to_be(never_stopped,
     shutil.rmtree(output / "confidence_start" / "model")
     shutil.rmtree(output / "checkpoints")
     (output / "metrics.jsonl").unlink()
-    monkeypatch.setattr(confidence_start, "_lesson", lambda *_: None)
+    monkeypatch.setattr(confidence_start, "_restated", lambda *_: None)
     with pytest.raises(TrainingError, match=r"rollout\.max_new_tokens=\d+: no response is short enough"):
         session(output)
 
 
 @pytest.mark.parametrize("rates", [[0.25, 0.25], [0.0, 0.5]])
 def test_where_nothing_can_be_told_apart_it_is_said(rates, capsys):
-    answered = [Answered(record(i), rate, False, ["text"]) for i, rate in enumerate(rates)]
+    answered = [Answered(record(i), rate, False, [("text", 1)]) for i, rate in enumerate(rates)]
     config = compose_run("demo", []).run
-    _tell([*answered, Answered(record(9), 1.0, True, ["text"])], [0.25, 0.25], config)
+    _tell([*answered, Answered(record(9), 1.0, True, [("text", 1)])], [0.25, 0.25], config)
     said = capsys.readouterr().err
     assert "3 questions, asked 8 times each: success rate 0.25 on average" in said
     assert "1 without a valid or with an ungradable response are left out" in said
@@ -368,9 +346,9 @@ def test_the_responses_are_made_likely_at_the_temperature_at_which_they_were_sam
     seen = []
     monkeypatch.setattr(imitation, "response_log_probs", lambda *a, **k: seen.append(k["temperature"]) or 1 / 0)
     for temperature in (0.7, 1.0):
-        stage = imitation.Imitation(lambda random: [], "", 1, 1e-3, temperature=temperature)
+        stage = imitation.Imitation(lambda random: ([], []), "", 1, 1e-3, temperature=temperature)
         with pytest.raises(ZeroDivisionError):
-            stage._accumulate_gradient(llama, [[5, 6]], [Lesson(record(0), [7])])
+            stage._accumulate_gradient(llama, [[5, 6]], [[7]])
     assert seen == [0.7, 1.0]
 
 

@@ -342,7 +342,7 @@ def test_the_supervised_stages_before_the_training_are_named(tmp_path, capsys):
     shown = " ".join(capsys.readouterr().out.split())
     passes = f"before the training, in passes of at most {12 + 4 * 50} tokens: "
     assert f"{passes}warm_up, 7 updates of 3 responses to format.jsonl" in shown
-    assert f"{passes}confidence_start, 40 questions asked 4 times each, then 100 updates of 32 questions" in shown
+    assert f"{passes}confidence_start, 40 questions asked 4 times each, then 100 updates of 32 responses" in shown
 
 
 MEASURED = """
