@@ -40,8 +40,13 @@ def use_own_attention(model: Any, device: torch.device) -> None:
     heads = getattr(text, "num_attention_heads", None)
     if device.type == "cpu" and getattr(text, "num_key_value_heads", heads) != heads:
         model.set_attn_implementation(_GROUPED)
-    elif _BY_VMAP:
+    elif _BY_VMAP and _asks_for_its_mask(model):
         model.set_attn_implementation(_MASKED)
+
+
+def _asks_for_its_mask(model: Any) -> bool:
+    """Whether a model has transformers make its mask; others (OPT) go by the name of the attention and make one."""
+    return hasattr(inspect.getmodule(type(model)), "create_causal_mask")
 
 
 def _attention(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers import Qwen2Config, Qwen2ForCausalLM, masking_utils
+from transformers import OPTConfig, OPTForCausalLM, Qwen2Config, Qwen2ForCausalLM, masking_utils
 from transformers.integrations import sdpa_attention
 from transformers.masking_utils import (
     ALL_MASK_ATTENTION_FUNCTIONS,
@@ -106,6 +106,20 @@ def test_attention_of_another_kind_is_left_as_it_is():
     model = tiny_model(2, "eager")
     use_own_attention(model, CPU)
     assert model.config._attn_implementation == "eager"
+
+
+def test_models_that_go_by_the_name_of_their_attention_keep_it():
+    """OPT makes a mask of its own, where the kernel needs none too, unless the attention is called sdpa."""
+    sizes = {
+        "hidden_size": 16,
+        "word_embed_proj_dim": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "ffn_dim": 16,
+    }
+    model = OPTForCausalLM(OPTConfig(vocab_size=20, max_position_embeddings=32, **sizes))
+    use_own_attention(model, CPU)
+    assert model.config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize(
