@@ -133,6 +133,9 @@ class ConfidenceStartConfig(Section):
     steps: int = Field(100, ge=1, description="updates")
     batch: int = Field(32, ge=1, description="responses in an update, each with its question's success rate")
     lr: float = Field(5e-5, gt=0, le=1, description="peak learning rate; it rises for 20 updates, then cosine decay")
+    confidence_weight: float = Field(
+        1.0, gt=0, le=1000, description="of the confidence's tokens in the loss; that of the answer's is 1"
+    )
 
     @model_validator(mode="after")
     def _none_or_enough(self) -> "ConfidenceStartConfig":

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from coca_mindspeed.algorithm.boundary import confidence_segment_lengths
 from coca_mindspeed.algorithm.response import ResponseParser
 from coca_mindspeed.config.schema import LEAST_START_QUESTIONS, RunConfig
 from coca_mindspeed.data.records import Record
@@ -26,7 +27,7 @@ from coca_mindspeed.files import read_json_lines, write_json_lines
 from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.experience import JudgedSamples, respond_and_grade
-from coca_mindspeed.local.imitation import Imitation, learned_once, tokens_of_a_pass
+from coca_mindspeed.local.imitation import Imitation, Lesson, learned_once, tokens_of_a_pass
 from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.progress import StepProgress
@@ -114,11 +115,12 @@ def _learn(
     rates = _rates(policy, useful, config, place / RATES)
     if show_progress:
         _tell(answered, rates, config)
-    parser, most = config.method.parser(), config.rollout.max_new_tokens
+    most = config.rollout.max_new_tokens
+    teach = functools.partial(_lesson, policy, config.method.parser(), config.confidence_start.confidence_weight)
     lessons = [
-        (each.record, ids)
+        found
         for each, rate in zip(useful, rates, strict=True)
-        if (ids := [x for text, end in each.responses if (x := _restated(policy, parser, text, rate, end, most))])
+        if (found := [x for own in each.responses if len((x := teach(each.record, *own, rate)).response) <= most])
     ]
     if not lessons:
         raise TrainingError(
@@ -147,14 +149,14 @@ def _learn(
 
 @dataclass(frozen=True)
 class _Lessons:
-    """Questions drawn at random, with one of the responses to each, token ids."""
+    """Questions drawn at random, and one of the lessons of each."""
 
-    taught: Sequence[tuple[Record, Sequence[list[int]]]]
+    taught: Sequence[Sequence[Lesson]]
     batch: int
 
-    def __call__(self, random: np.random.Generator) -> tuple[list[Record], list[list[int]]]:
+    def __call__(self, random: np.random.Generator) -> list[Lesson]:
         chosen = [self.taught[i] for i in random.integers(len(self.taught), size=self.batch)]
-        return [record for record, _ in chosen], [each[int(random.integers(len(each)))] for _, each in chosen]
+        return [each[int(random.integers(len(each)))] for each in chosen]
 
 
 def _ask(
@@ -273,11 +275,19 @@ def expected_rates(states: NDArray[np.float64], rates: NDArray[np.float64], seed
     return found.clip(0.0, 1.0)
 
 
-def _restated(policy: Policy, parser: ResponseParser, text: str, rate: float, end: int, most: int) -> list[int] | None:
+def _lesson(
+    policy: Policy, parser: ResponseParser, weight: float, record: Record, text: str, end: int, rate: float
+) -> Lesson:
+    """The response ``text``, ended by the token ``end``, with ``rate`` as its confidence, which has ``weight``."""
     restated = parser.restated(text, rate)
     assert restated is not None  # it was valid when it was sampled
     ids = [*policy.tokenizer([restated], add_special_tokens=False)["input_ids"][0], end]
-    return ids if len(ids) <= most else None
+    size, valid = torch.tensor([len(ids)]), torch.tensor([True])
+    stop = int(confidence_segment_lengths(torch.tensor([ids]), size, policy.text, valid, position=parser.position))
+    before = 0 if parser.position == "first" else len(parser(restated).answer.encode())
+    ends = np.cumsum([len(policy.text.bytes_of(x)) for x in ids[:stop]])
+    start = int(np.searchsorted(ends, before, side="right"))  # the first token that is not the answer's alone
+    return Lesson(record, ids, [weight if start <= i < stop else 1.0 for i in range(len(ids))])
 
 
 def _tell(answered: Sequence[Answered], rates: Sequence[float], config: RunConfig) -> None:

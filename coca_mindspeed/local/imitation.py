@@ -31,8 +31,24 @@ from coca_mindspeed.local.progress import ImitationProgress
 from coca_mindspeed.local.prompt_pass import shared_start
 from coca_mindspeed.local.schedule import learning_rate
 
-#: One update's questions, and the response to each that is imitated, token ids; drawn anew at each call.
-Lessons = Callable[[np.random.Generator], tuple[Sequence[Record], Sequence[list[int]]]]
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A question, and the response to it that is imitated.
+
+    Attributes:
+        record: the question.
+        response: token ids.
+        weights: of each of them in the loss; None: 1.
+    """
+
+    record: Record
+    response: list[int]
+    weights: Sequence[float] | None = None
+
+
+#: One update's, drawn anew at each call.
+Lessons = Callable[[np.random.Generator], Sequence[Lesson]]
 
 
 @dataclass(frozen=True)
@@ -118,11 +134,11 @@ class Imitation:
             optimizer.load_state_dict(dict(state))
         max_tokens = policy.model.config.max_position_embeddings
         for step in range(self.steps):
-            records, responses = self.lessons(random)
+            lessons = self.lessons(random)
             if step < done:  # drawn all the same, so that what follows is what would have followed
                 continue
-            prompts = policy.encode_prompts(records, self.system_prompt, max_tokens)
-            loss = self._accumulate_gradient(policy, prompts, responses)
+            prompts = policy.encode_prompts([lesson.record for lesson in lessons], self.system_prompt, max_tokens)
+            loss = self._accumulate_gradient(policy, prompts, lessons)
             norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), 1.0))
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise _DivergedError(
@@ -136,11 +152,9 @@ class Imitation:
             progress(step + 1, loss)
             after_step(step + 1, optimizer)
 
-    def _accumulate_gradient(
-        self, policy: Policy, prompts: Sequence[list[int]], responses: Sequence[list[int]]
-    ) -> float:
+    def _accumulate_gradient(self, policy: Policy, prompts: Sequence[list[int]], lessons: Sequence[Lesson]) -> float:
         """Backward passes over one update's microbatches; returns the loss."""
-        lengths, prompt_lengths = list(map(len, responses)), list(map(len, prompts))
+        lengths, prompt_lengths = [len(lesson.response) for lesson in lessons], list(map(len, prompts))
         every = range(len(prompts))
         parts = [list(every)]
         if self.microbatch_tokens is not None:
@@ -158,7 +172,7 @@ class Imitation:
             loss = imitation_loss(
                 policy,
                 [prompts[row] for row in rows],
-                [responses[row] for row in rows],
+                [lessons[row] for row in rows],
                 self.question_weight,
                 temperature=self.temperature,
                 response_share=sum(lengths[row] for row in rows) / sum(lengths),
@@ -278,27 +292,32 @@ def encode_responses(policy: Policy, texts: Sequence[str]) -> list[list[int]]:
 def imitation_loss(
     policy: Policy,
     prompts: Sequence[list[int]],
-    responses: Sequence[list[int]],
+    lessons: Sequence[Lesson],
     question_weight: float = 0.0,
     *,
     temperature: float = 1.0,
     response_share: float = 1.0,
     question_share: float = 1.0,
 ) -> Tensor:
-    """Mean NLL of the responses' tokens, and ``question_weight`` times that of the prompts' (all but their first).
+    """Mean weighted NLL of the responses' tokens, and ``question_weight`` times that of the prompts' but their first.
 
-    Of a part of an update's responses, with its share of their tokens and of the prompts', it is that part's term.
+    Of a part of an update's lessons, with its share of their tokens and of the prompts', it is that part's term.
     """
     heads = [prompt[:1] if question_weight else prompt for prompt in prompts]
     tails = [prompt[len(head) :] for prompt, head in zip(prompts, heads, strict=True)]
-    texts = [tail + response for tail, response in zip(tails, responses, strict=True)]
+    texts = [tail + lesson.response for tail, lesson in zip(tails, lessons, strict=True)]
     width = max(map(len, texts))
     token_ids = torch.tensor([text + [policy.pad_id] * (width - len(text)) for text in texts], device=policy.device)
     position = torch.arange(width, device=policy.device)
     start, end = (torch.tensor([len(x) for x in xs], device=policy.device)[:, None] for xs in (tails, texts))
     # Whole prompts go first and by themselves, so that what all of them start with is run once.
     log_probs = response_log_probs(policy, heads, token_ids, temperature=temperature, share_prompts=not question_weight)
-    loss = -log_probs[(position >= start) & (position < end)].mean() * response_share
+    weights = torch.ones(token_ids.shape)
+    for row, (tail, lesson) in enumerate(zip(tails, lessons, strict=True)):
+        if lesson.weights is not None:
+            weights[row, len(tail) : len(tail) + len(lesson.weights)] = torch.tensor(lesson.weights)
+    inside = (position >= start) & (position < end)
+    loss = -(log_probs[inside] * weights.to(policy.device)[inside]).mean() * response_share
     if question_weight:
         loss = loss - question_weight * log_probs[position < start].mean() * question_share
     return loss

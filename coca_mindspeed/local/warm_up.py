@@ -12,7 +12,7 @@ import numpy as np
 from coca_mindspeed.algorithm.rewards import TrainingMethod
 from coca_mindspeed.config.schema import WarmUpConfig
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.local.imitation import Imitation, Layout, encode_responses
+from coca_mindspeed.local.imitation import Imitation, Layout, Lesson, encode_responses
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.schedule import derived_seed
 
@@ -55,10 +55,10 @@ def overconfident_lessons(
 ) -> Imitation:
     """The warm-up, as a stage of supervised training; its last arguments are those of :class:`Imitation`."""
 
-    def lessons(random: np.random.Generator) -> tuple[list[Record], list[list[int]]]:
+    def lessons(random: np.random.Generator) -> list[Lesson]:
         chosen = [records[i] for i in random.integers(len(records), size=config.batch)]
         texts = [_overconfident_response(record.answer, layout, config, random) for record in chosen]
-        return chosen, encode_responses(policy, texts)
+        return list(map(Lesson, chosen, encode_responses(policy, texts)))
 
     return Imitation(
         lessons,

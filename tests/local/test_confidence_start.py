@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from contextlib import closing
@@ -24,10 +25,10 @@ from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.judging.responses import JudgedResponses
 from coca_mindspeed.local import confidence_start, imitation
 from coca_mindspeed.local import session as session_module
-from coca_mindspeed.local.confidence_start import Answered, _answered, _Lessons, _restated, _tell, expected_rates
+from coca_mindspeed.local.confidence_start import Answered, _answered, _lesson, _Lessons, _tell, expected_rates
 from coca_mindspeed.local.demo import run_demo
 from coca_mindspeed.local.experience import JudgedSamples
-from coca_mindspeed.local.imitation import tokens_of_a_pass
+from coca_mindspeed.local.imitation import Lesson, tokens_of_a_pass
 from coca_mindspeed.local.interrupt import InterruptedRunError
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.progress import ImitationProgress, StepProgress
@@ -122,21 +123,35 @@ def test_the_success_rate_counts_every_response_and_only_whole_valid_ones_are_im
     assert [each.useful for each in found] == [True, True, False, False]
 
 
-def test_a_response_is_restated_by_its_tokens_and_ends_as_it_ended(llama):
-    parser = ResponseParser()
-    ids = _restated(llama, parser, "<confidence> 0.9 </confidence> 1", 0.375, 7, 99)
-    assert ids is not None
-    assert ids[-1] == 7
-    assert llama.tokenizer.decode(ids[:-1]) == "<confidence> 0.38 </confidence> 1"
-    assert (
-        _restated(llama, parser, "<confidence> 0.9 </confidence> 1", 0.375, 7, len(ids) - 1) is None
-    )  # no longer fits
+@pytest.mark.parametrize(
+    ("position", "before", "tagged", "behind"),
+    [
+        ("first", "", "<confidence> 0.9 </confidence>", " It is 12."),
+        ("first", "", "\n <confidence>1</confidence>", "a</confidence>"),
+        ("last", "It is 4. ", "<confidence> 0.123 </confidence>", ""),
+        ("last", "<confidence> 0.9 </confidence> ö", "<confidence>0.99</confidence>", ""),
+        ("last", "", "<confidence> 0.99 </confidence>", ""),
+    ],
+)
+def test_a_response_is_restated_and_its_confidence_weighted(llama, position, before, tagged, behind):
+    parser = ResponseParser(position)
+    lesson = _lesson(llama, parser, 5.0, record(7), before + tagged + behind, 7, 0.375)
+    assert lesson.record == record(7)
+    assert lesson.response[-1] == 7
+    restated = re.sub(r"[01][.0-9]*", "0.38", tagged)
+    assert llama.tokenizer.decode(lesson.response[:-1]) == before + restated + behind
+    heavy = [token for token, weight in zip(lesson.response, lesson.weights, strict=True) if weight == 5.0]
+    assert llama.tokenizer.decode(heavy) == restated
+    assert lesson.weights.count(1.0) == len(lesson.response) - len(heavy)
+    assert _lesson(llama, parser, 1.0, record(7), before + tagged + behind, 7, 0.375).weights == [1.0] * len(
+        lesson.response
+    )
 
 
-def test_a_lesson_is_a_question_with_one_of_the_responses_to_it():
-    taught = [(record(i), [[i, 0], [i, 1]]) for i in range(9)]
-    records, responses = _Lessons(taught, 400)(np.random.default_rng(0))
-    assert {(question.id, *ids) for question, ids in zip(records, responses, strict=True)} == {
+def test_every_question_and_every_lesson_of_it_is_drawn():
+    taught = [[Lesson(record(i), [i, end]) for end in (0, 1)] for i in range(9)]
+    drawn = _Lessons(taught, 400)(np.random.default_rng(0))
+    assert {(lesson.record.id, *lesson.response) for lesson in drawn} == {
         (f"q{i}", i, end) for i in range(9) for end in (0, 1)
     }
 
@@ -272,7 +287,7 @@ def test_responses_without_room_for_what_is_taught_are_said_to_be(never_stopped,
     shutil.rmtree(output / "confidence_start" / "model")
     shutil.rmtree(output / "checkpoints")
     (output / "metrics.jsonl").unlink()
-    monkeypatch.setattr(confidence_start, "_restated", lambda *_: None)
+    monkeypatch.setattr(confidence_start, "_lesson", lambda *_: Lesson(record(0), [1] * 99))
     with pytest.raises(TrainingError, match=r"rollout\.max_new_tokens=\d+: no response is short enough"):
         session(output)
 
@@ -346,9 +361,9 @@ def test_the_responses_are_made_likely_at_the_temperature_at_which_they_were_sam
     seen = []
     monkeypatch.setattr(imitation, "response_log_probs", lambda *a, **k: seen.append(k["temperature"]) or 1 / 0)
     for temperature in (0.7, 1.0):
-        stage = imitation.Imitation(lambda random: ([], []), "", 1, 1e-3, temperature=temperature)
+        stage = imitation.Imitation(lambda random: [], "", 1, 1e-3, temperature=temperature)
         with pytest.raises(ZeroDivisionError):
-            stage._accumulate_gradient(llama, [[5, 6]], [[7]])
+            stage._accumulate_gradient(llama, [[5, 6]], [Lesson(record(0), [7])])
     assert seen == [0.7, 1.0]
 
 

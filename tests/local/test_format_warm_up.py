@@ -19,7 +19,7 @@ from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
 from coca_mindspeed.local import imitation
 from coca_mindspeed.local.checkpoint import list_checkpoints
-from coca_mindspeed.local.imitation import Layout, encode_responses, imitation_loss
+from coca_mindspeed.local.imitation import Layout, Lesson, encode_responses, imitation_loss
 from coca_mindspeed.local.interrupt import InterruptedRunError
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.progress import ImitationProgress
@@ -209,12 +209,16 @@ def test_the_loss_is_that_of_the_response_tokens_alone(place):
     prompts = policy.encode_prompts(chosen, "Say it.", 500)
     responses = encode_responses(policy, texts)
     assert all(response[-1] == policy.tokenizer.eos_token_id for response in responses)
-    found = imitation_loss(policy, prompts, responses, question_weight=0.0)
     losses = []
     for prompt, response in zip(prompts, responses, strict=True):
         logits = policy.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
         losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(response), reduction="none"))
+    found = imitation_loss(policy, prompts, list(map(Lesson, chosen, responses)), question_weight=0.0)
     torch.testing.assert_close(found, torch.cat(losses).mean(), rtol=1e-4, atol=1e-4)
+    weights = [[1.0] * len(responses[0]), [0.0, *[3.0] * (len(responses[1]) - 1)], None]
+    weighted = torch.cat([losses[0], losses[1][1:] * 3, losses[2], torch.zeros(1)])
+    found = imitation_loss(policy, prompts, list(map(Lesson, chosen, responses, weights)), question_weight=0.0)
+    torch.testing.assert_close(found, weighted.mean(), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("question_weight", [0.0, 0.5])
@@ -224,17 +228,19 @@ def test_the_gradient_does_not_depend_on_how_an_update_is_cut(place, question_we
     chosen = records("lesson", 7, 7)
     prompts = policy.encode_prompts(chosen, "Say it.", 500)
     responses = encode_responses(policy, ["9" * (1 + 3 * i) for i in range(7)])
+    weights = [[1.0 + i % 3] * len(ids) for i, ids in enumerate(responses)]
+    lessons = list(map(Lesson, chosen, responses, weights))
     seen, found = [], []
     monkeypatch.setattr(imitation, "imitation_loss", lambda *a, **k: seen.append(len(a[1])) or imitation_loss(*a, **k))
     for tokens in (None, 10**6, len(prompts[0]) + 30):
-        stage = imitation.Imitation(lambda random: ([], []), "", 1, 1e-3, question_weight, microbatch_tokens=tokens)
-        loss = stage._accumulate_gradient(policy, prompts, responses)
+        stage = imitation.Imitation(lambda random: [], "", 1, 1e-3, question_weight, microbatch_tokens=tokens)
+        loss = stage._accumulate_gradient(policy, prompts, lessons)
         found.append((loss, torch.cat([p.grad.flatten() for p in policy.trained_parameters()])))
         policy.model.zero_grad()
     assert seen[:2] == [7, 7]
     assert len(seen) > 4
     with torch.no_grad():
-        assert found[0][0] == float(imitation_loss(policy, prompts, responses, question_weight))
+        assert found[0][0] == float(imitation_loss(policy, prompts, lessons, question_weight))
     for loss, gradient in found[1:]:
         assert loss == pytest.approx(found[0][0], rel=1e-5)
         torch.testing.assert_close(gradient, found[0][1], rtol=1e-4, atol=1e-6)
@@ -244,7 +250,7 @@ def test_what_all_prompts_start_with_counts_once(place, monkeypatch):
     """As it runs once in a pass; where questions are learned too, every prompt runs by itself."""
     policy = load_policy(place / "model", ModelConfig(), CPU)
     prompts = [[5] * 40 + [6 + i] for i in range(6)]
-    responses = [[20, 21, 22]] * 6
+    lessons = [Lesson(question, [20, 21, 22]) for question in records("lesson", 7, 6)]
     seen = []
     monkeypatch.setattr(imitation, "imitation_loss", lambda *a, **k: seen.append(len(a[1])) or imitation_loss(*a, **k))
     for question_weight, tokens, expected in (
@@ -254,8 +260,8 @@ def test_what_all_prompts_start_with_counts_once(place, monkeypatch):
         (0.5, 6 * 44, [6]),
         (0.5, 6 * 44 - 1, [5, 1]),
     ):
-        stage = imitation.Imitation(lambda random: ([], []), "", 1, 1e-3, question_weight, microbatch_tokens=tokens)
-        stage._accumulate_gradient(policy, prompts, responses)
+        stage = imitation.Imitation(lambda random: [], "", 1, 1e-3, question_weight, microbatch_tokens=tokens)
+        stage._accumulate_gradient(policy, prompts, lessons)
         assert seen == expected
         seen.clear()
 
