@@ -2,10 +2,14 @@
 
 import functools
 import hashlib
+import os
+import platform
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from coca_mindspeed import __version__
 from coca_mindspeed.differences import Difference, first_difference
@@ -37,8 +41,23 @@ def made_from(plan: Plan, cell: ReproductionCell, output: Path) -> dict[str, Any
 
 
 def source() -> dict[str, str]:
-    """The commit and the version of what makes a cell."""
-    return {"commit": source_commit(), "version": __version__}
+    """The commit and the version of what makes a cell, and the machine that it is made on."""
+    return {"commit": source_commit(), "version": __version__, "machine": machine()}
+
+
+def machine() -> str:
+    """Processor, cores and versions: what figures that are rounded differ by."""
+    cores = len(os.sched_getaffinity(0))
+    return f"{_processor()}, {cores} cores; PyTorch {torch.__version__}, Python {platform.python_version()}"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
 
 
 def check_made_from(plan: Plan, cells: Sequence[ReproductionCell], output: Path) -> None:

@@ -1,11 +1,7 @@
 """The report: every table as Markdown, CSV and, but for texts, picture, and a page with all of them."""
 
-import os
-import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-
-import torch
 
 from coca_mindspeed import __version__
 from coca_mindspeed.evaluation.predictions import Prediction
@@ -23,6 +19,7 @@ from coca_mindspeed.safe_text import one_line
 
 _SAMPLES = 6  # questions of each data set that are shown
 _LONGEST = 48  # characters of a response that are shown
+_NOT_WRITTEN_DOWN = "a machine that was not written down"
 
 
 def write_report(results: Results, plan: Plan, directory: Path, command: str) -> list[Table]:
@@ -148,12 +145,12 @@ def _provenance(results: Results, command: str) -> str:
     seeds = sorted({seed for _, _, seed in results.summaries})
     minutes = sum(summary["seconds"] for summary in summaries) / 60
     sources = sorted({commit for summary in summaries for commit in summary.get("sources", ["unknown"])})
+    machines = sorted({each for summary in summaries for each in summary.get("machines", [_NOT_WRITTEN_DOWN])})
     lines = [
         f"Made by `{command}` at commit `{source_commit()}` (version {__version__}).",
         f"Cells were run at {', '.join(f'`{commit}`' for commit in sources) or 'no commit yet'}.",
-        f"Seeds {', '.join(map(str, seeds)) or 'none'}; {len(summaries)} cells, {minutes:.0f} minutes of work in all; "
-        f"{_processor()}, {len(os.sched_getaffinity(0))} cores; PyTorch {torch.__version__}, Python "
-        f"{platform.python_version()}.",
+        f"Seeds {', '.join(map(str, seeds)) or 'none'}; {len(summaries)} cells, {minutes:.0f} minutes of work in all"
+        f"{''.join(f'; {each}' for each in machines)}.",
         "Figures are mean ± sample deviation over seeds, `(n = 4)` where fewer of the seeds have one; ↑: higher is "
         "better, ↓: lower is better; `--` is undefined. *ECE if calibrated* is what a calibrated model with the same "
         "confidences would show on as many questions: ECE near it cannot be told from calibration. The paper's figures "
@@ -163,12 +160,3 @@ def _provenance(results: Results, command: str) -> str:
         names = "; ".join(map(str, results.unfinished))
         lines.append(f"**Not finished yet, and so not in the tables:** {names}.")
     return "\n\n".join(lines) + "\n"
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

@@ -1,4 +1,4 @@
-"""How long a cell was worked on, over all processes that did, and from which source; a kill loses seconds at most."""
+"""How long a cell was worked on, by all processes that did, and where and from which source; a kill loses seconds."""
 
 import threading
 import time
@@ -44,6 +44,11 @@ class Timesheet:
     def sources(self) -> list[str]:
         """The commits that worked on it, each once, in order."""
         return list(dict.fromkeys(row["commit"] for row in self._rows()))
+
+    @property
+    def machines(self) -> list[str]:
+        """Those that it was worked on, as far as that was written down, each once, in order."""
+        return list(dict.fromkeys(row["machine"] for row in self._rows() if "machine" in row))
 
     def _rows(self) -> list[dict[str, Any]]:
         return [*self._before, {**self._source, "seconds": time.perf_counter() - self._started}]

@@ -53,7 +53,7 @@ class Workplace:
 def run_cell(place: Workplace, cell: ReproductionCell) -> float:
     """Run the cell unless it is done, and write its ``cell.json`` last; returns seconds of wall time.
 
-    Those of processes that were stopped are counted too, and each that worked on it leaves its commit.
+    Those of processes that were stopped are counted too, and each that worked on it leaves its commit and its machine.
     """
     if cell.done(place.output):
         return 0.0
@@ -72,7 +72,7 @@ def run_cell(place: Workplace, cell: ReproductionCell) -> float:
             predictions = _predictions(place, setting, cell)
             write_predictions(directory / "predictions.jsonl", predictions)
             summary["datasets"] = _metrics_by_dataset(predictions)
-    summary |= {"seconds": work.seconds, "sources": work.sources, "made_from": origin}
+    summary |= {"seconds": work.seconds, "sources": work.sources, "machines": work.machines, "made_from": origin}
     write_json(directory / "cell.json", summary)
     return work.seconds
 

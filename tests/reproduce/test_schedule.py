@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from coca_mindspeed import cli
 from coca_mindspeed.baselines.parts import claim_directory
@@ -188,6 +189,8 @@ def test_a_cell_counts_the_time_of_all_processes_that_worked_on_it(tmp_path, mon
             time.sleep(0.01)  # it is written while the work goes on, so that a kill loses little
     assert 100.02 < work.seconds < 110
     assert work.sources == ["before", source_commit()]
+    assert work.machines == [provenance.machine()]  # what was before did not write it down
+    assert f"PyTorch {torch.__version__}" in provenance.machine()
 
 
 def test_a_second_process_is_refused(tmp_path, capsys):

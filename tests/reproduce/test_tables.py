@@ -275,6 +275,20 @@ def test_the_report_has_every_table_three_times_and_names_what_is_missing(tmp_pa
     assert all((f"({name}.png)" in page) == (name not in texts) for name in names)
 
 
+def test_the_report_names_the_machines_of_its_cells_and_not_the_one_that_writes_it(tmp_path):
+    cells = cells_of(PLAN, range(1))
+    for number, cell in enumerate(cells):
+        finish(tmp_path, cell)
+        if number == 0:
+            continue  # of before it was written down
+        path = cell.directory(tmp_path) / "cell.json"
+        machines = ["B, 4 cores", "A, 2 cores"] if number == 1 else ["A, 2 cores"]
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"machines": machines}))
+    write_report(collect(tmp_path, cells), PLAN, tmp_path / "report", "command")
+    said = (tmp_path / "report" / "README.md").read_text()
+    assert "minutes of work in all; A, 2 cores; B, 4 cores; a machine that was not written down." in said
+
+
 def test_the_reports_commit_says_where_the_source_differs_from_it(tmp_path):
     def git(*arguments):
         identity = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false")
