@@ -1,4 +1,4 @@
-"""How many tokens a model can be given, by its own config.json."""
+"""By a model's own config.json: how many tokens it can be given, and whether all of its layers see them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from transformers import AutoConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import ConfigError
@@ -13,6 +14,10 @@ from coca_mindspeed.errors import ConfigError
 # These choose the frequencies of all positions by the longest one that a forward pass sees.  Beyond the trained length
 # the keys in the sampler's cache, made one token at a time, are not those that the update makes of the whole text.
 _BY_LENGTH = {"dynamic": "Dynamic NTK", "longrope": "LongRoPE", "su": "LongRoPE"}
+# Layers that keep keys and values of each token.  Shared prompts and the sampler's cache cut these apart and put them
+# together; the running state of a Mamba layer, a linear attention or a convolution cannot be cut.
+_ATTEND = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+_LAYER_KINDS = ("layer_types", "layers_block_type")
 
 
 @dataclass(frozen=True)
@@ -41,13 +46,28 @@ def read_model_config(path: Path, config: ModelConfig, *, where: str = "model.pa
     """The Hugging Face configuration of the decoder in ``path``.
 
     Raises:
-        ConfigError: its config.json does not load.
+        ConfigError: its config.json does not load, or is of a model that has other layers than attention.
     """
     source = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
     try:
-        return AutoConfig.from_pretrained(path, **source).get_text_config()
-    except (OSError, ValueError, ImportError, KeyError, TypeError) as error:
+        architecture = AutoConfig.from_pretrained(path, **source).get_text_config()
+    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{where}={path}: its config.json cannot be loaded: {error}") from error
+    if kinds := _layers_with_a_state(architecture):
+        raise ConfigError(
+            f"{where}={path}: expected a model whose layers are full or windowed attention, found "
+            f"{architecture.model_type} with {kinds}; sampling and shared prompts know keys and values alone"
+        )
+    return architecture
+
+
+def _layers_with_a_state(architecture: Any) -> str:
+    """What a model has beside keys and values of each token; empty: nothing."""
+    listed: list[str] = next((kinds for name in _LAYER_KINDS if (kinds := getattr(architecture, name, None))), [])
+    if others := set(listed) - _ATTEND:
+        return "layers of type " + ", ".join(sorted(others))
+    model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(architecture), None)
+    return "a running state" if getattr(model, "_is_stateful", False) else ""
 
 
 def context_limit(config: Any) -> ContextLimit | None:

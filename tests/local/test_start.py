@@ -21,7 +21,7 @@ from coca_mindspeed.errors import ConfigError, DataError, GradingError
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local import session as session_module
 from coca_mindspeed.local.chat import encode_prompts, load_tokenizer, render_prompts
-from coca_mindspeed.local.context import context_limit
+from coca_mindspeed.local.context import context_limit, read_model_config
 from coca_mindspeed.local.evaluate import held_out_at_once
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import choose_device, load_policy
@@ -147,6 +147,31 @@ def test_more_tokens_than_the_model_has_positions_are_refused_at_the_start(tmp_p
     check_prompts(model, ModelConfig(), records(), SYSTEM, check)
     with pytest.raises(ConfigError, match="takes 512"):
         check_prompts(model, ModelConfig(), records(), SYSTEM, LengthLimits(2048, 513 - longest))
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({"model_type": "qwen3_next"}, "found qwen3_next with layers of type linear_attention;"),
+        ({"model_type": "jamba"}, "found jamba with layers of type mamba;"),
+        ({"model_type": "lfm2", "full_attn_idxs": [0]}, "found lfm2 with layers of type conv;"),
+        ({"model_type": "recurrent_gemma"}, "found recurrent_gemma with layers of type recurrent;"),
+        ({"model_type": "falcon_h1"}, "found falcon_h1 with a running state;"),
+        ({"model_type": "mamba"}, "found mamba with a running state;"),
+    ],
+)
+def test_a_model_with_a_running_state_is_refused_before_its_weights_are_read(tmp_path, model, config, found):
+    directory = set_config(model, tmp_path / "model")
+    (directory / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="expected a model whose layers are full or windowed attention, ") as refusal:
+        check_prompts(directory, ModelConfig(), records(), SYSTEM, LengthLimits(64, 8))
+    assert found in str(refusal.value)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma3_text", "gpt_oss", "cohere2", "llama4_text", "opt"])
+def test_a_model_that_attends_is_taken_whatever_its_window(tmp_path, kind):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
+    assert read_model_config(tmp_path, ModelConfig()).model_type == kind
 
 
 SYSTEM = "State your confidence."
