@@ -148,7 +148,8 @@ def _provenance(results: Results, command: str) -> str:
     machines = sorted({each for summary in summaries for each in summary.get("machines", [_NOT_WRITTEN_DOWN])})
     lines = [
         f"Made by `{command}` at commit `{source_commit()}` (version {__version__}).",
-        f"Cells were run at {', '.join(f'`{commit}`' for commit in sources) or 'no commit yet'}.",
+        f"Cells were run at {', '.join(f'`{commit}`' for commit in sources) or 'no commit yet'}"
+        f"{' (`+`: with changes that were not committed)' if any(each.endswith('+') for each in sources) else ''}.",
         f"Seeds {', '.join(map(str, seeds)) or 'none'}; {len(summaries)} cells, {minutes:.0f} minutes of work in all"
         f"{''.join(f'; {each}' for each in machines)}.",
         "Figures are mean ± sample deviation over seeds, `(n = 4)` where fewer of the seeds have one; ↑: higher is "

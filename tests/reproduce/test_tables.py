@@ -289,6 +289,19 @@ def test_the_report_names_the_machines_of_its_cells_and_not_the_one_that_writes_
     assert "minutes of work in all; A, 2 cores; B, 4 cores; a machine that was not written down." in said
 
 
+def test_the_report_explains_the_plus_of_a_commit_only_where_there_is_one(tmp_path):
+    (cell,) = cells_of(PLAN, range(1))[:1]
+    finish(tmp_path, cell)
+    path = cell.directory(tmp_path) / "cell.json"
+    for commits, expected in (
+        (["abc", "def+"], "Cells were run at `abc`, `def+` (`+`: with changes that were not committed).\n"),
+        (["abc"], "Cells were run at `abc`.\n"),
+    ):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"sources": commits}))
+        write_report(collect(tmp_path, [cell]), PLAN, tmp_path / "report", "command")
+        assert expected in (tmp_path / "report" / "README.md").read_text()
+
+
 def test_the_reports_commit_says_where_the_source_differs_from_it(tmp_path):
     def git(*arguments):
         identity = ("-c", "user.name=x", "-c", "user.email=x@example.org", "-c", "commit.gpgsign=false")
