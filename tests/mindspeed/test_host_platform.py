@@ -1,5 +1,6 @@
 """The host platform's own parts, without MindSpeed-RL: weight layouts, stand-ins, device names."""
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ import torch
 
 from coca_mindspeed.errors import ConfigError, MissingDependencyError
 from coca_mindspeed.mindspeed.host_platform import operators, stand_ins
-from coca_mindspeed.mindspeed.host_platform.weights import Layout, Shard
+from coca_mindspeed.mindspeed.host_platform.weights import Layout, Shard, local_shard
 
 NAMES = [
     "embedding.word_embeddings.weight",
@@ -110,6 +111,25 @@ def test_layout_of_a_configuration() -> None:
         num_key_value_heads=2, num_attention_heads=4, hidden_size=32, tie_word_embeddings=False, head_dim=None
     )
     assert Layout.of(config, 2) == Layout(2, 4, 8, 2, False)
+
+
+def test_a_shard_that_is_sent_holds_its_own_parameters_alone() -> None:
+    """Megatron's parameters are views into one buffer, and a view would be sent with all of the buffer behind it."""
+    hidden, layers = 64, 6
+    buffer = torch.randn(layers, hidden, hidden)
+    decoder = torch.nn.Module()
+    decoder.layers = torch.nn.ModuleList(torch.nn.Module() for _ in range(layers))
+    for number, (layer, weight) in enumerate(zip(decoder.layers, buffer, strict=True), start=1):
+        layer.layer_number, layer.mlp = number, torch.nn.Module()
+        layer.mlp.weight = torch.nn.Parameter(weight)
+    model = torch.nn.Module()
+    model.decoder = decoder
+
+    shard = local_shard([SimpleNamespace(module=model)], tensor_rank=0)
+    assert {name: weight.tolist() for name, weight in shard.tensors.items()} == {
+        f"decoder.layers.{number}.mlp.weight": weight.tolist() for number, weight in enumerate(buffer)
+    }
+    assert len(pickle.dumps(shard)) < 1.2 * buffer.nbytes + 10_000
 
 
 def test_operators_by_hand() -> None:

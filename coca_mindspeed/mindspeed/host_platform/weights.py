@@ -37,13 +37,14 @@ class Shard:
 
 
 def local_shard(chunks: Iterable[Any], tensor_rank: int) -> Shard:
-    """This rank's parameters as they are now, on the CPU.
+    """A copy of this rank's parameters as they are now, on the CPU.
 
     Args:
         chunks: Megatron model chunks, wrapped or not; they must hold a ``GPTModel``.
         tensor_rank: this rank's place in its tensor-parallel group.
     """
-    return Shard(tensor_rank, {name: p.detach().cpu() for name, p in _named_parameters(chunks)})
+    # Megatron's parameters are views into one buffer; a view is sent to other ranks with all that is behind it.
+    return Shard(tensor_rank, {name: p.detach().clone().cpu() for name, p in _named_parameters(chunks)})
 
 
 def load_shard(chunks: Iterable[Any], state: Mapping[str, Tensor], layout: "Layout", tensor_rank: int) -> None:

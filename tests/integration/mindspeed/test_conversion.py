@@ -2,12 +2,17 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.local.format_warm_up import WARMED_UP, read_warm_up_records, teach_format
+from coca_mindspeed.local.policy import load_policy
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import REPOSITORY, environment, free_port, needs_mindspeed
 from tests.integration.mindspeed.runs import json_lines
@@ -27,7 +32,65 @@ exec {python} "$@"
 """
 # The first step of Adam moves no weight by more than the learning rate, but for the rounding of float32.
 _ADAM_STEP = 1e-3 * (1 + 1e-5)
-CUT = {"qwen25_1p5b_910b": (2, 1), "llama3_8b_910b": (1, 2)}  # TP, PP
+SMOLLM2 = REPOSITORY / "models" / "smollm2"
+_ROLLOUT_OF_SMOLLM2 = ("rollout.max_prompt_tokens=128", "rollout.max_new_tokens=24", "rollout.group_size=4")
+
+
+def _warm_qwen2(directory: Path) -> None:
+    tiny.write_model(directory / "model", warm_up_steps=150)
+
+
+def _untrained_llama(directory: Path) -> None:
+    tiny.write_model(directory / "model", config=tiny.llama_config())
+
+
+def _warm_llama_of_smollm2s_heads(directory: Path) -> None:
+    heads = {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True}
+    tiny.write_model(directory / "model", config=tiny.llama_config(**heads), warm_up_steps=150)
+
+
+def _warm_smollm2(directory: Path) -> None:
+    """The real weights, tokenizer and template, which are taught the format as ``train local`` would teach it."""
+    data = [f"data.train={directory / 'train.jsonl'}", f"warm_up.records={directory / 'train.jsonl'}"]
+    lessons = ["warm_up.steps=24", "warm_up.batch=8", "warm_up.lr=1e-4", "method.confidence_decimals=2"]
+    settings = [*data, *lessons, *_ROLLOUT_OF_SMOLLM2, f"model.path={SMOLLM2}", "model.compute_dtype=float32"]
+    run = compose_run("local", [*settings, "trainer.microbatch_prompts=null", "trainer.microbatch_tokens=1000"]).run
+    policy = load_policy(SMOLLM2, run.model, torch.device("cpu"))
+    teach_format(policy, read_warm_up_records(run), run, directory, show_progress=False)
+    (directory / WARMED_UP).rename(directory / "model")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, the ready-made run that trains its architecture, and how Megatron cuts it.
+
+    Attributes:
+        run: its name.
+        write: writes the model into a directory, which holds the questions already.
+        tensor: TP.
+        pipeline: PP.
+        settings: of the run, besides those for the tiny model.
+        learns: whether it states confidences, so that there is something to prefer.
+    """
+
+    run: str
+    write: Callable[[Path], None]
+    tensor: int = 1
+    pipeline: int = 1
+    settings: tuple[str, ...] = ()
+    learns: bool = True
+
+
+CASES = {
+    "qwen2": Case("qwen25_1p5b_910b", _warm_qwen2, tensor=2),
+    "llama3": Case("llama3_8b_910b", _untrained_llama, pipeline=2, learns=False),
+    "tied llama, 9 heads, 3 groups": Case("llama3_8b_910b", _warm_llama_of_smollm2s_heads, pipeline=2),
+    "smollm2": Case(
+        "llama3_8b_910b",
+        _warm_smollm2,
+        settings=(*_ROLLOUT_OF_SMOLLM2, "rollout.prompts=4", "method.max_confidence_tokens=16"),
+    ),
+}
 
 
 def _script(directory: Path, script: str, *arguments: str, ray_directory: str = "/nonexistent") -> None:
@@ -64,42 +127,43 @@ def test_the_bound_on_rounding_is_the_least_that_holds() -> None:
     assert half_ulp_of_bfloat16(torch.zeros(1)) == 0
 
 
-@pytest.mark.parametrize("run", CUT)
-def test_there_trained_and_back(run: str, tmp_path: Path, ray_directory: str) -> None:
-    (tmp_path / "model").mkdir()
-    if run.startswith("llama"):
-        tiny.write_model(tmp_path / "model", config=tiny.llama_config())
-    else:
-        tiny.write_model(tmp_path / "model", warm_up_steps=150)
+@pytest.mark.parametrize("name", CASES)
+def test_there_trained_and_back(name: str, tmp_path: Path, ray_directory: str) -> None:
+    case = CASES[name]
+    if case.write is _warm_smollm2 and not SMOLLM2.is_dir():
+        pytest.skip("needs SmolLM2's weights in models/smollm2 (make real)")
     tiny.write_questions(tmp_path, train=64, evaluate=8)
-    actor, (tp, pp) = "mindspeed_rl.actor_config", CUT[run]
+    case.write(tmp_path)
+    actor = "mindspeed_rl.actor_config"
     settings = [
         *tiny.run_overrides(tmp_path),
-        *("hardware.npus_per_node=2", f"model.megatron_path={tmp_path / 'mcore'}"),
-        *(f"{actor}.tensor_model_parallel_size={tp}", f"{actor}.pipeline_model_parallel_size={pp}"),
+        *(f"hardware.npus_per_node={case.tensor * case.pipeline}", f"model.megatron_path={tmp_path / 'mcore'}"),
+        *(f"{actor}.tensor_model_parallel_size={case.tensor}", f"{actor}.pipeline_model_parallel_size={case.pipeline}"),
         *("optimizer.lr=1e-3", "evaluation.interval=0", "trainer.steps=1"),
         *("mindspeed_rl.coca.host.initial_weights=null", f"{actor}.load={tmp_path / 'mcore'}"),
+        *case.settings,
     ]
     before = _weights(tmp_path / "model")
 
-    _script(tmp_path, "convert_weights.sh", "hf2mcore", run, *settings)
+    _script(tmp_path, "convert_weights.sh", "hf2mcore", case.run, *settings)
     untouched = tmp_path / "untouched"
     (untouched / "stage0").mkdir(parents=True)
     (untouched / "stage0" / "checkpoints").symlink_to(tmp_path / "mcore")
-    _script(tmp_path, "convert_weights.sh", "mcore2hf", run, "--output", str(untouched), *settings)
+    _script(tmp_path, "convert_weights.sh", "mcore2hf", case.run, "--output", str(untouched), *settings)
     returned = _weights(untouched / "hf")
     assert returned.keys() == before.keys()
-    for name, weight in before.items():
-        assert torch.equal(returned[name].bfloat16(), weight.bfloat16()), name
+    for each, weight in before.items():
+        assert torch.equal(returned[each].bfloat16(), weight.bfloat16()), each
 
     trained = tmp_path / "trained"
-    _script(tmp_path, f"{run}.sh", "--output", str(trained), *settings, ray_directory=ray_directory)
+    _script(tmp_path, f"{case.run}.sh", "--output", str(trained), *settings, ray_directory=ray_directory)
     (row,) = json_lines(trained / "stage0" / "metrics.jsonl")
     assert row["actor/rollout_log_prob_gap"] < 1e-4
-    _script(tmp_path, "convert_weights.sh", "mcore2hf", run, "--output", str(trained), *settings)
+    assert (row["rollout/invalid_share"] < 0.5) == case.learns
+    _script(tmp_path, "convert_weights.sh", "mcore2hf", case.run, "--output", str(trained), *settings)
     after = _weights(trained / "hf")
     assert after.keys() == before.keys()
-    for name, weight in returned.items():  # from these, which bfloat16 holds exactly, training began
-        assert ((after[name] - weight).abs() <= _ADAM_STEP + half_ulp_of_bfloat16(after[name])).all(), name
-    if not run.startswith("llama"):  # which, untrained, states no confidence, so that there is nothing to prefer
-        assert any(not torch.equal(after[name].bfloat16(), weight.bfloat16()) for name, weight in before.items())
+    for each, weight in returned.items():  # from these, which bfloat16 holds exactly, training began
+        assert ((after[each] - weight).abs() <= _ADAM_STEP + half_ulp_of_bfloat16(after[each])).all(), each
+    if case.learns:
+        assert any(not torch.equal(after[each].bfloat16(), weight.bfloat16()) for each, weight in before.items())
