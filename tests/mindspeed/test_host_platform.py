@@ -12,6 +12,7 @@ import torch
 
 from coca_mindspeed.errors import ConfigError, MissingDependencyError
 from coca_mindspeed.mindspeed.host_platform import operators, stand_ins
+from coca_mindspeed.mindspeed.host_platform.rollout import responses_at_once
 from coca_mindspeed.mindspeed.host_platform.weights import Layout, Shard, local_shard
 
 NAMES = [
@@ -130,6 +131,16 @@ def test_a_shard_that_is_sent_holds_its_own_parameters_alone() -> None:
         f"decoder.layers.{number}.mlp.weight": weight.tolist() for number, weight in enumerate(buffer)
     }
     assert len(pickle.dumps(shard)) < 1.2 * buffer.nbytes + 10_000
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "max_tokens", "expected"),
+    [(64, 16, 512), (49_152, 24, 227), (49_152, 4096, 1), (151_936, 100_000, 1)],
+)
+def test_as_many_responses_are_sampled_at_once_as_their_scores_leave_room_for(
+    vocabulary: int, max_tokens: int, expected: int
+) -> None:
+    assert responses_at_once(vocabulary, max_tokens) == expected
 
 
 def test_operators_by_hand() -> None:

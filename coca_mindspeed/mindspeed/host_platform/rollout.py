@@ -17,8 +17,9 @@ from coca_mindspeed.mindspeed.host_platform import rollout_groups
 from coca_mindspeed.mindspeed.host_platform.weights import Layout, local_shard
 from coca_mindspeed.mindspeed.stages.rollout_noise import next_seed
 
-# Responses sampled at once; bounds the memory of the key-value cache and of the logits.
-_RESPONSES_AT_ONCE = 512
+# Bounds of what is sampled at once: transformers keeps the scores of all tokens until the last is drawn.
+_MOST_RESPONSES = 512
+_MOST_BYTES_OF_SCORES = 2**30
 
 
 class HostRolloutEngine:
@@ -78,8 +79,9 @@ class HostRolloutEngine:
         rows = [list(prompt) for prompt in prompts for _ in range(count)]
         ids: list[Tensor] = []
         log_probs: list[Tensor] = []
-        for start in range(0, len(rows), _RESPONSES_AT_ONCE):
-            sampled, scores = self._sample(rows[start : start + _RESPONSES_AT_ONCE], settings)
+        at_once = responses_at_once(self.hf_config.vocab_size, int(settings["max_tokens"]))
+        for start in range(0, len(rows), at_once):
+            sampled, scores = self._sample(rows[start : start + at_once], settings)
             ids.extend(sampled)
             log_probs.extend(scores)
         return (
@@ -134,6 +136,11 @@ class HostRolloutEngine:
         """Nothing is kept between rollouts."""
 
     offload_model_weights = free_cache_engine
+
+
+def responses_at_once(vocabulary: int, max_tokens: int) -> int:
+    """How many responses are sampled together, so that their scores, float32, stay within a GiB; at least one."""
+    return max(1, min(_MOST_RESPONSES, _MOST_BYTES_OF_SCORES // (4 * vocabulary * max_tokens)))
 
 
 class HostShardingManager:
