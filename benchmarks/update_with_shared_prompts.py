@@ -1,4 +1,4 @@
-"""Forward and backward of the update with each prompt run once a group, against the plain way."""
+"""Forward and backward of the update that runs prompts and what responses begin with once, against the plain way."""
 
 import tempfile
 from collections.abc import Callable
@@ -8,8 +8,9 @@ import torch
 
 from benchmarks.sampler_against_generate import warm_policy
 from benchmarks.timing import alternate
-from coca_mindspeed.local.log_probs import response_log_probs
+from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.sampler import sample_responses
+from coca_mindspeed.local.update import microbatches_of, responses_of
 
 
 def run(rounds: int) -> dict[str, float]:
@@ -26,10 +27,13 @@ def run(rounds: int) -> dict[str, float]:
     )
 
     def update(share_prompts: bool) -> Callable[[], None]:
+        config = compose_run("demo", [f"trainer.share_prompts={share_prompts}"]).run
+        (microbatch,) = microbatches_of(samples, range(len(prompts)), config)
+
         def work() -> None:
             policy.model.zero_grad(set_to_none=True)
-            arguments = {"temperature": 1.0, "share_prompts": share_prompts}
-            response_log_probs(policy, prompts, samples.token_ids, **arguments).sum().backward()
+            _, responses = responses_of(policy, samples, microbatch, config)
+            responses.scores().log_probs[samples.inside].sum().backward()
 
         return work
 

@@ -5,6 +5,9 @@ group's keys and values: with six heads a group, most of a sampled token's time.
 Of a sampled token the heads of a group go as rows of one head, so that their keys and values are read once.  The sums
 are rounded differently.
 
+That kernel is made for long texts.  A few tokens behind a short prompt, which short responses in an update are, it
+takes longer for with two threads than with one, and five times as long as two products of all rows and heads at once.
+
 The mask itself transformers 4 works out by `torch.vmap`, several milliseconds at every token; here it is two
 comparisons and has the same values.
 """
@@ -19,7 +22,10 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface, causal_mask_function
 
-_GROUPED, _MASKED = "sdpa_grouped", "sdpa_masked"
+_ON_CPU, _MASKED = "sdpa_on_cpu", "sdpa_masked"
+#: Of a row and a head: for as many numbers in the products, and for no more pairs of a query and a key, the products
+#: beat the kernel (``docs/benchmarks.md``).
+_LEAST_NUMBERS, _MOST_PAIRS = 1024, 1024
 _transformers_mask = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
 _BY_VMAP = "cache_position" in inspect.signature(_transformers_mask).parameters  # transformers 5 compares as well
 
@@ -28,7 +34,7 @@ def use_own_attention(model: Any, device: torch.device) -> None:
     """Let a model whose attention is PyTorch's attend in this way.
 
     Only models that look their attention up by its name can; the others are left as they are.  Heads that share keys
-    and values read them in place on a CPU alone, as only its kernel does.
+    and values read them in place on a CPU alone, as only its kernel does; nor has another device short products.
 
     Args:
         model: a Hugging Face model.
@@ -38,8 +44,9 @@ def use_own_attention(model: Any, device: torch.device) -> None:
         return
     text = model.config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
-    if device.type == "cpu" and getattr(text, "num_key_value_heads", heads) != heads:
-        model.set_attn_implementation(_GROUPED)
+    grouped = getattr(text, "num_key_value_heads", heads) != heads
+    if device.type == "cpu" and (grouped or _asks_for_its_mask(model)):
+        model.set_attn_implementation(_ON_CPU)
     elif _BY_VMAP and _asks_for_its_mask(model):
         model.set_attn_implementation(_MASKED)
 
@@ -53,17 +60,41 @@ def _attention(
     module: torch.nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
     (rows, heads, tokens, size), groups = query.shape, key.shape[1]
+    mask = None if attention_mask is None or attention_mask.ndim != 4 else attention_mask[..., : key.shape[-2]]
+    if tokens > 1 and mask is not None and mask.dtype == torch.bool and not kwargs.get("dropout"):
+        pairs = tokens * key.shape[-2]
+        if pairs * size >= _LEAST_NUMBERS and pairs <= _MOST_PAIRS:
+            scaling = kwargs.get("scaling") or size**-0.5
+            return _by_products(query * scaling, key, value, mask).transpose(1, 2).contiguous(), None
     plain = attention_mask is None and tokens > 1
-    if plain or heads == groups or (attention_mask is not None and attention_mask.ndim != 4):
+    if plain or heads == groups or (attention_mask is not None and mask is None):
         attended: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
         return attended
-    mask = None if attention_mask is None else attention_mask[..., : key.shape[-2]]
     if tokens == 1:
         query = query.reshape(rows, groups, heads // groups, size)
     output = scaled_dot_product_attention(
         query, key, value, attn_mask=mask, scale=kwargs.get("scaling"), enable_gqa=tokens > 1
     )
     return output.reshape(rows, heads, tokens, size).transpose(1, 2).contiguous(), None
+
+
+def _by_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Attention ``[rows, heads, queries, size]``; the heads of a group are rows of its keys and values.
+
+    Args:
+        query: ``[rows, heads, queries, size]``, scaled.
+        key: ``[rows, groups, keys, size]``.
+        value: as ``key``.
+        mask: bool ``[rows, 1, queries, keys]``, True where a query sees a key; one that sees none sees all alike, and
+            is padding.
+    """
+    heads = (key.shape[1], query.shape[1] // key.shape[1])
+    each = (heads[1], query.shape[2])
+    scores = query.unflatten(1, heads).flatten(2, 3) @ key.transpose(2, 3)
+    hidden = ~mask[:, :, None]
+    weights = scores.unflatten(2, each).masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(dim=-1)
+    attended: Tensor = (weights.flatten(2, 3) @ value).unflatten(2, each).flatten(1, 2)
+    return attended
 
 
 def _causal_mask(
@@ -121,7 +152,7 @@ def _causal_mask(
     return seen & inside[:, None, None, :]
 
 
-AttentionInterface.register(_GROUPED, _attention)
+AttentionInterface.register(_ON_CPU, _attention)
 AttentionInterface.register(_MASKED, sdpa_attention_forward)
-for _name in (_GROUPED, _MASKED):
+for _name in (_ON_CPU, _MASKED):
     AttentionMaskInterface.register(_name, _causal_mask if _BY_VMAP else _transformers_mask)

@@ -106,7 +106,7 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
             if sum(microbatch.group_sizes) < responses:  # others came before it, whose gradients are there
                 for parameter in trained:
                     parameter.grad = torch.empty_like(parameter)
-            update_pass(policy, microbatch, config)
+            update_pass(responses_of(policy, microbatch, config))
             update = max(update, live.most - before)
             for parameter in trained:
                 parameter.grad = None
@@ -122,7 +122,7 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
         if config.rollout.engine == "vllm":
             with torch.no_grad():
                 for microbatch in largest:
-                    _responses(policy, microbatch, config).scores()
+                    responses_of(policy, microbatch, config).scores()
             cache = int(config.rollout.vllm.kv_cache_gib * GIB)
             vllm = bytes_of_number(config) * plain + cache
         else:
@@ -271,9 +271,8 @@ def largest_microbatches(config: RunConfig) -> list[LargestMicrobatch]:
     return found
 
 
-def update_pass(policy: Policy, microbatch: LargestMicrobatch, config: RunConfig) -> None:
+def update_pass(responses: ResponseBatch) -> None:
     """One microbatch, forwards and backwards; its gradient is added to what there is."""
-    responses = _responses(policy, microbatch, config)
     ones = torch.ones_like(responses.token_ids, dtype=torch.float32)
     objective_of = functools.partial(
         segment_objective, old_log_probs=ones, advantages=ones, masks=SegmentMasks(ones.bool(), ~ones.bool())
@@ -281,7 +280,8 @@ def update_pass(policy: Policy, microbatch: LargestMicrobatch, config: RunConfig
     responses.backward(objective_of)
 
 
-def _responses(policy: Policy, microbatch: LargestMicrobatch, config: RunConfig) -> ResponseBatch:
+def responses_of(policy: Policy, microbatch: LargestMicrobatch, config: RunConfig) -> ResponseBatch:
+    """A microbatch that has shapes alone; no two of its responses begin alike."""
     return ResponseBatch(
         policy,
         _prompts(len(microbatch.group_sizes), microbatch.prompt),

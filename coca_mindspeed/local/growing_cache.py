@@ -9,6 +9,7 @@ from transformers.cache_utils import DynamicLayer
 
 _GROWTH = 1.5  # room for the longest response from the start would be memory that most rows never use
 _LEAST_ROOM = 16  # tokens
+_SMALL = 2**24  # bytes of keys or values of a layer; so little is taken for all rows to come at once
 
 
 def growing_cache(config: Any, most: int | None = None) -> DynamicCache:
@@ -92,7 +93,10 @@ class _GrowingLayer(DynamicLayer):
         """See :func:`repeat_rows`."""
         before, used = len(self.keys), self.keys.shape[-2]
         if self._buffers is None or len(self._buffers[0]) < before + len(rows):
-            self._move(tokens=used + 1, more_rows=max(len(rows), min(before, most - before)))
+            small = most * self.keys[0].nbytes <= _SMALL
+            self._move(
+                tokens=used + 1, more_rows=max(len(rows), most - before if small else min(before, most - before))
+            )
         assert self._buffers is not None
         for buffer in self._buffers:
             buffer[before : before + len(rows), :, :used] = buffer[:, :, :used].index_select(0, rows)

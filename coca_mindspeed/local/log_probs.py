@@ -5,50 +5,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
 from coca_mindspeed.algorithm.objective import Objective
+from coca_mindspeed.local.beginnings import Indices, ResponsePasses, Scored, take_rows
 from coca_mindspeed.local.output_layer import TokenScores, scores_of_logits
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prompt_pass import pad_left, positions_of, run_prompts, shared_start
 from coca_mindspeed.local.separate_backward import GoOn, go_on, go_on_separately
-
-
-@dataclass(frozen=True)
-class _Groups:
-    """How many rows follow each prompt."""
-
-    sizes: Sequence[int]
-
-    @classmethod
-    def of(cls, prompts: int, rows: int, sizes: Sequence[int] | None) -> "_Groups":
-        if sizes is None:
-            if rows % prompts:
-                raise ValueError(f"token_ids has {rows} rows, expected a multiple of the {prompts} prompts")
-            sizes = [rows // prompts] * prompts
-        if len(sizes) != prompts or sum(sizes) != rows:
-            raise ValueError(f"group_sizes {list(sizes)} should name {prompts} prompts and {rows} rows in all")
-        return cls(sizes)
-
-    def repeat(self, of_prompts: Tensor) -> Tensor:
-        """Rows from what has one for each prompt; what has one for each response already is left as it is."""
-        if len(of_prompts) == sum(self.sizes):
-            return of_prompts
-        if len(set(self.sizes)) == 1:
-            return of_prompts.repeat_interleave(self.sizes[0], dim=0)
-        return of_prompts[self._prompt_of_row(of_prompts.device)]
-
-    def repeat_cache(self, cache: DynamicCache) -> None:
-        """The same for keys and values, in place."""
-        if len(set(self.sizes)) == 1:
-            cache.batch_repeat_interleave(self.sizes[0])
-        else:
-            cache.batch_select_indices(self._prompt_of_row(cache.layers[0].keys.device))
-
-    def _prompt_of_row(self, device: torch.device) -> Tensor:
-        return torch.tensor([prompt for prompt, size in enumerate(self.sizes) for _ in range(size)], device=device)
 
 
 def response_log_probs(
@@ -95,7 +62,12 @@ def response_scores(
 
 @dataclass(frozen=True)
 class ResponseBatch:
-    """Responses of which the policy is asked; the attributes are the arguments of :func:`response_scores`."""
+    """Responses of which the policy is asked; the attributes are the arguments of :func:`response_scores`.
+
+    Attributes:
+        passes: how the responses' tokens are run where prompts are shared; None: all of them in one pass.  What they do
+            not run has the log-prob 0.
+    """
 
     policy: Policy
     prompts: Sequence[Sequence[int]]
@@ -103,13 +75,16 @@ class ResponseBatch:
     temperature: float
     share_prompts: bool = True
     group_sizes: Sequence[int] | None = None
+    passes: ResponsePasses | None = None
 
     def scores(self) -> TokenScores:
         """See :func:`response_scores`."""
         if self._fits_one_chunk:
             return self._scores_at_once()
         with self.policy.autocast():
-            return self.policy.output_layer.scores(self._joined_states(), self.token_ids, self._as_policy)
+            states, places = self._joined_states()
+            found = self.policy.output_layer.scores(states, self._tokens(places), self._as_policy)
+        return TokenScores(*(self._in_place(each, places) for each in found))
 
     def backward(self, objective_of: Callable[[Tensor], Objective]) -> tuple[Objective, TokenScores]:
         """Add up the gradient of the objective of the same log-probs; its logits are made once, however many they are.
@@ -126,15 +101,27 @@ class ResponseBatch:
             objective.loss.backward()
             return objective._replace(loss=objective.loss.detach()), TokenScores(log_probs.detach(), entropy)
         with self.policy.autocast():
-            states = self._joined_states()
-            _, scores = self.policy.output_layer.backward(
-                states, self.token_ids, self._as_policy, lambda log_probs: objective_of(log_probs).loss
+            states, places = self._joined_states()
+            _, found = self.policy.output_layer.backward(
+                states,
+                self._tokens(places),
+                self._as_policy,
+                lambda log_probs: objective_of(self._in_place(log_probs, places)).loss,
             )
+        scores = TokenScores(*(self._in_place(each, places) for each in found))
         return objective_of(scores.log_probs), scores
 
     @cached_property
-    def _groups(self) -> _Groups:
-        return _Groups.of(len(self.prompts), len(self.token_ids), self.group_sizes)
+    def _sizes(self) -> Sequence[int]:
+        """How many responses each prompt has."""
+        prompts, rows, sizes = len(self.prompts), len(self.token_ids), self.group_sizes
+        if sizes is None:
+            if rows % prompts:
+                raise ValueError(f"token_ids has {rows} rows, expected a multiple of the {prompts} prompts")
+            sizes = [rows // prompts] * prompts
+        if len(sizes) != prompts or sum(sizes) != rows:
+            raise ValueError(f"group_sizes {list(sizes)} should name {prompts} prompts and {rows} rows in all")
+        return sizes
 
     @property
     def _fits_one_chunk(self) -> bool:
@@ -143,66 +130,92 @@ class ResponseBatch:
     def _as_policy(self, logits: Tensor) -> Tensor:
         return self.policy.logits_of_policy(logits, self.temperature)
 
-    def _joined_states(self) -> Tensor:
-        """Hidden states that predict the responses' tokens, ``[P * G, tokens, hidden]``."""
-        return torch.cat([self._groups.repeat(part) for part in self._states(go_on_separately)], dim=1)
+    def _tokens(self, places: Tensor) -> Tensor:
+        return self.token_ids.flatten()[places]
+
+    def _in_place(self, found: Tensor, places: Tensor) -> Tensor:
+        """``[P * G, tokens]`` of what was found for the tokens at ``places``; 0 elsewhere."""
+        return found.new_zeros(self.token_ids.numel()).index_copy(0, places, found).view(self.token_ids.shape)
+
+    def _places(self, scored: Sequence[Scored]) -> Tensor:
+        places = np.concatenate([each.places for each in scored])
+        return torch.tensor(places, device=self.token_ids.device)
+
+    def _joined_states(self) -> tuple[Tensor, Tensor]:
+        """Hidden states that predict tokens of the responses, ``[n, hidden]``, and the places ``[n]`` of these."""
+        states, scored = zip(*self._states(go_on_separately), strict=True)
+        predicting = [take_rows(part.flatten(0, 1), of.states) for part, of in zip(states, scored, strict=True)]
+        return torch.cat(predicting), self._places(scored)
 
     def _scores_at_once(self) -> TokenScores:
         """Log-prob and entropy of every token, from all logits."""
+        logits, scored = [], []
         with self.policy.autocast():
-            # Each part's logits come before the next part's pass: autograd adds up gradients in the order of the
-            # forward.
-            parts = [self.policy.output_layer.logits(part) for part in self._states(go_on)]
-            logits = torch.cat([self._groups.repeat(part) for part in parts], dim=1)
-        return scores_of_logits(self._as_policy(logits), self.token_ids)
+            for states, of in self._states(go_on):
+                # Each part's logits come before the next part's pass: autograd adds up gradients in the order of the
+                # forward.
+                logits.append(take_rows(self.policy.output_layer.logits(states).flatten(0, 1), of.states))
+                scored.append(of)
+        places = self._places(scored)
+        found = scores_of_logits(self._as_policy(torch.cat(logits)), self._tokens(places))
+        return TokenScores(*(self._in_place(each, places) for each in found))
 
-    def _states(self, go_on: GoOn) -> Iterator[Tensor]:
+    def _states(self, go_on: GoOn) -> Iterator[tuple[Tensor, Scored]]:
+        """Hidden states of each pass, ``[rows, tokens, hidden]``, and what they predict."""
         cache = DynamicCache(config=self.policy.model.config)
+        prompt_of = np.repeat(np.arange(len(self.prompts)), self._sizes)
+        width = self.token_ids.shape[1]
         # With nothing to share a pass for the prompts would be one more and save none.
-        if self.share_prompts and (max(self._groups.sizes) > 1 or shared_start(self.prompts, cache)):
-            return _shared(self.policy, self.prompts, self.token_ids, self._groups, cache, go_on)
-        return _plain(self.policy, self.prompts, self.token_ids, self._groups)
+        if self.share_prompts and (max(self._sizes) > 1 or shared_start(self.prompts, cache)):
+            passes = self.passes or ResponsePasses.whole(prompt_of, width)
+            return _shared(self.policy, self.prompts, self.token_ids, passes, cache, go_on)
+        return _plain(self.policy, self.prompts, self.token_ids, prompt_of)
 
 
 def _shared(
     policy: Policy,
     prompts: Sequence[Sequence[int]],
     token_ids: Tensor,
-    groups: _Groups,
+    passes: ResponsePasses,
     cache: DynamicCache,
     go_on: GoOn,
-) -> Iterator[Tensor]:
-    """Hidden states that predict the responses: of the first tokens ``[P, 1, hidden]``, and of the others."""
+) -> Iterator[tuple[Tensor, Scored]]:
     forward = policy.output_layer.hidden_states
     started = run_prompts(forward, prompts, cache, policy.pad_id, policy.device, go_on)
-    yield started.output[:, -1:]  # a prompt's last state predicts the response's first token
-    if token_ids.shape[1] == 1:
-        return
-    lengths = groups.repeat(started.lengths)
-    offsets = torch.arange(token_ids.shape[1] - 1, device=policy.device)
-    mask = started.mask
-    if mask is not None:
-        inside = torch.ones_like(token_ids[:, 1:], dtype=torch.bool)
-        mask = torch.cat([groups.repeat(mask), inside], dim=1)
-    yield go_on(
-        forward,
-        functools.partial(groups.repeat_cache, cache),
-        last=True,
-        input_ids=token_ids[:, :-1],
-        attention_mask=mask,
-        position_ids=lengths[:, None] + offsets,
-        past_key_values=cache,
-        use_cache=True,
-    )
+    yield started.output[:, -1:], passes.first
+    mask, lengths = started.mask, started.lengths
+    for each in passes.passes:
+        mask = None if mask is None else take_rows(mask, each.rows_before)
+        lengths = take_rows(lengths, each.rows_before)
+        columns = torch.arange(each.start, each.stop, device=policy.device)
+        if mask is not None:
+            mask = torch.nn.functional.pad(mask, (0, len(columns)), value=True)
+        states = go_on(
+            forward,
+            functools.partial(_take_rows_of_cache, cache, each.rows_before),
+            last=each is passes.passes[-1],
+            input_ids=take_rows(token_ids[:, each.start : each.stop], each.responses),
+            attention_mask=mask,
+            position_ids=lengths[:, None] + columns,
+            past_key_values=cache,
+            use_cache=True,
+        )
+        yield states, each.scored
 
 
-def _plain(policy: Policy, prompts: Sequence[Sequence[int]], token_ids: Tensor, groups: _Groups) -> Iterator[Tensor]:
-    """Hidden states that predict the responses' tokens, ``[P * G, tokens, hidden]``."""
+def _take_rows_of_cache(cache: DynamicCache, rows: Indices) -> None:
+    for layer in cache.layers:
+        if layer.keys is not None:  # else it reads another layer's
+            layer.keys, layer.values = take_rows(layer.keys, rows), take_rows(layer.values, rows)
+
+
+def _plain(
+    policy: Policy, prompts: Sequence[Sequence[int]], token_ids: Tensor, prompt_of: Indices
+) -> Iterator[tuple[Tensor, Scored]]:
     ids, mask = pad_left(prompts, policy.pad_id, policy.device)
-    ids = torch.cat([groups.repeat(ids), token_ids[:, :-1]], dim=1)
+    ids = torch.cat([take_rows(ids, prompt_of), token_ids[:, :-1]], dim=1)
     if mask is not None:
-        inside = torch.ones_like(token_ids[:, 1:], dtype=torch.bool)
-        mask = torch.cat([groups.repeat(mask), inside], dim=1)
+        mask = torch.nn.functional.pad(take_rows(mask, prompt_of), (0, token_ids.shape[1] - 1), value=True)
     states = policy.output_layer.hidden_states(
         input_ids=ids,
         # Without a mask and a cache transformers looks for several texts in a row, at the price of a mask.
@@ -210,4 +223,5 @@ def _plain(policy: Policy, prompts: Sequence[Sequence[int]], token_ids: Tensor, 
         position_ids=positions_of(mask, ids),
         use_cache=False,
     )
-    yield states[:, -token_ids.shape[1] :]
+    every = np.arange(token_ids.numel())
+    yield states[:, -token_ids.shape[1] :], Scored(every, every)

@@ -1,11 +1,13 @@
-"""Tokens drawn from rows of a distribution."""
+"""Tokens drawn from rows of a distribution, by where a uniform number falls among its sums.
+
+`torch.multinomial` draws an exponential for each token of a vocabulary: of a large one, what sampling on a CPU spends
+most of its time on besides the model.
+"""
 
 import torch
 from torch import Tensor
 
-# From this vocabulary on, an exponential for each token, which torch.multinomial draws, is what sampling on a CPU
-# spends most of its time on besides the model.
-_LARGE = 4096
+_LARGE = 4096  # a vocabulary from here on: summed up whole for every draw it would take longer than by blocks
 _BLOCK = 256  # tokens; one is found in two steps, among the blocks and in its block
 
 
@@ -25,15 +27,16 @@ def draw_tokens(
     if row_of is None:
         row_of = torch.arange(len(probabilities), device=probabilities.device)
     if probabilities.shape[1] < _LARGE:
-        return torch.multinomial(probabilities.index_select(0, row_of), 1, generator=generator)
-    blocks = _block_sums(probabilities).index_select(0, row_of)
+        uniform = torch.rand(len(row_of), 1, generator=generator, device=probabilities.device)
+        return _draw(probabilities.cumsum(dim=1), uniform, row_of)
+    blocks = _block_sums(probabilities).cumsum(dim=1)
     # Two numbers: the digits of one would not reach to the tokens of a block that is improbable.
     uniform = torch.rand(len(row_of), 2, generator=generator, device=probabilities.device)
-    block = _draw(blocks, uniform[:, :1])
+    block = _draw(blocks, uniform[:, :1], row_of)
     token = block * _BLOCK + torch.arange(_BLOCK, device=probabilities.device)
     inside = token < probabilities.shape[1]
     of_block = probabilities[row_of[:, None], token.where(inside, 0)].where(inside, 0.0)
-    return token.gather(1, _draw(of_block, uniform[:, 1:]))
+    return token.gather(1, _draw(of_block.cumsum(dim=1), uniform[:, 1:]))
 
 
 def _block_sums(probabilities: Tensor) -> Tensor:
@@ -45,12 +48,19 @@ def _block_sums(probabilities: Tensor) -> Tensor:
     return torch.cat([sums, probabilities[:, whole:].sum(dim=-1, keepdim=True)], dim=1)
 
 
-def _draw(weights: Tensor, uniform: Tensor) -> Tensor:
-    """The index ``[rows, 1]`` at which the sum of weights ``[rows, n]`` passes a uniform share ``[rows, 1]`` of all."""
-    reached = weights.cumsum(dim=1)
-    total = reached[:, -1:].contiguous()
+def _draw(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> Tensor:
+    """The index ``[draws, 1]`` at which a row of ``sums`` passes a uniform share ``[draws, 1]`` of its last.
+
+    Args:
+        sums: of weights ``[rows, n]``, each with those before it.
+        uniform: from 0 to 1.
+        row_of: as in :func:`draw_tokens`.
+    """
+    total = sums[:, -1:].contiguous()
     if bool((~(total > 0)).any()):
         raise RuntimeError("tokens cannot be drawn: a row of probabilities is 0 throughout, or not finite")
     # A share that was rounded up to all of it must not end behind the last index that has a weight.
-    last = torch.searchsorted(reached, total)
-    return torch.searchsorted(reached, uniform * total, right=True).minimum(last)
+    last = torch.searchsorted(sums, total)
+    if row_of is not None:
+        sums, total, last = (of_row.index_select(0, row_of) for of_row in (sums, total, last))
+    return torch.searchsorted(sums, uniform * total, right=True).minimum(last)

@@ -87,6 +87,14 @@ def next_token_logits(model: Any, ids: Tensor, pad_id: int) -> Tensor:
     return logits.masked_fill(banned, -torch.inf)
 
 
+def draw(probabilities: Tensor, generator: torch.Generator) -> Tensor:
+    """A token ``[rows, 1]`` of each row: where the sum of its probabilities passes a uniform number."""
+    sums = probabilities.cumsum(dim=1)
+    total = sums[:, -1:].contiguous()
+    uniform = torch.rand(len(sums), 1, generator=generator)
+    return torch.searchsorted(sums, uniform * total, right=True).minimum(torch.searchsorted(sums, total))
+
+
 @torch.no_grad()
 def sample(model: Any, tokenizer: Any, prompt_ids: Tensor, settings: Settings, generator: torch.Generator) -> Rollout:
     """Sample at temperature 1, running the whole text anew for every token: slow, and nothing to get wrong."""
@@ -98,7 +106,7 @@ def sample(model: Any, tokenizer: Any, prompt_ids: Tensor, settings: Settings, g
     row = torch.arange(rows)  # where those that go on belong
     for t in range(settings.max_new_tokens):
         distribution = next_token_logits(model, ids, tokenizer.pad_token_id)[:, -1].log_softmax(dim=-1)
-        token = torch.multinomial(distribution.exp(), 1, generator=generator)
+        token = draw(distribution.exp(), generator)
         token_ids[row, t] = token[:, 0]
         log_probs[row, t] = distribution.gather(1, token)[:, 0]
         going = token[:, 0] != tokenizer.eos_token_id

@@ -122,14 +122,55 @@ def test_models_that_go_by_the_name_of_their_attention_keep_it():
     assert model.config._attn_implementation == "sdpa"
 
 
-@pytest.mark.parametrize(
-    ("device", "kv_heads", "read_in_place"), [("cpu", 2, True), ("cpu", 4, False), ("cuda", 2, False)]
-)
-def test_only_a_cpu_gains_by_reading_in_place(device, kv_heads, read_in_place):
+@pytest.mark.parametrize(("device", "ours"), [("cpu", True), ("cuda", False)])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+def test_only_a_cpu_gains_by_it(device, ours, kv_heads):
     """PyTorch's own kernels of a device repeat keys and values themselves, and estimates have to know that they do."""
     model = tiny_model(kv_heads)
     use_own_attention(model, torch.device(device))
-    assert (model.config._attn_implementation == "sdpa_grouped") == read_in_place
+    assert (model.config._attn_implementation == "sdpa_on_cpu") == ours
+
+
+@pytest.mark.parametrize("groups", [1, 2, 6])
+@pytest.mark.parametrize(
+    ("tokens", "keys", "by_products"), [(7, 18, True), (2, 3, False), (16, 64, True), (16, 65, False)]
+)
+def test_short_texts_are_attended_to_by_products(tokens, keys, by_products, groups, monkeypatch):
+    """With the kernel's result and gradient; what is long, or is next to nothing, is the kernel's."""
+    asked, kernel = [], attention.scaled_dot_product_attention
+
+    def watched(*arguments, **options):
+        asked.append(1)
+        return kernel(*arguments, **options)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", watched)
+    monkeypatch.setattr(sdpa_attention.torch.nn.functional, "scaled_dot_product_attention", watched)
+    random = torch.Generator().manual_seed(0)
+    query = torch.randn(5, tokens, 6, 16, generator=random).transpose(1, 2).requires_grad_()
+    key, value = (torch.randn(5, groups, keys, 16, generator=random, requires_grad=True) for _ in range(2))
+    seen = torch.arange(keys) <= torch.arange(keys - tokens, keys)[:, None]
+    mask = (seen & (torch.arange(keys) >= torch.arange(5)[:, None, None].clamp(max=keys - tokens)))[:, None]
+    out = torch.randn(5, tokens, 6, 16, generator=random)
+    found, _ = attention._attention(torch.nn.Module(), query, key, value, mask)
+    assert bool(asked) != by_products
+    gradients = torch.autograd.grad((found * out).sum(), (query, key, value))
+    expected = kernel(query, key, value, attn_mask=mask, enable_gqa=True).transpose(1, 2)
+    torch.testing.assert_close(found, expected)
+    for gradient, other in zip(
+        gradients, torch.autograd.grad((expected * out).sum(), (query, key, value)), strict=True
+    ):
+        torch.testing.assert_close(gradient, other, atol=1e-5, rtol=1e-4)
+
+
+def test_a_query_that_sees_nothing_spoils_nothing():
+    """Padding on the left; its result means nothing, and its gradient is a number."""
+    query, key, value = (torch.randn(2, 2, 8, 16, requires_grad=True) for _ in range(3))
+    mask = torch.ones(8, 8).tril().bool().repeat(2, 1, 1, 1)
+    mask[0, :, :, :3] = False
+    found, _ = attention._attention(torch.nn.Module(), query, key, value, mask)
+    found[:, 3:].sum().backward()
+    assert all(bool(tensor.grad.isfinite().all()) for tensor in (query, key, value))
+    assert bool(found.isfinite().all())
 
 
 @given(

@@ -350,7 +350,7 @@ import json, sys, torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.embedding_gradient import add_embedding_gradients
-from coca_mindspeed.local.footprint import largest_microbatches, update_pass
+from coca_mindspeed.local.footprint import largest_microbatches, responses_of, update_pass
 from coca_mindspeed.local.freed_memory import keep_freed_memory
 from coca_mindspeed.local.attention import use_own_attention
 from coca_mindspeed.local.policy import Policy
@@ -365,7 +365,7 @@ def pass_of(shape, overrides):
     add_embedding_gradients(policy.model, torch.device("cpu"))
     moments = [torch.ones_like(p) for p in policy.trained_parameters() for _ in range(2)]
     for _ in range(3):  # an update has several
-        update_pass(policy, largest_microbatches(run)[-1], run)
+        update_pass(responses_of(policy, largest_microbatches(run)[-1], run))
 
 torch.set_num_threads(1)
 keep_freed_memory()

@@ -5,6 +5,7 @@ import torch
 from transformers import DynamicCache, Gemma2Config, LlamaConfig
 
 from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.local import growing_cache as growing_caches
 from coca_mindspeed.local import sampler
 from coca_mindspeed.local.growing_cache import cache_bytes, growing_cache, repeat_rows
 from coca_mindspeed.local.policy import load_policy
@@ -57,7 +58,9 @@ def test_rows_that_are_repeated_are_those_of_the_plain_cache():
             rows += len(again)
 
 
-def test_rows_to_come_have_room():
+@pytest.mark.parametrize(("small", "moves"), [(0, 3), (2**24, 1)])  # to 16, 32 and 64 rows, or to all at once
+def test_rows_to_come_have_room(small, moves, monkeypatch):
+    monkeypatch.setattr(growing_caches, "_SMALL", small)
     cache = growing_cache(LlamaConfig(num_hidden_layers=1), 20)
     cache.update(*states(8, 5, 0), 0)
     places = []
@@ -65,7 +68,7 @@ def test_rows_to_come_have_room():
         repeat_rows(cache, torch.tensor([3]), len(cache.layers[0].keys), 64)
         places.append(cache.layers[0].keys.data_ptr())
     assert len(cache.layers[0].keys) == 64
-    assert len(set(places)) == 3  # 16, 32 and 64
+    assert len(set(places)) == moves
     assert cache_bytes(cache) == 2 * 64 * 3 * 20 * 4 * 4  # and none beyond the most
 
 

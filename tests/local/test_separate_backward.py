@@ -90,7 +90,7 @@ def test_a_model_that_is_frozen_in_part_has_the_same_gradient(trained, monkeypat
 def test_keys_of_the_responses_are_held_by_none_but_the_backward_pass(recompute):
     """Where layers are recomputed, by nothing; nor does a layer's recomputation hold those of the layers before it."""
     batch = batch_of(random_policy("llama", recompute=recompute), PROMPTS["one"])
-    states = batch._joined_states()
+    states, _ = batch._joined_states()
     gc.collect()
     keys = [o for o in gc.get_objects() if type(o) is torch.Tensor and o.shape == (6, 2, 4 + 9, 8)]
     assert states.requires_grad

@@ -14,7 +14,7 @@ def seeded(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
-@pytest.mark.parametrize("vocabulary", [4096, 5000, 49_152])
+@pytest.mark.parametrize("vocabulary", [600, 4095, 4096, 5000, 49_152])
 def test_frequencies_are_the_probabilities(vocabulary):
     """A few likely tokens in far places, first and last ones among them, and the rest in classes of tokens."""
     logits = torch.randn(vocabulary, generator=seeded()) * 2
@@ -34,14 +34,17 @@ def test_frequencies_are_the_probabilities(vocabulary):
 
 
 def test_every_row_has_its_own_distribution():
-    probabilities = torch.zeros(300, 5000)
-    targets = torch.randint(5000, (300,), generator=seeded())
-    probabilities[torch.arange(300), targets] = 0.25
-    assert torch.equal(draw_tokens(probabilities, seeded())[:, 0], targets)
+    for vocabulary in (21, 5000):
+        probabilities = torch.zeros(300, vocabulary)
+        targets = torch.randint(vocabulary, (300,), generator=seeded())
+        probabilities[torch.arange(300), targets] = 0.25
+        assert torch.equal(draw_tokens(probabilities, seeded())[:, 0], targets)
+        again = torch.tensor([7, 7, 299, 0])
+        assert torch.equal(draw_tokens(probabilities, seeded(), again)[:, 0], targets[again])
 
 
 @pytest.mark.parametrize("share", [0.0, 1 - 2**-24, 1.0])
-@pytest.mark.parametrize("vocabulary", [4096, 5000])
+@pytest.mark.parametrize("vocabulary", [3500, 4096, 5000])
 def test_a_token_without_probability_is_never_drawn(monkeypatch, share, vocabulary):
     """Also where the uniform number is the least or the greatest there is, or is rounded beyond it."""
     probabilities = torch.zeros(3, vocabulary)
@@ -60,7 +63,7 @@ def test_improbable_blocks_are_drawn_to_the_token():
     probabilities[0, 0] = 1 - 1e-6
     probabilities[0, 1024:1280] = 1e-6 / 256
     of_block = probabilities[:, 1024:1280].expand(20_000, -1)
-    found = token_draw._draw(of_block, torch.rand(20_000, 1, generator=seeded()))
+    found = token_draw._draw(of_block.cumsum(dim=1), torch.rand(20_000, 1, generator=seeded()))
     assert chisquare(torch.bincount(found[:, 0], minlength=256)).pvalue > 1e-4
 
 
