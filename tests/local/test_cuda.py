@@ -1,5 +1,7 @@
 """The same results on a CUDA device as on the CPU."""
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -14,6 +16,8 @@ from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.tokenization import token_text
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import rows, train
+from tests.local.test_beginnings import PROMPTS, batch_of
+from tests.local.test_recomputation import random_policy
 from tests.tokenizers_for_tests import qwen_like
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
@@ -63,6 +67,24 @@ def test_sampler_and_update_on_the_device(tmp_path, architecture):
         torch.testing.assert_close(samples.log_probs.cpu()[inside], expected[inside], rtol=1e-3, atol=1e-3)
         again = response_log_probs(on_device, prompts, samples.token_ids, temperature=0.9, share_prompts=share)
         torch.testing.assert_close(again.detach().cpu()[inside], expected[inside], rtol=1e-3, atol=1e-3)
+
+
+def test_what_responses_begin_with_on_the_device():
+    """The CPU's log-probs and gradient, and the same bits every time: rows that several go on from are added up."""
+    found = []
+    for device in ("cpu", "cuda", "cuda"):
+        policy = random_policy("llama", recompute=False)
+        policy.model.to(device)
+        batch = batch_of(policy, PROMPTS["mixed"], share=True)
+        batch = dataclasses.replace(batch, token_ids=batch.token_ids.to(device))
+        log_probs = batch.scores().log_probs
+        log_probs.square().sum().backward()
+        gradient = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
+        found.append((log_probs.detach().cpu(), gradient.cpu()))
+    expected, once, again = found
+    for value, other, same in zip(once, expected, again, strict=True):
+        torch.testing.assert_close(value, other, rtol=1e-3, atol=1e-3)
+        assert torch.equal(value, same)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
