@@ -2,6 +2,8 @@
 
 import argparse
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -50,6 +52,13 @@ def in_turn(ways: Mapping[str, Callable[[int], Figures]], rounds: int, output: P
     least = {name: {key: min(run[key] for run in each) for key in each[0]} for name, each in runs.items()}
     write_json(output, {"machine": machine(), "runs": runs, "loads": loads, "least": least})
     return least
+
+
+def in_a_process(module: str, *options: str) -> Figures:
+    """What a benchmark prints as JSON on its last line, run with these options in a process that does nothing else."""
+    run = subprocess.run([sys.executable, "-m", module, *options], stdout=subprocess.PIPE, text=True, check=True)
+    figures: Figures = json.loads(run.stdout.splitlines()[-1])
+    return figures
 
 
 def medians(steps: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> Figures:

@@ -8,8 +8,6 @@ A Qwen2 of two layers, hidden size 896 and 151,936 tokens, random weights; respo
 import argparse
 import json
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from benchmarks.loops_in_turn import in_a_process
 from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import LoraConfig
@@ -91,9 +90,7 @@ def measure(
 
 def measured_alone(*options: str) -> dict[str, float]:
     """:func:`measure` in a process of its own, by this module's own options."""
-    command = [sys.executable, "-m", "benchmarks.update_at_real_size", *options, "--json"]
-    found: dict[str, float] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout)
-    return found
+    return in_a_process("benchmarks.update_at_real_size", *options, "--json")
 
 
 def compared(sizes: Sequence[str], ways: Mapping[str, Sequence[str]], rounds: int) -> None:
