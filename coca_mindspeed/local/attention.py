@@ -13,6 +13,7 @@ comparisons and has the same values.
 """
 
 import inspect
+import math
 from typing import Any
 
 import torch
@@ -28,6 +29,13 @@ _ON_CPU, _MASKED = "sdpa_on_cpu", "sdpa_masked"
 _LEAST_NUMBERS, _MOST_PAIRS = 1024, 1024
 _transformers_mask = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
 _BY_VMAP = "cache_position" in inspect.signature(_transformers_mask).parameters  # transformers 5 compares as well
+
+
+def most_by_products(before: int) -> int:
+    """The most tokens behind so many others that are attended to by products on a CPU; 0: none are."""
+    return next(
+        (tokens for tokens in range(math.isqrt(_MOST_PAIRS), 0, -1) if tokens * (before + tokens) <= _MOST_PAIRS), 0
+    )
 
 
 def use_own_attention(model: Any, device: torch.device) -> None:
@@ -61,7 +69,8 @@ def _attention(
 ) -> tuple[Tensor, None]:
     (rows, heads, tokens, size), groups = query.shape, key.shape[1]
     mask = None if attention_mask is None or attention_mask.ndim != 4 else attention_mask[..., : key.shape[-2]]
-    if tokens > 1 and mask is not None and mask.dtype == torch.bool and not kwargs.get("dropout"):
+    exact = query.dtype == torch.float32  # in bfloat16 products round the scores, which the kernel does not
+    if exact and tokens > 1 and mask is not None and mask.dtype == torch.bool and not kwargs.get("dropout"):
         pairs = tokens * key.shape[-2]
         if pairs * size >= _LEAST_NUMBERS and pairs <= _MOST_PAIRS:
             scaling = kwargs.get("scaling") or size**-0.5

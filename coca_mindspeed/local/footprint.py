@@ -21,7 +21,7 @@ from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.local.attention import use_own_attention
+from coca_mindspeed.local.attention import most_by_products, use_own_attention
 from coca_mindspeed.local.embedding_gradient import add_embedding_gradients
 from coca_mindspeed.local.evaluate import held_out_at_once
 from coca_mindspeed.local.log_probs import ResponseBatch
@@ -37,6 +37,7 @@ from coca_mindspeed.local.vllm_check import bytes_of_number
 #: Of a CPU's memory, what lies between pieces in use and is too small for the next, as a share of a backward pass's:
 #: where a process keeps what it frees (:mod:`.freed_memory`), 10 to 13% in the first pass and 15 to 42% in later ones.
 _FRAGMENTS = 0.25
+_SHORTEST = 2  # tokens of a response that is run at all: the prompt's states predict the first
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,8 @@ def largest_microbatches(config: RunConfig) -> list[LargestMicrobatch]:
     Where ``trainer.microbatch_tokens`` fills a microbatch, what is left beside the longest may be filled by a further
     response, by making all of them or their prompts shorter.  A prompt that responses share counts once and its keys
     and values are held for every one of them, so there the most short responses that share the longest prompts are
-    looked at as well, and those to one prompt more.
+    looked at as well, and those to one prompt more.  On a CPU products attend to short texts, and hold a number for
+    each pair of tokens: the longest of these are another.
     """
     rollout, prompts = config.rollout, config.rollout.prompts // config.trainer.minibatches
     longest_prompt, longest = rollout.max_prompt_tokens, rollout.max_new_tokens
@@ -244,8 +246,8 @@ def largest_microbatches(config: RunConfig) -> list[LargestMicrobatch]:
 
     def with_rows(rows: int, prompt: int) -> LargestMicrobatch:
         """The longest responses of which at least so many share a pass; more tokens never mean more rows."""
-        shorter = range(2, longest + 1)
-        length = 1 + bisect.bisect_left(shorter, True, key=lambda n: sum(sizes_at(n, prompt)) < rows)
+        shorter = range(_SHORTEST + 1, longest + 1)
+        length = _SHORTEST + bisect.bisect_left(shorter, True, key=lambda n: sum(sizes_at(n, prompt)) < rows)
         return LargestMicrobatch(prompt, length, sizes_at(length, prompt))
 
     found = [LargestMicrobatch(longest_prompt, longest, sizes_at(longest, longest_prompt))]
@@ -254,7 +256,7 @@ def largest_microbatches(config: RunConfig) -> list[LargestMicrobatch]:
         return found
     shared = config.trainer.share_prompts
     rows = sum(found[0].group_sizes)
-    many = sizes_at(1, longest_prompt)
+    many = sizes_at(_SHORTEST, longest_prompt)
     if sum(many) > rows:
         found.append(with_rows(rows + 1, longest_prompt))
         if shared:
@@ -265,9 +267,15 @@ def largest_microbatches(config: RunConfig) -> list[LargestMicrobatch]:
         room = limit - sum(beside_short) * longest
         found.append(LargestMicrobatch(min(longest_prompt, room // copies), longest, beside_short))
     more = len(many) + 1
-    short_prompt = limit // more - rollout.group_size
+    short_prompt = limit // more - _SHORTEST * rollout.group_size
     if shared and more <= prompts and short_prompt > 0:
         found.append(with_rows(more * rollout.group_size, min(longest_prompt, short_prompt)))
+    before = longest_prompt if shared else 0
+    by_products = most_by_products(before) + 1 - (longest_prompt - before)  # its last token is not run
+    if choose_device(config.trainer.device).type == "cpu" and _SHORTEST <= by_products < longest:
+        sizes = sizes_at(by_products, longest_prompt)
+        if sum(sizes) > rows:
+            found.append(LargestMicrobatch(longest_prompt, by_products, sizes))
     return found
 
 

@@ -18,7 +18,7 @@ from coca_mindspeed.local import footprint as footprints
 from coca_mindspeed.local import memory_check
 from coca_mindspeed.local.footprint import footprint, largest_microbatches
 from coca_mindspeed.local.memory_check import MemoryCheck, memory_problems, refuse_what_cannot_fit
-from coca_mindspeed.local.microbatches import microbatches
+from coca_mindspeed.local.microbatches import fullest, microbatches
 from tests.local.models_for_tests import set_chunk_of
 
 SHAPE = {
@@ -79,7 +79,8 @@ def test_many_short_responses_to_long_prompts_are_looked_at_too():
         (400, 22, [8, 1]),  # a row more needs a prompt more
         (400, 12, [8, 8]),  # two prompts leave 200 tokens for 16 responses
         (16, 50, [8, 8, 3]),  # 950 tokens of the longest responses, and three prompts
-        (325, 1, [8, 8, 8]),  # a third prompt
+        (317, 2, [8, 8, 8]),  # a third prompt
+        (400, 3, [8, 8]),  # two tokens behind 400 are 804 pairs, three would be more than products attend to
     ]
     wide = run_of(*tokens, "trainer.microbatch_tokens=30000")
     assert largest_microbatches(wide) == [(400, 50, [8] * 8)]
@@ -142,6 +143,29 @@ def test_no_microbatch_of_a_step_needs_more_than_was_planned(share_prompts, prom
     shapes = [footprints.LargestMicrobatch(p, r, list(sizes)) for _, (p, r, sizes) in most.values()]
     monkeypatch.setattr(footprints, "largest_microbatches", lambda run: shapes)
     assert footprint(run, QWEN).update <= 1.03 * planned
+
+
+@pytest.mark.parametrize(
+    ("groups", "inner", "longest", "limit"), [(8, 384, 60, 1000), (1, 64, 100, 2000)], ids=["rows", "products"]
+)
+def test_no_length_of_response_needs_more_than_was_planned(groups, inner, longest, limit, monkeypatch):
+    """The most rows are those of responses of two tokens; short texts hold a number for each pair of tokens."""
+    heads = {"num_attention_heads": max(8, 16 // groups), "num_key_value_heads": groups, "head_dim": 16}
+    model = LlamaConfig(**SHAPE | heads | {"hidden_size": 128, "intermediate_size": inner})
+    run = run_of(
+        f"rollout.max_prompt_tokens={longest}",
+        f"rollout.max_new_tokens={longest}",
+        "rollout.group_size=8",
+        "rollout.prompts=16",
+        "trainer.microbatch_prompts=null",
+        f"trainer.microbatch_tokens={limit}",
+    )
+    planned = footprint(run, model).update
+    for response in (2, 3, 4, 6, 8, 9, 10, 11, 16, 24, longest):
+        group_sizes = fullest(16, 8, response, longest, run.trainer)
+        shape = footprints.LargestMicrobatch(longest, response, group_sizes)
+        monkeypatch.setattr(footprints, "largest_microbatches", lambda run, shape=shape: [shape])
+        assert footprint(run, model).update <= 1.05 * planned, shape
 
 
 def test_a_device_that_repeats_keys_and_values_is_estimated_so(monkeypatch):
