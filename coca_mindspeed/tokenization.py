@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from coca_mindspeed.algorithm.boundary import TokenText
@@ -45,6 +46,23 @@ def token_text(tokenizer: Any, vocabulary_size: int) -> TokenText:
         hidden = added.special and added.content.strip() not in (OPEN_TAG, CLOSE_TAG)
         table[index] = b"" if hidden else added.content.encode("utf-8")
     return TokenText(table)
+
+
+def tokens_as_written(tokenizer: Any, table: TokenText, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of texts that were made of a model's own tokens.
+
+    A tokenizer in Llama 2's style puts a blank before whatever it is given; such a text has that blank already.
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer.
+        table: its :func:`token_text`.
+        texts: decoded by the table.
+    """
+    [zero] = tokenizer(["0"], add_special_tokens=False)["input_ids"]
+    blank = b"".join(map(table.bytes_of, zero)) == b" 0"
+    given = [text.removeprefix(" ") if blank else text for text in texts]
+    rows: list[list[int]] = tokenizer(given, add_special_tokens=False)["input_ids"]
+    return rows
 
 
 def _decoder_kinds(decoder: dict[str, Any] | None) -> set[str]:

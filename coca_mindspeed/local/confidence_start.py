@@ -33,6 +33,7 @@ from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.prompt_states import prompt_states
 from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
+from coca_mindspeed.tokenization import tokens_as_written
 
 CONFIDENCE_START = "confidence_start"  # within a run's directory; its model is in MODEL
 MODEL, CHECKPOINTS, RESPONSES, RATES = "model", "checkpoints", "responses", "rates.jsonl"  # within that
@@ -51,12 +52,14 @@ class Answered:
         success_rate: share of right answers among all responses, invalid ones too (GESR).
         ungradable: whether an answer could not be graded, so that the rate says nothing.
         responses: text and last token of each valid response that ended by itself.
+        other_tokens: how many more there were whose text other tokens stand for than were sampled.
     """
 
     record: Record
     success_rate: float
     ungradable: bool
     responses: Sequence[tuple[str, int]]
+    other_tokens: int = 0
 
     @property
     def useful(self) -> bool:
@@ -196,12 +199,13 @@ def _row(answered: Answered) -> dict[str, object]:
         "success_rate": answered.success_rate,
         "ungradable": answered.ungradable,
         "responses": [{"text": text, "end": end} for text, end in answered.responses],
+        "other_tokens": answered.other_tokens,
     }
 
 
 def _of_row(record: Record, row: dict[str, Any]) -> Answered:
     responses = [(each["text"], each["end"]) for each in row["responses"]]
-    return Answered(record, row["success_rate"], row["ungradable"], responses)
+    return Answered(record, row["success_rate"], row["ungradable"], responses, row.get("other_tokens", 0))
 
 
 def _answered(graded: JudgedSamples, policy: Policy) -> list[Answered]:
@@ -210,25 +214,27 @@ def _answered(graded: JudgedSamples, policy: Policy) -> list[Answered]:
     ids = [row[:length] for row, length in zip(samples.token_ids.tolist(), samples.lengths.tolist(), strict=True)]
     # Of a response that its text would not lead back to, such as one with a control token in it, another would be
     # taught.
-    encoded = policy.tokenizer(judged.texts, add_special_tokens=False)["input_ids"]
+    encoded = tokens_as_written(policy.tokenizer, policy.text, judged.texts)
     whole = (samples.finished.cpu() & ~judged.confidence.isnan()).tolist()
     found = []
     for i, record in enumerate(graded.records):
-        rows = [row for row in range(i * size, (i + 1) * size) if whole[row] and encoded[row] == ids[row][:-1]]
-        responses = [(judged.texts[row], ids[row][-1]) for row in rows]
-        found.append(Answered(record, rates[i], bool(ungradable[i]), responses))
+        rows = [row for row in range(i * size, (i + 1) * size) if whole[row]]
+        responses = [(judged.texts[row], ids[row][-1]) for row in rows if encoded[row] == ids[row][:-1]]
+        found.append(Answered(record, rates[i], bool(ungradable[i]), responses, len(rows) - len(responses)))
     return found
 
 
 def _useful(answered: Sequence[Answered]) -> list[Answered]:
     useful = [each for each in answered if each.useful]
     if len(useful) < LEAST_START_QUESTIONS:
-        silent = sum(not each.responses for each in answered)
+        silent = sum(not each.responses and not each.other_tokens for each in answered)
+        others = sum(not each.responses and each.other_tokens > 0 for each in answered)
         ungradable = sum(each.ungradable for each in answered)
         raise TrainingError(
             f"confidence_start.questions={len(answered)}: only {len(useful)} of them can be learned from, and "
             f"{LEAST_START_QUESTIONS} are needed: {silent} have no response that states a confidence and ends "
-            f"(warm_up.records teaches the format), {ungradable} an answer that could not be graded"
+            f"(warm_up.records teaches the format), {others} only such as the tokenizer writes with other tokens, "
+            f"{ungradable} an answer that could not be graded"
         )
     return useful
 
@@ -281,7 +287,7 @@ def _lesson(
     """The response ``text``, ended by the token ``end``, with ``rate`` as its confidence, which has ``weight``."""
     restated = parser.restated(text, rate)
     assert restated is not None  # it was valid when it was sampled
-    ids = [*policy.tokenizer([restated], add_special_tokens=False)["input_ids"][0], end]
+    ids = [*tokens_as_written(policy.tokenizer, policy.text, [restated])[0], end]
     size, valid = torch.tensor([len(ids)]), torch.tensor([True])
     stop = int(confidence_segment_lengths(torch.tensor([ids]), size, policy.text, valid, position=parser.position))
     before = 0 if parser.position == "first" else len(parser(restated).answer.encode())

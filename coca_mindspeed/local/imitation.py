@@ -115,7 +115,7 @@ class Imitation:
         Args:
             policy: the model to teach.
             random: draws the lessons.
-            progress: called after each step with the steps done and the loss in nats a token.
+            progress: called after each step with the steps done and the loss, in nats a token, each by its weight.
             resume: steps done before, and the optimizer's state after them; ``policy`` holds their weights.
             after_step: called after each step with the steps done and the optimizer, to save them or to stop.
         """

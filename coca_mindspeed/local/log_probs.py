@@ -205,8 +205,7 @@ def _shared(
 
 def _take_rows_of_cache(cache: DynamicCache, rows: Indices) -> None:
     for layer in cache.layers:
-        if layer.keys is not None:  # else it reads another layer's
-            layer.keys, layer.values = take_rows(layer.keys, rows), take_rows(layer.values, rows)
+        layer.keys, layer.values = take_rows(layer.keys, rows), take_rows(layer.values, rows)
 
 
 def _plain(

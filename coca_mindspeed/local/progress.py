@@ -165,7 +165,7 @@ class ImitationProgress(StepProgress):
         super().__init__(total, enabled, done, title=f"{stage:<8}")
 
     def advance(self, step: int, loss: float) -> None:
-        """Show the loss of the newest step, in nats a token."""
+        """Show the loss of the newest step, in nats a token; one that counts more weighs more in it."""
         self.show(step, f"loss {loss:.3f}")
 
 

@@ -28,15 +28,15 @@ def draw_tokens(
         row_of = torch.arange(len(probabilities), device=probabilities.device)
     if probabilities.shape[1] < _LARGE:
         uniform = torch.rand(len(row_of), 1, generator=generator, device=probabilities.device)
-        return _draw(probabilities.cumsum(dim=1), uniform, row_of)
-    blocks = _block_sums(probabilities).cumsum(dim=1)
+        return _draw(_running_sums(probabilities), uniform, row_of)
+    blocks = _running_sums(_block_sums(probabilities))
     # Two numbers: the digits of one would not reach to the tokens of a block that is improbable.
     uniform = torch.rand(len(row_of), 2, generator=generator, device=probabilities.device)
     block = _draw(blocks, uniform[:, :1], row_of)
     token = block * _BLOCK + torch.arange(_BLOCK, device=probabilities.device)
     inside = token < probabilities.shape[1]
     of_block = probabilities[row_of[:, None], token.where(inside, 0)].where(inside, 0.0)
-    return token.gather(1, _draw(of_block.cumsum(dim=1), uniform[:, 1:]))
+    return token.gather(1, _draw(_running_sums(of_block), uniform[:, 1:]))
 
 
 def _block_sums(probabilities: Tensor) -> Tensor:
@@ -48,6 +48,16 @@ def _block_sums(probabilities: Tensor) -> Tensor:
     return torch.cat([sums, probabilities[:, whole:].sum(dim=-1, keepdim=True)], dim=1)
 
 
+def _running_sums(weights: Tensor) -> Tensor:
+    """Sums ``[rows, n]`` of each weight with those before it; where a weight is 0, the sum stays what it was.
+
+    A GPU scans a single row by another kernel, whose sums may go up and down where nothing is added.
+    """
+    if len(weights) == 1 and weights.device.type != "cpu":
+        return weights.expand(2, -1).cumsum(dim=1)[:1]
+    return weights.cumsum(dim=1)
+
+
 def _draw(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> Tensor:
     """The index ``[draws, 1]`` at which a row of ``sums`` passes a uniform share ``[draws, 1]`` of its last.
 
@@ -57,7 +67,7 @@ def _draw(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> Tensor
         row_of: as in :func:`draw_tokens`.
     """
     total = sums[:, -1:].contiguous()
-    if bool((~(total > 0)).any()):
+    if not bool(((total > 0) & total.isfinite()).all()):
         raise RuntimeError("tokens cannot be drawn: a row of probabilities is 0 throughout, or not finite")
     # A share that was rounded up to all of it must not end behind the last index that has a weight.
     last = torch.searchsorted(sums, total)

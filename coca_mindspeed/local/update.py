@@ -140,8 +140,10 @@ def pass_cost(device: torch.device, config: RunConfig) -> PassCost:
     """What a pass costs that goes on from others.
 
     Measured with a small model on a CPU; a guess elsewhere, where a pass of few tokens takes as long as one of
-    thousands.  A token's keys and values are at most an eighth of what a layer keeps of it for the backward pass, and
-    twice what is left of that where layers run once more: passes that cost less need no more memory than one of all.
+    thousands.  A token's keys and values are less than a quarter of what a layer keeps of it for the backward pass (a
+    fifth where heads are as wide as Qwen3-0.6B's and a GPU repeats them), and less than three times what is left of
+    that where layers run once more (2.7 times for Gemma 7B's): passes that cost less need no more memory than one of
+    all.
     """
     each = 128 if device.type == "cpu" else 4096
-    return PassCost(each=each, token_before=2 if config.model.gradient_checkpointing else 1 / 8)
+    return PassCost(each=each, token_before=3 if config.model.gradient_checkpointing else 1 / 4)

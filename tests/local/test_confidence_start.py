@@ -8,6 +8,7 @@ import signal
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,7 +26,17 @@ from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.judging.responses import JudgedResponses
 from coca_mindspeed.local import confidence_start, imitation
 from coca_mindspeed.local import session as session_module
-from coca_mindspeed.local.confidence_start import Answered, _answered, _lesson, _Lessons, _tell, expected_rates
+from coca_mindspeed.local.confidence_start import (
+    Answered,
+    _answered,
+    _lesson,
+    _Lessons,
+    _of_row,
+    _row,
+    _tell,
+    _useful,
+    expected_rates,
+)
 from coca_mindspeed.local.demo import run_demo
 from coca_mindspeed.local.experience import JudgedSamples
 from coca_mindspeed.local.imitation import Lesson, tokens_of_a_pass
@@ -33,8 +44,10 @@ from coca_mindspeed.local.interrupt import InterruptedRunError
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.progress import ImitationProgress, StepProgress
 from coca_mindspeed.local.sampler import Samples
+from coca_mindspeed.tokenization import token_text
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import small_session
+from tests.tokenizers_for_tests import llama2_like, qwen_like, sentence_piece_like
 
 CPU = torch.device("cpu")
 START = ("confidence_start.questions=20", "confidence_start.steps=6", "confidence_start.batch=8")
@@ -121,6 +134,33 @@ def test_the_success_rate_counts_every_response_and_only_whole_valid_ones_are_im
     assert found[0].responses == [(good, end), (late, end)]
     assert found[1].responses == [(good, end)]  # with a control token inside, its text would be another response
     assert [each.useful for each in found] == [True, True, False, False]
+
+
+@pytest.mark.parametrize("kind", [llama2_like, sentence_piece_like, qwen_like])
+@pytest.mark.parametrize("blank", ["", " "])
+def test_a_tokenizers_own_blank_is_not_written_twice(kind, blank):
+    """Llama 2's puts one before every text, and a response's text has it."""
+    tokenizer = kind()
+    end = tokenizer.eos_token_id
+    policy = SimpleNamespace(tokenizer=tokenizer, text=token_text(tokenizer, len(tokenizer)), eos_ids=(end,))
+    [ids] = tokenizer([blank + "<confidence> 0.9 </confidence> 12"], add_special_tokens=False)["input_ids"]
+    (each,) = _answered(graded(policy, [([*ids, end], Outcome.RIGHT)] * 4, 4), policy)
+    assert (len(each.responses), each.other_tokens) == (4, 0)
+    text = each.responses[0][0]
+    lesson = _lesson(policy, ResponseParser(), 5.0, record(0), text, end, 0.38)
+    written = lambda tokens: b"".join(map(policy.text.bytes_of, tokens)).decode()  # noqa: E731
+    assert written(lesson.response) == text.replace("0.9", "0.38")
+    heavy = [token for token, weight in zip(lesson.response, lesson.weights, strict=True) if weight == 5.0]
+    assert written(heavy).strip() == "<confidence> 0.38 </confidence>"
+
+
+def test_responses_that_the_tokenizer_writes_with_other_tokens_are_named(llama):
+    good = "<confidence> 0.9 </confidence> 1"
+    split = [llama.tokenizer(letter, add_special_tokens=False)["input_ids"][0] for letter in good]
+    found = _answered(graded(llama, [([*split, llama.eos_ids[0]], Outcome.RIGHT)] * 4, 4), llama)
+    assert found == [_of_row(found[0].record, _row(found[0]))]
+    with pytest.raises(TrainingError, match=r"only 0 of them .* 0 have no response .* 1 only such as the tokenizer"):
+        _useful(found)
 
 
 @pytest.mark.parametrize(

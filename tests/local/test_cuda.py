@@ -13,6 +13,7 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.sampler import sample_responses
+from coca_mindspeed.local.token_draw import draw_tokens
 from coca_mindspeed.tokenization import token_text
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import rows, train
@@ -67,6 +68,18 @@ def test_sampler_and_update_on_the_device(tmp_path, architecture):
         torch.testing.assert_close(samples.log_probs.cpu()[inside], expected[inside], rtol=1e-3, atol=1e-3)
         again = response_log_probs(on_device, prompts, samples.token_ids, temperature=0.9, share_prompts=share)
         torch.testing.assert_close(again.detach().cpu()[inside], expected[inside], rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("vocabulary", [2000, 50_000])
+def test_of_a_single_row_only_what_has_a_probability_is_drawn(vocabulary):
+    """A device may scan one row by a kernel whose sums go up and down where nothing is added."""
+    random = torch.Generator("cuda").manual_seed(0)
+    for _ in range(50):
+        probabilities = torch.rand(1, vocabulary, generator=random, device="cuda")
+        probabilities[torch.rand(1, vocabulary, generator=random, device="cuda") < 0.9] = 0
+        row_of = torch.zeros(10_000, dtype=torch.int64, device="cuda")
+        found = draw_tokens(probabilities, random, row_of)[:, 0]
+        assert bool((probabilities[0, found] > 0).all())
 
 
 def test_what_responses_begin_with_on_the_device():

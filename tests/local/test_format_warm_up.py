@@ -243,7 +243,7 @@ def test_the_gradient_does_not_depend_on_how_an_update_is_cut(place, question_we
         assert found[0][0] == float(imitation_loss(policy, prompts, lessons, question_weight))
     for loss, gradient in found[1:]:
         assert loss == pytest.approx(found[0][0], rel=1e-5)
-        torch.testing.assert_close(gradient, found[0][1], rtol=1e-4, atol=1e-6)
+        assert float((gradient - found[0][1]).norm() / found[0][1].norm()) < 1e-5
 
 
 def test_what_all_prompts_start_with_counts_once(place, monkeypatch):

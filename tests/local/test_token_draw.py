@@ -57,17 +57,27 @@ def test_a_token_without_probability_is_never_drawn(monkeypatch, share, vocabula
     assert found[0, 0] == (1 if share == 0.0 else 2)
 
 
-def test_improbable_blocks_are_drawn_to_the_token():
-    """Two tokens of a block of probability 1e-6: a single float32 could not tell thousands of them apart."""
-    probabilities = torch.full((1, 4096), 0.0)
+def test_improbable_blocks_are_drawn_to_the_token(monkeypatch):
+    """Of a block of probability 1e-6: a single float32 could tell at most sixteen places in it apart."""
+    probabilities = torch.zeros(1, 4096)
     probabilities[0, 0] = 1 - 1e-6
     probabilities[0, 1024:1280] = 1e-6 / 256
-    of_block = probabilities[:, 1024:1280].expand(20_000, -1)
-    found = token_draw._draw(of_block.cumsum(dim=1), torch.rand(20_000, 1, generator=seeded()))
-    assert chisquare(torch.bincount(found[:, 0], minlength=256)).pvalue > 1e-4
+    random = seeded()
+
+    rand = torch.rand
+
+    def inside_the_block(draws, numbers, **_):
+        found = rand(draws, numbers, generator=random)
+        found[:, 0] = 1 - 1e-6 * found[:, 0]
+        return found
+
+    monkeypatch.setattr(token_draw.torch, "rand", inside_the_block)
+    found = draw_tokens(probabilities, row_of=torch.zeros(20_000, dtype=torch.int64))
+    assert 1024 <= int(found.min()) <= int(found.max()) < 1280
+    assert chisquare(torch.bincount(found[:, 0] - 1024, minlength=256)).pvalue > 1e-4
 
 
-@pytest.mark.parametrize("value", [math.nan, 0.0])
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])
 @pytest.mark.parametrize("vocabulary", [100, 5000])
 def test_what_is_no_distribution_is_refused(value, vocabulary):
     probabilities = torch.full((2, vocabulary), 1 / vocabulary)
