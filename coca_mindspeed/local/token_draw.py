@@ -67,7 +67,7 @@ def _draw(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> Tensor
         row_of: as in :func:`draw_tokens`.
     """
     total = sums[:, -1:].contiguous()
-    if not bool(((total > 0) & total.isfinite()).all()):
+    if bool((~((total > 0) & total.isfinite())).any()):
         raise RuntimeError("tokens cannot be drawn: a row of probabilities is 0 throughout, or not finite")
     # A share that was rounded up to all of it must not end behind the last index that has a weight.
     last = torch.searchsorted(sums, total)
