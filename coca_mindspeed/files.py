@@ -6,6 +6,7 @@ import math
 import os
 import re
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -54,6 +55,8 @@ def put_in_place(finished: Path, path: Path, aside: Path) -> None:
         for name in names:
             with (Path(root) / name).open("rb") as file:
                 os.fsync(file.fileno())
+                if stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600:  # as safetensors makes files
+                    os.fchmod(file.fileno(), _usual_mode())
         fsync_directory(Path(root))
     if path.is_dir() and any(path.iterdir()):
         shutil.rmtree(aside, ignore_errors=True)
@@ -69,6 +72,13 @@ def put_in_place(finished: Path, path: Path, aside: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
+def _usual_mode() -> int:
+    """Of a file that is no secret, by the user's umask."""
+    umask = os.umask(0)
+    os.umask(umask)
+    return 0o666 & ~umask
+
+
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace ``path`` by ``content``; a crash or a full disk leaves the old file as it was."""
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,10 +89,7 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        # mkstemp makes files private; an artefact has the mode that the user's umask gives.
-        umask = os.umask(0)
-        os.umask(umask)
-        Path(temporary).chmod(0o666 & ~umask)
+        Path(temporary).chmod(_usual_mode())  # mkstemp makes files private
         Path(temporary).replace(path)
         fsync_directory(path.parent)
     except BaseException:

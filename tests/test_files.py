@@ -1,6 +1,7 @@
 """JSON that is always written, and read back as it was; directories that are whole or absent."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,20 @@ def test_a_directory_is_replaced_whole_or_not_at_all(tmp_path):
         write_whole(path, "3", fails=True)
     assert (path / "file").read_text() == "2"
     assert [p.name for p in path.parent.iterdir()] == ["model"]
+
+
+def test_private_files_of_a_library_are_anybodys_as_the_others_are(tmp_path):
+    """Safetensors makes files that another user, such as a server's, cannot read."""
+    before = os.umask(0o027)
+    try:
+        with whole_directory(tmp_path / "model") as writing:
+            for name, mode in (("weights", 0o600), ("script", 0o755), ("config", 0o664)):
+                (writing / name).touch()
+                (writing / name).chmod(mode)
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "model").iterdir()}
+    assert modes == {"weights": 0o640, "script": 0o755, "config": 0o664}
 
 
 @pytest.mark.parametrize("calls", [1, 2])

@@ -22,7 +22,7 @@ from coca_mindspeed.baselines.run import (
     run_baseline,
 )
 from coca_mindspeed.baselines.subject import Subject, check_layer
-from coca_mindspeed.commands.options import above, at_least, device_name, json_object
+from coca_mindspeed.commands.options import above, at_least, device_name, json_object, place
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
@@ -39,7 +39,7 @@ _SLICE = 2**20  # bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    path: dict[str, Any] = {"type": Path, "metavar": "PATH"}
+    path: dict[str, Any] = {"type": place, "metavar": "PATH"}
     parser.add_argument("name", choices=BASELINES, metavar="NAME", help=", ".join(BASELINES))
     parser.add_argument("--model", **path, required=True, help="Hugging Face directory of the model under test")
     parser.add_argument("--data", **path, required=True, help="records to evaluate on (JSON Lines)")

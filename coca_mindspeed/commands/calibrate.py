@@ -25,7 +25,7 @@ from coca_mindspeed.calibration.maps import (
     read_map,
     write_map,
 )
-from coca_mindspeed.commands.options import at_least, number, within
+from coca_mindspeed.commands.options import at_least, number, place, within
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.intervals.estimates import Estimates, paired_intervals
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
@@ -39,7 +39,7 @@ _SHOWN = ("ece", "brier", "log_score", "auroc")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``calibrate``."""
     parser.add_argument("predictions", nargs="+", type=Path, metavar="PREDICTIONS", help="labelled, of one model")
-    parser.add_argument("--output", type=Path, required=True, help="the map (JSON); with --apply, predictions")
+    parser.add_argument("--output", type=place, required=True, help="the map (JSON); with --apply, predictions")
     parser.add_argument("--model", help="its name at the backend (default: as the predictions say)")
     parser.add_argument("--system-prompt", type=Path, metavar="FILE", help="(default: the paper's)")
     parser.add_argument("--temperature", type=within(0, 2), default=1.0, help="of sampling (default: 1.0)")

@@ -7,7 +7,7 @@ from rich.table import Table
 
 from coca_mindspeed.commands.check_verl import check_verl
 from coca_mindspeed.commands.config import add_run_arguments
-from coca_mindspeed.commands.options import at_least
+from coca_mindspeed.commands.options import at_least, place
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.model_size import Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="write MindSpeed-RL's configuration there, in a directory that exists",
     )
-    parser.add_argument("--output", type=Path, metavar="DIR", help="where the run goes (default: runs/RUN)")
+    parser.add_argument("--output", type=place, metavar="DIR", help="where the run goes (default: runs/RUN)")
     parser.add_argument(
         "--stage", type=at_least(0), default=0, metavar="N", help="stage of the method (sequential has 0 and 1)"
     )

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 
 from coca_mindspeed.commands.data_prepare import SYSTEM_PROMPTS
-from coca_mindspeed.commands.options import at_least
+from coca_mindspeed.commands.options import at_least, place
 from coca_mindspeed.console import print_text
 from coca_mindspeed.mindspeed.export.chat_layouts import LAYOUTS
 from coca_mindspeed.mindspeed.export.records_export import MindSpeedExport, export
@@ -22,7 +22,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         "with its chat template, token for token."
     )
     target.add_argument("--input", type=Path, required=True, metavar="FILE", help="prepared records (train.jsonl)")
-    target.add_argument("--output", type=Path, required=True, metavar="DIRECTORY", help="the directory to make")
+    target.add_argument("--output", type=place, required=True, metavar="DIRECTORY", help="the directory to make")
     target.add_argument("--overwrite", action="store_true", help="replace an earlier export, packed data included")
     target.add_argument("--template", choices=sorted(LAYOUTS), required=True, help="the model family's chat layout")
     target.add_argument(
@@ -45,7 +45,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     verl = targets.add_parser("verl", help="for verl's data.train_files and data.val_files")
     verl.description = "Write the records as verl's JSON Lines, each with its chat and its whole record."
     verl.add_argument("--input", type=Path, required=True, metavar="FILE", help="prepared records (train.jsonl)")
-    verl.add_argument("--output", type=Path, required=True, metavar="FILE", help="the file to write (.jsonl)")
+    verl.add_argument("--output", type=place, required=True, metavar="FILE", help="the file to write (.jsonl)")
     verl.add_argument("--overwrite", action="store_true", help="replace an earlier file")
     verl.add_argument(
         "--prompt",

@@ -7,7 +7,7 @@ from pathlib import Path
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from coca_mindspeed.algorithm.response import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT
-from coca_mindspeed.commands.options import at_least, number
+from coca_mindspeed.commands.options import at_least, number, place
 from coca_mindspeed.console import PlainConsole, print_text
 from coca_mindspeed.data.known_sets import SOURCES, DataSource, Publication, source_named
 from coca_mindspeed.data.preparing.contamination import SHORTEST, EvaluationIndex
@@ -62,7 +62,7 @@ def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="REPOSITORY[:CONFIGURATION[:SPLIT]]",
         help="read it by name through the package 'datasets'; without a value, from where its publisher keeps it",
     )
-    parser.add_argument("--output", type=Path, required=True, metavar="DIRECTORY", help="the directory to make")
+    parser.add_argument("--output", type=place, required=True, metavar="DIRECTORY", help="the directory to make")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier output")
     parser.add_argument(
         "--skip-bad",

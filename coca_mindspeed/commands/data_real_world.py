@@ -1,9 +1,8 @@
 """``coca-mindspeed data real-world``."""
 
 import argparse
-from pathlib import Path
 
-from coca_mindspeed.commands.options import at_least, within
+from coca_mindspeed.commands.options import at_least, place, within
 from coca_mindspeed.console import print_text
 from coca_mindspeed.data.real_world.sets import Sizes, write_real_world
 
@@ -16,7 +15,7 @@ def add_real_world_arguments(parser: argparse.ArgumentParser) -> None:
         "(docs/real_model.md)."
     )
     sizes = Sizes()
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="the directory to make")
+    parser.add_argument("--output", type=place, required=True, metavar="DIR", help="the directory to make")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier output")
     parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="draws questions (default: 0)")
     for part in ("train", "evaluate", "warm_up"):

@@ -1,14 +1,16 @@
 """``coca-mindspeed demo``: over-confident before, calibrated after, with pictures."""
 
 import argparse
+import re
 from pathlib import Path
 
-from coca_mindspeed.commands.options import at_least
+from coca_mindspeed.commands.options import at_least, place
+from coca_mindspeed.errors import UsageError
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="draws everything (default: 0)")
-    parser.add_argument("--output", type=Path, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
+    parser.add_argument("--output", type=place, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
     start = parser.add_mutually_exclusive_group()
     start.add_argument("--resume", action="store_true", help="go on with the demo that was stopped in DIR")
     start.add_argument("--overwrite", action="store_true", help="replace an earlier demo in DIR")
@@ -22,6 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if any(re.match(r"\+{0,2}seed=", override) for override in arguments.overrides):
+        raise UsageError("demo: the seed is said by --seed N, and not by seed=")
     from coca_mindspeed.local.demo import run_demo  # torch and transformers, which --help does without
 
     run_demo(

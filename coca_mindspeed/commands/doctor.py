@@ -5,6 +5,7 @@ from pathlib import Path
 
 from rich.table import Table
 
+from coca_mindspeed.commands.options import place
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.console import PlainConsole
 from coca_mindspeed.mindspeed.doctor.examination import examine_machine
@@ -16,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_name", nargs="?", metavar="RUN", help="also look at what this run needs (weights, data)")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as in coca-mindspeed check")
     parser.add_argument("--release", choices=STACKS, help="of MindSpeed-RL (default: what MINDSPEED_RL_HOME holds)")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="where the run goes (default: runs/RUN)")
+    parser.add_argument("--output", type=place, metavar="DIR", help="where the run goes (default: runs/RUN)")
     parser.add_argument("--only-problems", action="store_true", help="leave out what is as wanted")
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from coca_mindspeed.algorithm.response import ResponseParser
-from coca_mindspeed.commands.options import at_least, json_object
+from coca_mindspeed.commands.options import at_least, json_object, place
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
 from coca_mindspeed.evaluation.metrics.catalogue import (
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "files", nargs="+", type=Path, metavar="PATH", help="predictions or run directories, or what --format says"
     )
-    parser.add_argument("--output", type=Path, required=True, help="directory of metrics.json, .md and predictions")
+    parser.add_argument("--output", type=place, required=True, help="directory of metrics.json, .md and predictions")
     parser.add_argument(
         "--format",
         choices=tuple(_OPTIONS_OF),

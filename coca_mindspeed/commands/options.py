@@ -4,6 +4,7 @@ import argparse
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
@@ -36,6 +37,13 @@ def number(expected: str, holds: Callable[[float], bool]) -> Callable[[str], flo
         return value
 
     return read
+
+
+def place(text: str) -> Path:
+    """The type of a file or directory; an empty name, as an unset variable leaves behind, is none."""
+    if not text:
+        raise argparse.ArgumentTypeError("expected a file or directory, found an empty name")
+    return Path(text)
 
 
 def within(low: float, high: float) -> Callable[[str], float]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import yaml
 from rich.table import Table
 
+from coca_mindspeed.commands.options import place
 from coca_mindspeed.console import PlainConsole, print_text
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.files import write_atomically
@@ -52,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     fingerprint.add_argument(
         "--like", metavar="NAME", help="take the hooks of this release (default: the one that fits best)"
     )
-    fingerprint.add_argument("--output", type=Path, metavar="FILE", help="write here instead of to the terminal")
+    fingerprint.add_argument("--output", type=place, metavar="FILE", help="write here instead of to the terminal")
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from coca_mindspeed.commands.options import at_least
+from coca_mindspeed.commands.options import at_least, place
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.evaluation.paper.comparison import compare_with_paper, paper_report
 from coca_mindspeed.evaluation.paper.published import check_setting
@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of ``report``."""
     defaults = {name: f"(default: {value})" for name, value in _DEFAULTS.items()}
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run directories and prediction files")
-    parser.add_argument("--output", type=Path, help=f"directory to write {defaults['output']}")
+    parser.add_argument("--output", type=place, help=f"directory to write {defaults['output']}")
     parser.add_argument("--title", help=f"of the page {defaults['title']}")
     parser.add_argument("--samples", type=at_least(0), help=f"responses shown a run and data set {defaults['samples']}")
     parser.add_argument("--replicates", type=at_least(1), help=f"of the bootstrap {defaults['replicates']}")

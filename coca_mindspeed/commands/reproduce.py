@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 from coca_mindspeed.baselines.parts import check_directory, claim_directory
-from coca_mindspeed.commands.options import at_least
+from coca_mindspeed.commands.options import at_least, place
 from coca_mindspeed.console import PlainConsole, print_text
 from coca_mindspeed.cpus import usable_cpus
 from coca_mindspeed.errors import ConfigError
@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plan", default="miniature", metavar="NAME|YAML", help="which runs (default: miniature)")
     parser.add_argument("--seeds", type=at_least(1), default=3, metavar="N", help="seeds 0 to N-1 (default: 3)")
     parser.add_argument(
-        "--output", type=Path, default=Path("runs/reproduce"), metavar="DIR", help="default: runs/reproduce"
+        "--output", type=place, default=Path("runs/reproduce"), metavar="DIR", help="default: runs/reproduce"
     )
     parser.add_argument("--report", type=Path, metavar="DIR", help="where the tables go (default: OUTPUT/report)")
     parser.add_argument(

@@ -5,7 +5,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from coca_mindspeed.commands.options import at_least
+from coca_mindspeed.commands.options import at_least, place
 from coca_mindspeed.console import print_text
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.evaluation.predictions import read_predictions
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--policy", type=Path, metavar="CONFIG", help="replay this file of `serve` too")
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="counts tokens where the predictions do not say")
-    parser.add_argument("--output", type=Path, default=Path("route"), help="directory to write (default: %(default)s)")
+    parser.add_argument("--output", type=place, default=Path("route"), help="directory to write (default: %(default)s)")
     parser.add_argument("--replicates", type=at_least(1), default=500, help="of the bootstrap (default: %(default)s)")
     parser.add_argument("--seed", type=at_least(0), default=0, help="of the bootstrap (default: %(default)s)")
 

@@ -6,6 +6,7 @@ from contextlib import closing
 from pathlib import Path
 
 from coca_mindspeed.commands.config import add_run_arguments
+from coca_mindspeed.commands.options import place
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.evaluation.reports.summary import print_metrics, summary_metrics
 from coca_mindspeed.files import write_json
@@ -13,7 +14,7 @@ from coca_mindspeed.files import write_json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="where the run goes")
+    parser.add_argument("--output", type=place, required=True, metavar="DIR", help="where the run goes")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in DIR")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
 

@@ -24,7 +24,7 @@ PATH_KEYS = (
     "rollout.vllm.python",
 )
 #: What the local engine calls its devices.
-DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d+)?)$"
+DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d{1,3})?)$"
 #: Fewer questions with a success rate than this say nothing about others.
 LEAST_START_QUESTIONS = 10
 _LARGEST_SEED = 2**31 - 1  # the largest that NumPy's and Megatron's generators take on every rank

@@ -10,6 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.json_text import JsonError, parse_json
 
 # These choose the frequencies of all positions by the longest one that a forward pass sees.  Beyond the trained length
 # the keys in the sampler's cache, made one token at a time, are not those that the update makes of the whole text.
@@ -48,6 +49,7 @@ def read_model_config(path: Path, config: ModelConfig, *, where: str = "model.pa
     Raises:
         ConfigError: its config.json does not load, or is of a model that has other layers than attention.
     """
+    _require_model_type(path, where)
     source = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
     try:
         architecture = AutoConfig.from_pretrained(path, **source).get_text_config()
@@ -59,6 +61,17 @@ def read_model_config(path: Path, config: ModelConfig, *, where: str = "model.pa
             f"{architecture.model_type} with {kinds}; sampling and shared prompts know a layer's keys and values alone"
         )
     return architecture
+
+
+def _require_model_type(path: Path, where: str) -> None:
+    """Refuse a directory that does not say what it holds: transformers would guess that from the directory's name."""
+    file = path / "config.json"
+    try:
+        said = parse_json(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, JsonError) as error:
+        raise ConfigError(f"{where}={path}: its config.json cannot be loaded: {error}") from error
+    if not isinstance(said, dict) or not isinstance(said.get("model_type"), str):
+        raise ConfigError(f"{where}={path}: expected a model_type in its config.json, found none")
 
 
 def _layers_with_a_state(architecture: Any) -> str:

@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import importlib.util
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
         torch.manual_seed(seed)
         try:
             policy.adapters = peft.get_peft_model(model, settings)
-        except ValueError as error:
+        except (ValueError, re.error) as error:
             raise ConfigError(f"model.lora.targets={config.targets}: {error}") from error
     policy.adapters.eval()
     for layer, kind in ((model.get_input_embeddings(), "embedding"), (model.get_output_embeddings(), "output layer")):

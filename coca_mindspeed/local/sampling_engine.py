@@ -10,6 +10,7 @@ from coca_mindspeed.config.schema import RolloutConfig
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import Samples, sample_responses
+from coca_mindspeed.local.token_draw import NoDistributionError
 
 
 class RolloutError(TrainingError):
@@ -63,15 +64,18 @@ class LocalRollout:
         group_size: int,
         generator: torch.Generator,
     ) -> Samples:
-        return sample_responses(
-            self.policy,
-            prompts,
-            group_size=group_size,
-            max_new_tokens=rollout.max_new_tokens,
-            temperature=rollout.temperature,
-            generator=generator,
-            batch_responses=rollout.batch_responses,
-        )
+        try:
+            return sample_responses(
+                self.policy,
+                prompts,
+                group_size=group_size,
+                max_new_tokens=rollout.max_new_tokens,
+                temperature=rollout.temperature,
+                generator=generator,
+                batch_responses=rollout.batch_responses,
+            )
+        except NoDistributionError as error:
+            raise RolloutError(f"no token can be drawn from the policy: {error}; are its weights finite?") from error
 
     def weights_changed(self) -> None:
         """Nothing holds a copy of them."""

@@ -71,10 +71,11 @@ def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
         DataError: a file cannot be read or holds no records.
     """
     if config.name == "arithmetic":
-        return (
-            arithmetic_records(config.train_size, "train", config.seed),
-            arithmetic_records(config.evaluate_size, "evaluate", config.seed),
-        )
+        try:
+            held_out = arithmetic_records(config.evaluate_size, "evaluate", config.seed)
+        except ValueError as error:
+            raise DataError(f"data.evaluate_size={config.evaluate_size}: {error}") from error
+        return arithmetic_records(config.train_size, "train", config.seed), held_out
     assert config.train is not None
     train = list(read_records(Path(config.train)))
     if not train:
@@ -107,10 +108,15 @@ def open_session(
     """
     config = composed.run
     if config.evaluation.interval and config.data.name == "records" and config.data.evaluate is None:
-        raise ConfigError("evaluation.interval is set, but data.evaluate names no held-out records")
+        raise ConfigError(
+            f"evaluation.interval={config.evaluation.interval}, but data.evaluate names no held-out records; "
+            "name some, or set evaluation.interval=0"
+        )
     require_loggers(config.logging)
     require_peft(config.model.lora)
     found = find_run(output, resume=resume, overwrite=overwrite)
+    if resume and found.marker is None:
+        print_text(f"--resume: {output} holds no run; it begins there", sys.stderr)
     if config.trainer.threads is not None:
         torch.set_num_threads(config.trainer.threads)
     device = choose_device(config.trainer.device)

@@ -11,6 +11,10 @@ _LARGE = 4096  # a vocabulary from here on: summed up whole for every draw it wo
 _BLOCK = 256  # tokens; one is found in two steps, among the blocks and in its block
 
 
+class NoDistributionError(RuntimeError):
+    """What tokens are to be drawn from is no distribution."""
+
+
 def draw_tokens(
     probabilities: Tensor, generator: torch.Generator | None = None, row_of: Tensor | None = None
 ) -> Tensor:
@@ -22,7 +26,7 @@ def draw_tokens(
         row_of: int64 ``[draws]``, the row that each draw is made from; None: one from each row.
 
     Raises:
-        RuntimeError: probabilities are not finite, or a row has none.
+        NoDistributionError: probabilities are not finite, or a row has none.
     """
     if row_of is None:
         row_of = torch.arange(len(probabilities), device=probabilities.device)
@@ -68,7 +72,7 @@ def _draw(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> Tensor
     """
     total = sums[:, -1:].contiguous()
     if bool((~((total > 0) & total.isfinite())).any()):
-        raise RuntimeError("tokens cannot be drawn: a row of probabilities is 0 throughout, or not finite")
+        raise NoDistributionError("a row of probabilities is 0 throughout, or not finite")
     # A share that was rounded up to all of it must not end behind the last index that has a weight.
     last = torch.searchsorted(sums, total)
     if row_of is not None:

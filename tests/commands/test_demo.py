@@ -115,3 +115,16 @@ def test_a_bad_seed_is_refused(seed, capsys):
     with pytest.raises(SystemExit):
         main(["demo", "--seed", seed])
     assert "--seed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("said", ["seed=4", "++seed=4"])
+def test_its_seed_is_said_once(tmp_path, said, capsys):
+    """The summary would name one seed, and the run have another."""
+    assert main(["demo", "--seed", "3", "--output", str(tmp_path / "demo"), said]) == 2
+    assert "the seed is said by --seed" in capsys.readouterr().err
+    assert not (tmp_path / "demo").exists()
+
+
+def test_more_held_out_questions_than_there_are_are_refused(tmp_path, capsys):
+    assert main(["train", "demo", "--output", str(tmp_path / "run"), "data.evaluate_size=2500"]) == 1
+    assert "data.evaluate_size=2500: found only " in capsys.readouterr().err

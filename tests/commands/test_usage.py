@@ -36,6 +36,7 @@ def usage_error(capsys, *arguments):
         (["doctor", "--onlyproblems"], "coca-mindspeed doctor"),
         ([], "coca-mindspeed"),
         (["trian"], "coca-mindspeed"),
+        (["train", "demo", "--output", ""], "coca-mindspeed train"),
     ],
 )
 def test_usage_is_that_of_the_subcommand(capsys, arguments, usage):

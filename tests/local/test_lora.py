@@ -153,6 +153,7 @@ def test_with_recomputed_layers_and_microbatches(finished, tmp_path):
         ("nonesuch", "not found in the base model"),
         (".*lm_head", "names the output layer"),
         (".*embed_tokens", "embedding"),
+        ("(", r"missing \), unterminated"),
     ],
 )
 def test_places_that_cannot_have_one_are_refused(tmp_path, targets, message):

@@ -187,3 +187,5 @@ def test_a_directory_that_does_not_load_is_named(tmp_path, broken):
 def test_a_cuda_device_that_is_not_there_is_refused():
     with pytest.raises(ConfigError, match=r"trainer\.device=cuda:99: PyTorch sees"):
         choose_device("cuda:99")
+    with pytest.raises(ConfigError, match=r"trainer\.device=cuda:9{20}: expected auto"):
+        choose_device("cuda:" + "9" * 20)

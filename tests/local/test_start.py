@@ -170,6 +170,24 @@ def test_a_model_with_a_running_state_is_refused_before_its_weights_are_read(tmp
     assert found in str(refusal.value)
 
 
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        (None, "cannot be loaded: .*No such file"),
+        ("{}", "expected a model_type"),
+        ("[]", "expected a model_type"),
+        ("{", "cannot be loaded"),
+    ],
+)
+def test_no_model_is_guessed_from_a_directorys_name(tmp_path, config, found):
+    directory = tmp_path / "my_llama"
+    directory.mkdir()
+    if config is not None:
+        (directory / "config.json").write_text(config)
+    with pytest.raises(ConfigError, match=rf"model\.path=.*my_llama: .*{found}"):
+        read_model_config(directory, ModelConfig())
+
+
 @pytest.mark.parametrize("kind", ["llama", "qwen2", "qwen3", "gemma3_text", "gpt_oss", "cohere2", "llama4_text", "opt"])
 def test_a_model_that_attends_is_taken_whatever_its_window(tmp_path, kind):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))

@@ -197,6 +197,27 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(tmp_path, monkeypatc
     assert len(rows(tmp_path / "run" / "metrics.jsonl")) == 3
 
 
+def test_weights_that_are_not_finite_end_the_run_by_its_step(tmp_path, monkeypatch):
+    session = small_session(tmp_path / "run")
+    trainer = session.trainer
+    updates = iter(range(1, 9))
+
+    def spoiled(policy, *rest):
+        metrics = update_policy(policy, *rest)
+        if next(updates) == 3:
+            next(iter(policy.model.parameters())).data.fill_(math.nan)
+        return metrics
+
+    monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", spoiled)
+    with pytest.raises(TrainingError, match=r"step 4: no token can be drawn .*\n.*step_000002.*--resume"):
+        trainer.run()
+
+
+def test_a_run_that_is_not_there_is_said_to_begin(tmp_path, capsys):
+    small_session(tmp_path / "run", resume=True).close()
+    assert f"--resume: {tmp_path / 'run'} holds no run; it begins there" in capsys.readouterr().err
+
+
 def test_a_gradient_that_is_not_finite_is_named(tmp_path, monkeypatch):
     clip = torch.nn.utils.clip_grad_norm_
 
@@ -356,7 +377,7 @@ def test_data_problems_are_named(tmp_path):
     ):
         with pytest.raises(error, match=message):
             small_session(tmp_path / "run", "data=records", text, "evaluation.interval=0")
-    with pytest.raises(ConfigError, match=r"evaluation\.interval is set, but data\.evaluate names no"):
+    with pytest.raises(ConfigError, match=r"evaluation\.interval=3, but data\.evaluate names no"):
         small_session(tmp_path / "run2", "data=records", f"data.train={tmp_path}/empty.jsonl")
 
 
