@@ -204,12 +204,12 @@ def test_weights_that_are_not_finite_end_the_run_by_its_step(tmp_path, monkeypat
 
     def spoiled(policy, *rest):
         metrics = update_policy(policy, *rest)
-        if next(updates) == 3:
+        if next(updates) == 3:  # which held-out questions follow
             next(iter(policy.model.parameters())).data.fill_(math.nan)
         return metrics
 
     monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", spoiled)
-    with pytest.raises(TrainingError, match=r"step 4: no token can be drawn .*\n.*step_000002.*--resume"):
+    with pytest.raises(TrainingError, match=r"step 3: no token can be drawn .*\n.*step_000002.*--resume"):
         trainer.run()
 
 
