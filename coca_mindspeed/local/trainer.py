@@ -37,6 +37,12 @@ from coca_mindspeed.local.schedule import generator, learning_rate, records_of_s
 from coca_mindspeed.local.update import NotFiniteError, update_policy
 from coca_mindspeed.time_left import STEPS
 
+_NEED_LESS = (
+    "trainer.microbatch_tokens or trainer.microbatch_prompts bounds what an update holds, "
+    "model.gradient_checkpointing=true lowers it, and rollout.batch_responses bounds a rollout; "
+    "coca-mindspeed check says how much each needs"
+)
+
 
 @dataclass
 class Trainer:
@@ -101,6 +107,13 @@ class Trainer:
                     except RolloutError as error:
                         where = f"{self._last_good_checkpoint()}; go on with --resume"
                         raise TrainingError(f"step {step + 1}: {error}\n{where}") from error
+                    except (MemoryError, RuntimeError) as error:
+                        if not _out_of_memory(error):
+                            raise
+                        raise TrainingError(
+                            f"step {step + 1}: out of memory ({str(error).splitlines()[0]})\n{_NEED_LESS}\n"
+                            f"{self._last_good_checkpoint()}"
+                        ) from error
                     log.write(step + 1, metrics, timing)
                     self._progress.advance(step + 1, metrics, timing)
                     self._warn_if_nothing_is_learned(step + 1, metrics)
@@ -260,3 +273,8 @@ class Trainer:
 
     def _due(self, interval: int, step: int) -> bool:
         return interval > 0 and (step + 1) % interval == 0
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """A CPU's allocator raises an ordinary error, by its name."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)

@@ -6,6 +6,7 @@ import math
 import multiprocessing
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -210,6 +211,39 @@ def test_weights_that_are_not_finite_end_the_run_by_its_step(tmp_path, monkeypat
 
     monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", spoiled)
     with pytest.raises(TrainingError, match=r"step 3: no token can be drawn .*\n.*step_000002.*--resume"):
+        trainer.run()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory"),
+        MemoryError("Unable to allocate 8 GiB"),
+    ],
+    ids=["cuda", "cpu", "numpy"],
+)
+def test_what_would_need_less_memory_is_named(tmp_path, monkeypatch, error):
+    def too_large(*_):
+        raise error
+
+    trainer = small_session(tmp_path / "run").trainer
+    monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", too_large)
+    with pytest.raises(TrainingError) as stopped:
+        trainer.run()
+    what, remedy, saved = str(stopped.value).splitlines()
+    assert re.fullmatch(r"step 1: out of memory \(.+\)", what)
+    assert remedy.startswith("trainer.microbatch_tokens or trainer.microbatch_prompts bounds ")
+    assert saved == "no checkpoint was written before it"
+
+
+def test_another_error_stays_what_it_is(tmp_path, monkeypatch):
+    def wrong(*_):
+        raise RuntimeError("shapes do not match")
+
+    trainer = small_session(tmp_path / "run").trainer
+    monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", wrong)
+    with pytest.raises(RuntimeError, match="shapes do not match"):
         trainer.run()
 
 
