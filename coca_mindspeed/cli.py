@@ -19,7 +19,7 @@ from coca_mindspeed.errors import CocaError
 COMMANDS: dict[str, str] = {
     "demo": "train the tiny model by CoCA in about two minutes and show what it learned",
     "train": "train a causal language model on this machine's CPU or GPU",
-    "check": "print the plan of a run for a cluster, or why it cannot run; needs no accelerator",
+    "check": "print the plan of a run and what memory it needs, or why it cannot run; needs no accelerator",
     "doctor": "look at an Ascend machine: what is found, what is wanted, how to fix it",
     "patches": "compare a MindSpeed-RL checkout with the releases that the hooks support",
     "baseline": "confidence by question probability, probe, assessor, majority vote or the prompt alone",
