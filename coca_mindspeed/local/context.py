@@ -49,7 +49,7 @@ def read_model_config(path: Path, config: ModelConfig, *, where: str = "model.pa
     Raises:
         ConfigError: its config.json does not load, or is of a model that has other layers than attention.
     """
-    _require_model_type(path, where)
+    _require_model_type(path, config, where)
     source = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
     try:
         architecture = AutoConfig.from_pretrained(path, **source).get_text_config()
@@ -63,14 +63,15 @@ def read_model_config(path: Path, config: ModelConfig, *, where: str = "model.pa
     return architecture
 
 
-def _require_model_type(path: Path, where: str) -> None:
+def _require_model_type(path: Path, config: ModelConfig, where: str) -> None:
     """Refuse a directory that does not say what it holds: transformers would guess that from the directory's name."""
     file = path / "config.json"
     try:
         said = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, JsonError) as error:
         raise ConfigError(f"{where}={path}: its config.json cannot be loaded: {error}") from error
-    if not isinstance(said, dict) or not isinstance(said.get("model_type"), str):
+    brings_code = config.trust_remote_code and isinstance(said, dict) and "auto_map" in said
+    if not brings_code and not (isinstance(said, dict) and isinstance(said.get("model_type"), str)):
         raise ConfigError(f"{where}={path}: expected a model_type in its config.json, found none")
 
 
