@@ -70,8 +70,8 @@ def _require_model_type(path: Path, config: ModelConfig, where: str) -> None:
         said = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, JsonError) as error:
         raise ConfigError(f"{where}={path}: its config.json cannot be loaded: {error}") from error
-    brings_code = config.trust_remote_code and isinstance(said, dict) and "auto_map" in said
-    if not brings_code and not (isinstance(said, dict) and isinstance(said.get("model_type"), str)):
+    said = said if isinstance(said, dict) else {}
+    if not isinstance(said.get("model_type"), str) and not (config.trust_remote_code and "auto_map" in said):
         raise ConfigError(f"{where}={path}: expected a model_type in its config.json, found none")
 
 
