@@ -1,5 +1,6 @@
 """The training loop: rollout, grade, reward, advantage, update, in the order of the paper's Algorithm 1."""
 
+import contextlib
 import math
 import time
 from collections import deque
@@ -125,8 +126,11 @@ class Trainer:
                         raise InterruptedRunError(
                             f"stopped after step {step + 1}; saved {saved.path}", "go on with --resume"
                         )
-            finally:
-                log.close()
+            except BaseException:
+                with contextlib.suppress(OSError):  # of a full disk; it would hide what ended the run
+                    log.close()
+                raise
+            log.close()
         if start < self.total_steps:  # what an earlier, shorter run wrote speaks of another model
             for stale in (self.predictions_after, self.output / "summary.json"):
                 stale.unlink(missing_ok=True)

@@ -28,7 +28,7 @@ from coca_mindspeed.local import checkpoint as checkpoint_module
 from coca_mindspeed.local import trainer as trainer_module
 from coca_mindspeed.local.checkpoint import list_checkpoints
 from coca_mindspeed.local.session import open_session
-from coca_mindspeed.local.update import update_policy
+from coca_mindspeed.local.update import NotFiniteError, update_policy
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import SMALL, result, rows, small_session, train
 from tests.new_method import Doubt
@@ -235,6 +235,20 @@ def test_what_would_need_less_memory_is_named(tmp_path, monkeypatch, error):
     assert re.fullmatch(r"step 1: out of memory \(.+\)", what)
     assert remedy.startswith("trainer.microbatch_tokens or trainer.microbatch_prompts bounds ")
     assert saved == "no checkpoint was written before it"
+
+
+def test_a_log_that_cannot_be_closed_does_not_hide_what_ended_the_run(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def not_finite(*_):
+        raise NotFiniteError("objective/loss is nan")
+
+    trainer = small_session(tmp_path / "run").trainer
+    monkeypatch.setattr("coca_mindspeed.local.run_log.RunLog.close", full)
+    monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", not_finite)
+    with pytest.raises(TrainingError, match="objective/loss is nan"):
+        trainer.run()
 
 
 def test_another_error_stays_what_it_is(tmp_path, monkeypatch):
