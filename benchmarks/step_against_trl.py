@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from benchmarks.against_trl import AS_OURS, compare, options, print_figures, seconds_of_ours, seconds_of_trls
+from benchmarks.loops_in_turn import WARM_UP_STEPS
 from benchmarks.our_step import OurStep
 from coca_mindspeed.algorithm.response import ResponseParser
 from coca_mindspeed.config.compose import compose_run
@@ -20,7 +21,6 @@ from coca_mindspeed.local.freed_memory import keep_freed_memory
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.session import load_data, warm_start
 
-WARM_UP_STEPS = 3
 #: Keeping what a step frees (``docs/memory.md``) would speed any trainer of this process up, so TRL is given it too.
 WAYS = OURS, TRL, TRL_KEEPING = "ours", "TRL", "TRL, keeping freed memory"
 CPU = torch.device("cpu")

@@ -111,9 +111,10 @@ class Trainer:
                     except (MemoryError, RuntimeError) as error:
                         if not _out_of_memory(error):
                             raise
+                        what = (str(error) or "nothing more is said").splitlines()[0]
+                        where = self._last_good_checkpoint()
                         raise TrainingError(
-                            f"step {step + 1}: out of memory ({str(error).splitlines()[0]})\n{_NEED_LESS}\n"
-                            f"{self._last_good_checkpoint()}"
+                            f"step {step + 1}: out of memory ({what})\n{_NEED_LESS}\n{where}"
                         ) from error
                     log.write(step + 1, metrics, timing)
                     self._progress.advance(step + 1, metrics, timing)

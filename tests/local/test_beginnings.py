@@ -327,9 +327,8 @@ def test_the_passes_need_no_more_memory_than_one_would(kind, device, dtype, prom
     if chunks:
         set_chunk_of(monkeypatch, 512, 300)
     run, policy = shapes_alone(kind, device, dtype, recompute, monkeypatch)
-    cost = dataclasses.replace(
-        pass_cost(torch.device(device), run), each=128
-    )  # a GPU's asks for more tokens than these
+    # A GPU's pass costs as much as more tokens than there are here.
+    cost = dataclasses.replace(pass_cost(torch.device(device), run), each=128)
     random, groups, several = np.random.default_rng(0), 6, 0
     with FakeTensorMode(), footprints._LiveBytes() as live:
         footprints._take_memory(policy.model)
@@ -350,4 +349,4 @@ def test_the_passes_need_no_more_memory_than_one_would(kind, device, dtype, prom
                 batch = dataclasses.replace(footprints.responses_of(policy, microbatch, run), passes=way)
                 need.append(needed(policy, batch, live))
             assert need[0] <= 1.02 * need[1]
-    assert several >= 1
+    assert several >= (1 if recompute else 4)  # a layer that runs again keeps little else than keys and values

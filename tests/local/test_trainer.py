@@ -220,8 +220,9 @@ def test_weights_that_are_not_finite_end_the_run_by_its_step(tmp_path, monkeypat
         torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nmore"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:119] DefaultCPUAllocator: can't allocate memory"),
         MemoryError("Unable to allocate 8 GiB"),
+        MemoryError(),
     ],
-    ids=["cuda", "cpu", "numpy"],
+    ids=["cuda", "cpu", "numpy", "python"],
 )
 def test_what_would_need_less_memory_is_named(tmp_path, monkeypatch, error):
     def too_large(*_):
