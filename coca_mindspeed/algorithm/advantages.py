@@ -34,7 +34,8 @@ def group_advantages(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-6) -> Te
     rounding does to its mean.
 
     Args:
-        rewards: float ``[prompts, group]``; float64 from :mod:`rewards`, since eps is as small as float32's rounding.
+        rewards: float ``[prompts, group]``, with at least 2 in a group; float64 from :mod:`rewards`, since eps is as
+            small as float32's rounding.
         ddof: 1 for the sample deviation, as MindSpeed-RL's group_norm; 0 for the population's.
         eps: added to the deviation.  It also damps nearly unanimous groups: see docs/method.md.
 
@@ -46,11 +47,12 @@ def group_advantages(rewards: Tensor, *, ddof: int = 1, eps: float = 1e-6) -> Te
     """
     if not rewards.is_floating_point() or rewards.dim() != 2:
         raise ValueError(f"rewards should be float [prompts, group], found {rewards.dtype} {tuple(rewards.shape)}")
+    if rewards.shape[1] < 2:
+        raise ValueError(f"rewards should have at least 2 responses in a group, found {tuple(rewards.shape)}")
     if not bool(rewards.isfinite().all()):
         raise ValueError("rewards should be finite, found NaN or infinity")
     rewards = rewards.to(torch.float64)
-    # A single sample has no sample deviation (0/0); it is a group without variance and never uses it.
-    deviation = rewards.std(dim=1, keepdim=True, correction=min(ddof, rewards.shape[1] - 1))
+    deviation = rewards.std(dim=1, keepdim=True, correction=ddof)
     advantages = (rewards - rewards.mean(dim=1, keepdim=True)) / (deviation + eps)
     return torch.where(group_varies(rewards)[:, None], advantages, 0.0).to(torch.float32)
 

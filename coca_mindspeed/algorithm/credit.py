@@ -14,16 +14,21 @@ class SegmentCredit(NamedTuple):
     """What ``B = P * G`` responses earned and learn, on the CPU.
 
     Attributes:
-        gesr: float64 ``[P, 1]``, the success rate of each group.
-        confidence_reward: float64 ``[P, G]``, the Brier score against GESR, whatever the method rewards.
-        confidence: float32 ``[P, G]``, advantage of each confidence segment.
-        answer: float32 ``[P, G]``, advantage of each answer segment.
+        gradable: bool ``[P, G]``, whether the answer could be graded.
+        kept: bool ``[P]``, whether the group has the two gradable answers that a comparison needs.
+        gesr: float64 ``[P, 1]``, the success rate of each group's gradable answers; NaN where it is not kept.
+        confidence_reward: float64 ``[P, G]``, the Brier score against GESR, whatever the method rewards; NaN where the
+            response takes no part in its group.
+        confidence: float32 ``[P, G]``, advantage of each confidence segment; 0 where the response takes no part.
+        answer: float32 ``[P, G]``, advantage of each answer segment, likewise.
         confidence_varies: bool ``[P]``, whether the confidence segments' rewards differ within the group at all.
         answer_varies: bool ``[P]``, likewise.
         segment_lengths: int ``[B]``, tokens of each confidence segment.
         tokens: float32 ``[B, width]``, the advantage of each token, 0 on padding.
     """
 
+    gradable: Tensor
+    kept: Tensor
     gesr: Tensor
     confidence_reward: Tensor
     confidence: Tensor
@@ -53,31 +58,78 @@ class CreditRule:
     eps: float = 1e-6
 
     def __call__(
-        self, correct: Tensor, confidence: Tensor, confidence_lengths: Tensor, response_lengths: Tensor, width: int
+        self,
+        correct: Tensor,
+        confidence: Tensor,
+        confidence_lengths: Tensor,
+        response_lengths: Tensor,
+        width: int,
+        gradable: Tensor | None = None,
     ) -> SegmentCredit:
         """Give credit.
 
+        A response whose answer could not be graded is no member of its group: GESR, rewards and advantages are those of
+        the group of the others.  A group of fewer than two gradable answers is dropped.  Responses that take no part
+        have the advantage 0, and so add nothing to the loss.
+
         Args:
-            correct: bool ``[P, G]``.
+            correct: bool ``[P, G]``, with G at least 2; anything where not gradable.
             confidence: float ``[P, G]``, NaN where the response is invalid.
             confidence_lengths: int ``[B]``, tokens up to the end of the stated confidence, group by group.
             response_lengths: int ``[B]``.
             width: tokens of the padded responses.
+            gradable: bool ``[P, G]``; None: all are.
+
+        Raises:
+            ValueError: a wrong shape or dtype.
         """
-        rewards = self.method.rewards(correct, confidence, stage=self.stage, invalid_reward=self.invalid_reward)
-        of_confidence, of_answer = (group_advantages(reward, ddof=self.ddof, eps=self.eps) for reward in rewards)
+        if correct.dtype != torch.bool or correct.dim() != 2 or correct.shape[1] < 2:
+            raise ValueError(
+                "correct should be bool [prompts, group] with at least 2 responses in a group, found "
+                f"{correct.dtype} {list(correct.shape)}"
+            )
+        gradable = torch.ones_like(correct) if gradable is None else gradable
+        for name, tensor, kind in (("confidence", confidence, "float"), ("gradable", gradable, "bool")):
+            right_kind = tensor.is_floating_point() if kind == "float" else tensor.dtype == torch.bool
+            if tensor.shape != correct.shape or not right_kind:
+                raise ValueError(
+                    f"{name} should be {kind} {list(correct.shape)}, found {tensor.dtype} {list(tensor.shape)}"
+                )
+        sizes = gradable.sum(dim=1)
+        confidence_reward = torch.full_like(correct, torch.nan, dtype=torch.float64)
+        gesr = torch.full_like(sizes[:, None], torch.nan, dtype=torch.float64)
+        of_confidence, of_answer = (torch.zeros_like(correct, dtype=torch.float32) for _ in range(2))
+        confidence_varies, answer_varies = (torch.zeros_like(sizes, dtype=torch.bool) for _ in range(2))
+        for size in sizes.unique().tolist():
+            if size < 2:
+                continue
+            groups = sizes == size
+            members = gradable & groups[:, None]
+            right, stated = correct[members].view(-1, size), confidence[members].view(-1, size)
+            rewards = self.method.rewards(right, stated, stage=self.stage, invalid_reward=self.invalid_reward)
+            rate = group_success_rate(right)
+            gesr[groups] = rate
+            confidence_reward[members] = brier_reward(stated, rate, self.invalid_reward).flatten()
+            of_confidence[members] = self._advantages(rewards.confidence)
+            of_answer[members] = self._advantages(rewards.answer)
+            confidence_varies[groups] = group_varies(rewards.confidence)
+            answer_varies[groups] = group_varies(rewards.answer)
         segment = self.segment_lengths(confidence_lengths)
-        gesr = group_success_rate(correct)
         return SegmentCredit(
+            gradable=gradable,
+            kept=sizes >= 2,
             gesr=gesr,
-            confidence_reward=brier_reward(confidence, gesr, self.invalid_reward),
+            confidence_reward=confidence_reward,
             confidence=of_confidence,
             answer=of_answer,
-            confidence_varies=group_varies(rewards.confidence),
-            answer_varies=group_varies(rewards.answer),
+            confidence_varies=confidence_varies,
+            answer_varies=answer_varies,
             segment_lengths=segment,
             tokens=token_advantages(of_confidence.flatten(), of_answer.flatten(), segment, response_lengths, width),
         )
+
+    def _advantages(self, rewards: Tensor) -> Tensor:
+        return group_advantages(rewards, ddof=self.ddof, eps=self.eps).flatten()
 
     def segment_lengths(self, confidence_lengths: Tensor) -> Tensor:
         """Tokens of each confidence *segment*, from the tokens up to the end of each stated confidence, int ``[B]``.

@@ -97,6 +97,7 @@ def majority_predictions(
         finals = final_answers(record, [parsed.answer for parsed in graded.judged.parsed[rows]])
         result = vote(cluster(finals, partial(same, record)))
         winner = index * k + result.winner
+        verdict = graded.judged.verdicts[winner]
         predictions.append(
             Prediction(
                 id=record.id,
@@ -104,7 +105,7 @@ def majority_predictions(
                 question=record.question,
                 response=graded.judged.texts[winner],
                 confidence=result.share,
-                correct=graded.judged.verdicts[winner].correct,
+                correct=verdict.correct_or_none,
                 tokens_to_confidence=lengths[index],
                 category=record.category,
                 tokens=lengths[index],

@@ -16,7 +16,7 @@ from coca_mindspeed.baselines.probe import Probe, ProbeConfig, load_probe, save_
 from coca_mindspeed.baselines.question_probability import question_probabilities
 from coca_mindspeed.baselines.subject import Subject, prompt_states
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.predictions import (
     Prediction,
     prediction_from_json,
@@ -175,7 +175,7 @@ class _Work:
         """The trained probe, trained now if it is not there yet."""
         directory = self.options.trained or self.output / "probe"
         if not directory.exists():
-            correct = self._training_outcomes("probe", records)
+            records, correct = self._graded("probe", records)
             states = torch.cat(
                 [
                     prompt_states(self.subject, records[i : i + self.options.batch], self.options.probe.layer)
@@ -193,17 +193,22 @@ class _Work:
             raise ConfigError("the assessor needs a model of its own to be trained (--assessor-model)")
         directory = self.options.trained or self.output / "assessor"
         if not directory.exists():
-            correct = self._training_outcomes("assessor", records)
+            records, correct = self._graded("assessor", records)
             policy = open_assessor(None)
             seed = derived_seed(self.subject.seed, "assessor")
             train_assessor(policy, records, correct, self.options.assessor, seed, self._epoch)
             export_model(policy, directory)
         return Assessor(open_assessor(directory), self.options.assessor)
 
-    def _training_outcomes(self, name: str, records: Sequence[Record]) -> list[bool]:
+    def _graded(self, name: str, records: Sequence[Record]) -> tuple[list[Record], list[bool]]:
+        """The training questions whose answers could be graded, and which of these were right."""
         if not records:
             raise ConfigError(f"the {name} is trained on answered questions, and none were given (--train)")
-        return [p.correct for p in self.answers(records, "training_answers")]
+        answers = zip(records, self.answers(records, "training_answers"), strict=True)
+        graded = [(record, answer.correct) for record, answer in answers if answer.correct is not None]
+        if not graded:
+            raise DataError(f"--train: none of the answers to its {len(records)} questions could be graded")
+        return [record for record, _ in graded], [correct for _, correct in graded]
 
     def _predictions(
         self,

@@ -14,7 +14,7 @@ from coca_mindspeed.calibration.families import Curve, CurveKind, Floats, fit_cu
 from coca_mindspeed.calibration.guarantee import Certificate
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.evaluation.predictions import Prediction, gradable
 from coca_mindspeed.files import write_json
 
 SHRINKAGE = 200.0
@@ -102,8 +102,8 @@ def question_hashes(predictions: Sequence[Prediction]) -> tuple[str, ...]:
 
 
 def labelled(predictions: Sequence[Prediction]) -> tuple[Floats, npt.NDArray[np.bool_], list[str], list[str]]:
-    """Valid confidences (n,), labels (n,), domains and questions of predictions."""
-    valid = [p for p in predictions if p.confidence is not None]
+    """Valid confidences (n,), labels (n,), domains and questions of gradable predictions."""
+    valid = [p for p in gradable(predictions) if p.confidence is not None]
     return (
         np.array([p.confidence for p in valid], dtype=np.float64),
         np.array([p.correct for p in valid], dtype=np.bool_),

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from coca_mindspeed.algorithm.response import ResponseParser
 from coca_mindspeed.commands.options import at_least, json_object, place
+from coca_mindspeed.console import print_text
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
 from coca_mindspeed.evaluation.metrics.catalogue import (
@@ -80,7 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
         predictions = [replace(p, method=arguments.method) for p in predictions]
     _refuse_repeats(predictions, arguments.files)
     options = MetricOptions(bins=arguments.bins, scheme=arguments.bin_scheme, debias=arguments.debias)
-    board = Scoreboard(_runs(predictions), replicates=arguments.replicates, seed=arguments.seed, options=options)
+    runs = _runs(predictions)
+    _tell_ungradable(runs)
+    board = Scoreboard(runs, replicates=arguments.replicates, seed=arguments.seed, options=options)
     table = _table(board)
     text = table
     differences: dict[str, object] = {}
@@ -95,6 +98,22 @@ def run(arguments: argparse.Namespace) -> int:
     write_atomically(arguments.output / "metrics.md", text)
     sys.stdout.write(text)
     return 0
+
+
+def _tell_ungradable(runs: Sequence[Run]) -> None:
+    """Say on standard error how many answers the metrics leave out.
+
+    Raises:
+        DataError: they leave out all answers of a data set.
+    """
+    for run in runs:
+        rows = run.by_dataset()
+        for dataset, count in run.ungradable().items():
+            if not rows[dataset]:
+                raise DataError(f"{run.label}: none of the {count} answers of {dataset} could be graded")
+            total = count + len(rows[dataset])
+            text = f"warning: {run.label}: {count} of {total} answers of {dataset} are ungradable and left out"
+            print_text(text, sys.stderr)
 
 
 def _check_usage(arguments: argparse.Namespace) -> None:
@@ -227,6 +246,7 @@ def _json(board: Scoreboard, arguments: argparse.Namespace, differences: dict[st
                 undefined = dict(board.metrics[run.label, column.name].undefined)
             results[run.label][column.name] = {
                 "n": board.count(run.label, column),
+                "ungradable": sum(run.ungradable().get(name, 0) for name in column.datasets),
                 "mean_of": list(column.datasets) if column.is_average else None,
                 "metrics": cells,
                 "ece_if_calibrated": None if (of := board.calibrated(run.label, column)) is None else of.as_dict(),

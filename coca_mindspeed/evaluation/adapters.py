@@ -18,7 +18,7 @@ from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
 from coca_mindspeed.files import read_json_lines
 from coca_mindspeed.grading.verdict import Grader, Outcome
 
-# Above this share of answers that a grader cannot judge, accuracy would be about the grader.
+# Above this share of answers that a grader cannot judge, the rest need not be like all of them.
 _MAX_UNGRADABLE = 0.01
 
 
@@ -31,15 +31,17 @@ def _prompt_text(prompt: Any, where: str) -> str:
     raise DataError(f"{where}: 'prompt' should be text or chat messages, found {prompt!r:.80}")
 
 
-def _correct(row: Mapping[str, Any], where: str) -> bool:
+def _correct(row: Mapping[str, Any], where: str) -> bool | None:
     if isinstance(correct := row.get("correct"), bool):
         return correct
     grade = row.get("grade")
     # The answer reward is exactly 0 or 1; a shaped reward says nothing about correctness.
     if isinstance(grade, bool) or (isinstance(grade, int | float) and grade in (0, 1)):
         return bool(grade)
-    if grade in ("right", "wrong", "ungradable"):
+    if grade in ("right", "wrong"):
         return bool(grade == "right")
+    if grade == "ungradable" or (grade is None and "correct" in row and correct is None):
+        return None
     raise DataError(f"{where}: expected 'correct' true or false, or 'grade' 0 or 1; found {correct!r} and {grade!r}")
 
 
@@ -116,7 +118,7 @@ def read_responses(
 
     Raises:
         DataError: with file and line; also if a record has no response, or if more than one answer in a hundred (and
-            more than one) cannot be graded.  Fewer count as wrong.
+            more than one) cannot be graded.  Fewer are left out of the metrics.
     """
     parser = parser or ResponseParser()
     records = {record.id: record for record in read_records(gold)}
@@ -154,7 +156,7 @@ def read_responses(
             "question": record.question,
             "response": row["response"],
             "confidence": row["confidence"] if external else parts.confidence,
-            "correct": verdict.correct,
+            "correct": verdict.correct_or_none,
             "tokens_to_confidence": row.get("tokens_to_confidence", counted),
             "category": record.category,
             "gold": record.answer,

@@ -1,10 +1,11 @@
 """Predictions: the one JSON Lines format that every method, engine and evaluator meets in.
 
 A line is ``{"id", "dataset", "question", "response", "confidence", "correct", "tokens_to_confidence"}`` and may
-carry the optional fields of :class:`Prediction`; ``confidence`` is null where the response states no valid one.
+carry the optional fields of :class:`Prediction`; ``confidence`` is null where the response states no valid one, and
+``correct`` where the answer could not be graded.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from coca_mindspeed.errors import DataError
 from coca_mindspeed.files import read_json_lines, write_json_lines
 
 CATEGORIES = ("math", "code", "factual")
+# The metric of a validation that counts the answers which the other metrics leave out.
+UNGRADABLE_SHARE = "ungradable_share"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,7 @@ class Prediction:
         question: the bare question.
         response: the whole response, confidence included.
         confidence: s in [0, 1], or None if the response states no valid confidence.
-        correct: the grader's verdict on the answer.
+        correct: the grader's verdict on the answer; None where it is ungradable, and left out of every metric.
         tokens_to_confidence: tokens generated until the confidence was known (TTC), None where there is none or
             nobody counted.
         category: ``math``, ``code``, ``factual`` or a user's own; None where it is the data set's.
@@ -45,7 +48,7 @@ class Prediction:
     question: str
     response: str
     confidence: float | None
-    correct: bool
+    correct: bool | None
     tokens_to_confidence: int | None
     category: str | None = None
     method: str | None = None
@@ -59,6 +62,11 @@ class Prediction:
     def key(self) -> tuple[str, str, int]:
         """What identifies a prediction within one run of one method."""
         return self.dataset, self.id, self.sample
+
+    @property
+    def outcome(self) -> str:
+        """``right``, ``wrong`` or ``ungradable``."""
+        return "ungradable" if self.correct is None else "right" if self.correct else "wrong"
 
 
 _FIELDS = {f.name: f.default for f in fields(Prediction)}
@@ -84,7 +92,7 @@ def _check(name: str, value: object) -> str | None:
     if name in _OPTIONAL_TEXT:
         return None if value is None or isinstance(value, str) else "text or null"
     if name == "correct":
-        return None if isinstance(value, bool) else "true or false"
+        return None if value is None or isinstance(value, bool) else "true, false, or null for an ungradable answer"
     if name == "confidence":
         # A comparison with NaN is false, so NaN is refused as well.
         ok = value is None or (_is_number(value) and 0 <= value <= 1)  # type: ignore[operator]  # _is_number says so
@@ -181,9 +189,15 @@ class Outcomes:
         return len(self.correct)
 
 
-def outcomes(predictions: Sequence[Prediction]) -> Outcomes:
-    """The arrays that the metrics take, in the order of the predictions."""
+def gradable(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """The predictions whose answers could be graded: those that every metric is over."""
+    return [prediction for prediction in predictions if prediction.correct is not None]
+
+
+def outcomes(predictions: Iterable[Prediction]) -> Outcomes:
+    """The arrays that the metrics take: of the :func:`gradable` predictions, in their order."""
     nan = float("nan")
+    predictions = gradable(predictions)
     return Outcomes(
         np.array([nan if p.confidence is None else p.confidence for p in predictions], dtype=np.float64),
         np.array([p.correct for p in predictions], dtype=np.bool_),

@@ -1,12 +1,13 @@
 """Runs: what a report compares.  A run is a label, its predictions, and its training metrics where it has any."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
+from coca_mindspeed.evaluation.predictions import Prediction, gradable, read_predictions
 from coca_mindspeed.step_log import read_steps
 from coca_mindspeed.yaml_text import YamlError, read_yaml
 
@@ -28,11 +29,15 @@ class Run:
     method: str | None = None
 
     def by_dataset(self) -> dict[str, list[Prediction]]:
-        """Predictions of each data set, data sets in order of appearance."""
-        groups: dict[str, list[Prediction]] = {}
-        for prediction in self.predictions:
-            groups.setdefault(prediction.dataset, []).append(prediction)
+        """The gradable predictions of each data set, data sets in order of appearance."""
+        groups: dict[str, list[Prediction]] = {prediction.dataset: [] for prediction in self.predictions}
+        for prediction in gradable(self.predictions):
+            groups[prediction.dataset].append(prediction)
         return groups
+
+    def ungradable(self) -> dict[str, int]:
+        """Data set -> how many of its answers could not be graded; data sets without any are left out."""
+        return dict(Counter(prediction.dataset for prediction in self.predictions if prediction.correct is None))
 
 
 def split_runs(predictions: Sequence[Prediction], name: str) -> list[Run]:

@@ -9,7 +9,12 @@ from coca_mindspeed.data.records import Record
 
 
 class Outcome(str, Enum):
-    """A verdict is one of three; ``ungradable`` earns no reward but is counted, with its reason."""
+    """What became of an answer.
+
+    ``wrong`` is also an answer that cannot be read, or whose comparison exceeds a limit: a policy could hide behind any
+    other outcome.  ``ungradable`` is for faults that are not the answer's: of the gold answer, the grader, or what the
+    grader needs.  An ungradable answer is neither right nor wrong, and is left out of rewards and metrics, and counted.
+    """
 
     RIGHT = "right"
     WRONG = "wrong"
@@ -33,6 +38,11 @@ class Verdict:
     @property
     def correct(self) -> bool:
         return self.outcome is Outcome.RIGHT
+
+    @property
+    def correct_or_none(self) -> bool | None:
+        """As a prediction says it: None where ungradable."""
+        return None if self.outcome is Outcome.UNGRADABLE else self.correct
 
 
 class Grader(Protocol):

@@ -22,7 +22,7 @@ class JudgedResponses:
         texts: decoded responses.
         parsed: stated confidence and answer of each.
         verdicts: of the grader, on each answer.
-        correct: bool ``[n]``.
+        correct: bool ``[n]``, False where not gradable.
         confidence: float64 ``[n]``, NaN where the response is invalid.
         confidence_lengths: int64 ``[n]``, tokens up to the end of the closing tag; of an invalid response the tokens
             that stand in for its confidence.
@@ -38,9 +38,9 @@ class JudgedResponses:
     grading_seconds: float
 
     @property
-    def ungradable(self) -> Tensor:
-        """Answers that could not be graded, and earn nothing: bool ``[n]``."""
-        return torch.tensor([verdict.outcome is Outcome.UNGRADABLE for verdict in self.verdicts], dtype=torch.bool)
+    def gradable(self) -> Tensor:
+        """Answers that could be graded; the others are neither right nor wrong, and left out: bool ``[n]``."""
+        return torch.tensor([verdict.outcome is not Outcome.UNGRADABLE for verdict in self.verdicts], dtype=torch.bool)
 
 
 @dataclass(frozen=True, slots=True)

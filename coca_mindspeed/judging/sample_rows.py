@@ -33,9 +33,12 @@ def credit_rows(
 ) -> list[dict[str, Any]]:
     """The part of a dump that every engine knows; an engine adds question and response.
 
+    None stands for what does not exist: the confidence of an invalid response, whether an ungradable answer is correct,
+    and what a response earned that takes no part in its group.
+
     Args:
         rows: of the batch, which to show.
-        correct: bool ``[P, G]``.
+        correct: bool ``[P, G]``, anything where not gradable.
         confidence: float ``[P, G]``, NaN where the response is invalid.
         confidence_lengths: int ``[P * G]``, tokens up to the end of the stated confidence.
         response_lengths: int ``[P * G]``.
@@ -46,9 +49,9 @@ def credit_rows(
     return [
         {
             "confidence": None if bool(stated[row].isnan()) else as_stated(float(stated[row])),
-            "correct": bool(correct.flatten()[row]),
-            "gesr": float(credit.gesr[row // group]),
-            "confidence_reward": float(credit.confidence_reward.flatten()[row]),
+            "correct": bool(correct.flatten()[row]) if bool(credit.gradable.flatten()[row]) else None,
+            "gesr": _number(credit.gesr[row // group]),
+            "confidence_reward": _number(credit.confidence_reward.flatten()[row]),
             "confidence_advantage": float(credit.confidence.flatten()[row]),
             "answer_advantage": float(credit.answer.flatten()[row]),
             "tokens": int(response_lengths[row]),
@@ -56,3 +59,7 @@ def credit_rows(
         }
         for row in rows
     ]
+
+
+def _number(value: Tensor) -> float | None:
+    return None if bool(value.isnan()) else float(value)

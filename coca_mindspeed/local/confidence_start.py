@@ -210,7 +210,7 @@ def _of_row(record: Record, row: dict[str, Any]) -> Answered:
 
 def _answered(graded: JudgedSamples, policy: Policy) -> list[Answered]:
     judged, samples, size = graded.judged, graded.samples, graded.group_size
-    rates, ungradable = graded.correct.double().mean(dim=1).tolist(), judged.ungradable.view(-1, size).any(dim=1)
+    rates, ungradable = graded.correct.double().mean(dim=1).tolist(), (~judged.gradable).view(-1, size).any(dim=1)
     ids = [row[:length] for row, length in zip(samples.token_ids.tolist(), samples.lengths.tolist(), strict=True)]
     # Of a response that its text would not lead back to, such as one with a control token in it, another would be
     # taught.

@@ -118,9 +118,7 @@ def _sample_table(predictions: Sequence[Prediction], count: int = 8) -> str:
     """Some responses, from the most to the least confident."""
     ranked = sorted((p for p in predictions if p.confidence is not None), key=lambda p: -(p.confidence or 0.0))
     chosen = [ranked[i * (len(ranked) - 1) // max(1, count - 1)] for i in range(min(count, len(ranked)))]
-    rows = [
-        (f"`{p.question}`", f"`{p.response}`", f"{p.confidence:.2f}", "right" if p.correct else "wrong") for p in chosen
-    ]
+    rows = [(f"`{p.question}`", f"`{p.response}`", f"{p.confidence:.2f}", p.outcome) for p in chosen]
     return markdown_table(("question", "response", "confidence", "answer"), rows, numbers=(2,))
 
 

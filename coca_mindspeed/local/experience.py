@@ -14,7 +14,7 @@ from coca_mindspeed.algorithm.importance import engine_gap, truncated_importance
 from coca_mindspeed.config.schema import MethodConfig, RolloutConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import Grader
-from coca_mindspeed.judging.batch_metrics import batch_metrics, grading_metrics, values
+from coca_mindspeed.judging.batch_metrics import batch_metrics, values
 from coca_mindspeed.judging.method_rules import credit_rule, response_judge
 from coca_mindspeed.judging.responses import JudgedResponses
 from coca_mindspeed.judging.sample_rows import credit_rows, response_row
@@ -45,6 +45,11 @@ class JudgedSamples:
     def correct(self) -> Tensor:
         """Right answers, bool ``[P, G]``."""
         return self.judged.correct.view(-1, self.group_size)
+
+    @property
+    def gradable(self) -> Tensor:
+        """Answers that could be graded, bool ``[P, G]``."""
+        return self.judged.gradable.view(-1, self.group_size)
 
     @property
     def confidence(self) -> Tensor:
@@ -123,7 +128,9 @@ def reward_and_advantage(
     """
     rule = credit_rule(config, stage)
     lengths, width = graded.samples.lengths.cpu(), graded.samples.token_ids.shape[1]
-    credit = rule(graded.correct, graded.confidence, graded.judged.confidence_lengths, lengths, width)
+    credit = rule(
+        graded.correct, graded.confidence, graded.judged.confidence_lengths, lengths, width, gradable=graded.gradable
+    )
     masks = segment_masks(credit.segment_lengths, lengths, width)
     return Experience(
         graded=graded,
@@ -164,7 +171,6 @@ def experience_metrics(experience: Experience) -> dict[str, float]:
     lengths = graded.samples.lengths.cpu()
     return {
         **values(batch_metrics(graded.correct, graded.confidence, lengths, experience.credit)),
-        **values(grading_metrics(graded.judged)),
         "rollout/entropy": float(graded.samples.entropy.mean()),
         "response/cut_off_share": float((~graded.samples.finished).float().mean()),
         **_gap_metrics(experience),

@@ -7,14 +7,15 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.evaluation.metrics.calibration import CalibrationMetrics, calibration_metrics
-from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.predictions import UNGRADABLE_SHARE, Prediction, outcomes, write_predictions
 from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.judging.learning_signal import NO_SIGNAL_STEPS, learning_problems
@@ -227,7 +228,7 @@ class Trainer:
         if self.evaluate_records and self._due(config.evaluation.interval, step):
             started = time.perf_counter()
             scores = self._evaluate_while_training(step, log)
-            metrics |= {f"eval/{k}": math.nan if v is None else float(v) for k, v in scores.headline().items()}
+            metrics |= {f"eval/{k}": math.nan if v is None else float(v) for k, v in scores.items()}
             timing["seconds/evaluation"] = time.perf_counter() - started
         return metrics, timing
 
@@ -239,23 +240,23 @@ class Trainer:
         except NotFiniteError as error:
             raise TrainingError(f"step {step + 1}: {error}; {self._last_good_checkpoint()}") from error
 
-    def _evaluate_while_training(self, step: int, log: RunLog) -> CalibrationMetrics:
+    def _evaluate_while_training(self, step: int, log: RunLog) -> dict[str, Any]:
         questions = self.evaluate_records[: self.config.evaluation.questions]
         # The same draw each time: what changes between two evaluations is the policy.
         title = f"step {step + 1}, evaluating"
-        data = outcomes(
-            self._answers(
-                questions,
-                "evaluate while training",
-                lambda done: self._progress.busy(f"{title} {done}/{len(questions)}"),
-            )
+        answers = self._answers(
+            questions,
+            "evaluate while training",
+            lambda done: self._progress.busy(f"{title} {done}/{len(questions)}"),
         )
+        data = outcomes(answers)
         if log.tensorboard is not None:
             from coca_mindspeed.evaluation.reports.plots import reliability_image  # matplotlib, only where it draws
 
             image = reliability_image(data.confidence, data.correct, title=f"step {step + 1}")
             log.tensorboard.add_image("eval/reliability", image, step + 1, dataformats="HWC")
-        return calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence)
+        found = calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence)
+        return {**found.headline(), UNGRADABLE_SHARE: 1 - len(data) / len(answers)}
 
     def _last_good_checkpoint(self) -> str:
         saved = list_checkpoints(self.checkpoints)

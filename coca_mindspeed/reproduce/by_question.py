@@ -9,7 +9,7 @@ import numpy.typing as npt
 from coca_mindspeed.evaluation.intervals.bounds import Interval
 from coca_mindspeed.evaluation.intervals.estimates import Estimates, paired_intervals
 from coca_mindspeed.evaluation.metrics.catalogue import QUALITY_METRICS, UNDEFINED, metric_info
-from coca_mindspeed.evaluation.predictions import Prediction, outcomes
+from coca_mindspeed.evaluation.predictions import Prediction, gradable, outcomes
 from coca_mindspeed.reproduce.comparisons import STARTED
 from coca_mindspeed.reproduce.plan import Plan
 from coca_mindspeed.reproduce.results import Results
@@ -61,7 +61,11 @@ def _differences(
 ) -> Iterator[tuple[str, int, dict[str, Interval]]]:
     seeds = results.seeds(setting, method, rival)
     ours, theirs = (
-        {(seed, *p.key): p for seed in seeds for p in results.cells[setting, m, seed].predictions(results.output)}
+        {
+            (seed, *p.key): p
+            for seed in seeds
+            for p in gradable(results.cells[setting, m, seed].predictions(results.output))
+        }
         for m in (method, rival)
     )
     both = [key for key in ours if key in theirs]

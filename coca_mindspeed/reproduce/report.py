@@ -110,7 +110,7 @@ def samples_table(results: Results, plan: Plan, setting: str) -> Table | None:
             one_line(said[m][key].question),
             m,
             _shortened(said[m][key].response),
-            "right" if said[m][key].correct else "wrong",
+            said[m][key].outcome,
         )
         for key in keys
         for m in methods

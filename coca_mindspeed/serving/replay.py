@@ -68,6 +68,10 @@ def join_tiers(
             raise DataError(
                 f"{name}: every tier should answer the same questions; {min(missing)} is not in all of them"
             )
+    # A question counts where the answer of every tier could be graded.
+    keys = [key for key in keys if all(found[key].correct is not None for found in by_key.values())]
+    if not keys:
+        raise DataError(f"none of the {len(tiers)} tiers' common questions has an answer of every tier that was graded")
     rows = {name: [found[key] for key in keys] for name, found in by_key.items()}
     tokens = {name: [_tokens(p, name, count_tokens) for p in row] for name, row in rows.items()}
     opening = [[_opening(p, t, name) for p, t in zip(rows[name], tokens[name], strict=True)] for name in tiers]

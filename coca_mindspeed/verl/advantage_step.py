@@ -35,7 +35,7 @@ class AdvantageStep:
     Attributes:
         groups: which rows these are.
         judged: of each of the B, group by group.
-        correct: bool ``[P, G]``, as training rewards it.
+        correct: bool ``[P, G]``, as training rewards it; which answers count, ``credit.gradable`` says.
         confidence: float64 ``[P, G]``, NaN where the response is invalid.
         confidence_lengths: int64 ``[B]``, tokens up to the end of the stated confidence.
         response_lengths: int64 ``[B]``.
@@ -92,11 +92,13 @@ class AdvantageStep:
         _check_gradable(judged)
         order = torch.tensor(groups.rows)
         correct = torch.tensor([row.trained.correct for row in judged]).view(-1, shape.group)
+        graded = torch.tensor([row.trained.outcome is not Outcome.UNGRADABLE for row in judged]).view(-1, shape.group)
         stated = [math.nan if (s := row.prediction.confidence) is None else s for row in judged]
         confidence = torch.tensor(stated, dtype=torch.float64).view(-1, shape.group)
         confidence_lengths = torch.tensor([row.confidence_tokens for row in judged])
         lengths, width = response_lengths.long()[order], int(response_lengths.max())
-        credit = credit_rule(settings.method, stage)(correct, confidence, confidence_lengths, lengths, width)
+        rule = credit_rule(settings.method, stage)
+        credit = rule(correct, confidence, confidence_lengths, lengths, width, gradable=graded)
         tokens = credit.tokens
         if settings.method.loss_aggregation == "segment_mean":
             tokens = per_token_of_segment(tokens, segment_masks(credit.segment_lengths, lengths, width))
@@ -121,8 +123,6 @@ class AdvantageStep:
     def metrics(self) -> dict[str, float]:
         """By the names of every engine; those that are undefined are left out."""
         found = values(batch_metrics(self.correct, self.confidence, self.response_lengths, self.credit))
-        ungradable = sum(row.trained.outcome is Outcome.UNGRADABLE for row in self.judged)
-        found["grading/ungradable_share"] = ungradable / len(self.judged)
         found["coca/broken_groups"] = float(self.groups.broken)
         if self.stages > 1:
             found["stage"] = float(self.stage)
@@ -151,6 +151,6 @@ class AdvantageStep:
 
 
 def _check_gradable(judged: Sequence[JudgedRow]) -> None:
-    """An answer that cannot be graded earns nothing and is counted; where none can, nothing can be learned."""
+    """An answer that cannot be graded is left out and counted; where none can, nothing can be learned."""
     if all(row.trained.outcome is Outcome.UNGRADABLE for row in judged):
         raise TrainingError(f"none of the step's {len(judged)} answers could be graded: {judged[0].trained.reason}")

@@ -51,7 +51,8 @@ def _named(prefix: str, rows: Sequence[JudgedRow]) -> dict[str, float]:
         return {}
     stated = [math.nan if (s := row.prediction.confidence) is None else s for row in rows]
     metrics = held_out_metrics(
-        torch.tensor([row.prediction.correct for row in rows]),
+        torch.tensor([bool(row.prediction.correct) for row in rows]),
+        torch.tensor([row.prediction.correct is not None for row in rows]),
         torch.tensor(stated, dtype=torch.float64),
         torch.tensor([row.confidence_tokens for row in rows]),
     )

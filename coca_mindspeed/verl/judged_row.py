@@ -14,7 +14,7 @@ class JudgedRow:
     """One judged response.
 
     Attributes:
-        prediction: the response as an evaluation sees it; ``correct`` is the grader's verdict.
+        prediction: the response as an evaluation sees it; ``correct`` is the grader's verdict, None where ungradable.
         trained: the verdict that training rewards, which may be stricter (``coca.require_evaluated``).
         confidence_tokens: tokens up to the end of the stated confidence, or those that stand in for it.
     """
@@ -24,9 +24,12 @@ class JudgedRow:
     confidence_tokens: int
 
     def columns(self) -> dict[str, Any]:
-        """As verl's ``reward_extra_info``; ``acc`` is the name by which verl's own validation finds an accuracy."""
+        """As verl's ``reward_extra_info``; ``acc`` is the name by which verl's own validation finds an accuracy.
+
+        verl's accuracy knows no third state: there an ungradable answer counts as wrong.
+        """
         return {
-            "acc": float(self.prediction.correct),
+            "acc": float(bool(self.prediction.correct)),
             "prediction": asdict(self.prediction),
             "verdict": self.trained.outcome.value,
             "reason": self.trained.reason,

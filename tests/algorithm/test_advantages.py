@@ -24,7 +24,7 @@ def test_by_hand():
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, -1 / 3, 1e30])
-@pytest.mark.parametrize("group", [1, 2, 3, 7, 16])
+@pytest.mark.parametrize("group", [2, 3, 7, 16])
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
 def test_equal_rewards_teach_exactly_nothing(value, group, eps):
     """Three times 0.1 has a mean that is not 0.1: a tiny deviation over a tiny eps must not become an advantage."""
@@ -120,12 +120,19 @@ def test_token_advantages_are_the_masks_times_the_advantages(data):
     assert torch.equal(token_advantages(a, b, torch.tensor(confidence), torch.tensor(lengths), width), expected)
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "rewards",
-    [torch.zeros(3), torch.zeros(2, 2, dtype=torch.int64), torch.tensor([[torch.nan, 0.0]])],
+    [
+        torch.zeros(3),
+        torch.zeros(3, 0),
+        torch.zeros(3, 1),
+        torch.zeros(2, 2, dtype=torch.int64),
+        torch.tensor([[torch.nan, 0.0]]),
+    ],
 )
 def test_bad_rewards_are_refused(rewards):
-    with pytest.raises(ValueError, match="rewards should be"):
+    with pytest.raises(ValueError, match="rewards should"):
         group_advantages(rewards)
 
 

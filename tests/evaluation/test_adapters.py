@@ -127,9 +127,32 @@ def test_answers_that_cannot_be_graded_are_refused_unless_they_are_rare(tmp_path
 
     write_records(tmp_path / "gold.jsonl", [Record(str(i), "sums", "math", "1+1", "2") for i in range(100)])
     path = write(tmp_path / "r.jsonl", [{"id": str(i), "response": "2"} for i in range(100)])
-    assert sum(p.correct for p in read_responses(path, tmp_path / "gold.jsonl", Undecided(1))) == 99
+    found = read_responses(path, tmp_path / "gold.jsonl", Undecided(1))
+    assert [p.correct for p in found] == [None] + [True] * 99
     with pytest.raises(DataError, match=r"r\.jsonl:1: 2 of 100 answers cannot be graded, this one because: no parse"):
         read_responses(path, tmp_path / "gold.jsonl", Undecided(2))
+
+
+@pytest.mark.parametrize(
+    ("said", "correct"),
+    [
+        ({"correct": True}, True),
+        ({"grade": 0}, False),
+        ({"grade": "right"}, True),
+        ({"grade": "ungradable"}, None),
+        ({"correct": None}, None),  # as a training dumps it
+        ({"correct": None, "grade": 1}, True),
+        ({"grade": None}, DataError),
+        ({"grade": 0.5}, DataError),
+    ],
+)
+def test_what_a_dump_says_of_an_answer(tmp_path, said, correct):
+    path = write(tmp_path / "r.jsonl", [{"prompt": "1+1", "response": "2", "confidence": 0.5, **said}])
+    if correct is DataError:
+        with pytest.raises(DataError, match=r"r\.jsonl:1"):
+            read_rollouts(path)
+    else:
+        assert read_rollouts(path)[0].correct is correct
 
 
 @pytest.fixture(scope="module")

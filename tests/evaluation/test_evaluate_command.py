@@ -50,6 +50,29 @@ def test_predictions(files, capsys):
     assert json.loads((files / "again" / "metrics.json").read_text()) == result
 
 
+def test_ungradable_answers_are_left_out_and_counted(files, capsys):
+    """Differences pair what could be graded on both sides."""
+    rows = read_predictions(files / "one.jsonl")
+    changed = [replace(p, correct=None) if p.dataset == "gsm8k" and p.id in "01" else p for p in rows]
+    write_predictions(files / "some.jsonl", changed)
+    out = files / "out"
+    arguments = ("--output", out, "--replicates", 50, "--against", files / "two.jsonl")
+    assert evaluate(files / "some.jsonl", *arguments) == 0
+    result = json.loads((out / "metrics.json").read_text())
+    cells = result["results"]["all"]
+    assert [(cells[name]["n"], cells[name]["ungradable"]) for name in ("gsm8k", "aime24", "math")] == [
+        (3, 2),
+        (5, 0),
+        (8, 2),
+    ]
+    assert cells["gsm8k"]["metrics"]["accuracy"]["estimate"] == pytest.approx(2 / 3)
+    assert result["differences"]["all/gsm8k"]["n"] == 3
+    assert "2 of 5" in capsys.readouterr().err
+    assert [p.correct for p in read_predictions(out / "predictions.jsonl")] == [p.correct for p in changed]
+    write_predictions(files / "none.jsonl", [replace(p, correct=None) for p in rows])
+    assert evaluate(files / "none.jsonl", *arguments) == 1
+
+
 def test_what_people_decide_by(files, capsys):
     out = files / "out"
     assert evaluate(files / "one.jsonl", "--output", out, "--replicates", 50) == 0

@@ -7,6 +7,7 @@ import pytest
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, read_predictions, write_predictions
+from coca_mindspeed.evaluation.reports.summary import summary_metrics
 
 ROW = {
     "id": "a",
@@ -37,6 +38,22 @@ def test_seven_keys_are_written_and_read(tmp_path):
     assert json.loads(path.read_text()) == ROW
 
 
+def test_an_ungradable_answer_is_a_state_of_its_own_and_in_no_metric(tmp_path):
+    rows = [
+        Prediction("a", "gsm8k", "q", "r", 0.3, True, 10),
+        Prediction("b", "gsm8k", "q", "r", 0.9, None, 12),
+        Prediction("c", "gsm8k", "q", "r", None, False, None),
+    ]
+    write_predictions(tmp_path / "p.jsonl", rows)
+    assert json.loads((tmp_path / "p.jsonl").read_text().splitlines()[1])["correct"] is None
+    assert read_predictions(tmp_path / "p.jsonl") == rows
+    assert [p.outcome for p in rows] == ["right", "ungradable", "wrong"]
+    data = outcomes(rows)
+    assert (data.correct.tolist(), data.tokens_to_confidence.tolist()[:1]) == ([True, False], [10.0])
+    assert summary_metrics(rows)["n"] == 2
+    assert summary_metrics(rows)["ungradable"] == 1
+
+
 def test_whole_number_confidence_becomes_a_float(tmp_path):
     (tmp_path / "p.jsonl").write_text(json.dumps({**ROW, "confidence": 1}))
     [row] = read_predictions(tmp_path / "p.jsonl")
@@ -50,7 +67,7 @@ def test_whole_number_confidence_becomes_a_float(tmp_path):
         ({"confidence": float("nan")}, "'confidence' should be null or a number from 0 to 1, found nan"),
         ({"confidence": "0.9"}, "found '0.9'"),
         ({"confidence": True}, "found True"),
-        ({"correct": 1}, "'correct' should be true or false, found 1"),
+        ({"correct": 1}, "'correct' should be true, false, or null for an ungradable answer, found 1"),
         ({"tokens_to_confidence": -1}, "null or a whole number from 0"),
         ({"tokens_to_confidence": 9.5}, "found 9.5"),
         ({"id": 3}, "'id' should be text, found 3"),

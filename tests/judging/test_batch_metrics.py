@@ -22,6 +22,8 @@ def credit(method="coca"):
 def test_by_hand():
     assert values(batch_metrics(CORRECT, CONFIDENCE, LENGTHS, credit())) == pytest.approx(
         {
+            "grading/ungradable_share": 0.0,
+            "group/dropped_share": 0.0,
             "reward/answer": 0.75,
             "reward/confidence": (0 - 0.25 - 0.01 - 1) / 4,
             "rollout/gesr": 0.75,
@@ -38,6 +40,40 @@ def test_by_hand():
             "rollout/brier": (0.25 + 0 + 0.01) / 3,
         }
     )
+
+
+def test_ungradable_answers_are_left_out_and_counted():
+    """Three groups of two: all gradable, one ungradable (dropped), both ungradable (dropped)."""
+    correct = torch.tensor([[True, False], [True, False], [True, True]])
+    gradable = torch.tensor([[True, True], [True, False], [False, False]])
+    confidence = torch.tensor([[0.5, 0.0], [0.9, 0.2], [0.3, math.nan]], dtype=torch.float64)
+    ones = torch.ones(6, dtype=torch.int64)
+    rule = CreditRule(training_method("coca"))
+    metrics = batch_metrics(correct, confidence, ones, rule(correct, confidence, ones, ones, 1, gradable=gradable))
+    # Right, wrong and right: confidences .5, 0 and .9 of answers that were graded.
+    assert metrics["rollout/accuracy"] == (pytest.approx(2 / 3), 3)
+    assert metrics["reward/answer"] == metrics["rollout/accuracy"]
+    assert metrics["rollout/brier"] == (pytest.approx((0.25 + 0 + 0.01) / 3), 3)
+    assert metrics["rollout/auroc"] == (1.0, 3)
+    assert metrics["reward/confidence"] == (pytest.approx(-0.125), 2)
+    assert metrics["rollout/gesr"] == (0.5, 1)
+    assert metrics["group/no_answer_variance_share"] == (0.0, 1)
+    assert metrics["group/dropped_share"] == (pytest.approx(2 / 3), 3)
+    assert metrics["grading/ungradable_share"] == (0.5, 6)
+    # What says nothing about verdicts is over all responses.
+    assert metrics["rollout/confidence"] == (pytest.approx(1.9 / 5), 5)
+    assert metrics["rollout/invalid_share"] == (pytest.approx(1 / 6), 6)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_batch_without_a_gradable_answer_is_undefined_and_not_zero():
+    nothing = torch.zeros_like(CORRECT)
+    earned = CreditRule(training_method("coca"))(CORRECT, CONFIDENCE, CONFIDENCE_LENGTHS, LENGTHS, 4, gradable=nothing)
+    metrics = batch_metrics(CORRECT, CONFIDENCE, LENGTHS, earned)
+    undefined = {name for name, mean in metrics.items() if mean.weight == 0}
+    assert {"reward/answer", "reward/confidence", "rollout/accuracy", "rollout/gesr", "rollout/ece"} <= undefined
+    assert metrics["grading/ungradable_share"] == (1.0, 4)
+    assert metrics["group/dropped_share"] == (1.0, 2)
 
 
 def test_answer_first_responses_have_no_confidence_segment():
@@ -71,6 +107,17 @@ def test_batches_add_up(name):
     whole = batch_metrics(CORRECT, CONFIDENCE, LENGTHS, credit())[name]
     assert sum(part.weight for part in parts) == whole.weight
     assert sum(part.value * part.weight for part in parts) / whole.weight == pytest.approx(whole.value)
+
+
+def test_rows_of_a_dump_say_null_where_there_is_nothing_to_say():
+    """The first group has one gradable answer, and is dropped; the second has both."""
+    gradable = torch.tensor([[True, False], [True, True]])
+    earned = CreditRule(training_method("coca"))(CORRECT, CONFIDENCE, CONFIDENCE_LENGTHS, LENGTHS, 4, gradable=gradable)
+    rows = credit_rows(range(4), CORRECT, CONFIDENCE, CONFIDENCE_LENGTHS, LENGTHS, earned)
+    assert [row["correct"] for row in rows] == [True, None, True, True]
+    assert [row["gesr"] for row in rows] == [None, None, 1.0, 1.0]
+    assert [row["confidence_reward"] is None for row in rows] == [True, True, False, False]
+    assert [(row["confidence_advantage"], row["answer_advantage"]) for row in rows[:2]] == [(0.0, 0.0)] * 2
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

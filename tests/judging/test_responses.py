@@ -42,7 +42,7 @@ def test_by_hand():
     # The straddling token belongs to the confidence; an invalid response lends its first two tokens.
     assert judged.confidence_lengths.tolist() == [3, 3, 3, 2]
     assert judged.texts[1] == "<confidence>0.5</confidence>\n4"
-    assert judged.ungradable.tolist() == [False] * 4
+    assert judged.gradable.tolist() == [True] * 4
 
 
 def test_an_invalid_confidence_is_never_guessed():
@@ -66,5 +66,5 @@ def test_a_confidence_is_kept_as_it_was_stated():
 
 def test_ungradable_is_counted_and_not_right():
     judged = judge([[1, 2, 3], [1, 2, 3, 5]], ["4", "4"], grader=Shrugging())
-    assert judged.ungradable.tolist() == [True, False]
+    assert judged.gradable.tolist() == [False, True]
     assert judged.correct.tolist() == [False, False]

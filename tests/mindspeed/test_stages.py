@@ -11,16 +11,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from coca_mindspeed.algorithm.response import ParsedResponse
 from coca_mindspeed.algorithm.rewards import METHODS
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
-from coca_mindspeed.grading.verdict import Grader
+from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 from coca_mindspeed.judging.batch_metrics import Mean
-from coca_mindspeed.judging.responses import ResponseJudge
+from coca_mindspeed.judging.responses import JudgedResponses, ResponseJudge
 from coca_mindspeed.mindspeed.stages import advantage_stage, columns, dock, reward_worker
 from coca_mindspeed.mindspeed.stages.advantage_stage import compute_advantages
+from coca_mindspeed.mindspeed.stages.dock import Rows
 from coca_mindspeed.mindspeed.stages.ratios import as_ratios, finish, ratio
 from coca_mindspeed.mindspeed.stages.reward_worker import RewardWorker
 from coca_mindspeed.mindspeed.stages.samples import append_line
@@ -94,12 +96,13 @@ def _without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(advantage_stage, "put", put)
 
 
-def _judged_dock(shuffle: bool = False) -> FakeDock:
+def _judged_dock(shuffle: bool = False, gradable: Sequence[int] = (1, 1, 1, 1)) -> FakeDock:
     """Two groups of two, judged."""
     filled = FakeDock(rows=4, group=2, shuffle=shuffle)
     for name, values in {
         "rm_scores": [1.0, 0.0, 1.0, 1.0],
         columns.CONFIDENCE: [0.3, 0.0, 0.9, NAN],
+        columns.GRADABLE: list(gradable),
     }.items():
         filled._put_experience({name: [torch.tensor([v]) for v in values]}, [0, 1, 2, 3])
     lengths = [2, 3, 1, 4]
@@ -135,6 +138,20 @@ def test_the_stage_gives_the_same_whatever_the_dispatch(guarantee_order: bool, c
     means = {name: sum(values) / len(values) for name, values in filled.metrics.items()}
     # Brier against GESR .5 and 1: (.2^2, .5^2) and (.1^2, invalid)
     assert finish(means)["reward/confidence"] == pytest.approx(-(0.04 + 0.25 + 0.01 + 1) / 4)
+
+
+def test_an_ungradable_answer_earns_no_advantage_and_its_group_of_two_is_dropped() -> None:
+    filled = _judged_dock(gradable=(1, 0, 1, 1))
+    samples = compute_advantages(
+        filled, CocaSettings(), count=2, group_size=2, rows=4, guarantee_order=False, sample_prompts=1
+    )
+    assert [filled.data["advantages"][index].any().item() for index in range(4)] == [False, False, True, True]
+    assert [(s["correct"], s["gesr"], s["answer_advantage"]) for s in samples] == [(True, None, 0.0), (None, None, 0.0)]
+    metrics = finish({name: sum(values) / len(values) for name, values in filled.metrics.items()})
+    assert metrics["group/dropped_share"] == 0.5
+    assert metrics["grading/ungradable_share"] == 0.25
+    assert metrics["rollout/accuracy"] == pytest.approx(1.0)
+    assert metrics["rollout/gesr"] == 1.0
 
 
 def test_a_dispatch_that_cuts_groups_is_refused() -> None:
@@ -201,7 +218,7 @@ def test_a_reward_worker_looks_for_restated_questions_in_training_alone(
     graders: list[Grader] = []
     settings = SimpleNamespace(coca=CocaSettings(require_evaluated=required))
     rows = SimpleNamespace(padded=lambda _: torch.zeros(1, 1), scalars=lambda _: torch.ones(1))
-    judged = SimpleNamespace(correct=[], confidence=[], confidence_lengths=[], texts=[])
+    judged = SimpleNamespace(correct=[], gradable=[], confidence=[], confidence_lengths=[], texts=[])
     by_value = ExactGrader()
 
     def remember(responses: ResponseJudge, *_: object) -> SimpleNamespace:
@@ -227,6 +244,41 @@ def test_a_reward_worker_looks_for_restated_questions_in_training_alone(
     worker._judge(rows, worker._training_responses)
     assert graders[0] is by_value
     assert isinstance(graders[1], EvaluatedOnly) is required
+
+
+def test_a_reward_worker_tells_what_could_not_be_graded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the dock's column and to a validation; the score of such an answer is 0."""
+    verdicts = [Verdict(Outcome.RIGHT), Verdict(Outcome.UNGRADABLE, "no sandbox")]
+    judged = JudgedResponses(
+        ["a", "b"],
+        [ParsedResponse(0.5, "a")] * 2,
+        verdicts,
+        torch.tensor([True, False]),
+        torch.tensor([0.5, 0.5], dtype=torch.float64),
+        torch.tensor([1, 1]),
+        0.0,
+    )
+    monkeypatch.setattr(reward_worker, "RecordLookup", lambda *_: None)
+    monkeypatch.setattr(reward_worker, "put", lambda target, values, indexes: target.update(values))
+    monkeypatch.setattr(reward_worker, "report", lambda *_: None)
+    monkeypatch.setattr(reward_worker, "batches", lambda *_, **__: [Rows({}, [0, 1])])
+    monkeypatch.setattr(RewardWorker, "_judge", lambda *_: judged)
+    worker, written = RewardWorker(), {}
+    for name, value in {
+        "_settings": CocaSettings(),
+        "_rl_config": SimpleNamespace(n_samples_per_prompt=2, reward_dispatch_size=2, guarantee_order=False),
+        "_columns": [],
+        "_tokenizer": None,
+        "_responses": None,
+        "_training_responses": None,
+        "_train_records": None,
+    }.items():
+        setattr(worker, name, value)
+    worker.init_transfer_dock(written)
+    worker.compute_rm_score()
+    assert written["rm_scores"].tolist() == [[1.0], [0.0]]
+    assert written[columns.GRADABLE].tolist() == [[1], [0]]
+    assert worker.judge_rows({}, [0, 1], "eval.jsonl")["gradable"].tolist() == [True, False]
 
 
 def test_a_method_of_one_class_has_its_advantages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def columns(
         question="1+1=",
         response="<confidence>.5</confidence>2",
         confidence=confidence,
-        correct=outcome is Outcome.RIGHT,
+        correct=Verdict(outcome).correct_or_none,
         tokens_to_confidence=None if confidence is None else confidence_tokens,
         tokens=tokens,
         gold="2",

@@ -156,6 +156,32 @@ def test_an_ungradable_answer_is_counted_and_a_step_without_any_graded_one_ends_
         AdvantageStep.of_batch(rows=[failed] * G, **arguments)
 
 
+def test_an_ungradable_answer_is_left_out_of_its_group():
+    """By hand: verdicts (right, wrong, ungradable, wrong), so GESR is 1/3, and the third row learns nothing."""
+    rows = [
+        columns(0.5, RIGHT),
+        columns(0.5, WRONG),
+        columns(0.5, UNGRADABLE, reason="no sandbox"),
+        columns(0.5, WRONG),
+    ]
+    found = AdvantageStep.of_batch(
+        keys=[f"u0_{i}_0" for i in range(G)],
+        tags=[{}] * G,
+        rows=rows,
+        response_lengths=torch.tensor([5] * G),
+        shape=StepShape(1, G),
+        settings=VerlSettings.model_validate({"method": {"advantage_eps": 0.0}}),
+        stage=0,
+    )
+    assert found.credit.gesr.tolist() == [[pytest.approx(1 / 3)]]
+    # r_a = (1, 0, 0): mean 1/3, sample deviation 1/sqrt(3)
+    expected = [2 / math.sqrt(3), -1 / math.sqrt(3), 0.0, -1 / math.sqrt(3)]
+    assert found.advantages[:, -1].tolist() == pytest.approx(expected)
+    assert not found.advantages[2].any()
+    assert found.metrics()["rollout/accuracy"] == pytest.approx(1 / 3)
+    assert [row["correct"] for row in found.dump(1, 1)] == [True, False, None, False]
+
+
 def test_rows_of_another_reward_manager_are_refused():
     with pytest.raises(TrainingError, match=r"row u0_0_0: no .* in verl's reward_extra_info \['acc'\]: is reward"):
         AdvantageStep.of_batch(

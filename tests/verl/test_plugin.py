@@ -95,6 +95,10 @@ def test_the_metrics_of_a_validation_are_those_of_an_evaluation():
     metrics = found.metrics()
     assert metrics["eval/ece"] == 0.0
     assert metrics["eval/accuracy"] == pytest.approx(1 / 3)
+    assert metrics["eval/ungradable_share"] == 0.0
     assert all(isinstance(row.prediction, Prediction) for row in found.rows)
+    said.append(columns(0.9, Outcome.UNGRADABLE, reason="no sandbox"))
+    lists = {name: [each[name] for each in said] for name in said[0]} | {"reward": [1.0, 0.0, 0.0, 0.0]}
+    assert judged_validation(lists).metrics() == {**metrics, "eval/ungradable_share": 0.25}
     with pytest.raises(TrainingError, match=r"is reward\.reward_manager\.name=coca"):
         judged_validation({"reward": [1.0], "acc": [1.0]})

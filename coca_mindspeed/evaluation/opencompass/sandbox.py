@@ -14,7 +14,9 @@ from opencompass.registry import ICL_EVALUATORS
 from opencompass.utils.code_execution import TYPE_AWARE_EQUAL_NAME, make_assertions_type_aware, type_aware_equal
 
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.programs.code import CodeGrader
+from coca_mindspeed.grading.verdict import Outcome
 
 
 def _result(records: Sequence[Record], programs: Sequence[str]) -> dict[str, Any]:
@@ -24,6 +26,9 @@ def _result(records: Sequence[Record], programs: Sequence[str]) -> dict[str, Any
         verdicts = grader.grade(records, programs)
     finally:
         grader.close()
+    for record, verdict in zip(records, verdicts, strict=True):
+        if verdict.outcome is Outcome.UNGRADABLE:  # OpenCompass knows right and wrong only
+            raise GradingError(f"question {record.id!r} of {record.dataset!r} cannot be graded: {verdict.reason}")
     details = [
         {"programs": program, "correct": verdict.correct, "result": verdict.reason or verdict.outcome.value}
         for program, verdict in zip(programs, verdicts, strict=True)

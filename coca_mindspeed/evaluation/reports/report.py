@@ -106,7 +106,7 @@ def most_miscalibrated(run: Run, count: int) -> list[Sample]:
     """The responses of each data set whose confidence is furthest from their correctness, worst first."""
     samples = []
     for predictions in run.by_dataset().values():
-        stated = [(abs(p.confidence - p.correct), p) for p in predictions if p.confidence is not None]
+        stated = [(abs(p.confidence - bool(p.correct)), p) for p in predictions if p.confidence is not None]
         stated.sort(key=lambda pair: (-pair[0], pair[1].key))
         samples += [Sample(run.label, p, _shorten(p.response), miss) for miss, p in stated[:count]]
     return sorted(samples, key=lambda sample: -sample.miss)

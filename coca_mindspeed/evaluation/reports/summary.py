@@ -14,9 +14,10 @@ from coca_mindspeed.safe_text import terminal_text
 
 
 def summary_metrics(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """The seven headline metrics of a summary, None where undefined."""
+    """The seven headline metrics of a summary, None where undefined, and how many answers were ``ungradable``."""
     data = outcomes(predictions)
-    return calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence).headline()
+    metrics = calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence)
+    return {**metrics.headline(), "ungradable": len(predictions) - len(data)}
 
 
 def metrics_table(rows: Mapping[str, Mapping[str, Any]], width: int) -> Table:

@@ -57,10 +57,11 @@ def compute_advantages(
         check_groups(batch.indexes, group_size)
         groups = (-1, group_size)
         correct = (batch.scalars("rm_scores") > 0.5).view(groups)
+        gradable = (batch.scalars(columns.GRADABLE) != 0).view(groups)
         confidence = batch.scalars(columns.CONFIDENCE).view(groups)
         confidence_lengths = batch.scalars(columns.CONFIDENCE_LENGTH).long()
         lengths = batch.scalars("response_length").long()
-        credit = rule(correct, confidence, confidence_lengths, lengths, int(lengths.max()))
+        credit = rule(correct, confidence, confidence_lengths, lengths, int(lengths.max()), gradable)
         token_rows = [row[:length] for row, length in zip(credit.tokens, lengths.tolist(), strict=True)]
         put(dock, {"advantages": token_rows, "returns": token_rows}, batch.indexes)
         metrics = as_ratios(batch_metrics(correct, confidence, lengths, credit))

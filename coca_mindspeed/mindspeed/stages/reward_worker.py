@@ -15,12 +15,10 @@ from torch import Tensor
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
-from coca_mindspeed.judging.batch_metrics import grading_metrics
 from coca_mindspeed.judging.method_rules import response_judge
 from coca_mindspeed.judging.responses import JudgedResponses, ResponseJudge
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.dock import Rows, batches, check_groups, put, report
-from coca_mindspeed.mindspeed.stages.ratios import as_ratios
 from coca_mindspeed.mindspeed.stages.verifiers import build_verifier
 from coca_mindspeed.mindspeed.start.process import process_settings
 from coca_mindspeed.mindspeed.start.record_files import read_run_records
@@ -133,6 +131,7 @@ class RewardWorker:
                     "rm_scores": judged.correct.float().unsqueeze(1),
                     columns.CONFIDENCE: judged.confidence.float().unsqueeze(1),
                     columns.CONFIDENCE_LENGTH: judged.confidence_lengths.unsqueeze(1),
+                    columns.GRADABLE: judged.gradable.long().unsqueeze(1),
                 },
                 rows.indexes,
             )
@@ -147,7 +146,7 @@ class RewardWorker:
             eval_data: the file of held-out records that the rows' record indexes refer to.
 
         Returns:
-            ``correct``, ``confidence``, ``confidence_lengths`` and ``texts``.
+            ``correct``, ``gradable``, ``confidence``, ``confidence_lengths`` and ``texts``.
 
         Raises:
             GradingError: as :meth:`compute_rm_score`.
@@ -160,6 +159,7 @@ class RewardWorker:
             self._lookup = self._train_records
         return {
             "correct": judged.correct,
+            "gradable": judged.gradable,
             "confidence": judged.confidence,
             "confidence_lengths": judged.confidence_lengths,
             "texts": judged.texts,
@@ -191,7 +191,6 @@ class RewardWorker:
                 "start_time/rule_reward": [round(start, 4)],
                 "end_time/rule_reward": [round(end, 4)],
                 "coca/grading_seconds": [judged.grading_seconds],
-                **{name: [value] for name, value in as_ratios(grading_metrics(judged)).items()},
             },
         )
 

@@ -40,7 +40,8 @@ class Validation:
         trainer, start = self._trainer, time.perf_counter()
         judged = [self._roll_out(prompts) for prompts in self._chunks()]
         joined = {name: torch.cat([part[name] for part in judged]) for name in judged[0]}
-        metrics = held_out_metrics(joined["correct"], joined["confidence"], joined["confidence_lengths"])
+        names = ("correct", "gradable", "confidence", "confidence_lengths")
+        metrics = held_out_metrics(*(joined[name] for name in names))
         named = {f"eval/{name}": value for name, value in metrics.items()}
         append_line(self._log, {"step": iteration, **named})
         if trainer.tensorboard is not None:
