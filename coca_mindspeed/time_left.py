@@ -1,10 +1,15 @@
 """How long work of many steps will still take, by how long its last ones took."""
 
+import sys
+import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 
+from coca_mindspeed.console import print_text
+
 STEPS = 50  # that an estimate goes by: responses grow and shrink in the course of a training
 _EVALUATION = "seconds/evaluation"
+_SILENT_SECONDS = 10.0
 
 
 class Pace:
@@ -43,6 +48,23 @@ class Pace:
         evaluations = self._total // self._interval - done // self._interval if self._interval else 0
         mean = sum(seconds for _, seconds in self._last) / steps
         return (self._total - done) * mean + evaluations * self._evaluation
+
+
+class SlowProgress:
+    """Tells on standard error how far work has come, every ten seconds; nothing where it takes less."""
+
+    def __init__(self, title: str, total: int) -> None:
+        self._title, self._total = title, total
+        self._started = self._told = time.monotonic()
+
+    def show(self, done: int) -> None:
+        """So many are done."""
+        now = time.monotonic()
+        if now - self._told < _SILENT_SECONDS or done >= self._total:
+            return
+        self._told = now
+        left = duration((now - self._started) / done * (self._total - done)) if done else "some time"
+        print_text(f"{self._title}: {done:,} of {self._total:,}, about {left} left", sys.stderr)
 
 
 def duration(seconds: float) -> str:

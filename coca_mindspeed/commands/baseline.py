@@ -28,6 +28,7 @@ from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.evaluation.reports.summary import print_metrics, summary_metrics
+from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
 from coca_mindspeed.local.context import read_model_config
 from coca_mindspeed.local.interrupt import saying_what_is_saved
@@ -100,7 +101,7 @@ def run(arguments: argparse.Namespace) -> int:
     rollout = RolloutConfig(max_prompt_tokens=arguments.max_prompt_tokens, max_new_tokens=arguments.max_new_tokens)
     with ExitStack() as opened:
         grader = opened.enter_context(closing(build_grader(arguments.grader, arguments.grader_options)))
-        grader.check(_graded(arguments, records, training))
+        check_records(grader, _graded(arguments, records, training))
         _check_prompts(arguments, model, records, training)
         policy = load_policy(arguments.model, model, device, where="--model")
         claim_directory(arguments.output, settings)
@@ -185,11 +186,14 @@ def _records(path: Path, option: str) -> list[Record]:
     return records
 
 
-def _graded(arguments: argparse.Namespace, records: Sequence[Record], training: Sequence[Record]) -> list[Record]:
-    """The records whose answers will be graded: not those that come with graded answers."""
+def _graded(
+    arguments: argparse.Namespace, records: Sequence[Record], training: Sequence[Record]
+) -> dict[Path | str, Sequence[Record]]:
+    """The records whose answers will be graded, by file: not those that come with graded answers."""
     given = arguments.answers is not None and arguments.name != "majority_vote"
     trains = arguments.name in NEEDS_TRAINING and arguments.trained is None
-    return [*([] if given else records), *(training if trains else [])]
+    files = {arguments.data: [] if given else records}
+    return {**files, **({arguments.train: training} if trains else {})}
 
 
 def _check_prompts(

@@ -33,6 +33,17 @@ class Record:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
+class RecordError(DataError):
+    """A record cannot be used; whoever knows its file adds file and line (:func:`record_line`)."""
+
+    def __init__(self, record: Record, problem: str) -> None:
+        super().__init__(f"record {record.id!r} of {record.dataset!r}: {problem}")
+        self.record, self._problem = record, problem
+
+    def __reduce__(self) -> tuple[type["RecordError"], tuple[Record, str]]:
+        return RecordError, (self.record, self._problem)
+
+
 _FIELDS = tuple(f.name for f in fields(Record))
 _REQUIRED = ("question", "answer")
 
@@ -95,6 +106,14 @@ def read_records(path: Path) -> Iterator[Record]:
             raise DataError(f"{path}:{number}: id {record.id!r} was already used on line {seen[record.id]}")
         seen[record.id] = number
         yield record
+
+
+def record_line(path: Path, record: Record) -> int | None:
+    """The line of a file of records that holds ``record``; None where none does."""
+    for number, row in read_json_lines(path, surrogates=False):
+        if record_from_json(row, f"{path}:{number}", dataset=path.stem, number=number).id == record.id:
+            return number
+    return None
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:

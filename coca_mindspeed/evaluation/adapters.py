@@ -16,7 +16,8 @@ from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
 from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
 from coca_mindspeed.files import read_json_lines
-from coca_mindspeed.grading.verdict import Grader, Outcome
+from coca_mindspeed.grading.label_check import check_records
+from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome
 
 # Above this share of answers that a grader cannot judge, the rest need not be like all of them.
 _MAX_UNGRADABLE = 0.01
@@ -102,7 +103,7 @@ def read_rollouts(path: Path, *, dataset: str | None = None, parser: ResponsePar
 def read_responses(
     path: Path,
     gold: Path,
-    grader: Grader,
+    grader: MeasuredGrader,
     *,
     parser: ResponseParser | None = None,
     tokenizer: TokenCounter | None = None,
@@ -117,8 +118,8 @@ def read_responses(
         tokenizer: counts tokens to confidence; None leaves them unknown.
 
     Raises:
-        DataError: with file and line; also if a record has no response, or if more than one answer in a hundred (and
-            more than one) cannot be graded.  Fewer are left out of the metrics.
+        DataError: with file and line; also if a gold answer cannot be used, if a record has no response, or if more
+            than one answer in a hundred (and more than one) cannot be graded.  Fewer are left out of the metrics.
     """
     parser = parser or ResponseParser()
     records = {record.id: record for record in read_records(gold)}
@@ -133,6 +134,7 @@ def read_responses(
             f"{path}: has no response to {len(unanswered)} of {len(records)} questions of {gold}, the first is "
             f"{json.dumps(unanswered[0])}; leaving them out would change the accuracy"
         )
+    check_records(grader, {gold: list(records.values())})
     parsed = [parser(row["response"]) for _, row in rows]
     asked: Sequence[Record] = [records[str(row["id"])] for _, row in rows]
     verdicts = grader.grade(asked, [p.answer for p in parsed])

@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
+from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict, refuse_empty
 
 
 class ExactGrader:
@@ -15,7 +15,8 @@ class ExactGrader:
 
     @staticmethod
     def check(records: Sequence[Record]) -> None:
-        """Any gold answer can be compared."""
+        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: a response without an answer is not right."""
+        refuse_empty(records)
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         started = time.perf_counter()

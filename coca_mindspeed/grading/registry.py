@@ -35,14 +35,14 @@ def known_grader(name: str) -> str:
     return _known(name, GRADER_NAMES, "grader")
 
 
-def grader_class(name: str) -> type[MeasuredGrader]:
-    """The class of a grader; its ``check`` can be asked without making one, but for ``auto``.
+def grader_class(name: str) -> type[Any]:
+    """The class of a grader; its ``check`` can be asked without making one, but for ``math`` and ``auto``.
 
     Raises:
         GradingError: an unknown name.
     """
     module, _, cls = _GRADERS[known_grader(name)].partition(":")
-    grader: type[MeasuredGrader] = getattr(importlib.import_module(module), cls)
+    grader: type[Any] = getattr(importlib.import_module(module), cls)
     return grader
 
 
@@ -60,7 +60,8 @@ def build_grader(name: str, config: Mapping[str, Any] | None = None) -> Measured
     options = dict(config or {})
     for option in options:
         _known(option, tuple(inspect.signature(grader).parameters), f"option of the grader {name!r}")
-    return grader(**options)
+    built: MeasuredGrader = grader(**options)
+    return built
 
 
 def grader_name(record: Record) -> str:

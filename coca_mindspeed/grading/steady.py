@@ -4,15 +4,23 @@ import logging
 from collections.abc import Sequence
 
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import CocaError
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 
 logger = logging.getLogger(__name__)
 
 
-class SteadyGrader:
-    """Calls an answer ungradable where another grader fails on it, with the failure as the reason.
+# What a grader raises by itself says that a record is at fault or something that it needs; so do the system's errors.
+_NOT_THE_ANSWERS = (CocaError, OSError, MemoryError)
 
-    What a grader cannot do at all should be found before the first answer, by building it and by its ``check``.
+
+class SteadyGrader:
+    """Gives a verdict where another grader fails on an answer, with the failure as the reason.
+
+    An answer at which it fails otherwise than by an error of its own or of the system's is wrong, unless it fails at
+    the gold answer as well: a policy must not be able to leave its group by writing what breaks a grader.  Every other
+    failure makes the answer ungradable.  What a grader cannot do at all should be found before the first answer, by
+    building it and by its ``check``.
     """
 
     def __init__(self, grader: Grader) -> None:
@@ -33,7 +41,16 @@ class SteadyGrader:
                 first = self.grade(records[:half], answers[:half])
                 return first + self.grade(records[half:], answers[half:])
             logger.warning("record %r of %r: the grader failed", records[0].id, records[0].dataset, exc_info=True)
-            return [Verdict(Outcome.UNGRADABLE, f"the grader failed: {type(failure).__name__}: {failure}")]
+            answers_fault = not isinstance(failure, _NOT_THE_ANSWERS) and self._grades(records[0])
+            outcome = Outcome.WRONG if answers_fault else Outcome.UNGRADABLE
+            return [Verdict(outcome, f"the grader failed: {type(failure).__name__}: {failure}")]
+
+    def _grades(self, record: Record) -> bool:
+        """Whether the other grader has a verdict on the record's gold answer."""
+        try:
+            return self._grader.grade([record], [record.answer])[0].outcome is not Outcome.UNGRADABLE
+        except Exception:  # noqa: BLE001  # as above
+            return False
 
     def close(self) -> None:
         """The other grader's own."""

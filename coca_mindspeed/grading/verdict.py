@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol, runtime_checkable
 
-from coca_mindspeed.data.records import Record
+from coca_mindspeed.data.records import Record, RecordError
 
 
 class Outcome(str, Enum):
@@ -60,12 +60,11 @@ class Grader(Protocol):
 class MeasuredGrader(Grader, Protocol):
     """A grader that counts what it does, and says beforehand what it cannot grade; all of this package's own are."""
 
-    @staticmethod
-    def check(records: Sequence[Record]) -> None:
-        """Refuse what :meth:`grade` would refuse whatever the answers are, without running or asking anything.
+    def check(self, records: Sequence[Record]) -> None:
+        """Refuse gold answers that no answer can be graded by, without running a program or asking an endpoint.
 
         Raises:
-            DataError: a record lacks what its answers are graded by.
+            RecordError: a record lacks what its answers are graded by.
             GradingError: something that grading needs is missing.
         """
         ...
@@ -73,6 +72,17 @@ class MeasuredGrader(Grader, Protocol):
     def metrics(self) -> dict[str, float]:
         """Totals since the grader was made: answers by outcome, ``seconds``, ``timeouts``, ``restarts``."""
         ...
+
+
+def refuse_empty(records: Sequence[Record]) -> None:
+    """Refuse gold answers of nothing but white space.
+
+    Raises:
+        RecordError: of the first.
+    """
+    for record in records:
+        if not record.answer.strip():
+            raise RecordError(record, "the gold answer is empty; correct the record, or take it out")
 
 
 @runtime_checkable

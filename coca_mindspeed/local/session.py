@@ -16,6 +16,7 @@ from coca_mindspeed.console import print_text
 from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.checkpoint import Checkpoint, check_space, export_model, remove_leftovers
 from coca_mindspeed.local.confidence_start import CONFIDENCE_START, MODEL, check_enough_questions, start_confidences
@@ -88,6 +89,17 @@ def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
     return train, evaluate
 
 
+def record_sources(
+    config: DataConfig, train: Sequence[Record], evaluate: Sequence[Record]
+) -> dict[Path | str, Sequence[Record]]:
+    """Training and held-out records by the files that they come from, or by the keys of embedded ones."""
+    sources: dict[Path | str, Sequence[Record]] = {}
+    for key, file, records in (("data.train", config.train, train), ("data.evaluate", config.evaluate, evaluate)):
+        source = key if config.name == "arithmetic" or file is None else Path(file)
+        sources[source] = [*sources.get(source, ()), *records]
+    return sources
+
+
 def open_session(
     composed: ComposedConfig, output: Path, *, resume: bool, overwrite: bool = False, show_progress: bool = True
 ) -> Session:
@@ -137,7 +149,7 @@ def open_session(
     with ExitStack() as opened:
         grader = build_grader(config.data.grader, config.data.grader_options)
         opened.callback(grader.close)
-        grader.check([*train, *evaluate])
+        check_records(grader, record_sources(config.data, train, evaluate))
         _check_prompts(config, found, [*train, *evaluate, *lessons], show_progress)
         max_tokens = _check_rollout(config, device)
         if config.model.path is not None:

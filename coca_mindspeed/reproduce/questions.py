@@ -10,9 +10,10 @@ from coca_mindspeed.data.embedded.miniature import miniature
 from coca_mindspeed.data.real_world.sets import Sizes, real_world_sets
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.confidence_start import check_enough_questions
-from coca_mindspeed.local.session import load_data
+from coca_mindspeed.local.session import load_data, record_sources
 from coca_mindspeed.reproduce.cells import ReproductionCell, run_config
 from coca_mindspeed.reproduce.plan import Plan, SettingPlan
 
@@ -109,7 +110,9 @@ def _check(cell: ReproductionCell, config: RunConfig, sets: Sets | None) -> None
     _check_categories(cell, evaluate)
     check_enough_questions(config, train)
     with closing(build_grader(data.grader, data.grader_options)) as grader:
-        grader.check([*train, *evaluate])
+        # Embedded questions are in no file yet.
+        named: dict[Path | str, Sequence[Record]] = {"train": train, "evaluate": evaluate}
+        check_records(grader, record_sources(data, train, evaluate) if sets is None else named)
 
 
 def _check_categories(cell: ReproductionCell, evaluate: Sequence[Record]) -> None:

@@ -19,10 +19,11 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
 from coca_mindspeed.files import write_json
+from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.format_warm_up import read_warm_up_records, teach_format
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
-from coca_mindspeed.local.session import load_data, open_session, warm_start
+from coca_mindspeed.local.session import load_data, open_session, record_sources, warm_start
 from coca_mindspeed.reproduce.cells import ReproductionCell, run_config
 from coca_mindspeed.reproduce.plan import Plan, SettingPlan
 from coca_mindspeed.reproduce.provenance import made_from
@@ -93,7 +94,7 @@ def _predictions(place: Workplace, setting: SettingPlan, cell: ReproductionCell)
         return load_policy(path, ModelConfig(compute_dtype=config.model.compute_dtype), device, where="assessor_model")
 
     with closing(build_grader(config.data.grader, config.data.grader_options)) as grader:
-        grader.check([*evaluate, *lessons])
+        check_records(grader, record_sources(config.data, lessons, evaluate))
         policy = load_policy(model, config.model, device)
         return run_baseline(
             "verbalised" if cell.kind == "instruct" else cell.kind,

@@ -19,6 +19,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import write_predictions
 from coca_mindspeed.files import write_json_lines
+from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.verl.advantage_step import AdvantageStep, StepShape
 from coca_mindspeed.verl.earlier_rows import EarlierRows, file_of_verls_log
@@ -69,9 +70,13 @@ class SegmentTrainer(PPOTrainerSync):
         system_prompt = self._settings.method.training_method.system_prompt
         grader = build_grader(self._settings.grader, self._settings.grading)
         try:
-            for what, rows in sets.items():
-                records = check_rows(rows.dataframe, what, system_prompt, self.tokenizer, data.max_prompt_length)
-                grader.check(records)
+            check_records(
+                grader,
+                {
+                    what: check_rows(rows.dataframe, what, system_prompt, self.tokenizer, data.max_prompt_length)
+                    for what, rows in sets.items()
+                },
+            )
         finally:
             grader.close()
         if self.steps_per_epoch == 0:

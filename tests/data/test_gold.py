@@ -48,10 +48,12 @@ def test_answers_that_cannot(check, answer, reason):
 
 def test_code_needs_tests_and_factual_questions_an_answer(check):
     assert check([record("code", tests={"kind": "stdio", "cases": [{"input": "", "output": ""}]})]) == [""]
-    assert check([record("code", tests={"kind": "asserts", "code": "assert True", "entry_point": None})]) == [""]
+    assert check([record("code", tests={"kind": "asserts", "code": "assert f() == 1", "entry_point": None})]) == [""]
     assert check([record("code", tests={"kind": "stdio", "cases": []})]) == [
         "tests['cases'] is empty, so that any program would pass"
     ]
+    unused = check([record("code", tests={"kind": "asserts", "code": "assert True", "entry_point": None})])
+    assert "uses nothing of the program's" in unused[0]
     assert "metadata['tests'] should be an object, found NoneType" in check([record("code")])[0]
     assert "tests of kind 'pytest'; expected" in check([record("code", tests={"kind": "pytest"})])[0]
     assert check([record("factual", "Mars", aliases=["Mars"]), record("factual", aliases=["x"])]) == [

@@ -191,16 +191,45 @@ def test_a_refusal_is_not_retried(server: JudgeServer) -> None:
     assert len(server.requests) == 1
 
 
-def test_an_answer_that_the_endpoint_does_not_take_is_ungradable_and_stops_nothing(server: JudgeServer) -> None:
-    """A filter of contents, say: what a model writes must not end its training."""
-    server.reply = lambda data: (400, "content filter") if data["answer"] == "7" else (200, "CORRECT")
+@pytest.mark.parametrize("status", [400, 413, 422, 500])
+def test_an_answer_that_the_endpoint_does_not_take_is_wrong_and_stops_nothing(server: JudgeServer, status: int) -> None:
+    """A filter of contents, say: what a model writes must neither end its training nor take it out of its group."""
+    server.reply = lambda data: (status, "content filter") if data["answer"] == "7" else (200, "CORRECT")
     grader = judge(server, concurrency=2)
     verdicts = grader.grade([record(n) for n in range(20)], [str(n) for n in range(20)])
     grader.close()
     assert [n for n, v in enumerate(verdicts) if v.outcome is not Outcome.RIGHT] == [7]
-    assert verdicts[7].outcome is Outcome.UNGRADABLE
+    assert verdicts[7].outcome is Outcome.WRONG
     assert "content filter" in verdicts[7].reason
-    assert len(server.requests) == 20
+
+
+@pytest.mark.parametrize(
+    ("to_the_answer", "to_the_reference", "outcome"),
+    [
+        ((200, "banana"), (200, "CORRECT"), Outcome.WRONG),
+        ((200, ""), (200, "INCORRECT"), Outcome.WRONG),  # any grade shows that the judge grades
+        ((200, "banana"), (200, "banana"), Outcome.UNGRADABLE),
+        ((200, "banana"), (400, "content filter"), Outcome.UNGRADABLE),
+        ((400, "too long"), (200, "CORRECT"), Outcome.WRONG),
+        ((400, "too long"), (200, "banana"), Outcome.UNGRADABLE),
+        ((400, "content filter"), (413, "content filter"), Outcome.UNGRADABLE),
+    ],
+)
+def test_a_failure_is_the_answers_unless_the_reference_fails_too(
+    server: JudgeServer, to_the_answer: tuple[int, str], to_the_reference: tuple[int, str], outcome: Outcome
+) -> None:
+    def reply(data: dict[str, Any]) -> tuple[int, str]:
+        if data["question"] != "Question 1?":
+            return 200, "CORRECT"
+        return to_the_reference if data["answer"] == data["reference"] else to_the_answer
+
+    server.reply = reply
+    grader = judge(server)
+    verdicts = grader.grade([record(0), *[record(1)] * 8], ["x", *map(str, range(8))])
+    asked = [request for request in server.requests if '\\"answer\\": \\"Gold 1\\"' in json.dumps(request)]
+    grader.close()
+    assert [v.outcome for v in verdicts] == [Outcome.RIGHT, *[outcome] * 8]
+    assert len(asked) == 1, "the reference is asked about once"
 
 
 def test_a_group_that_is_refused_as_a_whole_stops_nothing_either(server: JudgeServer) -> None:
@@ -322,7 +351,7 @@ def test_senseless_limits_are_refused(server: JudgeServer, limits: dict[str, flo
 
 def test_the_cache_survives_the_process_and_keeps_only_grades(server: JudgeServer, tmp_path: Path) -> None:
     replies = iter(["hmm", "CORRECT", "INCORRECT"])
-    server.reply = lambda data: (200, next(replies))
+    server.reply = lambda data: (200, next(replies) if data["answer"] == "x" else "hmm")
     found = []
     for _ in range(4):
         grader = judge(server, cache=tmp_path / "judge")

@@ -121,8 +121,7 @@ def test_no_text_raises_or_is_right_by_accident(grader: MathGrader, answer: str,
     verdict = grader.grade([record(gold)], [answer])[0]
     if verdict.correct:  # then it says so: something of the gold answer stands in it
         assert any(character.isalnum() for character in answer)
-    if verdict.outcome is Outcome.UNGRADABLE:
-        assert verdict.reason
+    assert verdict.outcome is not Outcome.UNGRADABLE
 
 
 @pytest.mark.parametrize(
@@ -153,7 +152,7 @@ def test_no_text_raises_or_is_right_by_accident(grader: MathGrader, answer: str,
 )
 def test_a_bomb_is_not_right_and_costs_no_more_than_its_limit(impatient_grader: MathGrader, bomb: str) -> None:
     verdicts = impatient_grader.grade([record("7"), record("x+1")], [bomb, r"\boxed{1+x}"])
-    assert not verdicts[0].correct
+    assert verdicts[0].outcome is Outcome.WRONG
     assert verdicts[0].seconds <= 1.0
     assert verdicts[1].correct
     assert not Path("/tmp/grading_was_here").exists()
@@ -168,15 +167,14 @@ def test_the_last_box_counts(grader: MathGrader) -> None:
 def test_a_box_that_is_never_closed_is_no_answer(grader: MathGrader) -> None:
     for answer in (r"\boxed{42", r"The answer is 42, so $\boxed{42$.", r"42 \boxed{\text{42"):
         verdict = grader.grade([record("42")], [answer])[0]
-        assert verdict.outcome is Outcome.UNGRADABLE
-        assert "never closed" in verdict.reason
+        assert verdict.outcome is Outcome.WRONG
 
 
 def test_each_distinct_answer_is_compared_once(impatient_grader: MathGrader) -> None:
     bomb = r"\boxed{3^{3^{3^{33}}}}"
     before = impatient_grader.metrics()["timeouts"]
     verdicts = impatient_grader.grade([record("7")] * 16, [bomb] * 16)
-    assert {v.outcome for v in verdicts} == {Outcome.UNGRADABLE}
+    assert {v.outcome for v in verdicts} == {Outcome.WRONG}
     assert impatient_grader.metrics()["timeouts"] == before + 1
 
 
@@ -189,8 +187,8 @@ def test_metrics_count_every_outcome() -> None:
         grader.close()
     assert {k: metrics[k] for k in ("right", "wrong", "ungradable", "timeouts", "restarts")} == {
         "right": 1,
-        "wrong": 2,
-        "ungradable": 1,
+        "wrong": 3,
+        "ungradable": 0,
         "timeouts": 1,
         "restarts": 1,
     }
@@ -245,7 +243,7 @@ def test_a_batch_with_bombs_finishes_in_order_with_flat_memory(grader: MathGrade
     resident = []
     for start in range(0, count, 50):
         found = outcomes(grader, list(zip(golds, answers, strict=True))[start : start + 50])
-        expected = ["ungradable" if n % 100 == 30 else "wrong" if n % 2 else "right" for n in range(start, start + 50)]
+        expected = ["wrong" if n % 100 == 30 or n % 2 else "right" for n in range(start, start + 50)]
         assert found == expected
         statm = Path("/proc/self/statm").read_text(encoding="ascii").split()
         resident.append(int(statm[1]) * resource.getpagesize())

@@ -2,9 +2,35 @@
 
 from collections.abc import Sequence
 
+import pytest
+
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import DataError, GradingError
 from coca_mindspeed.grading.steady import SteadyGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
+
+
+@pytest.mark.parametrize(
+    ("failure", "gold_fails_too", "outcome"),
+    [
+        (RecursionError("deep"), False, Outcome.WRONG),
+        (ValueError("Exceeds the limit (4300 digits)"), False, Outcome.WRONG),
+        (ValueError("of the grader itself"), True, Outcome.UNGRADABLE),
+        (GradingError("the judge does not grade"), False, Outcome.UNGRADABLE),
+        (DataError("no aliases"), False, Outcome.UNGRADABLE),
+        (OSError("no process"), False, Outcome.UNGRADABLE),
+        (MemoryError(), False, Outcome.UNGRADABLE),
+    ],
+)
+def test_whose_fault_a_failure_is(failure: Exception, gold_fails_too: bool, outcome: Outcome):
+    class Failing(_Grader):
+        def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+            if self.bad in answers or gold_fails_too:
+                raise failure
+            return [Verdict(Outcome.RIGHT) for _ in answers]
+
+    record = Record(id="a", dataset="d", category="math", question="q", answer="1")
+    assert SteadyGrader(Failing("b")).grade([record], ["b"])[0].outcome is outcome
 
 
 class _Grader:

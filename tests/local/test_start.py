@@ -318,6 +318,13 @@ def test_two_processes_do_not_share_a_run(tmp_path, model, capsys):
         ),
         ({"question": "q", "answer": "1", "category": "factual"}, "auto", r"record '{name}-6'.*metadata\['aliases'\]"),
         ({"question": "q", "answer": "1", "category": "code"}, "auto", r"record '{name}-6'.*tests"),
+        (
+            {"question": "q", "answer": "2+2=<<2+2=4>>4\n#### 4"},
+            "math",
+            r"{name}\.jsonl:6: record '{name}-6'.*data prepare",
+        ),
+        ({"question": "q", "answer": r"\frac{1"}, "auto", r"{name}\.jsonl:6: record '{name}-6'"),
+        ({"question": "q", "answer": " "}, "exact", r"{name}\.jsonl:6: record '{name}-6'"),
         ({"question": "q", "answer": "1", "category": "poetry"}, "auto", r"record '{name}-6'.*'poetry'"),
         ({"question": "q", "answer": "1", "dataset": "simpleqa"}, "auto", "judged by a language model, and none"),
         (
@@ -326,7 +333,7 @@ def test_two_processes_do_not_share_a_run(tmp_path, model, capsys):
             r"{name}\.jsonl:6: .*half of a surrogate pair \('\\ud83d'\)",
         ),
     ],
-    ids=["too long", "no aliases", "no tests", "no grader", "no judge", "surrogate"],
+    ids=["too long", "no aliases", "no tests", "worked", "cut off", "empty", "no grader", "no judge", "surrogate"],
 )
 def test_records_that_cannot_be_asked_or_graded_are_found_first(
     tmp_path, model, capsys, monkeypatch, name, row, grader, message
@@ -486,7 +493,10 @@ def test_a_baseline_checks_before_it_loads_and_claims(tmp_path, model, capsys, m
 
     with monkeypatch.context() as patched:
         patched.setattr("coca_mindspeed.commands.baseline.load_policy", load)
-        assert "metadata['aliases']" in baseline("--data", str(bad))
+        assert f"{bad}:{len(QUESTIONS) + 1}: record" in (said := baseline("--data", str(bad)))
+        assert "metadata['aliases']" in said
+        unread = write_rows(tmp_path / "unread.jsonl", [*QUESTIONS, {"question": "q", "answer": r"\frac{1"}])
+        assert f"{unread}:{len(QUESTIONS) + 1}: record" in baseline("--data", str(unread))
         assert re.search(
             r"record 'long-7' of long: its prompt has \d+ tokens.*--max-prompt-tokens", baseline("--data", str(long))
         )
@@ -518,7 +528,14 @@ def test_graders_check_what_they_would_refuse():
         grader = build_grader(name)
         grader.check([record])
         grader.close()
-    for gold, why in ((" ", "it is empty"), ("9" * 2_001, "over 2000"), ("(" * 51, "50 deep")):
+    unusable = {
+        " ": "it is empty",
+        "9" * 2_001: "over 2000",
+        "(" * 51: "50 deep",
+        r"\frac{1": "parsed",
+        "1\n#### 1": "",
+    }
+    for gold, why in unusable.items():
         with pytest.raises(DataError, match=rf"record 'r' of 'd': the gold answer .* cannot be used: .*{why}"):
             build_grader("math").check([Record("r", "d", "math", "?", gold)])
 

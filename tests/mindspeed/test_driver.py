@@ -331,6 +331,8 @@ def test_graders_are_built_before_ray_starts(driven: Any, grader: str) -> None:
     [
         ({"category": "math", "answer": " "}, "auto", "record '0' of 'd': the gold answer ' ' cannot be used"),
         ({"category": "math", "answer": ""}, "math", "record '0' of 'd': the gold answer '' cannot be used"),
+        ({"category": "math", "answer": r"\frac{1"}, "auto", "train.jsonl:1: record '0' of 'd'"),
+        ({"category": "math", "answer": "1+1=2\n#### 2"}, "math", "train.jsonl:1: record '0' of 'd'"),
         ({"category": "factual", "answer": "a"}, "auto", "record '0' of 'd': metadata['aliases'] should be a list"),
         ({"category": "poem", "answer": "a"}, "auto", "record '0' of 'd': grader of category 'poem' is not known"),
     ],

@@ -92,6 +92,7 @@ def test_baselines_are_graded_with_the_graders_options(tmp_path, monkeypatch, op
         (["data.grader_options={math: {second: 5}}"], [SUM], "did you mean 'seconds'?"),
         ([], [SUM, Record("b", "mine", "poetry", "1+1", "2")], "'b' of 'mine': grader of category 'poetry'"),
         (["data.grader=math"], [Record("c", "sums", "math", "1+1", " ")], "record 'c' of 'sums': the gold answer"),
+        ([], [SUM, Record("c", "sums", "math", "1+1", r"\frac{1")], "train.jsonl:2: record 'c' of 'sums'"),
         (["data.evaluate=null"], [SUM], "setting 's', instruct: data.evaluate names no held-out questions"),
         (
             ["data.grader=exact"],

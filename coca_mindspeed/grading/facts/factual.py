@@ -13,8 +13,8 @@ import unicodedata
 from collections.abc import Sequence
 from typing import Literal
 
-from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import DataError, GradingError
+from coca_mindspeed.data.records import Record, RecordError
+from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.mathematics.final_answer import is_cut_off, last_boxed
 from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
 
@@ -188,17 +188,18 @@ def aliases_of(record: Record) -> list[str]:
     """The names of the gold answer.
 
     Raises:
-        DataError: there is none.
+        RecordError: there is none.
     """
     aliases = record.metadata.get("aliases")
     if not isinstance(aliases, list) or not aliases or not all(isinstance(alias, str) for alias in aliases):
-        raise DataError(
-            f"record {record.id!r} of {record.dataset!r}: metadata['aliases'] should be a list of at least one string, "
-            f"found {aliases!r:.80}"
+        raise RecordError(
+            record,
+            f"metadata['aliases'] should be a list of at least one string, found {aliases!r:.80}",
         )
     if not any(map(normalise, aliases)):
-        raise DataError(
-            f"record {record.id!r} of {record.dataset!r}: metadata['aliases'] {aliases!r:.80} are nothing but articles "
-            "and punctuation, which no answer is compared by"
+        raise RecordError(
+            record,
+            f"metadata['aliases'] {aliases!r:.80} are nothing but articles "
+            "and punctuation, which no answer is compared by",
         )
     return aliases

@@ -19,7 +19,7 @@ from typing import Any
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
+from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict, refuse_empty
 from coca_mindspeed.grading.workers import in_order
 
 
@@ -52,7 +52,7 @@ _MAX_ANSWER_CHARACTERS = 4_000
 _MAX_REPLY_BYTES = 1 << 20
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
 _PASSING_STATUSES = {408, 409, 429}
-_REFUSING_STATUSES = {400, 413, 422}  # maybe for what this one request holds
+_REFUSING_STATUSES = {400, 413, 422, 500}  # maybe for what this one request holds; 500 after all retries
 
 _OUTCOMES = {Grade.CORRECT: Outcome.RIGHT, Grade.INCORRECT: Outcome.WRONG, Grade.NOT_ATTEMPTED: Outcome.WRONG}
 
@@ -125,15 +125,23 @@ class JudgeGrader:
         self._cache = None if cache is None else _open_cache(Path(cache))
         self._tally = Tally()
         self._replies = 0
+        # Whether the judge grades a record's reference as an answer, by question and reference; asked where it fails.
+        self._grades_reference: dict[tuple[str, str], asyncio.Future[bool]] = {}
 
     @staticmethod
     def check(records: Sequence[Record]) -> None:
-        """Any record can be judged; whether the endpoint answers is seen when it is asked."""
+        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: there is a reference.
+
+        Whether the endpoint answers is seen when it is asked.
+        """
+        refuse_empty(records)
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         """See :class:`~coca_mindspeed.grading.verdict.Grader`.
 
-        A request that is refused for what it holds (too long, a filter of contents) makes its answer ungradable.
+        A request that is refused for what it holds (too long, a filter of contents), and a reply that is no grade, are
+        the answer's doing: it is wrong.  Unless the same happens to the reference in the answer's place, which is asked
+        about once: then it is ungradable.
 
         Raises:
             GradingError: the endpoint has refused everything so far, or fails after all retries.  Grades until then are
@@ -155,7 +163,7 @@ class JudgeGrader:
                     verdicts.append(future.result())
                 except _RefusedError as refusal:
                     refusals.append(refusal)
-                    verdicts.append(Verdict(Outcome.UNGRADABLE, str(refusal)))
+                    verdicts.append(Verdict(refusal.outcome, str(refusal)))
                 if len(refusals) >= in_flight and not self._replies:
                     break
         finally:
@@ -184,22 +192,52 @@ class JudgeGrader:
             return Verdict(Outcome.WRONG, "no answer was found")
         if len(answer) > _MAX_ANSWER_CHARACTERS:
             return Verdict(Outcome.WRONG, f"the answer is over {_MAX_ANSWER_CHARACTERS} characters")
-        content = json.dumps({"question": record.question, "reference": record.answer, "answer": answer})
-        messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": content}]
-        request = {**self._request, "messages": messages}
+        request = self._about(record, answer)
         key = hashlib.sha256(json.dumps([self._url, request], sort_keys=True).encode()).hexdigest()
         reply = self._cache.get(key) if self._cache is not None else None
-        if reply is None:
-            async with self._at_once:
-                reply = await self._ask(request)
-        self._replies += 1
+        try:
+            if reply is None:
+                async with self._at_once:
+                    reply = await self._ask(request)
+            self._replies += 1
+        except _RefusedError as refusal:
+            refusal.outcome = await self._blame(record)
+            raise
         grade = parse_grade(reply)
-        seconds = time.perf_counter() - started
         if grade is None:
-            return Verdict(Outcome.UNGRADABLE, f"the judge's reply is no grade: {reply!r:.100}", seconds)
+            outcome, reason = await self._blame(record), f"the judge's reply is no grade: {reply!r:.100}"
+            return Verdict(outcome, reason, time.perf_counter() - started)
         if self._cache is not None:
             self._cache[key] = grade.value
-        return Verdict(_OUTCOMES[grade], f"judged {grade.value}", seconds)
+        return Verdict(_OUTCOMES[grade], f"judged {grade.value}", time.perf_counter() - started)
+
+    async def _blame(self, record: Record) -> Outcome:
+        """Wrong, if the judge grades the reference as an answer: then a failure is the answer's; else ungradable."""
+        key = (record.question, record.answer)
+        if key not in self._grades_reference:
+            # Several answers to a question ask for this at once; they wait for the same reply.
+            self._grades_reference[key] = asyncio.ensure_future(self._is_graded(record))
+        try:
+            graded = await asyncio.shield(self._grades_reference[key])
+        except GradingError:
+            self._grades_reference.pop(key, None)
+            raise
+        return Outcome.WRONG if graded else Outcome.UNGRADABLE
+
+    async def _is_graded(self, record: Record) -> bool:
+        try:
+            async with self._at_once:
+                reply = await self._ask(self._about(record, record.answer))
+        except _RefusedError:
+            return False
+        self._replies += 1
+        return parse_grade(reply) is not None
+
+    def _about(self, record: Record, answer: str) -> dict[str, Any]:
+        """The request for a grade."""
+        content = json.dumps({"question": record.question, "reference": record.answer, "answer": answer})
+        messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": content}]
+        return {**self._request, "messages": messages}
 
     async def _ask(self, request: Mapping[str, Any]) -> str:
         """The text of the judge's reply."""
@@ -248,7 +286,13 @@ class JudgeGrader:
 
 
 class _RefusedError(GradingError):
-    """The endpoint refuses a request, which need not say anything about others."""
+    """The endpoint refuses a request, which need not say anything about others.
+
+    Attributes:
+        outcome: of the answer that the request was about.
+    """
+
+    outcome = Outcome.UNGRADABLE
 
 
 class _UnusableReplyError(Exception):

@@ -9,14 +9,14 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from coca_mindspeed.cpus import usable_cpus
-from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.data.records import Record, RecordError
 from coca_mindspeed.grading.mathematics.final_answer import final_answer, is_cut_off
 from coca_mindspeed.grading.mathematics.notation import same_digits, same_ratio
 from coca_mindspeed.grading.mathematics.quantity import Answer, assigned_number, read_answer, same_number, units_agree
 from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
 from coca_mindspeed.grading.words import choice, chosen, is_phrase, is_words, plain_text, same_words
-from coca_mindspeed.grading.workers import TaskResult, Workers
+from coca_mindspeed.grading.workers import Failure, TaskResult, Workers
+from coca_mindspeed.time_left import SlowProgress
 
 # No answer of a benchmark comes near; the cost of parsing grows much faster than the length.
 MAX_ANSWER_CHARACTERS = 2_000
@@ -26,6 +26,14 @@ MAX_DEPTH = 50
 _MAX_PARSED_CHARACTERS = 400
 _MAX_WORKERS = 16
 
+# Failures of a task that its input may have caused; others are the machine's.
+_OF_THE_INPUT = frozenset((Failure.TIMEOUT, Failure.DIED, Failure.RAISED))
+_SHOWN_PROBLEMS = 3
+# Distinct gold answers parsed between two looks at the clock.
+_GOLDS_AT_ONCE = 2_000
+
+# A line that gives the final answer, as GSM8K's solutions end.
+_WORKED_SOLUTION = re.compile(r"^\s*####", re.MULTILINE)
 _BRACKETS = re.compile(r"[{}()\[\]]")
 
 _RIGHT, _WRONG = Verdict(Outcome.RIGHT), Verdict(Outcome.WRONG)
@@ -39,9 +47,14 @@ def _compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
 
 
 def _gold_problem(text: str) -> str:
-    from coca_mindspeed.grading.mathematics.symbolic import gold_problem
+    from coca_mindspeed.grading.mathematics.symbolic import compare, gold_problem
 
-    return gold_problem(text)
+    if problem := gold_problem(text):
+        return problem
+    # It may have no value, or one that takes too long to compute; whether it is right by algebra does not matter, for
+    # an answer of the same spelling is.
+    outcome, reason = compare((text, text))
+    return f"it cannot be compared: {reason}" if outcome is Outcome.UNGRADABLE else ""
 
 
 def _warm_up() -> None:
@@ -64,25 +77,23 @@ class MathGrader:
     def __init__(self, seconds: float = 5.0, workers: int | None = None, boxed_only: bool = False) -> None:
         count = min(_MAX_WORKERS, usable_cpus()) if workers is None else workers
         self._boxed_only = boxed_only
+        self._gold_fails: dict[str, bool] = {}
         self._workers = Workers(count, seconds, warm_up=_warm_up)
         self._tally = Tally()
 
-    @staticmethod
-    def check(records: Sequence[Record]) -> None:
-        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: no gold answer is empty, too long or too deep.
+    def check(self, records: Sequence[Record]) -> None:
+        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: every gold answer can be parsed.
 
-        An answer whose gold one cannot be parsed is ungradable, and counted.
+        Each distinct one is parsed once, in the worker processes.
         """
+        golds = list(dict.fromkeys(record.answer for record in records))
         problems: dict[str, str] = {}
-        for record in records:
-            if record.answer not in problems:
-                problem = _unreadable(record.answer)
-                problems[record.answer] = problem or ("" if record.answer.strip() else "it is empty")
-            if problem := problems[record.answer]:
-                raise DataError(
-                    f"record {record.id!r} of {record.dataset!r}: the gold answer {record.answer[:60]!r} cannot be "
-                    f"used: {problem}"
-                )
+        progress = SlowProgress("checking gold answers", len(golds))
+        for start in range(0, len(golds), _GOLDS_AT_ONCE):
+            chunk = golds[start : start + _GOLDS_AT_ONCE]
+            problems.update(zip(chunk, self.gold_problems(chunk), strict=True))
+            progress.show(len(problems))
+        _refuse(records, problems)
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         """Grade responses, or bare final answers; see :class:`~coca_mindspeed.grading.verdict.Grader`.
@@ -91,12 +102,12 @@ class MathGrader:
             DataError: a gold answer is empty, too long or too deeply nested; nothing has been graded then.
         """
         started = time.perf_counter()
-        self.check(records)
+        _refuse(records, {record.answer: _unusable(record.answer) for record in records})
         finals = self.final_answers(answers)
         verdicts = self._verdicts([(record.answer, final) for record, final in zip(records, finals, strict=True)])
         for index, (final, answer) in enumerate(zip(finals, answers, strict=True)):
             if final is None and is_cut_off(answer):
-                verdicts[index] = Verdict(Outcome.UNGRADABLE, "its box is never closed")
+                verdicts[index] = Verdict(Outcome.WRONG, "its box is never closed")
         self._tally.add(verdicts, time.perf_counter() - started)
         return verdicts
 
@@ -110,19 +121,18 @@ class MathGrader:
 
     def gold_problems(self, golds: Sequence[str]) -> list[str]:
         """For each gold answer, why it cannot be used, or ``""``: to be asked when data is prepared."""
-        problems: list[str | None] = []
-        unread: list[str] = []
-        for gold in golds:
+        problems: dict[str, str] = {}
+        bodies: dict[str, str] = {}
+        for gold in dict.fromkeys(golds):
             problem = _plain_gold_problem(gold)
-            problems.append(problem)
             if problem is None:
-                unread.append(read_answer(gold).body)
-        unique = list(dict.fromkeys(unread))
-        parsed = dict(zip(unique, self._workers.map(_gold_problem, unique), strict=True))
-        return [
-            _task_problem(parsed[read_answer(gold).body]) if problem is None else problem
-            for gold, problem in zip(golds, problems, strict=True)
-        ]
+                bodies[gold] = read_answer(gold).body
+            else:
+                problems[gold] = problem
+        unique = list(dict.fromkeys(bodies.values()))
+        parsed = dict(zip(unique, map(_task_problem, self._workers.map(_gold_problem, unique)), strict=True))
+        problems.update({gold: parsed[body] for gold, body in bodies.items()})
+        return [problems[gold] for gold in golds]
 
     def metrics(self) -> dict[str, float]:
         self._tally.timeouts = self._workers.timeouts
@@ -141,8 +151,10 @@ class MathGrader:
             gold, final = pair
             if final is None:
                 decided[pair] = Verdict(Outcome.WRONG, "no answer was found")
-            elif problem := _unreadable(gold) or _unreadable(final):
+            elif problem := _unreadable(final):
                 decided[pair] = Verdict(Outcome.WRONG, problem)
+            elif problem := _unreadable(gold):
+                decided[pair] = Verdict(Outcome.UNGRADABLE, f"the gold answer: {problem}")
             else:
                 answer = read_answer(final)
                 verdict = plain_verdict(golds[gold], answer)
@@ -159,19 +171,55 @@ class MathGrader:
         self, bodies: Mapping[tuple[str, str | None], tuple[str, str]]
     ) -> Iterable[tuple[tuple[str, str | None], Verdict]]:
         unique = list(dict.fromkeys(bodies.values()))
-        verdicts = dict(zip(unique, map(_verdict, self._workers.map(_compare, unique)), strict=True))
+        results = dict(zip(unique, self._workers.map(_compare, unique), strict=True))
+        self._try_golds({gold for (gold, _), result in results.items() if result.failure in _OF_THE_INPUT})
+        verdicts = {body: self._verdict(body[0], result) for body, result in results.items()}
         return [(pair, verdicts[body]) for pair, body in bodies.items()]
 
+    def _try_golds(self, golds: Iterable[str]) -> None:
+        """Compare gold answers with themselves, each once, to know whether they fail without any other answer."""
+        untried = [gold for gold in golds if gold not in self._gold_fails]
+        for gold, result in zip(untried, self._workers.map(_compare, [(gold, gold) for gold in untried]), strict=True):
+            if result.failure is None or result.failure in _OF_THE_INPUT:
+                self._gold_fails[gold] = result.failure is not None
 
-def _verdict(result: TaskResult[tuple[Outcome, str]]) -> Verdict:
-    if result.value is None:
-        return Verdict(Outcome.UNGRADABLE, f"the comparison failed: {result.detail}", result.seconds)
-    outcome, reason = result.value
-    return Verdict(outcome, reason, result.seconds)
+    def _verdict(self, gold: str, result: TaskResult[tuple[Outcome, str]]) -> Verdict:
+        """The verdict of a comparison; one that fails is the answer's fault unless the gold answer alone fails too."""
+        if result.value is not None:
+            outcome, reason = result.value
+            return Verdict(outcome, reason, result.seconds)
+        answers_fault = result.failure in _OF_THE_INPUT and not self._gold_fails.get(gold, True)
+        outcome = Outcome.WRONG if answers_fault else Outcome.UNGRADABLE
+        return Verdict(outcome, f"the comparison failed: {result.detail}", result.seconds)
+
+
+def _refuse(records: Sequence[Record], problems: Mapping[str, str]) -> None:
+    """Refuse records whose gold answers have a problem.
+
+    Raises:
+        RecordError: of the first; says how many there are, and the distinct ones at the top.
+    """
+    bad = [record for record in records if problems[record.answer]]
+    if not bad:
+        return
+    more = f"; so it is with {len(bad)} of {len(records)} records" if len(bad) > 1 else ""
+    if others := list(dict.fromkeys(record.answer for record in bad if record.answer != bad[0].answer)):
+        more += f", others have {', '.join(f'{gold[:60]!r}' for gold in others[:_SHOWN_PROBLEMS])}"
+    raise RecordError(
+        bad[0],
+        f"the gold answer {bad[0].answer[:60]!r} cannot be used: {problems[bad[0].answer]}{more}. Expected the final "
+        "answer alone: correct it, or prepare the publisher's file with coca-mindspeed data prepare, which takes the "
+        "answer out of a worked solution and leaves out what cannot be graded",
+    )
+
+
+def _unusable(gold: str) -> str:
+    """Why a gold answer cannot be used, as far as that is seen without parsing it, or ``""``."""
+    return _unreadable(gold) or ("" if gold.strip() else "it is empty")
 
 
 def _task_problem(result: TaskResult[str]) -> str:
-    return f"it cannot be parsed: {result.detail}" if result.value is None else result.value
+    return f"it cannot be parsed and compared: {result.detail}" if result.value is None else result.value
 
 
 def _unreadable(text: str) -> str:
@@ -190,6 +238,8 @@ def _plain_gold_problem(gold: str) -> str | None:
     """Why a gold answer is bad, ``""`` if the exact path can use it, None if the parser has to be asked."""
     if problem := _unreadable(gold):
         return problem
+    if _WORKED_SOLUTION.search(gold):
+        return "it is a worked solution"
     answer = read_answer(gold)
     if not answer.body:
         return "it is empty"

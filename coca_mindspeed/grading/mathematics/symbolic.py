@@ -55,7 +55,7 @@ def compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
         return Outcome.UNGRADABLE, "the gold answer cannot be parsed as mathematics"
     answer = parse_latex(answer_text)
     if answer is None:
-        return Outcome.UNGRADABLE, "the answer cannot be parsed as mathematics"
+        return Outcome.WRONG, "the answer cannot be parsed as mathematics"
     if (exact := _same_exact_number(gold, gold_text, answer, answer_text)) is not None:
         return (Outcome.RIGHT if exact else Outcome.WRONG), "as exact numbers"
     if _repeated(gold, gold_text) and not _same_repetitions(gold_text, answer_text):

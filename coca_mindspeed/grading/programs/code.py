@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from coca_mindspeed.cpus import usable_cpus
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.programs.extraction import MAX_ANSWER_CHARACTERS, Job, build_job, time_limit
+from coca_mindspeed.grading.programs.extraction import MAX_ANSWER_CHARACTERS, Job, build_job, check_asserts, time_limit
 from coca_mindspeed.grading.programs.sandbox import Limits, Report, Sandbox
 from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
 from coca_mindspeed.grading.workers import in_order
@@ -59,13 +59,14 @@ class CodeGrader:
         """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: every record has tests that can be run."""
         for record in records:
             build_job(record, "")
+            check_asserts(record)
             time_limit(record, default=1.0)
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         """See :class:`~coca_mindspeed.grading.verdict.Grader`.
 
         Raises:
-            DataError: a record's tests are malformed; no program runs then.
+            RecordError: a record's tests are malformed; no program runs then.
         """
         started = time.perf_counter()
         jobs = [self._job(record, answer) for record, answer in zip(records, answers, strict=True)]

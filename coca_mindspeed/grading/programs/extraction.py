@@ -14,8 +14,7 @@ import textwrap
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.data.records import Record, RecordError
 from coca_mindspeed.grading.programs.inside.names import undefined
 
 # Looked at in the calling process, so it has to be linear, and bounded before it starts.
@@ -89,18 +88,18 @@ def build_job(record: Record, answer: str) -> Job:
     """The harness's job for one answer, without limits.
 
     Raises:
-        DataError: the record's tests are not in one of the forms above.
+        RecordError: the record's tests are not in one of the forms above.
     """
     tests = record.metadata.get("tests")
     if not isinstance(tests, Mapping):
-        raise DataError(f"{_where(record)}: metadata['tests'] should be an object, found {type(tests).__name__}")
+        raise RecordError(record, f"metadata['tests'] should be an object, found {type(tests).__name__}")
     kind = tests.get("kind")
     program = extract_program(answer, wanted_names(record))
     if kind == "asserts":
         entry_point = _entry_point(record, tests, required=False)
         prompt = record.metadata.get("prompt")
         if prompt is not None and not isinstance(prompt, str):
-            raise DataError(f"{_where(record)}: metadata['prompt'] should be a string, found {type(prompt).__name__}")
+            raise RecordError(record, f"metadata['prompt'] should be a string, found {type(prompt).__name__}")
         source = program if prompt is None else _with_prompt(prompt, program, entry_point)
         code = _field(record, tests, "code", str)
         return {"kind": kind, "source": source, "tests": code, "prompt": prompt, "entry_point": entry_point}
@@ -111,7 +110,24 @@ def build_job(record: Record, answer: str) -> Job:
         cases = _cases(record, tests, {"arguments": list, "expected": object})
         entry_point = _entry_point(record, tests, required=True)
         return {"kind": kind, "source": program, "cases": cases, "entry_point": entry_point}
-    raise DataError(f"{_where(record)}: tests of kind {kind!r}; expected 'asserts', 'stdio' or 'call'")
+    raise RecordError(record, f"tests of kind {kind!r}; expected 'asserts', 'stdio' or 'call'")
+
+
+def check_asserts(record: Record) -> None:
+    """Refuse test code that no program can be tested by, whatever it is; tests of other kinds are no code.
+
+    Raises:
+        RecordError: it does not compile, or uses nothing of the program's.
+    """
+    tests = record.metadata.get("tests")
+    if not isinstance(tests, Mapping) or tests.get("kind") != "asserts":
+        return
+    try:
+        wanted = undefined(_field(record, tests, "code", str), (), _entry_point(record, tests, required=False))
+    except (SyntaxError, ValueError) as error:
+        raise RecordError(record, f"tests['code'] does not compile: {error}") from error
+    if not wanted.program:
+        raise RecordError(record, "tests['code'] uses nothing of the program's, so that any program would pass or none")
 
 
 def wanted_names(record: Record) -> frozenset[str]:
@@ -137,13 +153,13 @@ def time_limit(record: Record, default: float) -> float:
     """Seconds for one run of the record's program.
 
     Raises:
-        DataError: ``metadata["time_limit"]`` is not a positive number.
+        RecordError: ``metadata["time_limit"]`` is not a positive number.
     """
     seconds = record.metadata.get("time_limit")
     if seconds is None:
         return default
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
-        raise DataError(f"{_where(record)}: metadata['time_limit'] should be seconds above 0, found {seconds!r}")
+        raise RecordError(record, f"metadata['time_limit'] should be seconds above 0, found {seconds!r}")
     return float(seconds)
 
 
@@ -156,33 +172,27 @@ def _with_prompt(prompt: str, program: str, entry_point: str | None) -> str:
     return prompt + ("" if prompt.endswith("\n") else "\n") + body
 
 
-def _where(record: Record) -> str:
-    return f"record {record.id!r} of {record.dataset!r}"
-
-
 def _entry_point(record: Record, tests: Mapping[str, Any], required: bool) -> str | None:
     name = tests.get("entry_point")
     if name is None and not required:
         return None
     if not isinstance(name, str) or not name.isidentifier():
-        raise DataError(f"{_where(record)}: tests['entry_point'] should be the name of a function, found {name!r}")
+        raise RecordError(record, f"tests['entry_point'] should be the name of a function, found {name!r}")
     return name
 
 
 def _field(record: Record, tests: Mapping[str, Any], name: str, kind: type) -> Any:
     if name not in tests or not isinstance(tests[name], kind):
-        raise DataError(
-            f"{_where(record)}: tests[{name!r}] should be {kind.__name__}, found {type(tests.get(name)).__name__}"
-        )
+        raise RecordError(record, f"tests[{name!r}] should be {kind.__name__}, found {type(tests.get(name)).__name__}")
     return tests[name]
 
 
 def _cases(record: Record, tests: Mapping[str, Any], fields: Mapping[str, type]) -> list[dict[str, Any]]:
     cases = _field(record, tests, "cases", list)
     if not cases:
-        raise DataError(f"{_where(record)}: tests['cases'] is empty, so that any program would pass")
+        raise RecordError(record, "tests['cases'] is empty, so that any program would pass")
     for number, case in enumerate(cases, start=1):
         for name, kind in fields.items():
             if not isinstance(case, Mapping) or name not in case or not isinstance(case[name], kind):
-                raise DataError(f"{_where(record)}: case {number} should have {name!r} of type {kind.__name__}")
+                raise RecordError(record, f"case {number} should have {name!r} of type {kind.__name__}")
     return [{name: case[name] for name in fields} for case in cases]

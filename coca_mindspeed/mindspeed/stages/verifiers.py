@@ -10,6 +10,7 @@ from typing import Any
 from coca_mindspeed.cpus import usable_cpus
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, GradingError
+from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 
@@ -98,7 +99,7 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def try_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any], files: Sequence[Path]) -> None:
-    """Build the graders that a run needs, show them every record, and close them again.
+    """Build the graders that a run needs, have them check every gold answer, and close them again.
 
     Args:
         names: ``rl_config.verifier_function``; MindSpeed-RL's own verifiers need nothing.
@@ -113,9 +114,9 @@ def try_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any], 
     """
     if OWN_VERIFIER not in names:
         return
-    records = [record for file in files if file.is_file() for record in read_records(file)]
+    records: dict[Path | str, list[Record]] = {file: list(read_records(file)) for file in files if file.is_file()}
     with closing(build_grader(grader, options)) as built:
-        built.check(records)
+        check_records(built, records)
 
 
 def build_verifier(rl_config: Any, grader: str, options: Mapping[str, Any]) -> Grader:

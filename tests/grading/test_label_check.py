@@ -1,0 +1,111 @@
+"""Gold answers are checked at the start of a run: each once, by its own grader, with file and line of what is wrong."""
+
+import json
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coca_mindspeed.data.records import Record, RecordError, read_records, write_records
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.grading.label_check import check_records
+from coca_mindspeed.grading.mathematics.math import MathGrader
+from coca_mindspeed.grading.registry import AutoGrader
+from coca_mindspeed.time_left import SlowProgress
+from tests.shared_data import shared_data
+
+TESTS = {"kind": "asserts", "code": "assert f(1) == 1"}
+
+
+def record(answer: str = "1", category: str = "math", **fields: Any) -> Record:
+    values = {"id": "bad", "dataset": "d", "category": category, "question": "?", "answer": answer}
+    return Record(**{**values, **fields})
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[AutoGrader]:
+    grader = AutoGrader(math={"workers": 1}, simpleqa={"url": "http://127.0.0.1:1", "model": "m", "key_variable": None})
+    yield grader
+    grader.close()
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        record(""),
+        record(r"\frac{1"),
+        record(r"\frac{5}{0}"),
+        record("9^{9^{9^9}}"),
+        record("2+2=<<2+2=4>>4\n#### 4"),
+        record(" ", dataset="arithmetic"),
+        record(" ", dataset="simpleqa"),
+        record("", "factual"),
+        record("", "factual", metadata={"aliases": ["the", "!"]}),
+        record("", "code"),
+        record("", "code", metadata={"tests": {**TESTS, "code": "assert f(1) =="}}),
+        record("", "code", metadata={"tests": {**TESTS, "code": "assert 1 == 1"}}),
+        record("", "code", metadata={"tests": {"kind": "stdio", "cases": []}}),
+    ],
+)
+def test_what_no_answer_can_be_graded_by_is_refused_with_file_and_line(
+    tmp_path: Path, grader: AutoGrader, bad: Record
+) -> None:
+    good = [
+        record(r"\frac{\pi}{2}", id="a"),
+        record("", "code", id="b", metadata={"tests": TESTS}),
+        record("Paris", "factual", id="c", metadata={"aliases": ["Paris"]}),
+    ]
+    path = tmp_path / "train.jsonl"
+    write_records(path, [*good, bad])
+    check_records(grader, {path: good})
+    records = list(read_records(path))
+    with pytest.raises(DataError, match=r"train\.jsonl:4: record 'bad' of"):
+        check_records(grader, {"data.evaluate": good, path: records})
+    with pytest.raises(DataError, match=r"data\.evaluate: row 4: record 'bad' of"):
+        check_records(grader, {"data.evaluate": records})
+
+
+def test_each_distinct_gold_answer_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    grader, parsed = MathGrader(workers=1), []
+    run = grader._workers.map
+
+    def counted(function: Any, items: Any) -> Any:
+        parsed.extend(items)
+        return run(function, items)
+
+    monkeypatch.setattr(grader._workers, "map", counted)
+    golds = ["x+1", "7", "x+1", "x+2", r"\text{yes}"]
+    grader.check([record(gold, id=str(i)) for i, gold in enumerate(golds)])
+    grader.close()
+    assert sorted(parsed) == ["x+1", "x+2"]
+
+
+def test_the_raw_answers_of_gsm8k_are_refused_and_their_final_answers_are_not() -> None:
+    rows = [json.loads(line) for line in shared_data("gsm8k_test.jsonl").read_text(encoding="utf-8").splitlines()]
+    grader = MathGrader(workers=1)
+    assert all(grader.gold_problems([row["answer"] for row in rows]))
+    assert not any(grader.gold_problems([row["answer"].rpartition("#### ")[2] for row in rows]))
+    grader.close()
+
+
+def test_a_record_error_crosses_processes() -> None:
+    error = pickle.loads(pickle.dumps(RecordError(record(), "no tests")))  # noqa: S301
+    assert isinstance(error, RecordError)
+    assert (error.record, str(error)) == (record(), "record 'bad' of 'd': no tests")
+
+
+def test_slow_work_says_how_far_it_has_come(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr("coca_mindspeed.time_left.time.monotonic", lambda: now[0])
+    progress = SlowProgress("parsing", 1_000)
+    for done, seconds in ((100, 5.0), (200, 10.0), (300, 15.0), (400, 20.0), (1_000, 50.0)):
+        now[0] = seconds
+        progress.show(done)
+    assert capsys.readouterr().err.splitlines() == [
+        "parsing: 200 of 1,000, about 40 s left",
+        "parsing: 400 of 1,000, about 30 s left",
+    ]
