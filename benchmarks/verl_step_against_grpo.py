@@ -63,7 +63,7 @@ def measure(directory: Path, name: str, steps: int, changes: dict[str, Any], num
     if started.wait():
         raise RuntimeError(loop.log_of(run)[-4000:])
     rows = [{key.removeprefix("timing_s/"): value for key, value in row.items()} for row in loop.metrics(run).values()]
-    parts = [key for key in ("coca/advantage_seconds",) if key in rows[-1]]  # of the stage adv
+    parts = [key for key in ("seconds/advantage",) if key in rows[-1]]  # of the stage adv
     return {**medians(rows, [*STAGES, *parts]), "processor": processor}
 
 

@@ -24,13 +24,14 @@ class SegmentStatistics(NamedTuple):
         """Sum of two parts of a batch (a tuple's own ``+`` would concatenate)."""
         return SegmentStatistics(*(a + b for a, b in zip(self, other, strict=True)))
 
+    def sums(self) -> dict[str, float]:
+        """The sums by the metrics that they make, divided by ``tokens``: ``clip_fraction``, ``kl``, ``advantage``."""
+        return {"clip_fraction": float(self.clipped), "kl": float(self.kl), "advantage": float(self.advantage)}
+
     def means(self) -> dict[str, float]:
         """``clip_fraction``, ``kl`` and ``advantage``, each a mean over the segment's tokens; 0 if it has none."""
-        tokens, *sums = (float(value) for value in self)
-        return {
-            name: value / tokens if tokens else 0.0
-            for name, value in zip(("clip_fraction", "kl", "advantage"), sums, strict=True)
-        }
+        tokens = float(self.tokens)
+        return {name: value / tokens if tokens else 0.0 for name, value in self.sums().items()}
 
 
 class Objective(NamedTuple):

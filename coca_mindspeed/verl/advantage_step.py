@@ -123,7 +123,7 @@ class AdvantageStep:
     def metrics(self) -> dict[str, float]:
         """By the names of every engine; those that are undefined are left out."""
         found = values(batch_metrics(self.correct, self.confidence, self.response_lengths, self.credit))
-        found["coca/broken_groups"] = float(self.groups.broken)
+        found["group/broken"] = float(self.groups.broken)
         if self.stages > 1:
             found["stage"] = float(self.stage)
         return {name: value for name, value in found.items() if math.isfinite(value)}

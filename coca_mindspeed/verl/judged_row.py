@@ -16,7 +16,8 @@ class JudgedRow:
     Attributes:
         prediction: the response as an evaluation sees it; ``correct`` is the grader's verdict, None where ungradable.
         trained: the verdict that training rewards, which may be stricter (``coca.require_evaluated``).
-        confidence_tokens: tokens up to the end of the stated confidence, or those that stand in for it.
+        confidence_tokens: tokens up to the end of the stated confidence, or those that stand in for it.  Those of the
+            confidence *segment*, 0 for RLCR, travel apart: :data:`.segment_loss.CONFIDENCE_SEGMENT_TOKENS`.
     """
 
     prediction: Prediction

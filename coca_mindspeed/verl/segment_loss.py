@@ -1,6 +1,6 @@
 """verl's own loss, and what it did to each segment: clip shares and KL, which verl knows for whole responses alone."""
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
@@ -12,10 +12,8 @@ from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.algorithm.objective import segment_objective
 
 #: The column of verl's queue with the tokens of each row's confidence segment, int ``[rows, 1]``.
-CONFIDENCE_TOKENS = "confidence_tokens"
+CONFIDENCE_SEGMENT_TOKENS = "confidence_segment_tokens"
 _PREFIX = "segment_sums/"
-_COUNTED = ("clipped", "kl")
-_NAMES = {"clipped": "clip_fraction", "kl": "kl"}
 
 
 class SegmentLoss:
@@ -41,7 +39,7 @@ class SegmentLoss:
         log_probs = no_padding_2_padding(model_output["log_probs"].detach(), data)
         columns = data.select("response_mask", "old_log_probs", "advantages").to_padded_tensor()
         lengths = columns["response_mask"].sum(dim=1).long()
-        column = data[CONFIDENCE_TOKENS]  # one number a row, which verl's queue gives back as rows of length 1
+        column = data[CONFIDENCE_SEGMENT_TOKENS]  # one number a row, which verl's queue gives back as rows of length 1
         confidence = (column.values() if column.is_nested else column.reshape(-1)).to(lengths)
         statistics = segment_objective(
             log_probs.float(),
@@ -51,9 +49,9 @@ class SegmentLoss:
             clip=self._clip,
         )
         return {
-            f"{_PREFIX}{segment}/{name}": Metric(value=float(getattr(sums, name)), aggregation=AggregationType.SUM)
+            f"{_PREFIX}{segment}/{name}": Metric(value=total, aggregation=AggregationType.SUM)
             for segment, sums in (("confidence", statistics.confidence), ("answer", statistics.answer))
-            for name in ("tokens", *_COUNTED)
+            for name, total in {"tokens": float(sums.tokens), **sums.sums()}.items()
         }
 
 
@@ -62,15 +60,13 @@ def divide_segment_sums(metrics: MutableMapping[str, Any]) -> dict[str, float]:
 
     verl averages sums over ranks and mini-batches, numerators and denominators alike, so they divide to the same.
     """
-    sums = {name: float(metrics.pop(name)) for name in list(metrics) if _PREFIX in name}
+    sums: dict[str, float] = {}
+    for name in [name for name in metrics if _PREFIX in name]:  # behind a prefix of verl's own
+        key = name.partition(_PREFIX)[2]
+        sums[key] = sums.get(key, 0.0) + float(metrics.pop(name))
     found: dict[str, float] = {}
-    for segment in ("confidence", "answer"):
-        tokens = _sum_of(sums, segment, "tokens")
-        for name in _COUNTED:
-            if tokens:
-                found[f"{segment}/{_NAMES[name]}"] = _sum_of(sums, segment, name) / tokens
+    for key, total in sums.items():
+        segment, _, name = key.partition("/")
+        if name != "tokens" and (tokens := sums[f"{segment}/tokens"]):
+            found[key] = total / tokens
     return found
-
-
-def _sum_of(sums: Mapping[str, float], segment: str, name: str) -> float:
-    return sum(value for key, value in sums.items() if key.endswith(f"{_PREFIX}{segment}/{name}"))

@@ -30,7 +30,7 @@ from coca_mindspeed.verl.records import check_rows
 from coca_mindspeed.verl.release import known_release
 from coca_mindspeed.verl.required_keys import refusals
 from coca_mindspeed.verl.run_settings import check_length, check_same_run
-from coca_mindspeed.verl.segment_loss import CONFIDENCE_TOKENS, SegmentLoss, divide_segment_sums
+from coca_mindspeed.verl.segment_loss import CONFIDENCE_SEGMENT_TOKENS, SegmentLoss, divide_segment_sums
 from coca_mindspeed.verl.settings import NAME, verl_settings
 
 # Handing a column over takes time row by row: what was judged, one object a row, and what a critic would learn.
@@ -135,10 +135,10 @@ class SegmentTrainer(PPOTrainerSync):
         transfer_queue.kv_batch_put(
             keys=batch.keys,
             partition_id=batch.partition_id,
-            fields=TensorDict({CONFIDENCE_TOKENS: step.segment_lengths[:, None]}, batch_size=len(batch.keys)),
+            fields=TensorDict({CONFIDENCE_SEGMENT_TOKENS: step.segment_lengths[:, None]}, batch_size=len(batch.keys)),
         )
         metrics.update(step.metrics())
-        metrics["coca/advantage_seconds"] = time.perf_counter() - start
+        metrics["seconds/advantage"] = time.perf_counter() - start
         self._last_step = step
         with handing_over(step.advantages):
             return super()._compute_advantage(batch, metrics)

@@ -15,13 +15,14 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import segment_masks
-from coca_mindspeed.algorithm.objective import segment_objective
+from coca_mindspeed.algorithm.objective import SegmentStatistics, segment_objective
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.ratios import finish
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 
 ROWS, WIDTH = 8, 6
+MEANS = SegmentStatistics(*torch.zeros(4)).means()
 AGGREGATIONS = ("sum", "token_mean", "segment_mean")
 
 
@@ -138,10 +139,13 @@ def test_statistics_of_microbatches_average_to_those_of_the_batch(
 
     whole, parts = averaged("one plain batch"), averaged("microbatches")
     assert parts == pytest.approx(whole, rel=1e-4)
-    assert 0 < whole["actor/answer_clip_fraction"] < 1
+    assert 0 < whole["answer/clip_fraction"] < 1
+    # The names of the local engine; what is MindSpeed-RL's own keeps its name.
+    of_segments = {f"{segment}/{name}" for segment in ("confidence", "answer") for name in (*MEANS, "entropy")}
+    assert whole.keys() == {*of_segments, "rollout/entropy", "rollout/log_prob_gap", "actor/pg_loss"}
     inside = torch.arange(WIDTH) < batch["response_length"]
     gap = (batch["old_log_prob"] - batch[columns.ROLLOUT_LOG_PROBS]).abs()[inside].mean()
-    assert whole["actor/rollout_log_prob_gap"] == pytest.approx(float(gap), rel=1e-5)
+    assert whole["rollout/log_prob_gap"] == pytest.approx(float(gap), rel=1e-5)
 
 
 def test_without_old_log_probs_the_ratio_is_one(
@@ -151,7 +155,7 @@ def test_without_old_log_probs_the_ratio_is_one(
     gradient, (statistics,) = _as_megatron(actor_loss, _loss(actor_loss, monkeypatch), without, [[list(range(8))]])
     expected = _whole({**batch, "old_log_prob": batch["log_probs"]}, "sum")
     torch.testing.assert_close(gradient, expected)
-    assert statistics["actor/answer_clip_fraction/numerator"] == 0
+    assert statistics["answer/clip_fraction/numerator"] == 0
 
 
 def test_a_kl_term_is_averaged_over_the_mini_batchs_tokens(
@@ -191,10 +195,10 @@ def test_entropies_by_segment_and_tensors_for_msprobe(
     masks = segment_masks(batch[columns.CONFIDENCE_LENGTH][:, 0].long(), lengths.long(), log_probs.shape[1])
     old = batch["old_log_prob"][:, : log_probs.shape[1]]
     for name, mask in (
-        ("confidence_entropy", masks.confidence),
-        ("answer_entropy", masks.answer),
-        ("entropy", masks.confidence | masks.answer),
+        ("confidence", masks.confidence),
+        ("answer", masks.answer),
+        ("rollout", masks.confidence | masks.answer),
     ):
-        assert means[f"actor/{name}"] == pytest.approx(float(-old[mask].mean()), rel=1e-5), name
+        assert means[f"{name}/entropy"] == pytest.approx(float(-old[mask].mean()), rel=1e-5), name
     (saved,) = sys.modules["mindspeed_rl.utils.utils"].MsProbe.saved
     assert set(saved) >= {"old_log_prob", "log_prob", "advantages", "loss"}

@@ -134,7 +134,7 @@ def test_the_stage_gives_the_same_whatever_the_dispatch(guarantee_order: bool, c
         (0, True, 0.3, 0.5),
         (1, False, 0.0, 0.5),
     ]
-    assert len(filled.metrics["coca/advantage_seconds"]) == 4 // count
+    assert len(filled.metrics["seconds/advantage"]) == 4 // count
     means = {name: sum(values) / len(values) for name, values in filled.metrics.items()}
     # Brier against GESR .5 and 1: (.2^2, .5^2) and (.1^2, invalid)
     assert finish(means)["reward/confidence"] == pytest.approx(-(0.04 + 0.25 + 0.01 + 1) / 4)

@@ -96,7 +96,7 @@ def test_rows_that_fill_up_and_broken_groups_teach_nothing():
             assert not found.advantages[row].any()
             assert int(found.segment_lengths[row]) == 0
     assert found.advantages.any()
-    assert found.metrics()["coca/broken_groups"] == 1.0
+    assert found.metrics()["group/broken"] == 1.0
     assert len(found.dump(7, 99)) == 2 * G
 
 

@@ -130,9 +130,7 @@ class SegmentActorLoss(BaseLossFunc):
             statistics["actor/kl_loss"] = kl.item()
         if columns.ROLLOUT_LOG_PROBS in batch:
             gap = (old_log_probs - batch[columns.ROLLOUT_LOG_PROBS][:, :width]).abs()
-            statistics |= ratio(
-                "actor/rollout_log_prob_gap", torch.where(inside, gap, 0.0).sum().item(), inside.sum().item()
-            )
+            statistics |= ratio("rollout/log_prob_gap", torch.where(inside, gap, 0.0).sum().item(), inside.sum().item())
         # For msprobe_config.key_data_dump, under MindSpeed-RL's own names where it has them.
         MsProbe.save_data(
             {
@@ -152,22 +150,21 @@ def _entropies(old_log_probs: Tensor, masks: SegmentMasks) -> dict[str, float]:
 
     That is the entropy in expectation, and costs no pass over the vocabulary.
     """
-    named = {"entropy": masks.confidence | masks.answer, "confidence_entropy": masks.confidence}
+    named = {"rollout": masks.confidence | masks.answer, "confidence": masks.confidence, "answer": masks.answer}
     return {
         key: value
-        for name, mask in {**named, "answer_entropy": masks.answer}.items()
+        for name, mask in named.items()
         for key, value in ratio(
-            f"actor/{name}", -torch.where(mask, old_log_probs, 0.0).sum().item(), mask.sum().item()
+            f"{name}/entropy", -torch.where(mask, old_log_probs, 0.0).sum().item(), mask.sum().item()
         ).items()
     }
 
 
 def _statistics(segment: str, sums: SegmentStatistics) -> dict[str, float]:
-    tokens = float(sums.tokens)
     return {
-        **ratio(f"actor/{segment}_clip_fraction", float(sums.clipped), tokens),
-        **ratio(f"actor/{segment}_kl_to_old", float(sums.kl), tokens),
-        **ratio(f"actor/{segment}_advantage", float(sums.advantage), tokens),
+        key: value
+        for name, total in sums.sums().items()
+        for key, value in ratio(f"{segment}/{name}", total, float(sums.tokens)).items()
     }
 
 

@@ -65,7 +65,7 @@ def compute_advantages(
         token_rows = [row[:length] for row, length in zip(credit.tokens, lengths.tolist(), strict=True)]
         put(dock, {"advantages": token_rows, "returns": token_rows}, batch.indexes)
         metrics = as_ratios(batch_metrics(correct, confidence, lengths, credit))
-        metrics["coca/advantage_seconds"] = time.perf_counter() - start
+        metrics["seconds/advantage"] = time.perf_counter() - start
         report(dock, {name: [value] for name, value in metrics.items()})
         shown = [row for row, index in enumerate(batch.indexes) if index < sample_prompts * group_size]
         credited = credit_rows(shown, correct, confidence, confidence_lengths, lengths, credit)

@@ -190,7 +190,7 @@ class RewardWorker:
                 "timing/rule_reward": [round(end, 4), round(start, 4)],
                 "start_time/rule_reward": [round(start, 4)],
                 "end_time/rule_reward": [round(end, 4)],
-                "coca/grading_seconds": [judged.grading_seconds],
+                "seconds/grading": [judged.grading_seconds],
             },
         )
 

@@ -51,7 +51,7 @@ class Validation:
             if logger is not None:
                 logger.log_metrics(named, iteration)
         # MindSpeed-RL's timing/all of the iteration that follows includes it.
-        report(trainer.transfer_dock, {"coca/validation_seconds": [time.perf_counter() - start]})
+        report(trainer.transfer_dock, {"seconds/evaluation": [time.perf_counter() - start]})
         print(f"validation at iteration {iteration}: {named}", flush=True)
         return named
 

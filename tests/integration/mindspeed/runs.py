@@ -86,10 +86,10 @@ def run_and_check(
     assert [row["step"] for row in rows] == [1, 2, 3]
     for row in rows:
         assert 0 < row["actor/grad_norm"] < float("inf")
-        assert row["actor/rollout_log_prob_gap"] < 1e-4
+        assert row["rollout/log_prob_gap"] < 1e-4
         assert -1 <= row["reward/confidence"] <= 0
         assert 0 <= row["reward/answer"] < 1
-        assert row["coca/grading_seconds"] > 0
+        assert row["seconds/grading"] > 0
     assert [row["step"] for row in metrics_of(directory, "validation.jsonl")] == [0, 2, 3]
     samples = json_lines(directory / "output" / "samples" / "iteration_000002.jsonl")
     assert len(samples) == 2 * 8

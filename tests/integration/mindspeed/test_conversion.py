@@ -158,7 +158,7 @@ def test_there_trained_and_back(name: str, tmp_path: Path, ray_directory: str) -
     trained = tmp_path / "trained"
     _script(tmp_path, f"{case.run}.sh", "--output", str(trained), *settings, ray_directory=ray_directory)
     (row,) = json_lines(trained / "stage0" / "metrics.jsonl")
-    assert row["actor/rollout_log_prob_gap"] < 1e-4
+    assert row["rollout/log_prob_gap"] < 1e-4
     assert (row["rollout/invalid_share"] < 0.5) == case.learns
     _script(tmp_path, "convert_weights.sh", "mcore2hf", case.run, "--output", str(trained), *settings)
     after = _weights(trained / "hf")

@@ -50,7 +50,7 @@ def test_both_stages_of_a_method_one_after_the_other(warm: Path, tmp_path: Path,
         # Few groups of the warmed-up model have a spread of rewards: an iteration's last update may have none of them.
         assert all(map(math.isfinite, norms)), norms
         assert max(norms) > 0, norms
-        assert all(row["actor/rollout_log_prob_gap"] < 1e-4 for row in rows)
+        assert all(row["rollout/log_prob_gap"] < 1e-4 for row in rows)
     # The second stage goes on from the first one's weights: it validates them before its first iteration.
     last, first = (
         json_lines(directory / "run" / stage / "validation.jsonl")[at] for stage, at in (("stage0", -1), ("stage1", 0))

@@ -53,7 +53,7 @@ def test_a_resumed_run_repeats_the_one_that_was_not_stopped(
     rows = metrics_of(directory)
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
     assert rows[:2] == first[:2]
-    assert all(row["actor/rollout_log_prob_gap"] < 1e-4 for row in rows)
+    assert all(row["rollout/log_prob_gap"] < 1e-4 for row in rows)
     for before, after in zip(first[2:], rows[2:], strict=True):
         assert 0 < after["actor/grad_norm"] < float("inf")
         for name in ("reward/confidence", "reward/answer", "actor/grad_norm", "actor/pg_loss"):

@@ -119,7 +119,7 @@ def test_a_failing_grader_and_a_failing_session_with_token_means(warm: Path, tmp
     failing = {"COCA_TEST_GRADER_FAILS": "3", "COCA_TEST_SESSION_FAILS": "37"}
     finished(tiny.configuration(warm, run, **changes), **keeping(run), **failing)
     first = loop.metrics(run)[1]
-    assert first["coca/broken_groups"] == 1
+    assert first["group/broken"] == 1
     dump = loop.rollouts(run, 1)
     assert len(dump) == 15 * 8
     failed = [row for row in dump if row["verdict"] == "ungradable"]
