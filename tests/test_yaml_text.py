@@ -11,7 +11,6 @@ from coca_mindspeed.local.run_directory import FoundRun, refuse_another_run
 from coca_mindspeed.mindspeed.start import run_file
 from coca_mindspeed.mindspeed.start.driver import compose_config
 from coca_mindspeed.reproduce.plan import read_plan
-from coca_mindspeed.reproduce.renaming import follow_renaming
 from coca_mindspeed.serving.serving_config import read_serving_config
 from coca_mindspeed.upstream.manifest import load_manifest
 from coca_mindspeed.verl import configuration
@@ -74,5 +73,4 @@ def test_the_configuration_of_a_run_that_is_there(text, tmp_path):
         refuse_another_run(begun, config, {})
     with pytest.raises(CocaError, match=r"config\.yaml"):
         read_named(tmp_path / "predictions_after.jsonl")
-    follow_renaming(tmp_path, config, tmp_path)  # the session says what is wrong with it
     assert RunDirectory(tmp_path).progress(3) == ""

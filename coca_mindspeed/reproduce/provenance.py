@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from coca_mindspeed import __version__
 from coca_mindspeed.differences import Difference, first_difference
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.files import file_sha256
@@ -41,8 +40,8 @@ def made_from(plan: Plan, cell: ReproductionCell, output: Path) -> dict[str, Any
 
 
 def source() -> dict[str, str]:
-    """The commit and the version of what makes a cell, and the machine that it is made on."""
-    return {"commit": source_commit(), "version": __version__, "machine": machine()}
+    """The commit of the source that makes a cell, and the machine that it is made on."""
+    return {"commit": source_commit(), "machine": machine()}
 
 
 def machine() -> str:

@@ -1,5 +1,6 @@
 """Running one cell; it may run in a process of its own, so everything that it needs is on disk or in its arguments."""
 
+import time
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -26,10 +27,8 @@ from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.session import load_data, open_session, record_sources, warm_start
 from coca_mindspeed.reproduce.cells import ReproductionCell, run_config
 from coca_mindspeed.reproduce.plan import Plan, SettingPlan
-from coca_mindspeed.reproduce.provenance import made_from
+from coca_mindspeed.reproduce.provenance import made_from, source
 from coca_mindspeed.reproduce.questions import cell_config, warm_up_file
-from coca_mindspeed.reproduce.renaming import follow_renaming
-from coca_mindspeed.reproduce.timesheet import Timesheet
 
 _BATCH = 500  # questions of a baseline at once, and of its parts
 
@@ -52,9 +51,10 @@ class Workplace:
 
 
 def run_cell(place: Workplace, cell: ReproductionCell) -> float:
-    """Run the cell unless it is done, and write its ``cell.json`` last; returns seconds of wall time.
+    """Run the cell unless it is done, and write its ``cell.json`` last.
 
-    Those of processes that were stopped are counted too, and each that worked on it leaves its commit and its machine.
+    Returns:
+        Seconds of wall time of this process; a cell that was stopped before does not add its earlier seconds.
     """
     if cell.done(place.output):
         return 0.0
@@ -66,16 +66,22 @@ def run_cell(place: Workplace, cell: ReproductionCell) -> float:
     directory.mkdir(parents=True, exist_ok=True)
     summary: dict[str, object] = {"setting": cell.setting, "seed": cell.seed, "name": cell.name}
     origin = made_from(place.plan, cell, place.output)
-    with Timesheet(directory / "work.jsonl") as work:
-        if cell.kind == "start":
-            _warm_start(place, setting, cell)
-        else:
-            predictions = _predictions(place, setting, cell)
-            write_predictions(directory / "predictions.jsonl", predictions)
-            summary["datasets"] = _metrics_by_dataset(predictions)
-    summary |= {"seconds": work.seconds, "sources": work.sources, "machines": work.machines, "made_from": origin}
+    started, made_by = time.perf_counter(), source()
+    if cell.kind == "start":
+        _warm_start(place, setting, cell)
+    else:
+        predictions = _predictions(place, setting, cell)
+        write_predictions(directory / "predictions.jsonl", predictions)
+        summary["datasets"] = _metrics_by_dataset(predictions)
+    seconds = time.perf_counter() - started
+    summary |= {
+        "seconds": seconds,
+        "sources": [made_by["commit"]],
+        "machines": [made_by["machine"]],
+        "made_from": origin,
+    }
     write_json(directory / "cell.json", summary)
-    return work.seconds
+    return seconds
 
 
 def _predictions(place: Workplace, setting: SettingPlan, cell: ReproductionCell) -> list[Prediction]:
@@ -129,7 +135,6 @@ def _train(place: Workplace, setting: SettingPlan, cell: ReproductionCell) -> li
     start = _start(place, cell, config, position)
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(start)})})
     run = cell.directory(place.output) / "run"
-    follow_renaming(run, config, place.output)
     session = open_session(ComposedConfig(config, setting.run, ()), run, resume=True, show_progress=place.show_progress)
     with closing(session):
         trainer = session.trainer

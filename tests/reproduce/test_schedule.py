@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,11 +13,10 @@ from coca_mindspeed.baselines.parts import claim_directory
 from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
-from coca_mindspeed.reproduce import provenance, timesheet
+from coca_mindspeed.reproduce import provenance
 from coca_mindspeed.reproduce.cells import ReproductionCell, cells_of
 from coca_mindspeed.reproduce.plan import Plan, plan_path, read_plan
 from coca_mindspeed.reproduce.provenance import check_made_from, made_from, source_commit
-from coca_mindspeed.reproduce.timesheet import Timesheet
 from coca_mindspeed.reproduce.work import Workplace
 from coca_mindspeed.reproduce.work_queue import run_cells
 from tests.local.models_for_tests import write_random_model
@@ -180,17 +178,9 @@ def test_weights_are_compared_by_content(tmp_path):
     assert made_from(plan, cell, tmp_path)["weights"] not in (None, before)
 
 
-def test_a_cell_counts_the_time_of_all_processes_that_worked_on_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(timesheet, "_EVERY", 0.01)
-    path = tmp_path / "work.jsonl"
-    path.write_text(json.dumps({"commit": "before", "version": "0", "seconds": 100.0}) + "\n")
-    with Timesheet(path) as work:
-        while sum(json.loads(line)["seconds"] for line in path.read_text().splitlines()) <= 100.02:
-            time.sleep(0.01)  # it is written while the work goes on, so that a kill loses little
-    assert 100.02 < work.seconds < 110
-    assert work.sources == ["before", source_commit()]
-    assert work.machines == [provenance.machine()]  # what was before did not write it down
-    assert f"PyTorch {torch.__version__}" in provenance.machine()
+def test_source_names_commit_and_machine():
+    assert provenance.source()["commit"] == source_commit()
+    assert f"PyTorch {torch.__version__}" in provenance.source()["machine"]
 
 
 def test_a_second_process_is_refused(tmp_path, capsys):
