@@ -61,42 +61,57 @@ class BoundedMean:
     Attributes:
         value: the estimate, NaN where undefined.
         variance: of the estimate, from the spread of the values.
-        units: independent questions that it rests on at least: their worst case is a right-or-wrong value each.
-        unseen: variance added for values that were not drawn.  One value of the worst kind among u would add 1/u^2;
-            without it 30 losses of nearly nothing would promise that none is large.
+        units: independent questions that it rests on.
         most: answers that it rests on where each is right or wrong, so that no variance is smaller; None otherwise.
         lower: 0, or -1 for differences.
+        is_mean: whether no variance is larger than that of ``units`` right-or-wrong values.  False for functions of
+            ranked answers (AURC, selective accuracy), where one answer can move many.
     """
 
     value: float
     variance: float
     units: float
-    unseen: float
     most: float | None = None
     lower: float = 0.0
+    is_mean: bool = True
 
     def interval(self, level: float = 0.95) -> Interval:
-        """The exact binomial interval of the effective size, at least ``units`` and at most ``most``."""
+        """The exact binomial interval of the effective size, at most ``most`` and for means at least ``units``.
+
+        Without ``is_mean`` it is not narrower than the normal interval on either side: near 0 and 1 the binomial one
+        presumes a variance that shrinks with the value, and that of ranked answers need not.
+        """
         if math.isnan(self.value) or self.units <= 0:
             return Interval(self.value, math.nan, math.nan)
         width = 1 - self.lower
         share = min(1.0, max(0.0, (self.value - self.lower) / width))
-        # Two more values at either end, as Agresti and Coull do: the variance of a share of nothing is not nothing.
-        smooth = (self.units * share + 2) / (self.units + 4)
-        size = smooth * (1 - smooth) / (self.variance / width**2 + self.unseen)
-        two_sided = 0.5 + level / 2
-        # The variance is estimated: Student's quantiles are wider than the normal's.
-        size *= (norm.ppf(two_sided) / student_t.ppf(two_sided, max(self.units - 1, 1))) ** 2
-        size = max(size, self.units)
+        size, deviation = self._effective(share, width)
+        normal = float(norm.ppf(0.5 + level / 2))
+        if self.is_mean:
+            # The variance is estimated: Student's quantiles are wider than the normal's.
+            size *= (normal / student_t.ppf(0.5 + level / 2, max(self.units - 1, 1))) ** 2
+            size = max(size, self.units)
         if self.most is not None:
             size = min(size, self.most)
         tail = (1 - level) / 2
-        low, high = share_low(share, size, tail), share_high(share, size, tail)
+        low, high = float(share_low(share, size, tail)), float(share_high(share, size, tail))
+        if not self.is_mean:
+            low, high = max(0.0, min(low, share - normal * deviation)), min(1.0, max(high, share + normal * deviation))
         return Interval(
-            self.value,
-            min(self.value, float(self.lower + width * low)),
-            max(self.value, float(self.lower + width * high)),
+            self.value, min(self.value, self.lower + width * low), max(self.value, self.lower + width * high)
         )
+
+    def _effective(self, share: float, width: float) -> tuple[float, float]:
+        """How many right-or-wrong values would vary as much, and the estimate's deviation, on the scale of ``share``.
+
+        Both are those of the values and two more at either end, as Agresti and Coull (1998) add them: values that are
+        all equal do not promise that none is different.
+        """
+        values = self.units + 4
+        smooth = (self.units * share + 2) / values
+        spread = self.units * self.variance / width**2 + (share - smooth) ** 2
+        variance = (self.units * spread + 2 * smooth**2 + 2 * (1 - smooth) ** 2) / values
+        return self.units * smooth * (1 - smooth) / variance, math.sqrt(variance / self.units)
 
 
 def plain_mean(parts: Sequence[BoundedMean]) -> BoundedMean:
@@ -108,6 +123,6 @@ def plain_mean(parts: Sequence[BoundedMean]) -> BoundedMean:
         sum(part.value for part in parts) / count,
         sum(part.variance for part in parts) / count**2,
         count * min(part.units for part in parts),
-        sum(part.unseen for part in parts) / count**2,
         lower=parts[0].lower,
+        is_mean=parts[0].is_mean,
     )

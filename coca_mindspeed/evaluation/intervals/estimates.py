@@ -193,5 +193,5 @@ def _resampled_mean(
 ) -> BoundedMean:
     known = replicates[~np.isnan(replicates)]
     if math.isnan(value) or not len(known) or units <= 0:
-        return BoundedMean(math.nan, math.nan, 0.0, math.nan, lower=lower)
-    return BoundedMean(value, float(known.var()), units, units**-2, most, lower)
+        return BoundedMean(math.nan, math.nan, 0.0, lower=lower)
+    return BoundedMean(value, float(known.var()), units, most, lower, is_mean=False)

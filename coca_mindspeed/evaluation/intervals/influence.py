@@ -68,8 +68,8 @@ class Influence:
     def mean(self, question: npt.NDArray[np.intp]) -> BoundedMean:
         """The mean with its variance."""
         if math.isnan(self.value):
-            return BoundedMean(math.nan, math.nan, 0.0, math.nan)
-        return BoundedMean(self.value, self.variance(question), self.units, self.units**-2, self.most)
+            return BoundedMean(math.nan, math.nan, 0.0)
+        return BoundedMean(self.value, self.variance(question), self.units, self.most)
 
 
 def influences(data: Outcomes, question: npt.NDArray[np.intp]) -> Mapping[str, Influence]:
@@ -95,10 +95,10 @@ def difference(first: Influence, second: Influence, question: npt.NDArray[np.int
     """``second - first`` of two methods on the same predictions, row by row."""
     value = second.value - first.value
     if math.isnan(value):
-        return BoundedMean(math.nan, math.nan, 0.0, math.nan, lower=-1.0)
+        return BoundedMean(math.nan, math.nan, 0.0, lower=-1.0)
     units = min(first.units, second.units)
     both = Influence(value, second.moves - first.moves, units)
-    return BoundedMean(value, both.variance(question), units, units**-2, lower=-1.0)
+    return BoundedMean(value, both.variance(question), units, lower=-1.0)
 
 
 def _mean(
