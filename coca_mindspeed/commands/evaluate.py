@@ -65,6 +65,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--method", help="name of the method, for reports and the paper's table")
     parser.add_argument("--bins", type=at_least(1), default=10, help="bins of ECE (default: %(default)s)")
     parser.add_argument("--bin-scheme", choices=("equal_width", "equal_mass"), default="equal_width")
+    parser.add_argument(
+        "--bins-closed", choices=("right", "left"), default="right", help="side of a bin's edge (default: %(default)s)"
+    )
     parser.add_argument("--debias", action="store_true", help="take the noise of small bins off ECE")
     parser.add_argument("--replicates", type=at_least(1), default=1000, help="of the bootstrap (default: %(default)s)")
     parser.add_argument("--seed", type=at_least(0), default=0, help="of the bootstrap (default: %(default)s)")
@@ -80,12 +83,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.method is not None:
         predictions = [replace(p, method=arguments.method) for p in predictions]
     _refuse_repeats(predictions, arguments.files)
-    options = MetricOptions(bins=arguments.bins, scheme=arguments.bin_scheme, debias=arguments.debias)
+    options = MetricOptions(
+        bins=arguments.bins, scheme=arguments.bin_scheme, closed=arguments.bins_closed, debias=arguments.debias
+    )
     runs = _runs(predictions)
     _tell_ungradable(runs)
     board = Scoreboard(runs, replicates=arguments.replicates, seed=arguments.seed, options=options)
-    table = _table(board)
-    text = table
+    text = f"{_table(board)}\nECE: {options.bins_text}.\n"
     differences: dict[str, object] = {}
     if arguments.against is not None:
         differences, compared = _differences(board, _base(arguments.against), arguments.against)
@@ -256,6 +260,7 @@ def _json(board: Scoreboard, arguments: argparse.Namespace, differences: dict[st
     return {
         "bins": arguments.bins,
         "bin_scheme": arguments.bin_scheme,
+        "bins_closed": arguments.bins_closed,
         "debias": arguments.debias,
         "replicates": arguments.replicates,
         "seed": arguments.seed,

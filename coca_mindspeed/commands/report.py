@@ -6,6 +6,7 @@ from pathlib import Path
 
 from coca_mindspeed.commands.options import at_least, place
 from coca_mindspeed.errors import UsageError
+from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
 from coca_mindspeed.evaluation.paper.comparison import compare_with_paper, paper_report
 from coca_mindspeed.evaluation.paper.published import check_setting
 from coca_mindspeed.evaluation.reports.report import write_report
@@ -13,7 +14,14 @@ from coca_mindspeed.evaluation.reports.scoreboard import Scoreboard
 from coca_mindspeed.evaluation.runs import read_runs
 
 DEFAULT_SETTING = "qwen2.5-7b/math"
-_DEFAULTS = {"output": Path("report"), "title": "Calibration report", "samples": 3, "replicates": 1000, "seed": 0}
+_DEFAULTS = {
+    "output": Path("report"),
+    "title": "Calibration report",
+    "samples": 3,
+    "replicates": 1000,
+    "seed": 0,
+    "bins_closed": "right",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--samples", type=at_least(0), help=f"responses shown a run and data set {defaults['samples']}")
     parser.add_argument("--replicates", type=at_least(1), help=f"of the bootstrap {defaults['replicates']}")
     parser.add_argument("--seed", type=at_least(0), help=f"of the bootstrap {defaults['seed']}")
+    parser.add_argument(
+        "--bins-closed", choices=("right", "left"), help=f"side of a bin's edge {defaults['bins_closed']}"
+    )
     parser.add_argument(
         "--compare-paper",
         nargs="?",
@@ -53,7 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.compare_paper is not None:
         check_setting(arguments.compare_paper)
     runs = read_runs(arguments.runs)
-    board = Scoreboard(runs, replicates=arguments.replicates, seed=arguments.seed)
+    board = Scoreboard(
+        runs,
+        replicates=arguments.replicates,
+        seed=arguments.seed,
+        options=MetricOptions(closed=arguments.bins_closed),
+    )
     comparison = None
     if arguments.compare_paper is not None:
         comparison = compare_with_paper(board, arguments.compare_paper)

@@ -12,18 +12,20 @@ from scipy.stats import binomtest
 from coca_mindspeed.evaluation.metrics.binning import bin_edges, bin_index, bin_table
 
 
-def exact_bin(text: str, bins: int) -> int:
-    """The bin by decimal arithmetic: closed on the right, the first also on the left."""
-    return max(0, math.ceil(Decimal(text) * bins) - 1)
+def exact_bin(text: str, bins: int, closed: str) -> int:
+    """The bin by decimal arithmetic; the first (closed on the right) or last (on the left) holds both of its edges."""
+    place = Decimal(text) * bins
+    return max(0, math.ceil(place) - 1) if closed == "right" else min(bins - 1, math.floor(place))
 
 
+@pytest.mark.parametrize("closed", ["right", "left"])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize(("bins", "decimals"), [(10, 1), (10, 2), (10, 4), (20, 2), (100, 2), (15, 3), (7, 3)])
-def test_every_decimal_lies_in_its_exact_bin(bins, decimals, dtype):
+def test_every_decimal_lies_in_its_exact_bin(bins, decimals, dtype, closed):
     texts = [f"{k / 10**decimals:.{decimals}f}" for k in range(10**decimals + 1)]
     confidence = np.array([dtype(text) for text in texts])
-    index = bin_index(confidence, bin_edges(confidence, bins))
-    assert index.tolist() == [exact_bin(text, bins) for text in texts]
+    index = bin_index(confidence, bin_edges(confidence, bins, closed=closed), closed)
+    assert index.tolist() == [exact_bin(text, bins, closed) for text in texts]
 
 
 def test_tenths_that_a_linspace_puts_one_bin_low_or_high():
@@ -33,18 +35,26 @@ def test_tenths_that_a_linspace_puts_one_bin_low_or_high():
     assert np.linspace(0, 1, 11)[3] > 0.3
 
 
-@given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.integers(1, 12))
-def test_equal_mass_bins_are_balanced_and_never_part_ties(values, bins):
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=60), st.integers(1, 12), st.sampled_from(["right", "left"]))
+def test_equal_mass_bins_are_balanced_and_never_part_ties(values, bins, closed):
     confidence = np.array(values) / 20
-    edges = bin_edges(confidence, bins, "equal_mass")
-    index = bin_index(confidence, edges)
+    edges = bin_edges(confidence, bins, "equal_mass", closed)
+    index = bin_index(confidence, edges, closed)
     assert edges[0] == 0
     assert edges[-1] == 1
     assert len({(v, i) for v, i in zip(values, index, strict=True)}) == len(set(values))
-    # A bin holds at most its share, rounded up, once the ties with its largest value are set aside.
+    # A bin holds at most its share, rounded up, once the ties with the value at its closed edge are set aside.
     for bin_ in set(index):
         members = confidence[index == bin_]
-        assert np.count_nonzero(members < members.max()) < -(-len(values) // bins)
+        tied = members.max() if closed == "right" else members.min()
+        assert np.count_nonzero(members != tied) < -(-len(values) // bins)
+
+
+def test_equal_mass_bins_closed_on_the_left_mirror_those_closed_on_the_right():
+    confidence = np.random.default_rng(1).integers(0, 33, 100) / 32  # 1 - s is exact
+    right = bin_table(confidence, confidence > 0.5, bins=7, scheme="equal_mass")
+    left = bin_table(1 - confidence, confidence > 0.5, bins=7, scheme="equal_mass", closed="left")
+    assert left.count.tolist() == right.count[::-1].tolist()
 
 
 def test_equal_mass_without_ties_is_equal():
@@ -89,3 +99,5 @@ def test_bad_bins_are_refused():
         bin_edges(np.array([0.5]), 0)
     with pytest.raises(ValueError, match="scheme should be"):
         bin_edges(np.array([0.5]), 10, "equal")
+    with pytest.raises(ValueError, match="closed should be"):
+        bin_index(np.array([0.5]), np.array([0.0, 1.0]), "both")

@@ -1,7 +1,8 @@
 """Bins of confidence, for calibration errors and reliability diagrams.
 
-Equal-width bins are closed on the right, the first also on the left: [0, 0.1], (0.1, 0.2], ..., (0.9, 1].  An edge
-is the floating-point number nearest to the exact decimal, so a confidence that was written "0.3" lies in (0.2, 0.3].
+Equal-width bins are closed on the right, the first also on the left: [0, 0.1], (0.1, 0.2], ..., (0.9, 1].  Closed on
+the left they are [0, 0.1), ..., [0.8, 0.9), [0.9, 1].  An edge is the floating-point number nearest to the exact
+decimal, so a confidence that was written "0.3" lies in (0.2, 0.3], or in [0.3, 0.4).
 ``numpy.linspace(0, 1, 11)`` does not have this property: its fourth edge is 0.30000000000000004.
 """
 
@@ -14,6 +15,7 @@ from scipy.stats import beta
 
 Floats = npt.NDArray[np.float64]
 BinScheme = Literal["equal_width", "equal_mass"]
+BinsClosed = Literal["right", "left"]
 
 
 def check_confidence(confidence: npt.NDArray[Any]) -> None:
@@ -26,30 +28,44 @@ def check_confidence(confidence: npt.NDArray[Any]) -> None:
         raise ValueError("confidence should lie in [0, 1], NaN where invalid; found a value outside")
 
 
-def bin_edges(confidence: npt.NDArray[Any], bins: int = 10, scheme: BinScheme = "equal_width") -> npt.NDArray[Any]:
+def bin_edges(
+    confidence: npt.NDArray[Any], bins: int = 10, scheme: BinScheme = "equal_width", closed: BinsClosed = "right"
+) -> npt.NDArray[Any]:
     """Edges from 0 to 1, in the dtype of ``confidence``.
 
     Args:
         confidence: valid confidences (n,); decides the dtype and, for equal mass, the edges.
         bins: how many; ``equal_mass`` gives fewer where values are tied, because ties are never parted.
         scheme: ``equal_width``, or ``equal_mass`` for bins that hold about n / bins predictions each.
+        closed: the side on which a bin holds its edge.
     """
     if bins < 1:
         raise ValueError(f"bins should be at least 1, found {bins}")
     # k / bins is the correctly rounded quotient, in other words the float nearest to the exact edge.
     edges = (np.arange(bins + 1) / bins).astype(confidence.dtype)
     if scheme == "equal_mass" and len(confidence):
-        last_of_bin = -(-np.arange(1, bins) * len(confidence) // bins) - 1
-        inner = np.sort(confidence)[np.maximum(last_of_bin, 0)]
-        edges = np.concatenate([edges[:1], np.unique(np.append(inner, edges[-1]))])
+        ordered, starts = np.sort(confidence), np.arange(1, bins) * len(confidence)
+        if closed == "right":  # an edge is its bin's last value
+            inner = ordered[np.maximum(-(-starts // bins) - 1, 0)]
+            edges = np.concatenate([edges[:1], np.unique(np.append(inner, edges[-1]))])
+        else:  # its first
+            edges = np.concatenate([np.unique(np.append(edges[0], ordered[starts // bins])), edges[-1:]])
     elif scheme not in ("equal_width", "equal_mass"):
         raise ValueError(f"scheme should be 'equal_width' or 'equal_mass', found {scheme!r}")
     return edges
 
 
-def bin_index(confidence: npt.NDArray[Any], edges: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-    """Bin of each valid confidence (n,): i where ``edges[i] < s <= edges[i + 1]``, and 0 for s = 0."""
-    return np.searchsorted(edges[1:], confidence, side="left")
+def bin_index(
+    confidence: npt.NDArray[Any], edges: npt.NDArray[Any], closed: BinsClosed = "right"
+) -> npt.NDArray[np.intp]:
+    """Bin of each valid confidence (n,).
+
+    Closed on the right: i where ``edges[i] < s <= edges[i + 1]``, and 0 for s = 0.  Closed on the left: i where
+    ``edges[i] <= s < edges[i + 1]``, and the last for s = 1.
+    """
+    if closed not in ("right", "left"):
+        raise ValueError(f"closed should be 'right' or 'left', found {closed!r}")
+    return np.searchsorted(edges[1:-1], confidence, side="left" if closed == "right" else "right")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +95,7 @@ def bin_table(
     *,
     bins: int = 10,
     scheme: BinScheme = "equal_width",
+    closed: BinsClosed = "right",
     level: float = 0.95,
 ) -> BinTable:
     """The numbers of a reliability diagram; invalid (NaN) confidences are left out.
@@ -88,13 +105,14 @@ def bin_table(
         correct: (n,).
         bins: see :func:`bin_edges`.
         scheme: see :func:`bin_edges`.
+        closed: see :func:`bin_edges`.
         level: of the Clopper-Pearson (exact binomial) interval of each bin's accuracy.
     """
     check_confidence(confidence)
     valid = ~np.isnan(confidence)
     confidence, correct = confidence[valid], correct[valid]
-    edges = bin_edges(confidence, bins, scheme)
-    index, size = bin_index(confidence, edges), len(edges) - 1
+    edges = bin_edges(confidence, bins, scheme, closed)
+    index, size = bin_index(confidence, edges, closed), len(edges) - 1
     count = np.bincount(index, minlength=size)
     right = np.bincount(index, weights=correct, minlength=size)
     total = np.bincount(index, weights=confidence.astype(np.float64), minlength=size)

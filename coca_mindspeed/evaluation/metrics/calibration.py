@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coca_mindspeed.evaluation.metrics.binning import BinScheme
+from coca_mindspeed.evaluation.metrics.binning import BinsClosed, BinScheme
 from coca_mindspeed.evaluation.metrics.catalogue import CATALOGUE, HEADLINE_METRICS
 from coca_mindspeed.evaluation.metrics.smooth_ece import smooth_ece
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions, WeightedSample, coverage_name
@@ -103,6 +103,7 @@ def calibration_metrics(
     *,
     bins: int = 10,
     scheme: BinScheme = "equal_width",
+    closed: BinsClosed = "right",
     debias: bool = False,
     coverages: tuple[float, ...] = (0.25, 0.5, 0.75),
 ) -> CalibrationMetrics:
@@ -115,6 +116,7 @@ def calibration_metrics(
         tokens_to_confidence: (n,), NaN where unknown; None where nobody counted.
         bins: of ECE and MCE.
         scheme: ``equal_width`` (the paper's tables) or ``equal_mass``.
+        closed: see :class:`MetricOptions`.
         debias: see :class:`MetricOptions`.
         coverages: see :class:`MetricOptions`.
 
@@ -122,7 +124,7 @@ def calibration_metrics(
         ValueError: lengths differ, or a confidence lies outside [0, 1].
         TypeError: a dtype is wrong.
     """
-    options = MetricOptions(bins=bins, scheme=scheme, debias=debias, coverages=coverages)
+    options = MetricOptions(bins=bins, scheme=scheme, closed=closed, debias=debias, coverages=coverages)
     return metrics_of(WeightedSample(confidence, correct, tokens_to_confidence, options))
 
 

@@ -46,7 +46,7 @@ def _share(label: str, meaning: str) -> MetricInfo:
 CATALOGUE: Mapping[str, MetricInfo] = {
     "accuracy": _share("accuracy", "share of right answers"),
     "auroc": MetricInfo("AUROC", "chance that a right answer has the higher confidence, ties half", 1),
-    "ece": MetricInfo("ECE", "expected calibration error, 10 equal-width bins closed on the right", -1),
+    "ece": MetricInfo("ECE", "expected calibration error", -1),
     "brier": MetricInfo("Brier", "mean squared error of confidence against correctness", -1),
     "success_rate": _share("SR", "share of responses with a valid confidence"),
     "tokens_to_confidence": MetricInfo("TTC", "tokens until the confidence is known", -1, decimals=1, upper=math.inf),

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm
 
-from coca_mindspeed.evaluation.metrics.binning import BinScheme, bin_edges, bin_index, check_confidence
+from coca_mindspeed.evaluation.metrics.binning import BinsClosed, BinScheme, bin_edges, bin_index, check_confidence
 from coca_mindspeed.evaluation.metrics.catalogue import CONFIDENCE_METRICS
 
 Floats = npt.NDArray[np.float64]
@@ -26,6 +26,7 @@ class MetricOptions:
     Attributes:
         bins: number of bins of ECE and MCE.
         scheme: ``equal_width`` or ``equal_mass`` bins.
+        closed: the side on which a bin holds its edge, ``right`` or ``left``.
         debias: subtract from ECE the share that sampling noise alone would add (Kumar, Liang and Ma, 2019: the
             plug-in error of each bin is |gap|, and the noise adds E|N(gap, sd^2)| - |gap|, here in closed form).
         coverages: shares of most confident answers at which selective accuracy is measured.
@@ -35,6 +36,7 @@ class MetricOptions:
 
     bins: int = 10
     scheme: BinScheme = "equal_width"
+    closed: BinsClosed = "right"
     debias: bool = False
     coverages: tuple[float, ...] = (0.25, 0.5, 0.75)
     log_epsilon: float = 1e-6
@@ -46,6 +48,11 @@ class MetricOptions:
             raise ValueError(f"coverages should lie in (0, 1], found {self.coverages}")
         if not 0 < self.log_epsilon < 0.5:
             raise ValueError(f"log_epsilon should lie in (0, 0.5), found {self.log_epsilon}")
+
+    @property
+    def bins_text(self) -> str:
+        """The bins as tables name them: ``10 equal-width bins closed on the right``."""
+        return f"{self.bins} {self.scheme.replace('_', '-')} bins closed on the {self.closed}"
 
 
 def harmonic_numbers(up_to: int) -> Floats:
@@ -109,7 +116,7 @@ class WeightedSample:
         self.group_starts = np.flatnonzero(is_first)
         self.group_counts = np.diff(np.append(self.group_starts, self.n_valid)).astype(np.float64)
         values = ordered[self.group_starts]
-        groups_bin = bin_index(values, bin_edges(ordered, options.bins, options.scheme))
+        groups_bin = bin_index(values, bin_edges(ordered, options.bins, options.scheme, options.closed), options.closed)
         self.bin_starts = np.flatnonzero(np.diff(groups_bin, prepend=-1))
         self.bin_ends = np.append(self.bin_starts, len(values))[1:] - 1
         self.values = values.astype(np.float64)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from coca_mindspeed.evaluation.metrics.binning import bin_table
+from coca_mindspeed.evaluation.metrics.binning import BinsClosed, bin_table
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.metrics.catalogue import metric_info, show
 from coca_mindspeed.evaluation.predictions import Outcomes, Prediction, outcomes
@@ -45,9 +45,9 @@ def arrays(data: PlotData) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     return data.confidence, data.correct
 
 
-def _draw_reliability(axes: Axes, counts: Axes, label: str, data: PlotData, bins: int) -> None:
+def _draw_reliability(axes: Axes, counts: Axes, label: str, data: PlotData, bins: int, closed: BinsClosed) -> None:
     confidence, correct = arrays(data)
-    table = bin_table(confidence, correct, bins=bins)
+    table = bin_table(confidence, correct, bins=bins, closed=closed)
     full = table.count > 0
     middle = (table.edges[:-1] + table.edges[1:])[full] / 2
     width = np.diff(table.edges)[full]
@@ -68,7 +68,7 @@ def _draw_reliability(axes: Axes, counts: Axes, label: str, data: PlotData, bins
     axes.errorbar(middle, accuracy, errors, fmt="none", ecolor="black", capsize=3, linewidth=1.2, label="95% interval")
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1.2, label="perfect calibration")
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
-    metrics = calibration_metrics(confidence, correct, bins=bins)
+    metrics = calibration_metrics(confidence, correct, bins=bins, closed=closed)
     shown = "   ".join(f"{metric_info(m).label} {show(m, metrics.values()[m])}" for m in ("ece", "auroc", "accuracy"))
     axes.set_title(f"{plot_text(label)}\n{shown}", fontsize=10)
     if not full.any():
@@ -82,18 +82,19 @@ def _draw_reliability(axes: Axes, counts: Axes, label: str, data: PlotData, bins
     tidy(counts, xlabel=f"stated confidence ({metrics.n_valid} of {metrics.n} valid)", ylabel="answers")
 
 
-def reliability_diagram(groups: Mapping[str, PlotData], *, bins: int = 10) -> Figure:
+def reliability_diagram(groups: Mapping[str, PlotData], *, bins: int = 10, closed: BinsClosed = "right") -> Figure:
     """Reliability diagrams side by side, the number of answers in each bin below.
 
     Args:
         groups: title -> predictions or arrays, such as ``{"before": ..., "after": ...}``.
         bins: equal-width bins.
+        closed: the side on which a bin holds its edge.
     """
     if not groups:
         raise ValueError("reliability_diagram needs at least one group")
     figure, axes = new_figure(2, len(groups), (4.4 * len(groups), 5.6), height_ratios=[3, 1])
     for column, (label, data) in enumerate(groups.items()):
-        _draw_reliability(axes[0][column], axes[1][column], label, data, bins)
+        _draw_reliability(axes[0][column], axes[1][column], label, data, bins, closed)
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2 if len(groups) == 1 else 4, fontsize=8)
     return figure

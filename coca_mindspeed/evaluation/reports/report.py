@@ -3,6 +3,7 @@
 import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -70,19 +71,20 @@ def _pictures(board: Scoreboard, runs: Sequence[Run]) -> list[Picture]:
     if board.runs:
         caption = "Bars are 95% intervals of accuracy. Up and to the left is better."
         add("cost", "Accuracy against tokens to confidence", caption, cost_scatter(board, [*averages, *lone]))
+    closed = board.options.closed
     drawings: list[tuple[str, str, str, Callable[..., Figure]]] = [
         (
             "reliability",
             "Reliability",
             "Filled: share of right answers; hatched: gap to the stated confidence; vertical lines: 95% intervals; "
-            "dashed: perfect calibration; above each bar its number of answers.",
-            reliability_grid,
+            f"dashed: perfect calibration; above each bar its number of answers. Bins are closed on the {closed}.",
+            partial(reliability_grid, closed=closed),
         ),
         (
             "histogram",
             "Confidence by correctness",
             "Answers by stated confidence: right ones filled above the line, wrong ones hatched below it.",
-            histogram_grid,
+            partial(histogram_grid, closed=closed),
         ),
         (
             "thresholds",

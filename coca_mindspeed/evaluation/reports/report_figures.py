@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from coca_mindspeed.evaluation.metrics.binning import bin_table
+from coca_mindspeed.evaluation.metrics.binning import BinsClosed, bin_table
 from coca_mindspeed.evaluation.metrics.curves import risk_coverage, roc
 from coca_mindspeed.evaluation.predictions import Outcomes
 from coca_mindspeed.evaluation.reports.figures import (
@@ -26,11 +26,11 @@ from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 Groups = Mapping[str, Outcomes]
 
 
-def reliability_grid(groups: Groups) -> Figure:
+def reliability_grid(groups: Groups, closed: BinsClosed = "right") -> Figure:
     """A small reliability diagram for each run, with counts and 95% intervals."""
     figure, panels = grid_figure(len(groups), "stated confidence", "share of right answers", share_y=True)
     for axes, (label, data) in zip(panels, groups.items(), strict=False):
-        table = bin_table(data.confidence, data.correct)
+        table = bin_table(data.confidence, data.correct, closed=closed)
         full = table.count > 0
         middle = (table.edges[:-1] + table.edges[1:])[full] / 2
         accuracy, stated = np.nan_to_num(table.accuracy), np.nan_to_num(table.confidence)
@@ -56,12 +56,12 @@ def reliability_grid(groups: Groups) -> Figure:
     return figure
 
 
-def histogram_grid(groups: Groups) -> Figure:
+def histogram_grid(groups: Groups, closed: BinsClosed = "right") -> Figure:
     """Histograms of confidence, right answers upwards and wrong ones downwards."""
     figure, panels = grid_figure(len(groups), "stated confidence", "right (up) and wrong (down)")
     for axes, (label, data) in zip(panels, groups.items(), strict=False):
-        right = bin_table(data.confidence[data.correct], data.correct[data.correct]).count
-        wrong = bin_table(data.confidence[~data.correct], data.correct[~data.correct]).count
+        right = bin_table(data.confidence[data.correct], data.correct[data.correct], closed=closed).count
+        wrong = bin_table(data.confidence[~data.correct], data.correct[~data.correct], closed=closed).count
         edges = np.arange(11) / 10
         axes.stairs(right, edges, fill=True, facecolor=SKY, edgecolor="black", linewidth=0.6)
         axes.stairs(-wrong, edges, fill=True, facecolor="white", edgecolor=VERMILION, hatch="/////", linewidth=0.8)

@@ -65,7 +65,7 @@ class Scoreboard:
         self, runs: Sequence[Run], *, replicates: int = 1000, seed: int = 0, options: MetricOptions | None = None
     ) -> None:
         self.runs = [run for run in runs if run.predictions]
-        self._options = options or MetricOptions()
+        self.options = options or MetricOptions()
         self._replicates, self._seed = replicates, seed
         self._cells: dict[tuple[str, str], Estimates] = {}
         stated: dict[str, set[str]] = {}
@@ -120,7 +120,7 @@ class Scoreboard:
             replicates=self._replicates,
             # Data sets of one size must not share their draws, or averages over them would seem too sure.
             seed=(self._seed << 32) + crc32(dataset.encode()),
-            options=self._options,
+            options=self.options,
         )
 
     def best(self, column: Column, metric: str) -> set[str]:

@@ -19,6 +19,8 @@ from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.evaluation.runs import Run
 from coca_mindspeed.markdown import markdown_table
 
+_BINNED = ("ece", "mce")
+
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
@@ -72,7 +74,9 @@ def result_tables(board: Scoreboard, metrics: Sequence[str]) -> list[Table]:
     rows = [
         (run.label, [cell for part in parts for cell in part.rows[index][1]]) for index, run in enumerate(board.runs)
     ]
-    return [Table(metrics[0], column.name, "", columns, rows)]
+    binned = [metric_info(metric).label for metric in metrics if metric in _BINNED]
+    meaning = f"{' and '.join(binned)}: {board.options.bins_text}" if binned else ""
+    return [Table(metrics[0], column.name, meaning, columns, rows)]
 
 
 def metric_table(board: Scoreboard, metric: str) -> Table:
@@ -87,7 +91,8 @@ def metric_table(board: Scoreboard, metric: str) -> Table:
         Heading(f"{column.name} (mean)" if column.is_average else column.name, column.is_average)
         for column in board.columns
     ]
-    return Table(metric, info.heading, info.meaning + (", percent" if info.percent else ""), columns, rows)
+    how = ", percent" if info.percent else f", {board.options.bins_text}" if metric in _BINNED else ""
+    return Table(metric, info.heading, info.meaning + how, columns, rows)
 
 
 def _cell(board: Scoreboard, run: Run, column: Column, metric: str, is_best: bool) -> TableCell:

@@ -1,0 +1,68 @@
+"""Metrics that others published of their own predictions, by ``evaluate``: RLCR's, five methods on three data sets."""
+
+import gzip
+import json
+
+import pytest
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
+from tests.shared_data import shared_data
+
+TOLERANCE = 1e-9
+
+
+@pytest.fixture(scope="module")
+def published():
+    return json.loads(shared_data("rlcr_published_metrics.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def predictions():
+    with gzip.open(shared_data("rlcr_predictions.jsonl.gz"), "rt") as lines:
+        rows = [json.loads(line) for line in lines]
+    return [
+        Prediction(
+            str(row["row"]),
+            row["dataset"],
+            "q",
+            "r",
+            row["confidence"],
+            bool(row["correct"]),
+            None,
+            method=row["method"],
+        )
+        for row in rows
+    ]
+
+
+def measured(predictions, directory, *options):
+    write_predictions(directory / "rlcr.jsonl", predictions)
+    arguments = [str(directory / "rlcr.jsonl"), "--output", str(directory / "out"), "--replicates", "1", *options]
+    assert main(["evaluate", *arguments]) == 0
+    return json.loads((directory / "out" / "metrics.json").read_text())
+
+
+def test_every_published_figure(published, predictions, tmp_path, capsys):
+    found = measured(predictions, tmp_path, "--bins-closed", "left")
+    assert found["bins_closed"] == "left"
+    assert "closed on the left" in capsys.readouterr().out
+    names = {"accuracy": "accuracy", "brier": "brier_score", "ece": "ece", "auroc": "auroc"}
+    cells = 0
+    for dataset, methods in published.items():
+        for method, figures in methods.items():
+            ours = found["results"][method][dataset]["metrics"]
+            values = {name: ours[name]["estimate"] for name in names}
+            assert values == pytest.approx({name: figures[of] for name, of in names.items()}, abs=TOLERANCE)
+            cells += 1
+    assert cells == 15
+
+
+def test_the_side_on_which_bins_are_closed_moves_ece_and_nothing_else(predictions, tmp_path):
+    left, right = (measured(predictions, tmp_path, "--bins-closed", side)["results"] for side in ("left", "right"))
+    moved = set()
+    for method, datasets in left.items():
+        for dataset, cell in datasets.items():
+            other = right[method][dataset]["metrics"]
+            moved |= {name for name, value in cell["metrics"].items() if value["estimate"] != other[name]["estimate"]}
+    assert moved == {"ece", "mce"}
