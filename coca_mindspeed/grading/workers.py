@@ -5,7 +5,6 @@ trainer needs around it: results in order, a bounded number in flight, a pool th
 workers that start without the caller's main module.
 """
 
-import math
 import multiprocessing
 import multiprocessing.context
 import multiprocessing.popen_spawn_posix
@@ -30,7 +29,9 @@ from pebble import ProcessExpired
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading import lifeline
 from coca_mindspeed.grading.process_pool import OrderlyPool
+from coca_mindspeed.grading.programs.inside.clock import WALL_FACTOR
 from coca_mindspeed.grading.programs.inside.lifeline import end_with_writer
+from coca_mindspeed.grading.programs.inside.limits import limit_resource
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -43,14 +44,15 @@ _IN_FLIGHT = 256
 # How long a worker may take to start and warm up before its pool counts as broken.
 _START_SECONDS = 60.0
 _EXIT_OUT_OF_MEMORY = 77
-# Of processor time, beyond the limit in wall time.
-_SPARE_CPU_SECONDS = 2
+# A task that got too little processor time is run once more.
+_STARVED_ATTEMPTS = 2
 
 
 class Failure(str, Enum):
-    """Why a task has no result."""
+    """Why a task has no result; only ``STARVED`` is the machine's doing."""
 
     TIMEOUT = "timeout"
+    STARVED = "starved"
     DIED = "died"
     RAISED = "raised"
 
@@ -63,7 +65,7 @@ class TaskResult(Generic[Result]):
         value: what the function returned; None if it failed.
         failure: None if it returned.
         detail: of a failure, for people.
-        seconds: that the function ran; the limit, if it passed it; 0 if it raised or its process died.
+        seconds: wall time that the function ran; the limit, if it passed it; 0 if it raised or its process died.
     """
 
     value: Result | None
@@ -133,34 +135,41 @@ def _start_worker(memory_bytes: int, warm_up: Callable[[], None] | None, caller:
     end_with_writer(os.open(f"/proc/self/fd/{caller.fileno()}", os.O_RDONLY | os.O_CLOEXEC))
     # pebble installs a handler for SIGTERM, but Python runs handlers between bytecodes, and 9**9**9 is one bytecode.
     # With the default action, pebble's terminate() works at once; otherwise the whole pool would wait for it.
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
+    # So do the kernel's two signals at the end of a task's processor time and of an inherited limit (``ulimit -t``).
+    for number in (signal.SIGTERM, signal.SIGPROF, signal.SIGXCPU):
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGPROF, signal.SIGXCPU))
+    limit_resource("RLIMIT_CORE", 0)
+    limit_resource("RLIMIT_AS", memory_bytes)
+    soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    if soft == hard > 1:  # SIGKILL would not say why
+        resource.setrlimit(resource.RLIMIT_CPU, (hard - 1, hard))
     if warm_up is not None:
         warm_up()
 
 
 def _run(function: Callable[[Item], Result], item: Item, seconds: float) -> tuple[Result, float]:
-    # The caller keeps the time, of the wall's clock; should it be stopped itself, the kernel ends the task.
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    limit = math.ceil(used.ru_utime + used.ru_stime + seconds) + _SPARE_CPU_SECONDS
-    resource.setrlimit(resource.RLIMIT_CPU, (limit, resource.RLIM_INFINITY))
+    # Processor time, by the kernel: waiting for a processor costs nothing, and it holds if the caller is stopped.
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     started = time.perf_counter()
     try:
         return function(item), time.perf_counter() - started
     except MemoryError:
         # The heap may be full of what did not fit: a fresh process is cheaper than a sick one.
         os._exit(_EXIT_OUT_OF_MEMORY)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A task on its way: its future, and the pool that has it."""
+    """A task on its way: its future, the pool that has it, and how often it was starved before."""
 
     function: Callable[[Any], Any]
     item: Any
     future: Any
     pool: Any
+    starved: int
 
 
 def _has_result(future: Any) -> bool:
@@ -173,7 +182,8 @@ class Workers:
 
     Args:
         count: number of processes.
-        seconds: limit for each task, in wall time, counted from when a worker takes it.
+        seconds: limit for each task, in processor time.  One that does not end in ``WALL_FACTOR`` times that in wall
+            time, counted from when a worker takes it, is run once more, and then failed as starved.
         tasks_per_worker: a worker is replaced after so many tasks, so that leaks stay small.
         memory_bytes: address space of each worker; a task that wants more fails alone.
         warm_up: run once in every new worker, before the clock of its first task starts.
@@ -194,7 +204,7 @@ class Workers:
         if seconds <= 0:
             raise GradingError(f"the limit for one answer should be more than 0 seconds, found {seconds}")
         self._count = count
-        self._seconds = seconds
+        self._seconds, self._wall_seconds = seconds, WALL_FACTOR * seconds
         # Every worker inherits the first end; the second one is closed by close(), or by the end of this process.
         self._caller, self._alive = multiprocessing.Pipe(duplex=False)
         lifeline.hold(self._alive.fileno())
@@ -232,7 +242,15 @@ class Workers:
     def _finish(self, waiting: "deque[_Task]") -> TaskResult[Any]:
         """The result of the first task."""
         rebuilds = 0
-        while (result := self._result(waiting[0])) is None:
+        while True:
+            task = waiting[0]
+            result = self._result(task)
+            if result is not None:
+                if result.failure is not Failure.STARVED or task.starved + 1 == _STARVED_ATTEMPTS:
+                    waiting.popleft()
+                    return result
+                waiting[0] = self._submit(task.function, task.item, task.starved + 1)
+                continue
             # The pool broke under the task (a worker was killed from outside, between tasks), and under all others
             # that have no result yet.
             rebuilds += 1
@@ -243,11 +261,9 @@ class Workers:
                 )
             for place, task in enumerate(waiting):
                 if task.pool is not self._pool and not _has_result(task.future):
-                    waiting[place] = self._submit(task.function, task.item)
-        waiting.popleft()
-        return result
+                    waiting[place] = self._submit(task.function, task.item, task.starved)
 
-    def _submit(self, function: Callable[[Any], Any], item: Any) -> _Task:
+    def _submit(self, function: Callable[[Any], Any], item: Any, starved: int = 0) -> _Task:
         if self._closed:
             raise GradingError("these workers were closed")
         for _ in range(_MAX_REBUILDS):
@@ -255,8 +271,8 @@ class Workers:
                 self._discard_pool()
                 self._pool = OrderlyPool(**self._pool_options)
             try:
-                future = self._pool.schedule(_run, args=(function, item, self._seconds), timeout=self._seconds)
-                return _Task(function, item, future, self._pool)
+                future = self._pool.schedule(_run, args=(function, item, self._seconds), timeout=self._wall_seconds)
+                return _Task(function, item, future, self._pool, starved)
             except RuntimeError:  # it broke between the question and the call
                 self.restarts += 1
         raise GradingError("the grading workers do not start; see the standard error output of the worker processes")
@@ -265,7 +281,7 @@ class Workers:
         """The task's result, or None if the pool itself broke."""
         # pebble never answers tasks that were still queued in the caller when a pool broke, so the pool is watched as
         # well.  All earlier tasks are done by now: this one runs already, or is next.
-        patience = time.perf_counter() + 2 * self._seconds + _START_SECONDS
+        patience = time.perf_counter() + 2 * self._wall_seconds + _START_SECONDS
         while not wait([pending.future], timeout=0.5).done:
             if pending.pool is not self._pool or not pending.pool.active or time.perf_counter() > patience:
                 self._broken(pending.pool)
@@ -278,16 +294,22 @@ class Workers:
             self._broken(pending.pool)
             return None
         except FutureTimeoutError:
-            self.timeouts += 1
             self.restarts += 1
-            failure, detail = Failure.TIMEOUT, f"took longer than {self._seconds:g} s"
+            failure, detail = Failure.STARVED, f"did not get {self._seconds:g} s in {self._wall_seconds:g} s"
         except ProcessExpired as error:
             self.restarts += 1
-            detail = "ran out of memory" if error.exitcode == _EXIT_OUT_OF_MEMORY else "killed its worker process"
-            failure = Failure.DIED
+            failure, detail = self._death(error.exitcode)
+            self.timeouts += failure is Failure.TIMEOUT
         except Exception as error:  # noqa: BLE001  # whatever the function raised is the task's outcome
             failure, detail = Failure.RAISED, f"{type(error).__name__}: {error!s:.200}"
         return TaskResult(None, failure, detail, self._seconds if failure is Failure.TIMEOUT else 0.0)
+
+    def _death(self, exit_code: int) -> tuple[Failure, str]:
+        if exit_code == -signal.SIGPROF:
+            return Failure.TIMEOUT, f"took longer than {self._seconds:g} s"
+        if exit_code == -signal.SIGXCPU:  # earlier tasks have used most of it
+            return Failure.STARVED, "its worker reached the limit on processor time that it inherited (ulimit -t)"
+        return Failure.DIED, "ran out of memory" if exit_code == _EXIT_OUT_OF_MEMORY else "killed its worker process"
 
     def _broken(self, pool: Any) -> None:
         if pool is self._pool:

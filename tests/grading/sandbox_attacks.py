@@ -100,6 +100,34 @@ def attempt():
             pass
     return won or "contained"
 """,
+    "pass_for_starved": """
+import ctypes, os, signal
+def attempt():
+    won, tries = [], {
+        "nice": lambda: os.nice(19),
+        "idle": lambda: os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0)),
+        "batch, for the tests": lambda: os.sched_setscheduler(1, os.SCHED_BATCH, os.sched_param(0)),
+        "one processor": lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}),
+        "forget children": lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+        "share of the session": lambda: open("/proc/self/autogroup", "w").write("19"),
+    }
+    for name, attempt in tries.items():
+        try:
+            attempt()
+            won.append(name)
+        except OSError:
+            pass
+    os.sched_yield()
+    signal.getsignal(signal.SIGCHLD)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    return won or "contained"
+""",
+    "watch_files": """
+import ctypes, os
+def attempt():
+    numbers = {"x86_64": (300, 253, 294, 206), "aarch64": (262, 26, 26, 0)}[os.uname().machine]
+    return [n for n in numbers if ctypes.CDLL(None).syscall(n, 0, 0) >= 0] or "contained"
+""",
     "become_root": """
 import ctypes, os
 def attempt():

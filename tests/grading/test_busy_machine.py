@@ -2,9 +2,13 @@
 
 import os
 import resource
+import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +17,7 @@ import pytest
 from coca_mindspeed.grading.programs import sandbox as sandboxes
 from coca_mindspeed.grading.programs.code import CodeGrader
 from coca_mindspeed.grading.programs.inside import scripts, waiting
+from coca_mindspeed.grading.programs.inside.clock import descendants
 from coca_mindspeed.grading.programs.sandbox import Sandbox
 from coca_mindspeed.grading.verdict import Outcome
 from tests.grading.sandbox_package import sandbox_problem
@@ -36,6 +41,7 @@ def test_a_sandbox_that_starts_late_leaves_a_program_its_time(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sandboxes, "_GRACE_SECONDS", 1.0)
+    monkeypatch.setattr(sandboxes, "WALL_FACTOR", 1.0)
     assert sandbox._prefix is not None
     late = ["sh", "-c", 'sleep 3.5; exec "$@"', "sh", *sandbox._prefix]
     monkeypatch.setattr(sandbox, "_prefix", late)
@@ -124,10 +130,10 @@ def test_what_ended_in_time_counts_where_its_reader_was_late(monkeypatch: pytest
         started.append(start(*arguments, **options))
         return started[-1]
 
-    def late(reading: list[int], writing: list[int], deadline: float) -> Any:
+    def late(reading: list[int], writing: list[int], deadline: Any) -> Any:
         if started[-1].returncode is None:  # not read to its end yet
             os.waitid(os.P_PID, started[-1].pid, os.WEXITED | os.WNOWAIT)
-        time.sleep(max(0.0, deadline + 0.1 - time.monotonic()))
+        time.sleep(max(0.0, deadline.left() + 0.1))
         return until_ready(reading, writing, deadline)
 
     monkeypatch.setattr(scripts.remote, "start", remember)
@@ -169,11 +175,12 @@ def test_children_that_write_on_win_no_time(monkeypatch: pytest.MonkeyPatch, tmp
 def test_a_verdict_that_is_read_late_counts(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     """The caller stood still, say, from when the program had started until long behind its limit."""
     monkeypatch.setattr(sandboxes, "_GRACE_SECONDS", 0.1)
-    until_ready, calls = sandboxes.waiting.until_ready, 0
+    monkeypatch.setattr(sandboxes, "WALL_FACTOR", 1.0)
+    poll, calls = sandboxes.waiting.poll, 0
 
     def late(*arguments: Any) -> Any:
         nonlocal calls
-        found = until_ready(*arguments)
+        found = poll(*arguments)
         if found[0]:
             calls += 1
             if calls == 1:  # the sandbox is ready
@@ -181,5 +188,102 @@ def test_a_verdict_that_is_read_late_counts(sandbox: Sandbox, monkeypatch: pytes
             time.sleep(2.5)
         return found
 
-    monkeypatch.setattr(sandboxes.waiting, "until_ready", late)
+    monkeypatch.setattr(sandboxes.waiting, "poll", late)
     assert sandbox.run(job("print(42)", 2.0), total_seconds=2.0).outcome == "right"
+
+
+@contextmanager
+def one_processor(competitors: int) -> Iterator[None]:
+    """Only one processor for this thread and what it starts, and others that compute on it all the time."""
+    mine = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(mine)})
+    others = [
+        # A session of its own, because the kernel may divide the processors among sessions first.
+        subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], start_new_session=True)
+        for _ in range(competitors)
+    ]
+    try:
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+        os.sched_setaffinity(0, mine)
+
+
+COMPUTE = "import time\nwhile time.process_time() < {}: pass\n"
+JOBS = {
+    "asserts": {"kind": "asserts", "tests": "assert f() == 42", "prompt": None, "entry_point": None},
+    "call": {"kind": "call", "entry_point": "f", "cases": [{"arguments": [], "expected": 42}]},
+    "stdio": {"kind": "stdio", "cases": [{"input": "", "output": "42"}]},
+}
+
+
+def report_of(sandbox: Sandbox, kind: str, source: str, seconds: float) -> sandboxes.Report:
+    ending = "print(42)" if kind == "stdio" else "def f(): return 42"
+    return sandbox.run({**JOBS[kind], "source": f"{source}\n{ending}", "seconds": seconds}, total_seconds=seconds)
+
+
+@needs_sandbox
+def test_a_busy_machine_costs_a_program_time_and_not_its_verdict(sandbox: Sandbox) -> None:
+    with one_processor(competitors=4):
+        started = time.monotonic()
+        for kind in JOBS:
+            report = report_of(sandbox, kind, COMPUTE.format(0.4), seconds=0.6)
+            assert report.outcome == "right", (kind, report)
+        assert time.monotonic() - started > 3 * 1.0  # it was busy
+
+
+HIDING = {
+    "sleeps": "time.sleep(1000)",
+    "sleeps shortly": "while True: time.sleep(1e-6)",
+    "gives way": "while True: os.sched_yield()",
+    "waits for nothing": "import threading; threading.Event().wait()",
+    "waits for its children": "for _ in range(20):\n    if os.fork() == 0:\n        while True: pass\nos.wait()",
+    "stops": "import signal; os.kill(os.getpid(), signal.SIGSTOP)",
+}
+
+
+@needs_sandbox
+@pytest.mark.parametrize("name", HIDING)
+def test_nothing_that_a_program_does_passes_for_a_busy_machine(sandbox: Sandbox, name: str) -> None:
+    with one_processor(competitors=2):
+        report = report_of(sandbox, "asserts", f"import os, time\n{HIDING[name]}", seconds=0.5)
+    assert report.outcome == "wrong", report
+
+
+@needs_sandbox
+@pytest.mark.parametrize("kind", ["asserts", "stdio"])
+def test_a_program_that_gets_no_processor_is_tried_again_and_then_ungradable(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    attempt, attempts = Sandbox._attempt, 0
+
+    def count(*arguments: Any) -> sandboxes.Report:
+        nonlocal attempts
+        attempts += 1
+        return attempt(*arguments)
+
+    monkeypatch.setattr(Sandbox, "_attempt", count)
+    with one_processor(competitors=24):
+        report = report_of(sandbox, kind, "while True: pass", seconds=0.3)
+    assert (report.outcome, attempts) == ("ungradable", 2), report
+
+
+@needs_sandbox
+def test_a_sandbox_that_is_stopped_from_outside_costs_no_verdict(sandbox: Sandbox) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        pending = thread.submit(report_of, sandbox, "asserts", COMPUTE.format(1.0), 2.0)
+        time.sleep(0.7)
+        below = [each for each in descendants(os.getpid()) if "/inside/" in command(each)]
+        for number in (signal.SIGSTOP, signal.SIGCONT):
+            for each in below:
+                os.kill(each, number)
+            time.sleep(3.0)
+        assert pending.result().outcome == "right", pending.result()
+
+
+def command(process: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{process}/cmdline").read_text()
+    return ""

@@ -50,8 +50,9 @@ def sandbox_command(bwrap: str, file_bytes: int) -> list[str]:
     command += ["--ro-bind", str(_INSIDE), "/inside", "--proc", "/proc", "--dev", "/dev"]
     for directory in ("/tmp", "/dev/shm"):  # inside
         command += ["--perms", "1777", "--size", size, "--tmpfs", directory]
-    # Without these two, the mounts that bubblewrap makes itself could be filled without a limit.
-    command += ["--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp", "--clearenv"]
+    # Without the first two, the mounts that bubblewrap makes itself could be filled without a limit; by the third, a
+    # program could give up its share of the processors (autogroup) and pass for one that the machine starves.
+    command += ["--remount-ro", "/dev", "--remount-ro", "/", "--remount-ro", "/proc", "--chdir", "/tmp", "--clearenv"]
     for name, value in environment("/tmp", "/python/lib").items():  # inside
         command += ["--setenv", name, value]
     return [*command, "--", f"/python/bin/{python.name}"]

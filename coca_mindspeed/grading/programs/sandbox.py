@@ -26,6 +26,7 @@ from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading import lifeline
 from coca_mindspeed.grading.programs.bubblewrap import environment, sandbox_command
 from coca_mindspeed.grading.programs.inside import waiting
+from coca_mindspeed.grading.programs.inside.clock import WALL_FACTOR
 from coca_mindspeed.grading.programs.user_ids import locked_user_id
 
 _INSIDE = Path(__file__).with_name("inside")
@@ -33,12 +34,14 @@ _MAX_REPORT_BYTES = 1 << 20
 _TICK_SECONDS = 0.05
 # For starting the sandbox and its first interpreter, on a busy machine: nothing of it is a program's time.
 _START_SECONDS = 30.0
-# A program's time is counted inside; so long after it, it is ended from outside.
+# A program's time is counted inside; so long after its limit in wall time, it is ended from outside.
 _GRACE_SECONDS = 5.0
 _TEARDOWN_SECONDS = 5.0
 
 # A sandbox that does not start, because the machine has no process to give, is started again after a while.
 _ATTEMPTS, _PAUSE_SECONDS = 4, 0.25
+# A program that the machine starves of processor time is run once more.
+_STARVED_ATTEMPTS = 2
 _NOTHING_TO_GIVE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
 # What the kernel may keep for a socket's unread data beyond any limit of the process.
 _SOCKET_BYTES = 256 << 10
@@ -115,20 +118,24 @@ class Sandbox:
 
         Args:
             job: ``kind``, ``source`` and what that kind needs; see :mod:`.programs`.
-            total_seconds: limit for all of it, in wall time; enforced from outside as well.
+            total_seconds: limit for all of it, as ``inside/clock.py`` counts, which is wall time unless the machine is
+                busy; ``WALL_FACTOR`` times that in wall time, enforced from outside as well.
             stop: ends the job early, as ungradable, when it is set.
         """
         stop = stop or threading.Event()
-        problem = ""
+        problem, starved = "", 0
         for attempt in range(_ATTEMPTS):
             if attempt:
                 stop.wait(_PAUSE_SECONDS * 2**attempt)
             if stop.is_set():
                 return Report("ungradable", "grading was stopped")
             report = self._attempt(job, total_seconds, stop)
-            if report.outcome != "unavailable":
+            if report.outcome not in ("unavailable", "starved"):
                 return report
             problem = report.reason
+            starved += report.outcome == "starved"
+            if starved == _STARVED_ATTEMPTS:
+                return Report("ungradable", problem, timed_out=True)
         return Report("ungradable", f"no sandbox could be started: {problem}")
 
     def _attempt(self, job: Mapping[str, Any], total_seconds: float, stop: threading.Event) -> Report:
@@ -145,7 +152,7 @@ class Sandbox:
                 "alone": self.sandboxed,
             }
             content = {**job, "total_seconds": total_seconds, "token": token, "limits": limits, "scratch": scratch}
-            output, errors, killed, timed_out = self._communicate(
+            output, errors, killed, timed_out, starved = self._communicate(
                 command, lock, json.dumps(content).encode("ascii") + b"\n", total_seconds, stop
             )
         if stop.is_set():
@@ -157,7 +164,7 @@ class Sandbox:
             return Report("unavailable", killed or why or "the harness ended at once")
         judged = "outcome" in said[-1]
         if killed and not (timed_out and judged):  # a verdict that was given in time may be read late
-            return Report("wrong", killed, timed_out)
+            return Report("starved" if starved else "wrong", killed, timed_out)
         if not judged:
             return Report("wrong", f"the tests did not come to their end{': ' if why else ''}{why}")
         last = said[-1]
@@ -212,10 +219,16 @@ class Sandbox:
     def _memory_bytes(self, process: int) -> int:
         return _resident_bytes(process) + (_socket_bytes(process) if self.sandboxed else 0)
 
+    def _harness_sleeps(self, process: int) -> bool:
+        with suppress(OSError, ValueError, IndexError):
+            harness = _children(process)[0] if self.sandboxed else process
+            return Path(f"/proc/{harness}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+        return False
+
     def _communicate(
         self, command: list[str], inherited: list[int], data: bytes, seconds: float, stop: threading.Event
-    ) -> tuple[bytes, bytes, str, bool]:
-        """Output, error output, why the job was killed or ``""``, and whether that was for its time.
+    ) -> tuple[bytes, bytes, str, bool, bool]:
+        """Output, error output, why the job was killed or ``""``, whether for its time, and whether it was starved.
 
         Standard input stays open for as long as this process lives: the harness ends when it is closed.  Its first line
         says that it is ready; a job's time begins there.
@@ -233,7 +246,7 @@ class Sandbox:
         except OSError as error:
             if error.errno not in _NOTHING_TO_GIVE:
                 raise
-            return b"", b"", f"the sandbox does not start: {error}", False
+            return b"", b"", f"the sandbox does not start: {error}", False, False
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
@@ -241,12 +254,12 @@ class Sandbox:
         lifeline.hold(stdin)
         os.set_blocking(stdin, False)
         received = {stdout: bytearray(), stderr: bytearray()}
-        unsent, writing, killed, timed_out = memoryview(data), [stdin], "", False
+        unsent, writing, killed, timed_out, starved = memoryview(data), [stdin], "", False, False
         ready, deadline = False, time.monotonic() + _START_SECONDS
         open_pipes = [stdout, stderr]
         try:
             while open_pipes and not killed and not stop.is_set():
-                readable, writable = waiting.until_ready(open_pipes, writing, time.monotonic() + _TICK_SECONDS)
+                readable, writable = waiting.poll(open_pipes, writing, _TICK_SECONDS)
                 for descriptor in readable:
                     chunk = os.read(descriptor, 1 << 16)
                     if not chunk:
@@ -260,12 +273,14 @@ class Sandbox:
                 if not unsent:
                     writing = []
                 if not ready and b"\n" in received[stdout]:
-                    ready, deadline = True, time.monotonic() + seconds + _GRACE_SECONDS
+                    ready, deadline = True, time.monotonic() + WALL_FACTOR * seconds + _GRACE_SECONDS
                 if max(map(len, received.values())) > _MAX_REPORT_BYTES:
                     killed = "wrote too much"
                 elif time.monotonic() > deadline:
                     late = f"the sandbox did not start within {_START_SECONDS:g} s"
                     killed, timed_out = f"took longer than {seconds:g} s" if ready else late, ready
+                    # Asleep, the harness is held up by its tests; otherwise it would have reported by now.
+                    starved = ready and not self._harness_sleeps(process.pid)
                 elif not readable and not writable and self._memory_bytes(process.pid) > self.limits.memory_bytes:
                     killed = "used too much memory"
         finally:
@@ -273,7 +288,7 @@ class Sandbox:
             lifeline.let_go(stdin)
             for pipe in (process.stdin, process.stdout, process.stderr):
                 pipe.close()
-        return bytes(received[stdout]), bytes(received[stderr]), killed, timed_out
+        return bytes(received[stdout]), bytes(received[stderr]), killed, timed_out, starved
 
 
 def _statements(output: bytes, token: str) -> list[dict[str, Any]]:

@@ -2,14 +2,16 @@
 
 from typing import NamedTuple
 
-RIGHT, WRONG, UNGRADABLE, UNAVAILABLE = "right", "wrong", "ungradable", "unavailable"
+RIGHT, WRONG, UNGRADABLE = "right", "wrong", "ungradable"
+UNAVAILABLE, STARVED = "unavailable", "starved"
 
 
 class Ending(NamedTuple):
     """What is said about a job, besides its token.
 
     Attributes:
-        outcome: one of the four; ``unavailable`` where another attempt may go better.
+        outcome: one of the five.  Another attempt may go better where the machine had no process to give
+            (``unavailable``) or too little processor time (``starved``).
         reason: why, for people alone.
         timed_out: whether a limit on its time has ended the program.
         outputs: of a job of the kind ``outputs``, a digest for each input.

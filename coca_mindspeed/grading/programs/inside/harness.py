@@ -12,7 +12,6 @@ import importlib
 import json
 import math
 import os
-import resource
 import signal
 import sys
 from typing import Any
@@ -20,6 +19,7 @@ from typing import Any
 sys.path.insert(0, __file__.rpartition("/")[0])
 ending = importlib.import_module("ending")
 lifeline = importlib.import_module("lifeline")
+limits = importlib.import_module("limits")
 remote = importlib.import_module("remote")
 seccomp = importlib.import_module("seccomp")
 waiting = importlib.import_module("waiting")
@@ -46,6 +46,8 @@ def main() -> None:
         said = ending.Ending(ending.WRONG, f"the program {error}", error.timed_out)
     except remote.UnavailableError as error:
         said = ending.Ending(ending.UNAVAILABLE, str(error))
+    except remote.StarvedError as error:
+        said = ending.Ending(ending.STARVED, str(error), timed_out=True)
     except remote.CannotTestError as error:
         said = ending.Ending(ending.UNGRADABLE, str(error))
     say(report, job, **said._replace(reason=said.reason[:500])._asdict())
@@ -66,34 +68,36 @@ def say(report: int, job: dict[str, Any], **content: Any) -> None:
         unsaid = unsaid[os.write(report, unsaid) :]
 
 
-def confine(limits: dict[str, Any]) -> None:
+def confine(allowed: dict[str, Any]) -> None:
     """Give up root, set the limits that the program inherits, filter system calls, and forbid tracing."""
     libc = ctypes.CDLL(None, use_errno=True)
-    if limits["uid"] is not None:
+    if allowed["uid"] is not None:
         os.setgroups([])
-        os.setresgid(limits["uid"], limits["uid"], limits["uid"])
-        os.setresuid(limits["uid"], limits["uid"], limits["uid"])
-    if limits["alone"]:
+        os.setresgid(allowed["uid"], allowed["uid"], allowed["uid"])
+        os.setresuid(allowed["uid"], allowed["uid"], allowed["uid"])
+    if allowed["alone"]:
         # The kernel delivers to a namespace's first process only what it handles; Python would handle this one.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
+        # The time of children that are waited for is counted, and not where the caller had this signal ignored.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         lifeline.end_with_writer(sys.stdin.fileno())
         for directory in ("/tmp", "/dev/shm"):  # bubblewrap limits their size only; empty files have none
-            waiting.limit_files(directory, limits["files"])
+            waiting.limit_files(directory, allowed["files"])
     else:
         lifeline.end_group_with_writer(sys.stdin.fileno())
     for name, value in (
-        ("RLIMIT_NPROC", limits["processes"]),
-        ("RLIMIT_AS", limits["memory_bytes"]),
-        ("RLIMIT_FSIZE", limits["file_bytes"]),
-        ("RLIMIT_NOFILE", limits["open_files"]),
-        ("RLIMIT_CPU", math.ceil(limits["cpu_seconds"])),
+        ("RLIMIT_NPROC", allowed["processes"]),
+        ("RLIMIT_AS", allowed["memory_bytes"]),
+        ("RLIMIT_FSIZE", allowed["file_bytes"]),
+        ("RLIMIT_NOFILE", allowed["open_files"]),
+        ("RLIMIT_CPU", math.ceil(allowed["cpu_seconds"])),
         ("RLIMIT_SIGPENDING", 128),
         ("RLIMIT_MSGQUEUE", 0),
         ("RLIMIT_CORE", 0),
     ):
         if value is not None:
-            resource.setrlimit(getattr(resource, name), (value, value))
-    if limits["alone"]:
+            limits.limit_resource(name, value)
+    if allowed["alone"]:
         seccomp.install()
     # Changing the user has cleared what --die-with-parent had set.
     for option, value in ((_PR_SET_PDEATHSIG, signal.SIGKILL), (_PR_SET_DUMPABLE, 0)):

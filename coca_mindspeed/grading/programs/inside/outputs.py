@@ -5,11 +5,11 @@ import hashlib
 import importlib
 import json
 import sys
-import time
 from typing import Any
 
 sys.path.insert(0, __file__.rpartition("/")[0])
 asserts = importlib.import_module("asserts")
+clock = importlib.import_module("clock")
 ending = importlib.import_module("ending")
 remote = importlib.import_module("remote")
 scripts = importlib.import_module("scripts")
@@ -28,15 +28,14 @@ def collect(job: dict[str, Any]) -> Any:
 
 def _of_script(job: dict[str, Any]) -> list[str | None]:
     script = scripts.write_script(job)
-    deadline = time.monotonic() + job["total_seconds"]
+    deadline = clock.program_clock().deadline(job["total_seconds"])
     found: list[str | None] = []
     for case in job["inputs"]:
-        seconds = min(job["seconds"], deadline - time.monotonic())
-        if seconds <= 0:
+        if remote.expired(deadline, job["total_seconds"]):
             found.append(None)
             continue
         data = case["stdin"].encode("utf-8", "surrogatepass")
-        run = scripts.run_script(script, data, 0, seconds)
+        run = scripts.run_script(script, data, 0, job["seconds"], deadline)
         scripts.end_leftovers(job)
         if run.exit_code is not None:
             # The kind of an error is a result, without its message: "ValueError: invalid ...".

@@ -7,11 +7,11 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Collection
 from typing import Any
 
 sys.path.insert(0, __file__.rpartition("/")[0])
+clock = importlib.import_module("clock")
 names = importlib.import_module("names")
 values = importlib.import_module("values")
 waiting = importlib.import_module("waiting")
@@ -36,6 +36,27 @@ class UnavailableError(CannotTestError):
     """This machine had no process to give; another attempt may go better."""
 
 
+class StarvedError(CannotTestError):
+    """The program got too little processor time to tell whether it is too slow; another attempt may go better."""
+
+    def __init__(self, seconds: float) -> None:
+        wall = clock.WALL_FACTOR * seconds
+        super().__init__(f"the machine was too busy: in {wall:g} s the program did not get its {seconds:g} s")
+
+
+def expired(deadline: Any, seconds: float) -> bool:
+    """Whether a program has used up its limit of so many seconds.
+
+    Raises:
+        StarvedError: it has not, but there is no more time for it.
+    """
+    if deadline.left() > 0:
+        return False
+    if deadline.starved():
+        raise StarvedError(seconds)
+    return True
+
+
 class RemoteError(Exception):
     """The program raised an exception of its own making."""
 
@@ -50,7 +71,7 @@ class RemoteProgram:
         source: Python source.
         entry_point: the function under test, or None.
         wanted: the names of the program's that the tests use; no other name is taken from it.
-        seconds: how long it may take to load, and for each request.
+        seconds: how long it may take to load, and for each request, as ``clock.py`` counts.
         total_seconds: how long for all of it.
 
     Attributes:
@@ -62,7 +83,7 @@ class RemoteProgram:
     ) -> None:
         self.failure: ProgramError | CannotTestError | None = None
         self._seconds, self._total_seconds = seconds, total_seconds
-        self._deadline = time.monotonic() + total_seconds
+        self._deadline = clock.program_clock().deadline(total_seconds)
         requests, requests_writer = os.pipe()
         answers, answers_writer = os.pipe()
         script = __file__.replace("remote.py", "program.py")
@@ -122,13 +143,18 @@ class RemoteProgram:
         except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
             raise self._fails("answered nonsense") from None
 
-    def _wait(self, reading: list[int], writing: list[int], deadline: float) -> None:
+    def _wait(self, reading: list[int], writing: list[int], deadline: Any) -> None:
         try:
             ready = waiting.until_ready(reading, writing, deadline)
         except waiting.TooManyFilesError as error:
             raise self._fails(str(error)) from None
         if not any(ready):
-            in_all = deadline == self._deadline
+            in_all = deadline.charged == self._deadline.charged
+            try:
+                expired(deadline, self._total_seconds if in_all else self._seconds)
+            except StarvedError as error:
+                self.failure = error
+                raise
             limit = f"{self._total_seconds:g} s in all" if in_all else f"{self._seconds:g} s"
             raise self._fails(f"took longer than {limit}", timed_out=True)
 
@@ -145,7 +171,7 @@ class RemoteProgram:
         """The field ``expected`` of the answer, which has no other; raises what the program raised instead."""
         if self.failure is not None:
             raise self.failure
-        deadline = min(self._deadline, time.monotonic() + self._seconds)
+        deadline = self._deadline.sooner(self._seconds)
         self._send(json.dumps(request).encode("ascii") + b"\n", deadline)
         try:
             answer = json.loads(self._line(deadline))
@@ -159,7 +185,7 @@ class RemoteProgram:
                 _raise(name, message)
         raise self._fails("answered nonsense")
 
-    def _send(self, data: bytes, deadline: float) -> None:
+    def _send(self, data: bytes, deadline: Any) -> None:
         view = memoryview(data)
         while view:
             self._wait([], [self._requests], deadline)
@@ -168,7 +194,7 @@ class RemoteProgram:
             except BrokenPipeError:
                 raise self._fails("ended before its tests did") from None
 
-    def _line(self, deadline: float) -> bytes:
+    def _line(self, deadline: Any) -> bytes:
         while (end := self._buffer.find(b"\n")) < 0:
             self._wait([self._answers], [], deadline)
             chunk = os.read(self._answers, 1 << 16)

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 sys.path.insert(0, __file__.rpartition("/")[0])
+clock = importlib.import_module("clock")
 ending = importlib.import_module("ending")
 remote = importlib.import_module("remote")
 waiting = importlib.import_module("waiting")
@@ -19,6 +20,8 @@ _STDERR_BYTES = 4_096
 _OUTPUT_SLACK = 1 << 20
 # For reading what a program has left that ended in time, once that is seen to be late; its children may write on.
 _LATE_SECONDS = 0.5
+# How often a program that has closed its output is asked whether it has ended; so long it has in any case.
+_EXIT_SECONDS = 0.1
 _FLOAT_TOLERANCE = 1e-6
 Ending, RIGHT, WRONG = ending.Ending, ending.RIGHT, ending.WRONG
 
@@ -44,15 +47,15 @@ class ScriptRun(NamedTuple):
 def run_stdio(job: dict[str, Any]) -> Any:
     """The ending of a program that is run once for each case, in a fresh process."""
     script = write_script(job)
-    deadline = time.monotonic() + job["total_seconds"]
+    deadline = clock.program_clock().deadline(job["total_seconds"])
     for number, case in enumerate(job["cases"], start=1):
-        seconds = min(job["seconds"], deadline - time.monotonic())
-        if seconds <= 0:
+        if remote.expired(deadline, job["total_seconds"]):
             reason = f"case {number}: all cases together took longer than {job['total_seconds']:g} s"
             return Ending(WRONG, reason, timed_out=True)
         expected = case["output"].encode("utf-8", "surrogatepass")
+        data = case["input"].encode("utf-8", "surrogatepass")
         try:
-            run = run_script(script, case["input"].encode("utf-8", "surrogatepass"), len(expected), seconds)
+            run = run_script(script, data, len(expected), job["seconds"], deadline)
         except remote.CannotTestError as error:
             # The program has run in the cases before: what keeps it from starting now, other than a busy machine, is
             # its own doing.
@@ -85,8 +88,17 @@ def end_leftovers(job: dict[str, Any]) -> None:
                 pass
 
 
-def run_script(script: str, data: bytes, expected_bytes: int, seconds: float) -> ScriptRun:
-    """Run the script on ``data``, for so long at most and as long as its output is not far longer than expected."""
+def run_script(script: str, data: bytes, expected_bytes: int, seconds: float, within: Any = None) -> ScriptRun:
+    """Run the script on ``data``, as long as its output is not far longer than expected.
+
+    Args:
+        seconds: limit for this run, as ``clock.py`` counts.
+        within: the deadline of all runs together, if there are several.
+
+    Raises:
+        StarvedError: the machine was too busy to tell whether it is too slow.
+    """
+    deadline = within.sooner(seconds) if within else clock.program_clock().deadline(seconds)
     process = remote.start(
         [sys.executable, "-I", "-B", "-X", "utf8", script],
         stdin=subprocess.PIPE,
@@ -100,18 +112,17 @@ def run_script(script: str, data: bytes, expected_bytes: int, seconds: float) ->
     stdin, stdout, stderr = process.stdin.fileno(), process.stdout.fileno(), process.stderr.fileno()
     os.set_blocking(stdin, False)
     output, errors, unsent = bytearray(), bytearray(), memoryview(data)
-    deadline = time.monotonic() + seconds
     late_since: float | None = None
-    reading, writing = [stdout, stderr], [stdin]
     too_slow = ScriptRun(b"", f"took longer than {seconds:g} s", timed_out=True)
+    reading, writing = [stdout, stderr], [stdin]
     try:
         while reading:
             if writing and not unsent:
                 process.stdin.close()
                 writing = []
-            left = deadline - time.monotonic()
+            late = remote.expired(deadline, seconds)
             readable, writable = waiting.until_ready(reading, writing, deadline)
-            if left <= 0 and not readable:
+            if late and not readable:
                 return too_slow
             for descriptor in readable:
                 chunk = os.read(descriptor, 1 << 16)
@@ -123,28 +134,36 @@ def run_script(script: str, data: bytes, expected_bytes: int, seconds: float) ->
                     errors = (errors + chunk)[-_STDERR_BYTES:]
             if len(output) > expected_bytes + _OUTPUT_SLACK:
                 return ScriptRun(b"", "printed too much")
-            if (now := time.monotonic()) > deadline:  # what has ended by then is read to its end
-                late_since = late_since or now
-                if process.poll() is None or now - late_since > _LATE_SECONDS:
+            if remote.expired(deadline, seconds):  # what has ended by then is read to its end
+                late_since = late_since or time.monotonic()
+                if process.poll() is None or time.monotonic() - late_since > _LATE_SECONDS:
                     return too_slow
             for descriptor in writable:
                 try:
                     unsent = unsent[os.write(descriptor, unsent[: 1 << 16]) :]
                 except BrokenPipeError:  # it need not read all of its input
                     unsent = unsent[len(unsent) :]
-        if (code := process.wait(max(0.1, deadline - time.monotonic()))) != 0:
+        while (code := _exit_code(process)) is None:
+            if remote.expired(deadline, seconds):
+                return too_slow
+        if code != 0:
             last_line = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
             return ScriptRun(b"", f"exit code {code}: {last_line}", exit_code=code, error=last_line)
     except waiting.TooManyFilesError as error:
         return ScriptRun(b"", str(error))
-    except subprocess.TimeoutExpired:
-        return too_slow
     finally:
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout, process.stderr):
             pipe.close()
     return ScriptRun(bytes(output))
+
+
+def _exit_code(process: "subprocess.Popen[bytes]") -> int | None:
+    """The code by which a program that has closed its output exits; None if it goes on."""
+    with suppress(subprocess.TimeoutExpired):
+        return process.wait(_EXIT_SECONDS)
+    return None
 
 
 def same_output(found: str, expected: str) -> bool:
