@@ -125,8 +125,10 @@ def attempt():
     "watch_files": """
 import ctypes, os
 def attempt():
-    numbers = {"x86_64": (300, 253, 294, 206), "aarch64": (262, 26, 26, 0)}[os.uname().machine]
-    return [n for n in numbers if ctypes.CDLL(None).syscall(n, 0, 0) >= 0] or "contained"
+    fanotify_init, inotify_init1 = {"x86_64": (300, 294), "aarch64": (262, 26)}[os.uname().machine]
+    FAN_REPORT_FID = 0x200  # anybody may watch with it
+    calls = ((fanotify_init, FAN_REPORT_FID), (inotify_init1, 0))
+    return [n for n, flags in calls if ctypes.CDLL(None).syscall(n, flags, 0) >= 0] or "contained"
 """,
     "become_root": """
 import ctypes, os

@@ -4,11 +4,10 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from coca_mindspeed.grading.programs.inside import scripts, waiting
 from coca_mindspeed.grading.programs.inside.clock import descendants
 from coca_mindspeed.grading.programs.sandbox import Sandbox
 from coca_mindspeed.grading.verdict import Outcome
+from tests.grading.competitors import one_processor
 from tests.grading.sandbox_package import sandbox_problem
 from tests.grading.test_code import asserts, grade, record
 
@@ -190,25 +190,6 @@ def test_a_verdict_that_is_read_late_counts(sandbox: Sandbox, monkeypatch: pytes
 
     monkeypatch.setattr(sandboxes.waiting, "poll", late)
     assert sandbox.run(job("print(42)", 2.0), total_seconds=2.0).outcome == "right"
-
-
-@contextmanager
-def one_processor(competitors: int) -> Iterator[None]:
-    """Only one processor for this thread and what it starts, and others that compute on it all the time."""
-    mine = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(mine)})
-    others = [
-        # A session of its own, because the kernel may divide the processors among sessions first.
-        subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"], start_new_session=True)
-        for _ in range(competitors)
-    ]
-    try:
-        yield
-    finally:
-        for other in others:
-            other.kill()
-            other.wait()
-        os.sched_setaffinity(0, mine)
 
 
 COMPUTE = "import time\nwhile time.process_time() < {}: pass\n"

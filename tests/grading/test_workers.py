@@ -1,7 +1,6 @@
 """The pool of processes: order, limits, replacement, memory, and what workers import."""
 
 import os
-import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +14,9 @@ import pytest
 from pebble.pool.process import PoolManager
 
 from coca_mindspeed.errors import GradingError
+from coca_mindspeed.grading import workers as workers_module
 from coca_mindspeed.grading.workers import Failure, Workers, in_order
+from tests.grading.competitors import one_processor
 from tests.grading.dying_trainer import descendants, end_survivors
 from tests.grading.sandbox_package import sandbox_problem
 
@@ -72,8 +73,15 @@ def process_id(_: int) -> int:
     return os.getpid()
 
 
-def processor_limit(_: int) -> int:
-    return resource.getrlimit(resource.RLIMIT_CPU)[0]
+def compute(seconds: float) -> float:
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+    return seconds
+
+
+def processor_time_left(_: int) -> float:
+    return signal.getitimer(signal.ITIMER_PROF)[0]
 
 
 def imported(name: str) -> bool:
@@ -112,11 +120,13 @@ def test_a_hang_is_killed_and_delays_only_itself(workers: Workers) -> None:
     assert (workers.timeouts, workers.restarts) == (timeouts + 1, restarts + 1)
 
 
-def test_a_worker_that_ignores_termination_is_killed_all_the_same() -> None:
+def test_a_worker_that_ignores_termination_is_killed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers_module, "WALL_FACTOR", 1.0)
     workers = Workers(count=1, seconds=0.5)
     try:
         results = list(workers.map(ignore_termination_and_sleep, [1]))
-        assert results[0].failure is Failure.TIMEOUT
+        # It has used no processor time; so it was tried twice.
+        assert (results[0].failure, workers.restarts, workers.timeouts) == (Failure.STARVED, 2, 0)
         assert next(iter(workers.map(double, [4]))).value == 8
     finally:
         workers.close()
@@ -181,14 +191,15 @@ def test_a_death_is_blamed_on_nobody_but_the_task_that_died() -> None:
 
 
 @pytest.mark.usefixtures("slow_reader")
-def test_who_ends_in_time_is_not_too_late_because_nobody_read_it() -> None:
+def test_who_ends_in_time_is_not_too_late_because_nobody_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker floods the pipe; the other one's task needs most of its limit, and the next is its own."""
+    monkeypatch.setattr(workers_module, "WALL_FACTOR", 1.0)
     workers = Workers(count=2, seconds=2.0)
     try:
         list(workers.map(nap, [0.1] * 4))  # both have started
         tasks = [("nap", 1.2), *[("double", float(n)) for n in range(300)], ("nap", 60.0), ("double", 1.0)]
         found = list(zip(tasks, workers.map(dispatch, tasks), strict=True))
-        assert [(task, result.failure) for task, result in found if result.failure] == [(tasks[-2], Failure.TIMEOUT)]
+        assert [(task, result.failure) for task, result in found if result.failure] == [(tasks[-2], Failure.STARVED)]
     finally:
         workers.close()
 
@@ -211,13 +222,30 @@ def test_a_pool_that_breaks_under_many_tasks_is_rebuilt_once_for_all_of_them() -
 
 
 def test_a_task_is_limited_in_processor_time_even_if_nobody_watches_the_clock() -> None:
+    """By a timer of the kernel."""
     workers = Workers(count=1, seconds=1.0)
     try:
-        limits = next(iter(workers.map(processor_limit, [0])))
-        assert limits.value is not None
-        assert 1 < limits.value < 60
+        (left,) = workers.map(processor_time_left, [0])
+        assert left.value is not None
+        assert 0 < left.value <= 1.1
+        # Each task has its own.
+        assert [result.value for result in workers.map(compute, [0.7, 0.7])] == [0.7, 0.7]
     finally:
         workers.close()
+
+
+def test_a_busy_machine_costs_a_task_time_and_not_its_result() -> None:
+    with one_processor(competitors=4):
+        workers = Workers(count=1, seconds=1.0)
+        try:
+            list(workers.map(double, [1]))  # it has started
+            started = time.perf_counter()
+            assert [result.value for result in workers.map(compute, [0.6])] == [0.6]
+            assert time.perf_counter() - started > 1.0
+            (result,) = workers.map(compute, [60.0])
+            assert result.failure is Failure.TIMEOUT
+        finally:
+            workers.close()
 
 
 INTERRUPTED = """

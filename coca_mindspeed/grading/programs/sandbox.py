@@ -8,6 +8,7 @@ import compileall
 import errno
 import json
 import os
+import resource
 import secrets
 import shutil
 import signal
@@ -122,6 +123,9 @@ class Sandbox:
                 busy; ``WALL_FACTOR`` times that in wall time, enforced from outside as well.
             stop: ends the job early, as ungradable, when it is set.
         """
+        if 0 <= (cpu_limit := resource.getrlimit(resource.RLIMIT_CPU)[1]) <= total_seconds:
+            problem = f"the inherited limit on processor time (ulimit -t {cpu_limit}) is below a program's, "
+            return Report("ungradable", f"{problem}{total_seconds:g} s")
         stop = stop or threading.Event()
         problem, starved = "", 0
         for attempt in range(_ATTEMPTS):
@@ -129,7 +133,12 @@ class Sandbox:
                 stop.wait(_PAUSE_SECONDS * 2**attempt)
             if stop.is_set():
                 return Report("ungradable", "grading was stopped")
-            report = self._attempt(job, total_seconds, stop)
+            try:
+                report = self._attempt(job, total_seconds, stop)
+            except OSError as error:
+                if error.errno not in _NOTHING_TO_GIVE:
+                    raise
+                report = Report("unavailable", f"the sandbox does not start: {error}")
             if report.outcome not in ("unavailable", "starved"):
                 return report
             problem = report.reason
@@ -233,20 +242,15 @@ class Sandbox:
         Standard input stays open for as long as this process lives: the harness ends when it is closed.  Its first line
         says that it is ready; a job's time begins there.
         """
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={} if self.sandboxed else environment(tempfile.gettempdir(), ""),
-                start_new_session=True,
-                pass_fds=inherited,
-            )
-        except OSError as error:
-            if error.errno not in _NOTHING_TO_GIVE:
-                raise
-            return b"", b"", f"the sandbox does not start: {error}", False, False
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={} if self.sandboxed else environment(tempfile.gettempdir(), ""),
+            start_new_session=True,
+            pass_fds=inherited,
+        )
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
