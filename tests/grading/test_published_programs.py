@@ -1,0 +1,64 @@
+"""The publishers' own files and solutions, prepared and graded: HumanEval and sanitized MBPP, where they are there."""
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.data.publishers.benchmarks import mbpp_sanitized
+from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.grading.programs.code import CodeGrader
+from tests.grading.sandbox_package import sandbox_problem
+from tests.shared_data import shared_data
+
+PROBLEM = sandbox_problem()
+pytestmark = [pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}"), pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[CodeGrader]:
+    grader = CodeGrader()  # as runs have it
+    yield grader
+    grader.close()
+
+
+def prepared(dataset: str, path: Path, output: Path) -> list[Record]:
+    """The records that ``coca-mindspeed data prepare`` makes of a publisher's file."""
+    assert main(["data", "prepare", dataset, "--input", str(path), "--output", str(output)]) == 0
+    return list(read_records(output / "test.jsonl"))
+
+
+def outcomes(grader: CodeGrader, records: Sequence[Record], answers: Sequence[str]) -> tuple[Counter[str], list[str]]:
+    """How many answers have each outcome, and the reasons of those that are not right."""
+    verdicts = grader.grade(records, answers)
+    reasons = [f"{record.id}: {v.reason}" for record, v in zip(records, verdicts, strict=True) if not v.correct]
+    return Counter(verdict.outcome.value for verdict in verdicts), reasons
+
+
+def test_humaneval_solutions_are_right_and_empty_ones_wrong(grader: CodeGrader, tmp_path: Path) -> None:
+    path = shared_data("HumanEval.jsonl.gz")
+    with gzip.open(path, "rt", encoding="utf-8") as file:
+        solutions = {row["task_id"]: row["canonical_solution"] for row in map(json.loads, file)}
+    records = prepared("humaneval", path, tmp_path / "humaneval")
+    found, reasons = outcomes(grader, records, [solutions[record.id] for record in records])
+    assert found == {"right": 164}, reasons
+    found, reasons = outcomes(grader, records, ["    return None"] * len(records))
+    assert found == {"wrong": 164}, reasons
+
+
+def test_mbpp_solutions_are_right(grader: CodeGrader, tmp_path: Path) -> None:
+    """Those of its test split as prepared, and all others."""
+    path = shared_data("sanitized-mbpp.json")
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    solutions = {f"mbpp-{row['task_id']}": f"```python\n{row['code']}\n```" for row in rows}
+    records = prepared("mbpp_sanitized", path, tmp_path / "mbpp")
+    assert len(records) == 257
+    test_split = {record.id for record in records}
+    every = [mbpp_sanitized(row, number) for number, row in enumerate(rows)]
+    records += [record for record in every if record.id not in test_split]
+    found, reasons = outcomes(grader, records, [solutions[record.id] for record in records])
+    assert found == {"right": 427}, reasons
