@@ -22,8 +22,8 @@ class CodeGrader:
     """Right if and only if the program passes all of its tests.
 
     Args:
-        seconds: limit for one run of a program (one case, or one set of asserts) where the record sets none.  Wall time,
-            without the time in which the program waits for a processor; never less than its processor time.
+        seconds: limit for one run of a program (one case, or one set of asserts) where the record sets none.  In wall
+            time without the time in which the program waits for a processor; never less than its processor time.
         total_seconds: limit for all cases of one program together.
         workers: number of sandboxes at one time; None for one a core, at most 32.
         memory_mib: for each process, and for all processes of a program together.
