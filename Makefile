@@ -8,7 +8,7 @@ OPENCOMPASS_VENV ?= .venv-opencompass
 VLLM_VENV ?= .venv-vllm
 
 .PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-vllm test-opencompass test-serving
-.PHONY: test-verl test-verl-learning test-8bit test-vllm-rollout lint bench bench-trl bench-check bench-baselines clean
+.PHONY: test-verl test-verl-learning test-8bit lint bench bench-trl bench-check bench-baselines clean
 .PHONY: lock lock-opencompass lock-verl docs .venv
 
 help:  ## list the targets
@@ -102,9 +102,6 @@ runs/demo/model/config.json: | $(STAMP)
 
 test-serving: $(STAMP) $(VLLM_VENV)/.installed runs/demo/model/config.json  ## the proxy before vLLM's CPU build, in an environment of its own
 	VLLM=$(VLLM_VENV)/bin/vllm VLLM_MODEL=runs/demo/model $(BIN)/python -m pytest -s tests/integration/serving
-
-test-vllm-rollout: $(STAMP) $(VLLM_VENV)/.installed  ## training with rollout.engine=vllm, by vLLM's CPU build
-	VLLM_PYTHON=$(VLLM_VENV)/bin/python $(BIN)/python -m pytest -s tests/integration/vllm_rollout
 
 # verl needs transformers 5 and Ray.
 VERL_VENV ?= .venv-verl

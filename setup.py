@@ -74,7 +74,6 @@ setup(
             "aiohttp>=3.10,<4",
             "prometheus-client>=0.20,<1",
         ],
-        "vllm": ["vllm>=0.32"],
         "gguf": ["gguf>=0.17"],
         # What verl 0.9.1 imports and names in its extra verl-core alone, which asks for much more.
         "verl": ["verl==0.9.1", "TransferQueue>=0.1.10", "cachetools", "fastapi", "msgspec", "pyzmq", "uvicorn"],

@@ -48,7 +48,6 @@ def random_experience(responses: int, tokens: int, vocabulary: int) -> Any:
         graded=SimpleNamespace(records=[None], samples=samples),
         advantages=torch.randn(responses, 1).expand(responses, tokens),
         masks=segment_masks(torch.full((responses,), 8), lengths, tokens),
-        importance=None,
     )
 
 

@@ -52,7 +52,6 @@ def segment_objective(
     aggregation: LossAggregation = "sum",
     responses: int | None = None,
     tokens: int | None = None,
-    weights: Tensor | None = None,
 ) -> Objective:
     """Minus the mean over responses of ``min(rho A, clip(rho, 1 - clip, 1 + clip) A)`` summed over tokens.
 
@@ -69,8 +68,6 @@ def segment_objective(
         aggregation: see above.
         responses: responses of the whole batch, if this is a microbatch of it; default: the rows given.
         tokens: response tokens of the whole batch, likewise, for ``token_mean``.
-        weights: float ``[batch, tokens]`` without gradient, by which each token's term is multiplied (see
-            :mod:`~coca_mindspeed.algorithm.importance`); anything on padding; None: nothing is multiplied.
 
     Returns:
         The loss (microbatches' losses sum to the batch's) and each segment's statistics: tokens, tokens whose
@@ -79,7 +76,7 @@ def segment_objective(
     Raises:
         ValueError: mismatching shapes, dtypes or devices, or an unknown aggregation.
     """
-    _check(log_probs, old_log_probs, advantages, masks, weights)
+    _check(log_probs, old_log_probs, advantages, masks)
     inside = masks.confidence | masks.answer
     # Padding may hold anything, infinities included: select before the exponential, or its gradient is NaN.
     log_ratio = torch.where(inside, log_probs - old_log_probs, 0.0)
@@ -88,8 +85,6 @@ def segment_objective(
     ratio = torch.where(advantages < 0, log_ratio, log_ratio.clamp(max=_LARGEST_LOG_RATIO)).exp()
     clipped_ratio = ratio.clamp(1 - clip, 1 + clip)
     terms = torch.minimum(ratio * advantages, clipped_ratio * advantages)
-    if weights is not None:
-        terms = terms * torch.where(inside, weights, 0.0)
     responses = len(log_probs) if responses is None else responses
 
     if aggregation == "sum":
@@ -112,9 +107,7 @@ def segment_objective(
     return Objective(-gain, confidence, answer)
 
 
-def _check(
-    log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, masks: SegmentMasks, weights: Tensor | None
-) -> None:
+def _check(log_probs: Tensor, old_log_probs: Tensor, advantages: Tensor, masks: SegmentMasks) -> None:
     named = {
         "log_probs": log_probs,
         "old_log_probs": old_log_probs,
@@ -122,10 +115,6 @@ def _check(
         "masks.confidence": masks.confidence,
         "masks.answer": masks.answer,
     }
-    if weights is not None:
-        named["weights"] = weights
-        if weights.requires_grad:
-            raise ValueError("weights should have no gradient: they say where tokens come from, not where to go")
     for name, tensor in named.items():
         if tensor.dim() != 2 or tensor.shape != log_probs.shape:
             raise ValueError(f"{name} should be [batch, tokens] {tuple(log_probs.shape)}, found {tuple(tensor.shape)}")

@@ -9,14 +9,12 @@ from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.console import PlainConsole, print_text
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.context import context_limit, read_model_config
-from coca_mindspeed.local.footprint import Footprint
+from coca_mindspeed.local.context import read_model_config
 from coca_mindspeed.local.imitation import tokens_of_a_pass
 from coca_mindspeed.local.memory_check import MemoryCheck, check_memory, memory_problems
 from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import choose_device
 from coca_mindspeed.local.tiny_model import tiny_config
-from coca_mindspeed.local.vllm_check import cache_bytes_of_one, longest_sequence, refuse_unsuited_model, require_vllm
 
 _MOMENTS = {"adamw": "float32", "adamw_8bit": "a byte each, with scales; the embedding's float32"}
 
@@ -29,21 +27,15 @@ def check_local(config: RunConfig, name: str, *, quiet: bool) -> None:
     """
     device = choose_device(config.trainer.device)
     require_optimizer(config.optimizer, device)
-    require_vllm(config, device)
     if config.model.path is None:
         architecture = tiny_config()
     else:
         architecture = read_model_config(Path(config.model.path), config.model)
-    tokens = longest_sequence(config, context_limit(architecture))
-    refuse_unsuited_model(config, architecture, device, tokens)
     check = check_memory(config, architecture, device)
     if not quiet:
         _print(check, config, name, str(device))
         for stage in _supervised(config):
             print_text(f"before the training, in passes of at most {tokens_of_a_pass(config):,} tokens: {stage}")
-        if config.rollout.engine == "vllm":
-            held = int(check.run.cache / max(1, cache_bytes_of_one(config, architecture, tokens)))
-            print_text(f"vLLM's cache holds {held} sequences of {tokens} tokens; what it needs to compute comes on top")
     if problems := memory_problems(check, config, architecture):
         reasons = "\n".join(f"  {problem}" for problem in problems)
         raise ConfigError(f"{name} does not fit:\n{reasons}")
@@ -61,7 +53,8 @@ def _print(check: MemoryCheck, config: RunConfig, name: str, device: str) -> Non
         ("activations and logits", run.update, "of the largest microbatch, at its most"),
         *([("optimizer's step", run.step, "at its most, when activations are gone")] if run.step else []),
         ("update, together", run.peak_of_update, ""),
-        *_rollout_rows(run, config),
+        ("keys and values", run.cache, "when the longest responses end, with the room for more"),
+        ("sampling in all", run.rollout, "keys and values, logits, one of their moves"),
         ("rollout, together", run.peak_of_rollout, "with weights and moments"),
         *([("export, together", run.peak_of_export, "the merged model, float32")] if run.merged else []),
         ("process", check.process, "Python and the libraries"),
@@ -82,16 +75,3 @@ def _supervised(config: RunConfig) -> Iterator[str]:
             f"confidence_start, {start.questions} questions asked {config.rollout.group_size} times each, then "
             f"{start.steps} updates of {start.batch} responses"
         )
-
-
-def _rollout_rows(run: Footprint, config: RunConfig) -> list[tuple[str, int, str]]:
-    if config.rollout.engine == "vllm":
-        return [
-            ("vLLM's weights", run.vllm - run.cache, "throughout, in the update too"),
-            ("vLLM's keys and values", run.cache, "rollout.vllm.kv_cache_gib, throughout"),
-            ("log-probs by the policy", run.rollout, "of the largest microbatch, without gradient"),
-        ]
-    return [
-        ("keys and values", run.cache, "when the longest responses end, with the room for more"),
-        ("sampling in all", run.rollout, "keys and values, logits, one of their moves"),
-    ]

@@ -16,7 +16,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import YAMLError
 
-from coca_mindspeed.config.overrides import GROUPS, hydra_override, known_keys, nearest
+from coca_mindspeed.config.overrides import GROUPS, hydra_override, nearest, unknown_key
 from coca_mindspeed.config.schema import PATH_KEYS, RunConfig
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.yaml_text import YamlError, read_yaml
@@ -161,8 +161,7 @@ def validate_run(values: dict[str, Any], sources: Sequence[Path] = (), overrides
                 key = f"{key}.{inner}" if key else inner
             if problem["type"] == "extra_forbidden":
                 parent, _, name = key.rpartition(".")
-                known = known_keys(parent)
-                message = f"unknown key{nearest(name, known)}; known: {', '.join(known)}"
+                message = unknown_key(parent, name)
             origins.append(_origin(key, sources, overrides))
             lines.append(f"{origins[-1]}: {key}={_shown(_lookup(values, key))}: {message[0].lower()}{message[1:]}")
         typed = all(origin.startswith("override ") for origin in origins)

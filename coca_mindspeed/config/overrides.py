@@ -20,6 +20,13 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import UsageError
 
 GROUPS = ("model", "hardware", "method", "data")
+_ROLLOUT_BY_VLLM = "to roll out by vLLM, on one GPU too, train on verl: launch/verl.sh, docs/verl.md"
+#: Keys of earlier versions, their defaults, and the alternative that the error names.
+REMOVED_KEYS: dict[str, tuple[Any, str]] = {
+    "rollout.engine": ("local", _ROLLOUT_BY_VLLM),
+    "rollout.importance_cap": (None, _ROLLOUT_BY_VLLM),
+    "rollout.vllm": ({"python": None, "dtype": "auto", "kv_cache_gib": 4.0, "eager": False}, _ROLLOUT_BY_VLLM),
+}
 _QUOTED = re.compile(r"""\s*(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\s*""", re.DOTALL)
 _KEY = re.compile(r"(?P<prefix>\+\+|\+|~|)(?P<key>[^=]*)(?P<equals>=?)(?P<value>.*)", re.DOTALL)
 
@@ -66,6 +73,19 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return f", did you mean {close[0]!r}?" if close else ""
 
 
+def unknown_key(section: str, name: str) -> str:
+    """Why a key that the schema does not have is refused: its replacement, or the nearest known key.
+
+    Args:
+        section: its section, ``""`` for the top level.
+        name: the key.
+    """
+    if (removed := REMOVED_KEYS.get(f"{section}.{name}")) is not None:
+        return f"unknown key since it was removed: {removed[1]}"
+    known = known_keys(section)
+    return f"unknown key{nearest(name, known)}; known: {', '.join(known)}"
+
+
 def known_keys(section: str) -> list[str]:
     """The keys of a section of the schema (``""`` for the top level); none if there is no such section."""
     model = _section(section)
@@ -97,9 +117,9 @@ def _problem(written: str) -> str | None:
 def _first_unknown(key: str) -> str:
     parts = key.split(".")
     for depth, part in enumerate(parts):
-        known = known_keys(".".join(parts[:depth]))
-        if known and part not in known:
-            return f"unknown key{nearest(part, known)}; known: {', '.join(known)}"
+        section = ".".join(parts[:depth])
+        if (known := known_keys(section)) and part not in known:
+            return unknown_key(section, part)
     return ""
 
 

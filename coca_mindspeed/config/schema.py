@@ -21,7 +21,6 @@ PATH_KEYS = (
     "data.train",
     "data.evaluate",
     "warm_up.records",
-    "rollout.vllm.python",
 )
 #: What the local engine calls its devices.
 DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d{1,3})?)$"
@@ -238,25 +237,6 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-class VllmConfig(Section):
-    """The process of vLLM that samples where ``rollout.engine`` says so; docs/vllm_rollout.md."""
-
-    python: str | None = Field(
-        None,
-        min_length=1,
-        description="Python of another environment, which has vLLM and need not have this package; null: this one's",
-    )
-    dtype: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="what vLLM computes in; auto: model.compute_dtype"
-    )
-    kv_cache_gib: float = Field(
-        4.0, gt=0, le=100_000, description="GiB of its KV cache, taken for the whole run, beside its own weights"
-    )
-    eager: bool = Field(
-        False, description="nothing compiled and no CUDA graphs: it starts sooner and samples more slowly"
-    )
-
-
 class RolloutConfig(Section):
     """How responses are sampled.  No top-k and no nucleus: s must speak of the policy's own distribution."""
 
@@ -264,28 +244,13 @@ class RolloutConfig(Section):
     group_size: int = Field(16, ge=2, le=100_000, description="G, responses to each prompt")
     temperature: float = Field(
         1.0,
-        ge=0.01,  # vLLM samples at 0.01 whatever smaller number it is given, and training would divide by another
+        ge=0.01,  # vLLM, which samples on clusters, takes a smaller number for 0.01
         le=100,
         description="divides the logits, in sampling and in training alike",
     )
     max_prompt_tokens: int = Field(2048, ge=1, description="a longer prompt is an error, never cut")
     max_new_tokens: int = Field(4096, ge=1, description="a response is cut off here and graded as it is")
-    batch_responses: int | None = Field(
-        None, ge=1, description="responses sampled at once; null: all of the step's, by vLLM as many as it likes"
-    )
-    engine: Literal["local", "vllm"] = Field(
-        "local",
-        description="local: the policy itself; vllm: vLLM (the extra vllm), given the policy's weights after each "
-        "update; docs/vllm_rollout.md",
-    )
-    importance_cap: float | None = Field(
-        None,
-        ge=1,
-        le=1e6,
-        description="for engine vllm: each token's term is multiplied by its probability under the policy over that "
-        "under vLLM, this at most (truncated importance sampling); null: by nothing",
-    )
-    vllm: VllmConfig = VllmConfig()
+    batch_responses: int | None = Field(None, ge=1, description="responses sampled at once; null: all of the step's")
 
 
 class OptimizerConfig(Section):
@@ -427,16 +392,6 @@ class RunConfig(Section):
             raise ValueError(
                 "warm_up.records: is for a model of your own (model.path); the built-in tiny model is warmed up on its "
                 "training questions"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _start_without_vllm(self) -> "RunConfig":
-        if self.confidence_start.questions and self.rollout.engine == "vllm":
-            raise ValueError(
-                f"confidence_start.questions: {self.confidence_start.questions}, and rollout.engine=vllm: the start is "
-                "sampled by the policy itself; train one step with rollout.engine=local, and name its "
-                "confidence_start/model as model.path"
             )
         return self
 

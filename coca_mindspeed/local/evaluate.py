@@ -11,7 +11,6 @@ from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.judging.held_out import predictions
 from coca_mindspeed.local.experience import respond_and_grade
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.sampling_engine import Rollout
 
 
 def predict(
@@ -22,7 +21,6 @@ def predict(
     rollout: RolloutConfig,
     generator: torch.Generator,
     progress: Callable[[int], None] = lambda done: None,
-    engine: Rollout | None = None,
 ) -> list[Prediction]:
     """Answer every record once at temperature 1 and grade the answer.
 
@@ -34,14 +32,13 @@ def predict(
         rollout: length limits, and how many responses to sample at once; its temperature is not used.
         generator: on the policy's device.
         progress: called with the number of records done so far.
-        engine: what samples from the policy; None: the policy itself.
     """
     rollout = rollout.model_copy(update={"temperature": 1.0})
     at_once = questions_at_once(rollout)
     found: list[Prediction] = []
     for start in range(0, len(records), at_once):
         chunk = records[start : start + at_once]
-        judged = respond_and_grade(policy, chunk, grader, method, rollout, generator, 1, engine).judged
+        judged = respond_and_grade(policy, chunk, grader, method, rollout, generator, 1).judged
         found += predictions(chunk, judged)
         progress(len(found))
     return found

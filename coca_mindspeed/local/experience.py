@@ -10,7 +10,6 @@ from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks
 from coca_mindspeed.algorithm.credit import SegmentCredit
-from coca_mindspeed.algorithm.importance import engine_gap, truncated_importance
 from coca_mindspeed.config.schema import MethodConfig, RolloutConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import Grader
@@ -19,8 +18,7 @@ from coca_mindspeed.judging.method_rules import credit_rule, response_judge
 from coca_mindspeed.judging.responses import JudgedResponses
 from coca_mindspeed.judging.sample_rows import credit_rows, response_row
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.sampler import Samples
-from coca_mindspeed.local.sampling_engine import LocalRollout, Rollout
+from coca_mindspeed.local.sampler import Samples, sample_responses
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,6 @@ def respond_and_grade(
     rollout: RolloutConfig,
     generator: torch.Generator,
     group_size: int,
-    engine: Rollout | None = None,
 ) -> JudgedSamples:
     """Sample ``group_size`` responses to each record, parse their confidences and grade their answers.
 
@@ -77,12 +74,21 @@ def respond_and_grade(
         rollout: lengths, temperature, how many at once.
         generator: draws the responses.
         group_size: G.
-        engine: what samples from the policy; None: the policy itself.
+
+    Raises:
+        NoDistributionError: the policy's probabilities are not finite.
     """
     start = time.perf_counter()
     prompts = policy.encode_prompts(records, method.training_method.system_prompt, rollout.max_prompt_tokens)
-    engine = engine or LocalRollout(policy)
-    samples = engine.sample(prompts, rollout, group_size=group_size, generator=generator)
+    samples = sample_responses(
+        policy,
+        prompts,
+        group_size=group_size,
+        max_new_tokens=rollout.max_new_tokens,
+        temperature=rollout.temperature,
+        generator=generator,
+        batch_responses=rollout.batch_responses,
+    )
     token_ids, lengths = samples.token_ids.cpu(), samples.lengths.cpu()
     sampled = time.perf_counter()
     judge = response_judge(method, policy.text, grader)
@@ -105,27 +111,16 @@ class Experience:
         credit: what they earned and learn, on the CPU.
         advantages: float32 ``[B, tokens]`` on the policy's device.
         masks: bool ``[B, tokens]`` each, likewise.
-        importance: float32 ``[B, tokens]``, likewise: what each token's term is multiplied by; None: nothing.
     """
 
     graded: JudgedSamples
     credit: SegmentCredit
     advantages: Tensor
     masks: SegmentMasks
-    importance: Tensor | None = None
 
 
-def reward_and_advantage(
-    graded: JudgedSamples,
-    config: MethodConfig,
-    stage: int,
-    device: torch.device,
-    importance_cap: float | None = None,
-) -> Experience:
-    """Rewards of the method's stage, group advantages of each segment, and their place on the tokens.
-
-    With ``importance_cap``, tokens that another engine has sampled are weighed by their truncated importance.
-    """
+def reward_and_advantage(graded: JudgedSamples, config: MethodConfig, stage: int, device: torch.device) -> Experience:
+    """Rewards of the method's stage, group advantages of each segment, and their place on the tokens."""
     rule = credit_rule(config, stage)
     lengths, width = graded.samples.lengths.cpu(), graded.samples.token_ids.shape[1]
     credit = rule(
@@ -137,32 +132,7 @@ def reward_and_advantage(
         credit=credit,
         advantages=credit.tokens.to(device),
         masks=SegmentMasks(*(mask.to(device) for mask in masks)),
-        importance=_importance(graded.samples, importance_cap),
     )
-
-
-def _importance(samples: Samples, cap: float | None) -> Tensor | None:
-    if cap is None or samples.engine_log_probs is None:
-        return None
-    return truncated_importance(samples.log_probs, samples.engine_log_probs, samples.inside, cap)
-
-
-def _gap_metrics(experience: Experience) -> dict[str, float]:
-    """How far the policy is from the engine that sampled; nothing where that is the policy itself."""
-    samples = experience.graded.samples
-    if samples.engine_log_probs is None:
-        return {}
-    inside = samples.inside.cpu()
-    gap = engine_gap(samples.log_probs.cpu(), samples.engine_log_probs.cpu(), inside)
-    metrics = {
-        "rollout/log_prob_gap": gap.mean,
-        "rollout/log_prob_gap_max": gap.largest,
-        "rollout/importance": gap.ratio,
-        "rollout/engine_kl": gap.kl,
-    }
-    if experience.importance is not None:
-        metrics["rollout/importance_weight"] = float(experience.importance.cpu()[inside].double().mean())
-    return metrics
 
 
 def experience_metrics(experience: Experience) -> dict[str, float]:
@@ -173,7 +143,6 @@ def experience_metrics(experience: Experience) -> dict[str, float]:
         **values(batch_metrics(graded.correct, graded.confidence, lengths, experience.credit)),
         "rollout/entropy": float(graded.samples.entropy.mean()),
         "response/cut_off_share": float((~graded.samples.finished).float().mean()),
-        **_gap_metrics(experience),
     }
 
 

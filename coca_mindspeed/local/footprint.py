@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM
 
 from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import segment_objective
-from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.local.attention import most_by_products, use_own_attention
 from coca_mindspeed.local.embedding_gradient import add_embedding_gradients
@@ -32,7 +31,6 @@ from coca_mindspeed.local.output_layer import OutputLayer
 from coca_mindspeed.local.policy import Policy, choose_device
 from coca_mindspeed.local.recomputation import recompute_layers
 from coca_mindspeed.local.sampler import Decoder, draw
-from coca_mindspeed.local.vllm_check import bytes_of_number
 
 #: Of a CPU's memory, what lies between pieces in use and is too small for the next, as a share of a backward pass's:
 #: where a process keeps what it frees (:mod:`.freed_memory`), 10 to 13% in the first pass and 15 to 42% in later ones.
@@ -52,10 +50,8 @@ class Footprint:
         moments: AdamW's two, and the scales of those of eight bits.
         step: the most that the optimizer's step needs besides these three.
         update: the most that the backward pass of a microbatch needs besides these three.
-        cache: keys and values when the longest responses end; vLLM's, where that samples.
-        rollout: the most that sampling needs besides weights and moments, the cache included; where vLLM samples, what
-            asking the policy for its log-probs needs.
-        vllm: what vLLM holds throughout, by its weights and its cache; what it needs to compute comes on top.
+        cache: keys and values when the longest responses end.
+        rollout: the most that sampling needs besides weights and moments, the cache included.
         merged: the plain model that adapters are merged into at the end, float32, where that lies on the device.
     """
 
@@ -68,20 +64,19 @@ class Footprint:
     update: int
     cache: int
     rollout: int
-    vllm: int = 0
     merged: int = 0
 
     @property
     def peak_of_update(self) -> int:
-        return self.vllm + self.weights + self.gradients + self.moments + max(self.update, self.step)
+        return self.weights + self.gradients + self.moments + max(self.update, self.step)
 
     @property
     def peak_of_export(self) -> int:
-        return self.vllm + self.weights + self.moments + self.merged
+        return self.weights + self.moments + self.merged
 
     @property
     def peak_of_rollout(self) -> int:
-        return self.vllm + self.weights + self.moments + self.rollout
+        return self.weights + self.moments + self.rollout
 
 
 def footprint(config: RunConfig, architecture: Any) -> Footprint:
@@ -118,16 +113,8 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
         gradients = sum(p.numel() * p.element_size() for p in trained)
         moments = moments_bytes(policy, config.optimizer.name)
         step = step_bytes(policy, config.optimizer.name, choose_device(config.trainer.device))
-        vllm = 0
         before = live.start()
-        if config.rollout.engine == "vllm":
-            with torch.no_grad():
-                for microbatch in largest:
-                    responses_of(policy, microbatch, config).scores()
-            cache = int(config.rollout.vllm.kv_cache_gib * GIB)
-            vllm = bytes_of_number(config) * plain + cache
-        else:
-            cache = max(rollout_pass(policy, config, *batch) for batch in _sampled_at_once(config))
+        cache = max(rollout_pass(policy, config, *batch) for batch in _sampled_at_once(config))
         rollout = live.most - before
     return Footprint(
         parameters=sum(p.numel() for p in parameters),
@@ -139,7 +126,6 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
         update=update - gradients,
         cache=cache,
         rollout=rollout,
-        vllm=vllm,
         merged=4 * plain if adapters and choose_device(config.trainer.device).type == "cpu" else 0,
     )
 

@@ -97,9 +97,8 @@ class _Knob:
 
 
 def _knobs(config: RunConfig) -> list[_Knob]:
-    """What decides about each phase; beside vLLM, asking the policy for log-probs never needs more than its update."""
-    update = _update_knob(config)
-    return [update] if config.rollout.engine == "vllm" else [update, _rollout_knob(config)]
+    """What decides about each phase."""
+    return [_update_knob(config), _rollout_knob(config)]
 
 
 def _update_knob(config: RunConfig) -> _Knob:
@@ -135,11 +134,6 @@ def _remedy(knob: _Knob, run: Footprint, config: RunConfig, architecture: Any, r
         if value is not None:
             settings = {knob.key: value, **changes}
             return "it fits with " + " ".join(f"{key}={json.dumps(value)}" for key, value in settings.items())
-    if config.rollout.engine == "vllm":
-        rest = knob.peak(run) - run.cache
-        cache_gib = (room - rest) * 10 // GIB / 10
-        if cache_gib > 0:
-            return f"it fits with rollout.vllm.kv_cache_gib={cache_gib:g}"
     return (
         f"no smaller value is enough{f', nor is {recomputing}=true' * (len(tries) > 1)}: lower "
         f"rollout.max_new_tokens ({config.rollout.max_new_tokens}), set model.lora.rank, or take a smaller model"

@@ -15,6 +15,7 @@ from typing import IO, Any
 
 from coca_mindspeed import __version__
 from coca_mindspeed.config.compose import to_yaml, validate_run
+from coca_mindspeed.config.overrides import REMOVED_KEYS
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record, record_to_json
 from coca_mindspeed.errors import ConfigError
@@ -37,7 +38,6 @@ ENTRIES = (
     "model",
     "metrics.jsonl",
     "timing.jsonl",
-    "vllm.log",
     "samples",
     "tensorboard",
     "wandb",
@@ -244,7 +244,17 @@ def _saved(found: FoundRun) -> RunConfig:
         values = read_yaml(path)
     except (OSError, YamlError) as error:
         raise ConfigError(f"{path}: the configuration of the run to resume cannot be read: {error}") from error
-    return validate_run(values, (path,))
+    return validate_run(_without_removed_keys(values), (path,))
+
+
+def _without_removed_keys(values: Any) -> Any:
+    """An earlier version's configuration without the defaults of keys that this one has no more."""
+    for key, (default, _) in REMOVED_KEYS.items():
+        section, _, name = key.partition(".")
+        keys = values.get(section) if isinstance(values, dict) else None
+        if isinstance(keys, dict) and name in keys and keys[name] == default:
+            del keys[name]
+    return values
 
 
 def _changes(saved: RunConfig, config: RunConfig) -> Iterator[tuple[str, Any, Any]]:

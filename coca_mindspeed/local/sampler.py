@@ -26,8 +26,6 @@ class Samples:
         log_probs: float32 ``[P * G, tokens]`` of each sampled token under the policy; 0 behind the end.
         finished: bool ``[P * G]``; False where the length limit cut the response off.
         entropy: float32 ``[P * G]``, nats, the policy's mean entropy over the response's tokens.
-        engine_log_probs: as ``log_probs``, by another engine, where that has sampled.  Then ``log_probs`` and
-            ``entropy`` are NaN until the policy has been asked (:mod:`coca_mindspeed.local.rescoring`).
     """
 
     prompts: list[list[int]]
@@ -36,7 +34,6 @@ class Samples:
     log_probs: Tensor
     finished: Tensor
     entropy: Tensor
-    engine_log_probs: Tensor | None = None
 
     @property
     def inside(self) -> Tensor:

@@ -20,7 +20,7 @@ from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.checkpoint import Checkpoint, check_space, export_model, remove_leftovers
 from coca_mindspeed.local.confidence_start import CONFIDENCE_START, MODEL, check_enough_questions, start_confidences
-from coca_mindspeed.local.context import context_limit, read_context_limit, read_model_config
+from coca_mindspeed.local.context import context_limit
 from coca_mindspeed.local.format_warm_up import WARMED_UP, read_warm_up_records, teach_format
 from coca_mindspeed.local.freed_memory import keep_freed_memory
 from coca_mindspeed.local.interrupt import saying_what_is_saved
@@ -40,12 +40,9 @@ from coca_mindspeed.local.run_directory import (
     refuse_another_run,
 )
 from coca_mindspeed.local.run_log import require_loggers
-from coca_mindspeed.local.sampling_engine import Rollout
 from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.trainer import Trainer
-from coca_mindspeed.local.vllm_check import longest_sequence, refuse_unsuited_model, require_vllm
-from coca_mindspeed.local.vllm_rollout import start_vllm
 from coca_mindspeed.local.warm_up import warm_up
 
 
@@ -58,10 +55,8 @@ class Session:
     lock: IO[bytes]
 
     def close(self) -> None:
-        """End the grader's processes and the rollout's, and let others into the directory; for ``closing``."""
+        """End the grader's processes, and let others into the directory; for ``closing``."""
         self.trainer.grader.close()
-        if self.trainer.rollout is not None:
-            self.trainer.rollout.close()
         self.lock.close()
 
 
@@ -135,7 +130,6 @@ def open_session(
     if device.type == "cpu":
         keep_freed_memory()
     require_optimizer(config.optimizer, device)
-    require_vllm(config, device)
     if slow := emulated_dtype(config.model, device):
         print_text(f"warning: {slow}", sys.stderr)
     train, evaluate = load_data(config.data)
@@ -151,7 +145,6 @@ def open_session(
         opened.callback(grader.close)
         check_records(grader, record_sources(config.data, train, evaluate))
         _check_prompts(config, found, [*train, *evaluate, *lessons], show_progress)
-        max_tokens = _check_rollout(config, device)
         if config.model.path is not None:
             refuse_what_cannot_fit(_asking_no_more_than(config, len(evaluate)), Path(config.model.path), device)
 
@@ -190,13 +183,8 @@ def open_session(
             policy = start_confidences(policy, train, grader, config, output, show_progress=show_progress)
             if policy.adapters is None:
                 _put_adapters(policy, config, found)
-        rollout: Rollout | None = None
-        if max_tokens is not None:
-            directory = output / "warm_start" if config.model.path is None else Path(config.model.path)
-            rollout = start_vllm(config, policy, directory, max_tokens, output / "vllm.log")
-            opened.callback(rollout.close)
         run_id = str(marker["id"])
-        trainer = Trainer(config, policy, grader, train, evaluate, output, run_id, show_progress, rollout)
+        trainer = Trainer(config, policy, grader, train, evaluate, output, run_id, show_progress)
         opened.pop_all()
     return Session(trainer, found.newest, lock)
 
@@ -222,21 +210,6 @@ def _check_prompts(config: RunConfig, found: FoundRun, records: Sequence[Record]
     check_readable(records)
     context = context_limit(tiny_config())
     check_lengths(tiny_tokenizer(), context, records, system_prompt, limits, "the built-in tiny model", show_progress)
-
-
-def _check_rollout(config: RunConfig, device: torch.device) -> int | None:
-    """Tokens of the longest sequence, once it is known that vLLM can sample it; None where the policy samples."""
-    if config.rollout.engine != "vllm":
-        return None
-    if config.model.path is None:
-        architecture = tiny_config()
-        context = context_limit(architecture)
-    else:
-        architecture = read_model_config(Path(config.model.path), config.model)
-        context = read_context_limit(Path(config.model.path), config.model)
-    tokens = longest_sequence(config, context)
-    refuse_unsuited_model(config, architecture, device, tokens)
-    return tokens
 
 
 def _model_path(config: RunConfig, found: FoundRun) -> tuple[Path, str]:

@@ -7,12 +7,14 @@ most of its time on besides the model.
 import torch
 from torch import Tensor
 
+from coca_mindspeed.errors import TrainingError
+
 _LARGE = 4096  # a vocabulary from here on: summed up whole for every draw it would take longer than by blocks
 _BLOCK = 256  # tokens; one is found in two steps, among the blocks and in its block
 
 
-class NoDistributionError(RuntimeError):
-    """What tokens are to be drawn from is no distribution."""
+class NoDistributionError(TrainingError):
+    """No token can be drawn: probabilities are not finite, or all of them are 0."""
 
 
 def draw_tokens(
@@ -72,7 +74,9 @@ def _draw(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> Tensor
     """
     total = sums[:, -1:].contiguous()
     if bool((~((total > 0) & total.isfinite())).any()):
-        raise NoDistributionError("a row of probabilities is 0 throughout, or not finite")
+        raise NoDistributionError(
+            "no token can be drawn from the policy: its probabilities are not finite, or all 0; are its weights finite?"
+        )
     # A share that was rounded up to all of it must not end behind the last index that has a weight.
     last = torch.searchsorted(sums, total)
     if row_of is not None:

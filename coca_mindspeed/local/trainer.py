@@ -32,10 +32,9 @@ from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_s
 from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.progress import MEAN_OF, StepProgress, TrainingProgress
-from coca_mindspeed.local.rescoring import rescored
 from coca_mindspeed.local.run_log import RunLog
-from coca_mindspeed.local.sampling_engine import LocalRollout, Rollout, RolloutError
 from coca_mindspeed.local.schedule import generator, learning_rate, records_of_step
+from coca_mindspeed.local.token_draw import NoDistributionError
 from coca_mindspeed.local.update import NotFiniteError, update_policy
 from coca_mindspeed.time_left import STEPS
 
@@ -59,7 +58,6 @@ class Trainer:
         output: the run's directory.
         run_id: unique to this run, and the same when it is resumed.
         show_progress: whether to draw a progress bar.
-        rollout: what samples from the policy; None: the policy itself.
     """
 
     config: RunConfig
@@ -70,13 +68,11 @@ class Trainer:
     output: Path
     run_id: str
     show_progress: bool = True
-    rollout: Rollout | None = None
 
     def __post_init__(self) -> None:
         self.method = self.config.method.training_method
         self.evaluated_only = EvaluatedOnly(self.grader)
         self.checkpoints = self.output / "checkpoints"
-        self._engine = self.rollout or LocalRollout(self.policy)
         self.total_steps = self.config.trainer.steps * len(self.method.stages)
         self._progress = TrainingProgress(self.total_steps, enabled=False)
         self._recent: deque[Mapping[str, float]] = deque(maxlen=NO_SIGNAL_STEPS)
@@ -106,7 +102,7 @@ class Trainer:
                         optimizer = build_optimizer(self.policy, self.config.optimizer)
                     try:
                         metrics, timing = self._step(step, stage, stage_step, optimizer, log)
-                    except RolloutError as error:
+                    except NoDistributionError as error:
                         where = f"{self._last_good_checkpoint()}; go on with --resume"
                         raise TrainingError(f"step {step + 1}: {error}\n{where}") from error
                     except (MemoryError, RuntimeError) as error:
@@ -184,14 +180,13 @@ class Trainer:
 
     def _answers(self, records: Sequence[Record], purpose: str, progress: Callable[[int], None]) -> list[Prediction]:
         draw, config = generator(self.policy.device, self.config.seed, purpose), self.config
-        return predict(self.policy, records, self.grader, config.method, config.rollout, draw, progress, self._engine)
+        return predict(self.policy, records, self.grader, config.method, config.rollout, draw, progress)
 
     def _step(
         self, step: int, stage: int, stage_step: int, optimizer: torch.optim.Optimizer, log: RunLog
     ) -> tuple[dict[str, float], dict[str, float]]:
         config, device = self.config, self.policy.device
         records = records_of_step(self.train_records, step, config.rollout.prompts, config.seed)
-        self._engine.timing()  # what an evaluation has taken of it is in the evaluation's own seconds
         graded = respond_and_grade(
             self.policy,
             records,
@@ -200,24 +195,14 @@ class Trainer:
             config.rollout,
             generator(device, config.seed, "rollout", step),
             config.rollout.group_size,
-            self._engine,
         )
-        of_engine = self._engine.timing()
-        rescoring = {}
-        if graded.samples.engine_log_probs is not None:
-            started = time.perf_counter()
-            graded = replace(graded, samples=rescored(self.policy, graded.samples, config))
-            rescoring = {"seconds/rescoring": time.perf_counter() - started}
-        experience = reward_and_advantage(graded, config.method, stage, device, config.rollout.importance_cap)
+        experience = reward_and_advantage(graded, config.method, stage, device)
         started = time.perf_counter()
         lr = learning_rate(config.optimizer, stage_step, config.trainer.steps)
         update = self._update(step, experience, optimizer, lr)
-        self._engine.weights_changed()
         timing = {f"seconds/{name}": seconds for name, seconds in graded.seconds.items()}
         timing["seconds/update"] = time.perf_counter() - started
         timing["tokens_per_second/rollout"] = float(graded.samples.lengths.sum()) / graded.seconds["rollout"]
-        timing["seconds/rollout"] -= sum(of_engine.values())  # no second is in two of them
-        timing |= rescoring | of_engine
         timing |= {f"grading/{name}": value for name, value in self.grader.metrics().items()}
         timing["grading/unevaluated"] = float(self.evaluated_only.unevaluated)
         metrics = {"stage": float(stage), "lr": lr, **experience_metrics(experience), **update}

@@ -93,7 +93,6 @@ def _accumulate_gradient(
             aggregation=config.method.loss_aggregation,
             responses=len(minibatch) * group,
             tokens=tokens,
-            weights=None if experience.importance is None else experience.importance[rows, :width],
         )
         objective, scores = responses.backward(objective_of)
         confidence, answer = (scores.entropy.masked_fill(~mask, 0.0).sum() for mask in masks)

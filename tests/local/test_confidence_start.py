@@ -358,7 +358,6 @@ def test_answers_that_leave_their_work_undone_are_labelled_as_the_training_rewar
     ("overrides", "message"),
     [
         (["confidence_start.questions=9"], "expected 0 or at least 10"),
-        (["confidence_start.questions=10", "rollout.engine=vllm"], "the start is sampled by the policy itself"),
     ],
 )
 def test_a_start_that_cannot_be_had_is_refused(overrides, message):

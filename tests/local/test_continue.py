@@ -1,5 +1,6 @@
 """Going on with a run: on the same records, for longer, after a kill, and what an interruption says."""
 
+import contextlib
 import io
 import json
 import os
@@ -11,6 +12,7 @@ import time
 import types
 
 import pytest
+import yaml
 from rich.console import Console
 
 from coca_mindspeed.cli import main
@@ -83,6 +85,20 @@ def test_what_the_length_would_have_changed_is_refused(tmp_path, six_steps, befo
         return
     with pytest.raises(ConfigError, match=message):
         small_session(output, *session_overrides, f"trainer.steps={after}", resume=True)
+
+
+# ---- a run of an earlier version
+
+
+@pytest.mark.parametrize(("engine", "message"), [("local", None), ("vllm", "rollout.engine='vllm': unknown key")])
+def test_removed_keys_hinder_resuming_only_where_they_were_set(tmp_path, six_steps, engine, message):
+    output = copy(six_steps, tmp_path / "run")
+    values = yaml.safe_load((output / "config.yaml").read_text())
+    vllm = {"python": None, "dtype": "auto", "kv_cache_gib": 4.0, "eager": False}
+    values["rollout"] |= {"engine": engine, "importance_cap": None, "vllm": vllm}
+    (output / "config.yaml").write_text(yaml.safe_dump(values))
+    with pytest.raises(ConfigError, match=message) if message else contextlib.nullcontext():
+        small_session(output, *TINY, resume=True)
 
 
 # ---- the same records

@@ -12,11 +12,10 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import TrainerConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.checkpoint import list_checkpoints
-from coca_mindspeed.local.experience import experience_metrics, respond_and_grade, reward_and_advantage
+from coca_mindspeed.local.experience import respond_and_grade, reward_and_advantage
 from coca_mindspeed.local.microbatches import fullest, microbatches
-from coca_mindspeed.local.rescoring import rescored
 from coca_mindspeed.local.schedule import generator
-from coca_mindspeed.local.update import NotFiniteError, update_policy
+from coca_mindspeed.local.update import update_policy
 from tests.local.models_for_tests import set_chunk_of
 from tests.local.runs_for_tests import result, small_session, train
 
@@ -249,71 +248,3 @@ def test_a_resumed_run_with_microbatches_of_tokens_ends_with_the_same_bytes(tmp_
 def test_two_kinds_of_microbatches_are_refused():
     with pytest.raises(ConfigError, match="microbatch_tokens=90: 90 tokens and microbatch_prompts 2 cannot both"):
         compose_run("demo", ["trainer.microbatch_tokens=90", "trainer.microbatch_prompts=2"])
-
-
-# ---- responses that another engine has sampled
-
-
-@pytest.fixture(scope="module")
-def from_elsewhere(session, experience):
-    """The same responses, told by an engine that is off by up to half a nat at a token, and knows no entropy."""
-    samples = experience.graded.samples
-    noise = torch.rand(samples.log_probs.shape, generator=torch.Generator().manual_seed(0)) - 0.5
-    unknown = torch.full_like(samples.log_probs, torch.nan)
-    of_engine = (samples.log_probs + noise).masked_fill(~samples.inside, 0.0)
-    elsewhere = dataclasses.replace(
-        samples, log_probs=unknown, entropy=unknown[:, 0], engine_log_probs=of_engine.detach()
-    )
-    return dataclasses.replace(experience.graded, samples=elsewhere)
-
-
-def experience_of(session, graded, config, cap=None):
-    known = dataclasses.replace(graded, samples=rescored(session.trainer.policy, graded.samples, config))
-    return reward_and_advantage(known, config.method, 0, session.trainer.policy.device, cap)
-
-
-@pytest.mark.parametrize("settings", [{}, {"minibatches": 2}, {"microbatch_tokens": 100}, {"share_prompts": False}])
-def test_what_the_policy_says_of_them_is_what_it_said_itself(session, experience, from_elsewhere, settings):
-    config = session.trainer.config
-    config = config.model_copy(update={"trainer": config.trainer.model_copy(update=settings)})
-    known = rescored(session.trainer.policy, from_elsewhere.samples, config)
-    own = experience.graded.samples
-    torch.testing.assert_close(known.log_probs, own.log_probs, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(known.entropy, own.entropy, atol=1e-5, rtol=1e-5)
-    assert not known.log_probs.requires_grad
-    assert (known.log_probs[~known.inside] == 0).all()
-
-
-def test_without_a_cap_they_are_learned_from_like_ones_own(session, experience, from_elsewhere):
-    """Up to rounding; and what is said of the gap is the noise's."""
-    expected, _ = updated(session, experience)
-    elsewhere = experience_of(session, from_elsewhere, session.trainer.config)
-    assert elsewhere.importance is None
-    after, metrics = updated(session, elsewhere)
-    torch.testing.assert_close(after, expected, atol=1e-5, rtol=1e-4)
-    assert metrics["answer/kl"] == pytest.approx(0, abs=1e-9)
-    said = experience_metrics(elsewhere)
-    assert 0.2 < said["rollout/log_prob_gap"] < 0.3
-    assert 0.4 < said["rollout/log_prob_gap_max"] <= 0.5
-    assert "rollout/importance_weight" not in said
-    assert not [name for name in experience_metrics(experience) if "gap" in name or "importance" in name]
-
-
-def test_with_a_cap_each_token_is_weighed(session, experience, from_elsewhere):
-    elsewhere = experience_of(session, from_elsewhere, session.trainer.config, cap=1.2)
-    samples = elsewhere.graded.samples
-    weights = (samples.log_probs - samples.engine_log_probs).exp().clamp(max=1.2)
-    torch.testing.assert_close(elsewhere.importance[samples.inside], weights[samples.inside])
-    assert 0.2 < float((elsewhere.importance[samples.inside] == 1.2).float().mean()) < 0.5
-    plain, _ = updated(session, dataclasses.replace(elsewhere, importance=None))
-    after, _ = updated(session, elsewhere)
-    assert float((after - plain).abs().max()) > 1e-3
-    microbatched, _ = updated(session, elsewhere, microbatch_tokens=100)
-    torch.testing.assert_close(microbatched, after, atol=1e-5, rtol=1e-4)
-
-
-def test_to_forget_to_ask_the_policy_ends_the_run(session, from_elsewhere):
-    config = session.trainer.config
-    experience = reward_and_advantage(from_elsewhere, config.method, 0, session.trainer.policy.device)
-    with pytest.raises(NotFiniteError, match=r"objective/loss is nan"):
-        updated(session, experience)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
 
-from coca_mindspeed.config.schema import ConfidenceStartConfig, LoraConfig, RunConfig, VllmConfig, WarmUpConfig
+from coca_mindspeed.config.schema import ConfidenceStartConfig, LoraConfig, RunConfig, WarmUpConfig
 from coca_mindspeed.config.steps import steps_of_epochs, training_rows
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.plan.conditions import needs_reference
@@ -39,9 +39,6 @@ _LOCAL_ENGINE = {  # keys of ours that no key of MindSpeed-RL's is taken from ->
     **{f"confidence_start.{name}": _START for name in ConfidenceStartConfig.model_fields},
     **dict.fromkeys(("data.train_size", "data.evaluate_size", "data.seed"), _EMBEDDED),
     "rollout.batch_responses": "here it is mindspeed_rl.generate_config.max_num_seqs",
-    "rollout.engine": "here it is always MindSpeed-RL's own",
-    "rollout.importance_cap": "MindSpeed-RL takes its old log-probs from the policy, and weighs no token",
-    **{f"rollout.vllm.{name}": "here it is mindspeed_rl.generate_config" for name in VllmConfig.model_fields},
     "trainer.microbatch_prompts": f"here it is {KEYS['update_tokens']}",
     "trainer.microbatch_tokens": f"here it is {KEYS['update_tokens']}",
     "trainer.share_prompts": "MindSpeed-RL runs a prompt once for each of its responses",

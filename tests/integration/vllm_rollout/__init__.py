@@ -1,1 +1,0 @@
-"""Rollout by vLLM itself, its build for CPUs, in an environment of its own (`make test-vllm-rollout`)."""
