@@ -12,8 +12,10 @@ The mask itself transformers 4 works out by `torch.vmap`, several milliseconds a
 comparisons and has the same values.
 """
 
+import contextlib
 import inspect
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,12 +25,35 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface, causal_mask_function
 
+from coca_mindspeed.errors import ConfigError
+
 _ON_CPU, _MASKED = "sdpa_on_cpu", "sdpa_masked"
 #: Of a row and a head: for as many numbers in the products, and for no more pairs of a query and a key, the products
 #: beat the kernel (``docs/benchmarks.md``).
 _LEAST_NUMBERS, _MOST_PAIRS = 1024, 1024
 _transformers_mask = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
 _BY_VMAP = "cache_position" in inspect.signature(_transformers_mask).parameters  # transformers 5 compares as well
+
+
+@contextlib.contextmanager
+def naming_the_alternative(attention: str, where: str) -> Iterator[None]:
+    """Name ``model.attention=eager`` where transformers refuses to make a model with another attention.
+
+    Args:
+        attention: that is asked for.
+        where: the key of the model and its value.
+
+    Raises:
+        ConfigError: in the place of transformers' ValueError or ImportError.
+    """
+    try:
+        yield
+    except (ValueError, ImportError) as error:
+        if attention == "eager" or "attn_implementation" not in str(error):
+            raise
+        raise ConfigError(
+            f"model.attention={attention}: transformers has no such attention for {where}; set model.attention=eager"
+        ) from error
 
 
 def most_by_products(before: int) -> int:

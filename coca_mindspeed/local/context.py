@@ -78,9 +78,6 @@ def _require_model_type(path: Path, config: ModelConfig, where: str) -> None:
 def _layers_with_a_state(architecture: Any) -> str:
     """What a model has other than keys and values of each token in each layer; empty: nothing."""
     listed: list[str] = next((kinds for name in _LAYER_KINDS if (kinds := getattr(architecture, name, None))), [])
-    if shared := getattr(architecture, "num_kv_shared_layers", 0):
-        # Their keys and values are an earlier layer's only where a cache is kept; without one they have others.
-        return f"num_kv_shared_layers={shared}"
     if others := set(listed) - _ATTEND:
         return "layers of type " + ", ".join(sorted(others))
     model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(architecture), None)

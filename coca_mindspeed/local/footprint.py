@@ -20,14 +20,13 @@ from transformers import AutoModelForCausalLM
 from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.local.attention import most_by_products, use_own_attention
+from coca_mindspeed.local.attention import most_by_products, naming_the_alternative, use_own_attention
 from coca_mindspeed.local.embedding_gradient import add_embedding_gradients
 from coca_mindspeed.local.evaluate import held_out_at_once
 from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.lora import add_adapters
 from coca_mindspeed.local.microbatches import fullest
 from coca_mindspeed.local.optimizer import moments_bytes, step_bytes
-from coca_mindspeed.local.output_layer import OutputLayer
 from coca_mindspeed.local.policy import Policy, choose_device
 from coca_mindspeed.local.recomputation import recompute_layers
 from coca_mindspeed.local.sampler import Decoder, draw
@@ -173,16 +172,16 @@ class _LiveBytes(TorchDispatchMode):
 def _shapes_alone(config: RunConfig, architecture: Any) -> Policy:
     """The policy as it is loaded, on a device that holds nothing."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            architecture, attn_implementation=_attention(config), dtype=torch.float32
-        )
+        with naming_the_alternative(config.model.attention, f"model.path={config.model.path}"):
+            model = AutoModelForCausalLM.from_config(
+                architecture, attn_implementation=_attention(config), dtype=torch.float32
+            )
         device = choose_device(config.trainer.device)
         use_own_attention(model, device)
         add_embedding_gradients(model, device)
         model.eval()
         text: Any = None  # nothing is read
         policy = Policy(model, None, text, (1,), 0, getattr(torch, config.model.compute_dtype))
-        policy.output_layer = OutputLayer.unchecked(model)
         if config.model.gradient_checkpointing:
             recompute_layers(model)
         add_adapters(policy, config.model.lora, seed=0)

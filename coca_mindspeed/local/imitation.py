@@ -14,7 +14,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from coca_mindspeed.algorithm.response import CLOSE_TAG, OPEN_TAG, ConfidencePosition
 from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig, RunConfig, TrainerConfig
@@ -158,8 +157,7 @@ class Imitation:
         every = range(len(prompts))
         parts = [list(every)]
         if self.microbatch_tokens is not None:
-            cache = DynamicCache(config=policy.model.config)
-            shared = 0 if self.question_weight else shared_start(prompts, cache)  # which a pass runs once
+            shared = 0 if self.question_weight else shared_start(prompts, policy.sharing)  # which a pass runs once
             limit = TrainerConfig(
                 microbatch_prompts=None,
                 microbatch_tokens=max(1, self.microbatch_tokens - shared),

@@ -166,7 +166,8 @@ class ResponseBatch:
         prompt_of = np.repeat(np.arange(len(self.prompts)), self._sizes)
         width = self.token_ids.shape[1]
         # With nothing to share a pass for the prompts would be one more and save none.
-        if self.share_prompts and (max(self._sizes) > 1 or shared_start(self.prompts, cache)):
+        sharing = self.policy.sharing if self.share_prompts else "none"
+        if sharing != "none" and (max(self._sizes) > 1 or shared_start(self.prompts, sharing)):
             passes = self.passes or ResponsePasses.whole(prompt_of, width)
             return _shared(self.policy, self.prompts, self.token_ids, passes, cache, go_on)
         return _plain(self.policy, self.prompts, self.token_ids, prompt_of)
@@ -181,7 +182,7 @@ def _shared(
     go_on: GoOn,
 ) -> Iterator[tuple[Tensor, Scored]]:
     forward = policy.output_layer.hidden_states
-    started = run_prompts(forward, prompts, cache, policy.pad_id, policy.device, go_on)
+    started = run_prompts(forward, prompts, cache, policy.pad_id, policy.device, go_on, policy.sharing)
     yield started.output[:, -1:], passes.first
     mask, lengths = started.mask, started.lengths
     for each in passes.passes:

@@ -35,45 +35,45 @@ class OutputLayer:
     """A causal LM taken apart: its body, and how its logits follow from the body's last hidden states.
 
     Attributes:
-        model: a Hugging Face causal LM.
+        body: makes the last hidden states.
+        head: the linear layer behind it.
         factor: multiplies the logits (Cohere's ``logit_scale``, the inverse of Granite's ``logits_scaling``).
         cap: bounds them by ``cap * tanh(logits / cap)`` (Gemma's ``final_logit_softcapping``); None: no bound.
     """
 
-    model: Any
+    body: Any
+    head: torch.nn.Linear
     factor: float = 1.0
     cap: float | None = None
 
     @classmethod
     def of(cls, model: Any) -> "OutputLayer":
-        """The output layer of ``model``, compared with the model's own logits.
+        """The output layer of ``model`` by its configuration; the self-test at load compares its logits.
 
         Raises:
-            ValueError: the model makes its logits in a way that is not known here.
+            ValueError: it is no linear layer, or no part of the model is apart from it.
         """
-        layer = cls.unchecked(model)
-        if problem := layer._problem():
+        head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+        body = next((part for part in model.children() if any(each is embedding for each in part.modules())), None)
+        if not isinstance(head, torch.nn.Linear) or body is None:
             raise ValueError(
-                f"the logits of a {type(model).__name__} cannot be computed from its hidden states: {problem}"
+                f"a {type(model).__name__} has the output layer {type(head).__name__}"
+                f"{' and no part that makes hidden states' if body is None else ''}; expected a Linear behind a part "
+                "that has the input embedding"
             )
-        return layer
-
-    @classmethod
-    def unchecked(cls, model: Any) -> "OutputLayer":
-        """The same by the model's configuration alone."""
-        config = model.config
+        config = model.config.get_text_config()
         cap = getattr(config, "final_logit_softcapping", None)
         factor = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
-        return cls(model, float(factor), None if cap is None else float(cap))
+        return cls(body, head, float(factor), None if cap is None else float(cap))
 
     def hidden_states(self, **inputs: Any) -> Tensor:
         """The body's last hidden states ``[rows, tokens, hidden]``, after its final norm."""
-        states: Tensor = self.model.base_model(**inputs).last_hidden_state
+        states: Tensor = self.body(**inputs).last_hidden_state
         return states
 
     def logits(self, states: Tensor) -> Tensor:
         """The model's own logits ``[..., vocabulary]`` from hidden states ``[..., hidden]``."""
-        return self._scaled(self.model.get_output_embeddings()(states))
+        return self._scaled(self.head(states))
 
     def scores(self, states: Tensor, tokens: Tensor, as_policy: Callable[[Tensor], Tensor]) -> TokenScores:
         """Log-prob and entropy of each token, by chunks; the backward pass makes the logits once more.
@@ -139,11 +139,10 @@ class OutputLayer:
         return known(log_probs).detach(), TokenScores(log_probs.view(tokens.shape), entropy.view(tokens.shape))
 
     def _inputs(self, states: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        head = self.model.get_output_embeddings()
-        return states.flatten(0, -2), head.weight, head.bias
+        return states.flatten(0, -2), self.head.weight, self.head.bias
 
     def _distribution(self, states: Tensor, as_policy: Callable[[Tensor], Tensor]) -> "_Distribution":
-        weight, device = self.model.get_output_embeddings().weight, states.device.type
+        weight, device = self.head.weight, states.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
         return _Distribution(lambda logits: as_policy(self._scaled(logits)), dtype, self._chunk)
 
@@ -153,7 +152,7 @@ class OutputLayer:
 
     @property
     def _chunk(self) -> int:
-        return max(_LEAST_CHUNK, _CHUNK_BYTES // (4 * len(self.model.get_output_embeddings().weight)))
+        return max(_LEAST_CHUNK, _CHUNK_BYTES // (4 * len(self.head.weight)))
 
     def _scaled(self, logits: Tensor) -> Tensor:
         if self.factor != 1.0:
@@ -161,23 +160,6 @@ class OutputLayer:
         if self.cap is not None:
             logits = self.cap * torch.tanh(logits / self.cap)
         return logits
-
-    def _problem(self) -> str | None:
-        head = self.model.get_output_embeddings()
-        if not isinstance(head, torch.nn.Linear):
-            return f"its output layer is a {type(head).__name__}, not a Linear"
-        if self.model.base_model is self.model:
-            return "it has no body apart from its output layer"
-        ids = torch.arange(min(8, len(head.weight)), device=head.weight.device)[None]
-        with torch.inference_mode():
-            expected = self.model(input_ids=ids, use_cache=False).logits.float()
-            found = self.logits(self.hidden_states(input_ids=ids, use_cache=False)).float()
-        if found.shape != expected.shape:
-            return f"they have the shape {list(expected.shape)}, its output layer's {list(found.shape)}"
-        tolerance = 1e-4 * max(1.0, float(expected.abs().max()))
-        if not torch.allclose(found, expected, rtol=0, atol=tolerance, equal_nan=True):
-            return f"they differ from its output layer's by up to {float((found - expected).abs().max()):.3g}"
-        return None
 
 
 def scores_of_logits(logits: Tensor, tokens: Tensor) -> TokenScores:

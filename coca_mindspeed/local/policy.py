@@ -1,9 +1,9 @@
 """A causal language model with its tokenizer, loaded from any Hugging Face directory."""
 
-import contextlib
 import importlib
 import importlib.util
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,14 +17,18 @@ from transformers import AutoModelForCausalLM
 
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.config.schema import DEVICE_PATTERN, ModelConfig
+from coca_mindspeed.console import print_text
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.attention import use_own_attention
+from coca_mindspeed.local.attention import naming_the_alternative, use_own_attention
 from coca_mindspeed.local.chat import encode_prompts, load_tokenizer
 from coca_mindspeed.local.embedding_gradient import add_embedding_gradients
 from coca_mindspeed.local.output_layer import OutputLayer
+from coca_mindspeed.local.prompt_pass import Sharing
 from coca_mindspeed.local.recomputation import recompute_layers
 from coca_mindspeed.tokenization import token_text
+
+_SHARED = {"prefix": "prompts and their common prefix", "prompts": "prompts alone", "none": "nothing"}
 
 
 @dataclass
@@ -39,6 +43,7 @@ class Policy:
         pad_id: fills the places behind a response; never sampled, unless it is also an end-of-sequence token.
         compute_dtype: float32 or bfloat16; the weights that are trained are float32 in either case.
         adapters: peft's model around :attr:`model`, where adapters are trained in its place.
+        sharing: what prompts may have computed once without a change of the result.
     """
 
     model: Any
@@ -48,6 +53,12 @@ class Policy:
     pad_id: int
     compute_dtype: torch.dtype = torch.float32
     adapters: Any = None
+    sharing: Sharing = "prefix"
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens that the output layer knows."""
+        return len(self.output_layer.head.weight)
 
     def autocast(self) -> torch.autocast:
         """Compute in :attr:`compute_dtype`; enter it once around a whole loop, so that weights are cast once."""
@@ -55,10 +66,10 @@ class Policy:
 
     @cached_property
     def output_layer(self) -> OutputLayer:
-        """The way from hidden states to logits; its first use compares it with the model's own.
+        """The way from hidden states to logits.
 
         Raises:
-            ValueError: the model makes its logits in a way that is not known.
+            ValueError: the model has no linear output layer.
         """
         return OutputLayer.of(self.model)
 
@@ -160,15 +171,16 @@ def load_policy(
         raise ConfigError("model.attention=flash_attention_2: needs the package flash-attn, which is not installed")
     tokenizer = load_tokenizer(path, config, where=where)
     try:
-        model, loading = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=dtype,
-            attn_implementation=config.attention,
-            trust_remote_code=config.trust_remote_code,
-            local_files_only=True,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # named and refused below, with their keys
-        )
+        with naming_the_alternative(config.attention, f"{where}={path}"):
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                path,
+                dtype=dtype,
+                attn_implementation=config.attention,
+                trust_remote_code=config.trust_remote_code,
+                local_files_only=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # named and refused below, with their keys
+            )
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{where}={path}: cannot be loaded as a causal language model: {error}") from error
     _refuse_partial_weights(model, loading, f"{where}={path}")
@@ -182,17 +194,35 @@ def load_policy(
             f"{where}={path}: neither its generation config nor its tokenizer names an end-of-sequence token"
         )
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
-    text = token_text(tokenizer, model.config.vocab_size)
-    policy = Policy(model, tokenizer, text, eos_ids, pad_id, getattr(torch, config.compute_dtype))
     try:
-        # Found out now, not in the first update; flash attention takes no float32.
-        with policy.autocast() if config.attention == "flash_attention_2" else contextlib.nullcontext():
-            policy.output_layer  # noqa: B018
+        text = token_text(tokenizer, len(OutputLayer.of(model).head.weight))
+        policy = Policy(model, tokenizer, text, eos_ids, pad_id, getattr(torch, config.compute_dtype))
         if config.gradient_checkpointing:
             recompute_layers(model)
+        _choose_computation(policy, config, f"{where}={path}")
     except ValueError as error:
         raise ConfigError(f"{where}={path}: {error}") from error
     return policy
+
+
+def _choose_computation(policy: Policy, config: ModelConfig, where: str) -> None:
+    """Set attention and sharing by the self-test, and say so where they are not those that were asked for.
+
+    Raises:
+        SelfTestError: none computes what the model's plain forward pass does.
+    """
+    from coca_mindspeed.local.self_test import choose_computation  # it imports this module
+
+    problem = choose_computation(policy)
+    if not problem:
+        return
+    eager = policy.model.config._attn_implementation == "eager"
+    kind = "warning" if eager and config.attention != "eager" else "note"
+    print_text(
+        f"{kind}: {where}: with model.attention={config.attention} and a shared prefix, {problem}; computed with "
+        f"model.attention={'eager' if eager else config.attention}, shared: {_SHARED[policy.sharing]}",
+        sys.stderr,
+    )
 
 
 def _refuse_partial_weights(model: Any, loading: Mapping[str, Any], where: str) -> None:

@@ -6,13 +6,18 @@ question.  What all prompts of a batch start with is run once, as each prompt is
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
 from coca_mindspeed.local.separate_backward import GoOn, go_on
+
+#: How much is computed once: the prefix that all prompts of a batch start with, and each prompt for its group; each
+#: prompt for its group; nothing.  Padding lies between a shared prefix and what follows, where prompts are not of one
+#: length, and windows and ALiBi may count it (:mod:`.self_test`).
+Sharing = Literal["prefix", "prompts", "none"]
 
 _WORTH_A_PASS = 16  # tokens; a shorter start costs more as a pass of its own than it saves
 
@@ -21,7 +26,7 @@ class PromptPass(NamedTuple):
     """What a batch of P prompts left behind.
 
     Attributes:
-        output: what ``forward`` made of the prompts' last tokens: its rows are the prompts, its last column their ends.
+        output: what ``forward`` made of the prompts' last tokens, ``[P, tokens, ...]``; the last column is their ends.
         mask: bool ``[P, width]`` of the cache's columns, False where a prompt is padded; None where none is.
         lengths: int64 ``[P]``, tokens of each prompt.
         width: columns of the cache.
@@ -40,18 +45,20 @@ def run_prompts(
     pad_id: int,
     device: torch.device,
     go_on: GoOn = go_on,
+    sharing: Sharing = "prefix",
 ) -> PromptPass:
     """Fill an empty cache with prompts.
 
     Args:
-        forward: a causal LM, or its body; with gradient or without.
+        forward: a causal LM's body or the like; with gradient or without.
         prompts: token ids, at least one each.
         cache: empty; afterwards it has one row a prompt.
         pad_id: fills shorter prompts up, on the left.
         device: of the model.
         go_on: how the prompts' own tokens go on from what all of them start with.
+        sharing: whether what all of them start with is run once.
     """
-    shared = shared_start(prompts, cache)
+    shared = shared_start(prompts, sharing)
     if shared:
         start = torch.tensor([prompts[0][:shared]], device=device)
         positions = torch.arange(shared, device=device)[None]
@@ -70,19 +77,14 @@ def run_prompts(
     return PromptPass(output, mask, lengths, shared + ids.shape[1])
 
 
-def shared_start(prompts: Sequence[Sequence[int]], cache: DynamicCache) -> int:
+def shared_start(prompts: Sequence[Sequence[int]], sharing: Sharing = "prefix") -> int:
     """How many tokens all prompts start with, if they are worth a pass; each keeps a token that is its own.
-
-    Nothing is shared where that would be wrong: padding behind a start lies between a prompt's tokens, and a layer
-    with a sliding window counts it.
 
     Args:
         prompts: token ids, at least one each.
-        cache: of the model that runs them; only its kinds of layers are looked at.
+        sharing: 0 unless it is ``prefix``.
     """
-    if len(prompts) == 1:
-        return 0
-    if any(cache.is_sliding) and len(set(map(len, prompts))) > 1:
+    if len(prompts) == 1 or sharing != "prefix":
         return 0
     first, last = min(map(list, prompts)), max(map(list, prompts))  # the two that part earliest
     same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))

@@ -23,13 +23,12 @@ def prompt_states(policy: Policy, prompts: Sequence[Sequence[int]], layer: int) 
     """
     ids, mask = pad_left(prompts, policy.pad_id, policy.device)
     with torch.inference_mode(), policy.autocast():
-        output = policy.model(
+        output = policy.output_layer.body(
             input_ids=ids,
             attention_mask=torch.ones_like(ids, dtype=torch.bool) if mask is None else mask,
             position_ids=positions_of(mask, ids),
             output_hidden_states=True,
             use_cache=False,
-            logits_to_keep=1,
         )
     states: Tensor = output.hidden_states[layer][:, -1].float().cpu()
     return states.clone()  # inference tensors may not enter a graph

@@ -1,6 +1,5 @@
 """Sampling responses: a KV cache, what a group's responses begin with run once, exact log-probs of what was sampled."""
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -162,23 +161,28 @@ class Decoder:
             prompts: token ids of each.
             max_new_tokens: that will ever follow, so that the cache takes no room for more; None: nobody knows.
         """
-        self._model, self._rows = policy.model, len(prompts)
+        self._layer, self._rows = policy.output_layer, len(prompts)
         longest = max(map(len, prompts))
-        self._cache = growing_cache(self._model.config, None if max_new_tokens is None else longest + max_new_tokens)
+        self._cache = growing_cache(policy.model.config, None if max_new_tokens is None else longest + max_new_tokens)
         started = run_prompts(
-            functools.partial(self._model, logits_to_keep=1), prompts, self._cache, policy.pad_id, policy.device
+            self._layer.hidden_states,
+            prompts,
+            self._cache,
+            policy.pad_id,
+            policy.device,
+            sharing=policy.sharing,
         )
         self.width, self._mask = started.width, started.mask
         # Without a mask all rows are as long, and one position does for all of them.
         self._position = started.lengths[:, None] if self._mask is not None else started.lengths[:1, None]
-        self.logits: Tensor = started.output.logits[:, -1]
+        self.logits = self._layer.logits(started.output[:, -1])
 
     def step(self, token: Tensor) -> None:
         """Append one token ``[rows, 1]`` to every row."""
         self.width += 1
         if self._mask is not None and self._mask.shape[1] < self.width:
             self._mask = torch.nn.functional.pad(self._mask, (0, self.width), value=True)
-        output = self._model(
+        states = self._layer.hidden_states(
             input_ids=token,
             attention_mask=None if self._mask is None else self._mask[:, : self.width],
             position_ids=self._position,
@@ -186,7 +190,7 @@ class Decoder:
             use_cache=True,
         )
         self._position = self._position + 1
-        self.logits = output.logits[:, -1]
+        self.logits = self._layer.logits(states[:, -1])
 
     def skip_to(self, width: int) -> None:
         """Go on as if tokens had been appended while there was room for them, up to ``width``; for estimates alone."""

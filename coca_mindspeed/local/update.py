@@ -44,6 +44,8 @@ def update_policy(
     Raises:
         NotFiniteError: before any weight is touched by what is not finite.
     """
+    if policy.sharing == "none":  # microbatches are filled as if every response had a prompt of its own
+        config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"share_prompts": False})})
     for group in optimizer.param_groups:
         group["lr"] = lr
     losses, norms = [], []

@@ -19,7 +19,6 @@ from coca_mindspeed.local import attention
 from coca_mindspeed.local.attention import use_own_attention
 from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.log_probs import response_log_probs
-from coca_mindspeed.local.output_layer import OutputLayer
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.sampler import sample_responses
 from tests.local.models_for_tests import write_random_model
@@ -220,7 +219,6 @@ def test_no_mask_is_worked_out_by_vmap(kv_heads, monkeypatch):
     model = tiny_model(kv_heads).eval()
     use_own_attention(model, CPU)
     policy = Policy(model, None, None, (1,), 0)
-    policy.output_layer = OutputLayer.unchecked(model)
     for prompts in (PROMPTS, OF_ONE_LENGTH):
         token_ids = sampled(policy, prompts).token_ids
         for share_prompts in (True, False):

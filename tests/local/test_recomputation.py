@@ -31,7 +31,8 @@ def random_policy(architecture, *, recompute, dtype=torch.float32):
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **_SHAPE, **own)).eval()
     if recompute:
         recompute_layers(model)
-    return Policy(model, None, None, (1,), 0, dtype)
+    sharing = "prompts" if own else "prefix"  # a window would count padding behind a prefix
+    return Policy(model, None, None, (1,), 0, dtype, sharing=sharing)
 
 
 def kept_and_gradient(policy, prompts, share_prompts):

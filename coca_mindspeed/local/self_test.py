@@ -1,0 +1,300 @@
+"""A self-test at load: sampler and update compute what one plain eager forward pass computes.
+
+Architectures differ in ways that their configurations do not tell: PyTorch's attention drops Gemma 2's soft cap, ALiBi
+and windows count the padding between a shared prefix and what follows, Gemma 3n reads another layer's keys where there
+is a cache.  A small batch shows each of these in log-probs and gradients, and the fastest computation that is right is
+chosen.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coca_mindspeed.local.beginnings import PassCost, ResponsePasses
+from coca_mindspeed.local.log_probs import ResponseBatch
+from coca_mindspeed.local.output_layer import scores_of_logits
+from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.prompt_pass import Sharing
+from coca_mindspeed.local.sampler import Decoder
+
+_SHARED = 16  # tokens that both prompts start with
+_OWN, _RESPONSES = (2, 5), (5, 2)  # tokens of each prompt behind these, and of each of its two responses
+_WINDOW = 8  # columns; windows that are not exceeded otherwise are made as small for the test
+_LONGEST_WINDOW = 256  # columns, up to which the prompts exceed a window (GPT-Neo builds its masks when it is made)
+_TOLERANCE = 1e-3  # nats of a log-prob, where these spread by a nat or more; float32 is off by 1e-5 (SmolLM2)
+_TOLERANCE_OF_GRADIENT = 1e-2  # relative; float32 is off by 1e-4
+_TOLERANCE_OF_BFLOAT16 = 0.2  # nats: flash attention takes no float32
+
+
+class SelfTestError(ValueError):
+    """No way of computing gives what a plain eager forward pass of the model gives."""
+
+
+def choose_computation(policy: Policy) -> str:
+    """Choose attention and sharing of prompts by comparing them with one plain eager forward pass.
+
+    The attention that the model was loaded with is tried first, then ``eager``, each with as much sharing as possible.
+    Weights, gradients and random states are left as they are.
+
+    Args:
+        policy: its model's attention and :attr:`~Policy.sharing` are set.
+
+    Returns:
+        Why the first choice was not taken; empty if it was.
+
+    Raises:
+        SelfTestError: every choice differs, or the model cannot be run.
+    """
+    model, first = policy.model, ""
+    refusal = f"a {type(model).__name__} cannot be sampled and trained here"
+    configured = model.config._attn_implementation
+    exact = configured != "flash_attention_2"
+    tested = dataclasses.replace(policy, compute_dtype=torch.float32 if exact else torch.bfloat16)
+    with _small_windows(model.config), _without_weight_gradients(model), _in_float32(model, exact):
+        case = _Case.of(tested)
+        with _attention(model, "eager"):
+            expected = _run("the plain forward pass fails", functools.partial(case.by_plain_pass, tested))
+        if isinstance(expected, str):
+            raise SelfTestError(f"{refusal}: {expected}")
+        attentions = (configured, "eager") if model._can_set_attn_implementation() else (configured,)
+        for attention, sharing in itertools.product(dict.fromkeys(attentions), get_args(Sharing)):
+            tested.sharing = sharing
+            with _attention(model, attention):
+                problem = case.problem(tested, expected, _TOLERANCE if exact else _TOLERANCE_OF_BFLOAT16)
+            if not problem:
+                break
+            first = first or problem
+        else:
+            raise SelfTestError(f"{refusal}: {first}")
+    _set_attention(model, attention)
+    policy.sharing = sharing
+    return first
+
+
+@dataclass(frozen=True)
+class _Found:
+    """Log-probs float32 ``[responses, tokens]``, and their gradient by the embedding of each token of the case."""
+
+    log_probs: Tensor
+    gradient: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Case:
+    """Two prompts of different lengths, with two responses each; all four texts have the same length.
+
+    Attributes:
+        prompts: token ids; the first 16 are the same.
+        token_ids: int64 ``[4, tokens]`` of the responses, padded on the right.
+        inside: bool ``[4, tokens]``, False on padding.
+        weights: float32 ``[4, tokens]`` of the log-probs in the loss, 0 on padding.
+    """
+
+    prompts: list[list[int]]
+    token_ids: Tensor
+    inside: Tensor
+    weights: Tensor
+
+    @classmethod
+    def of(cls, policy: Policy) -> "_Case":
+        """Random tokens; the responses to a prompt begin alike, so that shared prefixes have something to share."""
+        random = torch.Generator().manual_seed(0)
+        text = policy.model.config.get_text_config()
+        rows = min(len(policy.model.get_input_embeddings().weight), policy.vocabulary)
+        exceeded = max((w for w in _windows(text).values() if w <= _LONGEST_WINDOW), default=0)
+        most = (getattr(text, "max_position_embeddings", None) or 2**31) - _OWN[0] - _RESPONSES[0]
+        shared = max(1, min(_SHARED + exceeded, most))
+
+        def tokens(count: int) -> list[int]:
+            found = torch.randint(rows - 1, (count,), generator=random)
+            return (found + (found >= policy.pad_id)).tolist()  # PAD has no probability
+
+        start = tokens(shared)
+        prompts = [start + tokens(own) for own in _OWN]
+        responses = []
+        for length in _RESPONSES:
+            first = tokens(1)
+            responses += [first + tokens(length - 1) for _ in range(2)]
+        width = max(_RESPONSES)
+        padded = [response + [policy.pad_id] * (width - len(response)) for response in responses]
+        inside = torch.tensor([[t < len(response) for t in range(width)] for response in responses])
+        weights = torch.randn(inside.shape, generator=random).masked_fill(~inside, 0.0)
+        device = policy.device
+        return cls(prompts, torch.tensor(padded, device=device), inside.to(device), weights.to(device))
+
+    def by_plain_pass(self, policy: Policy) -> _Found:
+        """All four texts at once: no padding, no cache, nothing shared."""
+        responses = [ids[inside].tolist() for ids, inside in zip(self.token_ids, self.inside, strict=True)]
+        texts = torch.tensor([self.prompts[row // 2] + ids for row, ids in enumerate(responses)])
+
+        def log_probs() -> Tensor:
+            with policy.autocast():
+                logits = policy.model(input_ids=texts.to(policy.device), use_cache=False).logits
+            scores = scores_of_logits(policy.logits_of_policy(logits[:, :-1], 1.0), texts.to(policy.device)[:, 1:])
+            found = torch.zeros(self.inside.shape, device=policy.device)
+            ends = [scores.log_probs[row, -len(ids) :] for row, ids in enumerate(responses)]
+            return found.masked_scatter(self.inside, torch.cat(ends))
+
+        return self._with_gradient(policy, log_probs)
+
+    def by_sampler(self, policy: Policy) -> _Found:
+        """As :func:`~coca_mindspeed.local.sampler.sample_responses` computes them."""
+        columns = []
+        with torch.inference_mode(), policy.autocast():
+            decoder = Decoder(policy, self.prompts, self.token_ids.shape[1])
+            rows = torch.arange(len(self.prompts), device=policy.device).repeat_interleave(2)
+            decoder.keep(rows)
+            logits = decoder.logits[rows]
+            for column in range(self.token_ids.shape[1]):
+                token = self.token_ids[:, column : column + 1]
+                columns.append(scores_of_logits(policy.logits_of_policy(logits, 1.0)[:, None], token).log_probs)
+                if column + 1 < self.token_ids.shape[1]:
+                    decoder.step(token)
+                    logits = decoder.logits
+            return _Found(torch.cat(columns, dim=1).masked_fill(~self.inside, 0.0), None)
+
+    def by_update(self, policy: Policy) -> _Found:
+        """As an update computes them."""
+        lengths, prompt_of = self.inside.sum(dim=1).cpu().numpy(), np.arange(len(self.prompts)).repeat(2)
+        passes = ResponsePasses.cheapest(self.token_ids.cpu().numpy(), lengths, prompt_of, 0, PassCost(0, 0))
+        batch = ResponseBatch(policy, self.prompts, self.token_ids, 1.0, passes=passes)
+        return self._with_gradient(policy, lambda: batch.scores().log_probs.masked_fill(~self.inside, 0.0))
+
+    def problem(self, policy: Policy, expected: _Found, tolerance: float) -> str:
+        """What is wrong with the way in which ``policy`` computes; empty: nothing."""
+        spread = min(1.0, float(expected.log_probs[self.inside].std()))
+        for name, compute in (("sampler", self.by_sampler), ("update", self.by_update)):
+            found = _run(f"the {name} fails", functools.partial(compute, policy))
+            if isinstance(found, str):
+                return found
+            off = float((found.log_probs - expected.log_probs).abs().max())
+            if not off <= tolerance * spread:
+                return f"the {name}'s log-probs differ from the plain forward pass by {off:.2g} nats"
+            if found.gradient is not None and expected.gradient is not None:
+                off = float((found.gradient - expected.gradient).norm() / expected.gradient.norm())
+                if not off <= _TOLERANCE_OF_GRADIENT:
+                    return f"the {name}'s gradient differs from the plain forward pass by {off:.1%}"
+        return ""
+
+    def _with_gradient(self, policy: Policy, log_probs: Callable[[], Tensor]) -> _Found:
+        """The gradient, where weights are stored in float32; others are widened one module at a time."""
+        embedding = policy.model.get_input_embeddings()
+        if embedding.weight.dtype != torch.float32:
+            with torch.no_grad():
+                return _Found(log_probs(), None)
+        looked_up: list[tuple[Tensor, Tensor]] = []
+
+        def watch(module: Any, inputs: Any, output: Tensor) -> Tensor:
+            looked_up.append((inputs[0], output.detach().requires_grad_()))
+            return looked_up[-1][1]
+
+        hook = embedding.register_forward_hook(watch)
+        try:
+            found = log_probs()
+            (found * self.weights).sum().backward()
+        finally:
+            hook.remove()
+        tokens = torch.tensor([*self.prompts[0], *self.prompts[1]], device=policy.device)
+        tokens = torch.cat([tokens, self.token_ids[self.inside]]).unique()
+        gradient = torch.zeros(len(tokens), embedding.weight.shape[1], device=policy.device)
+        for ids, output in looked_up:
+            if output.grad is None:  # nothing depends on it
+                continue
+            known = torch.isin(ids, tokens)
+            gradient.index_add_(0, torch.searchsorted(tokens, ids[known]), output.grad[known].float())
+        return _Found(found.detach(), gradient)
+
+
+def _run(what: str, compute: Callable[[], _Found]) -> _Found | str:
+    """What it finds, or why it fails: architectures that cannot be run here fail in their own ways."""
+    try:
+        return compute()
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - somebody else's code
+        reason = next(iter(str(error).splitlines()), "")
+        return f"{what}: {type(error).__name__}: {reason}"
+
+
+def _set_attention(model: Any, name: str) -> None:
+    if model.config._attn_implementation != name and model._can_set_attn_implementation():
+        model.set_attn_implementation(name)
+
+
+@contextlib.contextmanager
+def _attention(model: Any, name: str) -> Iterator[None]:
+    before = model.config._attn_implementation
+    _set_attention(model, name)
+    try:
+        yield
+    finally:
+        _set_attention(model, before)
+
+
+def _windows(text: Any) -> dict[str, int]:
+    """Settings that bound how far back a layer sees, by the configuration of a decoder."""
+    return {
+        name: value
+        for name, value in vars(text).items()
+        if ("window" in name or "chunk_size" in name) and type(value) is int and value > _WINDOW
+    }
+
+
+@contextlib.contextmanager
+def _small_windows(config: Any) -> Iterator[None]:
+    """Let windows be so small that short texts exceed them, where they are looked up in the configuration."""
+    text = config.get_text_config()
+    windows = {name: value for name, value in _windows(text).items() if value > _LONGEST_WINDOW}
+    try:
+        for name in windows:
+            setattr(text, name, _WINDOW)
+        yield
+    finally:
+        for name, value in windows.items():
+            setattr(text, name, value)
+
+
+@contextlib.contextmanager
+def _without_weight_gradients(model: Any) -> Iterator[None]:
+    """Gradients flow to the embedding's output alone: those of all weights would take as much memory as the weights."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    try:
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_(True)
+
+
+@contextlib.contextmanager
+def _in_float32(model: Any, exact: bool) -> Iterator[None]:
+    """Compute with float32 copies of weights that are stored in fewer bits; each is there while its module runs."""
+    stored: dict[Any, dict[str, Any]] = {}
+
+    def widen(module: Any, inputs: Any) -> None:
+        stored[module] = dict(module._parameters)
+        for name, parameter in stored[module].items():
+            if parameter is not None and parameter.is_floating_point():
+                module._parameters[name] = torch.nn.Parameter(parameter.float(), requires_grad=False)
+
+    def narrow(module: Any, inputs: Any, output: Any) -> None:
+        module._parameters.update(stored.pop(module))
+
+    modules = model.modules() if exact else ()
+    rounded = [m for m in modules if any(p is not None and p.dtype != torch.float32 for p in m._parameters.values())]
+    hooks = [m.register_forward_pre_hook(widen) for m in rounded]
+    hooks += [m.register_forward_hook(narrow, always_call=True) for m in rounded]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
