@@ -1,25 +1,15 @@
-"""LaTeX answers as sympy objects, by math-verify's parser.  Runs in worker processes only."""
+"""LaTeX answers as sympy objects.  Runs in worker processes only."""
 
 import functools
-import logging
 import re
 import sys
 from typing import Any
 
 import sympy
-from antlr4.atn.PredictionMode import PredictionMode
-from latex2sympy2_extended import NormalizationConfig
-from latex2sympy2_extended.latex2sympy2 import _Latex2Sympy
-from latex2sympy2_extended.math_normalization import normalize_latex
-from math_verify import LatexExtractionConfig, parse
-from math_verify.grader import should_treat_as_complex
+from math_verify.parser import get_last_eq
 from sympy.core.relational import Relational
 
-# units=False: math-verify's list of units includes single letters, and would read 5t as 5.
-_NORMALISATION = NormalizationConfig(
-    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last", equations=False
-)
-_EXTRACTION = (LatexExtractionConfig(boxed_match_priority=0, normalization_config=_NORMALISATION),)
+from coca_mindspeed.grading.mathematics.parser import Parser, normalised
 
 _OR = re.compile(r"(?<![a-zA-Z])or(?![a-zA-Z])")
 # The parser drops the degree sign; inside of a function that turns the angle into radians.
@@ -52,10 +42,9 @@ _WARM_UP = (
 
 
 def warm_up() -> None:
-    """Build the parser's tables before the first clock starts, and silence math-verify's note on its limits."""
+    """Build the parser's tables before the first clock starts."""
     if hasattr(sys, "set_int_max_str_digits"):  # Python's own guard against long integers; here the pool's limit is one
         sys.set_int_max_str_digits(0)
-    logging.getLogger("math_verify").setLevel(logging.CRITICAL)
     for text in _WARM_UP:
         parse_latex(text)
 
@@ -75,36 +64,29 @@ def parse_latex(text: str) -> Any | None:
     return _union_of_conditions(expression) if _OR.search(text) else expression
 
 
-class _SllParser(_Latex2Sympy):
-    """latex2sympy's grammar with ANTLR's SLL prediction: several times faster, and it may only fail more often."""
-
-    def create_parser(self, latex_str: str) -> Any:
-        parser = super().create_parser(latex_str)
-        parser._interp.predictionMode = PredictionMode.SLL
-        return parser
-
-    def parse_number(self, text: str) -> Any:
-        # sympy.Number reads a string by running "from sympy import *", once for each number.
-        return sympy.Integer(int(text)) if text.isascii() and text.isdigit() else super().parse_number(text)
-
-
 def parse_quickly(text: str) -> Any | None:
     """What :func:`parse_fully` would say, or None if the quick way does not get there.
 
     ANTLR's own advice: predict with less context first, and start again with all of it on a syntax error.
     """
-    normalised = normalize_latex(rf"\boxed{{{text}}}", _NORMALISATION)
     try:
-        return _SllParser(is_real=not should_treat_as_complex(normalised)).parse(normalised)
+        return Parser(full=False).parse(normalised(text))
     except Exception:  # noqa: BLE001  # the parser raises plain Exception; the full one decides
         return None
 
 
 def parse_fully(text: str) -> Any | None:
-    parsed = parse(
-        rf"\boxed{{{text}}}", _EXTRACTION, fallback_mode="no_fallback", parsing_timeout=None, raise_on_error=True
-    )
-    return parsed[0] if parsed else None
+    """The whole grammar's reading; of a chain of equations that it cannot read, the last right-hand side's."""
+    try:
+        prepared = normalised(text)
+    except ValueError:
+        return None
+    for part in dict.fromkeys((prepared, get_last_eq(prepared))):
+        try:
+            return Parser(full=True).parse(part)
+        except Exception:  # noqa: BLE001  # as above
+            continue
+    return None
 
 
 def _with_imaginary_unit(expression: Any) -> Any:

@@ -1,46 +1,46 @@
 """Symbolic comparison of two final answers.  Runs in worker processes only: sympy can hang or explode.
 
-Where both sides have numeric values (free symbols are given random ones), these decide: they must agree to 25
-digits.  math-verify, which decides about everything else (sets, relations, intervals), would round to six decimals and
-drop what is below 1e-15, and so take ``e^{-50}`` for ``e^{-51}``; and it would simplify, which is slow.  Its time
-limits are signals of the main thread and are off; the pool in :mod:`.workers` kills from outside.
+Scalars are compared by :mod:`.equality`; collections, intervals, equations and inequalities by their parts.  The pool
+in :mod:`coca_mindspeed.grading.workers` limits the time from outside.
 """
 
-import hashlib
-import random
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import sympy
 from latex2sympy2_extended import is_expr_of_only_symbols
-from math_verify import verify
 from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
+from sympy.logic.boolalg import BooleanAtom
 
+from coca_mindspeed.grading.mathematics.equality import equal
 from coca_mindspeed.grading.mathematics.latex import parse_latex
 from coca_mindspeed.grading.mathematics.quantity import DECIMAL_TOLERANCE, read_answer, same_number
 from coca_mindspeed.grading.verdict import Outcome
 
-_DIGITS = 40
-_AGREEMENT = sympy.Float("1e-25", _DIGITS)
 # 0.333333 is exactly one part in a million from a third: a hair more than that, for the rounding of 40 digits.
 _ROUNDING = sympy.Rational(DECIMAL_TOLERANCE) * (1 + sympy.Rational(1, 10**20))
-_NEAR, _FURTHEST = 3, 10**6  # how far from 0 points lie; beyond every number of the two answers, as far as that
-# Signs that the parser passes over: 5' and 5_2 and 5\\ldots would all be 5.
-_DROPPED = re.compile(r"""['"?]|\\[lc]?dots[a-z]?(?![a-zA-Z])|\.\.\.|\d\s*_""")
+# Signs that the parser passes over: 5' and 5\\ldots would both be 5.
+_DROPPED = re.compile(r"""(?<![a-zA-Z}_])['"]|\?|\\[lc]?dots[a-z]?(?![a-zA-Z])|\.\.\.""")
 # A comma inside of brackets is no separator of elements, and what follows "or" may be one.
 _SEVERAL = re.compile(r"\\pm|\\mp|[(\[]|(?<![a-z])(?:or|and)(?![a-z])")
-_PRIMES = re.compile(r"(?<=[a-zA-Z])'")
-_UNEVALUATED = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
 
 
 def gold_problem(text: str) -> str:
     """Why a gold answer cannot be used, or ``""``."""
-    return "" if parse_latex(text) is not None else "it cannot be parsed as mathematics"
+    gold = parse_latex(text)
+    if gold is None:
+        return "it cannot be parsed as mathematics"
+    if isinstance(gold, sympy.Expr) and gold.has(sympy.zoo, sympy.nan):
+        return "it has no value"
+    parts = gold.args if isinstance(gold, sympy.FiniteSet | sympy.And) else (gold,)
+    if any(isinstance(part, Relational) and _is_settled(part) for part in parts):
+        return "it is an equation or inequality that holds or fails for all values, and says nothing"
+    return "it is true or false as it stands, and says nothing" if isinstance(gold, BooleanAtom) else ""
 
 
 def compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
@@ -48,30 +48,16 @@ def compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
     gold_text, answer_text = pair
     if Counter(_DROPPED.findall(answer_text)) - Counter(_DROPPED.findall(gold_text)):
         return Outcome.WRONG, "it holds what the parser would drop and the gold answer does not have"
-    if "=" not in gold_text and len(_PRIMES.findall(gold_text)) != len(_PRIMES.findall(answer_text)):
-        return Outcome.WRONG, "another derivative"
-    gold = parse_latex(gold_text)
-    if gold is None:
-        return Outcome.UNGRADABLE, "the gold answer cannot be parsed as mathematics"
-    answer = parse_latex(answer_text)
+    if problem := gold_problem(gold_text):
+        return Outcome.UNGRADABLE, f"the gold answer cannot be used: {problem}"
+    gold, answer = parse_latex(gold_text), parse_latex(answer_text)
     if answer is None:
         return Outcome.WRONG, "the answer cannot be parsed as mathematics"
     if (exact := _same_exact_number(gold, gold_text, answer, answer_text)) is not None:
         return (Outcome.RIGHT if exact else Outcome.WRONG), "as exact numbers"
     if _repeated(gold, gold_text) and not _same_repetitions(gold_text, answer_text):
         return Outcome.WRONG, "the repeated elements differ"
-    if not _is_relation(gold) and _is_relation(answer) and not _states_a_value(answer):
-        return Outcome.WRONG, "an equation that does not say what the value is"
-    agree = _agree(gold, answer)
-    if agree is False:
-        return Outcome.WRONG, "the values differ"
-    if agree:
-        return Outcome.RIGHT, "the values agree"
-    # allow_set_relation_comp: x<2 and (-oo, 2) are the same answer, whichever of them is the gold.
-    same = verify(gold, answer, timeout_seconds=None, allow_set_relation_comp=True, raise_on_error=True)
-    if not same and (solutions := [_solutions(side) for side in (gold, answer)])[0] is not None:
-        same = solutions[0] == solutions[1]
-    return (Outcome.RIGHT if same else Outcome.WRONG), ""
+    return (Outcome.RIGHT if _same(gold, answer) else Outcome.WRONG), ""
 
 
 def _repeated(gold: Any, text: str) -> bool:
@@ -81,44 +67,18 @@ def _repeated(gold: Any, text: str) -> bool:
 
 def _same_repetitions(gold_text: str, answer_text: str) -> bool:
     sides = [[parse_latex(part) for part in text.strip("\\{} ").split(",")] for text in (gold_text, answer_text)]
-    left = sides[1]
-    for element in sides[0]:
-        place = next((n for n, other in enumerate(left) if other == element or _agree(element, other)), None)
+    return _paired(*sides)
+
+
+def _paired(elements: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether each element has another one for a partner, and none is left."""
+    left = list(others)
+    for element in elements:
+        place = next((n for n, other in enumerate(left) if _same(element, other)), None)
         if place is None:
             return False
         del left[place]
     return not left
-
-
-def _is_relation(expression: Any) -> bool:
-    return isinstance(expression, Relational | sympy.And)
-
-
-def _states_a_value(relation: Any) -> bool:
-    """Whether math-verify may take the last right-hand side for the answer: of ``x = 6``, but not of ``2x = 6``."""
-    parts = getattr(relation, "_unsorted_args", None) or [relation]
-    if not all(isinstance(part, sympy.Eq) for part in parts):
-        return True  # an inequality, which stands for its set of solutions
-    named = is_expr_of_only_symbols(parts[0].lhs) or isinstance(parts[0].lhs, AppliedUndef)
-    return all(_agree(part.lhs, part.rhs) is not False for part in parts[1 if named else 0 :]) and (
-        named or _is_number(parts[0].lhs)
-    )
-
-
-def _solutions(expression: Any) -> sympy.Set | None:
-    """The numbers for which inequalities in one unknown hold, or None if that is not what the expression is."""
-    parts = expression.args if isinstance(expression, sympy.And) else (expression,)
-    inequalities = all(isinstance(part, Relational) and not isinstance(part, sympy.Eq) for part in parts)
-    if not inequalities or len(expression.free_symbols) != 1:
-        return None
-    try:
-        return expression.as_set()
-    except NotImplementedError:
-        return None
-
-
-def _is_number(expression: Any) -> bool:
-    return isinstance(expression, sympy.Expr) and not expression.free_symbols
 
 
 def _exact_value(expression: Any, text: str) -> Fraction | None:
@@ -141,106 +101,253 @@ def _same_exact_number(gold: Any, gold_text: str, answer: Any, answer_text: str)
     )
 
 
-def _agree(gold: Any, answer: Any) -> bool | None:
-    """Whether the two have the same values; None where that cannot be said."""
-    if isinstance(gold, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase):
-        if gold.shape != answer.shape:
-            return False
-        return _all_agree(zip(gold.flat(), answer.flat(), strict=True))
-    if isinstance(gold, sympy.Tuple) and isinstance(answer, sympy.Tuple):
-        return _all_agree(zip(gold, answer, strict=True)) if len(gold) == len(answer) else False
-    if isinstance(gold, sympy.FiniteSet) and isinstance(answer, sympy.FiniteSet):
-        if not all(map(_is_number, [*gold.args, *answer.args])):
-            return None
-        return _each_has_a_partner(gold.args, answer.args) and _each_has_a_partner(answer.args, gold.args)
-    if isinstance(gold, sympy.Interval) and isinstance(answer, sympy.Interval):
-        if (gold.left_open, gold.right_open) != (answer.left_open, answer.right_open):
-            return False
-        return _all_agree([(gold.start, answer.start), (gold.end, answer.end)])
-    if isinstance(gold, sympy.Eq) and isinstance(answer, sympy.Eq):
-        return _equations_agree(gold, answer)
-    if not isinstance(gold, sympy.Expr) or not isinstance(answer, sympy.Expr):
-        return None
-    return _scalars_agree(gold, answer)
+def _is_number(expression: Any) -> bool:
+    return isinstance(expression, sympy.Expr) and not expression.free_symbols
 
 
-def _equations_agree(gold: sympy.Eq, answer: sympy.Eq) -> bool | None:
-    """The cases that need no solving: the same variable given a value, or both sides the same up to the sign."""
-    symbol = gold.lhs
-    if symbol == answer.lhs and isinstance(symbol, sympy.Symbol):
-        if symbol not in gold.rhs.free_symbols | answer.rhs.free_symbols:
-            return _agree(gold.rhs, answer.rhs)
-        return None
-    if not all(isinstance(side, sympy.Expr) for side in (*gold.args, *answer.args)):
-        return None
-    difference, other = gold.lhs - gold.rhs, answer.lhs - answer.rhs
-    return True if _agree(difference, other) or _agree(difference, -other) else None
+def _same(gold: Any, answer: Any) -> bool:
+    """Whether two parsed answers are the same; a value may stand for the equation that names it, either way round."""
+    if _is_relation(gold) and _is_relation(answer):
+        return _same_relations(gold, answer)
+    if _is_relation(gold):
+        named = _value_named(gold)
+        if isinstance(answer, sympy.Set) and (solutions := _solutions(gold)) is not None:
+            return _same(solutions, answer)
+        return named is not None and _same(named, answer)
+    if _is_relation(answer):
+        if (named := _value_named(answer)) is not None:
+            return _same(gold, named)
+        return isinstance(gold, sympy.Set) and not _has_equation(answer) and _same_or_none(gold, _solutions(answer))
+    if isinstance(gold, sympy.MatrixBase | sympy.MatrixExpr) or isinstance(answer, sympy.MatrixBase | sympy.MatrixExpr):
+        return _same_matrices(gold, answer)
+    if isinstance(gold, sympy.Set | sympy.Tuple) or isinstance(answer, sympy.Set | sympy.Tuple):
+        return _same_collections(gold, answer)
+    if isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr):
+        return _same_scalars(gold, answer)
+    return False
 
 
-def _each_has_a_partner(elements: Any, others: Any) -> bool:
-    return all(any(element == other or _agree(element, other) for other in others) for element in elements)
+def _same_or_none(gold: Any, answer: Any | None) -> bool:
+    return answer is not None and _same(gold, answer)
 
 
-def _all_agree(pairs: Any) -> bool | None:
-    outcomes = [_agree(a, b) for a, b in pairs]
-    return False if False in outcomes else None if None in outcomes else True
-
-
-def _scalars_agree(gold: sympy.Expr, answer: sympy.Expr) -> bool | None:
-    symbols = sorted(gold.free_symbols, key=str)
-    if set(symbols) != set(answer.free_symbols):
-        return None
-    sides = [side.doit() if side.has(*_UNEVALUATED) else side for side in (gold, answer)]
-    if any(side.has(*_UNEVALUATED) for side in sides):
-        return None  # numeric quadrature is not good to 25 digits
+def _same_scalars(gold: sympy.Expr, answer: sympy.Expr) -> bool:
+    gold, answer = (_with_imaginary_unit(side) for side in (gold, answer))
+    if (name := _letters(gold)) is not None and name == _letters(answer):
+        return True
     # Only a number that is nothing but a decimal may stand for a value that it cannot write; in 0.5x it is exact.
-    rounded = not symbols and any(side.has(sympy.Float) and side.doit().is_Float for side in sides)
-    tolerance = _ROUNDING if rounded else _AGREEMENT
-    sides = [side.replace(_is_float, lambda value: sympy.Rational(str(value))) for side in sides]
-    # The points depend on the pair and on nothing else: a verdict is the same in every batch, and no answer can be
-    # made to fit points that follow from its own text.
-    draw = random.Random(hashlib.sha256(f"{gold}\0{answer}".encode()).digest())
-    compared = False
-    for point in _points(symbols, sides, draw):
-        a, b = (sympy.N(side.subs(point), _DIGITS) for side in sides)
-        if not (_is_finite(a) and _is_finite(b)):
-            continue
-        compared = True
-        if abs(a - b) > tolerance * max(abs(a), abs(b)):
+    numbers = not gold.free_symbols and not answer.free_symbols
+    rounded = numbers and any(side.has(sympy.Float) and side.doit().is_Float for side in (gold, answer))
+    return bool(equal(gold, answer, _ROUNDING if rounded else None))
+
+
+def _with_imaginary_unit(expression: sympy.Expr) -> sympy.Expr:
+    """Read the symbol i as the imaginary unit, as answers mean it."""
+    units = {symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"}
+    return expression.xreplace(units) if units else expression
+
+
+def _letters(expression: sympy.Expr) -> str | None:
+    r"""``AB`` of ``\text{AB}`` and of the product A B."""
+    names = [factor.name if factor.is_Symbol else "e" for factor in sympy.Mul.make_args(expression)
+             if factor.is_Symbol or factor == sympy.E]  # fmt: skip
+    return "".join(names) if len(names) == len(sympy.Mul.make_args(expression)) else None
+
+
+def _same_matrices(gold: Any, answer: Any) -> bool:
+    gold, answer = gold.doit(), answer.doit()
+    if not isinstance(gold, sympy.MatrixBase) or not isinstance(answer, sympy.MatrixBase):
+        return bool(gold == answer)
+    return gold.shape == answer.shape and all(map(_same, gold.flat(), answer.flat()))
+
+
+def _same_collections(gold: Any, answer: Any) -> bool:
+    if isinstance(answer, sympy.FiniteSet) and len(answer) == 1 and isinstance(gold, sympy.Expr):
+        return _same(gold, answer.args[0])
+    if isinstance(gold, sympy.FiniteSet):
+        if (others := _in_order(answer)) is None:
+            others = None if isinstance(answer, sympy.Set) else (answer,)
+        return others is not None and _same_elements(gold, others)
+    if isinstance(gold, sympy.Tuple) or isinstance(answer, sympy.Tuple | sympy.FiniteSet):
+        elements, others = _in_order(gold), _in_order(answer)
+        if elements is None or others is None:
             return False
-    return True if compared else None
+        return len(elements) == len(others) and all(map(_same, elements, others))
+    return isinstance(gold, sympy.Set) and isinstance(answer, sympy.Set) and _same_sets(gold, answer)
 
 
-def _points(symbols: list[Any], sides: list[Any], draw: random.Random) -> Iterator[dict[Any, Any]]:
-    """Values for the symbols where two functions that only agree on one side of 0, 5 or each other differ.
-
-    Every symbol is positive and negative, less and greater than every other one, and near and far; ``|x - 5|`` is
-    ``5 - x`` as far as 5.
-    """
-    if not symbols:
-        yield {}
-        return
-    constants = [abs(number) for side in sides for number in side.atoms(sympy.Number) if number.is_finite]
-    far = 10 + min(_FURTHEST, max((int(number) for number in constants), default=0))
-    alternating = [1 - 2 * (n % 2) for n in range(len(symbols))]
-    near_and_far = ((_NEAR, 1, False), (_NEAR, -1, False), (3 * far, 1, True), (3 * far, -1, True))
-    for reach, sign, falling in near_and_far:
-        yield _point(symbols, [sign] * len(symbols), reach, falling, draw)
-    if len(symbols) > 1:
-        for sign in (1, -1):
-            yield _point(symbols, [sign * one for one in alternating], _NEAR, False, draw)
+def _in_order(collection: Any) -> Sequence[Any] | None:
+    """The elements of a tuple or list as they are written; an open interval of two is written like a point."""
+    if isinstance(collection, sympy.Tuple):
+        return tuple(collection.args)
+    if isinstance(collection, sympy.FiniteSet):
+        return tuple(getattr(collection, "_unsorted_args", collection.args))
+    if isinstance(collection, sympy.Interval) and collection.left_open and collection.right_open:
+        return collection.start, collection.end
+    return None
 
 
-def _point(symbols: list[Any], signs: list[int], reach: int, falling: bool, draw: random.Random) -> dict[Any, Any]:
-    sizes = sorted((draw.randint(336 * reach, 1009 * reach) for _ in symbols), reverse=falling)
-    return {symbol: sympy.Rational(sign * size, 1009) for symbol, sign, size in zip(symbols, signs, sizes, strict=True)}
-
-
-def _is_float(expression: Any) -> bool:
-    return bool(expression.is_Float)
-
-
-def _is_finite(value: Any) -> bool:
-    return bool(value.is_number) and all(
-        isinstance(part, sympy.Number) and part.is_finite for part in value.as_real_imag()
+def _same_elements(gold: sympy.FiniteSet, others: Sequence[Any]) -> bool:
+    """Whether a list has the same elements, in any order; values of different names only beside their names."""
+    names = [_name(element) for element in gold.args]
+    if len(set(names)) > 1 and None not in names and not all(map(_is_relation, others)):
+        elements = _in_order(gold) or ()
+        return len(elements) == len(others) and all(map(_same, elements, others))
+    return all(any(_same(element, other) for other in others) for element in gold.args) and all(
+        any(_same(element, other) for element in gold.args) for other in others
     )
+
+
+def _name(element: Any) -> Any:
+    return element.lhs if isinstance(element, sympy.Eq) and _names_a_value(element.lhs) else None
+
+
+def _same_sets(gold: sympy.Set, answer: sympy.Set) -> bool:
+    if isinstance(gold, sympy.Interval) and isinstance(answer, sympy.Interval):
+        kinds = (gold.left_open, gold.right_open) == (answer.left_open, answer.right_open)
+        return kinds and _same(gold.start, answer.start) and _same(gold.end, answer.end)
+    gold, answer = gold.doit(), answer.doit()
+    if gold == answer:
+        return True
+    if isinstance(gold, sympy.Union) and isinstance(answer, sympy.Union) and _paired(gold.args, answer.args):
+        return True
+    return gold.symmetric_difference(answer).is_empty is True
+
+
+def _is_relation(expression: Any) -> bool:
+    return isinstance(expression, Relational | sympy.And)
+
+
+def _has_equation(relation: Any) -> bool:
+    return any(isinstance(part, sympy.Eq) for part in _parts(relation))
+
+
+def _parts(relation: Any) -> Sequence[Any]:
+    """The relations of a chain such as ``1 < x < 2``, as they are written."""
+    if isinstance(relation, sympy.And):
+        return tuple(getattr(relation, "_unsorted_args", relation.args))
+    return (relation,)
+
+
+def _names_a_value(left: Any) -> bool:
+    return bool(is_expr_of_only_symbols(left)) or isinstance(left, AppliedUndef)
+
+
+def _chain(relation: Any) -> sympy.Eq | None:
+    """``x = b`` of ``x = a = b`` if a is b; a system such as ``x = y = z`` is no such chain."""
+    parts = _parts(relation)
+    if not all(isinstance(part, sympy.Eq) for part in parts):
+        return None
+    if not all(_same(part.lhs, part.rhs) for part in parts[1:]):
+        return None
+    return parts[0] if len(parts) == 1 else sympy.Eq(parts[0].lhs, parts[-1].rhs, evaluate=False)
+
+
+def _value_named(relation: Any) -> Any | None:
+    """6 of ``x = 6``, ``f(2) = 6`` and ``2 + 4 = 6``, but not of ``2x = 6`` or ``5 = 6``."""
+    equation = _chain(relation)
+    if equation is None:
+        return None
+    if _names_a_value(equation.lhs):
+        return equation.rhs
+    return equation.rhs if _is_number(equation.lhs) and _same(equation.lhs, equation.rhs) else None
+
+
+def _solutions(relation: Any) -> sympy.Set | None:
+    """The numbers for which relations in one unknown hold, or None if that is not what the expression is."""
+    if len(relation.free_symbols) != 1 or not all(isinstance(side, sympy.Expr) for side in _sides(_parts(relation))):
+        return None
+    try:
+        return relation.as_set()
+    except NotImplementedError:
+        return None
+
+
+def _sides(relations: Iterable[Any]) -> list[Any]:
+    return [side for relation in relations for side in relation.args]
+
+
+def _same_relations(gold: Any, answer: Any) -> bool:
+    golds, answers = ([chain] if (chain := _chain(side)) is not None else _parts(side) for side in (gold, answer))
+    if len(golds) == len(answers) == 1 and isinstance(golds[0], sympy.Eq) and isinstance(answers[0], sympy.Eq):
+        return _same_equations(golds[0], answers[0])
+    left = list(answers)
+    for part in golds:
+        place = next((n for n, other in enumerate(left) if _same_relation(part, other)), None)
+        if place is None:
+            break
+        del left[place]
+    else:
+        if not left:
+            return True
+    if _has_equation(gold) or _has_equation(answer) or gold.free_symbols != answer.free_symbols:
+        return False
+    return (solutions := _solutions(gold)) is not None and _same_or_none(solutions, _solutions(answer))
+
+
+def _same_relation(gold: Any, answer: Any) -> bool:
+    """Whether two relations differ by no more than sides that were moved or multiplied."""
+    (wanted, left), (given, right) = _oriented(gold), _oriented(answer)
+    if wanted is not given or left is None or right is None:
+        return False
+    factor = _factor(left, right)
+    return factor is not None and (wanted in (sympy.Eq, sympy.Ne) or factor > 0)
+
+
+def _oriented(relation: Any) -> tuple[type, Any | None]:
+    """The kind of a relation with its greater side on the left, and the difference of the sides."""
+    left, right = relation.args
+    kind = type(relation)
+    if kind in (sympy.StrictLessThan, sympy.LessThan):
+        left, right = right, left
+        kind = sympy.StrictGreaterThan if kind is sympy.StrictLessThan else sympy.GreaterThan
+    if not isinstance(left, sympy.Expr) or not isinstance(right, sympy.Expr):
+        return kind, None
+    return kind, sympy.Add(left, sympy.Mul(-1, right, evaluate=False), evaluate=False)
+
+
+def _factor(a: sympy.Expr, b: sympy.Expr) -> sympy.Number | None:
+    """The number c with a = c b for all values of the symbols, or None; 0 times anything is no relation."""
+    symbols = sorted(a.free_symbols | b.free_symbols, key=str)
+    for values in (range(3, 3 + 2 * len(symbols), 2), range(-5, -5 - 3 * len(symbols), -3)):
+        point = {symbol: sympy.Rational(value, 7) for symbol, value in zip(symbols, values, strict=True)}
+        first, second = (side.subs(point) for side in (a, b))
+        ratio = sympy.N(first / second) if not equal(second, sympy.S.Zero) else sympy.nan
+        if isinstance(ratio, sympy.Number) and ratio.is_finite and ratio != 0:
+            return ratio if equal(sympy.Mul(a, second), sympy.Mul(b, first)) else None
+    return None
+
+
+def _same_equations(gold: sympy.Eq, answer: sympy.Eq) -> bool:
+    if not all(isinstance(side, sympy.Expr) for side in _sides((gold, answer))):
+        return _same(gold.lhs, answer.lhs) and _same(gold.rhs, answer.rhs)
+    named = gold.lhs if gold.lhs == answer.lhs and isinstance(gold.lhs, sympy.Symbol | AppliedUndef) else None
+    if named is not None and not (gold.rhs.has(named) or answer.rhs.has(named)):
+        return _same(gold.rhs, answer.rhs)
+    return _same_relation(gold, answer) or _same_roots(gold, answer)
+
+
+def _same_roots(gold: sympy.Eq, answer: sympy.Eq) -> bool:
+    """Whether two equations, solved for the same symbol, have the same solutions."""
+    if gold.free_symbols != answer.free_symbols or _is_settled(answer):
+        return False
+    for symbol in sorted(gold.free_symbols, key=str):
+        try:
+            wanted, given = (sympy.solve(side.lhs - side.rhs, symbol) for side in (gold, answer))
+        except NotImplementedError:
+            continue
+        if wanted and given:
+            return _same_elements(sympy.FiniteSet(*wanted), given)
+    return False
+
+
+def _is_settled(relation: Any) -> bool:
+    """Whether a relation is true or false whatever its symbols are: ``x = x``, ``0 = 0``, ``1 < 2``, ``x = x + 1``."""
+    left, right = relation.args
+    if not isinstance(left, sympy.Expr) or not isinstance(right, sympy.Expr):
+        return bool(left == right)
+    difference = sympy.Add(left, sympy.Mul(-1, right, evaluate=False), evaluate=False)
+    if not difference.free_symbols:
+        return not difference.has(AppliedUndef)
+    point = {symbol: sympy.Rational(n + 3, 7) for n, symbol in enumerate(sorted(difference.free_symbols, key=str))}
+    return equal(difference, difference.subs(point)) is True
