@@ -1,5 +1,6 @@
 """Answers in words: choices, names, truth values, dates.  Compared as words, never as products of letters."""
 
+import itertools
 import re
 import unicodedata
 
@@ -14,6 +15,11 @@ _MATH_WORDS = re.compile(
 _TOKEN = rf"(?:{_LETTER}+|\d+(?:st|nd|rd|th)?)"
 _PHRASE = re.compile(rf"{_TOKEN}(?:{_BETWEEN}{_TOKEN})*\.?")
 _LONG_WORD = re.compile(rf"(?<!{_LETTER}){_LETTER}{{3,}}(?!{_LETTER})")
+
+_SHORT = """yes no odd all any not none one two six ten mon tue wed thu fri sat sun jan feb mar apr may jun jul aug sep
+oct nov dec red day big old new top low am pm"""
+_SHORT_WORDS = frozenset(_SHORT.split())
+_VOWEL = re.compile(r"[aeiouy]|[^a-z]")
 
 _CHOICE = re.compile(r"\(?\s*([A-Za-z])\s*[).]?")
 _CHOICE_WITH_TEXT = re.compile(r"(?:\(\s*([A-H])\s*\)|([A-H])[).:])\s*([^()]+)")
@@ -42,12 +48,32 @@ def is_phrase(body: str) -> bool:
 
 
 def same_words(gold: str, answer: str) -> bool:
-    """Whether two answers are the same words and numbers in the same order, without case and punctuation."""
-    return _PHRASE.fullmatch(answer) is not None and _tokens(gold) == _tokens(answer)
+    """Whether two answers are the same words and numbers in the same order, without punctuation.
+
+    Nor does case count, unless the gold answer may be symbols: ``AB`` is another segment than ``ab``.
+    """
+    if _PHRASE.fullmatch(answer) is None:
+        return False
+    wanted, given = _tokens(gold), _tokens(answer)
+    return wanted == given or (not all(map(_may_be_symbols, wanted)) and _folded(wanted) == _folded(given))
 
 
 def _tokens(text: str) -> list[str]:
-    return re.findall(_TOKEN, re.sub(r"['’]", "", text.casefold()))
+    return re.findall(_TOKEN, re.sub(r"['’]", "", text))
+
+
+def _folded(tokens: list[str]) -> list[str]:
+    return [token.casefold() for token in tokens]
+
+
+def _may_be_symbols(token: str) -> bool:
+    """Whether letters in a row may be names of points or factors: short ones, ``ABCD``, ``PQRS``, ``mMkK``."""
+    letters = token.casefold()
+    if letters in _SHORT_WORDS:
+        return False
+    in_a_row = all(ord(after) - ord(letter) == 1 for letter, after in itertools.pairwise(letters))
+    mixed = token not in (letters, token.upper(), letters.capitalize())
+    return len(token) <= 3 or in_a_row or not _VOWEL.search(letters) or (mixed and len(token) <= 5)
 
 
 def choice(body: str) -> str | None:

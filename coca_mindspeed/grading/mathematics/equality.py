@@ -34,10 +34,9 @@ _AGREEMENT = sympy.Float("1e-250", _DIGITS)
 
 _MAX_BITS = 60_000  # of the separation bound, beyond which digits decide
 _MAX_RATIONAL_BITS = 100_000  # beyond which a prime takes over
+_MAX_WRITTEN_BITS = 1_000_000
 _MAX_EXPANDED = 200  # operations of an exponent
 _MAX_EXPONENT = 50  # of a power in an exponent
-_MAX_FACTORED_BITS = 2_000
-_MAX_PRIME = 100_000  # that is looked for in the argument of a logarithm
 _NEAR, _FURTHEST = 3, 10**6  # how far from 0 points lie; beyond every number of the two, as far as that
 _GRAIN = (1 << 61) - 1  # denominator of random values
 
@@ -159,8 +158,9 @@ class _Exact:
 
 
 def _exactly(a: sympy.Expr, b: sympy.Expr, point: Point, draw: random.Random) -> _Exact:
+    base = _coprime_base((a, b))
     for modulo in (False, True):
-        algebraic = _Algebraic(point, draw, _prime(draw) if modulo else None)
+        algebraic = _Algebraic(point, draw, base, _prime(draw) if modulo else None)
         try:
             difference = _total([algebraic.number(a), _product([algebraic.constant(-1), algebraic.number(b)])])
             return _Exact(_is_zero(difference), algebraic.independent, algebraic.cells)
@@ -186,12 +186,14 @@ class _Algebraic:
     Args:
         point: a value for each symbol.
         draw: what the random numbers come from.
+        base: integers whose logarithms stand for those of all rational numbers.
         prime: compute modulo this one, with a root of -1 beside it; that takes no roots, and large powers are cheap.
     """
 
-    def __init__(self, point: Point, draw: random.Random, prime: tuple[int, int] | None) -> None:
+    def __init__(self, point: Point, draw: random.Random, base: Sequence[int], prime: tuple[int, int] | None) -> None:
         self._point = point
         self._draw = draw
+        self._base = base
         self._prime = prime
         self._parts: dict[Any, Any] = {}
         self.independent = True
@@ -241,12 +243,25 @@ class _Algebraic:
 
     def _raised(self, base: Any, exponent: Fraction) -> Any:
         if not isinstance(base, _Residue):
-            return _power(base, exponent)
+            return self._root(base, exponent) if exponent.denominator > 1 else _power(base, exponent)
         if not base and exponent < 0:
             raise _NoValueError
         if exponent.denominator > 1:
             raise _UndecidedError
         return base ** int(exponent)
+
+    def _root(self, base: Any, exponent: Fraction) -> Any:
+        """A power, of a rational number by roots of the base: there are fewer of them."""
+        if isinstance(base, _COMPOSED) or base.y or base.x <= 0:
+            return _power(base, exponent)
+        factors = _factors(Fraction(int(base.x.numerator), int(base.x.denominator)), self._base)
+        if not factors.keys() <= set(self._base):
+            return _power(base, exponent)
+        powers = [divmod(exponent * power, 1) for power in factors.values()]
+        whole = [_power(QQ_I(number), Fraction(turns)) for number, (turns, _) in zip(factors, powers, strict=True)]
+        return _product(
+            [QQ_I.one, *whole, *(_power(QQ_I(n), rest) for n, (_, rest) in zip(factors, powers, strict=True))]
+        )
 
     def _turn(self, exponent: Fraction) -> Any:
         """A power of -1."""
@@ -270,7 +285,7 @@ class _Algebraic:
     def _exp(self, exponent: Any) -> Any:
         """A product over the terms of the exponent, so that e^x, e^{2x} and e^{x+1} are powers of the same parts."""
         factors = []
-        for term in sympy.Add.make_args(_expanded(exponent)):
+        for term in sympy.Add.make_args(self._expanded(exponent)):
             rational, rest = term.as_coeff_Mul()
             if not rational.is_Rational:
                 raise _UndecidedError
@@ -282,6 +297,8 @@ class _Algebraic:
                 factors.append(self._raised(self.number(rest.args[0]), power))
             elif not term.is_zero:
                 self.independent = self.independent and _is_simple(rest)
+                # A root of e^{ix} is e^{ix/2} or its negative.
+                self.cells = self.cells or (power.denominator > 1 and rest.has(sympy.I))
                 factors.append(self._raised(self._part(sympy.exp(rest)), power))
         return _product([self.constant(1), *factors])
 
@@ -295,7 +312,13 @@ class _Algebraic:
             raise _NoValueError
         if rational is not None:
             turn = [_product([self.constant(0, 1), self._part(sympy.pi)])] if rational < 0 else []
-            return _total([self.constant(0), *self._log_of_primes(rational), *turn])
+            factors = _factors(abs(rational), self._base)
+            self.independent = self.independent and factors.keys() <= set(self._base)
+            logarithms = [
+                _product([self.constant(power), self._part(sympy.log(number, evaluate=False))])
+                for number, power in factors.items()
+            ]
+            return _total([self.constant(0), *logarithms, *turn])
         if argument.is_number and argument.is_positive:
             if argument.is_Mul and all(factor.is_positive for factor in argument.args):
                 return _total([self._log(factor) for factor in argument.args])
@@ -304,15 +327,21 @@ class _Algebraic:
             if power not in (None, 1) and base.is_positive:
                 assert power is not None
                 return _product([self.constant(power), self._log(base)])
-        return self._opaque(sympy.log(_expanded(argument)))
+        return self._opaque(sympy.log(self._expanded(argument)))
 
-    def _log_of_primes(self, value: Fraction) -> Iterator[Any]:
-        for size, sign in ((abs(value.numerator), 1), (value.denominator, -1)):
-            if size.bit_length() > _MAX_FACTORED_BITS:
-                raise _UndecidedError
-            for prime, power in sympy.factorint(size, limit=_MAX_PRIME).items():
-                self.independent = self.independent and sympy.isprime(prime)
-                yield _product([self.constant(sign * int(power)), self._part(sympy.log(prime))])
+    def _expanded(self, expression: Any) -> Any:
+        """An exponent or argument as a sum of terms, with logarithms of rationals as those of the base."""
+        powers = [_rational_value(power.exp) for power in expression.atoms(sympy.Pow)]
+        if expression.count_ops() > _MAX_EXPANDED or any(p is not None and abs(p) > _MAX_EXPONENT for p in powers):
+            raise _UndecidedError
+        expression = expression.replace(_is_log_of_rational, self._logs_of_base)
+        return sympy.expand(expression, power_base=False, power_exp=False, log=False)
+
+    def _logs_of_base(self, logarithm: Any) -> Any:
+        argument, base = (*logarithm.args, sympy.E)[:2]
+        factors = _factors(_rational_value(argument) or Fraction(1), self._base)
+        total = sympy.Add(*(power * sympy.log(number, evaluate=False) for number, power in factors.items()))
+        return total if base == sympy.E else total / sympy.log(base)
 
     def _circular(self, argument: Any) -> tuple[Any, Any]:
         """Cosine and sine."""
@@ -362,7 +391,8 @@ class _Algebraic:
 
     def _floor(self, argument: Any) -> Any:
         self.cells = True
-        rational = _rational_value(argument.subs(self._point)) if not argument.has(sympy.Function) else None
+        is_rational = all(_rational_value(power.exp) is not None for power in argument.atoms(sympy.Pow))
+        rational = _rational_value(argument.subs(self._point)) if is_rational else None
         if rational is not None:
             return self.constant(math.floor(rational))
         value = self._value(argument)
@@ -433,29 +463,47 @@ _CONVERSIONS: dict[Any, _Convert] = {
 }
 
 
-def _expanded(expression: Any) -> Any:
-    """An exponent or argument as a sum of terms, with logarithms of rationals as those of primes."""
-    powers = [_rational_value(power.exp) for power in expression.atoms(sympy.Pow)]
-    if expression.count_ops() > _MAX_EXPANDED or any(p is not None and abs(p) > _MAX_EXPONENT for p in powers):
-        raise _UndecidedError
-    return sympy.expand(expression.replace(_is_log_of_rational, _logs_of_primes), power_base=False, power_exp=False)
+def _coprime_base(expressions: Iterable[sympy.Expr]) -> list[int]:
+    """Integers without common factors, of which the bases of powers and arguments of logarithms are products.
+
+    Their logarithms are linearly independent over the rational numbers, as those of primes are.
+    """
+    numbers = [
+        _rational_value(node.args[0]) for side in expressions for node in side.atoms(sympy.Pow, sympy.log)
+    ]  # fmt: skip
+    pending = [part for value in numbers if value is not None for part in (abs(value.numerator), value.denominator)]
+    base: list[int] = []
+    while pending:
+        number = pending.pop()
+        other = next((other for other in base if math.gcd(number, other) > 1), None)
+        if other is not None:
+            base.remove(other)
+            common = math.gcd(number, other)
+            pending += [common, number // common, other // common]
+        elif number > 1:
+            base.append(number)
+    return base
 
 
 def _is_log_of_rational(expression: Any) -> bool:
     return isinstance(expression, sympy.log) and (_rational_value(expression.args[0]) or 0) > 0
 
 
-def _logs_of_primes(logarithm: Any) -> Any:
-    argument, base = (*logarithm.args, sympy.E)[:2]
-    value = _rational_value(argument)
-    assert value is not None
-    primes = sympy.factorrat(sympy.Rational(value.numerator, value.denominator), limit=_MAX_PRIME)
-    total = sympy.Add(*(power * sympy.log(prime) for prime, power in primes.items()))
-    return total if base == sympy.E else total / sympy.log(base)
+def _factors(value: Fraction, base: Iterable[int]) -> dict[int, int]:
+    """The exponents of the numbers of a coprime base in a positive rational number, and what is left of it."""
+    exponents: dict[int, int] = {}
+    for size, sign in ((value.numerator, 1), (value.denominator, -1)):
+        for number in base:
+            while size % number == 0:
+                size //= number
+                exponents[number] = exponents.get(number, 0) + sign
+        if size > 1:
+            exponents[size] = exponents.get(size, 0) + sign
+    return exponents
 
 
 def _is_simple(monomial: Any) -> bool:
-    """Whether different ones are linearly independent: products of symbols, logarithms of primes, roots of integers."""
+    """Whether different ones are linearly independent: products of symbols, logarithms of integers and their roots."""
     return all(
         factor in (sympy.I, sympy.pi, sympy.E)
         or factor.is_Symbol
@@ -483,6 +531,15 @@ def _rational_value(expression: Any) -> Fraction | None:
     if exponent.denominator > 1 or abs(exponent) * _bits(base) > _MAX_RATIONAL_BITS or (base == 0 and exponent < 0):
         return None
     return Fraction(base**exponent)
+
+
+def has_long_power(expression: sympy.Expr) -> bool:
+    """Whether an expression holds a power of a rational number that is too long to be written out."""
+    for power in expression.atoms(sympy.Pow):
+        base, exponent = map(_rational_value, power.args)
+        if base is not None and exponent is not None and abs(exponent) * _bits(base) > _MAX_WRITTEN_BITS:
+            return True
+    return False
 
 
 def _bits(value: Any) -> int:

@@ -44,10 +44,22 @@ _ZERO_WIDTH = dict.fromkeys(
         *range(0x2061, 0x2070),
     ]
 )
-_SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
-_SUPERSCRIPT_RUN = re.compile(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
-_SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
-_SUBSCRIPT_RUN = re.compile(r"[₀₁₂₃₄₅₆₇₈₉]+")
+
+
+def _raised_or_lowered(kind: str) -> dict[str, str]:
+    """Unicode's small digits and letters of one kind (``super`` or ``sub``), with what they stand for."""
+    names = {chr(code): unicodedata.decomposition(chr(code)).split() for code in range(0xB2, 0x2C7E) if code != 0xBA}
+    return {
+        character: "".join(chr(int(code, 16)) for code in name[1:]).replace("−", "-")
+        for character, name in names.items()
+        if name[:1] == [f"<{kind}>"]
+    }
+
+
+_SUPERSCRIPTS = str.maketrans(_raised_or_lowered("super"))
+_SUPERSCRIPT_RUN = re.compile("[" + "".join(map(chr, _SUPERSCRIPTS)) + "]+")
+_SUBSCRIPTS = str.maketrans(_raised_or_lowered("sub"))
+_SUBSCRIPT_RUN = re.compile("[" + "".join(map(chr, _SUBSCRIPTS)) + "]+")
 _VULGAR_FRACTION = re.compile(r"[¼½¾⅐-⅞]")
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z]))")
 _SYMBOLS = {
@@ -73,6 +85,15 @@ _SYMBOLS = {
     "°": r"^\circ ",
     "。": ".",
     "′": "'",
+    "″": "''",
+    "‴": "'''",
+    # Compatibility forms would make other symbols of these.
+    "ℓ": r"\ell ",
+    "ℏ": r"\hbar ",
+    "ϖ": r"\varpi ",
+    "ϑ": r"\vartheta ",
+    "ϱ": r"\varrho ",
+    **{letter: rf"\mathbb{{{unicodedata.normalize('NFKC', letter)}}}" for letter in "ℕℤℚℝℂ"},
 }
 _SYMBOL = re.compile("[" + "".join(_SYMBOLS) + "]")
 

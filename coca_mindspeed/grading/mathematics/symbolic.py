@@ -17,7 +17,7 @@ from sympy.core.function import AppliedUndef
 from sympy.core.relational import Relational
 from sympy.logic.boolalg import BooleanAtom
 
-from coca_mindspeed.grading.mathematics.equality import equal
+from coca_mindspeed.grading.mathematics.equality import equal, has_long_power
 from coca_mindspeed.grading.mathematics.latex import parse_latex
 from coca_mindspeed.grading.mathematics.quantity import DECIMAL_TOLERANCE, read_answer, same_number
 from coca_mindspeed.grading.verdict import Outcome
@@ -37,8 +37,8 @@ def gold_problem(text: str) -> str:
         return "it cannot be parsed as mathematics"
     if isinstance(gold, sympy.Expr) and gold.has(sympy.zoo, sympy.nan):
         return "it has no value"
-    parts = gold.args if isinstance(gold, sympy.FiniteSet | sympy.And) else (gold,)
-    if any(isinstance(part, Relational) and _is_settled(part) for part in parts):
+    elements = gold.args if isinstance(gold, sympy.FiniteSet) else (gold,)
+    if any(_is_settled(part) for element in elements if _is_relation(element) for part in _shortened(element)):
         return "it is an equation or inequality that holds or fails for all values, and says nothing"
     return "it is true or false as it stands, and says nothing" if isinstance(gold, BooleanAtom) else ""
 
@@ -85,7 +85,7 @@ def _exact_value(expression: Any, text: str) -> Fraction | None:
     written = read_answer(text).value
     if written is not None:
         return written
-    if not _is_number(expression) or expression.has(sympy.Float):
+    if not _is_number(expression) or expression.has(sympy.Float) or has_long_power(expression):
         return None
     value = expression.doit()
     return Fraction(int(value.p), int(value.q)) if isinstance(value, sympy.Rational) else None
@@ -243,6 +243,11 @@ def _chain(relation: Any) -> sympy.Eq | None:
     return parts[0] if len(parts) == 1 else sympy.Eq(parts[0].lhs, parts[-1].rhs, evaluate=False)
 
 
+def _shortened(relation: Any) -> Sequence[Any]:
+    """The parts of a relation, with a chain of equal values as one equation."""
+    return _parts(relation) if (chain := _chain(relation)) is None else (chain,)
+
+
 def _value_named(relation: Any) -> Any | None:
     """6 of ``x = 6``, ``f(2) = 6`` and ``2 + 4 = 6``, but not of ``2x = 6`` or ``5 = 6``."""
     equation = _chain(relation)
@@ -268,7 +273,7 @@ def _sides(relations: Iterable[Any]) -> list[Any]:
 
 
 def _same_relations(gold: Any, answer: Any) -> bool:
-    golds, answers = ([chain] if (chain := _chain(side)) is not None else _parts(side) for side in (gold, answer))
+    golds, answers = _shortened(gold), _shortened(answer)
     if len(golds) == len(answers) == 1 and isinstance(golds[0], sympy.Eq) and isinstance(answers[0], sympy.Eq):
         return _same_equations(golds[0], answers[0])
     left = list(answers)
@@ -329,7 +334,8 @@ def _same_equations(gold: sympy.Eq, answer: sympy.Eq) -> bool:
 
 def _same_roots(gold: sympy.Eq, answer: sympy.Eq) -> bool:
     """Whether two equations, solved for the same symbol, have the same solutions."""
-    if gold.free_symbols != answer.free_symbols or _is_settled(answer):
+    functions = [{function.func for function in side.atoms(AppliedUndef)} for side in (gold, answer)]
+    if gold.free_symbols != answer.free_symbols or functions[0] != functions[1] or _is_settled(answer):
         return False
     for symbol in sorted(gold.free_symbols, key=str):
         try:
