@@ -7,29 +7,12 @@ pass: 100 kB of ``\boxed{`` take milliseconds.
 import re
 import unicodedata
 
-from coca_mindspeed.grading.mathematics.qualified import is_qualified
+from coca_mindspeed.grading.mathematics.statements import stated_answer
 
 # A backslash takes the next character with it, so that \{ and \} are text and not grouping.
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
-_MATH = re.compile(r"\$\$([^$]+)\$\$|\$([^$\n]+)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
-_PHRASE = re.compile(r"answer[*_]*(?:\s+is|\s*[:=]|\s+equals)\s*:?", re.IGNORECASE)
-_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:/\d+|e[-+]?\d+)?%?", re.IGNORECASE)
-# Behind a formula that is stated as the answer: one more candidate, unless a verb says something else of it, or that
-# the answer is a guess.
-_IN_DOUBT = re.compile(
-    r"""\s*(?:
-        (?:[,;/]|[,;]?\s*(?:or|and)\b)(?:\s+(?:maybe|perhaps|possibly|even|rather|also|else))*\s*
-            (?P<other>\$[^$\n]+\$|\\\(.+?\\\)|[-+]?\.?\d[\d.,/]*%?)
-            (?![\d.%]|,?\s+(?:is|are|was|were|sure|certain|confident|being|has|have|holds?)\b)
-      | [,;]?\s*(?:not\s+(?:sure|certain)|(?:or\s+)?(?:maybe|perhaps|possibly|alternatively))\b
-    )""",
-    re.VERBOSE | re.IGNORECASE,
-)
-_SENTENCE_END = re.compile(r"[.!?](?:\s|$)|\n")
-
 # Fallbacks look only here: an answer that is not at the end is not a final answer.
 _TAIL_CHARACTERS = 2_000
-_LINE_CHARACTERS = 200
 
 _ZERO_WIDTH = dict.fromkeys(
     [
@@ -181,30 +164,4 @@ def final_answer(response: str, boxed_only: bool = False) -> str | None:
         return response[slice(*boxes[-1])].strip() or None
     if boxed_only or unclosed:
         return None
-    tail = plain_characters(response[-_TAIL_CHARACTERS:])
-    phrases = list(_PHRASE.finditer(tail))
-    if phrases and (stated := _stated_answer(tail[phrases[-1].end() :])):
-        return stated
-    found = list(_MATH.finditer(tail)) or list(_NUMBER.finditer(tail))
-    if not found or is_qualified(tail, *found[-1].span()):
-        return None
-    formula = next((group for group in found[-1].groups() if group is not None), None)
-    return found[-1][0].rstrip(",") if formula is None else formula.strip() or None
-
-
-def _stated_answer(rest: str) -> str | None:
-    rest = rest[:_LINE_CHARACTERS].lstrip(" \t\n:*")
-    formula = _MATH.match(rest)
-    end = _SENTENCE_END.search(rest, formula.end() if formula else 0)
-    sentence = rest[: end.start()] if end else rest
-    if formula:
-        stated = next(group for group in formula.groups() if group is not None).strip()
-        if not is_qualified(sentence, *formula.span()) and not _is_in_doubt(sentence, formula.end(), stated):
-            return stated or None
-    return sentence.strip(" \t*`\"'") or None
-
-
-def _is_in_doubt(sentence: str, start: int, stated: str) -> bool:
-    """Whether another answer follows, or that it is a guess; the 42 of ``$42$, $42 = 6*7$`` is neither."""
-    found = _IN_DOUBT.match(sentence, start)
-    return found is not None and not (found["other"] or "").lstrip("\\($ ").startswith(stated)
+    return stated_answer(plain_characters(response[-_TAIL_CHARACTERS:]))

@@ -24,6 +24,43 @@ _AFTER = re.compile(
     )""",
     re.VERBOSE | re.IGNORECASE,
 )
+# A clause that says of what follows that it is not so: "it is false that x is 5", "I do not think that it is 5".
+_DENIED = re.compile(
+    r"""(?:\b(?:not|never|cannot|false|wrong|incorrect|untrue|doubt\w*|unlikely|impossible)\b | n['’]t\b)[^,;:.]*
+        \b(?:that|think|believe|say|claim|mean|sure|certain|if|whether|true|case|correct)\b
+        (?:(?!\b(?:so|hence|thus|therefore|then|but)\b)[^,;:.])*$""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_HEDGED = re.compile(
+    r"""\b(?:or(?!\s+so\b) | maybe | perhaps | possibly | alternatively | unless | if | otherwise | either | neither
+        | (?:could|might|may)\s+(?:also\s+)?be | also\s+possible | (?:a|my|just)\s+guess
+        | not\s+(?:sure|certain|right|correct|true|it\b|the\s+(?:right|correct|answer)))\b
+      | \b(?:is|are|was|be|seems|looks)\s+(?:\w+\s+)?(?:wrong|incorrect|false|impossible|not)\b | (?:is|are|was)n['’]t\b""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_RETRACTED = re.compile(
+    r"""(?:^|[.!?\n])[\s*_]*(?:
+        (?:(?:oh|but|hmm+|no)\s*[,.]?\s*)*(?:wait|actually|no\s*[,.]|correction|sorry|oops|scratch\s+that|i\s+mean
+            |on\s+second\s+thou?ght|alternatively|or\s+(?:maybe|perhaps|is\s+it))\b
+      | (?:this|that|it|the\s+(?:above\s+)?answer)(?:\s+(?:is|was|must\s+be|seems))(?:n['’]t|\s+(?:\w+\s+)?(?:wrong|incorrect|false|not)\b)
+    )""",
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def is_denied(before: str) -> bool:
+    """Whether the clause that leads to a value denies the whole statement (``it is false that x is``)."""
+    return bool(_DENIED.search(before[-_WINDOW:]))
+
+
+def is_hedged(after: str) -> bool:
+    """Whether the rest of the sentence makes a condition or a guess of a value, or takes it back."""
+    return bool(_HEDGED.search(after))
+
+
+def is_retracted(following: str) -> bool:
+    """Whether a later sentence takes the answer back or starts anew (``Wait, ...``)."""
+    return bool(_RETRACTED.search(following))
 
 
 def is_qualified(text: str, start: int, end: int) -> bool:

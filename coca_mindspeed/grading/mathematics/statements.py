@@ -1,0 +1,338 @@
+r"""From prose to the value that it states, for responses without a box.
+
+An explicit statement (``#### 5``, ``A: 5``, ``the answer is 5``) wins over everything else; without one the last
+sentence with a value counts.  A sentence states one value or one bare list.  Every scan is linear in the text, whose
+length the caller bounds.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from coca_mindspeed.grading.mathematics.qualified import is_denied, is_hedged, is_qualified, is_retracted
+from coca_mindspeed.grading.mathematics.units import canonical_unit, may_be_unit
+
+# Pandoc's rule for dollars: no blank inside of them, no digit behind the closing one, so that "$20 and $30" is money.
+# Beyond it: no punctuation first and no operator last ("5$, 6$", "$4=$8"), and a formula without words may have blanks
+# on both sides ("$ \frac{1}{2} $"), as some models write it.
+_FORMULA = re.compile(
+    r"""(?<!\\)\$\$((?:\\.|[^$\\])+)\$\$
+    | (?<![\\$])\$(?![\s$,;:!?)]|\.(?!\d))((?:\\.|[^$\\\n])+)(?<![\s=+*/(<-])\$(?![\d$])
+    | (?<![\\$])\$\ ((?:\\[a-zA-Z]+|\\.|[^$\n\\a-zA-Z]|[a-zA-Z](?![a-zA-Z]))+)(?<=\ )(?<![-=+*/(<,]\ )\$(?!\ ?[\d$])
+    | \\\((.+?)\\\)
+    | \\\[(.+?)\\\]""",
+    re.VERBOSE | re.DOTALL,
+)
+_MASK = "\ue000"  # stands for each character of a formula, so that no rule for prose looks into it
+_NAME = re.compile(r"(?:\\(?:triangle|angle)\s*)?\\?[a-zA-Z]+(?:_\{?\w\}?)?(?:\([a-zA-Z]\))?|[A-Z]+")  # x, f(x), ABC
+
+_CURRENCY = r"(?:\\?\$|[€£¥₹]|(?<![A-Za-z])(?:USD|EUR|GBP|Rs\.?)(?![A-Za-z]))\ ?"
+_NUMBER = rf"""(?<![A-Za-z_^\\.\d])(?<!\d[,/])
+    (?:(?<![\w)\]}}%{_MASK}])[-+]\ ?)?(?:{_CURRENCY}[-+]?)?
+    (?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)(?:\ \d+/\d+|/\d+(?:\.\d+)?|(?::\d+)+|e[-+]?\d+)?
+    (?:\ ?\\?%|\ ?\^\{{?\s*\\circ\s*\}}?|[A-Za-z]+)?(?:\^\{{?-?\w+\}}?)?(?:\ ?\\?\$(?!\ ?\d))?"""
+_VALUE = re.compile(rf"{_MASK}+|{_NUMBER}", re.VERBOSE)
+_OPERATION = re.compile(
+    rf"\s*(?:[-+*/×÷^]|\\(?:times|cdot|div)(?![a-zA-Z])|x(?=\s*\d))\s*(?:{_MASK}+|{_NUMBER})", re.VERBOSE
+)
+_ORDINAL = re.compile(r"\d(?:st|nd|rd|th)$")
+_NUMBERED = re.compile(
+    r"\b(?:step|part|question|problem|exercise|case|option|equation|eq|figure|line|method|chapter|no)\.?\s*[#(]?$", re.I
+)
+
+_SENTENCE_END = re.compile(
+    r"(?<!\bRs)(?<!\bsq)(?<!\bcu)(?<!\bapprox)(?<!\bvs)(?<!\bNo)(?<!\ba\.m)(?<!\bp\.m)[.!?](?=[\s*_\"'”’)\]<]|$)|\n"
+)
+_LIST_MARKER = re.compile(r"^[ \t>]*(?:\d{1,2}[.)]|[*•-])[ \t]+(?=\S)", re.MULTILINE)
+_CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")
+_MARKUP = " \t\n:*_#`\"'“”"
+_BLANK, _BLANK_LINE = re.compile(r"[\s:*_#>]*"), re.compile(r"[ \t:*_]*")
+_PROSE = re.compile(
+    r"(?<![\\A-Za-z])(?!(?:and|or|sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|mod|inf|infinity)\b)[A-Za-z]{2,}"
+)
+
+_OPENING = re.compile(
+    r"""(?<!wrong\s)(?<!incorrect\s)(?<!false\s)(?<!previous\s)\b(?P<answer>answer|ans)\b[*_]*
+        (?: \s*[:=]+ | \s+-\s+(?=\S) | \.\s*(?=[-$\d]) | [*_\s]*\n(?=\s*\S)
+          | [^.!?\n:=\\]{0,80}? (?:\s(?:is|was|equals?|becomes?|(?:would|should|must|will)\s+be|(?:comes|turns)\s+out\s+to\s+be)\b
+                                  |['’]s\b | [*_\s]*[:=]))
+        (?!\s+not\b|n['’]t) [*_]*\s*[:=]?
+    | (?<!\#)(?P<hashes>\#{4,5})(?!\#) | ^[ \t*]*(?P<option>A)[*]*:(?=\s*\S) | <(?P<tag>answer)>""",
+    re.VERBOSE | re.IGNORECASE | re.MULTILINE,
+)
+_CLOSING = re.compile(
+    r"\s(?:is|as|be)\s+(?:the|our|my|your)\s+(?:(?:final|correct|right|desired|required|only)\s+)*answer\b(?!\s*(?:to\b[^.\n]*)?[:=])",
+    re.IGNORECASE,
+)
+_OPTION_B = re.compile(r"^[ \t*(]*B[*]*[:.)]", re.MULTILINE)
+_HEADING = re.compile(r"\d{1,2}[.):]\s+\D|(?:step|part|case|solution|explanation|approach|method)\b", re.IGNORECASE)
+_CONCLUSION = re.compile(
+    r"(?:^|[.!?\n])\W*(?:so|therefore|thus|hence|finally|altogether|in\s+total|in\s+conclusion|consequently)\b",
+    re.IGNORECASE,
+)
+_ANNOUNCES = re.compile(
+    r"(?:as\s+follows|below|the\s+following|this|that|then|thus|therefore|simply)?\W*", re.IGNORECASE
+)
+_MAX_WORDS = 6
+
+_LEAD = r"""(?:about|approximately|approx\.?|roughly|around|exactly|only|just|now|then|thus|also|therefore|equal\s+to|simply
+    |actually|still|indeed|a\s+total\s+of|all|to\s+be|be|given\s+by|option|choice)"""
+_IS = re.compile(
+    rf"""(?:\b(?:is|are|was|were|be|been|equals?|equal\s+to|totals?|becomes?|(?:it|that|he|she|there|here)['’]s)
+        (?:\s+{_LEAD}){{0,3}} | [=:≈] | -+> | => | \\(?:approx|to|Rightarrow|implies)(?![a-zA-Z]))[\s*_(]*$""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_ADJUNCT = re.compile(
+    r"""\b(?:of|for|in|at|from|with|per|by|on|to|within|over|after|before|during|every|each|until|than|into|between
+        |through|the|these|those|all|first|last|next|another|other)(?:\s+(?:the|a|all|every|each|only|just))?[\s*]*$""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_CONCLUDES = re.compile(
+    r"(?:^|[\s,;])(?:so|therefore|thus|hence|then|which\s+(?:means|gives|makes|leaves)|meaning|leaving|giving|making)\b",
+    re.IGNORECASE,
+)
+_EXPLAINS = re.compile(
+    r"[\s,;(](?:because|since|as|after|before|when|while|given|if|where|compared|considering|by|due\s+to)\b",
+    re.IGNORECASE,
+)
+_SUBORDINATE = re.compile(
+    r"\W*(?:(?:so|and|therefore|thus|hence|now|but|then)[\s,]+)?"
+    r"(?:since|because|as|if|when|given|after|while|for|with|by|in|at|out)\b",
+    re.IGNORECASE,
+)
+_OTHER = re.compile(r"\b(?:and|or|but|while|whereas|otherwise|either)\b|[;/,]", re.IGNORECASE)
+_OR = re.compile(r"\b(?:or|either|otherwise)\b", re.IGNORECASE)
+_EXPLAINED = re.compile(
+    r"""(?:\b(?:because|since|as|where|when|for|after|in|at|from|with|per|by|of|on|within|every|each|until|before|using
+        |that|the|these|those|which|checking|so|not)\b[^,;]{0,60}|[=<>(]\s*)$""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_SAYS_MORE = re.compile(r"[\s*]*(?:is|are|was|were|sure|certain|confident|being|has|have|holds?)\b", re.IGNORECASE)
+
+_PERCENT = re.compile(r"\s?\\?%|\s+(?:percent|per\s+cent|pct)\b", re.IGNORECASE)
+_SCALE = re.compile(r"\s+(?:hundred|thousand|million|billion|trillion)\b(?!\s+\w*(?:and|illion)\b)", re.IGNORECASE)
+_WORD = re.compile(r"[\s-]+([A-Za-z]+(?:/[A-Za-z]+)?\.?(?:\s*\^\s*\{?[23]\}?)?)")
+_MAX_UNIT_WORDS = 4
+# Behind a number these say nothing about its value.
+_NEUTRAL = frozenset(
+    """more less fewer greater in on at for to from left per of and with each every is are was were than when where while
+    since because as after before by so if which that this the a an who these those out away remaining total altogether
+    unless or but not maybe perhaps possibly have has had times between during until among he she it they we you i can do
+    does did will would should""".split()
+)
+_CHANGED = re.compile(
+    rf"""\s*(?: (?:and|&)\s+(?:a|one|two|three|\d+)[\s/-]*(?:half|halves|third|quarter|fourth|fifth|sixth|eighth|tenth|\d)
+        | to\s+the\b | times\s+[\d{_MASK}] | (?:more|less|fewer|greater)\s+than\s+[\d{_MASK}])""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_VARIABLE_IS = re.compile(
+    rf"\W*(?:(?:so|thus|hence|therefore)\W+)?(?:the\s+)?(?:\w+\s+){{0,2}}(?:value\s+of\s+)?({_MASK}+|[a-zA-Z])"
+    r"\s+(?:is|equals|must\s+be)(?:\s+equal\s+to)?[\s*]*",
+    re.IGNORECASE,
+)
+_COPULA = re.compile(r"\s(?:is|are|was|were)\s+(?:option\s+|choice\s+)?", re.IGNORECASE)
+_NO_SUBJECT = re.compile(r"\b(?:not|no|never|false|wrong|incorrect|if|whether|that|yes)\b|n['’]t\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A number, formula or calculation in a sentence.
+
+    Attributes:
+        start: where it begins in the sentence.
+        end: where it ends.
+        stated: whether "is", "=" or the like stands before it.
+        adjunct: whether a preposition or an article stands before it (``after 3 days``).
+    """
+
+    start: int
+    end: int
+    stated: bool
+    adjunct: bool
+
+
+def stated_answer(text: str) -> str | None:
+    """The value that the end of a response states outside of any box, or None.
+
+    Args:
+        text: the end of a response, its characters plain.
+    """
+    text = _LIST_MARKER.sub("", _CALCULATOR.sub("", text))
+    masked = _masked(text)
+    for start, end, explains in _statements(masked):
+        stated = _read_statement(text[start:end])
+        if stated is None:
+            continue
+        retracted = is_retracted(masked[end:])
+        if retracted or (explains and not _leads(masked[start:end]) and _CONCLUSION.search(masked, end)):
+            return _last_value(text, masked, end)
+        return stated or None
+    return _last_value(text, masked, 0)
+
+
+def _masked(text: str) -> str:
+    return _FORMULA.sub(lambda match: _MASK * len(match[0]), text)
+
+
+def _statements(masked: str) -> Iterator[tuple[int, int, bool]]:
+    """Explicit statements, the last one first: where each begins and ends, and whether it may open an explanation."""
+    found = [(match.end(), match) for match in _OPENING.finditer(masked)]
+    found += [(match.start(), match) for match in _CLOSING.finditer(masked)]
+    ends = [match.end() for match in _SENTENCE_END.finditer(masked)]
+    for position, match in sorted(found, key=lambda each: each[0], reverse=True):
+        if match.re is _CLOSING:
+            yield max((end for end in ends if end <= position), default=0), position, False
+            continue
+        if match["option"] and _OPTION_B.search(masked):
+            continue
+        skipped = (_BLANK_LINE if match["hashes"] else _BLANK).match(masked, position)
+        start = skipped.end() if skipped else position
+        sentence_end = _SENTENCE_END.search(masked, start)
+        end = sentence_end.start() if sentence_end else len(masked)
+        if not (match["hashes"] and _HEADING.match(masked, start)):
+            yield start, end, bool(match["answer"]) and match[0].rstrip("*_ ").endswith((":", "\n"))
+
+
+def _last_value(text: str, masked: str, start: int) -> str | None:
+    """The value of the last sentence behind ``start`` that has one, unless it is qualified or taken back."""
+    ends = [start, *(match.end() for match in _SENTENCE_END.finditer(masked, start)), len(masked)]
+    for begin, end in zip(ends[-2::-1], ends[:0:-1], strict=True):
+        sentence = text[begin:end].rstrip(" .!?\n")
+        values = _values(sentence, _masked(sentence))
+        if values:
+            doubted = is_retracted(masked[end:]) or is_qualified(text, begin, end)
+            return None if doubted else _read(sentence, values, explicit=False) or None
+    return None
+
+
+def _read_statement(sentence: str) -> str | None:
+    """What an explicit statement says, ``""`` if it says no one thing, None if it says nothing at all."""
+    sentence = sentence.strip(_MARKUP)
+    if _ANNOUNCES.fullmatch(sentence):
+        return None
+    masked = _masked(sentence)
+    values = _values(sentence, masked)
+    if not _PROSE.search(masked):
+        first, *others = values or [_Value(0, len(sentence), stated=False, adjunct=False)]
+        repeated = first.start == 0 and all(_repeats(sentence, masked, first, other) for other in others)
+        return _plain(sentence, masked, 0, first.end if others and repeated else len(sentence))
+    if values:
+        return _read(sentence, values, explicit=True)
+    return _words(sentence)
+
+
+def _words(sentence: str) -> str | None:
+    """``even`` of ``the function is even``; the sentence where it has no such subject."""
+    subject, *rest = _COPULA.split(sentence, maxsplit=1)
+    words = rest[0] if rest and not _NO_SUBJECT.search(subject) else sentence
+    return words.strip() if len(words.split()) <= _MAX_WORDS else None
+
+
+def _values(sentence: str, masked: str) -> list[_Value]:
+    values, names = [], []
+    position = 0
+    while match := _VALUE.search(masked, position):
+        start, position = match.span()
+        if _ORDINAL.search(match[0]) or _NUMBERED.search(masked[:start]):
+            continue
+        while operation := _OPERATION.match(masked, position):
+            position = operation.end()
+        before = masked[:start]
+        value = _Value(start, position, bool(_IS.search(before)), bool(_ADJUNCT.search(before)))
+        is_name = match[0][0] == _MASK and _NAME.fullmatch(_plain(sentence, masked, start, position))
+        (names if is_name else values).append(value)
+    return values or [value for value in names if value.stated or value.start == 0]
+
+
+def _read(sentence: str, values: list[_Value], *, explicit: bool) -> str:
+    """The value that a sentence states, or ``""`` if it is denied, bounded, one of several or in doubt.
+
+    Args:
+        sentence: with at least one value.
+        values: of the sentence.
+        explicit: whether the sentence is a statement of the answer, which has one value; of any other sentence the
+            last one counts.
+    """
+    masked = _masked(sentence)
+    value = _chosen(masked, values, explicit)
+    if value is None or is_qualified(sentence, value.start, value.end) or is_denied(masked[: value.start]):
+        return ""
+    if value.stated and not _PROSE.search(masked, value.start):
+        return _plain(sentence, masked, value.start, len(sentence))
+    text, end = _with_unit(sentence, masked, value)
+    others = [other for other in values if other.start >= end]
+    if is_hedged(masked[end:]) or any(not _is_explained(sentence, masked, end, value, other) for other in others):
+        return ""
+    subject = _VARIABLE_IS.fullmatch(masked[: value.start])
+    if subject and re.fullmatch(r"[-+]?[\d.,/]+", text):
+        return f"{_plain(sentence, masked, *subject.span(1))}={text}"
+    return text
+
+
+def _chosen(masked: str, values: list[_Value], explicit: bool) -> _Value | None:
+    if explicit and _leads(masked):
+        return values[0]
+    begin = max((m.end() for m in _CONCLUDES.finditer(masked, 0, values[-1].start)), default=0)
+    clause = [value for value in values if value.start >= begin]
+    subordinate = _SUBORDINATE.match(masked, begin)
+    cut = None if subordinate else _EXPLAINS.search(masked, clause[0].end)
+    core = [value for value in clause if cut is None or value.start < cut.start()]
+    stated = [value for value in core if value.stated] or [value for value in clause if value.stated]
+    candidates = stated or [value for value in core if not value.adjunct] or core
+    value = candidates[-1]
+    for other in candidates[:-1]:
+        between = masked[other.end : value.start]
+        if _OR.search(between) or (explicit and not subordinate and (not stated or _OTHER.search(between))):
+            return None
+    return value
+
+
+def _leads(masked: str) -> bool:
+    """Whether a sentence begins with a value."""
+    return bool(_VALUE.match(masked, len(masked) - len(masked.lstrip(_MARKUP + "(="))))
+
+
+def _is_explained(sentence: str, masked: str, start: int, value: _Value, other: _Value) -> bool:
+    """Whether a value behind the stated one is part of a reason or remark and no other answer."""
+    if _EXPLAINED.search(masked[start : other.start]) or _SAYS_MORE.match(masked, other.end):
+        return True
+    return _repeats(sentence, masked, value, other)
+
+
+def _repeats(sentence: str, masked: str, value: _Value, other: _Value) -> bool:
+    r"""Whether another value begins with the stated one: ``$42$, $42 = 6\cdot 7$``."""
+    return bool(
+        re.match(
+            re.escape(_plain(sentence, masked, value.start, value.end)) + r"(?![\d.,])",
+            _plain(sentence, masked, other.start, other.end),
+        )
+    )
+
+
+def _with_unit(sentence: str, masked: str, value: _Value) -> tuple[str, int]:
+    """A value with what belongs to it (unit, percent, "million"), and where that ends.
+
+    Words that make another number of it (``5 dozen``) stay as they are, so that it is no longer the number alone.
+    """
+    text, end = _plain(sentence, masked, value.start, value.end), value.end
+    if more := _PERCENT.match(masked, end) or _SCALE.match(masked, end):
+        return text + more[0], more.end()
+    words = []
+    while len(words) < _MAX_UNIT_WORDS and (word := _WORD.match(masked, words[-1].end() if words else end)):
+        words.append(word)
+    if not words or (words[0][1].lower() in _NEUTRAL and not _CHANGED.match(masked, end)):
+        return text, end
+    if _CHANGED.match(masked, end) or not may_be_unit(words[0][1].rstrip(".")):
+        return sentence[value.start :], len(sentence)
+    for count in range(len(words), 0, -1):
+        unit = " ".join(word[1] for word in words[:count])
+        if canonical_unit(unit):
+            return rf"{text}\text{{ {unit}}}", words[count - 1].end()
+    return text, words[0].end()
+
+
+def _plain(sentence: str, masked: str, start: int, end: int) -> str:
+    """A part of a sentence; the inside of the formula that it is."""
+    text = sentence[start:end].strip(_MARKUP)
+    formula = _FORMULA.fullmatch(text)
+    return text if formula is None else next(group for group in formula.groups() if group is not None).strip()
