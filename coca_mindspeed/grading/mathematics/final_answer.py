@@ -103,10 +103,10 @@ def _latex_fraction(character: str) -> str:
     return rf"\frac{{{numerator}}}{{{denominator}}}" if denominator else character
 
 
-def _boxes(text: str) -> tuple[list[tuple[int, int]], bool]:
-    r"""Where the content of each complete box starts and ends, by their ends, and whether one is never closed."""
+def _boxes(text: str) -> tuple[list[tuple[int, int]], int | None]:
+    r"""Where the content of each complete box starts and ends, by their ends, and of the last that is never closed."""
     if "box" not in text:
-        return [], False
+        return [], None
     boxes: list[tuple[int, int]] = []
     opened: list[int | None] = []  # per open brace: where its box's content starts, or None for a plain group
     for match in _BRACES.finditer(text):
@@ -119,22 +119,27 @@ def _boxes(text: str) -> tuple[list[tuple[int, int]], bool]:
                 boxes.append((start, match.start()))
         elif token.endswith("{") and len(token) > 2:
             opened.append(match.end())
-    return boxes, any(start is not None for start in opened)
+    return boxes, next((start for start in reversed(opened) if start is not None), None)
 
 
 def last_boxed(text: str) -> str | None:
     r"""Content of the last complete ``\boxed{...}`` or ``\fbox{...}``; of nested ones, the outermost.
 
-    A box that is never closed (the response was cut off) is no answer.
+    A box that is never closed (the response was cut off) is no answer, and takes back the complete ones before it,
+    unless it repeats the last of them as far as it goes.
     """
-    boxes, _ = _boxes(text)
-    return text[slice(*boxes[-1])] if boxes else None
+    boxes, unclosed = _boxes(text)
+    if not boxes:
+        return None
+    last = text[slice(*boxes[-1])]
+    cut_off = unclosed is not None and unclosed > boxes[-1][1]
+    return None if cut_off and not last.strip().startswith(text[unclosed:].strip()) else last
 
 
 def is_cut_off(response: str) -> bool:
-    """Whether a response opens a box, closes none, and so has not said its answer."""
+    """Whether the last box of a response is never closed, so that it has not said its answer."""
     boxes, unclosed = _boxes(response)
-    return unclosed and not boxes
+    return unclosed is not None and (not boxes or last_boxed(response) is None)
 
 
 def without_boxes(text: str) -> str:
@@ -150,18 +155,30 @@ def without_boxes(text: str) -> str:
 def final_answer(response: str, boxed_only: bool = False) -> str | None:
     r"""The answer that a response ends in, or None if it gives none.
 
-    In this order: the last complete ``\boxed{}``; what follows the last "answer is" or "answer:" on its line; the
-    last formula between dollars or ``\(...\)``; the last number.  The last three look at the last 2,000 characters
-    only, and only if no box was opened: a response that was cut off inside of its box has not said its answer.  A
-    formula or a number that is denied, bounded or one of several is none (:mod:`.qualified`).
+    In this order: the last complete ``\boxed{}``, or ``<answer>`` behind it; the last statement such as ``#### 5`` or
+    "the answer is 5"; the value of the last sentence that has one.  The last two look at the last 2,000 characters
+    only, and only if no box was left open: a response that was cut off inside of its box has not said its answer.  A
+    value that is denied, bounded, in doubt or one of several is none (:mod:`.qualified`, :mod:`.statements`).
 
     Args:
         response: the answer segment of a response.
         boxed_only: accept nothing but a box.
     """
-    boxes, unclosed = _boxes(response)
-    if boxes:
-        return response[slice(*boxes[-1])].strip() or None
-    if boxed_only or unclosed:
+    tagged = None if boxed_only else _last_tagged(response)
+    if tagged is not None:
+        response = tagged
+    boxed = last_boxed(response)
+    if boxed is not None:
+        return boxed.strip() or None
+    if boxed_only or is_cut_off(response):
         return None
-    return stated_answer(plain_characters(response[-_TAIL_CHARACTERS:]))
+    tail = plain_characters(response[-_TAIL_CHARACTERS:])
+    return stated_answer(tail if tagged is None else f"Answer: {tail}")
+
+
+def _last_tagged(response: str) -> str | None:
+    """Content of ``<answer>...</answer>`` where no box stands behind it."""
+    opened, closed = response.rfind("<answer>"), response.rfind("</answer>")
+    if not 0 <= opened < closed or "\\boxed" in response[closed:] or "\\fbox" in response[closed:]:
+        return None
+    return response[opened + len("<answer>") : closed]

@@ -28,21 +28,24 @@ _AFTER = re.compile(
 _DENIED = re.compile(
     r"""(?:\b(?:not|never|cannot|false|wrong|incorrect|untrue|doubt\w*|unlikely|impossible)\b | n['’]t\b)[^,;:.]*
         \b(?:that|think|believe|say|claim|mean|sure|certain|if|whether|true|case|correct)\b
-        (?:(?!\b(?:so|hence|thus|therefore|then|but)\b)[^,;:.])*$""",
+        (?:(?!\b(?:so|hence|thus|therefore|then|but)\b)[^,;:.])*$
+      | \b(?:wrong|incorrect|false|untrue)\s+(?:answer|value|result|solution)\b[^,;:.]*$""",
     re.VERBOSE | re.IGNORECASE,
 )
 _HEDGED = re.compile(
-    r"""\b(?:or(?!\s+so\b) | maybe | perhaps | possibly | alternatively | unless | if | otherwise | either | neither
-        | (?:could|might|may)\s+(?:also\s+)?be | also\s+possible | (?:a|my|just)\s+guess
+    r"""\b(?:or\s+(?:even|rather|else|more|less|fewer) | maybe | perhaps | possibly | alternatively | unless | if
+        | otherwise | either | neither | (?:could|might|may)\s+(?:also\s+)?be | also\s+possible | (?:a|my|just)\s+guess
         | not\s+(?:sure|certain|right|correct|true|it\b|the\s+(?:right|correct|answer)))\b
-      | \b(?:is|are|was|be|seems|looks)\s+(?:\w+\s+)?(?:wrong|incorrect|false|impossible|not)\b | (?:is|are|was)n['’]t\b""",
+      | \b(?:is|are|was|be|seems|looks)\s+(?:\w+\s+)?(?:wrong|incorrect|false|impossible)\b
+      | n['’]t\s+(?:right|correct|true|it|the\s+(?:right|correct|answer))\b""",
     re.VERBOSE | re.IGNORECASE,
 )
 _RETRACTED = re.compile(
     r"""(?:^|[.!?\n])[\s*_]*(?:
         (?:(?:oh|but|hmm+|no)\s*[,.]?\s*)*(?:wait|actually|no\s*[,.]|correction|sorry|oops|scratch\s+that|i\s+mean
-            |on\s+second\s+thou?ght|alternatively|or\s+(?:maybe|perhaps|is\s+it))\b
-      | (?:this|that|it|the\s+(?:above\s+)?answer)(?:\s+(?:is|was|must\s+be|seems))(?:n['’]t|\s+(?:\w+\s+)?(?:wrong|incorrect|false|not)\b)
+            |on\s+second\s+thought|alternatively|or\s+(?:maybe|perhaps|is\s+it))\b
+      | (?:this|that|it|the\s+(?:above\s+)?answer)
+            (?:\s+(?:is|was|must\s+be|seems))(?:n['’]t|\s+(?:\w+\s+)?(?:wrong|incorrect|false|not)\b)
     )""",
     re.VERBOSE | re.IGNORECASE,
 )

@@ -41,10 +41,11 @@ _NUMBERED = re.compile(
 )
 
 _SENTENCE_END = re.compile(
-    r"(?<!\bRs)(?<!\bsq)(?<!\bcu)(?<!\bapprox)(?<!\bvs)(?<!\bNo)(?<!\ba\.m)(?<!\bp\.m)[.!?](?=[\s*_\"'”’)\]<]|$)|\n"
+    r"(?<!\bRs)(?<!\bsq)(?<!\bcu)(?<!\bapprox)(?<!\bvs)(?<!\bNo)(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\.[A-Za-z])[.!?](?=[\s*_\"'”’)\]<]|$)|\n"
 )
 _LIST_MARKER = re.compile(r"^[ \t>]*(?:\d{1,2}[.)]|[*•-])[ \t]+(?=\S)", re.MULTILINE)
 _CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")
+_HASHES_IN_FORMULA = re.compile(r"\${1,2}\s*(?=\#{4})")
 _MARKUP = " \t\n:*_#`\"'“”"
 _BLANK, _BLANK_LINE = re.compile(r"[\s:*_#>]*"), re.compile(r"[ \t:*_]*")
 _PROSE = re.compile(
@@ -52,11 +53,12 @@ _PROSE = re.compile(
 )
 
 _OPENING = re.compile(
-    r"""(?<!wrong\s)(?<!incorrect\s)(?<!false\s)(?<!previous\s)\b(?P<answer>answer|ans)\b[*_]*
+    r"""(?<!wrong\s)(?<!incorrect\s)(?<!false\s)(?<!previous\s)(?<!to\s)(?<!can\s)\b(?P<answer>answer|ans)\b[*_]*
         (?: \s*[:=]+ | \s+-\s+(?=\S) | \.\s*(?=[-$\d]) | [*_\s]*\n(?=\s*\S)
-          | [^.!?\n:=\\]{0,80}? (?:\s(?:is|was|equals?|becomes?|(?:would|should|must|will)\s+be|(?:comes|turns)\s+out\s+to\s+be)\b
-                                  |['’]s\b | [*_\s]*[:=]))
-        (?!\s+not\b|n['’]t) [*_]*\s*[:=]?
+          | [^.!?\n:=\\\d]{0,60}?[*_\s]*[:=]
+          | [^.!?\n:=\\]{0,80}?
+            (?:['’]s\b|\s(?:is|was|equals?|becomes?|(?:would|should|must|will)\s+be|\w+\s+out\s+to\s+be)\b)
+        )(?!\s+not\b|n['’]t)[*_]*\s*[:=]?
     | (?<!\#)(?P<hashes>\#{4,5})(?!\#) | ^[ \t*]*(?P<option>A)[*]*:(?=\s*\S) | <(?P<tag>answer)>""",
     re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
@@ -75,8 +77,8 @@ _ANNOUNCES = re.compile(
 )
 _MAX_WORDS = 6
 
-_LEAD = r"""(?:about|approximately|approx\.?|roughly|around|exactly|only|just|now|then|thus|also|therefore|equal\s+to|simply
-    |actually|still|indeed|a\s+total\s+of|all|to\s+be|be|given\s+by|option|choice)"""
+_LEAD = r"""(?:about|approximately|approx\.?|roughly|around|exactly|only|just|now|then|thus|also|therefore|equal\s+to
+    |simply|actually|still|indeed|a\s+total\s+of|all|to\s+be|be|given\s+by|option|choice)"""
 _IS = re.compile(
     rf"""(?:\b(?:is|are|was|were|be|been|equals?|equal\s+to|totals?|becomes?|(?:it|that|he|she|there|here)['’]s)
         (?:\s+{_LEAD}){{0,3}} | [=:≈] | -+> | => | \\(?:approx|to|Rightarrow|implies)(?![a-zA-Z]))[\s*_(]*$""",
@@ -88,23 +90,28 @@ _ADJUNCT = re.compile(
     re.VERBOSE | re.IGNORECASE,
 )
 _CONCLUDES = re.compile(
-    r"(?:^|[\s,;])(?:so|therefore|thus|hence|then|which\s+(?:means|gives|makes|leaves)|meaning|leaving|giving|making)\b",
+    r"(?:^|[\s,;])(?:so|therefore|thus|hence|then|which\s+(?:means|gives|makes|leaves)|meaning|leaving|giving|making"
+    r"|for\s+a\s+(?:grand\s+)?total\s+of)\b",
     re.IGNORECASE,
 )
-_EXPLAINS = re.compile(
-    r"[\s,;(](?:because|since|as|after|before|when|while|given|if|where|compared|considering|by|due\s+to)\b",
+_REASON = re.compile(
+    r"[\s,;(](?:(?:because|since|as|when|while|given|if|where)\b|(?:that|who)\s+(?:is|are|was|were)\b)",
     re.IGNORECASE,
 )
+_REMARK = re.compile(rf"{_REASON.pattern}|[\s,;(](?:after|before|compared|considering|by|due\s+to)\b", re.IGNORECASE)
 _SUBORDINATE = re.compile(
     r"\W*(?:(?:so|and|therefore|thus|hence|now|but|then)[\s,]+)?"
     r"(?:since|because|as|if|when|given|after|while|for|with|by|in|at|out)\b",
     re.IGNORECASE,
 )
-_OTHER = re.compile(r"\b(?:and|or|but|while|whereas|otherwise|either)\b|[;/,]", re.IGNORECASE)
+_OTHER = re.compile(r"\b(?:and|or|but|while|whereas|otherwise|either)\b|[;,]", re.IGNORECASE)
 _OR = re.compile(r"\b(?:or|either|otherwise)\b", re.IGNORECASE)
+_LIST = re.compile(r"[\s,;/&*]*")
+_CONDITION = re.compile(r"\b(?:if|when|otherwise|else|unless)\b", re.IGNORECASE)
 _EXPLAINED = re.compile(
-    r"""(?:\b(?:because|since|as|where|when|for|after|in|at|from|with|per|by|of|on|within|every|each|until|before|using
-        |that|the|these|those|which|checking|so|not)\b[^,;]{0,60}|[=<>(]\s*)$""",
+    r"""(?:\b(?:because|since|as|where|when|for|after|in|at|from|with|per|by|of|on|within|every|each|until|before|than
+        |that|the|these|those|which|so|not|to\s+[a-z]+|(?!making|giving|leaving|being|totall?ing)[a-z]{2,}ing)\b
+        (?:(?!\b(?:and|or|but|while|whereas|otherwise)\b)[^,;]){0,60}|[=<>(]\s*)$""",
     re.VERBOSE | re.IGNORECASE,
 )
 _SAYS_MORE = re.compile(r"[\s*]*(?:is|are|was|were|sure|certain|confident|being|has|have|holds?)\b", re.IGNORECASE)
@@ -114,15 +121,18 @@ _SCALE = re.compile(r"\s+(?:hundred|thousand|million|billion|trillion)\b(?!\s+\w
 _WORD = re.compile(r"[\s-]+([A-Za-z]+(?:/[A-Za-z]+)?\.?(?:\s*\^\s*\{?[23]\}?)?)")
 _MAX_UNIT_WORDS = 4
 # Behind a number these say nothing about its value.
-_NEUTRAL = frozenset(
-    """more less fewer greater in on at for to from left per of and with each every is are was were than when where while
-    since because as after before by so if which that this the a an who these those out away remaining total altogether
-    unless or but not maybe perhaps possibly have has had times between during until among he she it they we you i can do
-    does did will would should""".split()
-)
+_NEUTRAL_WORDS = """
+more less fewer greater in on at for to from left per of and with each every is are was were than when where while since
+because as after before by so if which that this the a an who these those out away remaining total altogether unless or
+but not maybe perhaps possibly have has had times between during until among he she it they we you i can do does did
+will would should
+"""
+_NEUTRAL = frozenset(_NEUTRAL_WORDS.split())
 _CHANGED = re.compile(
-    rf"""\s*(?: (?:and|&)\s+(?:a|one|two|three|\d+)[\s/-]*(?:half|halves|third|quarter|fourth|fifth|sixth|eighth|tenth|\d)
-        | to\s+the\b | times\s+[\d{_MASK}] | (?:more|less|fewer|greater)\s+than\s+[\d{_MASK}])""",
+    rf"""\s*(?:
+        (?:and|&)\s+(?:a|one|two|three|\d+)[\s/-]*(?:half|halves|third|quarter|fourth|fifth|sixth|eighth|tenth|\d)
+      | to\s+the\b | times\s+[\d{_MASK}]
+      | (?:more|less|fewer|greater)\s+than\s+(?:[$\d.,]+|{_MASK}+)(?!\S|\s+[a-z]) )""",
     re.VERBOSE | re.IGNORECASE,
 )
 _VARIABLE_IS = re.compile(
@@ -130,7 +140,8 @@ _VARIABLE_IS = re.compile(
     r"\s+(?:is|equals|must\s+be)(?:\s+equal\s+to)?[\s*]*",
     re.IGNORECASE,
 )
-_COPULA = re.compile(r"\s(?:is|are|was|were)\s+(?:option\s+|choice\s+)?", re.IGNORECASE)
+_COPULA = re.compile(r"\s(?:is|are|was|were)\s+", re.IGNORECASE)
+_OPTION = re.compile(r"^(?:option|choice)\s+(?=\(?[A-Z]\b)", re.IGNORECASE)
 _NO_SUBJECT = re.compile(r"\b(?:not|no|never|false|wrong|incorrect|if|whether|that|yes)\b|n['’]t\b", re.IGNORECASE)
 
 
@@ -157,7 +168,7 @@ def stated_answer(text: str) -> str | None:
     Args:
         text: the end of a response, its characters plain.
     """
-    text = _LIST_MARKER.sub("", _CALCULATOR.sub("", text))
+    text = _HASHES_IN_FORMULA.sub("", _LIST_MARKER.sub("", _CALCULATOR.sub("", text)))
     masked = _masked(text)
     for start, end, explains in _statements(masked):
         stated = _read_statement(text[start:end])
@@ -189,7 +200,8 @@ def _statements(masked: str) -> Iterator[tuple[int, int, bool]]:
         start = skipped.end() if skipped else position
         sentence_end = _SENTENCE_END.search(masked, start)
         end = sentence_end.start() if sentence_end else len(masked)
-        if not (match["hashes"] and _HEADING.match(masked, start)):
+        heading = match["hashes"] and _HEADING.match(masked, start)
+        if not heading and not masked.startswith("?", end):
             yield start, end, bool(match["answer"]) and match[0].rstrip("*_ ").endswith((":", "\n"))
 
 
@@ -199,15 +211,18 @@ def _last_value(text: str, masked: str, start: int) -> str | None:
     for begin, end in zip(ends[-2::-1], ends[:0:-1], strict=True):
         sentence = text[begin:end].rstrip(" .!?\n")
         values = _values(sentence, _masked(sentence))
-        if values:
-            doubted = is_retracted(masked[end:]) or is_qualified(text, begin, end)
+        if values and masked[end - 1 : end] != "?" and masked[end - 2 : end - 1] != "?":
+            start_of_line = begin + len(sentence) - len(sentence.lstrip())
+            doubted = is_retracted(masked[end:]) or (
+                values[0].start + begin == start_of_line and is_qualified(text, start_of_line, end)
+            )
             return None if doubted else _read(sentence, values, explicit=False) or None
     return None
 
 
 def _read_statement(sentence: str) -> str | None:
     """What an explicit statement says, ``""`` if it says no one thing, None if it says nothing at all."""
-    sentence = sentence.strip(_MARKUP)
+    sentence = re.sub(r"^<([^<>]+)>$", r"\1", sentence.strip(_MARKUP))
     if _ANNOUNCES.fullmatch(sentence):
         return None
     masked = _masked(sentence)
@@ -225,23 +240,29 @@ def _words(sentence: str) -> str | None:
     """``even`` of ``the function is even``; the sentence where it has no such subject."""
     subject, *rest = _COPULA.split(sentence, maxsplit=1)
     words = rest[0] if rest and not _NO_SUBJECT.search(subject) else sentence
+    words = _OPTION.sub("", words)
     return words.strip() if len(words.split()) <= _MAX_WORDS else None
 
 
 def _values(sentence: str, masked: str) -> list[_Value]:
-    values, names = [], []
+    """The values in a sentence; ordinals and names (``$n$``, ``$f(x)$``) only where it has no others."""
+    values, others = [], []
     position = 0
     while match := _VALUE.search(masked, position):
         start, position = match.span()
-        if _ORDINAL.search(match[0]) or _NUMBERED.search(masked[:start]):
+        if _NUMBERED.search(masked[:start]):
             continue
+        ordinal = _ORDINAL.search(match[0])
         while operation := _OPERATION.match(masked, position):
             position = operation.end()
-        before = masked[:start]
-        value = _Value(start, position, bool(_IS.search(before)), bool(_ADJUNCT.search(before)))
-        is_name = match[0][0] == _MASK and _NAME.fullmatch(_plain(sentence, masked, start, position))
-        (names if is_name else values).append(value)
-    return values or [value for value in names if value.stated or value.start == 0]
+        end = position - 2 if ordinal else position
+        value = _Value(start, end, bool(_IS.search(masked[:start])), bool(_ADJUNCT.search(masked[:start])))
+        name = match[0][0] == _MASK and _NAME.fullmatch(_plain(sentence, masked, start, end))
+        if not name:
+            (others if ordinal else values).append(value)
+        elif value.stated or start == 0:
+            others.append(value)
+    return values or others
 
 
 def _read(sentence: str, values: list[_Value], *, explicit: bool) -> str:
@@ -257,12 +278,15 @@ def _read(sentence: str, values: list[_Value], *, explicit: bool) -> str:
     value = _chosen(masked, values, explicit)
     if value is None or is_qualified(sentence, value.start, value.end) or is_denied(masked[: value.start]):
         return ""
-    if value.stated and not _PROSE.search(masked, value.start):
-        return _plain(sentence, masked, value.start, len(sentence))
+    if not _PROSE.search(masked) and not any(each.stated for each in values):
+        return _plain(sentence, masked, 0, len(sentence))
     text, end = _with_unit(sentence, masked, value)
-    others = [other for other in values if other.start >= end]
-    if is_hedged(masked[end:]) or any(not _is_explained(sentence, masked, end, value, other) for other in others):
-        return ""
+    if value.stated and not _PROSE.search(masked, value.start):
+        text = _plain(sentence, masked, value.start, len(sentence))
+    else:
+        others = [other for other in values if other.start >= end]
+        if is_hedged(masked[end:]) or any(not _is_explained(sentence, masked, end, value, other) for other in others):
+            return ""
     subject = _VARIABLE_IS.fullmatch(masked[: value.start])
     if subject and re.fullmatch(r"[-+]?[\d.,/]+", text):
         return f"{_plain(sentence, masked, *subject.span(1))}={text}"
@@ -270,21 +294,40 @@ def _read(sentence: str, values: list[_Value], *, explicit: bool) -> str:
 
 
 def _chosen(masked: str, values: list[_Value], explicit: bool) -> _Value | None:
+    """The value that a sentence is about, or None where it could be another one too."""
     if explicit and _leads(masked):
-        return values[0]
-    begin = max((m.end() for m in _CONCLUDES.finditer(masked, 0, values[-1].start)), default=0)
+        value = values[0]
+        for other in values[1:]:  # 2 cars * 3 seats = 6 seats
+            between = masked[value.end : other.start]
+            if other.stated and not _OTHER.search(between) and not _REMARK.search(between):
+                value = other
+        return value
+    begin = max((match.end() for match in _CONCLUDES.finditer(masked, 0, values[-1].start)), default=0)
     clause = [value for value in values if value.start >= begin]
     subordinate = _SUBORDINATE.match(masked, begin)
-    cut = None if subordinate else _EXPLAINS.search(masked, clause[0].end)
-    core = [value for value in clause if cut is None or value.start < cut.start()]
+    core = clause if subordinate else _before(_REASON, masked, clause)
     stated = [value for value in core if value.stated] or [value for value in clause if value.stated]
+    if not stated and not subordinate:
+        core = _before(_REMARK, masked, clause)
     candidates = stated or [value for value in core if not value.adjunct] or core
     value = candidates[-1]
+    before = [other for other in core if other.start < value.start]
+    if before and _OR.search(masked, before[-1].end, value.start):
+        return None
+    if len(candidates) > 1 and (
+        _LIST.fullmatch(masked, candidates[-2].end, value.start) or len(_CONDITION.findall(masked)) > 1
+    ):
+        return None
     for other in candidates[:-1]:
         between = masked[other.end : value.start]
         if _OR.search(between) or (explicit and not subordinate and (not stated or _OTHER.search(between))):
             return None
     return value
+
+
+def _before(remark: re.Pattern[str], masked: str, values: list[_Value]) -> list[_Value]:
+    cut = remark.search(masked, values[0].end)
+    return [value for value in values if cut is None or value.start < cut.start()]
 
 
 def _leads(masked: str) -> bool:
