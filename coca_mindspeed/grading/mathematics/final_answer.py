@@ -7,7 +7,7 @@ pass: 100 kB of ``\boxed{`` take milliseconds.
 import re
 import unicodedata
 
-from coca_mindspeed.grading.mathematics.statements import stated_answer
+from coca_mindspeed.grading.mathematics.statements import boxed_statement, stated_answer
 
 # A backslash takes the next character with it, so that \{ and \} are text and not grouping.
 _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
@@ -169,7 +169,7 @@ def final_answer(response: str, boxed_only: bool = False) -> str | None:
         response = tagged
     boxed = last_boxed(response)
     if boxed is not None:
-        return boxed.strip() or None
+        return boxed_statement(plain_characters(boxed).strip()) or None if " " in boxed else boxed.strip() or None
     if boxed_only or is_cut_off(response):
         return None
     tail = plain_characters(response[-_TAIL_CHARACTERS:])

@@ -20,15 +20,17 @@ _FORMULA = re.compile(
     | (?<![\\$])\$(?![\s$,;:!?)]|\.(?!\d))((?:\\.|[^$\\\n])+)(?<![\s=+*/(<-])\$(?![\d$])
     | (?<![\\$])\$\ ((?:\\[a-zA-Z]+|\\.|[^$\n\\a-zA-Z]|[a-zA-Z](?![a-zA-Z]))+)(?<=\ )(?<![-=+*/(<,]\ )\$(?!\ ?[\d$])
     | \\\((.+?)\\\)
-    | \\\[(.+?)\\\]""",
+    | \\\[(.+?)\\\]
+    | (?<![\\$\w])([-+\w(.]*\\(?:[dtc]?frac|sqrt|pi|d?binom|infty)(?![a-zA-Z])
+        (?:\{[^{}\n]*\}|[^\s$.,;{}]|[.,](?=\w))*)""",
     re.VERBOSE | re.DOTALL,
 )
 _MASK = "\ue000"  # stands for each character of a formula, so that no rule for prose looks into it
 _NAME = re.compile(r"(?:\\(?:triangle|angle)\s*)?\\?[a-zA-Z]+(?:_\{?\w\}?)?(?:\([a-zA-Z]\))?|[A-Z]+")  # x, f(x), ABC
 
 _CURRENCY = r"(?:\\?\$|[€£¥₹]|(?<![A-Za-z])(?:USD|EUR|GBP|Rs\.?)(?![A-Za-z]))\ ?"
-_NUMBER = rf"""(?<![A-Za-z_^\\.\d])(?<!\d[,/])
-    (?:(?<![\w)\]}}%{_MASK}])[-+]\ ?)?(?:{_CURRENCY}[-+]?)?
+_NUMBER = rf"""(?<![A-Za-z_^\\.\d])(?<!\d[,/])(?<![_^]\{{)
+    (?:(?<![\w)\]}}%{_MASK}])(?<![\w)\]}}%{_MASK}]\ )[-+]\ ?)?(?:{_CURRENCY}[-+]?)?
     (?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)(?:\ \d+/\d+|/\d+(?:\.\d+)?|(?::\d+)+|e[-+]?\d+)?
     (?:\ ?\\?%|\ ?\^\{{?\s*\\circ\s*\}}?|[A-Za-z]+)?(?:\^\{{?-?\w+\}}?)?(?:\ ?\\?\$(?!\ ?\d))?"""
 _VALUE = re.compile(rf"{_MASK}+|{_NUMBER}", re.VERBOSE)
@@ -46,6 +48,7 @@ _SENTENCE_END = re.compile(
 _LIST_MARKER = re.compile(r"^[ \t>]*(?:\d{1,2}[.)]|[*•-])[ \t]+(?=\S)", re.MULTILINE)
 _CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")
 _HASHES_IN_FORMULA = re.compile(r"\${1,2}\s*(?=\#{4})")
+_BOLD = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])")
 _MARKUP = " \t\n:*_#`\"'“”"
 _BLANK, _BLANK_LINE = re.compile(r"[\s:*_#>]*"), re.compile(r"[ \t:*_]*")
 _PROSE = re.compile(
@@ -131,15 +134,18 @@ _NEUTRAL = frozenset(_NEUTRAL_WORDS.split())
 _CHANGED = re.compile(
     rf"""\s*(?:
         (?:and|&)\s+(?:a|one|two|three|\d+)[\s/-]*(?:half|halves|third|quarter|fourth|fifth|sixth|eighth|tenth|\d)
-      | to\s+the\b | times\s+[\d{_MASK}]
+      | to\s+the\b | times\s+[\d{_MASK}] | [+*×÷^] | [-/]\s*(?:[a-zA-Z]\b|[\d({_MASK}])
       | (?:more|less|fewer|greater)\s+than\s+(?:[$\d.,]+|{_MASK}+)(?!\S|\s+[a-z]) )""",
     re.VERBOSE | re.IGNORECASE,
 )
+_OPERAND = re.compile(rf"(?:[+*/×÷^]|[\w)\]{_MASK}]\s*-)[\s(]*$")
 _VARIABLE_IS = re.compile(
     rf"\W*(?:(?:so|thus|hence|therefore)\W+)?(?:the\s+)?(?:\w+\s+){{0,2}}(?:value\s+of\s+)?({_MASK}+|[a-zA-Z])"
     r"\s+(?:is|equals|must\s+be)(?:\s+equal\s+to)?[\s*]*",
     re.IGNORECASE,
 )
+_VERB = re.compile(r"\b(?:is|are|equals)\b")
+_TEXT = re.compile(r"\\(?:text|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
 _COPULA = re.compile(r"\s(?:is|are|was|were)\s+", re.IGNORECASE)
 _OPTION = re.compile(r"^(?:option|choice)\s+(?=\(?[A-Z]\b)", re.IGNORECASE)
 _NO_SUBJECT = re.compile(r"\b(?:not|no|never|false|wrong|incorrect|if|whether|that|yes)\b|n['’]t\b", re.IGNORECASE)
@@ -168,7 +174,8 @@ def stated_answer(text: str) -> str | None:
     Args:
         text: the end of a response, its characters plain.
     """
-    text = _HASHES_IN_FORMULA.sub("", _LIST_MARKER.sub("", _CALCULATOR.sub("", text)))
+    for markup in (_CALCULATOR, _LIST_MARKER, _HASHES_IN_FORMULA, _BOLD):
+        text = markup.sub("", text)
     masked = _masked(text)
     for start, end, explains in _statements(masked):
         stated = _read_statement(text[start:end])
@@ -179,6 +186,19 @@ def stated_answer(text: str) -> str | None:
             return _last_value(text, masked, end)
         return stated or None
     return _last_value(text, masked, 0)
+
+
+def boxed_statement(content: str) -> str:
+    r"""What a sentence in a box states (``\text{The sum is } 5``); anything else as it is.
+
+    Args:
+        content: of a box, its characters plain.
+    """
+    if not _VERB.search(content):
+        return content
+    sentence = _TEXT.sub(r" \1 ", content).strip(" .")
+    values = _values(sentence, _masked(sentence))
+    return (_read(sentence, values, explicit=True) if values else "") or content
 
 
 def _masked(text: str) -> str:
@@ -276,10 +296,15 @@ def _read(sentence: str, values: list[_Value], *, explicit: bool) -> str:
     """
     masked = _masked(sentence)
     value = _chosen(masked, values, explicit)
-    if value is None or is_qualified(sentence, value.start, value.end) or is_denied(masked[: value.start]):
+    before = masked[: value.start] if value else ""
+    if value is None or is_qualified(sentence, value.start, value.end) or is_denied(before):
         return ""
-    if not _PROSE.search(masked) and not any(each.stated for each in values):
+    if not _PROSE.search(masked) and not any(each.stated for each in values) and "\\\\" not in sentence:
         return _plain(sentence, masked, 0, len(sentence))
+    if _OPERAND.search(before):  # a term of an expression, which counts as a whole or not at all
+        verb = list(_VERB.finditer(before))
+        alone = verb and not _PROSE.search(masked, verb[-1].end())
+        return _plain(sentence, masked, verb[-1].end(), len(sentence)) if alone else ""
     text, end = _with_unit(sentence, masked, value)
     if value.stated and not _PROSE.search(masked, value.start):
         text = _plain(sentence, masked, value.start, len(sentence))
@@ -287,7 +312,7 @@ def _read(sentence: str, values: list[_Value], *, explicit: bool) -> str:
         others = [other for other in values if other.start >= end]
         if is_hedged(masked[end:]) or any(not _is_explained(sentence, masked, end, value, other) for other in others):
             return ""
-    subject = _VARIABLE_IS.fullmatch(masked[: value.start])
+    subject = _VARIABLE_IS.fullmatch(before)
     if subject and re.fullmatch(r"[-+]?[\d.,/]+", text):
         return f"{_plain(sentence, masked, *subject.span(1))}={text}"
     return text
@@ -363,9 +388,10 @@ def _with_unit(sentence: str, masked: str, value: _Value) -> tuple[str, int]:
     words = []
     while len(words) < _MAX_UNIT_WORDS and (word := _WORD.match(masked, words[-1].end() if words else end)):
         words.append(word)
-    if not words or (words[0][1].lower() in _NEUTRAL and not _CHANGED.match(masked, end)):
+    changed = _CHANGED.match(masked, end)
+    if not changed and (not words or words[0][1].lower() in _NEUTRAL):
         return text, end
-    if _CHANGED.match(masked, end) or not may_be_unit(words[0][1].rstrip(".")):
+    if changed or not may_be_unit(words[0][1].rstrip(".")):
         return sentence[value.start :], len(sentence)
     for count in range(len(words), 0, -1):
         unit = " ".join(word[1] for word in words[:count])
