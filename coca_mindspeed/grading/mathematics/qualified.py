@@ -11,6 +11,8 @@ _BEFORE = re.compile(
             (?:\s+(?!{_RESULT})[^\W\d]+){{0,3}}                 # cannot possibly be 6, is not equal to 6
       | \b(?:than(?:\s+or\s+equal\s+to)? | instead\s+of | at\s+(?:least|most) | up\s+to
             | above | below | under | over | beyond | exceed(?:s|ing)?)
+      | \b(?:twice|double|triple|(?:half|halves|thirds?|quarters?|root|square|cube|logarithm|log|factorial|reciprocal
+            |inverse|multiples?|divisors?|factors?|powers?|percent)\s+of) | %\s+of
       | (?<![-=<>])[<>]=? | != | \\(?:n?leq?|n?geq?|[lg]t|neq?|neg|pm)     # x \neq 6, > 6; no arrows
       | \d[^\w.;:!?\n]{{0,3}}\s*(?<!\\)\b(?:or|to|and|through|versus|vs)\b(?:\s+(?:even|maybe|perhaps|possibly|rather))?
     )[\s$*\\(\[]*$""",
@@ -34,7 +36,9 @@ _DENIED = re.compile(
 )
 _HEDGED = re.compile(
     r"""\b(?:or\s+(?:even|rather|else|more|less|fewer) | maybe | perhaps | possibly | alternatively | unless | if
-        | otherwise | either | neither | (?:could|might|may)\s+(?:also\s+)?be | also\s+possible | (?:a|my|just)\s+guess
+        | otherwise | either | neither | (?:could|might|may)\s+(?:also\s+)?be
+        | also\s+(?:possible|correct|right|valid|works?|a\s+solution) | another\s+(?:answer|solution|possibility|option)
+        | as\s+well\s+as | along\s+with | (?:a|my|just)\s+guess
         | not\s+(?:sure|certain|right|correct|true|it\b|the\s+(?:right|correct|answer)))\b
       | \b(?:is|are|was|be|seems|looks)\s+(?:\w+\s+)?(?:wrong|incorrect|false|impossible)\b
       | n['’]t\s+(?:right|correct|true|it|the\s+(?:right|correct|answer))\b""",
@@ -43,7 +47,7 @@ _HEDGED = re.compile(
 _RETRACTED = re.compile(
     r"""(?:^|[.!?\n])[\s*_]*(?:
         (?:(?:oh|but|hmm+|no)\s*[,.]?\s*)*(?:wait|actually|no\s*[,.]|correction|sorry|oops|scratch\s+that|i\s+mean
-            |on\s+second\s+thought|alternatively|or\s+(?:maybe|perhaps|is\s+it))\b
+            |on\s+second\s+thought|alternatively|or(?!\s+(?:equivalently|simply|more\s+precisely|in)\b))\b
       | (?:this|that|it|the\s+(?:above\s+)?answer)
             (?:\s+(?:is|was|must\s+be|seems))(?:n['’]t|\s+(?:\w+\s+)?(?:wrong|incorrect|false|not)\b)
     )""",

@@ -8,6 +8,7 @@ length the caller bounds.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from coca_mindspeed.grading.mathematics.qualified import is_denied, is_hedged, is_qualified, is_retracted
 from coca_mindspeed.grading.mathematics.units import canonical_unit, may_be_unit
@@ -21,8 +22,9 @@ _FORMULA = re.compile(
     | (?<![\\$])\$\ ((?:\\[a-zA-Z]+|\\.|[^$\n\\a-zA-Z]|[a-zA-Z](?![a-zA-Z]))+)(?<=\ )(?<![-=+*/(<,]\ )\$(?!\ ?[\d$])
     | \\\((.+?)\\\)
     | \\\[(.+?)\\\]
-    | (?<![\\$\w])([-+\w(.]*\\(?:[dtc]?frac|sqrt|pi|d?binom|infty)(?![a-zA-Z])
-        (?:\{[^{}\n]*\}|[^\s$.,;{}]|[.,](?=\w))*)""",
+    | (\\begin\{\w+\}.+?\\end\{\w+\})
+    | (?<![\\$\w])([-+\w(.]*\\(?:(?:[dtc]?frac|sqrt|d?binom)(?=[\d{\[\\])|(?:pi|infty)(?![a-zA-Z]))
+        (?:\{(?:[^{}\n]|\{[^{}\n]*\})*\}|[^\s$.,;{}]|[.,](?=\w))*(?![^\s.,;:!?)]))""",
     re.VERBOSE | re.DOTALL,
 )
 _MASK = "\ue000"  # stands for each character of a formula, so that no rule for prose looks into it
@@ -31,28 +33,30 @@ _NAME = re.compile(r"(?:\\(?:triangle|angle)\s*)?\\?[a-zA-Z]+(?:_\{?\w\}?)?(?:\(
 _CURRENCY = r"(?:\\?\$|[€£¥₹]|(?<![A-Za-z])(?:USD|EUR|GBP|Rs\.?)(?![A-Za-z]))\ ?"
 _NUMBER = rf"""(?<![A-Za-z_^\\.\d])(?<!\d[,/])(?<![_^]\{{)
     (?:(?<![\w)\]}}%{_MASK}])(?<![\w)\]}}%{_MASK}]\ )[-+]\ ?)?(?:{_CURRENCY}[-+]?)?
-    (?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)(?:\ \d+/\d+|/\d+(?:\.\d+)?|(?::\d+)+|e[-+]?\d+)?
+    (?:\d+(?:,\d+)*(?:\.\d+)?|\.\d+)(?:\ \d+/\d+|/\d+(?:\.\d+)?|(?:\ :\ \d+|:\d+)+|e[-+]?\d+)?
     (?:\ ?\\?%|\ ?\^\{{?\s*\\circ\s*\}}?|[A-Za-z]+)?(?:\^\{{?-?\w+\}}?)?(?:\ ?\\?\$(?!\ ?\d))?"""
 _VALUE = re.compile(rf"{_MASK}+|{_NUMBER}", re.VERBOSE)
 _OPERATION = re.compile(
     rf"\s*(?:[-+*/×÷^]|\\(?:times|cdot|div)(?![a-zA-Z])|x(?=\s*\d))\s*(?:{_MASK}+|{_NUMBER})", re.VERBOSE
 )
+_BARE = re.compile(rf"\s*(?:{_NUMBER})[\s.,;]*", re.VERBOSE)
 _ORDINAL = re.compile(r"\d(?:st|nd|rd|th)$")
 _NUMBERED = re.compile(
     r"\b(?:step|part|question|problem|exercise|case|option|equation|eq|figure|line|method|chapter|no)\.?\s*[#(]?$", re.I
 )
 
 _SENTENCE_END = re.compile(
-    r"(?<!\bRs)(?<!\bsq)(?<!\bcu)(?<!\bapprox)(?<!\bvs)(?<!\bNo)(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\.[A-Za-z])[.!?](?=[\s*_\"'”’)\]<]|$)|\n"
+    r"(?<!\bRs)(?<!\bsq)(?<!\bcu)(?<!\bapprox)(?<!\bvs)(?<!\bNo)(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\.[A-Za-z])(?<!\\)[.!?](?=[\s*_\"'”’)\]<]|$)|\n"
 )
 _LIST_MARKER = re.compile(r"^[ \t>]*(?:\d{1,2}[.)]|[*•-])[ \t]+(?=\S)", re.MULTILINE)
 _CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")
 _HASHES_IN_FORMULA = re.compile(r"\${1,2}\s*(?=\#{4})")
 _BOLD = re.compile(r"(?<![\w)])\*\*|\*\*(?![\w(])")
+_NEGATIVE = re.compile(r"\b(?:negative|minus)\s+(?=\$?\d)", re.IGNORECASE)
 _MARKUP = " \t\n:*_#`\"'“”"
 _BLANK, _BLANK_LINE = re.compile(r"[\s:*_#>]*"), re.compile(r"[ \t:*_]*")
 _PROSE = re.compile(
-    r"(?<![\\A-Za-z])(?!(?:and|or|sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|mod|inf|infinity)\b)[A-Za-z]{2,}"
+    r"(?<![\\A-Za-z])(?!(?:and|or|sin|cos|tan|cot|sec|csc|log|ln|exp|sqrt|pi|mod|inf|infinity)\b)[^\W\d_]{2,}"
 )
 
 _OPENING = re.compile(
@@ -62,7 +66,8 @@ _OPENING = re.compile(
           | [^.!?\n:=\\]{0,80}?
             (?:['’]s\b|\s(?:is|was|equals?|becomes?|(?:would|should|must|will)\s+be|\w+\s+out\s+to\s+be)\b)
         )(?!\s+not\b|n['’]t)[*_]*\s*[:=]?
-    | (?<!\#)(?P<hashes>\#{4,5})(?!\#) | ^[ \t*]*(?P<option>A)[*]*:(?=\s*\S) | <(?P<tag>answer)>""",
+    | (?<!\#)(?P<hashes>\#{4,5})(?!\#) | ^[ \t*]*(?P<option>A)[*]*:(?=\s*\S) | <(?P<tag>answer)>
+    | 答案[*_]*\s*(?:是|为|:)""",
     re.VERBOSE | re.IGNORECASE | re.MULTILINE,
 )
 _CLOSING = re.compile(
@@ -79,12 +84,15 @@ _ANNOUNCES = re.compile(
     r"(?:as\s+follows|below|the\s+following|this|that|then|thus|therefore|simply)?\W*", re.IGNORECASE
 )
 _MAX_WORDS = 6
+_MAX_STATEMENTS = 8
+_MAX_SENTENCE = 400
+_WINDOW = 40  # what is said of a value stands within this many characters before it
 
 _LEAD = r"""(?:about|approximately|approx\.?|roughly|around|exactly|only|just|now|then|thus|also|therefore|equal\s+to
     |simply|actually|still|indeed|a\s+total\s+of|all|to\s+be|be|given\s+by|option|choice)"""
 _IS = re.compile(
     rf"""(?:\b(?:is|are|was|were|be|been|equals?|equal\s+to|totals?|becomes?|(?:it|that|he|she|there|here)['’]s)
-        (?:\s+{_LEAD}){{0,3}} | [=:≈] | -+> | => | \\(?:approx|to|Rightarrow|implies)(?![a-zA-Z]))[\s*_(]*$""",
+        (?:\s+{_LEAD}){{0,3}} | [=:≈] | -+> | => | \\(?:approx|to|Rightarrow|implies)(?![a-zA-Z]))[\s*_(\[{{\\]*$""",
     re.VERBOSE | re.IGNORECASE,
 )
 _ADJUNCT = re.compile(
@@ -98,7 +106,8 @@ _CONCLUDES = re.compile(
     re.IGNORECASE,
 )
 _REASON = re.compile(
-    r"[\s,;(](?:(?:because|since|as|when|while|given|if|where)\b|(?:that|who)\s+(?:is|are|was|were)\b)",
+    r"[\s,;(](?:(?:because|since|as|when|while|given|if|where)\b|(?:that|who)\s+(?:is|are|was|were)\b"
+    r"|which\s+(?:is|are)\s+(?:about|approximately|roughly|around|the|an?|also|even|odd|prime|less|more|greater)\b)",
     re.IGNORECASE,
 )
 _REMARK = re.compile(rf"{_REASON.pattern}|[\s,;(](?:after|before|compared|considering|by|due\s+to)\b", re.IGNORECASE)
@@ -109,19 +118,26 @@ _SUBORDINATE = re.compile(
 )
 _OTHER = re.compile(r"\b(?:and|or|but|while|whereas|otherwise|either)\b|[;,]", re.IGNORECASE)
 _OR = re.compile(r"\b(?:or|either|otherwise)\b", re.IGNORECASE)
-_LIST = re.compile(r"[\s,;/&*]*")
+_LIST = re.compile(r"[\s,;/&*]*(?:(?:\(?[A-Za-z]\)|[A-Za-z][.:])[\s*]*)?")
+_STARTS_WITH_OR = re.compile(r"\W*or\b", re.IGNORECASE)
 _CONDITION = re.compile(r"\b(?:if|when|otherwise|else|unless)\b", re.IGNORECASE)
 _EXPLAINED = re.compile(
-    r"""(?:\b(?:because|since|as|where|when|for|after|in|at|from|with|per|by|of|on|within|every|each|until|before|than
-        |that|the|these|those|which|so|not|to\s+[a-z]+|(?!making|giving|leaving|being|totall?ing)[a-z]{2,}ing)\b
-        (?:(?!\b(?:and|or|but|while|whereas|otherwise)\b)[^,;]){0,60}|[=<>(]\s*)$""",
+    r"""\b(?:because|since|as|where|when|for|after|in|at|from|with|per|by|of|on|within|every|each|until|before|than
+        |that|the|these|those|which|so|not|to\s+[a-z]+|(?!making|giving|leaving|being|totall?ing)[a-z]{2,}ing)\b[^,;]*$
+      | (?:[=<>≈]|\\approx)\s*$""",
     re.VERBOSE | re.IGNORECASE,
+)
+_BECAUSE = re.compile(r"\b(?:because|since|where|which)\b[^,;]*$|=\s*$|\bnot\s*$", re.IGNORECASE)
+_JOINS = re.compile(r"\b(?:and|or|but|while|whereas|otherwise)\b|;", re.IGNORECASE)
+_ASIDE = re.compile(
+    r"\((?=[^()]*(?:[^\W\d_]{3,}|[-+*/=×÷]))(?![^()]*\b(?:or|maybe|perhaps|possibly|else)\b)(?!\s*and\b)[^()]*\)",
+    re.IGNORECASE,
 )
 _SAYS_MORE = re.compile(r"[\s*]*(?:is|are|was|were|sure|certain|confident|being|has|have|holds?)\b", re.IGNORECASE)
 
 _PERCENT = re.compile(r"\s?\\?%|\s+(?:percent|per\s+cent|pct)\b", re.IGNORECASE)
 _SCALE = re.compile(r"\s+(?:hundred|thousand|million|billion|trillion)\b(?!\s+\w*(?:and|illion)\b)", re.IGNORECASE)
-_WORD = re.compile(r"[\s-]+([A-Za-z]+(?:/[A-Za-z]+)?\.?(?:\s*\^\s*\{?[23]\}?)?)")
+_WORD = re.compile(r"[\s-]+([ap]\.m\b\.?|[A-Za-z]+(?:/[A-Za-z]+)?\.?(?:\s*\^\s*\{?[23]\}?)?)")
 _MAX_UNIT_WORDS = 4
 # Behind a number these say nothing about its value.
 _NEUTRAL_WORDS = """
@@ -138,6 +154,10 @@ _CHANGED = re.compile(
       | (?:more|less|fewer|greater)\s+than\s+(?:[$\d.,]+|{_MASK}+)(?!\S|\s+[a-z]) )""",
     re.VERBOSE | re.IGNORECASE,
 )
+_COMMAND = re.compile(
+    r"\\(?!(?:approx|to|times|cdot|div|circ|text|implies|Rightarrow|therefore|quad|boxed|fbox)(?![a-zA-Z]))[a-zA-Z]+"
+)
+_LETTER = re.compile(r"(?:(?<=\d)[a-zA-Z](?![a-zA-Z])|\b[a-z]\s*[-+^])[^,;:]*=\s*$")
 _OPERAND = re.compile(rf"(?:[+*/×÷^]|[\w)\]{_MASK}]\s*-)[\s(]*$")
 _VARIABLE_IS = re.compile(
     rf"\W*(?:(?:so|thus|hence|therefore)\W+)?(?:the\s+)?(?:\w+\s+){{0,2}}(?:value\s+of\s+)?({_MASK}+|[a-zA-Z])"
@@ -146,6 +166,7 @@ _VARIABLE_IS = re.compile(
 )
 _VERB = re.compile(r"\b(?:is|are|equals)\b")
 _TEXT = re.compile(r"\\(?:text|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
+_LABEL = re.compile(r"^\s*\\text\s*\{[^{}]*\}[^={}]*=(?:.*=)?", re.DOTALL)
 _COPULA = re.compile(r"\s(?:is|are|was|were)\s+", re.IGNORECASE)
 _OPTION = re.compile(r"^(?:option|choice)\s+(?=\(?[A-Z]\b)", re.IGNORECASE)
 _NO_SUBJECT = re.compile(r"\b(?:not|no|never|false|wrong|incorrect|if|whether|that|yes)\b|n['’]t\b", re.IGNORECASE)
@@ -176,9 +197,10 @@ def stated_answer(text: str) -> str | None:
     """
     for markup in (_CALCULATOR, _LIST_MARKER, _HASHES_IN_FORMULA, _BOLD):
         text = markup.sub("", text)
+    text = _NEGATIVE.sub("-", text)
     masked = _masked(text)
-    for start, end, explains in _statements(masked):
-        stated = _read_statement(text[start:end])
+    for start, end, explains in islice(_statements(masked), _MAX_STATEMENTS):
+        stated = _read_statement(text[start : min(end, start + _MAX_SENTENCE)])
         if stated is None:
             continue
         retracted = is_retracted(masked[end:])
@@ -229,9 +251,13 @@ def _last_value(text: str, masked: str, start: int) -> str | None:
     """The value of the last sentence behind ``start`` that has one, unless it is qualified or taken back."""
     ends = [start, *(match.end() for match in _SENTENCE_END.finditer(masked, start)), len(masked)]
     for begin, end in zip(ends[-2::-1], ends[:0:-1], strict=True):
+        begin = max(begin, end - _MAX_SENTENCE)
         sentence = text[begin:end].rstrip(" .!?\n")
         values = _values(sentence, _masked(sentence))
         if values and masked[end - 1 : end] != "?" and masked[end - 2 : end - 1] != "?":
+            previous = text[max(0, text.rfind("\n", 0, max(0, begin - 1)) + 1) : begin]
+            if _BARE.fullmatch(previous) and _BARE.fullmatch(sentence):
+                return None  # one value a line is a list
             start_of_line = begin + len(sentence) - len(sentence.lstrip())
             doubted = is_retracted(masked[end:]) or (
                 values[0].start + begin == start_of_line and is_qualified(text, start_of_line, end)
@@ -270,13 +296,14 @@ def _values(sentence: str, masked: str) -> list[_Value]:
     position = 0
     while match := _VALUE.search(masked, position):
         start, position = match.span()
-        if _NUMBERED.search(masked[:start]):
+        before = masked[max(0, start - _WINDOW) : start]
+        if _NUMBERED.search(before):
             continue
         ordinal = _ORDINAL.search(match[0])
         while operation := _OPERATION.match(masked, position):
             position = operation.end()
         end = position - 2 if ordinal else position
-        value = _Value(start, end, bool(_IS.search(masked[:start])), bool(_ADJUNCT.search(masked[:start])))
+        value = _Value(start, end, bool(_IS.search(before)), bool(_ADJUNCT.search(before)))
         name = match[0][0] == _MASK and _NAME.fullmatch(_plain(sentence, masked, start, end))
         if not name:
             (others if ordinal else values).append(value)
@@ -296,23 +323,29 @@ def _read(sentence: str, values: list[_Value], *, explicit: bool) -> str:
     """
     masked = _masked(sentence)
     value = _chosen(masked, values, explicit)
-    before = masked[: value.start] if value else ""
-    if value is None or is_qualified(sentence, value.start, value.end) or is_denied(before):
+    verb = max((match.end() for match in _VERB.finditer(masked)), default=0)
+    is_term = value and (_OPERAND.search(masked, 0, value.start) or _LETTER.search(masked, verb, value.start))
+    if _COMMAND.search(masked) or (verb and is_term):  # of an expression, which counts as a whole or not at all
+        whole = verb and not _PROSE.search(masked, verb) and not is_denied(masked[:verb])
+        return _plain(sentence, masked, verb, len(sentence)) if whole else ""
+    if is_term and _OPERAND.search(masked, 0, value.start):
+        return ""
+    if value is None or is_qualified(sentence, value.start, value.end) or is_denied(masked[: value.start]):
+        return ""
+    if _STARTS_WITH_OR.match(masked):
         return ""
     if not _PROSE.search(masked) and not any(each.stated for each in values) and "\\\\" not in sentence:
         return _plain(sentence, masked, 0, len(sentence))
-    if _OPERAND.search(before):  # a term of an expression, which counts as a whole or not at all
-        verb = list(_VERB.finditer(before))
-        alone = verb and not _PROSE.search(masked, verb[-1].end())
-        return _plain(sentence, masked, verb[-1].end(), len(sentence)) if alone else ""
     text, end = _with_unit(sentence, masked, value)
     if value.stated and not _PROSE.search(masked, value.start):
-        text = _plain(sentence, masked, value.start, len(sentence))
+        opened = value.start - len(masked[: value.start].rstrip("(["))
+        text = _plain(sentence, masked, value.start - opened, len(sentence))
     else:
-        others = [other for other in values if other.start >= end]
+        asides = [match.span() for match in _ASIDE.finditer(masked, end)]
+        others = [v for v in values if v.start >= end and not any(low < v.start < high for low, high in asides)]
         if is_hedged(masked[end:]) or any(not _is_explained(sentence, masked, end, value, other) for other in others):
             return ""
-    subject = _VARIABLE_IS.fullmatch(before)
+    subject = _VARIABLE_IS.fullmatch(masked[: value.start])
     if subject and re.fullmatch(r"[-+]?[\d.,/]+", text):
         return f"{_plain(sentence, masked, *subject.span(1))}={text}"
     return text
@@ -362,7 +395,10 @@ def _leads(masked: str) -> bool:
 
 def _is_explained(sentence: str, masked: str, start: int, value: _Value, other: _Value) -> bool:
     """Whether a value behind the stated one is part of a reason or remark and no other answer."""
-    if _EXPLAINED.search(masked[start : other.start]) or _SAYS_MORE.match(masked, other.end):
+    between = masked[start : other.start]
+    joint = max((match.end() for match in _JOINS.finditer(between)), default=None)
+    reason = _EXPLAINED.search(between) if joint is None else _BECAUSE.search(between, joint)
+    if reason or _SAYS_MORE.match(masked, other.end):
         return True
     return _repeats(sentence, masked, value, other)
 
@@ -404,4 +440,6 @@ def _plain(sentence: str, masked: str, start: int, end: int) -> str:
     """A part of a sentence; the inside of the formula that it is."""
     text = sentence[start:end].strip(_MARKUP)
     formula = _FORMULA.fullmatch(text)
-    return text if formula is None else next(group for group in formula.groups() if group is not None).strip()
+    if formula is None:
+        return text
+    return _LABEL.sub("", next(group for group in formula.groups() if group is not None)).strip()
