@@ -161,7 +161,7 @@ def test_a_bomb_is_not_right_and_costs_no_more_than_its_limit(impatient_grader: 
 def test_the_last_box_counts(grader: MathGrader) -> None:
     answers = [r"First \boxed{7}, no: \boxed{8}.", r"First \boxed{8}, no: \boxed{7}.", r"\boxed{7} and then \boxed{8"]
     verdicts = grader.grade([record("7")] * 3, answers)
-    assert [v.correct for v in verdicts] == [False, True, True]
+    assert [v.correct for v in verdicts] == [False, True, False]
 
 
 def test_a_box_that_is_never_closed_is_no_answer(grader: MathGrader) -> None:

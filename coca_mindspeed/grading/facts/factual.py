@@ -15,7 +15,7 @@ from typing import Literal
 
 from coca_mindspeed.data.records import Record, RecordError
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.mathematics.final_answer import is_cut_off, last_boxed
+from coca_mindspeed.grading.mathematics.final_answer import is_cut_off, last_boxed, last_tagged
 from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
 
 _PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`“”−", " "))
@@ -31,7 +31,9 @@ _SIGNS = (
 )
 _MAY_HOLD_SIGNS = re.compile(r"[0-9!≠¬]")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
-_PHRASE = re.compile(r"answer[*_]*(?:\s+is|\s*:)\s*:?", re.IGNORECASE)
+_PHRASE = re.compile(
+    r"(?<!wrong )(?<!incorrect )(?<!false )(?<![^\W_])answer[*_]*(?:\s+is\b|\s*:|[*_]*\n)\s*:?", re.IGNORECASE
+)
 
 # Words that name a second candidate or take the first one back.
 _HEDGING = """or nor not never neither no without except unless instead rather versus vs alternatively either otherwise
@@ -80,6 +82,8 @@ def stated_fact(answer: str) -> str:
 
 def _stated(answer: str) -> tuple[str, list[str]]:
     """The line that holds the answer, and the lines with text behind it; nothing follows a box."""
+    if (tagged := last_tagged(answer)) is not None:
+        answer = tagged
     if (boxed := last_boxed(answer)) is not None:
         return re.sub(r"\\text\s*\{([^{}]*)\}", r"\1", boxed).strip(), []
     if is_cut_off(answer):

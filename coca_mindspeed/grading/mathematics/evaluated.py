@@ -16,6 +16,7 @@ from coca_mindspeed.grading.mathematics.quantity import (
     read_answer,
     written_fraction,
 )
+from coca_mindspeed.grading.mathematics.statements import formulas
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 
 # Work that nobody calls an answer unless the gold answer does.
@@ -53,7 +54,6 @@ _FRACTION = re.compile(r"/|\\[dtc]?frac")
 _ONLY_DIGITS = re.compile(r"[\d\s.()+-]+")
 _ELEMENTS = re.compile(r",|;|&|\\\\|\\cup(?![a-z])|(?<![a-z])(?:or|and)(?![a-z])|\\(?:begin|end)\{\w+\}")
 _EQUALS = re.compile(r"(?<![<>!\\])=")
-_FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.DOTALL)
 
 
 def left_undone(question: str, gold: str, response: str) -> str:
@@ -130,8 +130,7 @@ def _restates(question: str, given: Answer, tokens: list[str]) -> bool:
         return False  # a bare number or word: many questions hold their answer
     if given.value is not None and re.fullmatch(r"[-+]?[\d,.]+", given.body) and not given.percent:
         return False
-    formulas = (next(filter(None, match.groups()), "") for match in _FORMULA.finditer(question))
-    if any(sorted(_tokens(clean_latex(formula))) == sorted(tokens) for formula in formulas):
+    if any(sorted(_tokens(clean_latex(formula))) == sorted(tokens) for formula in formulas(question)):
         return True
     joined, text = " ".join(tokens), " ".join(_tokens(clean_latex(question)))
     edge = r"[-+*/^=!.]"

@@ -164,7 +164,7 @@ def final_answer(response: str, boxed_only: bool = False) -> str | None:
         response: the answer segment of a response.
         boxed_only: accept nothing but a box.
     """
-    tagged = None if boxed_only else _last_tagged(response)
+    tagged = None if boxed_only else last_tagged(response)
     if tagged is not None:
         response = tagged
     boxed = last_boxed(response)
@@ -176,7 +176,7 @@ def final_answer(response: str, boxed_only: bool = False) -> str | None:
     return stated_answer(tail if tagged is None else f"Answer: {tail}")
 
 
-def _last_tagged(response: str) -> str | None:
+def last_tagged(response: str) -> str | None:
     """Content of ``<answer>...</answer>`` where no box stands behind it."""
     opened, closed = response.rfind("<answer>"), response.rfind("</answer>")
     if not 0 <= opened < closed or "\\boxed" in response[closed:] or "\\fbox" in response[closed:]:

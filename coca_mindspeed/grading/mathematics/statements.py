@@ -28,7 +28,7 @@ _FORMULA = re.compile(
     re.VERBOSE | re.DOTALL,
 )
 _MASK = "\ue000"  # stands for each character of a formula, so that no rule for prose looks into it
-_NAME = re.compile(r"(?:\\(?:triangle|angle)\s*)?\\?[a-zA-Z]+(?:_\{?\w\}?)?(?:\([a-zA-Z]\))?|[A-Z]+")  # x, f(x), ABC
+_NAME = re.compile(r"(?:\\(?:triangle|angle)\s*)?\\?[a-zA-Z]+(?:_\{?\w\}?)?(?:\(-?\w+\))?|[A-Z]+")  # x, f(2), ABC
 
 _CURRENCY = r"(?:\\?\$|[€£¥₹]|(?<![A-Za-z])(?:USD|EUR|GBP|Rs\.?)(?![A-Za-z]))\ ?"
 _NUMBER = rf"""(?<![A-Za-z_^\\.\d])(?<!\d[,/])(?<![_^]\{{)
@@ -60,7 +60,7 @@ _PROSE = re.compile(
 )
 
 _OPENING = re.compile(
-    r"""(?<!wrong\s)(?<!incorrect\s)(?<!false\s)(?<!previous\s)(?<!to\s)(?<!can\s)\b(?P<answer>answer|ans)\b[*_]*
+    r"""(?<!wrong\s)(?<!incorrect\s)(?<!false\s)(?<!previous\s)(?<!to\s)(?<!can\s)(?<![^\W_])(?P<answer>answer|ans)\b[*_]*
         (?: \s*[:=]+ | \s+-\s+(?=\S) | \.\s*(?=[-$\d]) | [*_\s]*\n(?=\s*\S)
           | [^.!?\n:=\\\d]{0,60}?[*_\s]*[:=]
           | [^.!?\n:=\\]{0,80}?
@@ -164,10 +164,13 @@ _VARIABLE_IS = re.compile(
     r"\s+(?:is|equals|must\s+be)(?:\s+equal\s+to)?[\s*]*",
     re.IGNORECASE,
 )
+_VARIABLE = re.compile(r"[a-zA-Z](?:_\{?\w\}?)?")
+_NUMBER_ALONE = re.compile(r"[-+]?(?:\d+|\d{1,3}(?:,\d{3})+)(?:\.\d+|/\d+)?")
 _VERB = re.compile(r"\b(?:is|are|equals)\b")
-_TEXT = re.compile(r"\\(?:text|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
+_TEXT = re.compile(r"\\(?:text|textrm|textbf|textit|mathrm|mbox)\s*\{([^{}]*)\}")
 _LABEL = re.compile(r"^\s*\\text\s*\{[^{}]*\}[^={}]*=(?:.*=)?", re.DOTALL)
 _COPULA = re.compile(r"\s(?:is|are|was|were)\s+", re.IGNORECASE)
+_SAID = re.compile(r"\b(?:is|are|equals)(?:\s+(?:exactly|simply|just))?\s*$")
 _OPTION = re.compile(r"^(?:option|choice)\s+(?=\(?[A-Z]\b)", re.IGNORECASE)
 _NO_SUBJECT = re.compile(r"\b(?:not|no|never|false|wrong|incorrect|if|whether|that|yes)\b|n['’]t\b", re.IGNORECASE)
 
@@ -197,7 +200,7 @@ def stated_answer(text: str) -> str | None:
     """
     for markup in (_CALCULATOR, _LIST_MARKER, _HASHES_IN_FORMULA, _BOLD):
         text = markup.sub("", text)
-    text = _NEGATIVE.sub("-", text)
+    text = _NEGATIVE.sub("-", _without_text_command(text))
     masked = _masked(text)
     for start, end, explains in islice(_statements(masked), _MAX_STATEMENTS):
         stated = _read_statement(text[start : min(end, start + _MAX_SENTENCE)])
@@ -210,6 +213,16 @@ def stated_answer(text: str) -> str | None:
     return _last_value(text, masked, 0)
 
 
+def formulas(text: str) -> Iterator[str]:
+    """The insides of a text's formulas; amounts of money (``$20 and $30``) are none."""
+    for match in _FORMULA.finditer(text):
+        yield _inside(match)
+
+
+def _inside(formula: re.Match[str]) -> str:
+    return next(group for group in formula.groups() if group is not None)
+
+
 def boxed_statement(content: str) -> str:
     r"""What a sentence in a box states (``\text{The sum is } 5``); anything else as it is.
 
@@ -218,9 +231,18 @@ def boxed_statement(content: str) -> str:
     """
     if not _VERB.search(content):
         return content
-    sentence = _TEXT.sub(r" \1 ", content).strip(" .")
+    sentence = _without_text_command(content).strip(" .")
     values = _values(sentence, _masked(sentence))
     return (_read(sentence, values, explicit=True) if values else "") or content
+
+
+def _without_text_command(text: str) -> str:
+    r"""The text with ``\text{}`` taken off the words in it, outside of formulas."""
+    pieces, position = [], 0
+    for match in _TEXT.finditer(_masked(text)):
+        pieces += [text[position : match.start()], " ", match[1], " "]
+        position = match.end()
+    return "".join([*pieces, text[position:]])
 
 
 def _masked(text: str) -> str:
@@ -305,7 +327,7 @@ def _values(sentence: str, masked: str) -> list[_Value]:
         end = position - 2 if ordinal else position
         value = _Value(start, end, bool(_IS.search(before)), bool(_ADJUNCT.search(before)))
         name = match[0][0] == _MASK and _NAME.fullmatch(_plain(sentence, masked, start, end))
-        if not name:
+        if not name or _SAID.search(before):
             (others if ordinal else values).append(value)
         elif value.stated or start == 0:
             others.append(value)
@@ -346,8 +368,9 @@ def _read(sentence: str, values: list[_Value], *, explicit: bool) -> str:
         if is_hedged(masked[end:]) or any(not _is_explained(sentence, masked, end, value, other) for other in others):
             return ""
     subject = _VARIABLE_IS.fullmatch(masked[: value.start])
-    if subject and re.fullmatch(r"[-+]?[\d.,/]+", text):
-        return f"{_plain(sentence, masked, *subject.span(1))}={text}"
+    variable = _plain(sentence, masked, *subject.span(1)) if subject else ""
+    if _VARIABLE.fullmatch(variable) and _NUMBER_ALONE.fullmatch(text):
+        return f"{variable}={text}"
     return text
 
 
@@ -442,4 +465,4 @@ def _plain(sentence: str, masked: str, start: int, end: int) -> str:
     formula = _FORMULA.fullmatch(text)
     if formula is None:
         return text
-    return _LABEL.sub("", next(group for group in formula.groups() if group is not None)).strip()
+    return _LABEL.sub("", _inside(formula)).strip()

@@ -1,0 +1,119 @@
+"""Whole responses: the table of settled ones, and the publishers' own solutions and gold answers."""
+
+import csv
+import json
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coca_mindspeed.data.publishers.benchmarks import gsm8k, math500
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.mathematics.evaluated import left_undone
+from coca_mindspeed.grading.mathematics.final_answer import final_answer
+from coca_mindspeed.grading.mathematics.math import MathGrader
+from tests.processor import allowed
+from tests.shared_data import shared_data
+
+RESPONSES_FILE = Path(__file__).with_name("math_responses.tsv")
+
+
+def read_responses() -> list[tuple[str, str, str]]:
+    r"""Gold answer, response and verdict; a line break is written ``\n`` in the table."""
+    with RESPONSES_FILE.open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    return [(row["gold"], re.sub(r"\\n(?![a-z])", "\n", row["response"]), row["verdict"]) for row in rows]
+
+
+RESPONSES = read_responses()
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[MathGrader]:
+    grader = MathGrader(seconds=60.0, workers=2)
+    yield grader
+    grader.close()
+
+
+def right(grader: MathGrader, records: list[Record], responses: list[str]) -> list[bool]:
+    return [verdict.correct for verdict in grader.grade(records, responses)]
+
+
+def published(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in shared_data(name).read_text(encoding="utf-8").splitlines()]
+
+
+def test_the_table_of_responses(grader: MathGrader) -> None:
+    assert len(set(RESPONSES)) == len(RESPONSES)
+    assert {verdict for _, _, verdict in RESPONSES} == {"right", "wrong"}
+    records = [Record(str(i), "test", "math", "?", gold) for i, (gold, _, _) in enumerate(RESPONSES)]
+    found = right(grader, records, [response for _, response, _ in RESPONSES])
+    assert [row for row, was in zip(RESPONSES, found, strict=True) if was != (row[2] == "right")] == []
+
+
+def test_solutions_of_gsm8k_are_right_and_wrong_for_the_next_question(grader: MathGrader) -> None:
+    rows = published("gsm8k_test.jsonl")
+    records = [gsm8k(row, number) for number, row in enumerate(rows)]
+    solutions = [row["answer"] for row in rows]
+    assert all(right(grader, records, solutions))
+    following = [*records[1:], records[0]]
+    same = [float(record.answer) == float(other.answer) for record, other in zip(records, following, strict=True)]
+    assert right(grader, following, solutions) == same
+    # Without its last line a solution ends in a sentence that was written for people.
+    unmarked = [solution.rpartition("####")[0] for solution in solutions]
+    assert sum(right(grader, records, unmarked)) >= 0.96 * len(rows)
+    sentences = [re.sub(r"<<.*?>>", "", solution.rstrip().rpartition("\n")[2]) for solution in unmarked]
+    stated = [f"Final Answer: {sentence}" for sentence in sentences]
+    assert sum(right(grader, records, stated)) >= 0.93 * len(rows)
+    assert right(grader, [Record("0", "test", "math", "?", "987654321")] * len(rows), stated) == [False] * len(rows)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        r"\boxed{%s}",
+        "The final answer is $%s$. I hope it is correct.",
+        "Final Answer: The value of $f(2)$ is $%s$.",
+        r"It costs $5, $6 or $7 to play. Thus, the required result is \(%s\).",
+        "### Final Answer\n\n$$%s$$",
+        "Hence we get\n\n\\[\n%s\n\\]",
+        "<think>Is it 5?</think>\n<answer>$%s$</answer>",
+        "Answer: %s",
+    ],
+)
+def test_gold_answers_of_math_500_are_right_in_every_form(grader: MathGrader, form: str) -> None:
+    records = [math500(row, number) for number, row in enumerate(published("math500_test.jsonl"))]
+    responses = [form % record.answer for record in records]
+    found = right(grader, records, responses)
+    assert [response for response, was in zip(responses, found, strict=True) if not was] == []
+    following = [*records[1:], records[0]]
+    # Three neighbours have one gold answer.
+    assert sum(right(grader, following, responses)) == 3
+
+
+def test_solutions_of_math_500_are_right(grader: MathGrader) -> None:
+    rows = published("math500_test.jsonl")
+    assert all(right(grader, [math500(row, i) for i, row in enumerate(rows)], [row["solution"] for row in rows]))
+
+
+def test_money_in_a_question_hides_no_formula() -> None:
+    question = r"A ticket costs $5. Write $\frac{6}{8}+\frac{1}{8}$ in lowest terms."
+    assert left_undone(question, r"\frac{7}{8}", r"\boxed{\frac{1}{8}+\frac{6}{8}}")
+    assert not left_undone(question, r"\frac{7}{8}", r"\boxed{\frac{7}{8}}")
+
+
+HOSTILE = ["answer is 5 ", "5 and ", "$5 ", "x = 5, ", "#### ", "5\n", "A: 1\n", "( 5 ", r"\frac{", "5 if ", "not 5. "]
+HOSTILE += ["<answer>", "answer is not 5. ", "The answer a ", "because 5 ", "**", "5 (", r"\begin{a}", "$x$ "]
+
+
+@pytest.mark.parametrize("piece", HOSTILE)
+def test_reading_a_hostile_response_costs_milliseconds(piece: str) -> None:
+    text = piece * (100_000 // len(piece))
+    final_answer(text)
+    started = time.process_time()
+    for _ in range(10):
+        final_answer(text)
+    assert time.process_time() - started < allowed(0.3)
