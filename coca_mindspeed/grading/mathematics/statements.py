@@ -46,7 +46,8 @@ _NUMBERED = re.compile(
 )
 
 _SENTENCE_END = re.compile(
-    r"(?<!\bRs)(?<!\bsq)(?<!\bcu)(?<!\bapprox)(?<!\bvs)(?<!\bNo)(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)(?<!\.[A-Za-z])(?<!\\)[.!?](?=[\s*_\"'”’)\]<]|$)|\n"
+    r"(?<!\bRs)(?<!\bsq)(?<!\bcu)(?<!\bapprox)(?<!\bvs)(?<!\bNo)(?<!\bMr)(?<!\bMrs)(?<!\bMs)(?<!\bDr)(?<!\bSt)"
+    r"(?<!\.[A-Za-z])(?<!\\)[.!?](?=[\s*_\"'”’)\]<]|$)|\n"
 )
 _LIST_MARKER = re.compile(r"^[ \t>]*(?:\d{1,2}[.)]|[*•-])[ \t]+(?=\S)", re.MULTILINE)
 _CALCULATOR = re.compile(r"<<[^<>\n]{0,200}>>")
@@ -314,7 +315,8 @@ def _words(sentence: str) -> str | None:
 
 def _values(sentence: str, masked: str) -> list[_Value]:
     """The values in a sentence; ordinals and names (``$n$``, ``$f(x)$``) only where it has no others."""
-    values, others = [], []
+    values: list[_Value] = []
+    others: list[_Value] = []
     position = 0
     while match := _VALUE.search(masked, position):
         start, position = match.span()
@@ -346,12 +348,11 @@ def _read(sentence: str, values: list[_Value], *, explicit: bool) -> str:
     masked = _masked(sentence)
     value = _chosen(masked, values, explicit)
     verb = max((match.end() for match in _VERB.finditer(masked)), default=0)
-    is_term = value and (_OPERAND.search(masked, 0, value.start) or _LETTER.search(masked, verb, value.start))
-    if _COMMAND.search(masked) or (verb and is_term):  # of an expression, which counts as a whole or not at all
+    operand = value is not None and bool(_OPERAND.search(masked, 0, value.start))
+    side = value is not None and verb > 0 and bool(_LETTER.search(masked, verb, value.start))
+    if operand or side or _COMMAND.search(masked):  # of an expression, which counts as a whole or not at all
         whole = verb and not _PROSE.search(masked, verb) and not is_denied(masked[:verb])
         return _plain(sentence, masked, verb, len(sentence)) if whole else ""
-    if is_term and _OPERAND.search(masked, 0, value.start):
-        return ""
     if value is None or is_qualified(sentence, value.start, value.end) or is_denied(masked[: value.start]):
         return ""
     if _STARTS_WITH_OR.match(masked):
@@ -444,7 +445,7 @@ def _with_unit(sentence: str, masked: str, value: _Value) -> tuple[str, int]:
     text, end = _plain(sentence, masked, value.start, value.end), value.end
     if more := _PERCENT.match(masked, end) or _SCALE.match(masked, end):
         return text + more[0], more.end()
-    words = []
+    words: list[re.Match[str]] = []
     while len(words) < _MAX_UNIT_WORDS and (word := _WORD.match(masked, words[-1].end() if words else end)):
         words.append(word)
     changed = _CHANGED.match(masked, end)
