@@ -33,7 +33,12 @@ def tiny_tokenizer(symbols: str = "") -> PreTrainedTokenizerFast:
     # Added tokens survive every way of loading: transformers 5 rebuilds the rest after the model's type.
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in (OPEN_TAG, CLOSE_TAG)])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=PAD, eos_token=EOS, chat_template=_CHAT_TEMPLATE, padding_side="left"
+        tokenizer_object=tokenizer,
+        pad_token=PAD,
+        eos_token=EOS,
+        chat_template=_CHAT_TEMPLATE,
+        padding_side="left",
+        model_input_names=["input_ids", "attention_mask"],  # generate() refuses token_type_ids
     )
 
 
