@@ -1,34 +1,98 @@
-"""Whether a training has anything to learn from: a group whose rewards are all equal has no gradient."""
+"""Health warnings of a training run, from the metrics of its last steps; the same for every engine."""
 
 import math
+from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 NO_SIGNAL_STEPS = 5  # consecutive steps; one of them may be bad luck
 _NEARLY_ALL = 0.95
 _MOST = 0.5
+_UNGRADABLE = 0.05
 
 
-def learning_problems(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What stands in the way of learning, by the metrics of some consecutive steps; empty where nothing does.
+@dataclass(frozen=True, slots=True)
+class HealthProblem:
+    """One reason why a run learns less than it should.
+
+    Attributes:
+        code: ``invalid``, ``no_signal`` (of either segment), ``no_confidence_signal``, ``no_answer_signal``,
+            ``ungradable`` or ``cut_off``.
+        text: for the user.
+    """
+
+    code: str
+    text: str
+
+
+def health_problems(rows: Sequence[Mapping[str, Any]]) -> list[HealthProblem]:
+    """Problems by the mean metrics of some consecutive steps; each segment is looked at separately.
 
     Args:
-        rows: metrics by the names of metrics.jsonl; what a row lacks is not judged.
+        rows: metrics by the names of metrics.jsonl; a metric that no row has is not looked at.
     """
     invalid = _mean(rows, "rollout/invalid_share")
+    ungradable = _mean(rows, "grading/ungradable_share")
     cut_off = _mean(rows, "response/cut_off_share")
-    flat = [_mean(rows, name) for name in ("group/no_confidence_variance_share", "group/no_answer_variance_share")]
     problems = []
     if invalid > _MOST:
-        problems.append(f"{invalid:.0%} of the responses state no valid confidence")
-    if min(flat) >= _NEARLY_ALL:
+        problems.append(HealthProblem("invalid", f"{invalid:.0%} of the responses state no valid confidence"))
+    problems += _segment_problems(rows)
+    if ungradable > _UNGRADABLE:
         problems.append(
-            f"nothing to learn: in {flat[0]:.0%} of the groups all confidence rewards are equal, in {flat[1]:.0%} all "
-            "answer rewards, so their advantages are 0"
+            HealthProblem("ungradable", f"{ungradable:.0%} of the answers could not be graded (reasons in samples/)")
         )
     if cut_off > _MOST:
-        problems.append(f"{cut_off:.0%} of the responses are cut off at rollout.max_new_tokens")
+        problems.append(
+            HealthProblem("cut_off", f"{cut_off:.0%} of the responses are cut off at rollout.max_new_tokens")
+        )
     return problems
+
+
+def _segment_problems(rows: Sequence[Mapping[str, Any]]) -> list[HealthProblem]:
+    confidence = _mean(rows, "group/no_confidence_variance_share")
+    answer = _mean(rows, "group/no_answer_variance_share")
+    if min(confidence, answer) >= _NEARLY_ALL:
+        text = (
+            f"nothing to learn: in {confidence:.0%} of the groups all confidence rewards are equal, in {answer:.0%} "
+            "all answer rewards, so their advantages are 0"
+        )
+        return [HealthProblem("no_signal", text)]
+    if confidence >= _NEARLY_ALL:
+        text = f"the confidence segments learn nothing: their rewards are equal in {confidence:.0%} of the groups"
+        return [HealthProblem("no_confidence_signal", text)]
+    if answer >= _NEARLY_ALL:
+        accuracy = _mean(rows, "rollout/accuracy")
+        shown = "" if math.isnan(accuracy) else f" (accuracy {accuracy:.3f})"
+        text = f"the answer segments learn nothing: their rewards are equal in {answer:.0%} of the groups{shown}"
+        return [HealthProblem("no_answer_signal", text)]
+    return []
+
+
+class HealthWarnings:
+    """Warns when a problem appears, and again when it comes back after :data:`NO_SIGNAL_STEPS` steps without it."""
+
+    def __init__(self) -> None:
+        self._recent: deque[Mapping[str, Any]] = deque(maxlen=NO_SIGNAL_STEPS)
+        self._last_seen: dict[str, int] = {}
+
+    def after_step(self, step: int, metrics: Mapping[str, Any]) -> str | None:
+        """Add the metrics of ``step`` (from 1) and return a warning, or None where no problem is new."""
+        self._recent.append(dict(metrics))
+        if len(self._recent) < NO_SIGNAL_STEPS:
+            return None
+        problems = health_problems(self._recent)
+        new = [
+            problem.text
+            for problem in problems
+            if step - self._last_seen.get(problem.code, -NO_SIGNAL_STEPS) > NO_SIGNAL_STEPS
+        ]
+        self._last_seen |= {problem.code: step for problem in problems}
+        if not new:
+            return None
+        steps = f"steps {step - NO_SIGNAL_STEPS + 1} to {step}"
+        return f"warning: {steps}: {'; '.join(new)} (docs/troubleshooting.md says what to do)"
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:

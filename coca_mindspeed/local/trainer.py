@@ -3,8 +3,7 @@
 import contextlib
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.predictions import UNGRADABLE_SHARE, Prediction, outcomes, write_predictions
 from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.judging.learning_signal import NO_SIGNAL_STEPS, learning_problems
+from coca_mindspeed.judging.learning_signal import HealthWarnings
 from coca_mindspeed.local.checkpoint import Checkpoint, export_model, list_checkpoints, save_checkpoint
 from coca_mindspeed.local.evaluate import predict
 from coca_mindspeed.local.experience import (
@@ -75,8 +74,7 @@ class Trainer:
         self.checkpoints = self.output / "checkpoints"
         self.total_steps = self.config.trainer.steps * len(self.method.stages)
         self._progress = TrainingProgress(self.total_steps, enabled=False)
-        self._recent: deque[Mapping[str, float]] = deque(maxlen=NO_SIGNAL_STEPS)
-        self._warned = False
+        self._health = HealthWarnings()
 
     def run(self, resume_from: Checkpoint | None = None) -> None:
         """Train from the start or from a checkpoint, whose weights :attr:`policy` must hold, to the last step.
@@ -115,7 +113,8 @@ class Trainer:
                         ) from error
                     log.write(step + 1, metrics, timing)
                     self._progress.advance(step + 1, metrics, timing)
-                    self._warn_if_nothing_is_learned(step + 1, metrics)
+                    if warning := self._health.after_step(step + 1, metrics):
+                        self._progress.note(warning)
                     last = step + 1 == self.total_steps
                     if last or stop or self._due(self.config.checkpoint.interval, step):
                         keep = self.config.checkpoint.keep
@@ -252,15 +251,6 @@ class Trainer:
         if not saved:
             return "stopped in the middle of a step, before the first checkpoint"
         return f"stopped in the middle of a step; the newest checkpoint is {saved[-1].path}"
-
-    def _warn_if_nothing_is_learned(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._recent.append(metrics)
-        if self._warned or len(self._recent) < NO_SIGNAL_STEPS:
-            return
-        if problems := learning_problems(self._recent):
-            self._warned = True
-            steps = f"steps {step - NO_SIGNAL_STEPS + 1} to {step}"
-            self._progress.note(f"warning: {steps}: {'; '.join(problems)} (docs/troubleshooting.md says what to do)")
 
     def _due(self, interval: int, step: int) -> bool:
         return interval > 0 and (step + 1) % interval == 0

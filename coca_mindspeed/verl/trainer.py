@@ -4,6 +4,7 @@ The loop is verl's own.  Overridden are the places where whole groups are at han
 response one advantage, where validation becomes numbers, and where rollouts are dumped.
 """
 
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,13 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
+from coca_mindspeed.console import print_text
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import write_predictions
 from coca_mindspeed.files import write_json_lines
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.judging.learning_signal import HealthWarnings
 from coca_mindspeed.verl.advantage_step import AdvantageStep, StepShape
 from coca_mindspeed.verl.earlier_rows import EarlierRows, file_of_verls_log
 from coca_mindspeed.verl.estimator import handing_over
@@ -61,6 +64,7 @@ class SegmentTrainer(PPOTrainerSync):
         super().__init__(config)
         self._last_step: AdvantageStep | None = None
         self._earlier: EarlierRows | None = None
+        self._health = HealthWarnings()
 
     def _init_dataloader(self) -> None:
         """Load the questions, and look at every one of them before the model is loaded."""
@@ -137,7 +141,10 @@ class SegmentTrainer(PPOTrainerSync):
             partition_id=batch.partition_id,
             fields=TensorDict({CONFIDENCE_SEGMENT_TOKENS: step.segment_lengths[:, None]}, batch_size=len(batch.keys)),
         )
-        metrics.update(step.metrics())
+        found = step.metrics()
+        metrics.update(found)
+        if warning := self._health.after_step(self.global_steps, found):
+            print_text(warning, sys.stderr)
         metrics["seconds/advantage"] = time.perf_counter() - start
         self._last_step = step
         with handing_over(step.advantages):

@@ -23,7 +23,6 @@ from coca_mindspeed.evaluation.metrics.calibration import HEADLINE
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
 from coca_mindspeed.evaluation.reports.summary import metrics_table
-from coca_mindspeed.judging.learning_signal import learning_problems
 from coca_mindspeed.local import checkpoint as checkpoint_module
 from coca_mindspeed.local.checkpoint import list_checkpoints, remove_leftovers
 from coca_mindspeed.local.run_log import RunLog
@@ -252,35 +251,6 @@ def test_sigterm_in_the_evaluation_is_explained_as_well(trained, monkeypatch, ca
 
 
 # ---- nothing to learn
-
-
-def row(invalid=0.0, flat=0.0, cut_off=0.0):
-    return {
-        "step": 1,
-        "rollout/invalid_share": invalid,
-        "response/cut_off_share": cut_off,
-        "group/no_confidence_variance_share": flat,
-        "group/no_answer_variance_share": flat,
-    }
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ({}, []),
-        ({"invalid": 0.5, "flat": 0.9, "cut_off": 0.5}, []),
-        (
-            {"invalid": 1.0, "flat": 1.0, "cut_off": 1.0},
-            ["100% of the responses state no", "nothing to", "100% of the responses are"],
-        ),
-        ({"flat": 0.96}, ["nothing to learn: in 96% of the groups"]),
-    ],
-)
-def test_what_stands_in_the_way_of_learning(values, expected):
-    found = learning_problems([row(**values)] * 5)
-    assert len(found) == len(expected)
-    assert all(text.startswith(start) for text, start in zip(found, expected, strict=True))
-    assert learning_problems([{}, {"rollout/invalid_share": None}]) == []
 
 
 def test_a_run_with_nothing_to_learn_says_so_once_and_watch_too(tmp_path, monkeypatch, capsys):

@@ -201,3 +201,18 @@ def test_no_time_is_reported_of_a_reference_that_is_not_there(
     [(_, row)] = read_json_lines(tmp_path / "metrics.jsonl")
     assert ("timing/non_overlap_reference_model" in row) == reference
     assert row["timing/non_overlap_adv"] == 0.1
+
+
+def test_an_iteration_whose_answers_cannot_be_graded_is_warned_about(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    process = SimpleNamespace(coca=coca_settings({}), reference=False)
+    monkeypatch.setattr(stages_trainer, "process_settings", lambda: process)
+    metrics = stages_trainer.metrics_of_an_iteration(UpstreamMetric)()
+    warnings = []
+    for iteration in range(1, 12):
+        monkeypatch.setattr(under_way, "iteration", iteration)
+        metrics.update(value={"grading/ungradable_share": 1.0 if iteration > 6 else 0.0})
+        metrics.update("vllm_tps", 7.0)
+        warnings.append("warning: " in capsys.readouterr().err)
+    assert warnings == [False] * 6 + [True] + [False] * 4

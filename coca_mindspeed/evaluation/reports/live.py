@@ -20,7 +20,7 @@ from coca_mindspeed.evaluation.metrics.binning import bin_table
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.metrics.catalogue import UNDEFINED, metric_info, show
 from coca_mindspeed.files import read_json_lines
-from coca_mindspeed.judging.learning_signal import NO_SIGNAL_STEPS, learning_problems
+from coca_mindspeed.judging.learning_signal import NO_SIGNAL_STEPS, health_problems
 from coca_mindspeed.safe_text import terminal_text
 from coca_mindspeed.time_left import STEPS, Pace, duration
 from coca_mindspeed.yaml_text import YamlError, read_yaml
@@ -138,9 +138,9 @@ def _reliability(samples: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 
 def _warnings(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
-    if len(rows) < NO_SIGNAL_STEPS or not (problems := learning_problems(rows[-NO_SIGNAL_STEPS:])):
+    if len(rows) < NO_SIGNAL_STEPS or not (problems := health_problems(rows[-NO_SIGNAL_STEPS:])):
         return []
-    text = "\n".join(f"warning: {problem}" for problem in problems)
+    text = "\n".join(f"warning: {problem.text}" for problem in problems)
     return [Text(f"{text}\ndocs/troubleshooting.md says what to do", style="bold red")]
 
 

@@ -4,10 +4,13 @@
 and what happens after one on the checkpoint that it writes after the last.
 """
 
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
 
+from coca_mindspeed.console import print_text
+from coca_mindspeed.judging.learning_signal import HealthWarnings
 from coca_mindspeed.mindspeed.stages import columns, under_way
 from coca_mindspeed.mindspeed.stages.advantage_stage import compute_advantages
 from coca_mindspeed.mindspeed.stages.dock import fetch, report
@@ -115,12 +118,18 @@ _OF_A_REFERENCE = "timing/non_overlap_reference_model"
 def metrics_of_an_iteration(original: Any) -> Any:
     """For the manifest: ``Metric``, in which ``fit`` collects what it logs; whole iterations are kept in a file.
 
+    After each whole iteration the health of the run is looked at; a warning goes to standard error.
+
     What one iteration has not got, a ratio without a denominator or the seconds of a validation, is not logged once
     more as the last iteration had it.
     """
 
     class MetricsOfAnIteration(original):
         _is_whole = False
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._health = HealthWarnings()
 
         def update(self, key: Any = "", value: Any = None, cumulate: bool = False) -> None:
             if self._is_whole:
@@ -132,6 +141,8 @@ def metrics_of_an_iteration(original: Any) -> Any:
                 process = process_settings()
                 if not process.reference:
                     self.metric.pop(_OF_A_REFERENCE, None)
+                if warning := self._health.after_step(under_way.iteration, self.metric):
+                    print_text(warning, sys.stderr)
                 coca = process.coca
                 if coca.output_dir is not None and coca.metrics_file:
                     append_line(coca.output_dir / METRICS, {"step": under_way.iteration, **self.metric})

@@ -1,0 +1,80 @@
+"""Health warnings: which problem is seen in which metrics, and when it is said again."""
+
+import pytest
+
+from coca_mindspeed.judging.learning_signal import NO_SIGNAL_STEPS, HealthWarnings, health_problems
+
+NAMES = {
+    "invalid": "rollout/invalid_share",
+    "confidence": "group/no_confidence_variance_share",
+    "answer": "group/no_answer_variance_share",
+    "ungradable": "grading/ungradable_share",
+    "cut_off": "response/cut_off_share",
+}
+HEALTHY = dict.fromkeys(NAMES.values(), 0.0)
+
+
+def row(**shares):
+    return HEALTHY | {NAMES[name]: share for name, share in shares.items()}
+
+
+@pytest.mark.parametrize(
+    ("shares", "codes"),
+    [
+        ({}, []),
+        ({"invalid": 0.5, "confidence": 0.94, "answer": 0.94, "ungradable": 0.05, "cut_off": 0.5}, []),
+        ({"invalid": 0.51}, ["invalid"]),
+        ({"confidence": 0.95, "answer": 0.94}, ["no_confidence_signal"]),
+        ({"confidence": 0.5, "answer": 1.0}, ["no_answer_signal"]),
+        ({"confidence": 0.96, "answer": 0.96}, ["no_signal"]),
+        ({"invalid": 1.0, "confidence": 1.0}, ["invalid", "no_confidence_signal"]),
+        ({"answer": 1.0, "ungradable": 1.0}, ["no_answer_signal", "ungradable"]),
+        ({"ungradable": 0.06}, ["ungradable"]),
+        ({"cut_off": 0.51}, ["cut_off"]),
+    ],
+)
+def test_each_segment_and_the_grading_are_looked_at_separately(shares, codes):
+    assert [problem.code for problem in health_problems([row(**shares)] * NO_SIGNAL_STEPS)] == codes
+
+
+@pytest.mark.parametrize("rows", [[], [{}], [{}, {"rollout/invalid_share": None}]])
+def test_metrics_that_are_not_there_are_no_problem(rows):
+    assert health_problems(rows) == []
+
+
+def test_ungradable_golds_are_seen_while_the_confidence_still_learns():
+    """All golds unreadable: accuracy 0 and equal answer rewards, but confidences that differ."""
+    rows = [row(confidence=0.1, answer=1.0, ungradable=1.0) | {"rollout/accuracy": 0.0}] * NO_SIGNAL_STEPS
+    assert {problem.code for problem in health_problems(rows)} == {"no_answer_signal", "ungradable"}
+
+
+def warned(course, problem="ungradable"):
+    """The steps at which a run with such shares of one problem, step by step, warns."""
+    health = HealthWarnings()
+    return [step for step, share in enumerate(course, start=1) if health.after_step(step, row(**{problem: share}))]
+
+
+@pytest.mark.parametrize(
+    ("course", "steps"),
+    [
+        ([1.0] * 4, []),
+        ([1.0] * 20, [5]),
+        ([0.0] * 10 + [1.0] * 10, [11]),
+        # Seen until step 14, while a bad step is among the last five; gone; back at step 31.
+        ([1.0] * 10 + [0.0] * 20 + [1.0] * 10, [5, 31]),
+        # On the threshold, now above and now below it: said once.
+        ([0.06] * 10 + [0.04, 0.06] * 20, [5]),
+    ],
+)
+def test_a_warning_comes_again_with_its_problem_and_no_more_often(course, steps):
+    assert warned(course) == steps
+
+
+def test_another_problem_is_said_beside_one_that_was():
+    health = HealthWarnings()
+    said = [health.after_step(step, row(confidence=1.0)) for step in range(1, 8)]
+    said += [health.after_step(step, row(confidence=1.0, ungradable=1.0)) for step in range(8, 15)]
+    spoken = [text for text in said if text]
+    assert len(spoken) == 2
+    assert "graded" in spoken[1]
+    assert "confidence segments" not in spoken[1]
