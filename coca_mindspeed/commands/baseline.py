@@ -22,8 +22,9 @@ from coca_mindspeed.baselines.run import (
     run_baseline,
 )
 from coca_mindspeed.baselines.subject import Subject, check_layer
-from coca_mindspeed.commands.options import above, at_least, device_name, json_object, place
+from coca_mindspeed.commands.options import above, at_least, day, device_name, json_object, place, template_variables
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
+from coca_mindspeed.data.chat_template import TemplateKeys
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.predictions import read_predictions
@@ -69,6 +70,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="compute (default: bfloat16)"
     )
+    parser.add_argument(
+        "--chat-template-kwargs",
+        type=template_variables,
+        metavar="JSON",
+        help='variables of the chat template of --model, {"enable_thinking": false} for example',
+    )
+    parser.add_argument(
+        "--prompt-date", type=day, metavar="YYYY-MM-DD", help="date for a chat template that puts today's in the prompt"
+    )
+    parser.add_argument(
+        "--allow-open-thinking", action="store_true", help="accept prompts that end inside an open <think>"
+    )
     parser.add_argument("--seed", type=at_least(0), default=0, help="draws samples, splits and weights (default: 0)")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
 
@@ -93,7 +106,13 @@ def run(arguments: argparse.Namespace) -> int:
         answers_in_order(answers, records)
     if arguments.name in NEEDS_TRAINING and arguments.trained is None:
         _refuse_known_questions(records, training)
-    model, method = ModelConfig(compute_dtype=arguments.dtype), MethodConfig(name=arguments.method)
+    model = ModelConfig(
+        compute_dtype=arguments.dtype,
+        chat_template_kwargs=arguments.chat_template_kwargs or {},
+        prompt_date=arguments.prompt_date,
+        allow_open_thinking=arguments.allow_open_thinking,
+    )
+    method = MethodConfig(name=arguments.method)
     if arguments.name == "probe" and arguments.trained is None:
         check_layer(arguments.layer, read_model_config(arguments.model, model, where="--model"), where="--layer")
     if arguments.trained is not None:
@@ -205,12 +224,14 @@ def _check_prompts(
     )
     asked, show = [*records, *training], not arguments.quiet
     system_prompt = training_method(arguments.method).system_prompt
-    check_prompts(arguments.model, model, asked, system_prompt, limits, where="--model", show_progress=show)
+    keys = TemplateKeys("--chat-template-kwargs", "--allow-open-thinking", "name a date by --prompt-date")
+    check_prompts(arguments.model, model, asked, system_prompt, limits, where="--model", keys=keys, show_progress=show)
     if arguments.name == "assessor":
         path, where = _assessor_path(arguments, arguments.trained)
         bare = bare_questions(asked)
         nothing_new = replace(limits, response=0)
-        check_prompts(path, model, bare, ASSESSOR_PROMPT, nothing_new, where=where, show_progress=show)
+        other = _of_the_assessor(model)
+        check_prompts(path, other, bare, ASSESSOR_PROMPT, nothing_new, where=where, keys=keys, show_progress=show)
 
 
 def _options(arguments: argparse.Namespace) -> BaselineOptions:
@@ -230,9 +251,14 @@ def _options(arguments: argparse.Namespace) -> BaselineOptions:
 def _assessor_opener(arguments: argparse.Namespace, model: ModelConfig, device: torch.device) -> Any:
     def open_assessor(directory: Path | None) -> Policy:
         path, where = _assessor_path(arguments, directory)
-        return load_policy(path, model, device, where=where)
+        return load_policy(path, _of_the_assessor(model), device, where=where)
 
     return open_assessor
+
+
+def _of_the_assessor(model: ModelConfig) -> ModelConfig:
+    """Another model, whose template has variables of its own."""
+    return model.model_copy(update={"chat_template_kwargs": {}})
 
 
 def _assessor_path(arguments: argparse.Namespace, trained: Path | None) -> tuple[Path, str]:

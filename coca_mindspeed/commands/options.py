@@ -67,6 +67,27 @@ def json_object(text: str) -> dict[str, Any]:
     return value
 
 
+def template_variables(text: str) -> dict[str, Any]:
+    """The type of variables for a chat template, written as a JSON object."""
+    from coca_mindspeed.config.schema import template_variables as checked  # --help needs no schema
+
+    try:
+        return checked(json_object(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def day(text: str) -> str:
+    """The type of a date, YYYY-MM-DD."""
+    from coca_mindspeed.config.schema import template_day
+
+    try:
+        template_day(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
 def device_name(text: str) -> str:
     """The type of a device's name; whether the device is there is another question."""
     from coca_mindspeed.config.schema import DEVICE_PATTERN  # --help needs no schema

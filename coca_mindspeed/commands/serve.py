@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.commands.options import at_least, device_name
+from coca_mindspeed.commands.options import at_least, device_name, template_variables
 from coca_mindspeed.errors import MissingDependencyError, UsageError
 
 
@@ -24,6 +24,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", type=device_name, default="auto", help="--model: auto, cpu, cuda, cuda:N, npu or npu:N"
     )
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="--model: compute")
+    parser.add_argument(
+        "--chat-template-kwargs",
+        type=template_variables,
+        metavar="JSON",
+        help='--model: variables of its chat template, {"enable_thinking": false} for example',
+    )
     parser.add_argument("--threads", type=at_least(1), help="--model: CPU threads")
     parser.add_argument("--api-key-env", metavar="NAME", help="--model: variable that holds the key clients must show")
     parser.add_argument("--check", action="store_true", help="check CONFIG, its keys and its maps, and stop")
@@ -98,7 +104,8 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, str, int, bool]:
         if not key:
             raise UsageError(f"--api-key-env: the environment variable {arguments.api_key_env} is not set")
     device = choose_device(arguments.device, where="--device")
-    policy = load_policy(arguments.model, ModelConfig(compute_dtype=arguments.dtype), device, where="--model")
+    config = ModelConfig(compute_dtype=arguments.dtype, chat_template_kwargs=arguments.chat_template_kwargs or {})
+    policy = load_policy(arguments.model, config, device, where="--model")
     name = arguments.name or arguments.model.resolve().name
     server = ModelServer(policy, name, concurrent=arguments.concurrent, max_tokens=arguments.max_tokens, key=key)
     host, port = arguments.host or "127.0.0.1", 8000 if arguments.port is None else arguments.port

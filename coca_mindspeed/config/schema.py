@@ -4,6 +4,7 @@ The local engine and the one on MindSpeed-RL read it; the one on verl has a sect
 made of the same parts.  Keys of MindSpeed-RL itself live under ``mindspeed_rl`` and pass through untouched.
 """
 
+import datetime
 import difflib
 import math
 from typing import Annotated, Any, Literal
@@ -27,6 +28,28 @@ DEVICE_PATTERN = r"^(auto|cpu|(cuda|npu)(:\d{1,3})?)$"
 #: Fewer questions with a success rate than this say nothing about others.
 LEAST_START_QUESTIONS = 10
 _LARGEST_SEED = 2**31 - 1  # the largest that NumPy's and Megatron's generators take on every rank
+
+
+# transformers gives these a value in every template, so that a variable of the same name would have no effect.
+_RESERVED_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "strftime_now", "raise_exception")
+
+
+def template_variables(values: dict[str, Any]) -> dict[str, Any]:
+    """Check variables of a chat template: names that a template can use, finite numbers."""
+    for name in values:
+        if not name.isidentifier() or name in _RESERVED_VARIABLES:
+            raise ValueError(f"{name}: expected the name of a variable of the chat template")
+    return _finite(values)
+
+
+def template_day(value: str | None) -> str | None:
+    """Check a date for a chat template."""
+    try:
+        if value is not None and datetime.date.fromisoformat(value).isoformat() != value:
+            raise ValueError
+    except ValueError:
+        raise ValueError(f"expected a date, YYYY-MM-DD, found {value!r}") from None
+    return value
 
 
 class Section(BaseModel):
@@ -85,8 +108,36 @@ class ModelConfig(Section):
     )
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention implementation")
     trust_remote_code: bool = Field(False, description="run Python code found in the model's directory")
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict,
+        description="variables of the chat template, {enable_thinking: false} for example; they are written into the "
+        "template that is saved with the trained model",
+    )
+    prompt_date: str | None = Field(
+        None,
+        description="YYYY-MM-DD, the date for a chat template that puts today's into the prompt; null: the day on "
+        "which the run starts (local engine; on Ascend such a template is refused)",
+    )
+    allow_open_thinking: bool = Field(
+        False,
+        description="accept a chat template whose prompt ends inside an open <think>; a response has to begin with "
+        "its confidence",
+    )
     lora: LoraConfig = LoraConfig()
     gradient_checkpointing: bool = Field(False, description="recompute each layer's activations in the backward pass")
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _template_variables(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return template_variables(values)
+
+    @model_validator(mode="after")
+    def _a_day(self) -> "ModelConfig":
+        try:
+            template_day(self.prompt_date)
+        except ValueError as error:
+            raise ValueError(f"prompt_date: {error}") from error
+        return self
 
     @model_validator(mode="after")
     def _flash_attention_computes_in_bfloat16(self) -> "ModelConfig":

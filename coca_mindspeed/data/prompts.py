@@ -1,11 +1,13 @@
 """From a record to chat messages: the method's system prompt, the question, and its instruction."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import jinja2
 
 from coca_mindspeed.algorithm.response import MATH_INSTRUCTION
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.errors import ConfigError, DataError
 
 _AT_ONCE = 1024  # prompts that a fast tokenizer is given together, which it spreads over the CPUs
 # Code and factual questions keep their benchmark's own instruction, which their records carry in metadata.
@@ -35,12 +37,43 @@ def prompt_messages(record: Record, system_prompt: str | None) -> list[dict[str,
     return [*messages, {"role": "user", "content": record.question + instruction_suffix(record)}]
 
 
+def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **variables: Any) -> str:
+    """The text of a chat, special tokens included, up to where the response begins.
+
+    Args:
+        tokenizer: with a chat template.
+        messages: of the chat.
+        variables: of the template.
+
+    Raises:
+        ConfigError: the template cannot render it; a template that refuses a system message is named as such.
+    """
+    try:
+        text: str = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=True, tokenize=False, **variables
+        )
+    except jinja2.TemplateError as error:
+        raise ConfigError(_template_problem(tokenizer, messages, error)) from error
+    return text
+
+
+def _template_problem(tokenizer: Any, messages: Sequence[Mapping[str, str]], error: Exception) -> str:
+    where = f"the chat template of {tokenizer.name_or_path or 'the tokenizer'}"
+    without_system = [message for message in messages if message["role"] != "system"]
+    try:
+        tokenizer.apply_chat_template(without_system, add_generation_prompt=True, tokenize=False)
+    except jinja2.TemplateError:
+        return f"{where} cannot lay out a prompt: {error}"
+    return (
+        f"{where} refuses a system message ({error}), and the method's prompt is one; let the template put its text "
+        "before the first user message (docs/troubleshooting.md has the lines), so that whatever serves the trained "
+        "model lays out the same prompt"
+    )
+
+
 def many_prompt_tokens(tokenizer: Any, conversations: Sequence[Sequence[dict[str, str]]]) -> list[list[int]]:
     """As :func:`prompt_tokens`, of many chats at once, which a fast tokenizer spreads over the CPUs."""
-    rendered = [
-        tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
-        for messages in conversations
-    ]
+    rendered = [render_chat(tokenizer, messages) for messages in conversations]
     rows: list[list[int]] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
     return rows
 
@@ -80,7 +113,7 @@ def prompt_tokens(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[in
     The template is rendered to text first: what ``apply_chat_template(tokenize=True)`` returns differs between
     releases of ``transformers``, a list of ids or a mapping of several lists.
     """
-    rendered = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, tokenize=False)
+    rendered = render_chat(tokenizer, messages)
     # The template writes the special tokens itself.
     ids: list[int] = tokenizer.encode(rendered, add_special_tokens=False)
     return ids

@@ -23,6 +23,7 @@ class JudgingSettings(EngineSection):
     method: MethodConfig = Field(MethodConfig(), description="the training method and its choices, as everywhere")
     grader: str = Field("auto", description="grader of the answers; auto: every record's own; docs/grading.md")
     grading: dict[str, Any] = Field(default_factory=dict, description="options of the graders; see docs/grading.md")
+    allow_open_thinking: bool = Field(False, description="accept prompts that end inside an open <think>")
     require_evaluated: bool = Field(True, description="a restated question earns nothing in training; docs/grading.md")
 
     @field_validator("grader")

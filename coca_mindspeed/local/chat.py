@@ -1,14 +1,15 @@
 """From records to token ids by a tokenizer's chat template; needs the tokenizer alone, not the model."""
 
 from collections.abc import Sequence
+from datetime import date
 from pathlib import Path
 from typing import Any
 
-import jinja2
 from transformers import AutoTokenizer
 
 from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.data.prompts import prompt_messages
+from coca_mindspeed.data.chat_template import reads_clock, write_into_template
+from coca_mindspeed.data.prompts import prompt_messages, render_chat
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.files import LONE_SURROGATE
@@ -17,8 +18,11 @@ from coca_mindspeed.files import LONE_SURROGATE
 def load_tokenizer(path: Path, config: ModelConfig, *, where: str = "model.path") -> Any:
     """The fast tokenizer of a local Hugging Face directory, with a chat template; nothing is downloaded.
 
+    The variables and the date of ``config`` are written into the template.
+
     Raises:
-        ConfigError: the directory is not there, its tokenizer does not load, or it lacks a chat template.
+        ConfigError: the directory is not there, its tokenizer does not load, it lacks a chat template, or the template
+            does not use a variable.
     """
     if not (path / "config.json").is_file():
         raise ConfigError(f"{where}={path}: not a Hugging Face model directory (it has no config.json)")
@@ -30,7 +34,19 @@ def load_tokenizer(path: Path, config: ModelConfig, *, where: str = "model.path"
         raise ConfigError(f"{where}={path}: its tokenizer cannot be loaded: {error}") from error
     if tokenizer.chat_template is None:
         raise ConfigError(f"{where}={path}: its tokenizer has no chat template, so prompts cannot be laid out")
+    day = None if config.prompt_date is None else date.fromisoformat(config.prompt_date)
+    write_into_template(tokenizer, config.chat_template_kwargs, day)
     return tokenizer
+
+
+def reads_date(config: ModelConfig, record: Record, system_prompt: str | None) -> bool:
+    """Whether the chat template of ``config.path`` puts today's date into the prompt of ``record``.
+
+    Raises:
+        ConfigError: the tokenizer does not load, or its template cannot render the prompt.
+    """
+    tokenizer = load_tokenizer(Path(str(config.path)), config)
+    return reads_clock(tokenizer, prompt_messages(record, system_prompt))
 
 
 def render_prompts(tokenizer: Any, records: Sequence[Record], system_prompt: str | None) -> list[str]:
@@ -40,11 +56,7 @@ def render_prompts(tokenizer: Any, records: Sequence[Record], system_prompt: str
         ConfigError: the chat template cannot lay out a record, a system message above all.
         DataError: a prompt holds half a UTF-16 pair, which no tokenizer can read.
     """
-    messages = [prompt_messages(record, system_prompt) for record in records]
-    try:
-        rendered: list[str] = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
-    except jinja2.TemplateError as error:
-        raise ConfigError(_template_problem(tokenizer, messages, error)) from error
+    rendered = [render_chat(tokenizer, prompt_messages(record, system_prompt)) for record in records]
     for record, text in zip(records, rendered, strict=True):
         if found := LONE_SURROGATE.search(text):
             raise DataError(
@@ -80,17 +92,3 @@ def check_prompt_length(
             f"record {record.id!r} of {record.dataset}: its prompt has {length} tokens, expected "
             f"1 to {max_tokens} ({key})"
         )
-
-
-def _template_problem(tokenizer: Any, messages: Sequence[list[dict[str, str]]], error: Exception) -> str:
-    where = f"the chat template of {tokenizer.name_or_path or 'the tokenizer'}"
-    without_system = [[m for m in chat if m["role"] != "system"] for chat in messages]
-    try:
-        tokenizer.apply_chat_template(without_system, add_generation_prompt=True, tokenize=False)
-    except jinja2.TemplateError:
-        return f"{where} cannot lay out a prompt: {error}"
-    return (
-        f"{where} refuses a system message ({error}), and the method's prompt is one; let the template put its text "
-        "before the first user message (docs/troubleshooting.md has the lines), so that whatever serves the trained "
-        "model lays out the same prompt"
-    )

@@ -9,13 +9,14 @@ and never half of a new one.
 import re
 import shutil
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.files import whole_directory
 from coca_mindspeed.local.lora import merged_weights, save_adapters
 from coca_mindspeed.local.optimizer import moments_bytes
@@ -73,6 +74,33 @@ def save_model(policy: Policy, directory: Path) -> None:
     policy.tokenizer.save_pretrained(directory)
 
 
+def rehearse_saving(policy: Policy, where: str) -> None:
+    """Save everything but the weights into a temporary directory: transformers refuses some files that it has loaded.
+
+    Args:
+        policy: what will be saved.
+        where: names the model in messages.
+
+    Raises:
+        ConfigError: names the file and what is wrong with it.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        file = "its model"
+        try:
+            policy.model.save_pretrained(directory, safe_serialization=True, state_dict={})
+            file = "its tokenizer"
+            policy.tokenizer.save_pretrained(directory)
+        except Exception as error:  # of every kind: configurations and tokenizers may be the model's own code
+            if file == "its model":
+                written = {path.name for path in directory.iterdir()}
+                file = next((n for n in ("config.json", "generation_config.json") if n not in written), file)
+            raise ConfigError(
+                f"{where}: {file} can be loaded but not saved, so no checkpoint could be written: {error}\n"
+                f"correct {file} in the model's directory"
+            ) from error
+
+
 def export_model(policy: Policy, directory: Path) -> None:
     """Replace ``directory`` by the policy, as a plain Hugging Face directory; never half of it."""
     with whole_directory(directory) as writing:
@@ -102,7 +130,11 @@ def save_checkpoint(
     # safetensors and torch raise errors of their own, with the system's message inside.
     except Exception as error:
         before = list_checkpoints(directory)
-        last = f"the last good one is {before[-1].path}" if before else "there is none before it"
+        last = (
+            f"the last good one is {before[-1].path}; go on with --resume"
+            if before
+            else "there is none before it, so the run has to start again"
+        )
         raise TrainingError(f"step {step}: the checkpoint {path} could not be written: {error}; {last}") from error
     _prune(directory, keep)
     return Checkpoint(path, step)

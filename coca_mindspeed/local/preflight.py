@@ -1,5 +1,7 @@
 """What can be known of a run before its model is loaded: every prompt fits, and every record can be graded."""
 
+import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,13 +10,15 @@ from typing import Any
 import torch
 
 from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.data.chat_template import TEMPLATE_KEYS, TemplateKeys, check_template
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.chat import check_prompt_length, load_tokenizer, render_prompts
-from coca_mindspeed.local.context import ContextLimit, read_context_limit
+from coca_mindspeed.local.context import ContextLimit, read_context_limit, read_model_config
 from coca_mindspeed.local.progress import StepProgress
 
 _AT_ONCE = 1000  # prompts; few enough to show how far the check is
+_CONTROL_TOKEN = re.compile(r"<.+>|\[.+\]")  # <pad>, <|endoftext|>, [PAD]
 _PATIENCE = 3.0  # seconds without a sign of life
 
 
@@ -60,17 +64,82 @@ def check_prompts(
     limits: LengthLimits,
     *,
     where: str = "model.path",
+    keys: TemplateKeys = TEMPLATE_KEYS,
     show_progress: bool = True,
 ) -> None:
     """Refuse what the model in ``path`` could not be asked; its weights are not read.
 
     Raises:
-        ConfigError: no tokenizer, no chat template or one that refuses the prompt; responses beyond its context.
+        ConfigError: no tokenizer, no chat template, or one that refuses the prompt, leaves a message out, ends the
+            prompt inside an open thought or reads the clock; token ids beyond the embedding; responses beyond its
+            context.
         DataError: a prompt is empty, too long or not text; it names the record.
     """
     tokenizer = load_tokenizer(path, model, where=where)
     context = read_context_limit(path, model, where=where)
+    check_token_ids(tokenizer, read_model_config(path, model, where=where), records, system_prompt, f"{where}={path}")
+    check_template(
+        tokenizer,
+        records,
+        system_prompt,
+        f"{where}={path}",
+        keys,
+        allow_open_thinking=model.allow_open_thinking,
+    )
     check_lengths(tokenizer, context, records, system_prompt, limits, f"{where}={path}", show_progress)
+
+
+def check_token_ids(
+    tokenizer: Any, architecture: Any, records: Sequence[Record], system_prompt: str | None, model: str
+) -> None:
+    """Refuse token ids that have no row in the model's embedding: of padding, of the end of a response, of a prompt.
+
+    Args:
+        tokenizer: the model's.
+        architecture: its Hugging Face configuration, which says how many rows there are.
+        records: to ask.
+        system_prompt: the method's.
+        model: names the model in messages.
+
+    Raises:
+        ConfigError: names the token.
+    """
+    rows = getattr(architecture, "vocab_size", None)
+    if rows is None:
+        return
+    remedy = (
+        f"but its embedding has {rows} rows (vocab_size in config.json); give it more (model.resize_token_embeddings("
+        f"{len(tokenizer)}) and save_pretrained)"
+    )
+    for name in ("pad_token", "eos_token"):
+        token_id = getattr(tokenizer, f"{name}_id")
+        if token_id is not None and token_id >= rows:
+            raise ConfigError(
+                f"{model}: its tokenizer's {name} {getattr(tokenizer, name)!r} has the id {token_id}, {remedy}, or "
+                f"name a token that it has as {name} in tokenizer_config.json"
+            )
+    beyond = {token: token_id for token, token_id in tokenizer.get_vocab().items() if token_id >= rows}
+    if not beyond:
+        return
+    for start in range(0, len(records), _AT_ONCE):
+        chunk = records[start : start + _AT_ONCE]
+        encoded = tokenizer(render_prompts(tokenizer, chunk, system_prompt), add_special_tokens=False)["input_ids"]
+        for record, ids in zip(chunk, encoded, strict=True):
+            if ids and (token_id := max(ids)) >= rows:
+                raise ConfigError(
+                    f"{model}: the prompt of record {record.id!r} of {record.dataset} holds the token "
+                    f"{tokenizer.convert_ids_to_tokens(token_id)!r} of id {token_id}, {remedy}"
+                )
+
+
+def ordinary_pad_token(tokenizer: Any) -> str | None:
+    """The padding token if it is a piece of ordinary text, which the policy could then never write; else None."""
+    token, pad_id = tokenizer.pad_token, tokenizer.pad_token_id
+    if pad_id is None or pad_id == tokenizer.eos_token_id or _CONTROL_TOKEN.fullmatch(token):
+        return None
+    vocabulary = json.loads(tokenizer.backend_tokenizer.to_str())["model"].get("vocab") or {}
+    pieces = vocabulary if isinstance(vocabulary, dict) else {piece for piece, *_ in vocabulary}  # Unigram: a list
+    return str(token) if token in pieces else None
 
 
 def check_lengths(

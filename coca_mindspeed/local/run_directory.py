@@ -152,7 +152,12 @@ def records_digest(records: Sequence[Record]) -> dict[str, Any]:
 
 
 def claim(
-    found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str, Any]], *, overwrite: bool
+    found: FoundRun,
+    config: RunConfig,
+    data: Mapping[str, Mapping[str, Any]],
+    prompt_sha256: str,
+    *,
+    overwrite: bool,
 ) -> Mapping[str, Any]:
     """Write the marker and ``config.yaml``, and return what the marker says; the directory must be held.
 
@@ -174,6 +179,7 @@ def claim(
                 "model": config.model.path,
                 "version": __version__,
                 "data": data,
+                "prompt": {"sha256": prompt_sha256, "date": config.model.prompt_date},
             }
             write_marker(path, _KIND, marker)
         write_atomically(found.config_path, to_yaml(config))
@@ -212,6 +218,33 @@ def refuse_another_run(found: FoundRun, config: RunConfig, data: Mapping[str, Ma
                 f"--output {found.path}: the records of data.{name} are not those that the run to resume read: "
                 f"{_described(before)} then, {_described(digest)} now; put the file back as it was, or start a new run"
             )
+
+
+def refuse_other_prompts(found: FoundRun, prompt_sha256: str) -> None:
+    """Refuse to go on with a run whose first prompt was rendered otherwise.
+
+    Args:
+        found: the run; one of a release that did not note the prompt is let pass.
+        prompt_sha256: of the first training question's rendered prompt.
+
+    Raises:
+        ConfigError: it was another.
+    """
+    if not found.begun or found.marker is None:
+        return
+    before = found.marker.get("prompt", {}).get("sha256", prompt_sha256)
+    if before != prompt_sha256:
+        raise ConfigError(
+            f"--output {found.path}: the chat template renders the first question otherwise than in the run to resume "
+            f"(SHA-256 {before[:12]} then, {prompt_sha256[:12]} now); put the tokenizer's files back as they were and "
+            "the release of transformers, or start a new run"
+        )
+
+
+def stored_prompt_date(found: FoundRun) -> str | None:
+    """The date that the run in a directory has written into its chat template; None: it needs none."""
+    date: str | None = (found.marker or {}).get("prompt", {}).get("date")
+    return date
 
 
 def _refuse_another_length(found: FoundRun, saved: RunConfig, config: RunConfig) -> None:

@@ -4,13 +4,14 @@
 both back to its checkpoint, so that they end up the same as if it had never been stopped.
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.config.schema import LoggingConfig
-from coca_mindspeed.errors import MissingDependencyError, TrainingError
+from coca_mindspeed.errors import MissingDependencyError
 from coca_mindspeed.files import (
     nulls_for_what_json_lacks,
     read_json_lines,
@@ -20,6 +21,10 @@ from coca_mindspeed.files import (
 from coca_mindspeed.step_log import cut_back
 
 Scalars = Mapping[str, float]
+
+
+class LogError(Exception):
+    """A log cannot be written: a full disk, above all."""
 
 
 class RunLog:
@@ -81,7 +86,11 @@ class RunLog:
         return [{**row, **seconds.get(row["step"], {})} for row in metrics]
 
     def write(self, step: int, metrics: Scalars, timing: Scalars) -> None:
-        """Append one step's row to each log; NaN becomes null in JSON and is left out elsewhere."""
+        """Append one step's row to each log; NaN becomes null in JSON and is left out elsewhere.
+
+        Raises:
+            LogError: a file cannot be written; it is named.
+        """
         self._append(self.metrics_path, {"step": step, **nulls_for_what_json_lacks(metrics)})
         self._append(self._directory / "timing.jsonl", {"step": step, **nulls_for_what_json_lacks(timing)})
         finite = {name: value for name, value in {**metrics, **timing}.items() if math.isfinite(value)}
@@ -89,8 +98,14 @@ class RunLog:
             sink(step, finite)
 
     def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Dump rollout samples of one step to ``samples/step_000010.jsonl``."""
-        write_json_lines(self._directory / "samples" / f"step_{step:06d}.jsonl", rows)
+        """Dump rollout samples of one step to ``samples/step_000010.jsonl``.
+
+        Raises:
+            LogError: the file cannot be written.
+        """
+        path = self._directory / "samples" / f"step_{step:06d}.jsonl"
+        with _naming(path):
+            write_json_lines(path, rows)
 
     def close(self) -> None:
         for close in self._closers:
@@ -106,19 +121,26 @@ class RunLog:
         self.tensorboard = writer
 
         def write(step: int, scalars: Scalars) -> None:
-            for name, value in scalars.items():
-                writer.add_scalar(name, value, step)
+            with _naming(directory):
+                for name, value in scalars.items():
+                    writer.add_scalar(name, value, step)
 
         self._sinks.append(write)
         self._closers.append(writer.close)
 
     @staticmethod
     def _append(path: Path, row: Mapping[str, Any]) -> None:
-        try:
-            with path.open("a", encoding="utf-8") as file:
-                file.write(to_json_line(row))
-        except OSError as error:
-            raise TrainingError(f"step {row['step']}: {path} cannot be written: {error.strerror}") from error
+        with _naming(path), path.open("a", encoding="utf-8") as file:
+            file.write(to_json_line(row))
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file that cannot be written, which the error of a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        raise LogError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
 def require_loggers(config: LoggingConfig) -> None:

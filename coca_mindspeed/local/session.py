@@ -1,5 +1,7 @@
 """Everything a run needs before its first step: checked first, loaded next, and written down last."""
 
+import datetime
+import hashlib
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -18,7 +20,8 @@ from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.local.checkpoint import Checkpoint, check_space, export_model, remove_leftovers
+from coca_mindspeed.local.chat import load_tokenizer, reads_date, render_prompts
+from coca_mindspeed.local.checkpoint import Checkpoint, check_space, export_model, rehearse_saving, remove_leftovers
 from coca_mindspeed.local.confidence_start import CONFIDENCE_START, MODEL, check_enough_questions, start_confidences
 from coca_mindspeed.local.context import context_limit
 from coca_mindspeed.local.format_warm_up import WARMED_UP, read_warm_up_records, teach_format
@@ -28,7 +31,13 @@ from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapt
 from coca_mindspeed.local.memory_check import refuse_what_cannot_fit
 from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
-from coca_mindspeed.local.preflight import LengthLimits, check_lengths, check_prompts, emulated_dtype
+from coca_mindspeed.local.preflight import (
+    LengthLimits,
+    check_lengths,
+    check_prompts,
+    emulated_dtype,
+    ordinary_pad_token,
+)
 from coca_mindspeed.local.progress import ImitationProgress
 from coca_mindspeed.local.run_directory import (
     FoundRun,
@@ -38,6 +47,8 @@ from coca_mindspeed.local.run_directory import (
     hold,
     records_digest,
     refuse_another_run,
+    refuse_other_prompts,
+    stored_prompt_date,
 )
 from coca_mindspeed.local.run_log import require_loggers
 from coca_mindspeed.local.schedule import derived_seed
@@ -135,6 +146,7 @@ def open_session(
     train, evaluate = load_data(config.data)
     config = with_steps(config, len(train))
     check_enough_questions(config, train)
+    config = _with_prompt_date(config, found, train)
     data = {"train": records_digest(train), "evaluate": records_digest(evaluate)}
     if lessons := read_warm_up_records(config):
         data["warm_up"] = records_digest(lessons)
@@ -144,7 +156,8 @@ def open_session(
         grader = build_grader(config.data.grader, config.data.grader_options)
         opened.callback(grader.close)
         check_records(grader, record_sources(config.data, train, evaluate))
-        _check_prompts(config, found, [*train, *evaluate, *lessons], show_progress)
+        prompt_sha256 = _check_prompts(config, found, [*train, *evaluate, *lessons], show_progress)
+        refuse_other_prompts(found, prompt_sha256)
         if config.model.path is not None:
             refuse_what_cannot_fit(_asking_no_more_than(config, len(evaluate)), Path(config.model.path), device)
 
@@ -157,6 +170,8 @@ def open_session(
         policy = _load_policy(config, found, device)
         if policy is not None:
             _put_adapters(policy, config, found)
+            path, where = _model_path(config, found)
+            rehearse_saving(policy, f"{where}={path}")
             check_space(
                 output,
                 policy,
@@ -165,7 +180,7 @@ def open_session(
                 show_progress,
                 1 + _starts_to_come(config, output),
             )
-        marker = claim(found, config, data, overwrite=overwrite)
+        marker = claim(found, config, data, prompt_sha256, overwrite=overwrite)
         if policy is None:
             with saying_what_is_saved("stopped before the warm-up was done; nothing is saved; start it again"):
                 path = warm_start(config, output, train, device, show_progress)
@@ -200,16 +215,42 @@ def _asking_no_more_than(config: RunConfig, questions: int) -> RunConfig:
     return config.model_copy(update={"evaluation": config.evaluation.model_copy(update=known)})
 
 
-def _check_prompts(config: RunConfig, found: FoundRun, records: Sequence[Record], show_progress: bool) -> None:
+def _with_prompt_date(config: RunConfig, found: FoundRun, records: Sequence[Record]) -> RunConfig:
+    """The same run with a date for its chat template, if that reads the clock: the one of the run to resume, or today.
+
+    Raises:
+        ConfigError: the tokenizer does not load, or its template cannot render a question.
+    """
+    if config.model.path is None or config.model.prompt_date is not None:
+        return config
+    day = stored_prompt_date(found)
+    if day is None:
+        if not reads_date(config.model, records[0], config.method.training_method.system_prompt):
+            return config
+        day = datetime.date.today().isoformat()
+    return config.model_copy(update={"model": config.model.model_copy(update={"prompt_date": day})})
+
+
+def _check_prompts(config: RunConfig, found: FoundRun, records: Sequence[Record], show_progress: bool) -> str:
+    """Check the prompts, and return the SHA-256 of the first one's text."""
     system_prompt = config.method.training_method.system_prompt
     limits = LengthLimits(config.rollout.max_prompt_tokens, config.rollout.max_new_tokens)
     if found.newest is not None or config.model.path is not None:
         path, where = _model_path(config, found)
         check_prompts(path, config.model, records, system_prompt, limits, where=where, show_progress=show_progress)
-        return
-    check_readable(records)
-    context = context_limit(tiny_config())
-    check_lengths(tiny_tokenizer(), context, records, system_prompt, limits, "the built-in tiny model", show_progress)
+        tokenizer = load_tokenizer(path, config.model, where=where)
+        if (pad := ordinary_pad_token(tokenizer)) is not None:
+            print_text(
+                f"warning: {where}={path}: its padding token {pad!r} is ordinary text, which the policy can then never "
+                "write; name another pad_token in tokenizer_config.json, the end-of-sequence token for example",
+                sys.stderr,
+            )
+    else:
+        check_readable(records)
+        tokenizer, context = tiny_tokenizer(), context_limit(tiny_config())
+        check_lengths(tokenizer, context, records, system_prompt, limits, "the built-in tiny model", show_progress)
+    [first] = render_prompts(tokenizer, records[:1], system_prompt)
+    return hashlib.sha256(first.encode()).hexdigest()
 
 
 def _model_path(config: RunConfig, found: FoundRun) -> tuple[Path, str]:

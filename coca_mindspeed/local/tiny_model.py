@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from coca_mindspeed.algorithm.response import CLOSE_TAG, OPEN_TAG
+from coca_mindspeed.data.chat_template import NO_SYSTEM_PROMPT
 from coca_mindspeed.data.prompts import instruction_suffix
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
@@ -20,7 +21,7 @@ PAD, EOS = "<pad>", "<eos>"
 _TOKENS = [PAD, EOS, OPEN_TAG, CLOSE_TAG, ".", "=", "+", "*", "%", *"0123456789"]
 
 # The tiny model has no letters: it is shown the question and an equals sign, never a system prompt.
-_CHAT_TEMPLATE = "{%- for m in messages if m.role == 'user' %}{{ m.content }}{%- endfor %}="
+_CHAT_TEMPLATE = NO_SYSTEM_PROMPT + "{%- for m in messages if m.role == 'user' %}{{ m.content }}{%- endfor %}="
 
 
 def tiny_tokenizer(symbols: str = "") -> PreTrainedTokenizerFast:

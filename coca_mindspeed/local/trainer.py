@@ -31,7 +31,7 @@ from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_s
 from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.progress import MEAN_OF, StepProgress, TrainingProgress
-from coca_mindspeed.local.run_log import RunLog
+from coca_mindspeed.local.run_log import LogError, RunLog
 from coca_mindspeed.local.schedule import generator, learning_rate, records_of_step
 from coca_mindspeed.local.token_draw import NoDistributionError
 from coca_mindspeed.local.update import NotFiniteError, update_policy
@@ -80,7 +80,8 @@ class Trainer:
         """Train from the start or from a checkpoint, whose weights :attr:`policy` must hold, to the last step.
 
         Raises:
-            TrainingError: a loss or gradient is not finite, or a file cannot be written.
+            TrainingError: a loss or gradient is not finite, or a file cannot be written; it says whether there is a
+                checkpoint to go on from.
             InterruptedRunError: Ctrl-C or SIGTERM; the state is saved.
         """
         start = resume_from.step if resume_from else 0
@@ -100,9 +101,9 @@ class Trainer:
                         optimizer = build_optimizer(self.policy, self.config.optimizer)
                     try:
                         metrics, timing = self._step(step, stage, stage_step, optimizer, log)
+                        log.write(step + 1, metrics, timing)
                     except NoDistributionError as error:
-                        where = f"{self._last_good_checkpoint()}; go on with --resume"
-                        raise TrainingError(f"step {step + 1}: {error}\n{where}") from error
+                        raise TrainingError(f"step {step + 1}: {error}\n{self._how_to_go_on()}") from error
                     except (MemoryError, RuntimeError) as error:
                         if not _out_of_memory(error):
                             raise
@@ -111,7 +112,8 @@ class Trainer:
                         raise TrainingError(
                             f"step {step + 1}: out of memory ({what})\n{_NEED_LESS}\n{where}"
                         ) from error
-                    log.write(step + 1, metrics, timing)
+                    except LogError as error:
+                        raise TrainingError(f"step {step + 1}: {error}\n{self._how_to_go_on()}") from error
                     self._progress.advance(step + 1, metrics, timing)
                     if warning := self._health.after_step(step + 1, metrics):
                         self._progress.note(warning)
@@ -131,7 +133,13 @@ class Trainer:
         if start < self.total_steps:  # what an earlier, shorter run wrote speaks of another model
             for stale in (self.predictions_after, self.output / "summary.json"):
                 stale.unlink(missing_ok=True)
-        export_model(self.policy, self.output / "model")
+        try:
+            export_model(self.policy, self.output / "model")
+        # safetensors raises errors of its own, with the system's message inside.
+        except Exception as error:
+            raise TrainingError(
+                f"the trained model could not be written to {self.output / 'model'}: {error}\n{self._how_to_go_on()}"
+            ) from error
 
     @property
     def final_records(self) -> Sequence[Record]:
@@ -245,6 +253,11 @@ class Trainer:
     def _last_good_checkpoint(self) -> str:
         saved = list_checkpoints(self.checkpoints)
         return f"the last good checkpoint is {saved[-1].path}" if saved else "no checkpoint was written before it"
+
+    def _how_to_go_on(self) -> str:
+        """The last checkpoint and ``--resume``, or that there is nothing to resume from."""
+        go_on = "; go on with --resume" if list_checkpoints(self.checkpoints) else ", so the run has to start again"
+        return f"{self._last_good_checkpoint()}{go_on}"
 
     def _what_is_saved(self) -> str:
         saved = list_checkpoints(self.checkpoints)

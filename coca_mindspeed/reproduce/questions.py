@@ -12,6 +12,7 @@ from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.local.chat import reads_date
 from coca_mindspeed.local.confidence_start import check_enough_questions
 from coca_mindspeed.local.session import load_data, record_sources
 from coca_mindspeed.reproduce.cells import ReproductionCell, run_config
@@ -109,6 +110,13 @@ def _check(cell: ReproductionCell, config: RunConfig, sets: Sets | None) -> None
         )
     _check_categories(cell, evaluate)
     check_enough_questions(config, train)
+    system_prompt = config.method.training_method.system_prompt
+    needs_date = config.model.path is not None and config.model.prompt_date is None
+    if needs_date and reads_date(config.model, evaluate[0], system_prompt):
+        raise ConfigError(
+            f"setting {cell.setting!r}: the chat template of model.path={config.model.path} puts today's date into the "
+            "prompt, and methods may be asked on different days; add model.prompt_date=YYYY-MM-DD to its overrides"
+        )
     with closing(build_grader(data.grader, data.grader_options)) as grader:
         # Embedded questions are in no file yet.
         named: dict[Path | str, Sequence[Record]] = {"train": train, "evaluate": evaluate}

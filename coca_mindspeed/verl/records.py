@@ -5,10 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from coca_mindspeed.data.chat_template import TemplateKeys, check_template
 from coca_mindspeed.data.prompts import bounded_prompt_tokens, prompt_messages
 from coca_mindspeed.data.records import Record, read_records, record_from_json, record_to_json
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.files import to_json_line, write_json_lines
+from coca_mindspeed.verl.settings import VerlSettings
 
 
 def verl_row(record: Record, system_prompt: str | None, index: int) -> dict[str, Any]:
@@ -102,6 +104,31 @@ def check_rows(
     ):
         pass
     return records
+
+
+def check_prompts(
+    records: Sequence[Record], system_prompt: str | None, tokenizer: Any, path: str, settings: VerlSettings
+) -> None:
+    """Check what the chat template of a run on verl renders.
+
+    Args:
+        records: to ask.
+        system_prompt: the method's.
+        tokenizer: the model's, with ``data.apply_chat_template_kwargs`` written into its template.
+        path: of the model, for messages.
+        settings: of the run.
+
+    Raises:
+        ConfigError: the prompts cannot be trained on; see ``check_template``.
+    """
+    keys = TemplateKeys(
+        variables="data.apply_chat_template_kwargs",
+        allow_open_thinking="coca.allow_open_thinking",
+        day="give the template's own variable a date by data.apply_chat_template_kwargs (Llama 3.1: date_string), or "
+        "write the date into the template",
+    )
+    model = f"actor_rollout_ref.model.path={path}"
+    check_template(tokenizer, records, system_prompt, model, keys, allow_open_thinking=settings.allow_open_thinking)
 
 
 def _shown(messages: Sequence[Mapping[str, str]]) -> str:

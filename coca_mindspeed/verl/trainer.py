@@ -4,6 +4,7 @@ The loop is verl's own.  Overridden are the places where whole groups are at han
 response one advantage, where validation becomes numbers, and where rollouts are dumped.
 """
 
+import copy
 import sys
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
 from coca_mindspeed.console import print_text
+from coca_mindspeed.data.chat_template import write_into_template
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import write_predictions
 from coca_mindspeed.files import write_json_lines
@@ -29,7 +31,7 @@ from coca_mindspeed.verl.earlier_rows import EarlierRows, file_of_verls_log
 from coca_mindspeed.verl.estimator import handing_over
 from coca_mindspeed.verl.groups import check_broken
 from coca_mindspeed.verl.held_out_questions import judged_validation
-from coca_mindspeed.verl.records import check_rows
+from coca_mindspeed.verl.records import check_prompts, check_rows
 from coca_mindspeed.verl.release import known_release
 from coca_mindspeed.verl.required_keys import refusals
 from coca_mindspeed.verl.run_settings import check_length, check_same_run
@@ -72,15 +74,17 @@ class SegmentTrainer(PPOTrainerSync):
         data = self.config.data
         sets = {"data.train_files": self.train_dataset, "data.val_files": self.val_dataset}
         system_prompt = self._settings.method.training_method.system_prompt
+        tokenizer = copy.deepcopy(self.tokenizer)  # verl's own is given the variables with each chat
+        variables: Any = OmegaConf.to_container(data, resolve=True).get("apply_chat_template_kwargs")
+        write_into_template(tokenizer, variables or {})
+        path = self.config.actor_rollout_ref.model.path
         grader = build_grader(self._settings.grader, self._settings.grading)
         try:
-            check_records(
-                grader,
-                {
-                    what: check_rows(rows.dataframe, what, system_prompt, self.tokenizer, data.max_prompt_length)
-                    for what, rows in sets.items()
-                },
-            )
+            records = {}
+            for what, rows in sets.items():
+                records[what] = check_rows(rows.dataframe, what, system_prompt, tokenizer, data.max_prompt_length)
+                check_prompts(records[what], system_prompt, tokenizer, path, self._settings)
+            check_records(grader, records)
         finally:
             grader.close()
         if self.steps_per_epoch == 0:

@@ -443,6 +443,8 @@ def _leaves(section, prefix=""):
 # Another value for each key whose kind does not tell one.
 _OTHER = {
     "model.compute_dtype": "float32",
+    "model.chat_template_kwargs": "{enable_thinking: false}",
+    "model.prompt_date": "2026-01-31",
     "model.attention": "eager",
     "model.lora.base_dtype": "bfloat16",
     "method.name": "rlvr",

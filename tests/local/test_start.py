@@ -19,7 +19,6 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, GradingError
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.local import session as session_module
 from coca_mindspeed.local.chat import encode_prompts, load_tokenizer, render_prompts
 from coca_mindspeed.local.context import context_limit, read_model_config
 from coca_mindspeed.local.evaluate import held_out_at_once
@@ -31,49 +30,14 @@ from coca_mindspeed.local.session import _asking_no_more_than
 from coca_mindspeed.ownership import MARKER
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import SMALL, small_session
+from tests.local.starts_for_tests import QUESTIONS, arguments, names, refused, set_config, write_rows
 
 CPU = torch.device("cpu")
-QUESTIONS = [{"question": f"What is {i} + {i}?", "answer": str(2 * i)} for i in range(6)]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return write_random_model(tmp_path_factory.mktemp("models") / "model", "llama")
-
-
-def write_rows(path: Path, rows: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
-
-
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
-
-
-def arguments(directory: Path, model: Path, *more: str) -> list[str]:
-    for name in ("train", "heldout"):
-        if not (directory / f"{name}.jsonl").exists():
-            write_rows(directory / f"{name}.jsonl", QUESTIONS)
-    return [
-        *("train", "local", f"model.path={model}", f"data.train={directory}/train.jsonl", "data.grader=exact"),
-        *(f"data.evaluate={directory}/heldout.jsonl", "rollout.prompts=2", "rollout.group_size=2"),
-        *("rollout.max_new_tokens=8", "trainer.steps=1", "trainer.device=cpu", "model.compute_dtype=float32"),
-        *("trainer.minibatches=1", "logging.tensorboard=false", "evaluation.interval=0", "trainer.threads=1"),
-        *("--output", str(directory / "run"), "--quiet", *more),
-    ]
-
-
-def refused(directory: Path, model: Path, capsys, monkeypatch, *more: str) -> str:
-    """The message of a start that must fail before any weight is read, and write nothing."""
-
-    def load(*_, **__):
-        raise AssertionError("the model was loaded")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(session_module, "load_policy", load)
-        assert main(arguments(directory, model, *more)) == 1
-    assert not (directory / "run").exists() or names(directory / "run") in ([], [".lock"])
-    return capsys.readouterr().err
 
 
 # ---- the model's own context
@@ -125,16 +89,6 @@ def test_a_model_without_positions_has_no_limit_and_settings_by_layer_are_all_lo
         "sliding_attention": {"rope_type": "default"},
     }
     assert "NTK" in context_limit(SimpleNamespace(max_position_embeddings=64, rope_parameters=by_layer)).reason
-
-
-def set_config(model: Path, directory: Path, **values) -> Path:
-    """A copy of ``model`` with other settings in its config.json."""
-    directory.mkdir()
-    for file in model.iterdir():
-        (directory / file.name).write_bytes(file.read_bytes())
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, **values}))
-    return directory
 
 
 def test_more_tokens_than_the_model_has_positions_are_refused_at_the_start(tmp_path, model, capsys, monkeypatch):
@@ -235,7 +189,7 @@ def test_a_wrong_model_path_does_not_spoil_the_output(tmp_path, model, capsys):
     wrong = [text if not text.startswith("model.path") else "model.path=none" for text in arguments(tmp_path, model)]
     assert main(wrong) == 1
     assert "model.path=none: not a Hugging Face model directory" in capsys.readouterr().err
-    assert names(tmp_path / "run") == []
+    assert not (tmp_path / "run").exists()
     assert main(arguments(tmp_path, model)) == 0
 
 

@@ -249,7 +249,8 @@ def test_prompts_that_are_too_long(good, tmp_path, monkeypatch):
     asked = []
 
     class Counter:
-        def __init__(self, model: Path, system_prompt: str | None) -> None:
+        def __init__(self, model: Path, system_prompt: str | None, variables: dict) -> None:
+            assert variables == {}
             assert model == tmp_path / "model"
             assert system_prompt is not None
             assert "<confidence>" in system_prompt

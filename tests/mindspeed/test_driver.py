@@ -1,5 +1,6 @@
 """What the driver refuses before anything starts, and what it hands to MindSpeed-RL."""
 
+import copy
 import importlib.machinery
 import json
 import sys
@@ -21,11 +22,12 @@ from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.mindspeed.plan.without_effect import keys_without_effect
 from coca_mindspeed.mindspeed.stages import columns, verifiers
 from coca_mindspeed.mindspeed.stages.actor_columns import training_columns
-from coca_mindspeed.mindspeed.stages.dataset import RecordPrompts, prompt_token_ids
+from coca_mindspeed.mindspeed.stages.dataset import RecordPrompts, load_prompts, prompt_token_ids
 from coca_mindspeed.mindspeed.stages.verifiers import MindSpeedVerifier, build_verifier, check_names
 from coca_mindspeed.mindspeed.start import driver, process
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from tests.mindspeed.test_doctor import checkpoint
+from tests.tokenizers_for_tests import QWEN_TEMPLATE, qwen_like
 
 
 def _config(**changes: dict[str, Any]) -> Any:
@@ -307,9 +309,10 @@ def driven(
     records, path = tmp_path / "train.jsonl", tmp_path / "run.yaml"
     data = {"data_path": str(records), "dataset_additional_keys": ["coca_record"]}
 
-    def drive(record: Mapping[str, Any], grader: str) -> tuple[str, bool]:
+    def drive(record: Mapping[str, Any], grader: str, tokenizer: Path | None = None, **coca: Any) -> tuple[str, bool]:
         records.write_text(json.dumps({"id": "0", "dataset": "d", "question": "q", **record}) + "\n")
-        path.write_text(OmegaConf.to_yaml(_config(coca={"grader": grader}, megatron_training=data)))
+        training = data | ({} if tokenizer is None else {"tokenizer_name_or_path": str(tokenizer)})
+        path.write_text(OmegaConf.to_yaml(_config(coca={"grader": grader, **coca}, megatron_training=training)))
         assert driver.main([str(path)]) == 1
         message = capsys.readouterr().err
         return message, "Ray was started" in message
@@ -343,6 +346,57 @@ def test_records_that_cannot_be_graded_stop_the_run_before_ray_starts(
     message, started = driven(record, grader)
     assert problem in " ".join(message.split())
     assert not started
+
+
+_CLOCK = "{{ strftime_now('%Y') }}" + QWEN_TEMPLATE
+_THINKING = QWEN_TEMPLATE + "{% if add_generation_prompt and thinking != 'off' %}<think>{% endif %}"
+_DROPS = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "coca", "key"),
+    [
+        (QWEN_TEMPLATE, {}, None),
+        (_DROPS, {}, "system message"),
+        (_THINKING, {}, "model.allow_open_thinking"),
+        (_THINKING, {"allow_open_thinking": True}, None),
+        (_THINKING, {"chat_template_kwargs": {"thinking": "off"}}, None),
+        (_THINKING, {"chat_template_kwargs": {"thinkin": "off"}}, "'thinkin'"),
+        (_CLOCK, {}, "model.prompt_date"),
+        (_CLOCK, {"prompt_date": "2024-07-05"}, None),
+        (None, {}, "no chat template"),
+    ],
+)
+def test_prompts_that_cannot_be_trained_on_stop_the_run_before_ray_starts(
+    driven: Any, tmp_path: Path, template: str | None, coca: Mapping[str, Any], key: str | None
+) -> None:
+    tokenizer = copy.deepcopy(qwen_like())
+    tokenizer.chat_template = template
+    tokenizer.save_pretrained(tmp_path / "model")
+    message, started = driven({"category": "math", "answer": "1"}, "exact", tmp_path / "model", **coca)
+    assert started == (key is None)
+    assert key is None or key in message
+
+
+def test_prompts_have_the_runs_variables_and_date(tmp_path: Path) -> None:
+    """In the training's data set and in the validation's, whatever day it is."""
+    (tmp_path / "records.jsonl").write_text(json.dumps({"id": "0", "question": "q", "answer": "1"}) + "\n")
+    tokenizer = copy.deepcopy(qwen_like())
+    tokenizer.chat_template = "{{ strftime_now('%d.%m.%Y') }}" + _THINKING
+    settings = coca_settings({"chat_template_kwargs": {"thinking": "off"}, "prompt_date": "2024-07-05"})
+    for _ in range(2):  # the validation may be given the tokenizer that the data set was made with
+        _, [ids] = load_prompts(tmp_path / "records.jsonl", tokenizer, settings, 4096)
+        text = tokenizer.decode(ids)
+        assert text.startswith("05.07.2024")
+        assert "<think>" not in text
+
+
+@pytest.mark.parametrize(("tracker", "advised"), [(None, False), ("release", False), ("4", True), ("", True)])
+def test_a_run_is_resumed_only_from_a_checkpoint(tmp_path: Path, tracker: str | None, advised: bool) -> None:
+    if tracker is not None:
+        (tmp_path / "latest_checkpointed_iteration.txt").write_text(tracker)
+    config = _config(actor_config={"save": str(tmp_path)})
+    assert (str(tmp_path) in driver._last_checkpoint(config)) == advised
 
 
 def test_training_columns() -> None:

@@ -1,5 +1,6 @@
 """Our records as verl's rows: each carries its whole record back, and a file for another method is refused."""
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,9 @@ from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
-from coca_mindspeed.verl.records import check_rows, export_for_verl, record_of, verl_row
+from coca_mindspeed.verl.records import check_prompts, check_rows, export_for_verl, record_of, verl_row
+from coca_mindspeed.verl.settings import VerlSettings
+from tests.tokenizers_for_tests import QWEN_TEMPLATE, qwen_like
 from tests.verl.configurations import record
 
 RECORDS = [
@@ -77,6 +80,28 @@ def test_a_prompt_that_verl_would_cut_is_refused(tmp_path: Path):
     rows = write(tmp_path, records=[record(1), replace(record(2), question="2" * 60)])
     with pytest.raises(DataError, match=r"row 2: record 'q2' has a prompt of \d+ tokens, data.max_prompt_length is 40"):
         check_rows(rows, "data.train_files", training_method("coca").system_prompt, _Characters(), 40)
+
+
+@pytest.mark.parametrize(
+    ("template", "settings", "key"),
+    [
+        (QWEN_TEMPLATE, {}, None),
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", {}, "system message"),
+        (QWEN_TEMPLATE + "<think>", {}, "coca.allow_open_thinking"),
+        (QWEN_TEMPLATE + "<think>", {"allow_open_thinking": True}, None),
+        ("{{ strftime_now('%Y') }}" + QWEN_TEMPLATE, {}, "data.apply_chat_template_kwargs"),
+    ],
+)
+def test_prompts_that_cannot_be_trained_on_are_refused(template: str, settings: dict[str, Any], key: str | None):
+    tokenizer = copy.deepcopy(qwen_like())
+    tokenizer.chat_template = template
+    arguments = ([record(1)], training_method("coca").system_prompt, tokenizer, "DIR", VerlSettings(**settings))
+    if key is None:
+        check_prompts(*arguments)
+        return
+    with pytest.raises(ConfigError) as refusal:
+        check_prompts(*arguments)
+    assert key in str(refusal.value)
 
 
 class _Characters:

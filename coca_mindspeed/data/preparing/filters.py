@@ -1,10 +1,11 @@
 """Which records to keep: by difficulty, source and length of the prompt in tokens."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from coca_mindspeed.data.chat_template import write_into_template
 from coca_mindspeed.data.prompts import prompt_messages, prompt_tokens
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
@@ -85,9 +86,18 @@ class LengthFilter:
 class PromptCounter:
     """Counts the tokens of a record's prompt."""
 
-    def __init__(self, tokenizer: Path, system_prompt: str | None) -> None:
+    def __init__(self, tokenizer: Path, system_prompt: str | None, variables: Mapping[str, Any] | None = None) -> None:
+        """Load the tokenizer.
+
+        Args:
+            tokenizer: its directory.
+            system_prompt: the method's.
+            variables: of the chat template.
+        """
         self._tokenizer = load_tokenizer(tokenizer)
         self._system_prompt = system_prompt
+        if variables:
+            write_into_template(self._tokenizer, variables)
 
     def __call__(self, record: Record) -> int:
         messages = prompt_messages(record, self._system_prompt)

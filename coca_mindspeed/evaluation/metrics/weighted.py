@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm
 
-from coca_mindspeed.evaluation.metrics.binning import BinsClosed, BinScheme, bin_edges, bin_index, check_confidence
+from coca_mindspeed.evaluation.metrics.binning import BinScheme, BinsClosed, bin_edges, bin_index, check_confidence
 from coca_mindspeed.evaluation.metrics.catalogue import CONFIDENCE_METRICS
 
 Floats = npt.NDArray[np.float64]

@@ -19,6 +19,8 @@ from coca_mindspeed.mindspeed.plan.refusals import refusals
 from coca_mindspeed.mindspeed.plan.upstream_keys import keys_where_there_is_a_checkout
 from coca_mindspeed.mindspeed.stages.verifiers import OWN_VERIFIER, try_verifier
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
+from coca_mindspeed.mindspeed.start.prompt_template import try_template
+from coca_mindspeed.mindspeed.start.settings import coca_settings
 from coca_mindspeed.mindspeed.weights.megatron_checkpoint import checkpoint_layout
 
 _HF_KEYS = {  # our name of a shape -> the key of config.json
@@ -82,6 +84,9 @@ def findings_of_run(machine: Machine, run: RunConfig, output: Path | None) -> It
     if plan is not None:
         yield _disk(machine, run, plan, output or Path("runs"))
     yield _grader(run)
+    files = [Path(path) for path in (run.data.train, run.data.evaluate) if path is not None]
+    if run.model.path is not None and any(file.is_file() for file in files):
+        yield _template(run, files)
     for key, value in (("data.train", run.data.train), ("data.evaluate", run.data.evaluate)):
         if value is not None:
             fix = f"coca-mindspeed data prepare (docs/data.md), or {key}=FILE"
@@ -96,7 +101,8 @@ def _prompts(run: RunConfig, key: str, path: Path) -> Diagnosis:
     limit = run.rollout.max_prompt_tokens
     name, wanted = f"prompts of {key}", f"at most {limit} tokens (rollout.max_prompt_tokens)"
     try:
-        longer = too_long(path, Path(str(run.model.path)), run.method.training_method.system_prompt, limit)
+        system_prompt, variables = run.method.training_method.system_prompt, run.model.chat_template_kwargs
+        longer = too_long(path, Path(str(run.model.path)), system_prompt, limit, variables)
     except (CocaError, ImportError, RuntimeError) as error:  # the latter two: transformers itself is broken
         return Diagnosis(name, "not counted", wanted, str(error))
     if not longer:
@@ -105,6 +111,17 @@ def _prompts(run: RunConfig, key: str, path: Path) -> Diagnosis:
     found = f"{len(longer)} longer, the longest {longest.tokens} (record {longest.record!r})"
     fix = f"coca-mindspeed data prepare ... --tokenizer {run.model.path} --max-tokens {limit}"
     return Diagnosis(name, found, wanted, f"{fix}; or a larger rollout.max_prompt_tokens")
+
+
+def _template(run: RunConfig, files: list[Path]) -> Diagnosis:
+    """Whether the chat template's prompts can be trained on; the driver asks the same."""
+    name, wanted = "chat template", "prompts with all messages, without an open thought and without today's date"
+    section = {**(run.mindspeed_rl.get("coca") or {}), "output_dir": "runs"}  # a run's own is made when it is started
+    try:
+        try_template(Path(str(run.model.path)), files, coca_settings(section))
+    except (CocaError, ImportError, RuntimeError) as error:  # the latter two: transformers itself is broken
+        return Diagnosis(name, "not trained on", wanted, str(error))
+    return Diagnosis(name, "holds", wanted)
 
 
 def _keys(machine: Machine, run: RunConfig) -> Iterator[Diagnosis]:

@@ -1,7 +1,9 @@
 """Which prompts of a file are too long for a run, without tokenizing those that cannot be."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from coca_mindspeed.data.preparing.filters import PromptCounter
 from coca_mindspeed.data.prompts import prompt_messages
@@ -20,7 +22,9 @@ class LongPrompt:
     tokens: int
 
 
-def too_long(path: Path, model: Path, system_prompt: str | None, limit: int) -> list[LongPrompt]:
+def too_long(
+    path: Path, model: Path, system_prompt: str | None, limit: int, variables: Mapping[str, Any] | None = None
+) -> list[LongPrompt]:
     """Prompts of more than ``limit`` tokens, chat template included, in the order of the file.
 
     Args:
@@ -28,6 +32,7 @@ def too_long(path: Path, model: Path, system_prompt: str | None, limit: int) -> 
         model: Hugging Face directory with the tokenizer; only loaded if a prompt has enough bytes to be too long.
         system_prompt: the method's.
         limit: in tokens.
+        variables: of the chat template.
 
     Raises:
         DataError: the file holds something else than records, or the directory no tokenizer.
@@ -38,7 +43,7 @@ def too_long(path: Path, model: Path, system_prompt: str | None, limit: int) -> 
         messages = prompt_messages(record, system_prompt)
         if sum(len(message["content"].encode("utf-8")) for message in messages) + _TEMPLATE_BYTES <= limit:
             continue
-        counter = counter or PromptCounter(model, system_prompt)
+        counter = counter or PromptCounter(model, system_prompt, variables)
         if (tokens := counter(record)) > limit:
             found.append(LongPrompt(record.id, tokens))
     return found

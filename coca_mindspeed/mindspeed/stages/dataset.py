@@ -13,6 +13,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.start.process import process_settings
+from coca_mindspeed.mindspeed.start.prompt_template import prepare_template
 from coca_mindspeed.mindspeed.start.record_files import read_run_records
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 
@@ -57,12 +58,16 @@ def load_prompts(
 ) -> tuple[list[Record], list[NDArray[np.int32]]]:
     """All records of a file, and the token ids of their prompts under the run's training method.
 
+    The run's variables are written into the tokenizer's chat template.
+
     Raises:
+        ConfigError: the chat template's prompts cannot be trained on.
         DataError: the file has no record, is another one than was planned, or a prompt is too long.
     """
     records = read_run_records(path, settings.data_sha256)
     if not records:
         raise DataError(f"{path}: no record found")
+    prepare_template(tokenizer, records, settings, tokenizer.name_or_path)
     return records, prompt_token_ids(records, tokenizer, settings.method.training_method.system_prompt, max_tokens)
 
 

@@ -25,6 +25,7 @@ from coca_mindspeed.mindspeed.plan.upstream_keys import read_upstream_keys
 from coca_mindspeed.mindspeed.plan.without_effect import keys_without_effect
 from coca_mindspeed.mindspeed.stages.verifiers import try_verifier
 from coca_mindspeed.mindspeed.start.process import check_rollout_engine, setup_driver
+from coca_mindspeed.mindspeed.start.prompt_template import try_template
 from coca_mindspeed.mindspeed.start.record_files import check_planned, digests, record_files
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from coca_mindspeed.mindspeed.weights.megatron_checkpoint import check_checkpoint, newest_iteration
@@ -171,6 +172,18 @@ def try_graders(settings: CocaSettings, config: DictConfig) -> None:
     try_verifier(list(config.rl_config.verifier_function), settings.grader, settings.grading, files)
 
 
+def try_prompts(settings: CocaSettings, config: DictConfig) -> None:
+    """Check the chat template's prompts before any NPU is held.
+
+    Raises:
+        ConfigError: they cannot be trained on.
+    """
+    training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
+    path = training.get("tokenizer_name_or_path")
+    if path is not None:
+        try_template(Path(path), record_files(_data_path(config), settings.eval_data), settings)
+
+
 def with_digests(settings: CocaSettings, config: DictConfig) -> CocaSettings:
     """The settings with the digests of this machine's record files, which every other node's are compared with.
 
@@ -275,20 +288,26 @@ def train(
         print(f"coca-mindspeed: {line}", flush=True)
     check_weights(config, reference=process.reference)
     try_graders(settings, config)
+    try_prompts(settings, config)
     process = process.model_copy(update={"coca": with_digests(settings, config)})
     start_ray(process, config, worker_setup)
     try:
         ray.get(ray.remote(task).options(num_cpus=1, max_retries=0).remote(config))
     except ray.exceptions.RayError as error:
         print(error, file=sys.stderr)  # with the traceback of the process that failed first
-        last = (
-            f"; resume from the last checkpoint in {save}"
-            if (save := config.get("actor_config", {}).get("save"))
-            else ""
-        )
-        raise TrainingError(f"training ended: {_cause(error)}{last}") from error
+        raise TrainingError(f"training ended: {_cause(error)}{_last_checkpoint(config)}") from error
     finally:
         ray.shutdown()
+
+
+def _last_checkpoint(config: DictConfig) -> str:
+    """Where to resume from; nothing where no checkpoint was written."""
+    save = config.get("actor_config", {}).get("save")
+    try:
+        saved = save is not None and newest_iteration(Path(save)) is not None
+    except ConfigError:  # killed while it wrote the number of the newest; older checkpoints may be there
+        saved = True
+    return f"; resume from the last checkpoint in {save}" if saved else ""
 
 
 def _cause(error: BaseException) -> str:

@@ -27,7 +27,7 @@ RUN_FILE = "mindspeed_rl.yaml"
 # needs of memory, what it logs and keeps.  None: the whole section.
 _WHAT_A_RUN_IS: dict[str, tuple[str, ...] | None] = {
     "model": None,
-    "coca": ("method", "grader", "grading", "require_evaluated", "platform"),
+    "coca": ("method", "grader", "grading", "require_evaluated", "platform", "chat_template_kwargs", "prompt_date"),
     "megatron_training": ("seed", "data_path", "tokenizer_name_or_path", "global_batch_size", "split", "no_shuffle"),
     "actor_config": ("lr", "lr_decay_style", "min_lr", "weight_decay", "clip_grad", "adam_beta1", "adam_beta2"),
     "rl_config": (

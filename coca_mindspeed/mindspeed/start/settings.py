@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
+from coca_mindspeed.config.schema import template_day, template_variables
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.judging.judging_settings import EngineSection, JudgingSettings, checked_section
 
@@ -32,6 +33,10 @@ class HostSettings(EngineSection):
 class CocaSettings(JudgingSettings):
     """The section ``coca``."""
 
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="variables of the chat template; see model.chat_template_kwargs"
+    )
+    prompt_date: str | None = Field(None, description="date for a chat template; see model.prompt_date")
     stage: int = Field(0, ge=0, description="stage of the method; only sequential has more than one")
 
     eval_data: Path | None = Field(None, description="held-out records (JSON Lines) for validation while training")
@@ -55,6 +60,16 @@ class CocaSettings(JudgingSettings):
         "transformers; auto: vllm on npu, transformers on host",
     )
     host: HostSettings = HostSettings()
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _template_variables(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return template_variables(values)
+
+    @field_validator("prompt_date")
+    @classmethod
+    def _a_day(cls, value: str | None) -> str | None:
+        return template_day(value)
 
     @property
     def rollout_engine(self) -> str:

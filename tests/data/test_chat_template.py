@@ -1,0 +1,208 @@
+"""Chat templates of the kinds that published models have: what is written into them, and what they are refused for."""
+
+import copy
+import datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coca_mindspeed.data.chat_template import (
+    NO_SYSTEM_PROMPT,
+    TEMPLATE_KEYS,
+    check_template,
+    reads_clock,
+    write_into_template,
+)
+from coca_mindspeed.data.prompts import render_chat
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import ConfigError
+from tests import tokenizers_for_tests as kinds
+
+KEYS = TEMPLATE_KEYS
+SYSTEM = "State your confidence\n\nfirst, in <confidence> tags."
+RECORD = Record("1", "d", "math", "1+1?", "2")
+CHAT = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "1+1?"}]
+DAY = datetime.date(2024, 7, 5)
+
+LOOP = "{%- for m in messages %}<|{{ m.role }}|>\n{{ m.content }}<|end|>\n{%- endfor %}"
+GENERATION = "{%- if add_generation_prompt %}<|assistant|>\n{%- endif %}"
+# As Qwen 3 turns thinking off, DeepSeek-R1-Distill begins it, and Llama 3.1 and SmolLM3 name today.
+QWEN3 = (
+    LOOP + "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}"
+    "{%- if enable_thinking is defined and enable_thinking is false %}{{- '<think>\\n\\n</think>\\n\\n' }}"
+    "{%- endif %}{%- endif %}"
+)
+R1 = LOOP + "{% if add_generation_prompt %}{{'<|assistant|><think>\\n'}}{% endif %}"
+SWITCHABLE_R1 = (
+    LOOP + "{%- if add_generation_prompt %}{{- '<|assistant|><think>\\n' }}"
+    "{%- if not enable_thinking | default(true) %}{{- '\\n</think>\\n\\n' }}{%- endif %}{%- endif %}"
+)
+LLAMA31 = (
+    "{%- if not date_string is defined %}{%- if strftime_now is defined %}"
+    '{%- set date_string = strftime_now("%d %b %Y") %}{%- else %}{%- set date_string = "26 Jul 2024" %}'
+    "{%- endif %}{%- endif %}Today: {{ date_string }}\n\n" + LOOP + GENERATION
+)
+SMOLLM3 = (
+    '{%- macro header(name) -%}{%- set today = strftime_now("%-d %B %Y, %A") -%}{{ name }}: {{ today }}{%- endmacro -%}'
+    "{{ header('Date') }}\n" + LOOP + GENERATION
+)
+
+
+def tokenizer(template):
+    made = copy.deepcopy(kinds.qwen_like())
+    made.chat_template = template
+    return made
+
+
+@pytest.mark.parametrize(
+    ("template", "variables"),
+    [
+        (QWEN3, {"enable_thinking": False}),
+        (QWEN3, {"enable_thinking": True}),
+        (SWITCHABLE_R1, {"enable_thinking": False}),
+        (LLAMA31, {"date_string": "1 Jan 2025"}),
+        (
+            "{{ a }}|{{ b.c[0] }}|{{ d is none }}" + LOOP,
+            {"a": "q\"'{{ % }}\n🙂é%}", "b": {"c": [1.5, None]}, "d": None},
+        ),
+        (
+            "{%- macro inner() %}{{ a }}{% endmacro %}" + LOOP + "{% for x in [1] %}{{ a }}{% endfor %}{{ inner() }}",
+            {"a": 7},
+        ),
+        ("\n  {% if a %}x{% endif %}\n" + LOOP, {"a": True}),
+    ],
+)
+def test_a_written_template_renders_as_with_the_variables_given(template, variables):
+    plain, written = tokenizer(template), tokenizer(template)
+    write_into_template(written, variables)
+    expected = render_chat(plain, CHAT, **variables)
+    assert render_chat(written, CHAT) == expected
+    write_into_template(written, variables)  # a checkpoint's template, which has them already
+    assert render_chat(written, CHAT) == expected
+    assert written.chat_template.count(" is not defined %}{% set") == len(variables)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+        max_leaves=5,
+    )
+)
+def test_any_value_is_written_as_it_is(value):
+    made = tokenizer("{{ a | tojson }}")
+    expected = render_chat(made, CHAT, a=value)
+    write_into_template(made, {"a": value})
+    assert render_chat(made, CHAT) == expected
+
+
+def test_a_value_that_is_given_wins_and_a_later_run_may_write_another():
+    made = tokenizer(QWEN3)
+    write_into_template(made, {"enable_thinking": False})
+    assert "<think>" not in render_chat(made, CHAT, enable_thinking=True)
+    write_into_template(made, {"enable_thinking": True})
+    assert "<think>" not in render_chat(made, CHAT)
+
+
+def test_every_template_of_several_is_written_into():
+    made = tokenizer({"default": QWEN3, "tool_use": QWEN3})
+    write_into_template(made, {"enable_thinking": False})
+    assert render_chat(made, CHAT).endswith("</think>\n\n")
+    assert render_chat(made, CHAT, chat_template="tool_use").endswith("</think>\n\n")
+
+
+def test_a_variable_that_the_template_does_not_use_is_refused():
+    with pytest.raises(ConfigError, match="'enable_thinkin'"):
+        write_into_template(tokenizer(QWEN3), {"enable_thinkin": False})
+
+
+def test_a_template_that_asks_for_no_date_stays_as_it_is():
+    made = tokenizer(QWEN3)
+    write_into_template(made, {}, DAY)
+    assert made.chat_template == QWEN3
+
+
+@pytest.mark.parametrize(("template", "clock"), [(QWEN3, False), (LLAMA31, True), (SMOLLM3, True)])
+def test_the_clock_is_found_and_replaced_by_a_day(template, clock):
+    made = tokenizer(template)
+    assert reads_clock(made, CHAT) == clock
+    if not clock:
+        return
+    expected = render_chat(made, CHAT, strftime_now=DAY.strftime)
+    assert render_chat(made, CHAT) != expected
+    write_into_template(made, {}, DAY)
+    assert render_chat(made, CHAT) == expected
+    assert not reads_clock(made, CHAT)
+    check_template(made, [RECORD], SYSTEM, "model.path=DIR", KEYS)
+
+
+@pytest.mark.parametrize(
+    "format_", ["%d %b %Y", "%Y-%m-%d", "%B %d, %Y", "%-d %B %Y", "%A, %e %b %y", "%d/%m/%Y %H:%M:%S", "%j %p %I"]
+)
+def test_a_day_is_written_as_strftime_does(format_):
+    made = tokenizer(f"{{{{ strftime_now('{format_}') }}}}")
+    write_into_template(made, {}, DAY)
+    assert render_chat(made, CHAT) == DAY.strftime(format_)
+
+
+FALCON = "{% for m in messages %}{{ m.content.replace('\\n\\n', '\\n') | trim }}\n{% endfor %}"
+DROPS = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        (LOOP + GENERATION, None),
+        (FALCON, None),
+        (NO_SYSTEM_PROMPT + DROPS, None),
+        (DROPS, "system message"),
+        ("{% for m in messages if m.role == 'system' %}{{ m.content }}{% endfor %}", "user message"),
+        (R1, "<think>"),
+        (SWITCHABLE_R1, "<think>"),
+        (QWEN3, None),
+        (LOOP + "[THINK]", "[THINK]"),
+        (LOOP + "<seed:think>\n", "<seed:think>"),
+        (LOOP + "<|START_THINKING|>", "<|START_THINKING|>"),
+        (LOOP + "<|START_THINKING|><|END_THINKING|>", None),
+        (LOOP + "<|begin_of_thought|>x<|end_of_thought|>", None),
+        (LOOP + "<|assistant|></think>", None),
+        (LLAMA31, "date"),
+    ],
+)
+def test_what_a_template_is_refused_for(template, says):
+    if says is None:
+        check_template(tokenizer(template), [RECORD], SYSTEM, "model.path=DIR", KEYS)
+        return
+    with pytest.raises(ConfigError) as refusal:
+        check_template(tokenizer(template), [RECORD], SYSTEM, "model.path=DIR", KEYS)
+    assert says in str(refusal.value)
+    assert "model.path=DIR" in str(refusal.value)
+
+
+def test_an_open_thought_can_be_accepted_or_turned_off():
+    check_template(tokenizer(R1), [RECORD], SYSTEM, "model.path=DIR", KEYS, allow_open_thinking=True)
+    made = tokenizer(SWITCHABLE_R1)
+    write_into_template(made, {"enable_thinking": False})
+    check_template(made, [RECORD], SYSTEM, "model.path=DIR", KEYS)
+
+
+@pytest.mark.parametrize("where", ["system", "question"])
+def test_a_tag_within_a_message_opens_no_thought(where):
+    system = f"Write <think> first. {SYSTEM}" if where == "system" else SYSTEM
+    record = Record("1", "d", "factual", "What does <think> mean?", "x") if where == "question" else RECORD
+    check_template(tokenizer(LOOP + GENERATION), [record], system, "model.path=DIR", KEYS)
+
+
+def test_each_system_prompt_of_the_records_is_looked_at():
+    template = "{% for m in messages if m.content != 'Own.' %}{{ m.content }}{% endfor %}"
+    own = Record("own", "d", "math", "2+2?", "4", system="Own.")
+    check_template(tokenizer(template), [RECORD] * 3, SYSTEM, "model.path=DIR", KEYS)
+    with pytest.raises(ConfigError, match="'own'"):
+        check_template(tokenizer(template), [*[RECORD] * 3, own], SYSTEM, "model.path=DIR", KEYS)
+
+
+def test_a_template_that_refuses_a_chat_names_itself():
+    made = tokenizer("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}x")
+    with pytest.raises(ConfigError, match="refuses a system message"):
+        check_template(made, [RECORD], SYSTEM, "model.path=DIR", KEYS)

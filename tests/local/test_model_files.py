@@ -1,0 +1,307 @@
+"""Files of a model of one's own that would end a run later, or change its prompts: found at the start."""
+
+import datetime
+import errno
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.cli import main
+from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.data.prompts import prompt_messages, render_chat
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import ConfigError, TrainingError
+from coca_mindspeed.local import run_log
+from coca_mindspeed.local.chat import load_tokenizer
+from coca_mindspeed.local.checkpoint import list_checkpoints, rehearse_saving
+from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.preflight import LengthLimits, check_prompts, ordinary_pad_token
+from coca_mindspeed.ownership import MARKER
+from tests import tokenizers_for_tests as kinds
+from tests.local.models_for_tests import write_random_model
+from tests.local.runs_for_tests import small_session, train
+from tests.local.starts_for_tests import arguments, names, refused, set_config
+
+CLOCK = "{{ strftime_now('%d %b %Y') }}. " + kinds.QWEN_TEMPLATE
+THINKING = kinds.QWEN_TEMPLATE + (
+    "{%- if add_generation_prompt %}{{ '<think>\\n' }}"
+    "{%- if enable_thinking is defined and not enable_thinking %}{{ '\\n</think>\\n\\n' }}{%- endif %}{%- endif %}"
+)
+DROPS = "{%- for m in messages if m.role == 'user' %}{{ m.content }}{%- endfor %}"
+RECORD = Record("1", "d", "math", "What is 1 + 1?", "2")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_random_model(tmp_path_factory.mktemp("models") / "model", "qwen2")
+
+
+def with_template(model, directory, template):
+    path = set_config(model, directory)
+    (path / "chat_template.jinja").write_text(template)
+    return path
+
+
+def rendered(path, **variables):
+    messages = prompt_messages(RECORD, CONFIDENCE_FIRST_PROMPT)
+    return render_chat(AutoTokenizer.from_pretrained(path), messages, **variables)
+
+
+# ---- chat templates
+
+
+@pytest.mark.parametrize(
+    ("template", "overrides", "key"),
+    [
+        (DROPS, (), "system message"),
+        (THINKING, (), "model.allow_open_thinking"),
+        (THINKING, ("model.chat_template_kwargs={enable_thinkin: false}",), "'enable_thinkin'"),
+    ],
+)
+def test_prompts_that_cannot_be_trained_on_are_refused(tmp_path, model, capsys, monkeypatch, template, overrides, key):
+    path = with_template(model, tmp_path / "model", template)
+    assert key in refused(tmp_path, path, capsys, monkeypatch, *overrides)
+
+
+@pytest.mark.parametrize(
+    "key", ["model.chat_template_kwargs={messages: 1}", "model.chat_template_kwargs={a-b: 1}", "model.prompt_date=5.7."]
+)
+def test_keys_that_no_template_can_use_are_refused(tmp_path, model, capsys, key):
+    assert main(arguments(tmp_path, model, key)) == 2
+    assert key.split("=")[0] in capsys.readouterr().err
+
+
+def test_variables_are_in_the_template_that_is_saved_with_the_trained_model(tmp_path, model):
+    path = with_template(model, tmp_path / "model", THINKING)
+    assert main(arguments(tmp_path, path, "model.chat_template_kwargs={enable_thinking: false}")) == 0
+    assert rendered(tmp_path / "run" / "model") == rendered(path, enable_thinking=False) != rendered(path)
+
+
+def test_an_open_thought_can_be_accepted(tmp_path, model):
+    path = with_template(model, tmp_path / "model", THINKING)
+    assert main(arguments(tmp_path, path, "model.allow_open_thinking=true")) == 0
+
+
+def on(day, monkeypatch):
+    """Let a run start on such a day."""
+    clock = SimpleNamespace(date=SimpleNamespace(today=lambda: datetime.date.fromisoformat(day)))
+    monkeypatch.setattr("coca_mindspeed.local.session.datetime", clock)
+
+
+@pytest.mark.parametrize("interval", [1, 0], ids=["from a checkpoint", "from the model"])
+def test_a_run_that_is_resumed_on_another_day_asks_with_its_first_date(tmp_path, model, monkeypatch, interval):
+    path = with_template(model, tmp_path / "model", CLOCK)
+    on("2024-07-05", monkeypatch)
+    assert main(arguments(tmp_path, path, "trainer.steps=1", f"checkpoint.interval={interval}")) == 0
+    marker = json.loads((tmp_path / "run" / MARKER).read_text())
+    assert marker["prompt"]["date"] == "2024-07-05"
+    if not interval:  # as a run that was killed before its first checkpoint leaves it
+        for checkpoint in list_checkpoints(tmp_path / "run" / "checkpoints"):
+            (checkpoint.path).rename(tmp_path / checkpoint.path.name)
+    on("2024-07-06", monkeypatch)
+    more = ("trainer.steps=2", f"checkpoint.interval={interval}", "--resume")
+    assert main(arguments(tmp_path, path, *more)) == 0
+    assert json.loads((tmp_path / "run" / MARKER).read_text()) == marker
+    assert rendered(tmp_path / "run" / "model").startswith("05 Jul 2024.")
+    # A new run from the trained model keeps what that was trained on.
+    again = tmp_path / "again"
+    again.mkdir()
+    assert main(arguments(again, tmp_path / "run" / "model")) == 0
+    assert rendered(again / "run" / "model").startswith("05 Jul 2024.")
+
+
+def test_adapters_are_resumed_with_the_first_date_too(tmp_path, model, monkeypatch):
+    pytest.importorskip("peft")
+    path = with_template(model, tmp_path / "model", CLOCK)
+    on("2024-07-05", monkeypatch)
+    assert main(arguments(tmp_path, path, "model.lora.rank=2", "checkpoint.interval=1")) == 0
+    on("2024-07-06", monkeypatch)
+    assert main(arguments(tmp_path, path, "model.lora.rank=2", "trainer.steps=2", "--resume")) == 0
+    assert rendered(tmp_path / "run" / "model").startswith("05 Jul 2024.")
+
+
+def test_a_date_can_be_chosen_and_is_part_of_the_run(tmp_path, model, capsys):
+    path = with_template(model, tmp_path / "model", CLOCK)
+    assert main(arguments(tmp_path, path, "model.prompt_date=2030-01-02", "checkpoint.interval=1")) == 0
+    assert rendered(tmp_path / "run" / "model").startswith("02 Jan 2030.")
+    capsys.readouterr()
+    other = ("model.prompt_date=2030-01-03", "trainer.steps=2", "--resume")
+    assert main(arguments(tmp_path, path, *other)) == 1
+    assert "model.prompt_date" in capsys.readouterr().err
+
+
+def test_a_run_is_not_resumed_with_other_prompts(tmp_path, model, capsys):
+    assert main(arguments(tmp_path, model, "checkpoint.interval=1")) == 0
+    [checkpoint] = list_checkpoints(tmp_path / "run" / "checkpoints")
+    template = checkpoint.model / "chat_template.jinja"
+    template.write_text("New. " + template.read_text())
+    capsys.readouterr()
+    assert main(arguments(tmp_path, model, "trainer.steps=2", "--resume")) == 1
+    assert "SHA-256" in capsys.readouterr().err
+    # A run of a release that noted no prompt goes on.
+    marker = tmp_path / "run" / MARKER
+    values = json.loads(marker.read_text())
+    del values["prompt"]
+    marker.write_text(json.dumps(values))
+    assert main(arguments(tmp_path, model, "trainer.steps=2", "--resume")) == 0
+
+
+# ---- files that transformers loads and does not save
+
+
+def set_generation(path, **values):
+    file = path / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **values}))
+    return path
+
+
+@pytest.mark.parametrize("in_config", [False, True], ids=["generation_config.json", "config.json"])
+def test_a_configuration_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path, model, capsys, in_config):
+    """In config.json, transformers would move it into generation_config.json, and then refuse to save that."""
+    path = set_config(model, tmp_path / "model", **({"temperature": 0.6} if in_config else {}))
+    set_generation(path, do_sample=False, **({} if in_config else {"temperature": 0.6}))
+    assert main(arguments(tmp_path, path)) == 1
+    message = capsys.readouterr().err
+    assert "generation_config.json" in message or "config.json" in message
+    assert "temperature" in message
+    assert names(tmp_path / "run") == [".lock"]
+    set_generation(path, do_sample=True)
+    assert main(arguments(tmp_path, path)) == 0
+
+
+def test_a_tokenizer_that_cannot_be_saved_is_named(model, monkeypatch):
+    policy = load_policy(model, ModelConfig(), torch.device("cpu"))
+    rehearse_saving(policy, "model.path=DIR")
+
+    def fails(*_, **__):
+        raise ValueError("no vocabulary file")
+
+    monkeypatch.setattr(policy.tokenizer, "save_pretrained", fails)
+    with pytest.raises(ConfigError, match=r"model\.path=DIR: its tokenizer .*no vocabulary file"):
+        rehearse_saving(policy, "model.path=DIR")
+
+
+# ---- token ids
+
+
+def add_token(path, token, **named):
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    rows = json.loads((path / "config.json").read_text())["vocab_size"]
+    fill = [f"<fill_{n}>" for n in range(rows - len(tokenizer))]
+    tokenizer.add_tokens([*fill, token], special_tokens=True)
+    for name, value in named.items():
+        setattr(tokenizer, name, value)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["pad_token", "eos_token"])
+def test_a_token_without_a_row_in_the_embedding_is_refused(tmp_path, model, capsys, monkeypatch, name):
+    path = add_token(set_config(model, tmp_path / "model"), "<new>", **{name: "<new>"})
+    message = refused(tmp_path, path, capsys, monkeypatch)
+    assert name in message
+    assert "resize_token_embeddings" in message
+
+
+def test_a_token_without_a_row_is_no_obstacle_until_a_prompt_holds_it(tmp_path, model):
+    """Gemma 3's text models have an image token more than rows."""
+    path = add_token(set_config(model, tmp_path / "model"), "<image>")
+    limits = LengthLimits(400, 8)
+    check_prompts(path, ModelConfig(), [RECORD], CONFIDENCE_FIRST_PROMPT, limits)
+    asked = Record("2", "d", "math", "What is <image>?", "2")
+    with pytest.raises(ConfigError, match=r"record '2' of d .*'<image>'.*resize_token_embeddings"):
+        check_prompts(path, ModelConfig(), [RECORD, asked], CONFIDENCE_FIRST_PROMPT, limits)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "pad", "ordinary"),
+    [
+        (kinds.qwen_like, "<|endoftext|>", False),
+        (kinds.qwen_like, "<|im_end|>", False),
+        (kinds.qwen_like, "!", True),
+        (kinds.llama3_like, None, False),
+        (kinds.sentence_piece_like, "<unk>", False),
+        (kinds.sentence_piece_like, "0", True),
+        (kinds.character_level, ".", True),
+    ],
+)
+def test_padding_by_ordinary_text_is_found(tmp_path, tokenizer, pad, ordinary):
+    tokenizer().save_pretrained(tmp_path)
+    loaded = AutoTokenizer.from_pretrained(tmp_path)
+    loaded.pad_token = pad
+    loaded.save_pretrained(tmp_path)
+    assert ordinary_pad_token(AutoTokenizer.from_pretrained(tmp_path)) == (pad if ordinary else None)
+
+
+def test_padding_by_ordinary_text_is_warned_about(tmp_path, model, capsys):
+    path = set_config(model, tmp_path / "model")
+    tokenizer = load_tokenizer(path, ModelConfig())
+    tokenizer.pad_token = "!"
+    tokenizer.save_pretrained(path)
+    assert main(arguments(tmp_path, path)) == 0
+    assert "padding token '!'" in capsys.readouterr().err
+
+
+# ---- a full disk
+
+
+@pytest.mark.parametrize("log", ["metrics.jsonl", "samples"])
+@pytest.mark.parametrize("step", [2, 4])
+def test_a_full_disk_names_file_step_checkpoint_and_how_to_go_on(tmp_path, monkeypatch, log, step):
+    def full(*arguments):
+        if (log == "samples") == (len(arguments) == 2) and (tmp_path / "full").exists():
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return original[len(arguments)](*arguments)
+
+    original = {1: run_log.to_json_line, 2: run_log.write_json_lines}
+    monkeypatch.setattr(run_log, "to_json_line", full)
+    monkeypatch.setattr(run_log, "write_json_lines", full)
+    session = small_session(tmp_path / "run", "logging.samples_interval=1")
+    taken = []
+
+    def record_step(*arguments, original=session.trainer._step):
+        taken.append(arguments[0])
+        if len(taken) == step:
+            (tmp_path / "full").touch()
+        return original(*arguments)
+
+    monkeypatch.setattr(session.trainer, "_step", record_step)
+    with pytest.raises(TrainingError) as stopped:
+        session.trainer.run()
+    session.close()
+    message = str(stopped.value)
+    assert f"step {step}: {tmp_path / 'run' / log}" in message
+    assert "No space left on device" in message
+    assert ("--resume" in message) == (step > 2)
+    assert ("checkpoints/step_000002" in message) == (step > 2)
+
+
+def test_a_disk_that_is_full_at_the_export_says_how_to_go_on(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("coca_mindspeed.local.trainer.export_model", full)
+        with pytest.raises(TrainingError, match=r"run/model: .*\n.*step_000002; go on with --resume"):
+            train(tmp_path / "run", "trainer.steps=2")
+    train(tmp_path / "run", "trainer.steps=2", resume=True)
+    assert (tmp_path / "run" / "model" / "config.json").is_file()
+
+
+def test_weights_that_are_not_finite_at_the_first_step_advise_no_resume(tmp_path, model, capsys, monkeypatch):
+    load = load_policy
+
+    def spoiled(*arguments, **options):
+        policy = load(*arguments, **options)
+        next(iter(policy.model.parameters())).data.fill_(torch.nan)
+        return policy
+
+    monkeypatch.setattr("coca_mindspeed.local.session.load_policy", spoiled)
+    assert main(arguments(tmp_path, model)) == 1
+    message = capsys.readouterr().err
+    assert "step 1" in message
+    assert "--resume" not in message
