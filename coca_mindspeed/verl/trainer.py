@@ -20,6 +20,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from coca_mindspeed.console import print_text
 from coca_mindspeed.data.chat_template import write_into_template
+from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import write_predictions
 from coca_mindspeed.files import write_json_lines
@@ -75,12 +76,12 @@ class SegmentTrainer(PPOTrainerSync):
         sets = {"data.train_files": self.train_dataset, "data.val_files": self.val_dataset}
         system_prompt = self._settings.method.training_method.system_prompt
         tokenizer = copy.deepcopy(self.tokenizer)  # verl's own is given the variables with each chat
-        variables: Any = OmegaConf.to_container(data, resolve=True).get("apply_chat_template_kwargs")
-        write_into_template(tokenizer, variables or {})
+        section: Any = OmegaConf.to_container(data, resolve=True)
+        write_into_template(tokenizer, section.get("apply_chat_template_kwargs") or {})
         path = self.config.actor_rollout_ref.model.path
         grader = build_grader(self._settings.grader, self._settings.grading)
         try:
-            records = {}
+            records: dict[Path | str, list[Record]] = {}
             for what, rows in sets.items():
                 records[what] = check_rows(rows.dataframe, what, system_prompt, tokenizer, data.max_prompt_length)
                 check_prompts(records[what], system_prompt, tokenizer, path, self._settings)

@@ -36,7 +36,7 @@ _ACCENTS = {"overline": "bar", "overrightarrow": "vec", "widetilde": "tilde"}
 _PLAIN_STYLES = ("text", "textit", "textbf", "textnormal", "mathrm", "mathit", "mathbf", "mbox")
 
 
-class Parser(_Latex2Sympy):  # type: ignore[misc]
+class Parser(_Latex2Sympy):
     """One parse of normalised LaTeX; symbols are real and keep their names.
 
     Args:
