@@ -3,7 +3,8 @@
 Normalisation, as in TriviaQA's own evaluation: lower case; underscores, punctuation and quotation marks become
 spaces; the articles a, an and the go; white space is one space.  Composed and decomposed characters are the same.
 Beyond it, a number stays the number that it is: its sign, its decimal point and what bounds it (``<5``) are no
-punctuation, and commas between thousands are nothing.
+punctuation, and commas between thousands are nothing.  So does a short name that ends in a sign: ``C``, ``C#`` and
+``C++``, or the blood groups ``A+`` and ``A-``.
 """
 
 import re
@@ -20,7 +21,9 @@ from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
 
 _PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`“”−", " "))
 _THOUSANDS = re.compile(r"(?<![\w.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
-_DECIMAL = re.compile(r"(?<![\w.])([0-9]*\.[0-9]+)(?!\.?[0-9])")
+_DECIMAL = r"(?<![\w.])[0-9]*\.[0-9]+(?!\.?[0-9])"
+_NAME_WITH_SIGN = r"(?<![^\W_])(?:[a-z][#♯+]|[a-z]+\+\+|(?:[abo]|ab)[+−-](?![^\W_]))"
+_KEPT = re.compile(rf"({_DECIMAL}|{_NAME_WITH_SIGN}(?![^\W_+#]))")
 # What says another thing than the word or number behind it, and how that is said in words.  A dash between two words
 # or numbers is none of these.
 _SIGNS = (
@@ -29,7 +32,7 @@ _SIGNS = (
     (re.compile(r"(?<!\w)>(?==?\s*[$€£−-]?\.?[0-9])"), " more than "),
     (re.compile(r"(?<!\w)!(?=[\s=]*\w)|[≠¬]"), " not "),
 )
-_MAY_HOLD_SIGNS = re.compile(r"[0-9!≠¬]")
+_MAY_HOLD_SIGNS = re.compile(r"[0-9!≠¬+#♯−-]")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _PHRASE = re.compile(
     r"(?<!wrong )(?<!incorrect )(?<!false )(?<![^\W_])answer[*_]*(?:\s+is\b|\s*:|[*_]*\n)\s*:?", re.IGNORECASE
@@ -62,12 +65,12 @@ def normalise(text: str) -> str:
 
 
 def _with_numbers_kept(text: str) -> str:
-    """Punctuation as blanks, but for what makes a number another number."""
+    """Punctuation as blanks, but for what makes a number or a short name another one."""
     for sign, words in _SIGNS:
         text = sign.sub(words, text)
-    pieces = _DECIMAL.split(_without_thousands_commas(text))  # every other one is a decimal number
+    pieces = _KEPT.split(_without_thousands_commas(text))  # every other one is a decimal number or a name
     pieces[::2] = [piece.translate(_PUNCTUATION) for piece in pieces[::2]]
-    pieces[1::2] = [number if number[0] != "." else f"0{number}" for number in pieces[1::2]]
+    pieces[1::2] = [kept if kept[0] != "." else f"0{kept}" for kept in pieces[1::2]]
     return "".join(pieces)
 
 

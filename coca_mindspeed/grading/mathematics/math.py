@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from coca_mindspeed.cpus import usable_cpus
 from coca_mindspeed.data.records import Record, RecordError
 from coca_mindspeed.grading.mathematics.final_answer import final_answer, is_cut_off
-from coca_mindspeed.grading.mathematics.notation import same_digits, same_ratio
+from coca_mindspeed.grading.mathematics.notation import same_digits, same_product, same_ratio
 from coca_mindspeed.grading.mathematics.quantity import Answer, assigned_number, read_answer, same_number, units_agree
 from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
 from coca_mindspeed.grading.words import choice, chosen, is_phrase, is_words, plain_text, same_words
@@ -261,7 +261,11 @@ def plain_verdict(gold: Answer, answer: Answer) -> Verdict | None:
         return _RIGHT if same_number(gold, answer) else _WRONG
     if (digits := same_digits(gold.body, answer.body)) is not None:
         return _RIGHT if digits else _WRONG
-    if gold.percent == answer.percent and _spelling(gold.body) == _spelling(answer.body):
+    if (product := same_product(gold.body, answer.body)) is not None:
+        return _RIGHT if product else _WRONG
+    # 5m, which may be metres or a product, is 5 m, whichever of them was read as a unit.
+    same_whole = _spelling(gold.whole) == _spelling(answer.whole)
+    if same_whole or (gold.percent == answer.percent and _spelling(gold.body) == _spelling(answer.body)):
         # "no on" is not "noon", but "x y" is "xy".
         words = is_words(gold.body) and is_words(answer.body)
         return _RIGHT if not words or same_words(gold.body, answer.body) else _WRONG

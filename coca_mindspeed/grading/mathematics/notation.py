@@ -1,16 +1,38 @@
-"""Numbers that are compared as they are written: ratios and times, and digits in another base."""
+"""Answers that are compared as they are written: ratios and times, digits in another base, products of letters."""
 
 import re
 from fractions import Fraction
 
-from coca_mindspeed.grading.mathematics.quantity import TEXT
+from coca_mindspeed.grading.mathematics.spelling import TEXT
 
 _BASED = re.compile(r"\(?\s*([0-9A-Fa-f.]+)\s*\)?(?:\s*_\s*\{?\s*(\d{1,2})\s*\}?)?")
-_BASE_NAMES = ("two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_BASE_IN_WORDS = {name: str(base) for base, name in enumerate(_BASE_NAMES, start=2)}
 _TERM = r"\d+(?:\.\d+)?"
 _RATIO = re.compile(rf"{_TERM}(?: ?: ?{_TERM}){{1,7}}")
 _AS_FRACTION = re.compile(rf"\\[dtc]?frac ?\{{ ?({_TERM}) ?\}} ?\{{ ?({_TERM}) ?\}}|({_TERM}) ?/ ?({_TERM})")
+
+
+_TIMES = r"\\cdot(?![a-zA-Z])|\\times(?![a-zA-Z])|\*"
+_PRODUCT = re.compile(rf"-?[a-zA-Z](?:(?: *(?:{_TIMES}) *| ?)[a-zA-Z]){{1,5}}")
+_LETTERS = re.compile(r"-?[a-zA-Z]{2,6}")
+_WORDS = "no yes on odd even true false none all any one two six ten zero five four nine may am pm"
+_SHORT_WORDS = frozenset(_WORDS.split())
+
+
+def same_product(gold: str, answer: str) -> bool | None:
+    r"""``x\cdot y`` for ``xy``: the same letters, and capital ones (matrices, points) in the same order.
+
+    None where it is not one product with signs and one without.
+    """
+    for letters, product in ((gold, answer), (answer, gold)):
+        if _LETTERS.fullmatch(letters) and letters.lower() not in _SHORT_WORDS and _PRODUCT.fullmatch(product):
+            factors, signs = re.subn(_TIMES, "", product)
+            factors = factors.replace(" ", "")
+            if not signs:
+                continue
+            if letters.islower():
+                return sorted(letters) == sorted(factors)
+            return letters == factors and "times" not in product
+    return None
 
 
 def same_ratio(gold: str, answer: str) -> bool | None:
@@ -49,7 +71,7 @@ def same_digits(gold: str, answer: str) -> bool | None:
 def _based(body: str) -> tuple[str, int | None] | None:
     """Digits and base of a number in a base that has these digits; ``a_1`` is a variable with an index."""
     if "_" in body:
-        body = re.sub(TEXT, lambda match: _BASE_IN_WORDS.get(match[1].strip(), match[1].strip()), body)
+        body = re.sub(TEXT, r"\1", body)
     match = _BASED.fullmatch(body)
     if match is None:
         return None

@@ -4,12 +4,14 @@ Most answers are integers, decimals and simple fractions.  They are compared her
 process, in time linear in their length; whatever this page does not understand is left to :mod:`.symbolic`.
 """
 
+import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from coca_mindspeed.grading.mathematics.final_answer import plain_characters, without_boxes
-from coca_mindspeed.grading.mathematics.units import canonical_unit, currency_unit, is_known_unit, may_be_unit
+from coca_mindspeed.grading.mathematics.spelling import TEXT, standard_spelling
+from coca_mindspeed.grading.mathematics.units import UNNAMED, currency_unit, read_unit, same_unit
 
 # Longer numbers go to the workers: the cost of int() grows with the square of the length, and 1e999999999 fills memory.
 _MAX_DIGITS = 200
@@ -30,15 +32,20 @@ _SIZING = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*\.?")
 # Nothing of it opens or closes another: of two formulas beside each other neither takes both.
 _FORMULA = re.compile(r"(?<!\\)\\[(\[]((?:\\[^()\[\]]|[^\\])*)\\[)\]]")
 _DOLLARS = re.compile(r"(?<!\\)\$")
-TEXT = r"\\(?:text|textrm|textbf|textit|textnormal|mathrm|mathbf|mathit|mbox|rm|operatorname)\s*\{([^{}]*)\}"
 _ALL_TEXT = re.compile(rf"^{TEXT}$")
 _EMPTY_TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{\s*\}")
-_BARE_ARGUMENT = re.compile(r"\\(vec|hat|bar|overline|mathbf)\s+([a-zA-Z])(?![a-zA-Z])")
-_TRAILING_TEXT = re.compile(rf"\s*{TEXT}\s*(?:\^\s*\{{?\s*(\d)\s*\}}?)?$")
-_TRAILING_WORD = re.compile(r"(?<![a-zA-Z\\{])\s*([a-zA-Z]+(?:[ /][a-zA-Z]+)*)\s*(?:\^\s*\{?\s*(\d)\s*\}?)?$")
+# Where a unit may begin: at a letter or sign outside of braces that is no part of a longer name.
+_UNIT_START = re.compile(
+    r"""(?:\{\s*\}\s*)?\^\s*\{?\s*\\circ(?![a-zA-Z])
+    | \\(?:text|textrm|textbf|textit|textnormal|mathrm|mathbf|mathit|mbox|rm|operatorname|mu|Omega|degree|[dt]?frac|\$)
+      (?![a-zA-Z])
+    | (?<![a-zA-Z\\{μ])[a-zA-ZμΩÅ°€£¥₹¢] | [\u4e00-\u9fff]""",
+    re.VERBOSE,
+)
 _ENDS_IN_OPERATOR = re.compile(r"[,=<>+\-*^_(]\s*$")
 _FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
-_DEGREES = re.compile(r"\s*\^\s*(?:\\circ|\{\s*\\circ\s*\})$")
+_CLOCK = re.compile(r"\d{1,2}(?::|\{:\})\d\d")
+_RESIDUE = re.compile(r"\s*\\pmod\{([^{}]*)\}$")
 _PERCENT_SIGN = r"(?:\\?%|\b(?:percent|per cent|pct|percentage))"
 _PERCENT = re.compile(
     rf"\s*(?:{_PERCENT_SIGN}|\\(?:text|textrm|mathrm|mbox)\s*\{{\s*{_PERCENT_SIGN}\s*\}})$", re.IGNORECASE
@@ -70,7 +77,8 @@ _QUOTIENT = r"([-+]?\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)"
 _SLASHED = re.compile(rf"^([-+]?)\s*(?:(?:(\d+)\s+)?{_QUOTIENT}|\(\s*{_QUOTIENT}\s*\))$")
 
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_SCALED = re.compile(rf"^(.*\d)\s*(?:\\text\s*\{{)?\s*({'|'.join(_SCALES)})\s*\}}?$")
+_CHINESE_SCALES = {"十": 10, "百": 10**2, "千": 10**3, "万": 10**4, "亿": 10**8}
+_SCALED = re.compile(rf"^(.*\d)\s*(?:(?:\\text\s*\{{)?\s*({'|'.join(_SCALES)})\s*\}}?|([十百千万亿]{{1,2}}))$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +87,16 @@ class Answer:
 
     Attributes:
         body: LaTeX without spacing commands, dollars, unit and percent sign.
-        unit: canonical unit with its power (``cm``, ``cm^2``), ``""`` for a word that is no known unit, or None.
+        whole: the same with unit and percent sign.
+        unit: one name for a unit in all of its spellings (``cm^2``, ``m s^-2``), ``""`` for things that are counted, or
+            None.  A modulus counts as a unit.
         percent: whether a percent sign followed.
         value: the exact number that ``body`` writes, or None if it is anything else.
         decimal: whether ``value`` was written with a point or an exponent.
     """
 
     body: str
+    whole: str
     unit: str | None
     percent: bool
     value: Fraction | None
@@ -94,9 +105,11 @@ class Answer:
 
 def read_answer(text: str) -> Answer:
     """Take a final answer apart; never raises, whatever the text."""
-    body = clean_latex(text)
+    whole = body = clean_latex(text)
     percent = False
     unit: str | None = None
+    if modulus := _RESIDUE.search(body):
+        return _read_residue(body[: modulus.start()], whole, f"mod {modulus[1]}")
     if currency := _CURRENCY.match(body):
         unit = currency_unit(currency[2])
         body = currency[1] + body[currency.end() :]
@@ -104,12 +117,21 @@ def read_answer(text: str) -> Answer:
         percent, body = True, body[: sign.start()]
     else:
         body, found = _split_unit(body)
-        unit = found if found is not None else unit
+        if found is not None:
+            unit = f"{unit} {found}" if unit and found.endswith("^-1") else found
+    if unit == UNNAMED:
+        unit = None
     if (assigned := _ASSIGNED.match(body)) and _exact(assigned[1].strip())[0] is not None:
         # Only for the number: the symbolic path must still see which variable it is.
-        return Answer(body, unit, percent, None, False)
+        return Answer(body, whole, unit, percent, None, False)
     value, decimal = _exact(body)
-    return Answer(body, unit, percent, value, decimal)
+    return Answer(body, whole, unit, percent, value, decimal)
+
+
+def _read_residue(body: str, whole: str, unit: str) -> Answer:
+    body = body.replace("\\equiv", "=").strip()
+    value, decimal = (None, False) if _ASSIGNED.match(body) else _exact(body)
+    return Answer(body, whole, unit, False, value, decimal)
 
 
 def assigned_number(answer: Answer) -> Answer | None:
@@ -118,7 +140,7 @@ def assigned_number(answer: Answer) -> Answer | None:
     if match is None:
         return None
     value, decimal = _exact(match[1].strip())
-    return None if value is None else Answer(match[1].strip(), answer.unit, answer.percent, value, decimal)
+    return None if value is None else replace(answer, body=match[1].strip(), value=value, decimal=decimal)
 
 
 def clean_latex(text: str) -> str:
@@ -137,12 +159,11 @@ def clean_latex(text: str) -> str:
     text = text.removesuffix(".").strip() if not text.endswith("..") else text
     text = _EMPTY_TEXT.sub("", text)
     text = text.replace("\\langle", "(").replace("\\rangle", ")").replace("\\varnothing", "\\emptyset")
-    text = _BARE_ARGUMENT.sub(r"\\\1{\2}", text)
     for _ in range(2):  # "\therefore \approx 7", and no more
         text = _LEAD.sub("", text)
     if whole := _ALL_TEXT.match(text):
         text = whole[1].strip()
-    return " ".join(text.split())
+    return standard_spelling(" ".join(text.split()))
 
 
 def _apart(formula: re.Match[str]) -> str:
@@ -155,33 +176,31 @@ def _row_break_or_blank(match: re.Match[str]) -> str:
 
 
 def _split_unit(body: str) -> tuple[str, str | None]:
-    if (match := _DEGREES.search(body)) and not _FUNCTION.search(body):
-        return body[: match.start()].strip(), "degree"
-    end = max(0, len(body) - _MAX_UNIT_CHARACTERS)
-    if (match := _TRAILING_TEXT.search(body, end)) and match.start() > 0:
-        name = match[1].strip()
-        # After an operator or a comma the text is an operand or an element of a list.
-        if may_be_unit(name) and not _ENDS_IN_OPERATOR.search(body[: match.start()]):
-            return body[: match.start()].strip(), canonical_unit(name, match[2])
-        return body, None
-    if match := _TRAILING_WORD.search(body, end):
-        number = body[: match.start()].strip()
-        spaced = body[: match.start(1)].endswith(" ")
-        if _exact(number)[0] is not None:
-            if may_be_unit(match[1], spaced):
-                return number, canonical_unit(match[1], match[2])
-        elif (
-            spaced and is_known_unit(match[1]) and re.search(r"[\d\\]", number) and not _ENDS_IN_OPERATOR.search(number)
-        ):
-            return number, canonical_unit(match[1], match[2])
+    for match in _UNIT_START.finditer(body, max(0, len(body) - _MAX_UNIT_CHARACTERS)):
+        value, words = body[: match.start()].strip(), body[match.start() :]
+        if not value or _ENDS_IN_OPERATOR.search(value) or value.count("{") != value.count("}"):
+            continue  # what follows an operator or a comma is an operand or an element of a list
+        assigned = _ASSIGNED.match(value)
+        number, _ = _exact(assigned[1].strip() if assigned else value)
+        unit = read_unit(
+            words,
+            spaced=body[match.start() - 1] == " ",
+            several=number is None or (number.denominator == 1 and abs(number) > 1),
+            behind_number=number is not None or _CLOCK.fullmatch(value) is not None,
+        )
+        if unit is not None and not (unit == "degree" and _FUNCTION.search(value)):
+            return value, unit
     return body, None
 
 
 def _exact(body: str) -> tuple[Fraction | None, bool]:
     """The number that the text writes, and whether it was written as a decimal."""
+    if len(body) > _MAX_DIGITS:
+        return None, False
     if (scaled := _SCALED.match(body)) and (value := _exact(scaled[1].strip())[0]) is not None:
-        return value * _SCALES[scaled[2]], False
-    if len(body) > _MAX_DIGITS or not body.isascii():
+        scale = _SCALES.get(scaled[2]) or math.prod(_CHINESE_SCALES[sign] for sign in scaled[3])
+        return value * scale, False
+    if not body.isascii():
         return None, False
     if _THOUSANDS.match(body):
         body = body.replace("{,}", "").replace(",", "").replace(" ", "")
@@ -275,5 +294,5 @@ def _terminates(value: Fraction) -> bool:
 
 
 def units_agree(gold: Answer, answer: Answer) -> bool:
-    """False only if both carry a known unit and the units differ; there is no conversion."""
-    return not gold.unit or not answer.unit or gold.unit == answer.unit
+    """False only if both carry a unit and the units differ; there is no conversion."""
+    return same_unit(gold.unit, answer.unit)
