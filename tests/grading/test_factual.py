@@ -24,6 +24,16 @@ def record(aliases: object) -> Record:
         ("“Hamlet”", "hamlet"),
         ("Theatre", "theatre"),
         ("the", ""),
+        ("C#", "c#"),
+        ("C♯ minor", "c# minor"),
+        ("C++.", "c++"),
+        ("`C`", "c"),
+        ("Notepad++", "notepad++"),
+        ("AB−", "ab-"),
+        ("A+", "a+"),
+        ("A-team", "team"),
+        ("Disney+", "disney"),
+        ("R+B", "r b"),
         ("1,234,567", "1234567"),
         ("1,23", "1 23"),
         ("-5", "minus 5"),
@@ -164,6 +174,36 @@ def test_an_alias_of_nothing_but_articles_matches_nothing() -> None:
     for match in ("exact", "contains"):
         grader = FactualGrader(match)  # type: ignore[arg-type]
         assert not grader.grade([record(["The The", "x y"])], ["The. Something else"])[0].correct
+
+
+@pytest.mark.parametrize("match", ["exact", "contains"])
+@pytest.mark.parametrize(
+    ("alias", "answer", "expected"),
+    [
+        ("C", "C", True),
+        ("C", "C++", False),
+        ("C", "C#", False),
+        ("C++", "C", False),
+        ("C++", "C#", False),
+        ("C++", "c++.", True),
+        ("C#", "C♯", True),
+        ("C# minor", "C minor", False),
+        ("A", "A-", False),
+        ("AB", "AB+", False),
+        ("AB-", "AB+", False),
+        ("AB-", "AB−", True),
+        ("O+", "Answer: O+", True),
+    ],
+)
+def test_a_sign_at_the_end_of_a_short_name_is_part_of_it(alias: str, answer: str, expected: bool, match: str) -> None:
+    [verdict] = FactualGrader(match=match).grade([record([alias, "nothing else"])], [answer])
+    assert verdict.correct is expected
+
+
+def test_a_name_with_a_sign_is_no_list_of_names() -> None:
+    grader = FactualGrader(match="contains")
+    answers = ["The C++ language", "C++ + Java", "Java+C++"]
+    assert [verdict.correct for verdict in grader.grade([record(["C++"])] * 3, answers)] == [True, False, False]
 
 
 @pytest.mark.parametrize("aliases", [None, [], "Paris", [1], ["A"], ["The The", "?"]])

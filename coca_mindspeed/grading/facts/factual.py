@@ -22,8 +22,10 @@ from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
 _PUNCTUATION = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`“”−", " "))
 _THOUSANDS = re.compile(r"(?<![\w.,])[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])")
 _DECIMAL = r"(?<![\w.])[0-9]*\.[0-9]+(?!\.?[0-9])"
-_NAME_WITH_SIGN = r"(?<![^\W_])(?:[a-z][#♯+]|[a-z]+\+\+|(?:[abo]|ab)[+−-](?![^\W_]))"
-_KEPT = re.compile(rf"({_DECIMAL}|{_NAME_WITH_SIGN}(?![^\W_+#]))")
+# The language C++, the key C#, the blood group AB-.
+_NAME_WITH_SIGN = r"(?<![^\W_])(?:[a-z]+\+\+|[a-z][#♯+]|ab\+|(?:[abo]|ab)[−-])(?![\w+#])"
+_KEPT = re.compile(rf"({_DECIMAL}|{_NAME_WITH_SIGN})")
+_SIGN_CHARACTERS = str.maketrans("♯−", "#-")
 # What says another thing than the word or number behind it, and how that is said in words.  A dash between two words
 # or numbers is none of these.
 _SIGNS = (
@@ -33,7 +35,7 @@ _SIGNS = (
     (re.compile(r"(?<!\w)!(?=[\s=]*\w)|[≠¬]"), " not "),
 )
 _MAY_HOLD_SIGNS = re.compile(r"[0-9!≠¬+#♯−-]")
-_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b(?![+#-])")
 _PHRASE = re.compile(
     r"(?<!wrong )(?<!incorrect )(?<!false )(?<![^\W_])answer[*_]*(?:\s+is\b|\s*:|[*_]*\n)\s*:?", re.IGNORECASE
 )
@@ -44,7 +46,7 @@ but cannot isn wasn aren weren doesn didn don won t wrong incorrect false maybe 
 actually hardly barely scarcely unlike excluding besides minus than"""
 _HEDGES = frozenset(_HEDGING.split())
 # Where one candidate of a list ends and the next begins.
-_LIST = re.compile(r"[,;:/|&+()\[\]\n]|\s[-–—]+\s|[.!?](?=\s|$)|\band\b", re.IGNORECASE)
+_LIST = re.compile(r"[,;:/|&()\[\]\n]|\s[-–—+]+\s|(?<=\w)\+(?=\w)|[.!?](?=\s|$)|\band\b", re.IGNORECASE)
 _DISCOURSE = frozenset(("yes", "well", "ok", "okay", "so", "sure", "indeed", "certainly", "hence", "thus", "therefore"))
 # What holds a sentence or a long name together; names side by side without any are a list.
 _FUNCTIONAL = "it is was were are be by he she they we i in of on to for at from as this that his her"
@@ -70,7 +72,7 @@ def _with_numbers_kept(text: str) -> str:
         text = sign.sub(words, text)
     pieces = _KEPT.split(_without_thousands_commas(text))  # every other one is a decimal number or a name
     pieces[::2] = [piece.translate(_PUNCTUATION) for piece in pieces[::2]]
-    pieces[1::2] = [kept if kept[0] != "." else f"0{kept}" for kept in pieces[1::2]]
+    pieces[1::2] = [kept.translate(_SIGN_CHARACTERS) if kept[0] != "." else f"0{kept}" for kept in pieces[1::2]]
     return "".join(pieces)
 
 

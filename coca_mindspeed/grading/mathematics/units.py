@@ -21,9 +21,10 @@ Ah amperehour; Bq becquerel; Gy gray; Sv sievert; lx lux; bar
 """
 _WITHOUT_PREFIXES = """
 in inch inches; ft foot feet; yd yard yards; mi mile miles; lb lbs pound pounds; oz ounce ounces; stone
-kg kilo kilos kgs; cm cms; km kms; mm mms; g gm gms; L l; mL ml mls; ton tons tonne tonnes; s sec secs; min mins minute minutes
-h hr hrs hour hours; day days; week weeks; fortnight fortnights; month months; year years yr yrs; decade decades
-century centuries; millennium millennia; pint pints pt; quart quarts qt; gallon gallons gal; cup cups
+kg kilo kilos kgs; cm cms; km kms; mm mms; g gm gms; L l; mL ml mls; ton tons tonne tonnes; s sec secs
+min mins minute minutes; h hr hrs hour hours; day days; week weeks; fortnight fortnights; month months
+year years yr yrs; decade decades; century centuries; millennium millennia
+pint pints pt; quart quarts qt; gallon gallons gal; cup cups
 tablespoon tablespoons tbsp; teaspoon teaspoons tsp; acre acres; hectare hectares ha; lightyear lightyears; knot knots
 furlong furlongs; K kelvin kelvins; celsius; fahrenheit; hp horsepower; degree degrees deg °; radian radians rad
 gradian gradians; revolution revolutions rev; atm atmosphere atmospheres; mmHg; torr; psi; dB decibel decibels
@@ -32,7 +33,7 @@ yuan RMB CNY; yen JPY; GBP £; ¥; am a.m AM A.M; pm p.m PM P.M; unit units
 """
 _CHINESE = """
 m 米; cm 厘米; mm 毫米; dm 分米; km 千米 公里; g 克; kg 千克 公斤; mg 毫克; ton 吨; s 秒; min 分钟; h 小时 时; day 天 日
-week 周 星期; month 月 个月; year 年; L 升; mL 毫升; yuan 元 人民币; dollar 美元; euro 欧元; yen 日元; GBP 英镑
+week 周 星期; month 月 个月; year 年; L 升; mL 毫升; yuan 元 人民币; jiao 角; dollar 美元; euro 欧元; yen 日元; GBP 英镑
 degree 度; celsius 摄氏度; fahrenheit 华氏度; radian 弧度; N 牛 牛顿; J 焦 焦耳; W 瓦 瓦特; kW 千瓦; V 伏 伏特
 A 安 安培; Ω 欧 欧姆; Pa 帕 帕斯卡; Hz 赫兹; kWh 千瓦时; hectare 公顷
 """
