@@ -189,7 +189,8 @@ def _split_unit(body: str) -> tuple[str, str | None]:
             behind_number=number is not None or _CLOCK.fullmatch(value) is not None,
         )
         if unit is not None and not (unit == "degree" and _FUNCTION.search(value)):
-            return value, unit
+            # "5 m dollars": two units beside each other are none.
+            return (value, unit) if number is not None or _split_unit(value)[1] is None else (body, None)
     return body, None
 
 

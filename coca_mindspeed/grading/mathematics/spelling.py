@@ -35,9 +35,8 @@ _PLAIN_FUNCTION = re.compile(
 _PLAIN_LOG_10 = re.compile(r"(?<![a-zA-Z\\])lg(?=\s*[(\\\d]|\s+[a-zA-Z](?![a-zA-Z]))|\\operatorname\s*\{\s*lg\s*\}")
 _PLAIN_ROOT = re.compile(r"(?<![a-zA-Z\\])sqrt\s*(?:(\d+(?:\.\d+)?)|(?=[({\[\\]|[a-zA-Z](?![a-zA-Z])))")
 _PLAIN_PI = re.compile(r"(?<![a-zA-Z\\])pi(?![a-zA-Z])")
-_CONSTANT = re.compile(
-    r"\\(?:mathrm|operatorname|text|textrm|mathit)\s*\{\s*(e|i|\\pi)\s*\}|\{\s*\\rm\s+(e|i|\\pi)\s*\}"
-)
+_CONSTANT = re.compile(r"\\(?:mathrm|operatorname|text|textrm|mathit)\s*\{\s*(e|i|\\pi)\s*\}")
+_ROMAN = re.compile(r"\{\s*\\rm(?![a-zA-Z])\s*([^{}]*)\}")
 _NATURAL_LOG = re.compile(r"\\log\s*_\s*(?:\{\s*e\s*\}|e(?![a-zA-Z]))")
 _LOG_10 = re.compile(r"\\log\s*_\s*10(?!\d)")  # to TeX the logarithm of 0 to base 1
 _DOUBLE_FACTORIAL = re.compile(r"(?<![\w.!)}])(\d{1,3})!!(?!!)")
@@ -81,6 +80,7 @@ def standard_spelling(text: str) -> str:
     """The same answer in the spelling that the parser reads."""
     if "\\" in text or "^" in text:
         text = _COMMAND.sub(lambda match: _COMMANDS[match[0]], text)
+        text = _ROMAN.sub(r"\\mathrm{\1}", text)
     text = _POWER_SIGN.sub("^", text)
     text = _PLAIN_ROOT.sub(lambda match: rf"\sqrt{{{match[1]}}}" if match[1] else r"\sqrt ", text)
     if "\\" in text or "^(" in text:
@@ -89,7 +89,7 @@ def standard_spelling(text: str) -> str:
     text = _PLAIN_LOG_10.sub(r"\\log_{10} ", text)
     text = _PLAIN_FUNCTION.sub(lambda match: rf"\{match[1] or match[2]} ", text)
     text = _PLAIN_PI.sub(r"\\pi ", text)
-    text = _CONSTANT.sub(lambda match: f"{match[1] or match[2]} ", text)
+    text = _CONSTANT.sub(r"\1 ", text)
     text = _NATURAL_LOG.sub(r"\\ln ", _LOG_10.sub(r"\\log_{10} ", text))
     text = _DOUBLE_FACTORIAL.sub(_double_factorial, text)
     text = _in_standard_digits(_residue_class(text.strip()))

@@ -16,7 +16,7 @@ _PREFIXES = {"n": "nano", "μ": "micro", "m": "milli", "k": "kilo", "M": "mega",
 _SMALL_PREFIXES = {"c": "centi", "d": "deci"}
 _WITH_PREFIXES = """
 m meter metre; g gram gramme; s second; L liter litre; N newton; J joule; W watt; V volt; A ampere amp; C coulomb
-F farad; H henry; T tesla; Pa pascal; Hz hertz; Ω ohm; mol mole; eV electronvolt; cal calorie; B byte; Wh watthour
+F farad; H henry; T tesla; Pa pascal; Hz hertz; Ω ohm; mol mole mol; eV electronvolt; cal calorie; B byte; Wh watthour
 Ah amperehour; Bq becquerel; Gy gray; Sv sievert; lx lux; bar
 """
 _WITHOUT_PREFIXES = """
@@ -69,6 +69,12 @@ def _names() -> dict[str, str]:
 
 
 _UNITS = _names()
+
+# Units that have products with each other.
+_FACTORS = frozenset(
+    {prefix + symbol for symbol, *_ in _entries(_WITH_PREFIXES) for prefix in ("", *_PREFIXES, *_SMALL_PREFIXES)}
+    | {"K", "h", "min", "ft", "lb"}
+)
 
 # Behind a number and a blank, letters outside of \text{} may be variables.  These are units, and so are longer names.
 _SYMBOLS = """
@@ -139,6 +145,9 @@ _FUNCTIONS = re.compile(
     r"a?(?:sin|cos|tan|cot|sec|csc)h?|arc(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp|sqrt|gcd|lcm|pi|infinity|infty"
 )
 _GREEK = re.compile(r"alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda|mu|nu|xi|rho|sigma|tau|phi|chi|omega")
+_CHANGING_PHRASE = re.compile(r"\b(?:square|cube) roots\b|\bper (?:cent|mille|mil)\b|\borders of\b")
+# Millions and the like: "5 K people".
+_SHORT_SCALES = frozenset("KMBG")
 # "5 doubled", "5 inverted": what was done to a number is no thing that is counted.
 _DONE_TO_IT = re.compile(r"(?!\w*eed$)\w{3,}ed")
 _WORDS = re.compile(r"[a-zA-Z][a-zA-Z .'-]*")
@@ -173,6 +182,9 @@ def read_unit(words: str, *, spaced: bool, several: bool, behind_number: bool) -
     text = _flat(words)
     upright = re.match(r".*\\(?:text|math|mbox|rm|operatorname)", words) is not None
     exponents, names, end = _leading_unit(text)
+    over = [unit for unit, power in exponents.items() if power > 0]
+    if len(over) > 1 and not _FACTORS.issuperset(over):
+        return None  # 5 m dollars are millions
     rest = text[end:].strip()
     if end and not rest:
         return _named(exponents) if upright or _is_plain_unit(exponents, names, spaced, behind_number) else None
@@ -255,9 +267,11 @@ def _lookup(name: str) -> tuple[tuple[str, int], ...]:
     if name.lower() in _QUOTIENTS:
         over, under = _QUOTIENTS[name.lower()]
         return (over, 1), (under, -1)
+    unit = _UNITS.get(name) or (_UNITS.get(name.lower()) if len(name) > 1 else None)
+    if unit is not None and unit[-2:] in ("Wh", "Ah"):
+        return (unit[:-1], 1), ("h", 1)
     if name in ("Nm", "kNm"):
         return (name[:-1], 1), ("m", 1)
-    unit = _UNITS.get(name) or (_UNITS.get(name.lower()) if len(name) > 1 else None)
     return ((unit, 1),) if unit else ()
 
 
@@ -292,6 +306,8 @@ def _says_nothing(text: str) -> bool:
         return False
     words = text.replace(".", " ").replace("-", " ").split()
     lower = [word.lower() for word in words]
+    if _CHANGING_PHRASE.search(text.lower()):
+        return False
     if any(word in _NOT_UNITS or _NUMBER_WORD.fullmatch(word) or _FUNCTIONS.fullmatch(word) for word in lower):
         return False
     return not (_DONE_TO_IT.fullmatch(lower[-1]) or _GREEK.fullmatch(lower[-1]) or _holds_variables(words))
@@ -301,7 +317,7 @@ def _holds_variables(words: list[str]) -> bool:
     """Whether words are or hold letters that are no unit: ``xyz``, ``x y``, but not ``T shirts`` or ``a ticket``."""
     return any(
         (len(word) > 2 and word.lower() in string.ascii_lowercase)
-        or (len(word) == 1 and len(after) < 3)
+        or (len(word) == 1 and (len(after) < 3 or word in _SHORT_SCALES or (word.islower() and word != "a")))
         or (len(word) == 2 and word.lower() not in _LINKS and not _lookup(word))
         for word, after in zip(words, [*words[1:], ""], strict=True)
     )
