@@ -31,6 +31,9 @@ UNDONE = [
     ("Simplify 6/8.", r"\frac34", "6/8"),
     (r"What is 50\% as a decimal", "0.5", r"50\%"),
     ("What is 7 mod 4", "3", r"7 \bmod 4"),
+    ("Compute $5!!$", "15", "5!!"),
+    ("Compute $pi/6 + pi/3$", r"\frac{\pi}{2}", r"\frac\pi6+\frac\pi3"),
+    ("Find $sin(1)$ to six places", "0.841471", r"\operatorname{sin}(1)"),
     (r"Compute $\sqrt{4}$", "2", r"\sqrt{16}/2"),
     (r"Compute $\sin 60^\circ$", r"\frac{\sqrt{3}}{2}", r"\sin 60^\circ"),
     ("q", "7", r"\max(3,7)"),
@@ -52,6 +55,8 @@ UNDONE = [
 DONE = [
     ("Compute $17*23$.", "391", "391"),
     ("Compute $17*23$.", "391", r"17\cdot 23 = 391"),
+    ("What is 7 mod 4", "3", r"3\pmod{4}"),
+    ("How many m^2", "20", r"20\ \mathrm{m^2}"),
     (r"Find $\frac12+\frac13$.", r"\frac56", r"\frac{5}{6}"),
     ("", r"\frac56", "10/12"),
     ("How many subsets?", "1024", "2^{10}"),

@@ -78,7 +78,8 @@ def test_integers(a: int, b: int, dress: Any, number_dress: Any, unit: str) -> N
 
 
 CHANGING = """twelfths thirds sevenths quadrillion million dozen doubled tripled halved squared cubed fifths hundredths
-hundred times minus plus wrong not tenfold quadruple nineteenths thirtieths octillion point seven"""
+hundred times minus plus wrong not tenfold quadruple nineteenths thirtieths octillion point seven grand factorials
+subfactorials myriads bps permille thou percentiles gross lakhs inverses reciprocals"""
 VALUE_WORDS = st.sampled_from(CHANGING.split())
 
 
@@ -90,6 +91,70 @@ VALUE_WORDS = st.sampled_from(CHANGING.split())
 )
 def test_words_that_change_a_value(n: int, word: str, form: str) -> None:
     assert outcome(str(n), form.format(n=n, w=word)) is not Outcome.RIGHT
+
+
+# Each line is one unit in several spellings.
+UNITS = [
+    [
+        r"\text{ m/s}^2",
+        r"\,m\,s^{-2}",
+        r"\ \mathrm{m \cdot s^{-2}}",
+        r"\ \frac{\text{m}}{\text{s}^2}",
+        " meters per second squared",
+    ],
+    [r"\text{ m/s}", r"\,m\,s^{-1}", " m/s", " meters per second", r"\,\mathrm{m}\cdot\mathrm{s}^{-1}"],
+    [" kg·m/s", r"\,\text{kg}\cdot\text{m/s}", r"\ \mathrm{kg\,m\,s^{-1}}"],
+    [r"\text{ J/(kg K)}", r"\,\mathrm{J\,kg^{-1}\,K^{-1}}"],
+    [" V", r"\text{ V}", r"\,\mathrm{V}", " volts"],
+    [" W", r"\text{ watts}", r"\;\mathrm{W}"],
+    [" kW", r"\text{ kW}", " kilowatts"],
+    [r"\text{ mW}", " milliwatts"],
+    [r"\text{ MW}", " megawatts"],
+    [r"\,\Omega", " ohms", r"\,\mathrm{\Omega}", "Ω"],
+    [r"\,\text{k}\Omega", r"\ \mathrm{k\Omega}", "kΩ"],
+    [r"\,\mu\text{m}", r"\,\mu\mathrm{m}", " μm", " micrometers"],
+    [" mm", r"\text{ millimeters}", "毫米"],
+    [" m", r"\text{ metres}", "米"],
+    [r"\text{ cm}^2", " sq. cm", r"\,\mathrm{cm}^{2}", " square centimeters", "平方厘米"],
+    [r"\text{ cm}^3", " cubic cm", "立方厘米"],
+    [r"^\circ C", r"^{\circ}\text{C}", "°C", " degrees Celsius", "摄氏度"],
+    [r"^\circ F", r"^\circ\mathrm{F}", " degrees Fahrenheit"],
+    [" Hz", "Hz", r"\text{ hertz}"],
+    [" Pa", r"\,\mathrm{Pa}", " pascals"],
+    ["元", " yuan", r"\text{元}"],
+    [" p.m.", r"\text{ PM}", "pm"],
+]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(2, 999), st.sampled_from(UNITS), st.sampled_from(UNITS), st.randoms(use_true_random=False))
+def test_units_in_any_spelling(n: int, unit: list[str], other: list[str], draw: Any) -> None:
+    first, second, third = draw.choice(unit), draw.choice(unit), draw.choice(other)
+    assert outcome(f"{n}{first}", f"{n}{second}") is Outcome.RIGHT
+    assert outcome(str(n), f"{n}{first}") is outcome(f"{n}{first}", str(n)) is Outcome.RIGHT
+    assert (outcome(f"{n}{first}", f"{n}{third}") is Outcome.RIGHT) == (unit is other)
+    assert outcome(f"{n}{first}", f"{n + 1}{second}") is Outcome.WRONG
+
+
+@settings(max_examples=100, deadline=None)
+@given(small, st.integers(1, 30), st.sampled_from("[("), st.sampled_from("])"), st.sampled_from("xyt"))
+def test_intervals_in_any_spelling(low: int, width: int, left: str, right: str, x: str) -> None:
+    gold, high = f"{left}{low},{low + width}{right}", low + width
+    above, below = ("\\le" if left == "[" else "<"), ("\\le" if right == "]" else "<")
+    turned = "\\ge" if left == "[" else ">"
+    chain = f"{low} {above} {x} {below} {high}"
+    spellings = [
+        f"{'[' if left == '[' else ']'}{low},{high}{']' if right == ']' else '['}",
+        f"{'[' if left == '[' else ']'}{low};{high}{']' if right == ']' else '['}",
+        rf"\{{{x}\mid {chain}\}}",
+        rf"\lbrace {x}\in\mathbb{{R}}: {chain}\rbrace",
+        rf"{x} {turned} {low} \text{{ and }} {x} {below} {high}",
+    ]
+    assert [text for text in spellings if outcome(gold, text) is not Outcome.RIGHT] == []
+    assert [text for text in spellings if outcome(text, gold) is not Outcome.RIGHT] == []
+    others = [f"({low},{high})", f"[{low},{high})", f"({low},{high}]", f"[{low},{high}]"]
+    for other in set(others) - {gold}:
+        assert [text for text in spellings if outcome(other, text) is Outcome.RIGHT] == []
 
 
 @settings(max_examples=60, deadline=None)
