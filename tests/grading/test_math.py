@@ -300,6 +300,12 @@ HOSTILE: dict[str, Callable[[int], str]] = {
     "colons": lambda n: f"{n}" + ":1" * 950,
     "backslashes": lambda n: f"{n}" + "\\" * 1900,
     "scales": lambda n: f"{n}" + " million" * 230,
+    "degrees": lambda n: f"{n}" + r"^\circ " * 280,
+    "units": lambda n: f"{n} " + "m/s " * 400,
+    "Chinese units": lambda n: f"{n}" + "元" * 1900,
+    "fractions": lambda n: f"{n}" + r"\frac" * 390,
+    "roots": lambda n: f"{n}" + "sqrt(" * 390,
+    "intervals": lambda n: f"]{n},2[" + r"\cup]1,2[" * 180,
 }
 
 

@@ -28,7 +28,7 @@ _ROW_BREAK = r"(\\\\)(?: ?\[[\d. -]{0,9}(?:pt|em|ex|mm|cm)\])?"
 _SPACING = re.compile(
     _ROW_BREAK + r"|\\[,;:! ]|\\(?:quad|qquad|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<=[^\\\s])~|&nbsp;"
 )
-_SIZING = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-zA-Z])\s*\.?")
+_SIZING = re.compile(r"\\(?:left|middle|right|[bB]igg?[lmr]?)(?![a-zA-Z])\s*\.?")
 # Nothing of it opens or closes another: of two formulas beside each other neither takes both.
 _FORMULA = re.compile(r"(?<!\\)\\[(\[]((?:\\[^()\[\]]|[^\\])*)\\[)\]]")
 _DOLLARS = re.compile(r"(?<!\\)\$")
@@ -42,6 +42,7 @@ _UNIT_START = re.compile(
     | (?<![a-zA-Z\\{μ])[a-zA-ZμΩÅ°€£¥₹¢] | [\u4e00-\u9fff]""",
     re.VERBOSE,
 )
+_FORMULA_SIGN = re.compile(r"[\d\\]")
 _ENDS_IN_OPERATOR = re.compile(r"[,=<>+\-*^_(]\s*$")
 _FUNCTION = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _CLOCK = re.compile(r"\d{1,2}(?::|\{:\})\d\d")
@@ -176,10 +177,19 @@ def _row_break_or_blank(match: re.Match[str]) -> str:
 
 
 def _split_unit(body: str) -> tuple[str, str | None]:
+    """The value and its unit; two units beside each other, as in ``5 m dollars``, are none."""
+    value, unit, is_number = _split_words(body)
+    return (body, None) if unit is not None and not is_number and _split_words(value)[1] is not None else (value, unit)
+
+
+def _split_words(body: str) -> tuple[str, str | None, bool]:
+    """What stands before a unit, the unit, and whether the former is a number."""
     for match in _UNIT_START.finditer(body, max(0, len(body) - _MAX_UNIT_CHARACTERS)):
         value, words = body[: match.start()].strip(), body[match.start() :]
         if not value or _ENDS_IN_OPERATOR.search(value) or value.count("{") != value.count("}"):
             continue  # what follows an operator or a comma is an operand or an element of a list
+        if match[0].isalpha() and not _FORMULA_SIGN.search(value):
+            continue  # "square feet" is words
         assigned = _ASSIGNED.match(value)
         number, _ = _exact(assigned[1].strip() if assigned else value)
         unit = read_unit(
@@ -189,9 +199,8 @@ def _split_unit(body: str) -> tuple[str, str | None]:
             behind_number=number is not None or _CLOCK.fullmatch(value) is not None,
         )
         if unit is not None and not (unit == "degree" and _FUNCTION.search(value)):
-            # "5 m dollars": two units beside each other are none.
-            return (value, unit) if number is not None or _split_unit(value)[1] is None else (body, None)
-    return body, None
+            return value, unit, number is not None
+    return body, None, False
 
 
 def _exact(body: str) -> tuple[Fraction | None, bool]:

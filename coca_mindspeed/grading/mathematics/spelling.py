@@ -39,13 +39,17 @@ _CONSTANT = re.compile(r"\\(?:mathrm|operatorname|text|textrm|mathit)\s*\{\s*(e|
 _ROMAN = re.compile(r"\{\s*\\rm(?![a-zA-Z])\s*([^{}]*)\}")
 _NATURAL_LOG = re.compile(r"\\log\s*_\s*(?:\{\s*e\s*\}|e(?![a-zA-Z]))")
 _LOG_10 = re.compile(r"\\log\s*_\s*10(?!\d)")  # to TeX the logarithm of 0 to base 1
-_DOUBLE_FACTORIAL = re.compile(r"(?<![\w.!)}])(\d{1,3})!!(?!!)")
+_DOUBLE_FACTORIAL = re.compile(r"(?<![\d.!])(\d{1,3})!!(?!!)")
 _MAX_DOUBLE_FACTORIAL = 200
 
 # How many arguments a command takes, each a group in braces or a single token.
 _ARGUMENTS = {"^": 1, r"\frac": 2, r"\dfrac": 2, r"\tfrac": 2, r"\cfrac": 2, r"\binom": 2, r"\dbinom": 2, r"\tbinom": 2}
 _ARGUMENTS |= {r"\sqrt": 1, r"\overline": 1, r"\bar": 1, r"\vec": 1, r"\hat": 1, r"\text": 1, r"\mathbb": 1}
 _ARGUMENTS |= {r"\mathrm": 1, r"\mathbf": 1, r"\mathit": 1}
+_LACKS_BRACES = re.compile(
+    r"\\(?:(?:[dtc]?frac|[dt]?binom)(?![a-zA-Z])|(?:sqrt|overline|bar|vec|hat|text|math(?:bb|rm|bf|it))(?! *\{))"
+    r"|\^ ?[\\(]"
+)
 _TOKEN = re.compile(r"\\[a-zA-Z]+|\\.|\s+|.", re.DOTALL)
 _CLOSING = {"{": "}", "(": ")", "[": "]"}
 _NO_ARGUMENT = frozenset((r"\circ", r"\prime", r"\cdot", r"\times", r"\div", r"\le", r"\ge", r"\right", r"\left"))
@@ -83,7 +87,7 @@ def standard_spelling(text: str) -> str:
         text = _ROMAN.sub(r"\\mathrm{\1}", text)
     text = _POWER_SIGN.sub("^", text)
     text = _PLAIN_ROOT.sub(lambda match: rf"\sqrt{{{match[1]}}}" if match[1] else r"\sqrt ", text)
-    if "\\" in text or "^(" in text:
+    if _LACKS_BRACES.search(text):
         text = _with_braces(text)
     text = _NAMED_FUNCTION.sub(lambda match: rf"\{match[1] or match[2]} ", text)
     text = _PLAIN_LOG_10.sub(r"\\log_{10} ", text)
