@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError
-from coca_mindspeed.grading.facts.factual import FactualGrader, normalise, stated_fact
+from coca_mindspeed.grading.facts.factual import FactualGrader, MatchRule, normalise, stated_fact
 
 ALIASES = ["Sir Arthur Conan Doyle", "Arthur Conan Doyle", "A. Conan Doyle"]
 
@@ -195,7 +195,9 @@ def test_an_alias_of_nothing_but_articles_matches_nothing() -> None:
         ("O+", "Answer: O+", True),
     ],
 )
-def test_a_sign_at_the_end_of_a_short_name_is_part_of_it(alias: str, answer: str, expected: bool, match: str) -> None:
+def test_a_sign_at_the_end_of_a_short_name_is_part_of_it(
+    alias: str, answer: str, expected: bool, match: MatchRule
+) -> None:
     [verdict] = FactualGrader(match=match).grade([record([alias, "nothing else"])], [answer])
     assert verdict.correct is expected
 

@@ -82,6 +82,7 @@ m g s h l L N J V W K A cm mm km nm dm kg mg ms ns mL ml cL dL kN kJ MJ kW MW GW
 ft yd mi hr yr am pm AM PM in Rs Wh Ah ha dB hp pt qt CM KM KG ML FT LB IN HR Km Kg Cm
 """
 _PLAIN_SYMBOLS = frozenset(_SYMBOLS.split())
+_SINGLE_LETTERS = {(_UNITS[symbol], 1) for symbol in _PLAIN_SYMBOLS if len(symbol) == 1} | {("m", 2), ("m", 3)}
 # Single letters beside each other: m/g may be a quotient of variables.
 _COMPOUNDS = """
 m s^-1; m s^-2; m^2 s^-1; m^3 s^-1; h^-1 m; L s^-1; L h^-1; L^-1 g; N m; N m^-1; N m^-2; N s; C^-1 N; V m^-1; J K^-1
@@ -295,9 +296,6 @@ def _is_plain_unit(exponents: dict[str, int], names: list[str], spaced: bool, be
     if any(len(name) > 1 for name in names):
         return True
     return _named(exponents) in _PLAIN_COMPOUNDS or (len(names) == 1 and set(exponents.items()) <= _SINGLE_LETTERS)
-
-
-_SINGLE_LETTERS = {(_UNITS[symbol], 1) for symbol in _PLAIN_SYMBOLS if len(symbol) == 1} | {("m", 2), ("m", 3)}
 
 
 def _says_nothing(text: str) -> bool:
