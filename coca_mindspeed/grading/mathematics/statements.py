@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from coca_mindspeed.grading.mathematics.qualified import is_denied, is_hedged, is_qualified, is_retracted
-from coca_mindspeed.grading.mathematics.units import canonical_unit, may_be_unit
+from coca_mindspeed.grading.mathematics.units import COUNTED, UNNAMED, leaves_value, read_unit
 
 # Pandoc's rule for dollars: no blank inside of them, no digit behind the closing one, so that "$20 and $30" is money.
 # Beyond it: no punctuation first and no operator last ("5$, 6$", "$4=$8"), and a formula without words may have blanks
@@ -451,13 +451,18 @@ def _with_unit(sentence: str, masked: str, value: _Value) -> tuple[str, int]:
     changed = _CHANGED.match(masked, end)
     if not changed and (not words or words[0][1].lower() in _NEUTRAL):
         return text, end
-    if changed or not may_be_unit(words[0][1].rstrip(".")):
+    name = words[0][1].rstrip(".") if words else ""
+    if changed or not (leaves_value(name) or _names_unit(name)):
         return sentence[value.start :], len(sentence)
     for count in range(len(words), 0, -1):
         unit = " ".join(word[1] for word in words[:count])
-        if canonical_unit(unit):
+        if _names_unit(unit):
             return rf"{text}\text{{ {unit}}}", words[count - 1].end()
     return text, words[0].end()
+
+
+def _names_unit(words: str) -> bool:
+    return read_unit(words, spaced=True, several=False, behind_number=True) not in (None, COUNTED, UNNAMED)
 
 
 def _plain(sentence: str, masked: str, start: int, end: int) -> str:

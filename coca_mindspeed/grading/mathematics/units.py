@@ -195,7 +195,7 @@ def read_unit(words: str, *, spaced: bool, several: bool, behind_number: bool) -
         return COUNTED if text[0] in _CHINESE_COUNTERS and _CHINESE_CHANGES.isdisjoint(text[1:]) else None
     if not (upright or spaced):
         return None
-    if end and _says_nothing(rest) and rest.split()[0] in _LINKS:
+    if end and leaves_value(rest) and rest.split()[0] in _LINKS:
         return _named(exponents)
     return _counted(text, several)
 
@@ -298,7 +298,7 @@ def _is_plain_unit(exponents: dict[str, int], names: list[str], spaced: bool, be
     return _named(exponents) in _PLAIN_COMPOUNDS or (len(names) == 1 and set(exponents.items()) <= _SINGLE_LETTERS)
 
 
-def _says_nothing(text: str) -> bool:
+def leaves_value(text: str) -> bool:
     """Whether words leave the value in front of them as it is: no operation, denial, date, function or variable."""
     if _WORDS.fullmatch(text) is None:
         return False
@@ -324,7 +324,7 @@ def _holds_variables(words: list[str]) -> bool:
 def _counted(text: str, several: bool) -> str | None:
     """``COUNTED`` for things (``red apples``), ``UNNAMED`` for ``in total`` or ``a day``, None for any other words."""
     text = text.replace("/", " per ")
-    if not _says_nothing(text):
+    if not leaves_value(text):
         return None
     words = text.lower().replace("-", " ").split()
     things = words[: next((place for place, word in enumerate(words) if word in _LINKS), len(words))]
