@@ -107,10 +107,11 @@ class BoundedMean:
         Both are those of the values and two more at either end, as Agresti and Coull (1998) add them: values that are
         all equal do not promise that none is different.
         """
-        values = self.units + 4
-        smooth = (self.units * share + 2) / values
+        smooth = (self.units * share + 2) / (self.units + 4)
         spread = self.units * self.variance / width**2 + (share - smooth) ** 2
-        variance = (self.units * spread + 2 * smooth**2 + 2 * (1 - smooth) ** 2) / values
+        variance = self.units * spread + 2 * smooth**2 + 2 * (1 - smooth) ** 2
+        # A mean's size has a floor, so that its variance need not be shared out over the added values too.
+        variance /= self.units if self.is_mean else self.units + 4
         return self.units * smooth * (1 - smooth) / variance, math.sqrt(variance / self.units)
 
 
