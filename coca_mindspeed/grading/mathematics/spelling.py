@@ -60,6 +60,8 @@ _SET_OF_SOLUTIONS = re.compile(
     rf"\\\{{\s*({_VARIABLE})\s*(?:\\in\s*\\mathbb\s*\{{\s*R\s*\}}\s*)?"
     rf"(?:\\(?:mid|vert|colon)(?![a-zA-Z])|[|:]|\\text\s*\{{\s*such that\s*\}})(.+)\\\}}"
 )
+_SIGN = re.compile(rf"({_RELATION})")
+_INFINITY = r"\infty"
 _AND = re.compile(r"\s*(?:\\text\s*\{\s*,?\s*and\s*\}|(?<![a-zA-Z\\])and(?![a-zA-Z])|\\(?:land|wedge)(?![a-zA-Z]))\s*")
 _OR = re.compile(r"\s*\\(?:lor|vee)(?![a-zA-Z])\s*")
 _BOUND = re.compile(rf"([^<>]*?)\s*({_RELATION})\s*([^<>]*)")
@@ -201,6 +203,7 @@ def _standard_set(text: str) -> str:
         variable, condition = match[1], match[2].strip()
         if re.search(_RELATION, condition) and variable in condition:
             text = condition.replace(",", r" \text{ and } ")
+            text = _interval(variable, _chain(text) or text) or text
     if re.search(_RELATION, text):
         if (parts := _OR.split(text))[1:] and all(re.search(_RELATION, part) for part in parts):
             text = r" \text{ or } ".join(parts)
@@ -237,6 +240,30 @@ def _chain(text: str) -> str | None:
     if below is None or above is None or below[0] != above[0]:
         return None
     return f"{below[2]} {below[1]} {below[0]} {above[1]} {above[2]}"
+
+
+def _interval(variable: str, condition: str) -> str | None:
+    r"""``(2, 5]`` of ``2 < x \le 5``, so that the name of the bound variable does not count; None of anything else."""
+    parts = [part.strip() for part in _SIGN.split(condition)]
+    signs = parts[1::2]
+    if any(sign.startswith(r"\n") for sign in signs) or parts.count(variable) != 1 or not all(parts):
+        return None
+    greater = [sign.startswith((">", r"\g")) for sign in signs]
+    if len(set(greater)) != 1 or any(_holds(variable, value) for value in parts[0::2] if value != variable):
+        return None
+    if greater[0]:
+        parts.reverse()
+    closed = [sign not in ("<", ">", r"\lt", r"\gt") for sign in parts[1::2]]
+    place = parts.index(variable)
+    if len(parts) > 5 or (len(parts) == 5 and place != 2):
+        return None
+    below = ("[" if closed[0] else "(") + parts[0] if place else f"(-{_INFINITY}"
+    above = parts[-1] + ("]" if closed[-1] else ")") if place + 1 < len(parts) else f"{_INFINITY})"
+    return f"{below}, {above}"
+
+
+def _holds(variable: str, text: str) -> bool:
+    return re.search(rf"(?<![a-zA-Z\\]){re.escape(variable)}(?![a-zA-Z])", text) is not None
 
 
 def _with_standard_brackets(text: str) -> str:
