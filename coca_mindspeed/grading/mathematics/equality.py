@@ -32,7 +32,7 @@ _UNRESOLVED = sympy.Float("1e-60", _FILTER_DIGITS)  # a sum that cancels may be 
 _DIGITS = 300
 _AGREEMENT = sympy.Float("1e-250", _DIGITS)
 
-_MAX_BITS = 60_000  # of the separation bound, beyond which digits decide
+_MAX_BITS = 20_000  # of the separation bound, beyond which digits decide
 _MAX_RATIONAL_BITS = 100_000  # beyond which a prime takes over
 _MAX_WRITTEN_BITS = 1_000_000
 _MAX_EXPANDED = 200  # operations of an exponent
@@ -159,10 +159,15 @@ class _Exact:
 
 def _exactly(a: sympy.Expr, b: sympy.Expr, point: Point, draw: random.Random) -> _Exact:
     base = _coprime_base((a, b))
+    scales: dict[Any, int] = {}
     for modulo in (False, True):
-        algebraic = _Algebraic(point, draw, base, _prime(draw) if modulo else None)
+        prime = _prime(draw) if modulo else None
         try:
-            difference = _total([algebraic.number(a), _product([algebraic.constant(-1), algebraic.number(b)])])
+            algebraic = _Algebraic(point, draw, base, scales, prime)
+            difference = algebraic.difference(a, b)
+            if algebraic.rescaled:
+                algebraic = _Algebraic(point, draw, base, scales, prime)
+                difference = algebraic.difference(a, b)
             return _Exact(_is_zero(difference), algebraic.independent, algebraic.cells)
         except _NoValueError:
             return _Exact(None, has_value=False)
@@ -187,17 +192,32 @@ class _Algebraic:
         point: a value for each symbol.
         draw: what the random numbers come from.
         base: integers whose logarithms stand for those of all rational numbers.
+        scales: for each m that is met in e^{qm} a common denominator of the rational numbers q; it grows, and then
+            the numbers have to be made again (``rescaled``).
         prime: compute modulo this one, with a root of -1 beside it; that takes no roots, and large powers are cheap.
     """
 
-    def __init__(self, point: Point, draw: random.Random, base: Sequence[int], prime: tuple[int, int] | None) -> None:
+    def __init__(
+        self,
+        point: Point,
+        draw: random.Random,
+        base: Sequence[int],
+        scales: dict[Any, int],
+        prime: tuple[int, int] | None,
+    ) -> None:
         self._point = point
         self._draw = draw
         self._base = base
         self._prime = prime
+        self._scales = scales
+        self.rescaled = False
         self._parts: dict[Any, Any] = {}
         self.independent = True
         self.cells = False
+
+    def difference(self, a: Any, b: Any) -> Any:
+        """The number that is zero if the two are equal."""
+        return _total([self.number(a), _product([self.constant(-1), self.number(b)])])
 
     def number(self, expression: Any) -> Any:
         """The number that an expression is at the point.
@@ -220,8 +240,10 @@ class _Algebraic:
             return _product([self.number(factor) for factor in expression.args])
         if expression.is_Pow or isinstance(expression, sympy.exp):
             return self._power(*expression.as_base_exp()) if expression.is_Pow else self._exp(expression.args[0])
-        if expression in (sympy.pi, sympy.E):
+        if expression == sympy.pi:
             return self._part(expression)
+        if expression == sympy.E:
+            return self._exp(sympy.S.One)
         if isinstance(expression, sympy.UnevaluatedExpr):
             return self.number(expression.args[0])
         if isinstance(expression, sympy.Piecewise):
@@ -283,7 +305,7 @@ class _Algebraic:
         return self._raised(self.number(base), rational)
 
     def _exp(self, exponent: Any) -> Any:
-        """A product over the terms of the exponent, so that e^x, e^{2x} and e^{x+1} are powers of the same parts."""
+        """A product over the terms of the exponent, so that e^{x/2} and e^{2x+1} are powers of the same parts."""
         factors = []
         for term in sympy.Add.make_args(self._expanded(exponent)):
             rational, rest = term.as_coeff_Mul()
@@ -297,9 +319,10 @@ class _Algebraic:
                 factors.append(self._raised(self.number(rest.args[0]), power))
             elif not term.is_zero:
                 self.independent = self.independent and _is_simple(rest)
-                # A root of e^{ix} is e^{ix/2} or its negative.
-                self.cells = self.cells or (power.denominator > 1 and rest.has(sympy.I))
-                factors.append(self._raised(self._part(sympy.exp(rest)), power))
+                scale = math.lcm(self._scales.get(rest, 1), power.denominator)
+                self.rescaled = self.rescaled or scale != self._scales.get(rest, scale)
+                self._scales[rest] = scale
+                factors.append(self._raised(self._part(sympy.exp(rest / scale)), power * scale))
         return _product([self.constant(1), *factors])
 
     def _log(self, argument: Any, base: Any = sympy.E) -> Any:

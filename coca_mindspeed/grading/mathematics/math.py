@@ -1,4 +1,4 @@
-"""Is this mathematical answer right?  An exact path for numbers and words, math-verify for everything else.
+"""Is this mathematical answer right?  An exact path for numbers and words, algebra for everything else.
 
 The rules (units, percent signs, decimals, lists, ...) are settled in docs/grading.md, and by example in
 tests/grading/math_pairs.tsv.
@@ -116,7 +116,7 @@ class MathGrader:
 
     def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
         """Whether the two final answers of each pair are the same; what cannot be decided is not."""
-        # Sorted, because math-verify is not symmetric.
+        # Sorted: what stands for the gold answer decides which forms the other one may have.
         return [verdict.correct for verdict in self._verdicts([(min(pair), max(pair)) for pair in pairs])]
 
     def gold_problems(self, golds: Sequence[str]) -> list[str]:
