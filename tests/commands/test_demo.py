@@ -12,7 +12,7 @@ from coca_mindspeed.evaluation.predictions import outcomes, read_predictions
 from coca_mindspeed.ownership import MARKER
 from tests.local.runs_for_tests import SMALL, rows
 
-METRICS = ["accuracy", "auroc", "ece", "brier", "success_rate", "tokens_to_confidence", "n"]
+METRICS = ["accuracy", "auroc", "ece", "brier", "success_rate", "tokens_to_confidence", "n", "ungradable"]
 PREDICTION = ["id", "dataset", "question", "response", "confidence", "correct", "tokens_to_confidence"]
 PREDICTION += ["category", "method", "seed"]
 
