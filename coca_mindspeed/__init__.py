@@ -3,4 +3,4 @@
 Importing the package needs neither Ray nor MindSpeed-RL nor an accelerator; see docs/architecture.md.
 """
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
