@@ -90,13 +90,13 @@ DIFFERENT = [
 
 
 @pytest.mark.parametrize(("a", "b"), SAME)
-def test_what_is_equal_is_so(a: str, b: str) -> None:
+def test_equal_expressions(a: str, b: str) -> None:
     assert equal(a, b) is True
     assert equal(b, a) is True
 
 
 @pytest.mark.parametrize(("a", "b"), DIFFERENT)
-def test_what_differs_far_behind_the_point_differs(a: str, b: str) -> None:
+def test_expressions_that_differ_far_behind_the_point(a: str, b: str) -> None:
     assert equal(a, b) is False
     assert equal(b, a) is False
 
