@@ -182,7 +182,7 @@ def of_tests(**values):
         ({"question": "q", "answer": "x", "category": "factual"}, "metadata['aliases'] should be a list"),
         ({"question": "q", "answer": "x", "metadata": {"grader": "maths"}}, "did you mean 'math'?"),
         ({"question": "q", "answer": "x", "category": "Math"}, "of category 'Math' is not known"),
-        ({"question": "q", "answer": " ", "metadata": {"grader": "exact"}}, "empty gold answer"),
+        ({"question": "q", "answer": " ", "metadata": {"grader": "exact"}}, "gold answer is empty"),
     ],
 )
 def test_what_a_grader_would_refuse_is_found_when_data_is_prepared(tmp_path, record, reason):

@@ -37,7 +37,7 @@ def grader() -> Iterator[AutoGrader]:
         record(""),
         record(r"\frac{1"),
         record(r"\frac{5}{0}"),
-        record("9^{9^{9^9}}"),
+        record("(10^{10})!"),
         record("2+2=<<2+2=4>>4\n#### 4"),
         record(" ", dataset="arithmetic"),
         record(" ", dataset="simpleqa"),
