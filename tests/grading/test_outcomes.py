@@ -15,7 +15,7 @@ from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.grading.workers import Failure, TaskResult
 
 WRONG, UNGRADABLE = Outcome.WRONG, Outcome.UNGRADABLE
-BOMB = "9^{9^{9^9}}"
+BOMB = "(10^{10})!"
 
 
 def record(gold: str, category: str = "math", **metadata: Any) -> Record:
