@@ -21,7 +21,7 @@ from coca_mindspeed.local.freed_memory import keep_freed_memory
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.session import load_data, warm_start
 
-#: Keeping what a step frees (``docs/memory.md``) would speed any trainer of this process up, so TRL is given it too.
+#: Keeping what a step frees (``docs/training.md``) would speed any trainer of this process up, so TRL is given it too.
 WAYS = OURS, TRL, TRL_KEEPING = "ours", "TRL", "TRL, keeping freed memory"
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ def add_real_world_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "Write questions about places, languages and sums for the format warm-up, for training and for evaluation; "
         "the last also has families that are never trained on, and nothing it asks about is in the others "
-        "(docs/real_model.md)."
+        "(docs/training.md)."
     )
     sizes = Sizes()
     parser.add_argument("--output", type=place, required=True, metavar="DIR", help="the directory to make")

@@ -75,7 +75,7 @@ class ArchitectureConfig(Section):
 
 
 class LoraConfig(Section):
-    """Adapters that are trained in the place of the model, by peft (the extra ``lora``); docs/memory.md."""
+    """Adapters that are trained in the place of the model, by peft (the extra ``lora``); docs/training.md."""
 
     rank: int | None = Field(None, ge=1, description="rank of the adapters; null: none, the whole model is trained")
     alpha: float = Field(32.0, gt=0, description="what the adapters add is multiplied by alpha / rank")
@@ -171,7 +171,7 @@ class WarmUpConfig(Section):
 class ConfidenceStartConfig(Section):
     """Supervised start of the confidences on sampled success rates: an option of ours, not the paper's.
 
-    It comes behind the warm-up and before the first step; docs/real_model.md.  The policy itself samples.
+    It comes behind the warm-up and before the first step; docs/training.md.  The policy itself samples.
     """
 
     questions: int = Field(
@@ -310,7 +310,7 @@ class OptimizerConfig(Section):
     name: Literal["adamw", "adamw_8bit"] = Field(
         "adamw",
         description="adamw: moments in float32; adamw_8bit: in eight bits, by bitsandbytes (the extra adamw-8bit); "
-        "docs/memory.md",
+        "docs/training.md",
     )
     lr: float = Field(1e-6, gt=0, le=1, description="peak learning rate")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(

@@ -149,7 +149,7 @@ def check_template(
             raise ConfigError(
                 f"{where} ends the prompt inside an open {opened}, but a response has to begin with its confidence; "
                 f"turn thinking off where the template can ({keys.variables}={{enable_thinking: false}}), or take "
-                f"{opened} out of the template (docs/troubleshooting.md), or set {keys.allow_open_thinking}=true"
+                f"{opened} out of the template (docs/training.md), or set {keys.allow_open_thinking}=true"
             )
         if reads_clock(tokenizer, messages):
             raise ConfigError(
@@ -165,7 +165,7 @@ def _check_message(tokenizer: Any, message: Mapping[str, str], text: str, record
     if message["role"] == "system" and left_out_on_purpose:
         return
     remedy = (
-        "let the template put it before the first user message (docs/troubleshooting.md has the lines); a template "
+        "let the template put it before the first user message (docs/training.md has the lines); a template "
         f"that leaves it out on purpose says so by the comment {NO_SYSTEM_PROMPT}"
         if message["role"] == "system"
         else "name a model whose chat template renders user messages"

@@ -66,7 +66,7 @@ def _template_problem(tokenizer: Any, messages: Sequence[Mapping[str, str]], err
         return f"{where} cannot lay out a prompt: {error}"
     return (
         f"{where} refuses a system message ({error}), and the method's prompt is one; let the template put its text "
-        "before the first user message (docs/troubleshooting.md has the lines), so that whatever serves the trained "
+        "before the first user message (docs/training.md has the lines), so that whatever serves the trained "
         "model lays out the same prompt"
     )
 

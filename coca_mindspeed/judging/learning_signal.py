@@ -92,7 +92,7 @@ class HealthWarnings:
         if not new:
             return None
         steps = f"steps {step - NO_SIGNAL_STEPS + 1} to {step}"
-        return f"warning: {steps}: {'; '.join(new)} (docs/troubleshooting.md says what to do)"
+        return f"warning: {steps}: {'; '.join(new)} (docs/training.md says what to do)"
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:

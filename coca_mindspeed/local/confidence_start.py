@@ -1,6 +1,6 @@
 """A supervised start of the confidences: a model is shown, as what to state, how often it may be expected to be right.
 
-An option of ours and no part of the paper's method (docs/real_model.md).  Training questions are asked in groups, as a
+An option of ours and no part of the paper's method (docs/training.md).  Training questions are asked in groups, as a
 step of the training asks them.  A regression on the model's own hidden states finds what success rate such a question
 has; each question's comes from other questions alone.  Then the model imitates its own responses, each with that rate
 in the place of what it had stated.  The answers are its own, so that they are not what is taught.

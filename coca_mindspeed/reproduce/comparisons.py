@@ -10,7 +10,7 @@ from coca_mindspeed.reproduce.plan import Plan
 from coca_mindspeed.reproduce.results import Results, Spread, spread
 from coca_mindspeed.reproduce.table import Table
 
-STARTED = "coca, started"  # behind a supervised start of the confidences, which the paper has not (docs/real_model.md)
+STARTED = "coca, started"  # behind a supervised start of the confidences, which the paper has not (docs/training.md)
 
 
 NOT_RUN = "not run"  # in the place of a number of which no seed is finished

@@ -29,7 +29,7 @@ _DATA_OF_EMBEDDED = {
 
 
 class RealWorldPlan(Section):
-    """Questions about the real world (docs/real_model.md): the most of each family in each of the three sets."""
+    """Questions about the real world (docs/training.md): the most of each family in each of the three sets."""
 
     train: int = Field(600, ge=1, description="to train on")
     evaluate: int = Field(100, ge=2, description="held out, and of families that are never trained on")

@@ -129,7 +129,7 @@ def _taught(plan: Plan) -> str:
     """What a reader would otherwise take for a property of the model."""
     return "".join(
         f"{setting.title}: what `instruct` states was taught by the format warm-up, independent of the question and "
-        "mostly high (docs/real_model.md), so its over-confidence is no finding about the model.\n\n"
+        "mostly high (docs/training.md), so its over-confidence is no finding about the model.\n\n"
         for setting in plan.settings.values()
         if setting.real_world is not None
     )

@@ -342,7 +342,7 @@ def test_a_template_that_refuses_system_messages_says_what_to_do(tmp_path, model
     (path / "chat_template.jinja").write_text(template)
     message = refused(tmp_path, path, capsys, monkeypatch)
     assert "refuses a system message (System role not supported)" in message
-    assert "before the first user message (docs/troubleshooting.md" in message
+    assert "before the first user message (docs/training.md" in message
     (path / "chat_template.jinja").write_text("{{ raise_exception('never') }}")
     assert "cannot lay out a prompt: never" in refused(tmp_path, path, capsys, monkeypatch)
 
@@ -500,7 +500,7 @@ def test_two_runs_of_one_name_are_two_runs(tmp_path):
 
 
 def test_the_documented_lines_mend_such_a_template(tmp_path, model):
-    page = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "training.md").read_text()
     lines = re.search(r"```jinja\n(.*?)```", page, re.DOTALL)[1]
     path = set_config(model, tmp_path / "gemma")
     loop = "{%- for m in turns -%}<{{ m.role }}>{{ m.content }}{%- endfor -%}"

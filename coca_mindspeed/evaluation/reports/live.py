@@ -141,7 +141,7 @@ def _warnings(rows: Sequence[Mapping[str, Any]]) -> list[RenderableType]:
     if len(rows) < NO_SIGNAL_STEPS or not (problems := health_problems(rows[-NO_SIGNAL_STEPS:])):
         return []
     text = "\n".join(f"warning: {problem.text}" for problem in problems)
-    return [Text(f"{text}\ndocs/troubleshooting.md says what to do", style="bold red")]
+    return [Text(f"{text}\ndocs/training.md says what to do", style="bold red")]
 
 
 def _where(directory: RunDirectory, newest: Mapping[str, Any]) -> str:
