@@ -1,4 +1,4 @@
-"""The table of docs/upstream_settings.md, and what it has to say by the configurations themselves."""
+"""The last table of docs/port.md, and what it has to say by the configurations themselves."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -10,7 +10,8 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
 
-PAGE = Path(__file__).parents[1] / "docs" / "upstream_settings.md"
+PAGE = Path(__file__).parents[1] / "docs" / "port.md"
+HEADING = "## Differences from MindSpeed-RL's own configuration"
 RUN, UPSTREAM = "qwen25_7b_910c", "configs/grpo_qwen25_7b_A3.yaml"
 NOT_SET = "not set"
 #: Names and places that are each user's own, and the section that only we have.
@@ -53,7 +54,7 @@ def _shown(value: Any) -> str:
 def rows() -> dict[str, tuple[str, str]]:
     """``section.key`` to upstream's value and ours, as the page has them; each row gives a reason."""
     found = {}
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
+    for line in PAGE.read_text(encoding="utf-8").split(HEADING)[1].splitlines():
         if line.startswith("| `"):
             key, upstream, own, reason = (cell.strip() for cell in line.strip("|").split("|"))
             assert reason, line

@@ -1,4 +1,4 @@
-"""What docs/upstream_settings.md says of our configuration is true."""
+"""What docs/port.md says of our configuration is true."""
 
 from tests.upstream_settings import NOT_SET, ours, rows
 
