@@ -1,5 +1,6 @@
 """``coca-mindspeed check`` of a run for this machine: what it needs of the device's memory, before it is loaded."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.console import PlainConsole, print_text
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.context import read_model_config
+from coca_mindspeed.local.footprint import NotEstimatedError
 from coca_mindspeed.local.imitation import tokens_of_a_pass
 from coca_mindspeed.local.memory_check import MemoryCheck, check_memory, memory_problems
 from coca_mindspeed.local.optimizer import require_optimizer
@@ -31,12 +33,18 @@ def check_local(config: RunConfig, name: str, *, quiet: bool) -> None:
         architecture = tiny_config()
     else:
         architecture = read_model_config(Path(config.model.path), config.model)
-    check = check_memory(config, architecture, device)
+    try:
+        check = check_memory(config, architecture, device)
+    except NotEstimatedError as error:
+        check = None
+        print_text(f"warning: {error}", sys.stderr)
     if not quiet:
-        _print(check, config, name, str(device))
+        if check is not None:
+            _print(check, config, name, str(device))
         for stage in _supervised(config):
             print_text(f"before the training, in passes of at most {tokens_of_a_pass(config):,} tokens: {stage}")
-    if problems := memory_problems(check, config, architecture):
+    problems = [] if check is None else memory_problems(check, config, architecture)
+    if problems:
         reasons = "\n".join(f"  {problem}" for problem in problems)
         raise ConfigError(f"{name} does not fit:\n{reasons}")
 

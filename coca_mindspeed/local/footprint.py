@@ -5,8 +5,11 @@ alive at a time is counted: so the estimate follows the code in every mode, and 
 """
 
 import bisect
+import contextlib
 import functools
+import math
 import weakref
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -20,6 +23,7 @@ from transformers import AutoModelForCausalLM
 from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.errors import CocaError
 from coca_mindspeed.local.attention import most_by_products, naming_the_alternative, use_own_attention
 from coca_mindspeed.local.embedding_gradient import add_embedding_gradients
 from coca_mindspeed.local.evaluate import held_out_at_once
@@ -34,7 +38,12 @@ from coca_mindspeed.local.sampler import Decoder, draw
 #: Of a CPU's memory, what lies between pieces in use and is too small for the next, as a share of a backward pass's:
 #: where a process keeps what it frees (:mod:`.freed_memory`), 10 to 13% in the first pass and 15 to 42% in later ones.
 _FRAGMENTS = 0.25
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # names of one setting
 _SHORTEST = 2  # tokens of a response that is run at all: the prompt's states predict the first
+
+
+class NotEstimatedError(CocaError):
+    """The passes of a model cannot run on tensors without contents."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +96,32 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
     Args:
         config: the run's.
         architecture: the model's Hugging Face configuration (``config.json``).
+
+    Raises:
+        NotEstimatedError: a pass depends on the contents of tensors, or the model cannot be made.
     """
+    with _not_estimated(architecture):
+        return _footprint(config, architecture)
+
+
+@contextlib.contextmanager
+def _not_estimated(architecture: Any) -> Iterator[None]:
+    """Raise NotEstimatedError, with the first line of the reason, for errors in the code of architectures."""
+    try:
+        yield
+    except (CocaError, MemoryError):
+        raise
+    except Exception as error:
+        reason = next(iter(str(error).splitlines()), "")
+        kind = getattr(architecture, "model_type", type(architecture).__name__)
+        raise NotEstimatedError(
+            f"the memory of a run of {kind} was not estimated: {type(error).__name__}: {reason}"
+        ) from error
+
+
+def _footprint(config: RunConfig, architecture: Any) -> Footprint:
     policy = _shapes_alone(config, architecture)
-    with FakeTensorMode(), _LiveBytes() as live:
+    with FakeTensorMode(), _LiveBytes(_experts(architecture)) as live:
         _take_memory(policy.model)
         parameters = list(policy.model.parameters())
         trained = policy.trained_parameters()
@@ -129,25 +161,50 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
     )
 
 
-class _LiveBytes(TorchDispatchMode):
-    """Bytes of the storages that are alive, and the most there were; answers what has no answer without contents."""
+def _experts(architecture: Any) -> int | None:
+    """Experts that a token is routed among; None: the model has none."""
+    text = architecture.get_text_config()
+    counts = (getattr(text, name, None) for name in _EXPERTS)
+    return next((count for count in counts if isinstance(count, int) and count > 0), None)
 
-    def __init__(self) -> None:
+
+class _LiveBytes(TorchDispatchMode):
+    """Bytes of the storages that are alive, and the most there were; answers what has no answer without contents.
+
+    Every expert has the same number of tokens.
+    """
+
+    def __init__(self, experts: int | None) -> None:
         super().__init__()
+        self._experts = experts
+        self._indices: set[int] = set()  # storages that hold 0, 1, 2, ...
         self.now = 0
         self.most = 0
         self._known: set[int] = set()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype == torch.bool:
-            return False  # "is nothing padded": prompts of many lengths are the rule
-        if func is torch.ops.aten.nonzero.default and args[0].dim() == 1:
-            return torch.arange(len(args[0]), device=args[0].device)[:, None]  # every token has a gradient
-        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten._local_scalar_dense.default:
+            if args[0].dtype == torch.bool:
+                return False  # "is nothing padded": prompts of many lengths are the rule
+            if args[0].untyped_storage()._cdata in self._indices:
+                return args[0].storage_offset()
+        nonzero = func is torch.ops.aten.nonzero.default
+        result = self._nonzero(args[0]) if nonzero else func(*args, **(kwargs or {}))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._count(leaf.untyped_storage())
         return result
+
+    def _nonzero(self, of: Tensor) -> Tensor:
+        """Indices ``[n, dimensions]``: each token has a gradient, and each expert its share of the tokens."""
+        if of.dim() == 1:
+            count = self._experts if of.dtype == torch.bool and self._experts else len(of)  # or the experts in use
+            found = torch.arange(count, device=of.device)[:, None]
+            self._indices.add(found.untyped_storage()._cdata)
+            return found
+        if self._experts is None:
+            raise RuntimeError("the number of elements of a mask that are true is not known")
+        return torch.zeros(math.ceil(of.numel() / self._experts), of.dim(), dtype=torch.long, device=of.device)
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
@@ -161,6 +218,7 @@ class _LiveBytes(TorchDispatchMode):
 
     def _forget(self, key: int, size: int) -> None:
         self._known.discard(key)
+        self._indices.discard(key)
         self.now -= size
 
     def start(self) -> int:
@@ -194,7 +252,10 @@ def _attention(config: RunConfig) -> str:
 
 
 def _take_memory(model: torch.nn.Module) -> None:
-    """Put tensors on the CPU in the place of those on the meta device, one for all that are tied."""
+    """Put tensors on the CPU in the place of those on the meta device, one for all that are tied.
+
+    Some modules (GPT-J's attention) keep a table of positions as a plain attribute.
+    """
     moved: dict[int, Tensor] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -202,7 +263,8 @@ def _take_memory(model: torch.nn.Module) -> None:
                 there = torch.empty(parameter.shape, dtype=parameter.dtype)
                 moved[id(parameter)] = torch.nn.Parameter(there, requires_grad=parameter.requires_grad)
             setattr(module, name, moved[id(parameter)])
-        for name, buffer in module.named_buffers(recurse=False):
+        plain = [(name, value) for name, value in vars(module).items() if isinstance(value, Tensor)]
+        for name, buffer in [*module.named_buffers(recurse=False), *plain]:
             setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype))
 
 

@@ -14,10 +14,11 @@ import torch
 
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.console import print_text
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.context import read_model_config
 from coca_mindspeed.local.evaluate import held_out_at_once
-from coca_mindspeed.local.footprint import Footprint, footprint
+from coca_mindspeed.local.footprint import Footprint, NotEstimatedError, footprint
 
 _CONTEXT = GIB // 2  # what CUDA's or CANN's context takes before the first tensor, by estimate
 _PARTS = 16  # of a run's trainer.microbatch_tokens: how near the value is that would fit
@@ -40,12 +41,18 @@ class MemoryCheck:
 
 
 def check_memory(config: RunConfig, architecture: Any, device: torch.device) -> MemoryCheck:
-    """Compare a run's estimate with its device, busy or not: what others hold there is not counted."""
+    """Compare a run's estimate with its device, busy or not: what others hold there is not counted.
+
+    Raises:
+        NotEstimatedError: the model is of an architecture that cannot be estimated.
+    """
     return MemoryCheck(footprint(config, architecture), process_bytes(device), device_bytes(device))
 
 
 def refuse_what_cannot_fit(config: RunConfig, path: Path, device: torch.device) -> None:
     """Refuse a run before its weights are read, where its estimate is more than the whole memory of its device.
+
+    An architecture that cannot be estimated is let through with a warning.
 
     Raises:
         ConfigError: it names the key, its value and the nearest value that fits.
@@ -53,7 +60,12 @@ def refuse_what_cannot_fit(config: RunConfig, path: Path, device: torch.device) 
     architecture = read_model_config(path, config.model)
     if _parameters_at_least(architecture) < _SMALL:
         return
-    if problems := memory_problems(check_memory(config, architecture, device), config, architecture):
+    try:
+        check = check_memory(config, architecture, device)
+    except NotEstimatedError as error:
+        print_text(f"warning: {error}", sys.stderr)
+        return
+    if problems := memory_problems(check, config, architecture):
         raise ConfigError("\n".join(problems))
 
 
@@ -129,7 +141,10 @@ def _remedy(knob: _Knob, run: Footprint, config: RunConfig, architecture: Any, r
         tries.append({recomputing: True})
     for changes in tries:
         changed = _with(config, changes)
-        need = footprint(changed, architecture) if changes else run
+        try:
+            need = footprint(changed, architecture) if changes else run
+        except NotEstimatedError:  # no layers that can be recomputed
+            continue
         value = _largest_that_fits(knob, need, changed, architecture, room)
         if value is not None:
             settings = {knob.key: value, **changes}

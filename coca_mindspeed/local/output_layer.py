@@ -5,6 +5,7 @@ times that.  Here a chunk of tokens has its logits at a time.  Where the loss is
 its gradient is made with them; otherwise the backward pass computes them once more.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -144,7 +145,10 @@ class OutputLayer:
     def _distribution(self, states: Tensor, as_policy: Callable[[Tensor], Tensor]) -> "_Distribution":
         weight, device = self.head.weight, states.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-        return _Distribution(lambda logits: as_policy(self._scaled(logits)), dtype, self._chunk)
+        tokens = states.shape[:-1].numel()
+        # As many chunks as at the limit, all of one size: the largest is smaller.
+        chunk = math.ceil(tokens / math.ceil(tokens / self._chunk)) if tokens else self._chunk
+        return _Distribution(lambda logits: as_policy(self._scaled(logits)), dtype, chunk)
 
     def fits_one_chunk(self, tokens: int) -> bool:
         """Whether the logits of so many tokens are few enough to be held at once."""

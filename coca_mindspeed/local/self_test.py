@@ -8,7 +8,6 @@ chosen.
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -58,30 +57,27 @@ def choose_computation(policy: Policy) -> str:
     configured = model.config._attn_implementation
     exact = configured != "flash_attention_2"
     tested = dataclasses.replace(policy, compute_dtype=torch.float32 if exact else torch.bfloat16)
-    with _small_windows(model.config), _without_weight_gradients(model), _in_float32(model, exact):
+    with _small_windows(model.config), _frozen(model), _in_float32(model) if exact else contextlib.nullcontext():
         case = _Case.of(tested)
-        with _attention(model, "eager"):
-            expected = _run("the plain forward pass fails", functools.partial(case.by_plain_pass, tested))
+        _set_attention(model, "eager")
+        expected = _run("the plain forward pass", case.by_plain_pass, tested)
         if isinstance(expected, str):
             raise SelfTestError(f"{refusal}: {expected}")
-        attentions = (configured, "eager") if model._can_set_attn_implementation() else (configured,)
-        for attention, sharing in itertools.product(dict.fromkeys(attentions), get_args(Sharing)):
+        attentions = dict.fromkeys((configured, "eager") if model._can_set_attn_implementation() else (configured,))
+        for attention, sharing in itertools.product(attentions, get_args(Sharing)):
+            _set_attention(model, attention)
             tested.sharing = sharing
-            with _attention(model, attention):
-                problem = case.problem(tested, expected, _TOLERANCE if exact else _TOLERANCE_OF_BFLOAT16)
+            problem = case.problem(tested, expected, _TOLERANCE if exact else _TOLERANCE_OF_BFLOAT16)
             if not problem:
-                break
+                policy.sharing = sharing
+                return first
             first = first or problem
-        else:
-            raise SelfTestError(f"{refusal}: {first}")
-    _set_attention(model, attention)
-    policy.sharing = sharing
-    return first
+    raise SelfTestError(f"{refusal}: {first}")
 
 
 @dataclass(frozen=True)
 class _Found:
-    """Log-probs float32 ``[responses, tokens]``, and their gradient by the embedding of each token of the case."""
+    """Log-probs float32 ``[responses, tokens]``, and their gradient by the looked-up rows of the embedding."""
 
     log_probs: Tensor
     gradient: Tensor | None
@@ -133,15 +129,15 @@ class _Case:
     def by_plain_pass(self, policy: Policy) -> _Found:
         """All four texts at once: no padding, no cache, nothing shared."""
         responses = [ids[inside].tolist() for ids, inside in zip(self.token_ids, self.inside, strict=True)]
-        texts = torch.tensor([self.prompts[row // 2] + ids for row, ids in enumerate(responses)])
+        texts = torch.tensor([self.prompts[row // 2] + ids for row, ids in enumerate(responses)], device=policy.device)
+        predicted = torch.arange(1, texts.shape[1], device=policy.device)
+        of_response = predicted >= texts.shape[1] - self.inside.sum(dim=1, keepdim=True)
 
         def log_probs() -> Tensor:
             with policy.autocast():
-                logits = policy.model(input_ids=texts.to(policy.device), use_cache=False).logits
-            scores = scores_of_logits(policy.logits_of_policy(logits[:, :-1], 1.0), texts.to(policy.device)[:, 1:])
-            found = torch.zeros(self.inside.shape, device=policy.device)
-            ends = [scores.log_probs[row, -len(ids) :] for row, ids in enumerate(responses)]
-            return found.masked_scatter(self.inside, torch.cat(ends))
+                logits = policy.model(input_ids=texts, use_cache=False).logits[:, :-1]
+            found = scores_of_logits(policy.logits_of_policy(logits, 1.0), texts[:, 1:]).log_probs
+            return torch.zeros_like(self.weights).masked_scatter(self.inside, found[of_response])
 
         return self._with_gradient(policy, log_probs)
 
@@ -172,7 +168,7 @@ class _Case:
         """What is wrong with the way in which ``policy`` computes; empty: nothing."""
         spread = min(1.0, float(expected.log_probs[self.inside].std()))
         for name, compute in (("sampler", self.by_sampler), ("update", self.by_update)):
-            found = _run(f"the {name} fails", functools.partial(compute, policy))
+            found = _run(f"the {name}", compute, policy)
             if isinstance(found, str):
                 return found
             off = float((found.log_probs - expected.log_probs).abs().max())
@@ -202,41 +198,27 @@ class _Case:
             (found * self.weights).sum().backward()
         finally:
             hook.remove()
-        tokens = torch.tensor([*self.prompts[0], *self.prompts[1]], device=policy.device)
-        tokens = torch.cat([tokens, self.token_ids[self.inside]]).unique()
-        gradient = torch.zeros(len(tokens), embedding.weight.shape[1], device=policy.device)
+        gradient = torch.zeros_like(embedding.weight)
         for ids, output in looked_up:
-            if output.grad is None:  # nothing depends on it
-                continue
-            known = torch.isin(ids, tokens)
-            gradient.index_add_(0, torch.searchsorted(tokens, ids[known]), output.grad[known].float())
+            if output.grad is not None:
+                gradient.index_add_(0, ids.flatten(), output.grad.flatten(0, -2).float())
         return _Found(found.detach(), gradient)
 
 
-def _run(what: str, compute: Callable[[], _Found]) -> _Found | str:
-    """What it finds, or why it fails: architectures that cannot be run here fail in their own ways."""
+def _run(what: str, compute: Callable[[Policy], _Found], policy: Policy) -> _Found | str:
+    """The result, or the error of an architecture that cannot be run here: each fails with its own."""
     try:
-        return compute()
+        return compute(policy)
     except (MemoryError, torch.OutOfMemoryError):
         raise
-    except Exception as error:  # noqa: BLE001 - somebody else's code
+    except Exception as error:  # noqa: BLE001 - the code of an architecture
         reason = next(iter(str(error).splitlines()), "")
-        return f"{what}: {type(error).__name__}: {reason}"
+        return f"{what} fails: {type(error).__name__}: {reason}"
 
 
 def _set_attention(model: Any, name: str) -> None:
     if model.config._attn_implementation != name and model._can_set_attn_implementation():
         model.set_attn_implementation(name)
-
-
-@contextlib.contextmanager
-def _attention(model: Any, name: str) -> Iterator[None]:
-    before = model.config._attn_implementation
-    _set_attention(model, name)
-    try:
-        yield
-    finally:
-        _set_attention(model, before)
 
 
 def _windows(text: Any) -> dict[str, int]:
@@ -253,9 +235,9 @@ def _small_windows(config: Any) -> Iterator[None]:
     """Let windows be so small that short texts exceed them, where they are looked up in the configuration."""
     text = config.get_text_config()
     windows = {name: value for name, value in _windows(text).items() if value > _LONGEST_WINDOW}
+    for name in windows:
+        setattr(text, name, _WINDOW)
     try:
-        for name in windows:
-            setattr(text, name, _WINDOW)
         yield
     finally:
         for name, value in windows.items():
@@ -263,12 +245,12 @@ def _small_windows(config: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_weight_gradients(model: Any) -> Iterator[None]:
-    """Gradients flow to the embedding's output alone: those of all weights would take as much memory as the weights."""
+def _frozen(model: Any) -> Iterator[None]:
+    """Compute no gradients of weights, which would take as much memory as the weights."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for parameter in trained:
+        parameter.requires_grad_(False)
     try:
-        for parameter in trained:
-            parameter.requires_grad_(False)
         yield
     finally:
         for parameter in trained:
@@ -276,8 +258,8 @@ def _without_weight_gradients(model: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _in_float32(model: Any, exact: bool) -> Iterator[None]:
-    """Compute with float32 copies of weights that are stored in fewer bits; each is there while its module runs."""
+def _in_float32(model: Any) -> Iterator[None]:
+    """Compute with float32 copies of weights that are stored in fewer bits, each while its module runs."""
     stored: dict[Any, dict[str, Any]] = {}
 
     def widen(module: Any, inputs: Any) -> None:
@@ -289,12 +271,9 @@ def _in_float32(model: Any, exact: bool) -> Iterator[None]:
     def narrow(module: Any, inputs: Any, output: Any) -> None:
         module._parameters.update(stored.pop(module))
 
-    modules = model.modules() if exact else ()
-    rounded = [m for m in modules if any(p is not None and p.dtype != torch.float32 for p in m._parameters.values())]
-    hooks = [m.register_forward_pre_hook(widen) for m in rounded]
-    hooks += [m.register_forward_hook(narrow, always_call=True) for m in rounded]
-    try:
+    with contextlib.ExitStack() as hooks:
+        for module in model.modules():
+            if any(p is not None and p.dtype != torch.float32 for p in module._parameters.values()):
+                hooks.callback(module.register_forward_pre_hook(widen).remove)
+                hooks.callback(module.register_forward_hook(narrow, always_call=True).remove)
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
 from coca_mindspeed.commands.check_local import check_local
 from coca_mindspeed.config.compose import compose_run
@@ -16,10 +16,11 @@ from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import footprint as footprints
 from coca_mindspeed.local import memory_check
-from coca_mindspeed.local.footprint import footprint, largest_microbatches
+from coca_mindspeed.local.footprint import NotEstimatedError, footprint, largest_microbatches
 from coca_mindspeed.local.memory_check import MemoryCheck, memory_problems, refuse_what_cannot_fit
 from coca_mindspeed.local.microbatches import fullest, microbatches
 from tests.local.models_for_tests import set_chunk_of
+from tests.local.test_self_test import ARCHITECTURES, config_of
 
 SHAPE = {
     "vocab_size": 300,
@@ -356,6 +357,42 @@ def test_a_run_that_cannot_fit_is_refused_before_its_weights_are_looked_for(tmp_
         check_local(run, "local", quiet=True)
 
 
+@pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "gpt_oss", "gptj", "codegen"])
+def test_experts_and_positions_that_are_no_buffers_are_estimated(name):
+    architecture, own, attention, _ = ARCHITECTURES[name]
+    config = config_of(architecture, own)
+    need = footprint(run_of(f"model.attention={attention}"), config)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    assert need.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert need.update > 0
+    longer = footprint(run_of(f"model.attention={attention}", "rollout.max_new_tokens=100"), config)
+    assert longer.update > 1.5 * need.update
+
+
+def test_experts_share_the_tokens():
+    """Each token goes to two experts, however many there are."""
+    _, own, *_ = ARCHITECTURES["qwen3_moe"]
+    few, many = (
+        footprint(run_of(), config_of("qwen3_moe", {**own, "num_experts": experts, "num_hidden_layers": 1}))
+        for experts in (4, 16)
+    )
+    assert many.update == pytest.approx(few.update, rel=0.1)
+
+
+def test_an_architecture_that_cannot_be_estimated_is_let_through_with_a_warning(tmp_path, monkeypatch, capsys):
+    """GraniteMoe makes a list of the number of tokens of each expert."""
+    config_of("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2}).save_pretrained(tmp_path)
+    run = run_of(path=tmp_path)
+    monkeypatch.setattr(memory_check, "_SMALL", 0)
+    with pytest.raises(NotEstimatedError, match="granitemoe"):
+        footprint(run, memory_check.read_model_config(tmp_path, run.model))
+    refuse_what_cannot_fit(run, tmp_path, torch.device("cpu"))
+    assert capsys.readouterr().err.count("\n") == 1
+    check_local(run, "local", quiet=True)
+    assert capsys.readouterr().err.count("\n") == 1
+
+
 def test_the_supervised_stages_before_the_training_are_named(tmp_path, capsys):
     LLAMA.save_pretrained(tmp_path)
     check_local(run_of("trainer.microbatch_prompts=1", path=tmp_path), "local", quiet=False)
@@ -371,7 +408,7 @@ def test_the_supervised_stages_before_the_training_are_named(tmp_path, capsys):
 
 MEASURED = """
 import json, sys, torch
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.embedding_gradient import add_embedding_gradients
 from coca_mindspeed.local.footprint import largest_microbatches, responses_of, update_pass
@@ -384,7 +421,7 @@ def kib(name):
 
 def pass_of(shape, overrides):
     run = compose_run("local", ["model.path=x", "data.train=x", *overrides]).run
-    policy = Policy(AutoModelForCausalLM.from_config(LlamaConfig(**shape)).eval(), None, None, (1,), 0)
+    policy = Policy(AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape)).eval(), None, None, (1,), 0)
     use_own_attention(policy.model, torch.device("cpu"))
     add_embedding_gradients(policy.model, torch.device("cpu"))
     moments = [torch.ones_like(p) for p in policy.trained_parameters() for _ in range(2)]
@@ -405,9 +442,23 @@ print((kib("VmHWM") - before) * 1024)
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="the peak of a process is read from /proc")
-@pytest.mark.parametrize(("hidden", "layers", "vocabulary"), [(256, 6, 2_000), (384, 4, 16_000), (512, 8, 2_000)])
-def test_the_estimate_is_within_15_percent_of_the_peak_of_a_process(hidden, layers, vocabulary):
+@pytest.mark.parametrize(
+    ("architecture", "tied", "hidden", "layers", "vocabulary", "prompt", "response", "group"),
+    [
+        ("llama", False, 256, 6, 2_000, 64, 128, 8),
+        ("llama", False, 384, 4, 16_000, 64, 128, 8),
+        ("llama", False, 512, 8, 2_000, 64, 128, 8),
+        ("qwen2", True, 64, 2, 40_000, 12, 8, 16),
+        ("qwen2", False, 64, 2, 40_000, 12, 8, 16),
+        ("qwen2", True, 128, 2, 40_000, 64, 24, 8),
+    ],
+)
+def test_the_estimate_is_within_15_percent_of_the_peak_of_a_process(
+    architecture, tied, hidden, layers, vocabulary, prompt, response, group
+):
     shape = {
+        "model_type": architecture,
+        "tie_word_embeddings": tied,
         "vocab_size": vocabulary,
         "hidden_size": hidden,
         "intermediate_size": 3 * hidden,
@@ -415,9 +466,10 @@ def test_the_estimate_is_within_15_percent_of_the_peak_of_a_process(hidden, laye
         "num_attention_heads": 8,
         "num_key_value_heads": 4,
     }
-    overrides = ["rollout.max_prompt_tokens=64", "rollout.max_new_tokens=128", "trainer.microbatch_prompts=4"]
-    overrides.append("model.compute_dtype=float32")
-    need = footprint(compose_run("local", ["model.path=x", "data.train=x", *overrides]).run, LlamaConfig(**shape))
+    overrides = [f"rollout.max_prompt_tokens={prompt}", f"rollout.max_new_tokens={response}"]
+    overrides += [f"rollout.group_size={group}", "trainer.microbatch_prompts=4", "model.compute_dtype=float32"]
+    run = compose_run("local", ["model.path=x", "data.train=x", *overrides]).run
+    need = footprint(run, AutoConfig.for_model(**shape))
     code = [sys.executable, "-c", MEASURED, json.dumps([shape, overrides])]
     done = subprocess.run(code, capture_output=True, text=True, check=True)
     assert need.peak_of_update == pytest.approx(int(done.stdout), rel=0.15)
