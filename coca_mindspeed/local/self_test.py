@@ -57,14 +57,14 @@ def choose_computation(policy: Policy) -> str:
     configured = model.config._attn_implementation
     exact = configured != "flash_attention_2"
     tested = dataclasses.replace(policy, compute_dtype=torch.float32 if exact else torch.bfloat16)
-    with _small_windows(model.config), _frozen(model), _in_float32(model) if exact else contextlib.nullcontext():
+    with _prepared(model, exact):
         case = _Case.of(tested)
         _set_attention(model, "eager")
         expected = _run("the plain forward pass", case.by_plain_pass, tested)
         if isinstance(expected, str):
             raise SelfTestError(f"{refusal}: {expected}")
-        attentions = dict.fromkeys((configured, "eager") if model._can_set_attn_implementation() else (configured,))
-        for attention, sharing in itertools.product(attentions, get_args(Sharing)):
+        attentions = (configured, "eager") if model._can_set_attn_implementation() else (configured,)
+        for attention, sharing in itertools.product(dict.fromkeys(attentions), get_args(Sharing)):
             _set_attention(model, attention)
             tested.sharing = sharing
             problem = case.problem(tested, expected, _TOLERANCE if exact else _TOLERANCE_OF_BFLOAT16)
@@ -77,7 +77,7 @@ def choose_computation(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class _Found:
-    """Log-probs float32 ``[responses, tokens]``, and their gradient by the looked-up rows of the embedding."""
+    """Log-probs float32 ``[responses, tokens]``, and a gradient by the embedding, sparse ``[vocabulary, hidden]``."""
 
     log_probs: Tensor
     gradient: Tensor | None
@@ -91,13 +91,11 @@ class _Case:
         prompts: token ids; the first 16 are the same.
         token_ids: int64 ``[4, tokens]`` of the responses, padded on the right.
         inside: bool ``[4, tokens]``, False on padding.
-        weights: float32 ``[4, tokens]`` of the log-probs in the loss, 0 on padding.
     """
 
     prompts: list[list[int]]
     token_ids: Tensor
     inside: Tensor
-    weights: Tensor
 
     @classmethod
     def of(cls, policy: Policy) -> "_Case":
@@ -115,16 +113,11 @@ class _Case:
 
         start = tokens(shared)
         prompts = [start + tokens(own) for own in _OWN]
-        responses = []
-        for length in _RESPONSES:
-            first = tokens(1)
-            responses += [first + tokens(length - 1) for _ in range(2)]
+        responses = [first + tokens(n - 1) for n in _RESPONSES for first in [tokens(1)] for _ in range(2)]
         width = max(_RESPONSES)
         padded = [response + [policy.pad_id] * (width - len(response)) for response in responses]
         inside = torch.tensor([[t < len(response) for t in range(width)] for response in responses])
-        weights = torch.randn(inside.shape, generator=random).masked_fill(~inside, 0.0)
-        device = policy.device
-        return cls(prompts, torch.tensor(padded, device=device), inside.to(device), weights.to(device))
+        return cls(prompts, torch.tensor(padded, device=policy.device), inside.to(policy.device))
 
     def by_plain_pass(self, policy: Policy) -> _Found:
         """All four texts at once: no padding, no cache, nothing shared."""
@@ -137,25 +130,22 @@ class _Case:
             with policy.autocast():
                 logits = policy.model(input_ids=texts, use_cache=False).logits[:, :-1]
             found = scores_of_logits(policy.logits_of_policy(logits, 1.0), texts[:, 1:]).log_probs
-            return torch.zeros_like(self.weights).masked_scatter(self.inside, found[of_response])
+            return torch.zeros(self.inside.shape, device=policy.device).masked_scatter(self.inside, found[of_response])
 
         return self._with_gradient(policy, log_probs)
 
     def by_sampler(self, policy: Policy) -> _Found:
         """As :func:`~coca_mindspeed.local.sampler.sample_responses` computes them."""
-        columns = []
         with torch.inference_mode(), policy.autocast():
             decoder = Decoder(policy, self.prompts, self.token_ids.shape[1])
             rows = torch.arange(len(self.prompts), device=policy.device).repeat_interleave(2)
+            logits = [decoder.logits[rows]]
             decoder.keep(rows)
-            logits = decoder.logits[rows]
-            for column in range(self.token_ids.shape[1]):
-                token = self.token_ids[:, column : column + 1]
-                columns.append(scores_of_logits(policy.logits_of_policy(logits, 1.0)[:, None], token).log_probs)
-                if column + 1 < self.token_ids.shape[1]:
-                    decoder.step(token)
-                    logits = decoder.logits
-            return _Found(torch.cat(columns, dim=1).masked_fill(~self.inside, 0.0), None)
+            for token in self.token_ids[:, :-1].split(1, dim=1):
+                decoder.step(token)
+                logits.append(decoder.logits)
+            found = scores_of_logits(policy.logits_of_policy(torch.stack(logits, dim=1), 1.0), self.token_ids)
+            return _Found(found.log_probs.masked_fill(~self.inside, 0.0), None)
 
     def by_update(self, policy: Policy) -> _Found:
         """As an update computes them."""
@@ -187,22 +177,17 @@ class _Case:
             with torch.no_grad():
                 return _Found(log_probs(), None)
         looked_up: list[tuple[Tensor, Tensor]] = []
-
-        def watch(module: Any, inputs: Any, output: Tensor) -> Tensor:
-            looked_up.append((inputs[0], output.detach().requires_grad_()))
-            return looked_up[-1][1]
-
-        hook = embedding.register_forward_hook(watch)
+        hook = embedding.register_forward_hook(
+            lambda module, inputs, output: looked_up.append((inputs[0], output.requires_grad_()))
+        )
         try:
             found = log_probs()
-            (found * self.weights).sum().backward()
+            found.sum().backward()
         finally:
             hook.remove()
-        gradient = torch.zeros_like(embedding.weight)
-        for ids, output in looked_up:
-            if output.grad is not None:
-                gradient.index_add_(0, ids.flatten(), output.grad.flatten(0, -2).float())
-        return _Found(found.detach(), gradient)
+        used = [(ids.flatten(), rows.grad.flatten(0, -2)) for ids, rows in looked_up if rows.grad is not None]
+        ids, gradients = (torch.cat(each).cpu() for each in zip(*used, strict=True))
+        return _Found(found.detach(), torch.sparse_coo_tensor(ids[None], gradients, embedding.weight.shape))
 
 
 def _run(what: str, compute: Callable[[Policy], _Found], policy: Policy) -> _Found | str:
@@ -231,35 +216,17 @@ def _windows(text: Any) -> dict[str, int]:
 
 
 @contextlib.contextmanager
-def _small_windows(config: Any) -> Iterator[None]:
-    """Let windows be so small that short texts exceed them, where they are looked up in the configuration."""
-    text = config.get_text_config()
-    windows = {name: value for name, value in _windows(text).items() if value > _LONGEST_WINDOW}
-    for name in windows:
-        setattr(text, name, _WINDOW)
-    try:
-        yield
-    finally:
-        for name, value in windows.items():
-            setattr(text, name, value)
+def _prepared(model: Any, exact: bool) -> Iterator[None]:
+    """Make short texts exceed windows, and compute in float32 without gradients of weights.
 
+    Gradients of weights, or a float32 copy of all of them, would take as much memory as the weights: each is copied
+    while its module runs.
 
-@contextlib.contextmanager
-def _frozen(model: Any) -> Iterator[None]:
-    """Compute no gradients of weights, which would take as much memory as the weights."""
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_(True)
-
-
-@contextlib.contextmanager
-def _in_float32(model: Any) -> Iterator[None]:
-    """Compute with float32 copies of weights that are stored in fewer bits, each while its module runs."""
+    Args:
+        model: it is as before afterwards.
+        exact: whether to compute in float32.
+    """
+    text = model.config.get_text_config()
     stored: dict[Any, dict[str, Any]] = {}
 
     def widen(module: Any, inputs: Any) -> None:
@@ -271,9 +238,16 @@ def _in_float32(model: Any) -> Iterator[None]:
     def narrow(module: Any, inputs: Any, output: Any) -> None:
         module._parameters.update(stored.pop(module))
 
-    with contextlib.ExitStack() as hooks:
+    with contextlib.ExitStack() as undo:
+        for name, value in _windows(text).items():
+            if value > _LONGEST_WINDOW:
+                undo.callback(setattr, text, name, value)
+                setattr(text, name, _WINDOW)
+        for parameter in model.parameters():
+            undo.callback(parameter.requires_grad_, parameter.requires_grad)
+            parameter.requires_grad_(False)
         for module in model.modules():
-            if any(p is not None and p.dtype != torch.float32 for p in module._parameters.values()):
-                hooks.callback(module.register_forward_pre_hook(widen).remove)
-                hooks.callback(module.register_forward_hook(narrow, always_call=True).remove)
+            if exact and any(p is not None and p.dtype != torch.float32 for p in module._parameters.values()):
+                undo.callback(module.register_forward_pre_hook(widen).remove)
+                undo.callback(module.register_forward_hook(narrow, always_call=True).remove)
         yield
