@@ -38,6 +38,9 @@ from coca_mindspeed.local.sampler import Decoder, draw
 #: Of a CPU's memory, what lies between pieces in use and is too small for the next, as a share of a backward pass's:
 #: where a process keeps what it frees (:mod:`.freed_memory`), 10 to 13% in the first pass and 15 to 42% in later ones.
 _FRAGMENTS = 0.25
+#: Of a CPU's memory, freed logits of a chunk that are too small for the next: 1 to 3 times these were measured where a
+#: pass holds little else, in three passes.
+_LOST_CHUNKS = 1.75
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # names of one setting
 _SHORTEST = 2  # tokens of a response that is run at all: the prompt's states predict the first
 
@@ -134,11 +137,9 @@ def _footprint(config: RunConfig, architecture: Any) -> Footprint:
                 for parameter in trained:
                     parameter.grad = torch.empty_like(parameter)
             update_pass(responses_of(policy, microbatch, config))
-            update = max(update, live.most - before)
+            update = max(update, live.most - before + _fragments(policy, config, microbatch, live.most - before))
             for parameter in trained:
                 parameter.grad = None
-        if choose_device(config.trainer.device).type == "cpu":
-            update += int(_FRAGMENTS * update)
         adapters = 0 if policy.adapters is None else sum(p.numel() for p in trained)
         plain = sum(p.numel() for p in parameters) - adapters
         gradients = sum(p.numel() * p.element_size() for p in trained)
@@ -159,6 +160,15 @@ def _footprint(config: RunConfig, architecture: Any) -> Footprint:
         rollout=rollout,
         merged=4 * plain if adapters and choose_device(config.trainer.device).type == "cpu" else 0,
     )
+
+
+def _fragments(policy: Policy, config: RunConfig, microbatch: "LargestMicrobatch", held: int) -> int:
+    """Bytes of a CPU's memory that a backward pass holding so many bytes leaves unused between tensors."""
+    if choose_device(config.trainer.device).type != "cpu":
+        return 0
+    layer, tokens = policy.output_layer, sum(microbatch.group_sizes) * microbatch.response
+    chunk = 0 if layer.fits_one_chunk(tokens) else 4 * layer.chunk_of(tokens) * policy.vocabulary
+    return int(max(_FRAGMENTS * held, _LOST_CHUNKS * chunk))
 
 
 def _experts(architecture: Any) -> int | None:

@@ -145,14 +145,16 @@ class OutputLayer:
     def _distribution(self, states: Tensor, as_policy: Callable[[Tensor], Tensor]) -> "_Distribution":
         weight, device = self.head.weight, states.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
-        tokens = states.shape[:-1].numel()
-        # As many chunks as at the limit, all of one size: the largest is smaller.
-        chunk = math.ceil(tokens / math.ceil(tokens / self._chunk)) if tokens else self._chunk
+        chunk = self.chunk_of(states.shape[:-1].numel())
         return _Distribution(lambda logits: as_policy(self._scaled(logits)), dtype, chunk)
 
     def fits_one_chunk(self, tokens: int) -> bool:
         """Whether the logits of so many tokens are few enough to be held at once."""
         return tokens <= self._chunk
+
+    def chunk_of(self, tokens: int) -> int:
+        """Tokens whose logits are computed at a time: as few chunks of so many tokens as fit, all of one size."""
+        return math.ceil(tokens / math.ceil(tokens / self._chunk)) if tokens else self._chunk
 
     @property
     def _chunk(self) -> int:

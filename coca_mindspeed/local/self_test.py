@@ -187,7 +187,8 @@ class _Case:
             hook.remove()
         used = [(ids.flatten(), rows.grad.flatten(0, -2)) for ids, rows in looked_up if rows.grad is not None]
         ids, gradients = (torch.cat(each).cpu() for each in zip(*used, strict=True))
-        return _Found(found.detach(), torch.sparse_coo_tensor(ids[None], gradients, embedding.weight.shape))
+        shape = embedding.weight.shape
+        return _Found(found.detach(), torch.sparse_coo_tensor(ids[None], gradients, shape, check_invariants=True))
 
 
 def _run(what: str, compute: Callable[[Policy], _Found], policy: Policy) -> _Found | str:
