@@ -311,7 +311,10 @@ def test_the_tiny_model_refuses_what_it_cannot_read(tmp_path):
     for rows, message in (
         ([{"question": "What?", "answer": "1"}], "cannot read 'W' in its question"),
         ([{"question": "1+1", "answer": "x", "metadata": {"instruction": ""}}], "cannot read 'x' in its answer"),
-        ([{"question": "1+1", "answer": "+", "metadata": {"instruction": ""}}], "needs an answer with a digit"),
+        (
+            [{"question": "1+1", "answer": "+", "metadata": {"instruction": "", "grader": "exact"}}],
+            "needs an answer with a digit",
+        ),
     ):
         path = write_rows(tmp_path / "own.jsonl", rows)
         with pytest.raises(DataError, match=message):
