@@ -184,7 +184,7 @@ class _LiveBytes(TorchDispatchMode):
     Every expert has the same number of tokens.
     """
 
-    def __init__(self, experts: int | None) -> None:
+    def __init__(self, experts: int | None = None) -> None:
         super().__init__()
         self._experts = experts
         self._indices: set[int] = set()  # storages that hold 0, 1, 2, ...
