@@ -73,8 +73,8 @@ def proxy_process(port: int, path: str, profile: str | None) -> None:
     """
     import uvicorn
 
+    from coca_mindspeed.serving.config import read_serving_config
     from coca_mindspeed.serving.proxy import Proxy
-    from coca_mindspeed.serving.serving_config import read_serving_config
 
     app = Proxy(read_serving_config(Path(path))).app()
     profiler = None if profile is None else cProfile.Profile()
@@ -105,7 +105,8 @@ async def load(port: int, clients: int, requests: int, pieces: int) -> None:
     """Ask for ``requests`` streamed answers of ``pieces`` pieces, ``clients`` at once."""
     messages = [{"role": "user", "content": str(pieces)}]
     body = json.dumps({"model": "coca", "messages": messages, "stream": True}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(body)}\r\n\r\n".encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    head = (head + f"content-length: {len(body)}\r\n\r\n").encode()
     left = iter(range(requests))
 
     async def one_client() -> None:

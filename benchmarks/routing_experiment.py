@@ -39,11 +39,10 @@ from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.session import open_session
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
 from coca_mindspeed.local.warm_up import warm_up
-from coca_mindspeed.serving.background import served_in_background
-from coca_mindspeed.serving.replay import join_tiers
-from coca_mindspeed.serving.routing_curves import oracle_curve, single_curve, threshold_curve
+from coca_mindspeed.serving.config import ServingConfig
+from coca_mindspeed.serving.replay import join_tiers, oracle_curve, single_curve, threshold_curve
 from coca_mindspeed.serving.routing_scores import compare_routers
-from coca_mindspeed.serving.serving_config import ServingConfig
+from tests.serving.background import served_in_background
 
 # Hidden size, layers: about 60,000 and 900,000 parameters; a token's price is about in proportion.
 SIZES = {"small": (48, 2), "large": (128, 4)}
@@ -188,7 +187,7 @@ def served(runs: dict[str, Path], threshold: float, records: Sequence[Record]) -
                 "backends": {n: {"url": url, "model": n, "dialect": "vllm"} for n, url in urls.items()},
                 "tiers": [
                     {"name": "small", "backend": "small", "bands": bands},
-                    {"name": "large", "backend": "large", "bands": everything, "invalid": "answer", "price": PRICES[1]},
+                    {"name": "large", "backend": "large", "bands": everything, "invalid": "answer"},
                 ],
             }
         )

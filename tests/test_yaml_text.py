@@ -11,7 +11,7 @@ from coca_mindspeed.local.run_directory import FoundRun, refuse_another_run
 from coca_mindspeed.mindspeed.start import run_file
 from coca_mindspeed.mindspeed.start.driver import compose_config
 from coca_mindspeed.reproduce.plan import read_plan
-from coca_mindspeed.serving.serving_config import read_serving_config
+from coca_mindspeed.serving.config import read_serving_config
 from coca_mindspeed.upstream.manifest import load_manifest
 from coca_mindspeed.verl import configuration
 from coca_mindspeed.yaml_text import YamlError, parse_yaml, read_yaml

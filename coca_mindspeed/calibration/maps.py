@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from coca_mindspeed.calibration.families import Curve, CurveKind, Floats, fit_curve, kind_for
 from coca_mindspeed.calibration.guarantee import Certificate
@@ -29,6 +29,29 @@ class Identity(Section):
     temperature: float = Field(ge=0, description="of sampling")
     data_sha256: str = Field(description="of the labelled predictions that it was fitted on")
     questions: tuple[str, ...] = Field((), description="the first 16 digits of the SHA-256 of each of their questions")
+    sampling: dict[str, float] = Field(
+        default_factory=dict, description="sampling parameters besides temperature that are not neutral (top_p, ...)"
+    )
+
+    def require(self, model: str, prompt: str, temperature: float | None, *, where: str) -> None:
+        """Refuse any use but that for which the map was fitted.
+
+        Args:
+            model: its name at the backend.
+            prompt: the system prompt.
+            temperature: of sampling; None: the map's own.
+            where: for the message.
+
+        Raises:
+            ConfigError: model, prompt or temperature is another.
+        """
+        asked = {"model": model, "prompt_sha256": prompt_hash(prompt), "temperature": temperature}
+        for name, value in asked.items():
+            found = getattr(self, name)
+            if value is not None and found != value:
+                raise ConfigError(
+                    f"{where}: the calibration map was fitted for {name} {found!r}, found {value!r}; fit one for it"
+                )
 
 
 class DomainCurve(Section):
@@ -68,20 +91,6 @@ class RecalibrationMap(Section):
     def apply_one(self, confidence: float, domain: str | None) -> float:
         """One recalibrated confidence."""
         return float(np.clip(self.apply(np.array([confidence]), [domain])[0], 0, 1))
-
-    def require(self, model: str, prompt: str, temperature: float, *, where: str) -> None:
-        """Refuse any use but that for which the map was fitted.
-
-        Raises:
-            ConfigError: model, prompt or temperature is another.
-        """
-        asked = {"model": model, "prompt_sha256": prompt_hash(prompt), "temperature": temperature}
-        for name, value in asked.items():
-            found = getattr(self.identity, name)
-            if found != value:
-                raise ConfigError(
-                    f"{where}: the calibration map was fitted for {name} {found!r}, found {value!r}; fit one for it"
-                )
 
 
 def prompt_hash(prompt: str) -> str:
@@ -223,3 +232,25 @@ def read_map(path: Path) -> RecalibrationMap:
         raise ConfigError(
             f"{path}: is no calibration map: {'.'.join(map(str, first['loc']))}: {first['msg']}"
         ) from error
+
+
+class _CertificateFile(BaseModel):
+    """A map with a certificate, or a file that holds a certificate alone."""
+
+    identity: Identity
+    certificate: Certificate
+
+
+def read_certificate(path: Path) -> tuple[Identity, Certificate]:
+    """Read the certificate in a file of ``calibrate --risk``, and what it belongs to.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds no certificate.
+    """
+    try:
+        found = _CertificateFile.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        raise ConfigError(f"{path}: holds no certificate; expected the file of `calibrate --risk`") from error
+    return found.identity, found.certificate

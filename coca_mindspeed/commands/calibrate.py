@@ -175,7 +175,7 @@ def _apply(arguments: argparse.Namespace, predictions: list[Prediction], identit
     prompt = CONFIDENCE_FIRST_PROMPT
     if arguments.system_prompt is not None:
         prompt = arguments.system_prompt.read_text(encoding="utf-8")
-    fitted.require(identity.model, prompt, arguments.temperature, where=str(arguments.apply))
+    fitted.identity.require(identity.model, prompt, arguments.temperature, where=str(arguments.apply))
     known = {*fitted.identity.questions} & {*identity.questions}
     if known or fitted.identity.data_sha256 == identity.data_sha256:
         raise DataError(

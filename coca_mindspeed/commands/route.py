@@ -13,11 +13,19 @@ from coca_mindspeed.evaluation.reports.figures import save_figure
 from coca_mindspeed.evaluation.tokens import TokenCounter
 from coca_mindspeed.files import write_atomically, write_json
 from coca_mindspeed.serving import route_report
+from coca_mindspeed.serving.config import read_serving_config, tier_policies
 from coca_mindspeed.serving.decision import Budget
-from coca_mindspeed.serving.replay import PolicyOutcome, Tiers, join_tiers, replay_policy, tier_name
-from coca_mindspeed.serving.routing_curves import oracle_curve, single_curve, threshold_curve
+from coca_mindspeed.serving.replay import (
+    PolicyOutcome,
+    Tiers,
+    join_tiers,
+    oracle_curve,
+    replay_policy,
+    single_curve,
+    threshold_curve,
+    tier_name,
+)
 from coca_mindspeed.serving.routing_scores import compare_routers
-from coca_mindspeed.serving.serving_config import read_serving_config
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -109,11 +117,10 @@ def _replay(path: Path, tiers: Tiers) -> PolicyOutcome:
     config = read_serving_config(path)
     if len(config.tiers) != len(tiers.names):
         raise UsageError(f"--policy {path}: has {len(config.tiers)} tiers, found predictions of {len(tiers.names)}")
-    rules = [config.rule(i) if tier.states_confidence else None for i, tier in enumerate(config.tiers)]
+    rules = [policy.rule for policy in tier_policies(config)]
     caps = config.caps
     unread = {
         "calibration": any(tier.calibration is not None for tier in config.tiers),
-        "after_answer": any(tier.after_answer is not None for tier in config.tiers),
         "confidence.source": any(tier.confidence.source != "stated" for tier in config.tiers),
         "caps.tokens": caps.tokens is not None,
     }
@@ -123,4 +130,4 @@ def _replay(path: Path, tiers: Tiers) -> PolicyOutcome:
             "they were stated",
             sys.stderr,
         )
-    return replay_policy(tiers, rules, Budget(caps.escalations, caps.samples, caps.hooks, None, caps.exhausted))
+    return replay_policy(tiers, rules, Budget(caps.escalations, None, caps.exhausted))

@@ -32,6 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--threads", type=at_least(1), help="--model: CPU threads")
     parser.add_argument("--api-key-env", metavar="NAME", help="--model: variable that holds the key clients must show")
+    parser.add_argument(
+        "--export", type=Path, metavar="DIR", help="write the request log of CONFIG there as JSON Lines, and stop"
+    )
     parser.add_argument("--check", action="store_true", help="check CONFIG, its keys and its maps, and stop")
 
 
@@ -39,33 +42,39 @@ def run(arguments: argparse.Namespace) -> int:
     """Serve until interrupted."""
     if (arguments.config is None) == (arguments.model is None):
         raise UsageError("name either a CONFIG of tiers or --model DIR")
+    if arguments.export is not None:
+        return _export(arguments)
     try:
-        import uvicorn
+        from coca_mindspeed.serving.http_server import Server
     except ImportError as error:
         raise MissingDependencyError(
             "serve needs the extra 'serving': pip install 'coca-mindspeed[serving]'"
         ) from error
-    app, host, port, guarded = _model(arguments) if arguments.model is not None else _proxy(arguments)
+    app, shutdown, listen, guarded = _model(arguments) if arguments.model is not None else _proxy(arguments)
+    host, port = listen["host"], listen["port"]
     if not guarded and not _only_this_machine(host):
         key = "--api-key-env" if arguments.model is not None else "listen.api_key_env"
         sys.stderr.write(
-            f"warning: whoever reaches {host}:{port} may ask, and no key is demanded; name a variable that holds one "
+            f"warning: everyone who reaches {host}:{port} may ask, since no key is set; name a variable that holds one "
             f"by {key}, or listen on 127.0.0.1\n"
         )
     if arguments.check:
         print(f"{arguments.config or arguments.model}: can be served")
         return 0
-    # The access log would hold nothing but paths; requests are counted in the metrics.  Nothing asks who a client is,
-    # so that headers which say it for a proxy before this one need no reading.
-    uvicorn.run(
-        app,
-        host=host,
-        port=port,
-        log_level="warning",
-        access_log=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=5,
-    )
+    Server(app, shutdown, **listen).run()
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    """Write the request log of a configuration as JSON Lines."""
+    from coca_mindspeed.serving.config import read_serving_config
+    from coca_mindspeed.serving.request_log import export_log
+
+    config = None if arguments.config is None else read_serving_config(arguments.config)
+    if config is None or config.log is None:
+        raise UsageError("--export needs a CONFIG with the section log")
+    requests, labelled = export_log(Path(config.log.directory), arguments.export)
+    print(f"{arguments.export}: {requests:,} requests, {labelled:,} of them labelled")
     return 0
 
 
@@ -76,20 +85,21 @@ def _only_this_machine(host: str) -> bool:
         return False
 
 
-def _proxy(arguments: argparse.Namespace) -> tuple[Any, str, int, bool]:
-    """The application, where it listens, and whether clients must show a key."""
+def _proxy(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], bool]:
+    """The application, its shutdown, options of the server, and whether clients must show a key."""
+    from coca_mindspeed.serving.config import read_serving_config
     from coca_mindspeed.serving.proxy import Proxy
-    from coca_mindspeed.serving.serving_config import read_serving_config
 
     config = read_serving_config(arguments.config)
     host = arguments.host or config.listen.host
     port = config.listen.port if arguments.port is None else arguments.port
     proxy = Proxy(config)
     print(f"{config.name}: tiers {', '.join(t.name for t in config.tiers)} at http://{host}:{port}/v1", flush=True)
-    return proxy.app(), host, port, config.listen.api_key_env is not None
+    limits = {"connections": config.limits.connections, "drain_s": config.limits.drain_s}
+    return proxy.app(), proxy.shutdown, {"host": host, "port": port, **limits}, config.listen.api_key_env is not None
 
 
-def _model(arguments: argparse.Namespace) -> tuple[Any, str, int, bool]:
+def _model(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], bool]:
     import torch
 
     from coca_mindspeed.config.schema import ModelConfig
@@ -107,7 +117,8 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, str, int, bool]:
     config = ModelConfig(compute_dtype=arguments.dtype, chat_template_kwargs=arguments.chat_template_kwargs or {})
     policy = load_policy(arguments.model, config, device, where="--model")
     name = arguments.name or arguments.model.resolve().name
-    server = ModelServer(policy, name, concurrent=arguments.concurrent, max_tokens=arguments.max_tokens, key=key)
     host, port = arguments.host or "127.0.0.1", 8000 if arguments.port is None else arguments.port
+    sizes = {"concurrent": arguments.concurrent, "max_tokens": arguments.max_tokens}
+    server = ModelServer(policy, name, **sizes, key=key, hosts=[host])
     print(f"{name}: {arguments.model} at http://{host}:{port}/v1", flush=True)
-    return server.app(), host, port, key is not None
+    return server.app(), server.shutdown, {"host": host, "port": port}, key is not None

@@ -1,1 +1,1 @@
-"""What a stated confidence is for: deciding before the answer is paid for, and serving what was decided."""
+"""Serving by the stated confidence: a routing proxy, a server of one model, and replay from stored predictions."""

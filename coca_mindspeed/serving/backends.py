@@ -1,174 +1,292 @@
-"""Engines behind the proxy: any OpenAI-compatible server, asked for streams alone.
+"""Backends of the proxy: OpenAI-compatible servers, asked for streams only.
 
-A stream can be left at any time, which ends the generation, and it tells a whole answer from half of one: without a
-finish reason it raises.  Whatever goes wrong is a :class:`BackendError` of one kind.
+A stream can be left at any time, which ends the generation, and it tells a whole answer from a part of one.  Every
+failure is a :class:`BackendError` of one kind.
 """
 
+import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Any, TypeVar
 
 import aiohttp
 import anyio
 from yarl import URL
 
-from coca_mindspeed.serving.answer_stream import AnswerStream, Patience
-from coca_mindspeed.serving.backend_error import BackendError
-from coca_mindspeed.serving.openai_format import to_json
-from coca_mindspeed.serving.serving_config import BackendConfig
+from coca_mindspeed.serving.chunks import BackendError, Chunk, ChunkReader
+from coca_mindspeed.serving.config import BackendConfig
+from coca_mindspeed.serving.openai_api import to_json
+
+T = TypeVar("T")
 
 _MAX_MESSAGE = 500
 _MAX_RETRY_AFTER_S = 3600.0
-# Below the five seconds after which vLLM and other servers on uvicorn close an idle connection, so that no request is
-# put on one that is being closed.
-_KEPT_OPEN_S = 4.0
+_KEEP_ALIVE_S = 4.0  # below the 5 s after which servers on uvicorn (vLLM) close an idle connection
+_LAST_EVENT_S = 1.0  # longest wait for the usage and the end of the message behind a whole answer
 
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """What a backend is asked for: an answer to ``messages``, or one that goes on from ``prompt_ids``."""
+    """A request to a backend: an answer to ``messages``, or the continuation of ``prompt_ids``."""
 
     messages: Sequence[Mapping[str, Any]] | None = None
     prompt_ids: Sequence[int] | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
     stops: Sequence[str] = ()
     include_stop: bool = False
-    log_probs: int | None = None
-    token_ids: bool = False
-    others: Mapping[str, Any] | None = None
+    log_probs: bool = False
+    sampling: Mapping[str, Any] = field(default_factory=dict)
 
 
 def http_session() -> aiohttp.ClientSession:
-    """The client of all backends and the hook; made in the event loop that uses it."""
-    # Our own limit says how many requests there are at once; a pool's would make them wait in silence.  The waits are
-    # watched here.
+    """The HTTP client of all backends; made in the event loop that uses it."""
+    # limits.concurrent bounds the requests; a pool's limit would make them wait unseen.  Timeout watches the waits.
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEPT_OPEN_S),
+        connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
         cookie_jar=aiohttp.DummyCookieJar(),
         timeout=aiohttp.ClientTimeout(),
     )
+
+
+class Timeout:
+    """Cancels a scope when one of many waits takes too long; one timer serves all of them.
+
+    Attributes:
+        seconds: of the last wait.
+    """
+
+    def __init__(self, scope: anyio.CancelScope) -> None:
+        self._scope, self._loop = scope, asyncio.get_running_loop()
+        self._until = self.seconds = math.inf
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, seconds: float) -> None:
+        """Start a wait of at most ``seconds``."""
+        self.seconds, self._until = seconds, self._loop.time() + seconds
+        if self._timer is None or self._timer.when() > self._until:
+            self._set(self._until)
+
+    def stop(self) -> None:
+        """The wait is over; the timer looks at that when it rings."""
+        self._until = math.inf
+
+    def close(self) -> None:
+        """No wait follows."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _set(self, when: float) -> None:
+        self.close()
+        self._timer = self._loop.call_at(when, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._until <= self._loop.time():
+            self._scope.cancel()
+        elif self._until < math.inf:
+            self._set(self._until)
+
+
+class ChunkStream:
+    """Iterates over blocks of chunks: those that arrived at once.
+
+    Raises on iteration:
+        BackendError: ``cut`` where the stream ends before the answer does.
+    """
+
+    def __init__(self, name: str, config: BackendConfig, response: aiohttp.ClientResponse, timeout: Timeout) -> None:
+        self._name, self._config, self._response, self._timeout = name, config, response, timeout
+        self._reader = ChunkReader(name)
+        self._first: list[Chunk] | None = None
+        self._problem: BackendError | None = None
+        self._wait = config.first_token_s
+
+    @property
+    def finished(self) -> bool:
+        """Whether the engine has ended the answer."""
+        return self._reader.finished
+
+    async def prefetch(self) -> None:
+        """Wait for the first block."""
+        self._first = await self._block(running=True)
+
+    def __aiter__(self) -> "ChunkStream":
+        return self
+
+    async def __anext__(self) -> Sequence[Chunk]:
+        block, self._first = self._first or await self._block(), None
+        if not block:
+            raise StopAsyncIteration
+        return block
+
+    async def _block(self, *, running: bool = False) -> list[Chunk]:
+        """The next chunks, at least one of which progresses; none where the answer has ended.
+
+        The wait ends with the first chunk that progresses: comments and empty chunks do not prolong it.
+        """
+        block: list[Chunk] = []
+        if not running:
+            self._timeout.start(self._wait)
+        while not any(chunk.progresses for chunk in block):
+            if self._problem is not None:
+                raise self._problem
+            if self._reader.ended:
+                break
+            received = await self._receive()
+            try:
+                block.extend(self._reader.feed(received) if received else self._reader.close())
+            except BackendError as error:  # raised after the chunks before it
+                self._problem = error
+                continue
+            if not received:
+                self._reader.ended = True
+        self._timeout.stop()
+        if not block and not self._reader.finished:
+            raise BackendError("cut", f"backend {self._name} ended in the middle of an answer")
+        self._wait = self._config.between_tokens_s
+        return block
+
+    async def _receive(self) -> bytes:
+        try:
+            if not self._reader.finished:
+                return await self._response.content.readany()
+            with anyio.move_on_after(_LAST_EVENT_S):
+                return await self._response.content.readany()
+            return b""
+        except (aiohttp.ClientError, OSError, RuntimeError) as error:  # RuntimeError: the connection is being closed
+            if self._reader.finished:
+                return b""
+            raise BackendError("cut", f"backend {self._name} broke the connection") from error
+
+    def leave(self) -> None:
+        """Return the connection to the pool, or close it, which ends a generation that has not ended by itself."""
+        if self._reader.finished and self._problem is None:
+            # It returns once the end of the message has arrived, which may take a moment.
+            asyncio.get_running_loop().call_later(_LAST_EVENT_S, self._response.close)
+        else:
+            self._response.close()
 
 
 class Backend:
     """One server."""
 
     def __init__(self, name: str, config: BackendConfig, key: str | None, session: aiohttp.ClientSession) -> None:
-        self.name, self.config = name, config
-        self._session = session
+        self.name, self.config, self._session = name, config, session
         base = config.url.rstrip("/")
         self._chat, self._completions = URL(f"{base}/chat/completions"), URL(f"{base}/completions")
         self._models, self._context = URL(f"{base}/models"), config.context_tokens
-        self._headers = {
-            "accept": "text/event-stream",
-            "accept-encoding": "identity",
-            "content-type": "application/json",
-        }
+        self._headers = {"accept": "text/event-stream", "accept-encoding": "identity"}
+        self._headers["content-type"] = "application/json"
         if key is not None:
             self._headers["authorization"] = f"Bearer {key}"
         self._not_before = -math.inf
 
     @asynccontextmanager
-    async def stream(self, ask: Generate) -> AsyncIterator[AnswerStream]:
-        """Ask, and iterate over the blocks of pieces; leaving before the end closes the connection, which ends the
-        generation.
+    async def stream(self, generate: Generate) -> AsyncIterator[ChunkStream]:
+        """Iterate over an answer's blocks of chunks; leaving the block early ends the generation.
 
         Raises:
             BackendError: also from the iteration.
         """
-        waiting = self._not_before - time.monotonic()
-        if waiting > 0:
-            raise BackendError("busy", f"backend {self.name} asked for a pause", waiting)
-        url = self._chat if ask.prompt_ids is None else self._completions
-        body = to_json(self._body(ask))
-        # How long a wait may last changes along the stream: one scope with a moving deadline watches over all of them,
-        # which costs a fraction of a scope for each block.
+        pause = self._not_before - time.monotonic()
+        if pause > 0:
+            raise BackendError("busy", f"backend {self.name} asked for a pause", pause)
+        url, body = self._chat if generate.prompt_ids is None else self._completions, to_json(self._body(generate))
         with anyio.CancelScope() as scope:
-            patience = Patience(scope)
+            timeout = Timeout(scope)
             try:
-                response = await self._answered(url, body, patience)
-                stream = AnswerStream(self.name, self.config, response, patience)
+                try:
+                    stream = await self._opened(url, body, timeout)
+                except BackendError as error:
+                    # A kept connection may have been closed meanwhile: ask once more before the first token.
+                    if error.kind not in ("unreachable", "cut"):
+                        raise
+                    stream = await self._opened(url, body, timeout)
                 try:
                     yield stream
                 finally:
                     stream.leave()
             finally:
-                patience.end()
+                timeout.close()
         if scope.cancelled_caught:
-            raise BackendError("timeout", f"backend {self.name} sent nothing for {patience.seconds:g} s")
+            raise BackendError("timeout", f"backend {self.name} sent no token for {timeout.seconds:g} s")
 
     async def context_tokens(self) -> int:
         """The longest sequence, prompt included; the server is asked once.
 
         Raises:
-            BackendError: it does not say, or cannot be asked.
+            BackendError: the server does not say, or cannot be asked.
         """
         if self._context is None:
+            listed: Any = {}
             try:
                 with anyio.fail_after(self.config.first_token_s):
-                    async with self._session.get(
-                        self._models, headers=self._headers, allow_redirects=False
-                    ) as response:
+                    get = self._session.get(self._models, headers=self._headers, allow_redirects=False)
+                    async with get as response:
                         listed = json.loads(await _head_of(response)) if response.status == 200 else {}
             except (aiohttp.ClientError, OSError, TimeoutError) as error:
                 raise BackendError("unreachable", f"backend {self.name}: {type(error).__name__}") from error
             except (ValueError, RecursionError):
-                listed = {}
+                pass
             self._context = _longest_sequence(listed, self.config.model)
         if self._context is None:
             raise BackendError(
                 "rejected",
-                f"backend {self.name} does not say how long a sequence may be; give max_tokens, or set "
+                f"backend {self.name} does not name max_model_len in /v1/models; give max_tokens, or set "
                 f"backends.{self.name}.context_tokens",
             )
         return self._context
 
-    def _body(self, ask: Generate) -> dict[str, Any]:
-        body: dict[str, Any] = {"model": self.config.model, "stream": True, **(ask.others or {})}
-        body |= {"messages": list(ask.messages)} if ask.messages is not None else {"prompt": list(ask.prompt_ids or ())}
+    def _body(self, generate: Generate) -> dict[str, Any]:
+        body: dict[str, Any] = {"model": self.config.model, "stream": True, **generate.sampling}
         body["stream_options"] = {"include_usage": True}
-        for name, value in (("max_tokens", ask.max_tokens), ("temperature", ask.temperature)):
-            if value is not None:
-                body[name] = value
-        if ask.stops:
-            body["stop"] = list(ask.stops)
-        if ask.log_probs is not None:
-            chat = {"logprobs": True, "top_logprobs": ask.log_probs}
-            body |= chat if ask.messages is not None else {"logprobs": ask.log_probs}
+        if generate.messages is not None:
+            body["messages"] = list(generate.messages)
+        else:
+            body["prompt"] = list(generate.prompt_ids or ())
+        if generate.max_tokens is not None:
+            body["max_tokens"] = generate.max_tokens
+        if generate.stops:
+            body["stop"] = list(generate.stops)
+        if generate.log_probs:
+            body |= {"logprobs": True, "top_logprobs": 0}
         if self.config.dialect == "vllm":
             body["return_token_ids"] = True
-            if ask.include_stop:
+            if generate.include_stop:
                 body["include_stop_str_in_output"] = True
         return body
 
-    async def _answered(self, url: URL, body: bytes, patience: Patience) -> aiohttp.ClientResponse:
-        """The response to a request that was accepted.
+    async def _opened(self, url: URL, body: bytes, timeout: Timeout) -> ChunkStream:
+        """A stream whose first block has arrived.
 
         Raises:
-            BackendError: it was not.
+            BackendError: the request was not accepted, or the connection failed.
         """
-        post = self._session.post(url, data=body, headers=self._headers, allow_redirects=False)
+        timeout.start(self.config.first_token_s)
         try:
-            with patience.of(self.config.first_token_s):
-                response = await post
+            response = await self._session.post(url, data=body, headers=self._headers, allow_redirects=False)
         except (aiohttp.ClientError, OSError) as error:
             raise BackendError("unreachable", f"backend {self.name}: {type(error).__name__}") from error
-        kind = response.headers.get("content-type", "")
-        if response.status == 200 and kind.startswith("text/event-stream"):
-            return response
         try:
-            if response.status == 200:
+            kind = response.headers.get("content-type", "")
+            if response.status != 200:
+                raise await self._refusal(response)
+            if not kind.startswith("text/event-stream"):
                 raise BackendError("garbage", f"backend {self.name}: expected an event stream, found {kind[:60]!r}")
-            raise await self._refusal(response)
-        finally:
+            stream = ChunkStream(self.name, self.config, response, timeout)
+            await stream.prefetch()
+        except BaseException:
             response.close()
+            raise
+        return stream
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> BackendError:
-        """What a status other than 200 means."""
+        """The error that a status other than 200 means."""
         status = response.status
         if status == 429:
             pause = _retry_after(response.headers.get("retry-after"))
@@ -184,8 +302,31 @@ class Backend:
         return BackendError("failed", f"backend {self.name} answered with status {status}")
 
 
+async def gather(*calls: Callable[[], Awaitable[T]]) -> list[T]:
+    """The results of the calls that succeed; all run at once.
+
+    Raises:
+        BackendError: all failed; the first one's error.
+    """
+    results: dict[int, T] = {}
+    errors: dict[int, BackendError] = {}
+
+    async def run(index: int, call: Callable[[], Awaitable[T]]) -> None:
+        try:
+            results[index] = await call()
+        except BackendError as error:
+            errors[index] = error
+
+    async with anyio.create_task_group() as group:
+        for index, call in enumerate(calls):
+            group.start_soon(run, index, call)
+    if not results:
+        raise errors[0]
+    return [results[index] for index in sorted(results)]
+
+
 def _longest_sequence(listed: Any, model: str) -> int | None:
-    """``max_model_len`` of a model in an answer of ``/v1/models``; None: it is not there."""
+    """``max_model_len`` of a model in an answer of ``/v1/models``; None where it is absent."""
     models = listed.get("data") if isinstance(listed, dict) else None
     for entry in models if isinstance(models, list) else []:
         if isinstance(entry, dict) and entry.get("id") == model and type(entry.get("max_model_len")) is int:
@@ -194,11 +335,14 @@ def _longest_sequence(listed: Any, model: str) -> int | None:
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds; a date or nonsense counts as not said."""
+    """Seconds, given as such or as a date; None for anything else."""
     try:
         seconds = float(value or "nan")
     except ValueError:
-        return None
+        try:
+            seconds = parsedate_to_datetime(value or "").timestamp() - time.time()
+        except (ValueError, OverflowError):
+            return None
     return min(max(seconds, 0.0), _MAX_RETRY_AFTER_S) if math.isfinite(seconds) else None
 
 

@@ -1,24 +1,26 @@
-"""Routing replayed from stored predictions: what each way of choosing a tier costs, and how often it is right.
+"""Routing replayed from stored predictions: cost and accuracy of each way of choosing a tier.
 
-No model runs.  Every tier has answered every question once; a router's answer is that of the tier it stops at, and
-its cost is that tier's whole response and what it generated on the way: up to the confidence where that comes first,
+No model runs.  Every tier has answered every question once.  A router's answer is that of the tier at which it stops.
+Its cost is that tier's whole response and the tokens of the tiers before: up to the confidence where that comes first,
 the whole response where it comes after the answer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction
-from coca_mindspeed.serving.decision import Budget, Rule, decide
+from coca_mindspeed.serving.decision import Budget, ThresholdRule, decide
 
 Floats = npt.NDArray[np.float64]
 
 _INVALID_TOKENS = 32  # read at most before a response without a confidence is left
+_MOST_THRESHOLDS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +126,13 @@ class PolicyOutcome:
     stopped_at: Mapping[str, float]
 
 
-def replay_policy(tiers: Tiers, rules: Sequence[Rule | None], budget: Budget) -> PolicyOutcome:
+def replay_policy(tiers: Tiers, rules: Sequence[ThresholdRule | None], budget: Budget) -> PolicyOutcome:
     """Replay a policy by the function that the proxy decides by.
 
     Args:
         tiers: what they said.
         rules: one a tier; None: the tier states no confidence and answers.
         budget: of each request; its tokens are not counted here.
-
-    Raises:
-        DataError: the policy samples or calls the hook, which one stored response a question cannot show.
     """
     n = tiers.correct.shape[1]
     right = answers = 0
@@ -145,8 +144,6 @@ def replay_policy(tiers: Tiers, rules: Sequence[Rule | None], budget: Budget) ->
             stated = float(tiers.confidence[row, column])
             left = replace(left, escalations=min(left.escalations, len(tiers.names) - 1 - row))
             action = "answer" if rule is None else decide(None if np.isnan(stated) else stated, rule, left).action
-            if action in ("sample", "hook"):
-                raise DataError(f"tier {name}: the action {action!r} cannot be replayed from one response a question")
             cost += float(tiers.whole[row, column] if action == "answer" else tiers.opening[row, column])
             if action != "escalate":
                 ended[name] += 1
@@ -161,3 +158,64 @@ def replay_policy(tiers: Tiers, rules: Sequence[Rule | None], budget: Budget) ->
 def tier_name(path: Path) -> str:
     """What a tier of a predictions file is called."""
     return path.resolve().parent.name if path.stem == "predictions" else path.stem
+
+
+class Curve(NamedTuple):
+    """A router's settings from cheap to dear, per question: correct (G, n), cost (G, n), asked the last tier (G, n)."""
+
+    correct: Floats
+    cost: Floats
+    last: Floats
+
+
+def thresholds_of(tiers: Tiers) -> Floats:
+    """Thresholds (G,) worth trying: the stated confidences of all tiers but the last, and one above them all."""
+    stated = np.unique(tiers.confidence[:-1][~np.isnan(tiers.confidence[:-1])])
+    if len(stated) > _MOST_THRESHOLDS:
+        stated = np.unique(np.quantile(stated, np.linspace(0, 1, _MOST_THRESHOLDS), method="nearest"))
+    return np.append(stated, 2.0)
+
+
+def threshold_curve(tiers: Tiers, *, answer_first: bool = False) -> Curve:
+    """Stop at the first tier whose confidence reaches the threshold, the same for all tiers; the last one answers.
+
+    Args:
+        tiers: what they said.
+        answer_first: pay for the whole response of every tier on the way.
+    """
+    thresholds = thresholds_of(tiers)
+    shape = len(thresholds), tiers.correct.shape[1]
+    correct, cost = np.zeros(shape), np.zeros(shape)
+    going: npt.NDArray[np.bool_] = np.ones(shape, dtype=np.bool_)
+    passing = tiers.whole if answer_first else tiers.opening
+    for tier in range(len(tiers.names)):
+        final = tier == len(tiers.names) - 1
+        with np.errstate(invalid="ignore"):
+            sure: npt.NDArray[np.bool_] = np.asarray(tiers.confidence[tier][None] >= thresholds[:, None])
+        stops = going if final else going & sure
+        correct[stops] = np.broadcast_to(tiers.correct[tier], shape)[stops]
+        cost += np.where(stops, tiers.whole[tier], 0.0) + np.where(going & ~stops, passing[tier], 0.0)
+        if final:
+            return Curve(correct, cost, going.astype(np.float64))
+        going = going & ~stops
+    raise AssertionError("the last tier answers")
+
+
+def single_curve(tiers: Tiers) -> Curve:
+    """Each tier on its own; random routing is the straight line between two of them."""
+    last = np.zeros(tiers.whole.shape)
+    last[-1] = 1
+    return Curve(tiers.correct.astype(np.float64), tiers.whole, last)
+
+
+def oracle_curve(tiers: Tiers) -> Curve:
+    """The cheapest tier that is right; where none is, the cheapest."""
+    price = np.where(tiers.correct, tiers.whole, np.inf)
+    any_right = np.asarray(tiers.correct.any(axis=0))
+    chosen = np.where(any_right, price.argmin(axis=0), tiers.whole.argmin(axis=0))
+    column = np.arange(len(chosen))
+    return Curve(
+        any_right[None].astype(np.float64),
+        tiers.whole[chosen, column][None],
+        (chosen == len(tiers.names) - 1)[None].astype(np.float64),
+    )

@@ -10,8 +10,7 @@ from scipy.integrate import trapezoid
 
 from coca_mindspeed.evaluation.intervals.bootstrap import shifted_percentiles
 from coca_mindspeed.evaluation.intervals.bounds import Interval
-from coca_mindspeed.serving.replay import Floats, Tiers
-from coca_mindspeed.serving.routing_curves import Curve, single_curve
+from coca_mindspeed.serving.replay import Curve, Floats, Tiers, single_curve
 
 GAPS = (0.2, 0.5, 0.8)
 _BLOCK = 64  # replicates at once

@@ -111,10 +111,10 @@ def test_a_map_is_refused_where_it_does_not_belong(tmp_path):
     fitted = fit_map(s, y, ["d"] * 300, IDENTITY)
     write_map(path, fitted)
     assert read_map(path) == fitted
-    fitted.require("m", "p", 1.0, where="x")
+    fitted.identity.require("m", "p", 1.0, where="x")
     for wrong in (("n", "p", 1.0), ("m", "q", 1.0), ("m", "p", 0.7)):
         with pytest.raises(ConfigError, match="x: the calibration map was fitted for"):
-            fitted.require(*wrong, where="x")
+            fitted.identity.require(*wrong, where="x")
     for broken in ("{}", "no", json.dumps({**fitted.model_dump(mode="json"), "version": 2})):
         path.write_text(broken)
         with pytest.raises(ConfigError, match="is no calibration map"):

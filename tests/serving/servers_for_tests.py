@@ -3,16 +3,21 @@
 import asyncio
 import contextlib
 import json
+import tempfile
 import time
+from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from coca_mindspeed.serving.background import served_in_background
+from coca_mindspeed.evaluation.predictions import read_predictions
+from coca_mindspeed.files import read_json_lines
+from coca_mindspeed.serving.config import ServingConfig
 from coca_mindspeed.serving.proxy import Proxy
-from coca_mindspeed.serving.serving_config import ServingConfig
+from coca_mindspeed.serving.request_log import export_log
+from tests.serving.background import served_in_background
 
 
 class FakeEngine:
@@ -89,12 +94,31 @@ def routed(small, large=None, environment=None, small_tier=None, small_backend=N
             },
             "tiers": [
                 {"name": "small", "backend": "small", "bands": ESCALATE, **(small_tier or {})},
-                {"name": "large", "backend": "large", "states_confidence": False, "price": 10.0},
+                {"name": "large", "backend": "large", "states_confidence": False},
             ][: len(urls)],
             **sections,
         }
         proxy = Proxy(ServingConfig.model_validate(values), environment or {})
-        yield stack.enter_context(served_in_background(proxy.app())), proxy
+        yield stack.enter_context(served_in_background(proxy.app(), proxy.shutdown)), proxy
+
+
+def exported(directory):
+    """The files of a log's export."""
+    with tempfile.TemporaryDirectory() as output:
+        export_log(Path(directory), Path(output))
+        requests = [row for _, row in read_json_lines(Path(output) / "requests.jsonl")]
+        labels = Path(output) / "labelled.jsonl"
+        return requests, read_predictions(labels) if labels.stat().st_size else []
+
+
+def logged(directory):
+    """The requests of a log."""
+    return exported(directory)[0]
+
+
+def labelled(directory):
+    """The labelled requests of a log, as predictions."""
+    return exported(directory)[1]
 
 
 def until(condition, seconds=10.0):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from coca_mindspeed.serving.drift import DriftAlarm
+from coca_mindspeed.serving.metrics import DriftAlarm
 
 
 def labels_until(alarm, rng, truth, most, name):

@@ -16,11 +16,11 @@ from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.token_stream import TokenStream
 from coca_mindspeed.serving.backends import Backend
-from coca_mindspeed.serving.background import served_in_background
+from coca_mindspeed.serving.config import ServingConfig
 from coca_mindspeed.serving.model_server import ModelServer
 from coca_mindspeed.serving.proxy import Proxy
-from coca_mindspeed.serving.serving_config import ServingConfig
 from tests.local.models_for_tests import write_random_model
+from tests.serving.background import served_in_background
 from tests.serving.servers_for_tests import until
 
 QUESTION = [{"role": "user", "content": "What is 6 times 7?"}]
@@ -129,7 +129,8 @@ def test_a_client_that_leaves_frees_its_place_and_the_others_wait_their_turn(bab
         def started():
             body = json.dumps({"model": "tiny", "messages": QUESTION, "stream": True}).encode()
             connection = socket.create_connection((host, int(port)))
-            head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
+            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
             connection.sendall(head.encode() + body)
             return connection
 
@@ -190,9 +191,9 @@ def prompt_with_system(policy):
 
 
 @pytest.mark.parametrize("tier", [
-    {"style": "one_request"}, {"style": "two_requests"}, {"confidence": {"source": "log_probs"}},
+    {"style": "streaming"}, {"style": "stop_and_resume"},
     {"confidence": {"source": "mean", "samples": 3}},
-], ids=["one", "two", "log_probs", "mean"])  # fmt: skip
+], ids=["streaming", "stop_and_resume", "mean"])  # fmt: skip
 @pytest.mark.parametrize("stream", [False, True])
 def test_every_style_gives_the_same_answer(policy, monkeypatch, tier, stream):
     # The newline after the tag is merged with its last bracket by this tokenizer.
@@ -230,7 +231,7 @@ def test_every_style_gives_the_same_answer(policy, monkeypatch, tier, stream):
 def test_max_tokens_are_the_answers(policy, monkeypatch):
     Scripted(policy, f"<confidence>0.9{CLOSE_TAG}12345678").install(monkeypatch)
     with served_in_background(ModelServer(policy, "tiny").app()) as engine:
-        for style in ("one_request", "two_requests"):
+        for style in ("streaming", "stop_and_resume"):
             values = {
                 "backends": {"a": {"url": engine, "model": "tiny", "dialect": "vllm"}},
                 "tiers": [{"name": "t", "backend": "a", "bands": [{"at_least": 0.0, "action": "answer"}],
@@ -244,7 +245,7 @@ def test_max_tokens_are_the_answers(policy, monkeypatch):
                 assert answer.choices[0].message.content == "123"
 
 
-TWO = {"name": "t", "backend": "a", "bands": [{"at_least": 0.0, "action": "answer"}], "style": "two_requests",
+TWO = {"name": "t", "backend": "a", "bands": [{"at_least": 0.0, "action": "answer"}], "style": "stop_and_resume",
        "max_confidence_tokens": 64}  # fmt: skip
 
 

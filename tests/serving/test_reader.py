@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coca_mindspeed.algorithm.response import ParsedResponse, ResponseParser
-from coca_mindspeed.serving.reader import ConfidenceReader
+from coca_mindspeed.serving.confidence import ConfidenceReader
 
 # Parts of which responses and nearly right responses are made.
 _PARTS = (

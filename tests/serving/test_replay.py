@@ -11,8 +11,14 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
 from coca_mindspeed.serving.decision import Band, Budget, ThresholdRule
-from coca_mindspeed.serving.replay import join_tiers, replay_policy
-from coca_mindspeed.serving.routing_curves import oracle_curve, single_curve, threshold_curve, thresholds_of
+from coca_mindspeed.serving.replay import (
+    join_tiers,
+    oracle_curve,
+    replay_policy,
+    single_curve,
+    threshold_curve,
+    thresholds_of,
+)
 from coca_mindspeed.serving.routing_scores import compare_routers, router_scores, upper_hull
 
 
@@ -140,8 +146,6 @@ def test_a_policy_is_replayed_by_the_function_that_serves():
     assert outcome.answered == pytest.approx((answers.sum() + escalates.sum()) / 300)
     cost = tiers.whole[0][answers].sum() + tiers.opening[0][~answers].sum() + tiers.whole[1][escalates].sum()
     assert outcome.cost == pytest.approx(cost / 300)
-    with pytest.raises(DataError, match="cannot be replayed"):
-        replay_policy(tiers, [ThresholdRule([Band(0, "sample", 3)]), None], Budget(1, samples=3))
 
 
 def test_the_command_and_its_refusals(tmp_path, capsys):

@@ -3,8 +3,7 @@
 import pytest
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.serving.decision import CostRule, ThresholdRule
-from coca_mindspeed.serving.serving_config import read_serving_config
+from coca_mindspeed.serving.config import read_serving_config, tier_policies
 
 GOOD = """
 backends:
@@ -14,7 +13,7 @@ tiers:
   - name: small
     backend: a
     bands: [{at_least: 0.7, action: answer}, {at_least: 0, action: escalate}]
-  - {name: large, backend: b, states_confidence: false, price: 8}
+  - {name: large, backend: b, states_confidence: false, temperature: 1}
 """
 
 
@@ -27,24 +26,10 @@ def written(tmp_path, text):
 def test_a_small_file_and_its_defaults(tmp_path):
     config = read_serving_config(written(tmp_path, GOOD))
     assert (config.listen.host, config.limits.concurrent) == ("127.0.0.1", 256)
-    assert isinstance(config.rule(0), ThresholdRule)
+    policies = tier_policies(config)
+    assert [band.action for band in policies[0].rule.bands] == ["answer", "escalate"]
+    assert policies[1].rule is None
     assert config.log is None
-    assert config.shadow is None
-
-
-def test_costs_become_a_rule(tmp_path):
-    text = """
-backends: {a: {url: "http://h/v1", model: m}}
-costs: {error: 10, refusal: 4}
-tiers:
-  - {name: s, backend: a, answer_tokens: 50, price: 0.01}
-  - {name: l, backend: a, answer_tokens: 100, price: 0.02, accuracy: 0.9}
-"""
-    config = read_serving_config(written(tmp_path, text))
-    rule = config.rule(0)
-    assert rule == CostRule(answer=0.5, error=10, refusal=4, escalate=rule.escalate)
-    assert rule.escalate == pytest.approx(2 + 1)
-    assert config.rule(1).escalate == float("inf")
 
 
 @pytest.mark.parametrize(
@@ -55,15 +40,15 @@ tiers:
         (("at_least: 0.7", "at_least: 1.7"), "tiers.0.bands.0.at_least: Input should be less than or equal to 1"),
         (("at_least: 0,", "at_least: 0.1,"), "tiers.0: bands should fall from at most 1 to exactly 0"),
         (("action: answer", "action: reply"), "tiers.0.bands.0.action"),
-        (("action: answer", "action: hook"), "there is no section hook"),
         (("backend: a", "backend: c"), "tiers.0.backend: expected one of a, b, found 'c'"),
         (("name: large", "name: small"), "names should differ"),
-        (("    bands: [{at_least: 0.7, action: answer}, {at_least: 0, action: escalate}]\n", ""), "expected bands"),
-        (("backend: a", "backend: a\n    style: two_requests"), "needs a backend of dialect vllm"),
-        (("backend: a", "backend: a\n    calibration: m.json"), "temperature: a calibration map holds at one"),
+        (("    bands: [{at_least: 0.7, action: answer}, {at_least: 0, action: escalate}]\n", ""), "either bands or"),
+        (("backend: a", "backend: a\n    style: stop_and_resume"), "needs a backend of dialect vllm"),
+        (("backend: a", "backend: a\n    certificate: m.json"), "either bands or"),
+        (("backend: a", "backend: a\n    calibration: m.json\n    certificate: m.json"), "certificate"),
+        (("backend: a", "backend: a\n    calibration: m.json\n    confidence: {source: mean, samples: 3}"), "'stated'"),
         (("http://127.0.0.1:1/v1", "127.0.0.1:1"), "backends.a.url: String should match pattern"),
-        (("price: 8", "price: '8'"), "tiers.1.price: Input should be a valid number, found '8'"),
-        (("backends:", "shadow: {serve: huge}\nbackends:"), "shadow.serve: expected one of small, large, found 'huge'"),
+        (("temperature: 1", "temperature: '1'"), "tiers.1.temperature: Input should be a valid number, found '1'"),
     ],
 )  # fmt: skip
 def test_mistakes_are_named_with_file_and_key(tmp_path, change, message):
@@ -75,7 +60,7 @@ def test_mistakes_are_named_with_file_and_key(tmp_path, change, message):
 
 
 def test_several_mistakes_are_named_at_once_and_what_is_no_yaml_is_refused(tmp_path):
-    path = written(tmp_path, GOOD.replace("bands:", "band:").replace("price: 8", "prize: 8"))
+    path = written(tmp_path, GOOD.replace("bands:", "band:").replace("temperature: 1", "temparature: 1"))
     with pytest.raises(ConfigError) as error:
         read_serving_config(path)
     assert len(str(error.value).splitlines()) == 2
@@ -85,9 +70,7 @@ def test_several_mistakes_are_named_at_once_and_what_is_no_yaml_is_refused(tmp_p
 
 
 def test_paths_are_relative_to_the_file(tmp_path):
-    text = (
-        GOOD.replace("backend: a", "backend: a\n    temperature: 1\n    calibration: m.json") + "log: {directory: l}\n"
-    )
+    text = GOOD.replace("backend: a", "backend: a\n    calibration: m.json") + "log: {directory: l}\n"
     config = read_serving_config(written(tmp_path, text))
     assert config.tiers[0].calibration == str(tmp_path / "m.json")
     assert config.log.directory == str(tmp_path / "l")

@@ -1,4 +1,4 @@
-"""An engine's stream while it arrives: any way of cutting it gives the same pieces, and no wait is too long."""
+"""An engine's stream while it arrives: any way of cutting it gives the same chunks, and no wait is too long."""
 
 import asyncio
 import itertools
@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.serving.answer_stream import Patience, PieceReader
-from coca_mindspeed.serving.backend_error import BackendError
-from coca_mindspeed.serving.openai_format import Envelope
+from coca_mindspeed.serving.backends import Timeout
+from coca_mindspeed.serving.chunks import BackendError, ChunkReader
+from coca_mindspeed.serving.openai_api import Envelope
 
 
 def event(text, finish_reason=None, line_end=b"\n"):
@@ -28,23 +28,23 @@ STREAM = (
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, len(STREAM)), max_size=12))
-def test_any_cut_gives_the_same_pieces(places):
+def test_any_cut_gives_the_same_chunks(places):
     edges = sorted({0, len(STREAM), *places})
-    reader, pieces, finished_at = PieceReader("engine"), [], None
+    reader, chunks, finished_at = ChunkReader("engine"), [], None
     for start, end in itertools.pairwise(edges):
-        pieces += reader.feed(STREAM[start:end])
+        chunks += reader.feed(STREAM[start:end])
         if reader.finished and finished_at is None:
-            finished_at = len(pieces)
-    assert [piece.text for piece in pieces] == ["<confidence>", "0.9\r\n", "é 🙂", "", ""]
-    assert [piece.tokens for piece in pieces] == [1, 1, 1, 0, 0]
-    assert [piece.finish_reason for piece in pieces] == [None, None, None, "stop", None]
-    assert pieces[-1].prompt_tokens == 7
+            finished_at = len(chunks)
+    assert [chunk.text for chunk in chunks] == ["<confidence>", "0.9\r\n", "é 🙂", "", ""]
+    assert [chunk.tokens for chunk in chunks] == [1, 1, 1, 0, 0]
+    assert [chunk.finish_reason for chunk in chunks] == [None, None, None, "stop", None]
+    assert chunks[-1].usage == (7, 3)
     assert reader.ended
     assert finished_at in (4, 5)
 
 
 def test_an_answer_without_its_reason_is_not_finished():
-    reader = PieceReader("engine")
+    reader = ChunkReader("engine")
     assert len(list(reader.feed(event("a") + b"data: [DONE]\n\n"))) == 1
     assert (reader.finished, reader.ended) == (False, True)
 
@@ -53,28 +53,29 @@ def test_an_answer_without_its_reason_is_not_finished():
     "data",
     [
         b"{",
-        b'{"choices": [{"delta": {"content": "\\ud800"}}]}',  # half a character, which no client could be sent
         b'{"choices": [{"delta": {"content": "\xff"}}]}',
         b'{"choices": [{"delta": {"content": 7}}]}',
         b'{"choices": [{"delta": {"content": "a"}, "token_ids": ["b"]}]}',
         b'{"choices": [], "usage": {"prompt_tokens": "7"}}',
+        b'{"choices": [{"delta": {"content": "a"}, "finish_reason": 7}]}',
+        b"{}",
         b"[" * 100_000,
         b'{"choices": 7}',
         b"7",
     ],
 )
-def test_what_is_no_piece_is_garbage_and_the_pieces_before_it_stand(data):
+def test_what_is_no_chunk_is_garbage_and_the_chunks_before_it_stand(data):
     read = []
     with pytest.raises(BackendError) as error:
-        read.extend(PieceReader("engine").feed(event("a") + b"data: " + data + b"\n\n" + event("b")))
+        read.extend(ChunkReader("engine").feed(event("a") + b"data: " + data + b"\n\n" + event("b")))
     assert error.value.kind == "garbage"
-    assert [piece.text for piece in read] == ["a"]
+    assert [chunk.text for chunk in read] == ["a"]
 
 
 def test_a_line_without_end_is_garbage():
-    reader = PieceReader("engine")
+    reader = ChunkReader("engine")
     assert not list(reader.feed(b"x" * 65536))
-    with pytest.raises(BackendError, match="a line of more than"):
+    with pytest.raises(BackendError, match="an event of more than"):
         list(reader.feed(b"x" * 2_000_000))
 
 
@@ -82,20 +83,21 @@ def test_a_line_without_end_is_garbage():
 @pytest.mark.parametrize("text", ["", " word", "\0", '"', "\\", "\r\n", "é 🙂", "\u2028\x7f", "data: [DONE]\n\n"])
 def test_an_event_of_text_alone_is_the_same_by_either_way(text, model):
     envelope = Envelope("chatcmpl-\0", model, 7)
-    assert envelope.text_pieces()(text) == envelope.piece(text)
+    assert envelope.text_chunks()(text) == envelope.chunk(text)
 
 
 def test_waits_are_bounded_each_for_itself():
     async def waits(*seconds):
         """Whether waits that would last for ever are ended: each (allowed, lasting), with as much time between them."""
         with anyio.CancelScope() as scope:
-            patience = Patience(scope)
+            timeout = Timeout(scope)
             for allowed, lasting in seconds:
-                with patience.of(allowed):
-                    await asyncio.sleep(lasting)
+                timeout.start(allowed)
+                await asyncio.sleep(lasting)
+                timeout.stop()
                 await asyncio.sleep(0.05)  # is nobody's wait, however short the last one was allowed to be
-            patience.end()
-        return scope.cancelled_caught, patience.seconds
+            timeout.close()
+        return scope.cancelled_caught, timeout.seconds
 
     async def all_of_them():
         assert await waits((60, 0), (0.01, 0), (60, 0.05), (60, 0)) == (False, 60)

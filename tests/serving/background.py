@@ -1,4 +1,4 @@
-"""An application served from a thread of this process: for benchmarks, tests and notebooks."""
+"""An application served from a thread of this process."""
 
 import asyncio
 import socket
@@ -7,20 +7,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from coca_mindspeed.serving.http_server import Server, Shutdown
+
 
 @contextmanager
-def served_in_background(app: Any) -> Iterator[str]:
+def served_in_background(app: Any, shutdown: Shutdown | None = None, **options: Any) -> Iterator[str]:
     """Serve an ASGI application on a free port of 127.0.0.1; gives its address up to and including ``/v1``.
 
     Raises:
         RuntimeError: it did not start.
     """
-    import uvicorn
-
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=1, backlog=2048)
-        server = uvicorn.Server(config)
+        server = Server(app, shutdown or Shutdown(), **{"drain_s": 0.0, **options})
+        server.config.timeout_graceful_shutdown = 1 + int(server.config.timeout_graceful_shutdown or 5) - 5
+        server.config.log_level = "critical"
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), daemon=True)
         thread.start()
         try:

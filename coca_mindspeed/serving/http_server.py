@@ -1,0 +1,348 @@
+"""The HTTP side of both servers: limits, access, bodies, clients that leave, shutdown, errors in OpenAI's form."""
+
+import asyncio
+import hmac
+import ipaddress
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from coca_mindspeed.serving.openai_api import DONE, ApiError, event, to_json
+
+_HEADER_BYTES, _HEADERS = 1 << 16, 100
+
+
+def limited_protocol(connections: int, header_s: float = 10.0) -> type[HttpToolsProtocol]:
+    """Uvicorn's protocol with limits that hold before any key is checked.
+
+    Args:
+        connections: open at once; a further one gets 503.
+        header_s: longest time to send a request's headers, else 408; headers of more than 64 KiB get 431.
+    """
+
+    class Limited(HttpToolsProtocol):
+        _refusal: ApiError | None = None
+        _timer: asyncio.TimerHandle | None = None
+        _in_headers, _size, _received = True, 0, 0
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
+            super().connection_made(transport)
+            if len(self.connections) > connections:
+                self._refuse(ApiError(503, f"{connections} connections are open already", retry_after=1))
+            else:
+                self._start_timer()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self._refusal is not None:
+                return
+            super().data_received(data)
+            if self._in_headers and self._refusal is None:
+                self._received += len(data)
+                if self._received > _HEADER_BYTES:
+                    self._refuse(ApiError(431, f"the headers are larger than {_HEADER_BYTES} bytes"))
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._in_headers, self._size, self._received = True, 0, 0
+            if self._timer is None:
+                self._start_timer()
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            super().on_header(name, value)
+            self._size += len(name) + len(value)
+            if len(self.headers) > _HEADERS or self._size > _HEADER_BYTES:
+                self._refusal = ApiError(431, f"more than {_HEADERS} headers, or than {_HEADER_BYTES} bytes of them")
+                raise ValueError("refused")  # ends the parser, which calls send_400_response
+
+        def on_headers_complete(self) -> None:
+            self._in_headers = False
+            self._stop_timer()
+            super().on_headers_complete()
+
+        def send_400_response(self, msg: str) -> None:
+            self._refuse(self._refusal or ApiError(400, msg))
+
+        def _start_timer(self) -> None:
+            late = ApiError(408, f"the headers did not come within {header_s:g} s", code="request_timeout")
+            self._timer = self.loop.call_later(header_s, self._refuse, late)
+
+        def _stop_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _refuse(self, error: ApiError) -> None:
+            self._refusal = error
+            self._stop_timer()
+            body = to_json(error.body())
+            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+            self.transport.write(STATUS_LINE[error.status] + head.encode() + body)
+            self.transport.close()
+
+    return Limited
+
+
+class Shutdown:
+    """Requests that are cut where the server stops before they end."""
+
+    def __init__(self) -> None:
+        self.scopes: set[anyio.CancelScope] = set()
+        self.over = False
+
+    def start(self, seconds: float) -> None:
+        """Let running requests go on for ``seconds``."""
+        asyncio.get_running_loop().call_later(seconds, self._cut)
+
+    def _cut(self) -> None:
+        self.over = True
+        for scope in list(self.scopes):
+            scope.cancel()
+
+
+class Server(uvicorn.Server):
+    """uvicorn with our limits, which lets running requests end when it is told to stop."""
+
+    def __init__(
+        self,
+        app: Any,
+        shutdown: Shutdown,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        connections: int = 1024,
+        drain_s: float = 30.0,
+        header_s: float = 10.0,
+    ) -> None:
+        # There is no access log: it would hold paths only.  Nothing asks who a client is, so that headers of a proxy in
+        # front need no reading.
+        config = uvicorn.Config(
+            app,
+            host=host,
+            port=port,
+            http=limited_protocol(connections, header_s),
+            ws="none",
+            log_level="warning",
+            access_log=False,
+            proxy_headers=False,
+            backlog=2048,
+            timeout_graceful_shutdown=math.ceil(drain_s) + 5,
+        )
+        super().__init__(config)
+        self._shutdown, self._drain_s = shutdown, drain_s
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """Let requests end for ``drain_s`` seconds, cut the others, and stop."""
+        self._shutdown.start(self._drain_s)
+        await super().shutdown(sockets)
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may ask.
+
+    Attributes:
+        key: that clients show; None: none, and ``Host`` and ``Origin`` are checked instead, so that no web page can use
+            a server that listens on the user's own machine.
+        admin_key: for labels and metrics; None: as ``key``.
+        hosts: names in ``Host`` besides IP addresses and ``localhost``.
+        origins: web pages that may ask.
+    """
+
+    key: str | None = None
+    admin_key: str | None = None
+    hosts: Sequence[str] = ()
+    origins: Sequence[str] = ()
+
+    def check(self, request: Request, *, admin: bool = False) -> None:
+        """Let a request pass; keys are compared in constant time.
+
+        Raises:
+            ApiError: 401, 403, or 415 for a body that is not declared as JSON.
+        """
+        key = self.key if not admin or self.admin_key is None else self.admin_key
+        shown = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if key is not None and not hmac.compare_digest(shown.encode(), key.encode()):
+            raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+        if key is None:
+            self._check_page(request)
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if request.method == "POST" and kind != "application/json":
+            raise ApiError(415, f"content-type: expected application/json, found {kind!r}", param="content-type")
+
+    def _check_page(self, request: Request) -> None:
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if not _is_address(host) and host.rpartition(":")[0] not in self.hosts and host not in self.hosts:
+            raise ApiError(403, f"host {host!r} is not served without a key; see listen.hosts", code="forbidden_host")
+        if origin is not None and origin not in self.origins:
+            raise ApiError(403, f"origin {origin!r} may not ask; see listen.origins", code="forbidden_origin")
+
+
+def _is_address(host: str) -> bool:
+    """Whether a ``Host`` header names an IP address or ``localhost``, which no other site's name can stand for."""
+    name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
+    try:
+        return name == "localhost" or bool(ipaddress.ip_address(name.strip("[]")))
+    except ValueError:
+        return False
+
+
+async def read_body(request: Request, limit: int, seconds: float) -> bytes:
+    """The request's body.
+
+    Raises:
+        ApiError: 413 as soon as it is known to be larger than ``limit`` bytes; 408 if it takes more than ``seconds``.
+    """
+    too_large = ApiError(413, f"the request is larger than {limit} bytes", code="request_too_large")
+    stated = request.headers.get("content-length", "")
+    if stated.isdecimal() and int(stated[:20]) > limit:
+        raise too_large
+    body = bytearray()
+    try:
+        with anyio.fail_after(seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > limit:
+                    raise too_large
+    except TimeoutError as error:
+        message = f"the request's body did not come within {seconds:g} s"
+        raise ApiError(408, message, code="request_timeout") from error
+    return bytes(body)
+
+
+async def until_client_leaves(
+    receive: Receive, work: Callable[[], Awaitable[None]], shutdown: Shutdown, seconds: float = math.inf
+) -> bool:
+    """Run ``work`` to its end, or stop it when the client leaves.
+
+    Returns:
+        Whether the client stayed.
+
+    Raises:
+        ApiError: 504, it took more than ``seconds``; or 503, the server stops.
+    """
+    left = False
+    with anyio.CancelScope(deadline=asyncio.get_running_loop().time() + seconds) as scope:
+
+        async def watch() -> None:
+            nonlocal left
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            left = True
+            scope.cancel()
+
+        watching = asyncio.create_task(watch())
+        shutdown.scopes.add(scope)
+        try:
+            await work()
+        finally:
+            watching.cancel()
+            shutdown.scopes.discard(scope)
+    if scope.cancelled_caught and not left:
+        if shutdown.over:
+            raise ApiError(503, "the server is stopping", code="shutting_down", retry_after=1)
+        raise ApiError(504, f"the request took longer than {seconds:g} s", code="timeout")
+    return not scope.cancelled_caught
+
+
+class Reply:
+    """One HTTP answer that begins late: until then it can still become an error.
+
+    Attributes:
+        begun: whether the status has been sent.
+        ended: whether the last byte has been sent.
+    """
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope, self._send = scope, send
+        self.begun = self.ended = False
+
+    async def begin_stream(self, headers: Mapping[str, str]) -> None:
+        """Send status 200 of an event stream."""
+        self.begun = True
+        pairs = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **headers}
+        raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs.items()]
+        await self._send({"type": "http.response.start", "status": 200, "headers": raw})
+
+    async def send(self, data: bytes) -> None:
+        """Send one event."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def end_stream(self, data: bytes = b"") -> None:
+        """Send the last events and ``[DONE]``."""
+        self.ended = True
+        await self._send({"type": "http.response.body", "body": data + DONE, "more_body": False})
+
+    async def json(self, value: Mapping[str, Any], headers: Mapping[str, str], status: int = 200) -> None:
+        """Send a whole answer."""
+        self.begun = self.ended = True
+        await JSONResponse(value, status, dict(headers))(self._scope, _no_more, self._send)
+
+    async def text(self, text: bytes, kind: str) -> None:
+        """Send a page of text."""
+        self.begun = self.ended = True
+        await Response(text, media_type=kind)(self._scope, _no_more, self._send)
+
+    async def error(self, error: ApiError) -> None:
+        """Send an error; in the middle of a stream it is an event, and no ``[DONE]`` follows."""
+        if self.ended:
+            return
+        if self.begun:
+            self.ended = True
+            await self.send(event(error.body()))
+            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        else:
+            await self.json(error.body(), error.headers(), error.status)
+
+
+Answer = Callable[[Request, Reply, Receive], Awaitable[None]]
+
+
+class Endpoint:
+    """A handler as a plain ASGI application, which hears of a client that leaves; its errors become answers."""
+
+    def __init__(self, answer: Answer, refused: Callable[[int], None] = lambda status: None) -> None:
+        """``refused`` is told the status of each error."""
+        self._answer, self._refused = answer, refused
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        reply = Reply(scope, send)
+        try:
+            await self._answer(Request(scope, receive), reply, receive)
+        except ApiError as error:
+            self._refused(error.status)
+            await reply.error(error)
+        except Exception:
+            self._refused(500)
+            await reply.error(_INTERNAL)
+            raise
+
+
+_INTERNAL = ApiError(500, "internal error; the server's log has it", code="internal_error")
+
+
+async def internal_error(request: Request, error: Exception) -> Response:
+    """For an application's ``exception_handlers``."""
+    return JSONResponse(_INTERNAL.body(), 500)
+
+
+async def not_found(request: Request, error: Exception) -> Response:
+    """For an application's ``exception_handlers``."""
+    status = getattr(error, "status_code", 404)
+    answer = ApiError(status, f"{request.method} {request.url.path} is not served here")
+    return JSONResponse(answer.body(), status)
+
+
+async def _no_more() -> Any:
+    return {"type": "http.disconnect"}

@@ -1,0 +1,328 @@
+"""OpenAI's protocol: requests are validated by pydantic models, and answers, chunks and errors written.
+
+A parameter that would be ignored, or that would move the confidence from the beginning of the response, is refused by
+name.  A value that asks for nothing (``null``, ``tools: []``) is accepted.
+"""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+MAX_STOPS = 16
+# Parameters that are accepted and without effect, and those that are accepted with these values only.
+_IGNORED = ("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "parallel_tool_calls")
+_NEUTRAL: Mapping[str, Sequence[Any]] = {
+    "n": (1,), "response_format": ({"type": "text"},), "tools": ([],), "functions": ([],),
+    "tool_choice": ("none", "auto"), "function_call": ("none", "auto"), "modalities": (["text"],), "echo": (False,),
+}  # fmt: skip
+# Values at which a sampling parameter changes nothing.
+NEUTRAL_SAMPLING: Mapping[str, Any] = {
+    "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+    "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "logit_bias": {},
+}  # fmt: skip
+
+
+class ApiError(Exception):
+    """An error as a client sees it: status, OpenAI's type and code, and when to try again."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
+
+    def body(self) -> dict[str, Any]:
+        """The JSON object of the error."""
+        kind = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}.get(
+            self.status, "invalid_request_error" if self.status < 500 else "server_error"
+        )
+        # An engine's message may hold halves of surrogate pairs, which UTF-8 cannot.
+        message = self.message.encode("utf-8", "backslashreplace").decode("utf-8")
+        return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
+
+    def headers(self) -> dict[str, str]:
+        """``Retry-After`` where it is known."""
+        return {} if self.retry_after is None else {"retry-after": f"{max(0.0, self.retry_after):.0f}"}
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+class _TextPart(_Body):
+    type: Literal["text"]
+    text: str
+
+
+class Message(_Body):
+    """One message of a chat; ``name`` is passed on."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[_TextPart]
+    name: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The message for an engine."""
+        content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": content} | ({} if self.name is None else {"name": self.name})
+
+
+class _StreamOptions(_Body):
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class _Sampling(_Body):
+    """Parameters that both kinds of requests share."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: _StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1, le=1_000_000)
+    stop: str | list[Annotated[str, Field(min_length=1)]] | None = Field(None, min_length=1, max_length=4096)
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, ge=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=1_000_000)
+    min_p: float | None = Field(None, ge=0, le=1)
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, gt=0, le=10)
+    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    seed: int | None = Field(None, ge=-(2**62), le=2**62)  # further samples count on from it, and engines take 64 bits
+    include_stop_str_in_output: bool | None = None
+    return_token_ids: bool | None = None
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The strings that end the answer."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def usage(self) -> bool:
+        """Whether the last chunk of a stream counts tokens."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    def sampling(self) -> dict[str, Any]:
+        """The sampling parameters that were given, without the seed."""
+        values = {name: getattr(self, name) for name in ("temperature", *NEUTRAL_SAMPLING)}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class ChatRequest(_Sampling):
+    """The body of ``/v1/chat/completions``."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1, le=1_000_000)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+
+    @property
+    def limit(self) -> int | None:
+        """Largest number of tokens of the answer; None: the engine's limit."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """Number of alternatives to name beside each token; None: no log-probs."""
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+class CompletionRequest(_Sampling):
+    """The body of ``/v1/completions``: token ids to continue."""
+
+    prompt: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+    @property
+    def limit(self) -> int | None:
+        """Largest number of new tokens; None: the engine's limit."""
+        return self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """Number of alternatives to name beside each token; None: no log-probs."""
+        return self.logprobs
+
+
+AnyRequest = ChatRequest | CompletionRequest
+RequestT = TypeVar("RequestT", bound=AnyRequest)
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+
+def read_json_body(body: bytes, model: type[ModelT]) -> ModelT:
+    """Validate a JSON body.
+
+    Raises:
+        ApiError: 400 with the parameter's name.
+    """
+    try:
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        if not first["loc"]:
+            raise ApiError(400, f"the request's body: {first['msg']}") from error
+        where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
+        raise ApiError(400, f"{where}: {first['msg']}", param=str(first["loc"][0])) from error
+
+
+def read_request(
+    body: bytes, kind: type[RequestT], served: str, *, max_messages: int = 10_000, thresholds: bool = False
+) -> RequestT:
+    """Validate a request.
+
+    Args:
+        body: JSON.
+        kind: of request.
+        served: the model's name here.
+        max_messages: of a chat.
+        thresholds: whether ``NAME@THRESHOLD`` is another name of the model.
+
+    Raises:
+        ApiError: 400 with the parameter's name, or 404 for another model.
+    """
+    too_many = ApiError(400, f"messages: more than {max_messages}", param="messages")
+    if body.count(b'"role"') > max_messages + 1000:  # before they are validated, which takes longer
+        raise too_many
+    request = read_json_body(body, kind)
+    if isinstance(request, ChatRequest):
+        if len(request.messages) > max_messages:
+            raise too_many
+        for index, message in enumerate(request.messages):
+            _refuse_extra(message, f"messages[{index}].", {"tool_calls": ([],), "annotations": ([],)})
+    _refuse_extra(request, "", _NEUTRAL)
+    if len(request.stops) > MAX_STOPS:
+        raise ApiError(400, f"stop: more than {MAX_STOPS} strings", param="stop")
+    if request.model != served and not (thresholds and request.model.rpartition("@")[0] == served):
+        raise no_such_model(request.model, served)
+    return request
+
+
+def no_such_model(model: str, served: str) -> ApiError:
+    """The error of a request for another model."""
+    message = f"model {model!r} is not served here; {served!r} is"
+    return ApiError(404, message, param="model", code="model_not_found")
+
+
+def threshold_of(request: ChatRequest) -> float | None:
+    """The threshold in a model's name such as ``coca@0.2``; None where it names none.
+
+    Raises:
+        ApiError: 404, it is not a number from 0 to 1.
+    """
+    _, at, text = request.model.rpartition("@")
+    if not at:
+        return None
+    try:
+        threshold = float(text)
+    except ValueError:
+        threshold = -1.0
+    if not 0 <= threshold <= 1:
+        message = f"model {request.model!r}: expected a threshold from 0 to 1 after '@'"
+        raise ApiError(404, message, param="model", code="model_not_found")
+    return threshold
+
+
+def _refuse_extra(body: _Body, where: str, neutral: Mapping[str, Sequence[Any]]) -> None:
+    for name, value in (body.model_extra or {}).items():
+        if value is not None and name not in _IGNORED and value not in neutral.get(name, ()):
+            message = f"parameter {where + name!r} is not supported here with this value"
+            raise ApiError(400, message, param=where + name, code="unsupported_parameter")
+
+
+def model_entry(name: str, **fields: Any) -> dict[str, Any]:
+    """A model in ``/v1/models``."""
+    return {"id": name, "object": "model", "created": 0, "owned_by": "coca-mindspeed", **fields}
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """The fields that all chunks of one answer share.
+
+    Attributes:
+        id: of the request.
+        model: as the client named it.
+        created: seconds since 1970.
+        chat: of a chat; else of a completion.
+        usage: whether the last chunk counts tokens; the others say ``usage: null`` then.
+    """
+
+    id: str
+    model: str
+    created: int
+    chat: bool = True
+    usage: bool = False
+
+    @classmethod
+    def new(cls, id_: str, model: str, *, chat: bool = True, usage: bool = False) -> "Envelope":
+        return cls(id_, model, int(time.time()), chat, usage)
+
+    def chunk(
+        self,
+        text: str | None = None,
+        *,
+        first: bool = False,
+        finish_reason: str | None = None,
+        choice: Mapping[str, Any] | None = None,
+        **fields: Any,
+    ) -> bytes:
+        """One event of a stream; ``choice`` and ``fields`` are added to the choice and to the object."""
+        delta = ({"role": "assistant"} if first else {}) | ({} if text is None else {"content": text})
+        content = {"delta": delta} if self.chat else {"text": text or ""}
+        chosen = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason, **(choice or {})}
+        if self.usage:
+            fields["usage"] = None
+        return event(self._object(".chunk" if self.chat else "", [chosen], fields))
+
+    def text_chunks(self) -> Callable[[str], bytes]:
+        """A function that writes chunks of nothing but text; the rest is written once."""
+        head, _, tail = self.chunk("\0").rpartition(to_json("\0"))
+        return lambda text: head + to_json(text) + tail
+
+    def usage_chunk(self, usage: Mapping[str, Any]) -> bytes:
+        """The last event, which counts tokens and has no choice."""
+        return event(self._object(".chunk" if self.chat else "", [], {"usage": usage}))
+
+    def whole(
+        self, text: str, finish_reason: str, usage: Mapping[str, Any], choice: Mapping[str, Any] | None, **fields: Any
+    ) -> dict[str, Any]:
+        """A whole answer."""
+        message = {"role": "assistant", "content": text, "refusal": None}
+        content: dict[str, Any] = {"message": message} if self.chat else {"text": text}
+        chosen = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason, **(choice or {})}
+        return self._object("", [chosen], {"usage": usage, **fields})
+
+    def _object(self, suffix: str, choices: list[Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+        kind = f"chat.completion{suffix}" if self.chat else "text_completion"
+        head = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
+        return {**head, "choices": choices, **fields}
+
+
+DONE = b"data: [DONE]\n\n"
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+
+
+def to_json(value: Any) -> bytes:
+    """JSON in UTF-8, without NaN."""
+    return _ENCODER.encode(value).encode()
+
+
+def event(value: Mapping[str, Any]) -> bytes:
+    """One server-sent event."""
+    return b"data: " + to_json(value) + b"\n\n"
+
+
+def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
+    """OpenAI's count of tokens."""
+    total = prompt_tokens + completion_tokens
+    return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}

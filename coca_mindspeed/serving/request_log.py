@@ -1,0 +1,208 @@
+"""The request log: an SQLite file with a row for each request and its label, and its export as JSON Lines.
+
+A row is written before the end of its answer is sent, and a label before it is acknowledged; both survive the death of
+the process.  While the file cannot be written, rows wait in memory and labels are refused.  Several proxies may share
+one file.
+"""
+
+import json
+import sqlite3
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.evaluation.predictions import Prediction, prediction_to_json
+from coca_mindspeed.files import to_json_line
+from coca_mindspeed.serving.trace import Trace
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS requests (
+    request_id TEXT PRIMARY KEY, time REAL NOT NULL, answered INTEGER NOT NULL, row TEXT NOT NULL,
+    correct INTEGER, labelled REAL
+);
+CREATE INDEX IF NOT EXISTS by_time ON requests (time);
+"""
+_DELETE_OLD = """
+DELETE FROM requests WHERE request_id IN (SELECT request_id FROM requests WHERE time < ? ORDER BY time LIMIT ?)
+"""
+_MOST_DELETED = 1000  # rows at once
+_MOST_WAITING = 10_000
+_CLEAN_EVERY_S = 60.0
+_BUSY_S = 2.0  # longest wait for another process that writes
+
+
+class LogError(Exception):
+    """The log cannot be written; the message says why."""
+
+
+class RequestLog:
+    """The log of one proxy.
+
+    Attributes:
+        problem: why the last write failed; None where it succeeded.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        model: str,
+        *,
+        texts: bool = False,
+        max_days: float = 90.0,
+        failed: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Open the log.
+
+        Args:
+            directory: of ``requests.sqlite``.
+            model: the name that clients ask for.
+            texts: whether to keep questions and answers.
+            max_days: age at which rows are deleted.
+            failed: called for each failed write.
+
+        Raises:
+            ConfigError: the file cannot be opened.
+        """
+        self._model, self._texts, self._max_age_s, self._failed = model, texts, max_days * 86_400, failed
+        self._waiting: deque[tuple[Any, ...]] = deque(maxlen=_MOST_WAITING)
+        self._clean_at = 0.0
+        self.problem: str | None = None
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            self._database = sqlite3.connect(
+                directory / "requests.sqlite", isolation_level=None, timeout=_BUSY_S, check_same_thread=False
+            )
+            self._database.execute("PRAGMA journal_mode=WAL")
+            # The death of the process loses nothing; that of the machine may lose the last rows.
+            self._database.execute("PRAGMA synchronous=NORMAL")
+            self._database.executescript(_SCHEMA)
+        except (OSError, sqlite3.Error) as error:
+            raise ConfigError(f"log.directory {directory}: the request log cannot be opened: {error}") from error
+
+    @property
+    def waiting(self) -> int:
+        """Number of rows that could not be written yet."""
+        return len(self._waiting)
+
+    def write(self, trace: Trace, outcome: str, ended: float, question: str, answer: str) -> None:
+        """Log a request; where that fails, the row waits for the next write."""
+        row = {"time": time.time(), "model": self._model, **trace.record(outcome, ended)}
+        if self._texts:
+            row |= {"question": question, "response": answer}
+        answered = outcome == "ok" and trace.action == "answer"
+        self._waiting.append((trace.id, row["time"], answered, to_json_line(row)))
+        with suppress(LogError):
+            self._flush()
+
+    def label(self, request_id: str, correct: bool) -> dict[str, Any] | None:
+        """Store the label of an answer; returns its row, None if there is no answer of this id without a label.
+
+        Raises:
+            LogError: the label cannot be stored.
+        """
+        self._flush()
+        stored = "UPDATE requests SET correct = ?, labelled = ? WHERE request_id = ? AND answered AND correct IS NULL"
+        with self._writing():
+            found = self._database.execute(stored, (correct, time.time(), request_id)).rowcount
+        if not found:
+            return None
+        query = "SELECT row FROM requests WHERE request_id = ?"
+        row: dict[str, Any] = json.loads(self._database.execute(query, (request_id,)).fetchone()[0])
+        return row
+
+    def close(self) -> None:
+        """Write the rows that wait, and close the file."""
+        with suppress(LogError):
+            self._flush()
+        self._database.close()
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        with self._writing():
+            self._database.executemany(
+                "INSERT OR IGNORE INTO requests (request_id, time, answered, row) VALUES (?, ?, ?, ?)", self._waiting
+            )
+            if time.monotonic() > self._clean_at:
+                deleted = self._database.execute(_DELETE_OLD, (time.time() - self._max_age_s, _MOST_DELETED)).rowcount
+                self._clean_at = time.monotonic() + (_CLEAN_EVERY_S if deleted < _MOST_DELETED else 0)
+        self._waiting.clear()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A transaction.
+
+        Raises:
+            LogError: it failed, and nothing of it is stored.
+        """
+        try:
+            self._database.execute("BEGIN IMMEDIATE")
+            yield
+            self._database.execute("COMMIT")
+        except sqlite3.Error as error:
+            self.problem = str(error)
+            self._failed()
+            with suppress(sqlite3.Error):
+                self._database.rollback()
+            raise LogError(str(error)) from error
+        self.problem = None
+
+
+def states_its_confidence(row: Mapping[str, Any]) -> bool:
+    """Whether the label of a logged answer says something about the confidence beside it."""
+    return row.get("basis") is not None
+
+
+def labelled_prediction(row: Mapping[str, Any], correct: bool) -> Prediction:
+    """The prediction that a labelled request amounts to."""
+    stated = states_its_confidence(row)
+    return Prediction(
+        id=row["id"],
+        dataset=row["domain"] or "served",
+        question=row.get("question", ""),
+        response=row.get("response", ""),
+        confidence=row["stated_confidence"] if stated else None,
+        correct=correct,
+        tokens_to_confidence=row["tokens_to_confidence"] if stated else None,
+        method=row["action"],
+        model=row["tier"],
+        tokens=row["answer_tokens"],
+    )
+
+
+def export_log(directory: Path, output: Path) -> tuple[int, int]:
+    """Write ``requests.jsonl`` and ``labelled.jsonl`` (predictions) from a log, which a proxy may be writing.
+
+    Returns:
+        Number of rows of both.
+
+    Raises:
+        DataError: there is no log.
+    """
+    path = directory / "requests.sqlite"
+    if not path.exists():
+        raise DataError(f"{path}: no request log; expected the directory of log.directory")
+    output.mkdir(parents=True, exist_ok=True)
+    counts = [0, 0]
+    with (
+        closing(sqlite3.connect(path, timeout=_BUSY_S)) as database,
+        (output / "requests.jsonl").open("w", encoding="utf-8") as requests,
+        (output / "labelled.jsonl").open("w", encoding="utf-8") as labelled,
+    ):
+        for text, correct in _rows(database):
+            row = json.loads(text)
+            requests.write(to_json_line(row | {"correct": correct}))
+            counts[0] += 1
+            if correct is not None:
+                labelled.write(to_json_line(prediction_to_json(labelled_prediction(row, correct))))
+                counts[1] += 1
+    return counts[0], counts[1]
+
+
+def _rows(database: sqlite3.Connection) -> Iterator[tuple[str, bool | None]]:
+    for text, correct in database.execute("SELECT row, correct FROM requests ORDER BY time"):
+        yield text, None if correct is None else bool(correct)
