@@ -1,100 +1,13 @@
 """Connections to an engine, byte by byte: what ends an answer, what breaks one, and which connection is used again."""
 
-import asyncio
-import contextlib
 import json
-import threading
 
 import httpx
 import pytest
 
-from coca_mindspeed.serving.config import ServingConfig
-from coca_mindspeed.serving.proxy import Proxy
-from tests.serving.background import served_in_background
+from tests.serving.raw_engine import HEAD, PART, WHOLE, RawEngine, before, chunk
 from tests.serving.servers_for_tests import FakeEngine, routed, until
 from tests.serving.test_proxy import QUESTION, SURE
-
-HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-
-
-def event(text, finish_reason=None):
-    choice = {"index": 0, "delta": {"content": text}, "finish_reason": finish_reason}
-    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
-
-
-def chunk(data):
-    return b"%x\r\n%b\r\n" % (len(data), data)
-
-
-WHOLE = b"".join(map(event, SURE)) + event("", "stop") + b"data: [DONE]\n\n"
-PART = b"".join(map(event, SURE))
-
-
-async def _end(server):
-    """No connection is served any more: what is left of one would end with the loop already closed."""
-    server.close()
-    serving = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in serving:
-        task.cancel()
-    await asyncio.gather(*serving, return_exceptions=True)
-
-
-class RawEngine:
-    """Answers every request by the same bytes, and then closes the connection or keeps it.
-
-    Attributes:
-        requests: that came.
-        open: connections.
-    """
-
-    def __init__(self, answer, *, close, abort=False):
-        self.answer, self.close, self.abort = answer, close, abort
-        self.requests = self.open = 0
-
-    async def _serve(self, reader, writer):
-        self.open += 1
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).lower()
-                await reader.readexactly(int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0]))
-                self.requests += 1
-                writer.write(self.answer)
-                await writer.drain()
-                if self.abort:
-                    writer.transport.abort()
-                if self.close:
-                    return
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            self.open -= 1
-            writer.close()
-
-    @contextlib.contextmanager
-    def running(self):
-        """Gives its address."""
-        loop = asyncio.new_event_loop()
-        server = loop.run_until_complete(asyncio.start_server(self._serve, "127.0.0.1", 0))
-        thread = threading.Thread(target=loop.run_forever, daemon=True)
-        thread.start()
-        try:
-            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
-        finally:
-            asyncio.run_coroutine_threadsafe(_end(server), loop).result(10)
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(10)
-
-
-@contextlib.contextmanager
-def before(engine):
-    """A proxy of this engine alone."""
-    with engine.running() as address:
-        values = {
-            "backends": {"e": {"url": address, "model": "m"}},
-            "tiers": [{"name": "t", "backend": "e", "bands": [{"at_least": 0.0, "action": "answer"}]}],
-        }
-        with served_in_background(Proxy(ServingConfig.model_validate(values), {}).app()) as url:
-            yield url
 
 
 def post(url, stream):

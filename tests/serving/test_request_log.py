@@ -1,0 +1,206 @@
+"""The request log: no acknowledged record is lost by a kill, a full disk, a second proxy or a second start."""
+
+import json
+import os
+import resource
+import signal
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.evaluation.predictions import read_predictions
+from coca_mindspeed.files import read_json_lines
+from coca_mindspeed.serving.request_log import LogError, RequestLog
+from coca_mindspeed.serving.trace import Trace
+from tests.serving.raw_engine import WHOLE, RawEngine, stream
+from tests.serving.servers_for_tests import FakeEngine, labelled, logged, routed, until
+from tests.serving.test_proxy import QUESTION, SURE, ask
+
+
+def written(log, name, outcome="ok", **more):
+    trace = Trace(name, tier="t", action="answer", basis="confidence", stated=0.9, confidence=0.9,
+                  tokens_to_confidence=5, **more)  # fmt: skip
+    log.write(trace, outcome, trace.started + 1, "q", "a")
+
+
+def test_one_label_for_each_answer(tmp_path):
+    log = RequestLog(tmp_path, "coca")
+    written(log, "a")
+    written(log, "b", outcome="client_gone")
+    assert log.label("a", True)["confidence"] == 0.9
+    for name in ("a", "b", "c"):
+        assert log.label(name, False) is None
+    other = RequestLog(tmp_path, "coca")  # a second proxy of the same log
+    written(other, "d")
+    assert log.label("d", True) is not None
+    assert other.label("d", False) is None
+    assert [(p.id, p.correct) for p in labelled(tmp_path)] == [("a", True), ("d", True)]
+
+
+def test_old_records_are_deleted(tmp_path):
+    log = RequestLog(tmp_path, "coca", max_days=1)
+    written(log, "old")
+    log.close()
+    with sqlite3.connect(tmp_path / "requests.sqlite") as database:
+        database.execute("UPDATE requests SET time = time - 90000")
+    log = RequestLog(tmp_path, "coca", max_days=1)
+    written(log, "new")
+    assert [row["id"] for row in logged(tmp_path)] == ["new"]
+
+
+class FullDisk:
+    """No file of this process can grow beyond ``size`` bytes."""
+
+    def __init__(self, size):
+        self.size = size
+
+    def __enter__(self):
+        self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (self.size, self.before[1]))
+
+    def __exit__(self, *_):
+        resource.setrlimit(resource.RLIMIT_FSIZE, self.before)
+
+
+def test_a_full_disk_loses_no_record_and_acknowledges_no_label(tmp_path):
+    failures = []
+    log = RequestLog(tmp_path, "coca", failed=lambda: failures.append(1))
+    names = [f"n{i}" for i in range(200)]
+    for name in names[:20]:
+        written(log, name)
+    with FullDisk((tmp_path / "requests.sqlite-wal").stat().st_size + 10_000):
+        for name in names[20:]:
+            written(log, name)
+        assert log.waiting > 0
+        assert log.problem is not None
+        with pytest.raises(LogError):
+            log.label("n3", True)
+        # A process that starts meanwhile reads what is there.
+        assert {row["id"] for row in logged(tmp_path)} >= set(names[:20])
+    assert failures
+    assert log.label("n3", True) is not None
+    assert (log.waiting, log.problem) == (0, None)
+    assert sorted(row["id"] for row in logged(tmp_path)) == sorted(names)
+
+
+def test_a_full_disk_spoils_no_answer_and_is_told(tmp_path):
+    with routed(FakeEngine(*SURE), log={"directory": str(tmp_path)}) as (url, _), httpx.Client() as http:
+        health, metrics = url.replace("/v1", "/health"), url.replace("/v1", "/metrics")
+        assert http.get(health).json()["status"] == "ok"
+        first = ask(url).id
+        with FullDisk(0):
+            answers = [ask(url) for _ in range(3)]
+            streamed = [c for c in ask(url, stream=True) if c.choices]
+            assert {a.choices[0].message.content for a in answers} == {"\nForty-two."}
+            assert streamed[-1].choices[0].finish_reason == "stop"
+            found = http.get(health).json()
+            assert (found["status"], found["log"]["waiting"]) == ("degraded", 4)
+            assert "coca_log_waiting_records 4.0" in http.get(metrics).text
+            label = http.post(f"{url}/coca/labels", json={"id": first, "correct": True})
+            assert (label.status_code, label.json()["error"]["code"]) == (503, "log_error")
+        assert http.post(f"{url}/coca/labels", json={"id": answers[0].id, "correct": True}).status_code == 200
+        assert http.get(health).json()["status"] == "ok"
+        assert "coca_log_errors_total 5.0" in http.get(metrics).text
+    assert len(logged(tmp_path)) == 5
+
+
+@pytest.mark.slow
+def test_kill_loses_no_acknowledged_record(tmp_path):
+    """Clients ask and label without pause; the proxy is killed; every answer and label that arrived is in the log."""
+    with RawEngine(stream(WHOLE), close=False).running() as engine:
+        config = {
+            "listen": {"port": 0},
+            "log": {"directory": str(tmp_path / "log")},
+            "backends": {"e": {"url": engine, "model": "m"}},
+            "tiers": [{"name": "t", "backend": "e", "bands": [{"at_least": 0.0, "action": "answer"}]}],
+        }
+        answered, acknowledged = set(), set()
+        for _ in range(2):
+            config["listen"]["port"] = port = free_port()
+            (tmp_path / "serving.yaml").write_text(json.dumps(config))
+            command = [sys.executable, "-m", "coca_mindspeed.cli", "serve", str(tmp_path / "serving.yaml")]
+            process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
+            url = f"http://127.0.0.1:{port}/v1"
+
+            def asking(url=url):
+                body = {"model": "coca", "messages": QUESTION}
+                with httpx.Client(timeout=20) as http:
+                    try:
+                        while True:
+                            id_ = http.post(f"{url}/chat/completions", json=body).json()["id"]
+                            answered.add(id_)
+                            label = http.post(f"{url}/coca/labels", json={"id": id_, "correct": True})
+                            acknowledged.update([id_] if label.status_code == 200 else [])
+                    except httpx.HTTPError:
+                        return
+
+            until(lambda port=port: listens(port), 60)
+            threads = [threading.Thread(target=asking) for _ in range(4)]
+            for thread in threads:
+                thread.start()
+            before = len(acknowledged)
+            until(lambda before=before: len(acknowledged) > before + 50, 60)
+            process.send_signal(signal.SIGKILL)
+            for thread in threads:
+                thread.join()
+            process.wait()
+    assert {row["id"] for row in logged(tmp_path / "log")} >= answered
+    assert {p.id for p in labelled(tmp_path / "log")} >= acknowledged
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def listens(port):
+    try:
+        return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
+    except httpx.ConnectError:
+        return False
+
+
+def test_the_export_of_a_running_proxy(tmp_path, capsys):
+    log = tmp_path / "log"
+    with routed(FakeEngine(*SURE), log={"directory": str(log)}) as (url, _):
+        ids = [ask(url).id for _ in range(2)]
+        httpx.post(f"{url}/coca/labels", json={"id": ids[0], "correct": False})
+        config = {
+            "log": {"directory": "log"},
+            "backends": {"a": {"url": url, "model": "m"}},
+            "tiers": [{"name": "t", "backend": "a", "bands": [{"at_least": 0, "action": "answer"}]}],
+        }
+        (tmp_path / "s.yaml").write_text(json.dumps(config))
+        assert main(["serve", str(tmp_path / "s.yaml"), "--export", str(tmp_path / "out")]) == 0
+    rows = [row for _, row in read_json_lines(tmp_path / "out" / "requests.jsonl")]
+    assert [(row["id"], row["correct"]) for row in rows] == [(ids[0], False), (ids[1], None)]
+    assert [p.id for p in read_predictions(tmp_path / "out" / "labelled.jsonl")] == ids[:1]
+    del config["log"]
+    (tmp_path / "s.yaml").write_text(json.dumps(config))
+    assert main(["serve", str(tmp_path / "s.yaml"), "--export", str(tmp_path / "out")]) == 2
+
+
+@pytest.mark.slow
+def test_many_records_take_no_memory(tmp_path):
+    log = RequestLog(tmp_path, "coca")
+    for i in range(1000):
+        written(log, f"warm{i}")
+    before = resident()
+    started = time.monotonic()
+    for i in range(20_000):
+        written(log, f"n{i}")
+    print(f"{(time.monotonic() - started) / 20:.3f} ms a record")
+    assert resident() - before < 10 << 20
+
+
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
