@@ -105,7 +105,7 @@ async def load(port: int, clients: int, requests: int, pieces: int) -> None:
     """Ask for ``requests`` streamed answers of ``pieces`` pieces, ``clients`` at once."""
     messages = [{"role": "user", "content": str(pieces)}]
     body = json.dumps({"model": "coca", "messages": messages, "stream": True}).encode()
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
     head = (head + f"content-length: {len(body)}\r\n\r\n").encode()
     left = iter(range(requests))
 

@@ -1,11 +1,12 @@
 """The largest set of accepted answers whose error can be certified from labels.
 
-For a threshold t, the answers with a stated confidence of at least t are accepted.  How many of m accepted, labelled
-answers are wrong is binomial, so ``P(Bin(m, risk) <= wrong)`` is an exact p-value of "the error above t is more
-than ``risk``".  Thresholds are tested from the top down, each at the whole level, until the first one that fails: what
-passed before it is certified together (fixed-sequence testing).  The sequence is fixed before any label is looked at:
-a grid of hundredths, from the first threshold above which there are twice as many labels as the test needs without an
-error.
+For a threshold t, the answers with a stated confidence of at least t are accepted.  The number of wrong ones among m
+accepted, labelled answers is binomial, so ``P(Bin(m, risk) <= wrong)`` is an exact p-value of "the error above t is
+more than ``risk``".  Thresholds are tested from the top down on a grid of hundredths (fixed-sequence testing): a test
+that passes hands its level on to the next, and the first that fails ends a run.  There are two starts, at the first
+threshold that accepts 10 or 30% of the answers, each with half of the level (the fallback procedure of Wiens, 2003,
+which bounds the chance of any false certificate): a few overconfident answers at the top then do not prevent a
+certificate further down, however many labels show them.  The starts depend on the confidences and not on the labels.
 """
 
 import math
@@ -19,6 +20,7 @@ from scipy.stats import beta, binom
 from coca_mindspeed.config.schema import Section
 
 GRID = 100
+_STARTS = ((0.1, 0.5), (0.3, 0.5))  # share of the answers that is accepted, share of the level
 _MOST_LABELS = 1 << 30  # times those that there are: nobody labels more
 
 
@@ -78,7 +80,7 @@ def certify(
     confidence: float,
     estimate_labels: bool = True,
 ) -> Certificate:
-    """Test from the top.
+    """Test from each start down.
 
     Args:
         stated: confidences (n,), NaN where invalid; those are never accepted.
@@ -117,17 +119,34 @@ def _counts(
     return at_or_above(stated[valid]), at_or_above(stated[valid & ~correct])
 
 
+def _levels(accepted: npt.NDArray[np.intp], risk: float, confidence: float) -> npt.NDArray[np.float64]:
+    """The level with which each threshold starts a run; zero where none starts."""
+    levels = np.zeros(len(accepted))
+    least = least_labels(risk, confidence)
+    if accepted[-1] < 2 * least:  # one start with the whole level: less than it certifies nothing
+        if accepted[-1] >= least:
+            levels[np.argmax(accepted >= least)] = 1 - confidence
+        return levels
+    for share, weight in _STARTS:
+        # With the least that can pass, one wrong answer would end the run at its start.
+        wanted = max(2 * least, share * accepted[-1])
+        levels[np.argmax(accepted >= wanted)] += weight * (1 - confidence)
+    return levels
+
+
 def _last_passed(
     accepted: npt.NDArray[np.intp], wrong: npt.NDArray[np.intp], risk: float, confidence: float
 ) -> int | None:
-    """The last threshold that passes before one fails, tested from the top; None where the first fails."""
-    least = least_labels(risk, confidence)
-    # With the least that can pass, one wrong answer would end the sequence at its start.
-    start = 2 * least if accepted[-1] >= 2 * least else least
-    tested = np.flatnonzero(accepted >= start)
-    failed = np.flatnonzero(p_value(wrong[tested], accepted[tested], risk) > 1 - confidence)
-    passed = tested[: failed[0]] if len(failed) else tested
-    return int(passed[-1]) if len(passed) else None
+    """The last threshold that passes; None where none does."""
+    found, level = None, 0.0
+    p_values = p_value(wrong, accepted, risk)
+    for index, start in enumerate(_levels(accepted, risk, confidence)):
+        level += start
+        if level > 0 and p_values[index] <= level * (1 + 1e-12):
+            found = index
+        else:
+            level = 0.0
+    return found
 
 
 def _labels_needed(

@@ -1,5 +1,6 @@
 """Certified errors: exact tails, the sequence, and how often the promise is broken."""
 
+import itertools
 import math
 from fractions import Fraction
 
@@ -23,19 +24,25 @@ def test_the_tail_is_the_sum_of_exact_fractions(m, data):
 
 
 def plainly(stated, correct, risk, level):
-    """The lowest threshold of the grid that is reached before the first failing test."""
-    found = None
+    """The lowest threshold of the grid that passes: runs from two starts, each with half of the level."""
+    valid = sum(s >= 0 for s in stated)
     least = math.ceil(math.log(1 - level) / math.log(1 - risk))
-    start = 2 * least if sum(s >= 0 for s in stated) >= 2 * least else least
+    if valid < 2 * least:
+        starts = [(least, 1.0)]
+    else:
+        starts = [(max(2 * least, share * valid), weight) for share, weight in ((0.1, 0.5), (0.3, 0.5))]
+    found, alpha = None, 0.0
     for hundredth in range(100, -1, -1):
         labels = [y for s, y in zip(stated, correct, strict=True) if s >= hundredth / 100]
-        if len(labels) < start:
-            continue
+        begun = [(count, weight) for count, weight in starts if len(labels) >= count]
+        starts = starts[len(begun) :]
+        alpha += (1 - level) * sum(weight for _, weight in begun)
         wrong = len(labels) - sum(labels)
         tail = sum(math.comb(len(labels), j) * risk**j * (1 - risk) ** (len(labels) - j) for j in range(wrong + 1))
-        if tail > 1 - level:
-            break
-        found = hundredth / 100
+        if alpha > 0 and tail <= alpha:
+            found = hundredth / 100
+        else:
+            alpha = 0.0
     return found
 
 
@@ -61,6 +68,9 @@ TRUTHS = {
     "worst at the top": lambda s: np.where(s > 0.97, 0.2, np.where(s > 0.6, 1.0, 0.5)),
     "at the limit": lambda s: np.full_like(s, 0.9),
     "in waves": lambda s: 0.9 + 0.1 * np.sin(40 * s),
+    "a few overconfident": lambda s: np.where(s > 0.98, 0.5, np.where(s > 0.5, 0.97, 0.4)),
+    "bad above every start": lambda s: np.where(s > 0.94, 0.8, np.where(s > 0.79, 0.85, 0.895)),
+    "steps at the starts": lambda s: np.where(s > 0.95, 1.0, np.where(s > 0.8, 0.75, np.where(s > 0.5, 1.0, 0.7))),
 }
 
 
@@ -101,10 +111,33 @@ def test_when_nothing_can_be_certified_it_says_how_many_labels_would_do():
     assert nothing.threshold is None
 
 
-def test_more_labels_do_not_help_where_the_surest_answers_are_wrong_too_often():
-    """The test goes from the top down and ends where it first fails; a better share below is never reached."""
+OVERCONFIDENT_TOP = np.where(np.arange(101) > 97, 0.5, np.where(np.arange(101) > 60, 0.975, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("right", "risk"),
+    [(OVERCONFIDENT_TOP, 0.1), (OVERCONFIDENT_TOP, 0.25), (np.full(101, 0.95), 0.1), (np.full(101, 0.95), 0.25)],
+)
+def test_more_labels_certify_no_less(right, risk):
+    """A few overconfident answers at the top, which more labels make certain, do not hide the sure ones below."""
+    rng = np.random.default_rng(3)
+    shares = []
+    for labels in (300, 1000, 3000, 10_000):
+        certified = 0
+        for _ in range(200):
+            place = rng.integers(0, 101, size=labels)
+            correct = rng.random(labels) < right[place]
+            found = certify(place / 100, correct, risk=risk, confidence=0.95, estimate_labels=False)
+            certified += found.threshold is not None
+        shares.append(certified / 200)
+    assert all(more >= fewer - 0.01 for fewer, more in itertools.pairwise(shares)), shares
+    assert shares[-1] > 0.98, shares
+
+
+def test_no_number_of_labels_helps_where_all_are_wrong_too_often():
     stated = np.repeat([0.99, 0.5], [150, 850])
-    correct = np.arange(1000) >= 20
+    correct = np.arange(1000) >= 80
+    correct[150:] = np.arange(850) % 5 > 0
     found = certify(stated, correct, risk=0.05, confidence=0.95)
     assert (found.threshold, found.labels_needed) == (None, None)
 
