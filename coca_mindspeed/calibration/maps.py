@@ -29,7 +29,7 @@ class Identity(Section):
     temperature: float = Field(ge=0, description="of sampling")
     data_sha256: str = Field(description="of the labelled predictions that it was fitted on")
     questions: tuple[str, ...] = Field((), description="the first 16 digits of the SHA-256 of each of their questions")
-    sampling: dict[str, float] = Field(
+    sampling: dict[str, int | float] = Field(
         default_factory=dict, description="sampling parameters besides temperature that are not neutral (top_p, ...)"
     )
 

@@ -1,18 +1,21 @@
 """``coca-mindspeed calibrate``: recalibrate confidences from labelled predictions, and certify an error."""
 
 import argparse
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import yaml
 
 from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.calibration.families import Floats
-from coca_mindspeed.calibration.guarantee import certify
+from coca_mindspeed.calibration.guarantee import Certificate, certify
 from coca_mindspeed.calibration.maps import (
     SHRINKAGE,
     Identity,
@@ -25,14 +28,16 @@ from coca_mindspeed.calibration.maps import (
     read_map,
     write_map,
 )
-from coca_mindspeed.commands.options import at_least, number, place, within
+from coca_mindspeed.commands.options import at_least, json_object, number, place, within
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.intervals.estimates import Estimates, paired_intervals
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.metrics.catalogue import CATALOGUE, show
 from coca_mindspeed.evaluation.predictions import Outcomes, Prediction, outcomes, read_predictions, write_predictions
+from coca_mindspeed.files import write_json
 from coca_mindspeed.markdown import markdown_table
 
+_SAMPLING = ("top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "max_tokens")
 _SHOWN = ("ece", "brier", "log_score", "auroc")
 
 
@@ -43,6 +48,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", help="its name at the backend (default: as the predictions say)")
     parser.add_argument("--system-prompt", type=Path, metavar="FILE", help="(default: the paper's)")
     parser.add_argument("--temperature", type=within(0, 2), default=1.0, help="of sampling (default: 1.0)")
+    parser.add_argument(
+        "--sampling",
+        type=json_object,
+        default={},
+        metavar="JSON",
+        help='further sampling parameters of the predictions, {"top_p": 0.9, "max_tokens": 4096} for example',
+    )
     parser.add_argument(
         "--method",
         choices=("auto", "platt", "beta", "isotonic"),
@@ -85,10 +97,13 @@ def run(arguments: argparse.Namespace) -> int:
         )
     try:
         fitted = fit_map(stated, correct, domains, identity, **options)
-    except DataError:
-        if certificate is not None:  # which needs no map
-            sys.stdout.write(f"{certificate.sentence()}\n")
-        raise
+    except DataError as error:
+        if certificate is None or certificate.threshold is None:
+            raise
+        # Labels that are all right certify, although no map can be fitted to them.
+        write_json(arguments.output, {"identity": identity.model_dump(), "certificate": certificate.model_dump()})
+        sys.stdout.write(f"{error}\n{_certified(certificate, arguments.output, identity.model)}{arguments.output}\n")
+        return 0
     text = f"{fitted.curve.kind} map from {len(correct):,} labels, {len(fitted.domains)} domains with their own\n\n"
     try:
         after = cross_fitted(
@@ -101,10 +116,18 @@ def run(arguments: argparse.Namespace) -> int:
         text += f"no figures of what it is worth on other labels: of a fold's others, {error}\n"
     if certificate is not None:
         fitted = fitted.model_copy(update={"certificate": certificate})
-        text += f"{certificate.sentence()}\n"
+        text += _certified(certificate, arguments.output, identity.model)
     write_map(arguments.output, fitted)
     sys.stdout.write(f"{text}{arguments.output}\n")
     return 0
+
+
+def _certified(certificate: Certificate, path: Path, model: str) -> str:
+    """The certificate in words, and the tier that it configures."""
+    if certificate.threshold is None:
+        return f"{certificate.sentence()}\n"
+    tier = {"name": re.sub(r"[^A-Za-z0-9._-]", "-", model), "backend": "BACKEND", "certificate": str(path)}
+    return f"{certificate.sentence()}\n\n{yaml.safe_dump({'tiers': [tier]}, sort_keys=False)}\n"
 
 
 def _refuse_several_of_a_question(predictions: list[Prediction]) -> None:
@@ -143,7 +166,20 @@ def _identity(arguments: argparse.Namespace, predictions: list[Prediction]) -> I
         temperature=arguments.temperature,
         data_sha256=data_hash(predictions),
         questions=question_hashes(predictions),
+        sampling=_sampling(arguments.sampling),
     )
+
+
+def _sampling(values: dict[str, Any]) -> dict[str, float]:
+    """Sampling parameters by the names of OpenAI's and vLLM's APIs.
+
+    Raises:
+        UsageError: a name or value is none of them.
+    """
+    for name, value in values.items():
+        if name not in _SAMPLING or isinstance(value, bool) or not isinstance(value, int | float):
+            raise UsageError(f"--sampling: expected numbers for {', '.join(_SAMPLING)}, found {name}: {value!r}")
+    return values
 
 
 def _before_and_after(stated: Floats, after: Floats, correct: npt.NDArray[np.bool_], questions: list[str]) -> str:

@@ -5,7 +5,7 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from coca_mindspeed.commands.options import at_least, place
+from coca_mindspeed.commands.options import at_least, place, within
 from coca_mindspeed.console import print_text
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.evaluation.predictions import read_predictions
@@ -17,10 +17,12 @@ from coca_mindspeed.serving.config import read_serving_config, tier_policies
 from coca_mindspeed.serving.decision import Budget
 from coca_mindspeed.serving.replay import (
     PolicyOutcome,
+    Setting,
     Tiers,
     join_tiers,
     oracle_curve,
     replay_policy,
+    setting_of_share,
     single_curve,
     threshold_curve,
     tier_name,
@@ -36,6 +38,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prices", metavar="P,P", help="of a generated token, one a tier (default: 1, 10, 100, ...)")
     parser.add_argument(
         "--answer-first", type=Path, metavar="FILE", help="an answer-first model (RLCR) in the first tier's place"
+    )
+    parser.add_argument(
+        "--share", type=within(0, 1), metavar="S", help="print the policy that sends this share to the last tier"
     )
     parser.add_argument("--policy", type=Path, metavar="CONFIG", help="replay this file of `serve` too")
     parser.add_argument("--tokenizer", type=Path, metavar="DIR", help="counts tokens where the predictions do not say")
@@ -74,6 +79,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.policy is not None:
         policy = _replay(arguments.policy, tiers)
         text += f"\n{route_report.policy_sentence(arguments.policy.name, policy)}\n"
+    setting: Setting | None = None
+    if arguments.share is not None:
+        setting = setting_of_share(tiers, arguments.share)
+        text += f"\n{route_report.share_sentence(setting)}\n\n```yaml\n{route_report.policy_yaml(tiers, setting)}```\n"
     figure = route_report.routing_figure(tiers, routers, policy)
     output: Path = arguments.output
     save_figure(figure, output / "route.png")
@@ -94,6 +103,7 @@ def run(arguments: argparse.Namespace) -> int:
                 }
                 for router in routers
             },
+            "share": None if setting is None else asdict(setting),
             "policy": None if policy is None else {k: None if v != v else v for k, v in asdict(policy).items()},
         },
     )

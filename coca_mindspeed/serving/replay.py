@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.stats import beta
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction
@@ -219,3 +220,38 @@ def oracle_curve(tiers: Tiers) -> Curve:
         tiers.whole[chosen, column][None],
         (chosen == len(tiers.names) - 1)[None].astype(np.float64),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A threshold for all tiers but the last, and the share of questions that it sends to the last.
+
+    Attributes:
+        threshold: answer from this confidence on.
+        share: of the questions that reach the last tier.
+        low, high: 95% interval of that share on other questions (Clopper-Pearson).
+        quality: share of right answers.
+        cost: mean cost of a question.
+    """
+
+    threshold: float
+    share: float
+    low: float
+    high: float
+    quality: float
+    cost: float
+
+
+def setting_of_share(tiers: Tiers, share: float) -> Setting:
+    """The threshold whose share of questions that reach the last tier is nearest to ``share``."""
+    curve, thresholds = threshold_curve(tiers), thresholds_of(tiers)
+    shares = curve.last.mean(axis=1)[:-1]  # the last threshold is above 1
+    if not len(shares):
+        raise DataError("no tier but the last states a valid confidence, so that there is no threshold")
+    best = int(np.argmin(np.abs(shares - share)))
+    n = int(tiers.question.max()) + 1  # samples of one question count once
+    reached = float(shares[best]) * n
+    low = float(beta.ppf(0.025, reached, n - reached + 1)) if reached > 0 else 0.0
+    high = float(beta.ppf(0.975, reached + 1, n - reached)) if reached < n else 1.0
+    quality, cost = float(curve.correct[best].mean()), float(curve.cost[best].mean())
+    return Setting(float(thresholds[best]), float(shares[best]), low, high, quality, cost)

@@ -3,14 +3,17 @@
 import base64
 import html
 import math
+import re
 from collections.abc import Sequence
 
+import numpy as np
+import yaml
 from matplotlib.figure import Figure
 
 from coca_mindspeed.evaluation.intervals.bounds import Interval
 from coca_mindspeed.evaluation.reports.figures import line_style, new_figure, plot_text, png_bytes, tidy
 from coca_mindspeed.markdown import markdown_table
-from coca_mindspeed.serving.replay import PolicyOutcome, Tiers
+from coca_mindspeed.serving.replay import PolicyOutcome, Setting, Tiers
 from coca_mindspeed.serving.routing_scores import GAPS, Routed, upper_hull
 
 _NOTE = (
@@ -55,6 +58,30 @@ def policy_sentence(name: str, outcome: PolicyOutcome) -> str:
         f"{name}: {outcome.answered:.1%} answered{error}; {outcome.quality:.1%} of all right at a mean cost of "
         f"{outcome.cost:.4g}; ended at {ended}."
     )
+
+
+def share_sentence(setting: Setting) -> str:
+    """The setting in words."""
+    at = f"{setting.threshold:.6g}"
+    return (
+        f"Answer from confidence {at} on: {setting.share:.1%} of the questions (95% interval {setting.low:.1%} to "
+        f"{setting.high:.1%}) reach the last tier; {setting.quality:.1%} of all right at a mean cost of "
+        f"{setting.cost:.4g}. Clients may choose this threshold by the model name coca@{at}."
+    )
+
+
+def policy_yaml(tiers: Tiers, setting: Setting) -> str:
+    """The configuration of `serve` with a setting; the addresses are to be filled in."""
+    names = [re.sub(r"[^A-Za-z0-9._-]", "-", name) for name in tiers.names]
+    urls = {name: {"url": f"http://127.0.0.1:{8001 + i}/v1", "model": name} for i, name in enumerate(names)}
+    escalate = [{"at_least": setting.threshold, "action": "answer"}] if setting.threshold > 0 else []
+    escalate.append({"at_least": 0.0, "action": "escalate" if escalate else "answer"})
+    policies: list[dict[str, object]] = [{"bands": escalate, "invalid": "escalate"} for _ in names]
+    policies[-1] = {"bands": [{"at_least": 0.0, "action": "answer"}], "invalid": "answer"}
+    if np.isnan(tiers.confidence[-1]).all():
+        policies[-1] = {"states_confidence": False}
+    rows = [{"name": name, "backend": name, **policy} for name, policy in zip(names, policies, strict=True)]
+    return yaml.safe_dump({"backends": urls, "tiers": rows}, sort_keys=False)
 
 
 def _shown(interval: Interval) -> str:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import yaml
 from scipy.optimize import minimize
 from sklearn.isotonic import IsotonicRegression
 
@@ -15,6 +16,7 @@ from coca_mindspeed.calibration.maps import (
     cross_fitted,
     fit_map,
     prompt_hash,
+    read_certificate,
     read_map,
     write_map,
 )
@@ -162,18 +164,28 @@ def test_the_command(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("wrong", "code"), [([], 1), ([7], 0)])
-def test_labels_that_are_nearly_all_right_are_certified(wrong, code, tmp_path, capsys):
+@pytest.mark.parametrize("wrong", [[], [7]])
+def test_labels_that_are_nearly_all_right_are_certified(wrong, tmp_path, capsys):
     """The easiest set to certify is the hardest to fit or to cross-fit a map to."""
     rows = [Prediction(str(i), "d", "q", "r", 0.9 + i % 10 / 100, i not in wrong, 8, model="m") for i in range(300)]
     write_predictions(tmp_path / "a.jsonl", rows)
     command = ["calibrate", str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "map.json"), "--risk", "0.05"]
-    assert main(command) == code
-    printed = capsys.readouterr()
-    assert "certified: answers of stated confidence" in printed.out
-    assert ("all equal" in printed.err) == (not wrong)
-    assert ("no figures of what it is worth on other labels" in printed.out) == bool(wrong)
-    assert (tmp_path / "map.json").exists() == bool(wrong)
+    assert main([*command, "--sampling", '{"top_p": 0.9}']) == 0
+    printed = capsys.readouterr().out
+    assert ("no figures of what it is worth on other labels" in printed) == bool(wrong)
+    identity, certificate = read_certificate(tmp_path / "map.json")
+    assert (identity.model, identity.sampling, certificate.threshold) == ("m", {"top_p": 0.9}, 0.0)
+    assert yaml.safe_load(printed[printed.index("tiers:") : printed.rindex("\n\n")])["tiers"][0]["name"] == "m"
+    if not wrong:  # there is a certificate and no map
+        with pytest.raises(ConfigError):
+            read_map(tmp_path / "map.json")
+
+
+@pytest.mark.parametrize("sampling", ['{"temperature": 1}', '{"top_p": "x"}', '{"top_p": true}'])
+def test_other_sampling_parameters_are_refused(sampling, tmp_path):
+    write_predictions(tmp_path / "a.jsonl", [Prediction("0", "d", "q", "r", 0.9, True, 8, model="m")])
+    command = ["calibrate", str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "x"), "--sampling", sampling]
+    assert main(command) == 2
 
 
 def test_predictions_of_several_models_have_no_common_map(tmp_path, capsys):

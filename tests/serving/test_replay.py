@@ -1,6 +1,7 @@
 """Routing replayed: every number against the plain way of computing it."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ from hypothesis import strategies as st
 from coca_mindspeed.cli import main
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
+from coca_mindspeed.serving.config import read_serving_config
 from coca_mindspeed.serving.decision import Band, Budget, ThresholdRule
 from coca_mindspeed.serving.replay import (
     join_tiers,
     oracle_curve,
     replay_policy,
+    setting_of_share,
     single_curve,
     threshold_curve,
     thresholds_of,
@@ -184,3 +187,35 @@ def test_the_command_and_its_refusals(tmp_path, capsys):
     uncounted = [Prediction("1", "d", "q", "r", 0.5, True, 3)]
     with pytest.raises(DataError, match="has no 'tokens'"):
         join_tiers({"a": uncounted, "b": uncounted}, [1, 2])
+
+
+@pytest.mark.parametrize("share", [0.0, 0.2, 0.5, 1.0])
+def test_the_setting_of_a_share_is_a_policy_that_sends_it(share, tmp_path, capsys):
+    small, large = tmp_path / "small model.jsonl", tmp_path / "large.jsonl"
+    write_predictions(small, drawn(400, 1))
+    write_predictions(large, [replace(p, confidence=None, tokens_to_confidence=None) for p in drawn(400, 2, skill=0.9)])
+    command = ["route", str(small), str(large), "--output", str(tmp_path / "out"), "--replicates", "5"]
+    assert main([*command, "--share", str(share)]) == 0
+    found = json.loads((tmp_path / "out" / "route.json").read_text())["share"]
+    assert found["low"] <= found["share"] <= found["high"]
+    assert abs(found["share"] - share) < 0.06  # 5% are invalid, and so escalated; 101 confidences
+    config = tmp_path / "serving.yaml"
+    config.write_text(capsys.readouterr().out.partition("```yaml\n")[2].partition("```")[0])
+    assert [tier.name for tier in read_serving_config(config).tiers] == ["small-model", "large"]
+    assert main([*command, "--policy", str(config)]) == 0
+    policy = json.loads((tmp_path / "out" / "route.json").read_text())["policy"]
+    assert policy["stopped_at"]["large"] == pytest.approx(found["share"])
+    assert (policy["quality"], policy["cost"]) == pytest.approx((found["quality"], found["cost"]))
+
+
+def test_the_interval_of_a_share_covers():
+    """The threshold is chosen on 200 questions; the share on all others is in its 95% interval."""
+    others = tiers_of(20_000)
+    covered = 0
+    for seed in range(200):
+        tiers = join_tiers({"s": drawn(200, 100 + seed), "l": drawn(200, 900 + seed, skill=0.85)}, (1.0, 5.0))
+        found = setting_of_share(tiers, 0.3)
+        stated = others.confidence[0]
+        truth = float((np.isnan(stated) | (stated < found.threshold)).mean())
+        covered += found.low <= truth <= found.high
+    assert covered >= 181  # binomial: 0.95 gives fewer with a chance of 1 in 500
