@@ -2,13 +2,17 @@
 
 import argparse
 import sys
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+
+import numpy as np
 
 from coca_mindspeed.commands.options import at_least, place, within
 from coca_mindspeed.console import print_text
 from coca_mindspeed.errors import UsageError
-from coca_mindspeed.evaluation.predictions import read_predictions
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.evaluation.reports.figures import save_figure
 from coca_mindspeed.evaluation.tokens import TokenCounter
 from coca_mindspeed.files import write_atomically, write_json
@@ -39,6 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--answer-first", type=Path, metavar="FILE", help="an answer-first model (RLCR) in the first tier's place"
     )
+    parser.add_argument(
+        "--log-probs", type=Path, metavar="DIR", help="the first tier's model: add a router by its answers' log-probs"
+    )
+    parser.add_argument("--instruction", default="", help="--log-probs: that followed each question")
     parser.add_argument(
         "--share", type=within(0, 1), metavar="S", help="print the policy that sends this share to the last tier"
     )
@@ -71,10 +79,18 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.answer_first is not None:
         other = {**said, names[0]: read_predictions(arguments.answer_first)}
         curves["answer first, its own model"] = threshold_curve(join_tiers(other, prices, count), answer_first=True)
+    aurocs = {}
+    if arguments.log_probs is not None:
+        by_log_prob = _by_log_prob(arguments, tiers, said[names[0]])
+        curves["mean log-prob of the first tier's answer"] = threshold_curve(by_log_prob, answer_first=True)
+        aurocs = {"stated confidence": _auroc(tiers), "mean log-prob of the answer": _auroc(by_log_prob)}
     routers = compare_routers(tiers, curves, replicates=arguments.replicates, seed=arguments.seed)
     best = max(range(len(names)), key=lambda i: float(tiers.correct[i].mean()))
     text = f"{route_report.tier_table(tiers)}\nBest single model: {names[best]}.\n\n"
     text += f"{route_report.routing_table(routers)}\n{route_report.note()}\n"
+    if aurocs:
+        shown = ", ".join(f"{name} {auroc:.3f}" for name, auroc in aurocs.items())
+        text += f"\nAUROC of the first tier: {shown}.\n"
     policy: PolicyOutcome | None = None
     if arguments.policy is not None:
         policy = _replay(arguments.policy, tiers)
@@ -103,12 +119,34 @@ def run(arguments: argparse.Namespace) -> int:
                 }
                 for router in routers
             },
+            "auroc": aurocs or None,
             "share": None if setting is None else asdict(setting),
             "policy": None if policy is None else {k: None if v != v else v for k, v in asdict(policy).items()},
         },
     )
     sys.stdout.write(f"{text}\n{output / 'route.html'}\n")
     return 0
+
+
+def _by_log_prob(arguments: argparse.Namespace, tiers: Tiers, predictions: Sequence[Prediction]) -> Tiers:
+    """The tiers with the probability of the first one's answer in place of its confidence, which it need not state."""
+    if len(tiers.names) != 2:
+        raise UsageError(f"--log-probs compares two tiers, found {len(tiers.names)}")
+    from coca_mindspeed.baselines.answer_log_prob import mean_answer_log_probs
+    from coca_mindspeed.config.schema import ModelConfig
+    from coca_mindspeed.local.policy import choose_device, load_policy
+
+    policy = load_policy(arguments.log_probs, ModelConfig(), choose_device("auto"), where="--log-probs")
+    by_key = {p.key: p for p in predictions}
+    asked = [by_key[key] for key in tiers.keys]
+    found = np.exp(mean_answer_log_probs(policy, asked, instruction=arguments.instruction))
+    whole = np.stack([tiers.whole[0] - np.where(np.isnan(tiers.confidence[0]), 0, tiers.opening[0]), tiers.whole[1]])
+    return replace(tiers, confidence=np.stack([found, tiers.confidence[1]]), whole=whole)
+
+
+def _auroc(tiers: Tiers) -> float:
+    auroc = calibration_metrics(tiers.confidence[0], tiers.correct[0]).as_dict()["auroc"]
+    return float(auroc) if isinstance(auroc, int | float) else float("nan")
 
 
 def _prices(text: str | None, tiers: int) -> list[float]:

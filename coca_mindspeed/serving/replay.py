@@ -35,6 +35,7 @@ class Tiers:
         whole: float (T, n), cost of the whole response.
         opening: float (T, n), cost until the confidence is known.
         question: int (n,), equal for samples of one question.
+        keys: (data set, question, sample) of each column.
     """
 
     names: tuple[str, ...]
@@ -43,6 +44,7 @@ class Tiers:
     whole: Floats
     opening: Floats
     question: npt.NDArray[np.intp]
+    keys: Sequence[tuple[str, str, int]]
 
 
 def join_tiers(
@@ -89,6 +91,7 @@ def join_tiers(
         np.array(list(tokens.values())) * price,
         np.array(opening) * price,
         np.unique(np.array(questions), return_inverse=True)[1],
+        keys,
     )
 
 

@@ -1,0 +1,50 @@
+"""Mean log-prob of a model's own answer: the confidence that a router has once the answer is there."""
+
+from collections.abc import Sequence
+
+import torch
+
+from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT, ResponseParser
+from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.local.policy import Policy
+
+
+def mean_answer_log_probs(
+    policy: Policy,
+    predictions: Sequence[Prediction],
+    *,
+    system_prompt: str = CONFIDENCE_FIRST_PROMPT,
+    instruction: str = "",
+) -> list[float]:
+    """Mean log-prob (nats) of the tokens of each prediction's answer, given the prompt and the stated confidence.
+
+    The stored text is tokenised, confidence and answer each for itself, so that a token that spans both counts as two.
+
+    Args:
+        policy: the model that gave the answers.
+        predictions: with their responses.
+        system_prompt: under which they were given.
+        instruction: that followed each question.
+
+    Returns:
+        One number for each prediction; -inf where the answer has no token.
+    """
+    tokenizer, parser, result = policy.tokenizer, ResponseParser(), []
+    with torch.inference_mode(), policy.autocast():
+        for prediction in predictions:
+            messages = [
+                {"role": "system", "content": system_prompt},
+                {"role": "user", "content": prediction.question + instruction},
+            ]
+            prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            answer = parser(prediction.response).answer
+            opening = prediction.response[: len(prediction.response) - len(answer)]
+            parts = [tokenizer(text, add_special_tokens=False)["input_ids"] for text in (prompt + opening, answer)]
+            if not parts[1]:
+                result.append(float("-inf"))
+                continue
+            ids = torch.tensor([parts[0] + parts[1]], device=policy.device)
+            logits = policy.model(input_ids=ids, use_cache=False).logits[0, len(parts[0]) - 1 : -1]
+            log_probs = policy.logits_of_policy(logits, 1.0).log_softmax(dim=-1)
+            result.append(float(log_probs.gather(1, ids[0, len(parts[0]) :, None]).mean()))
+    return result
