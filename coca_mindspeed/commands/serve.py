@@ -33,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=at_least(1), help="--model: CPU threads")
     parser.add_argument("--api-key-env", metavar="NAME", help="--model: variable that holds the key clients must show")
     parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="--model: a name by which clients reach it, where no key is set (addresses and localhost always do)",
+    )
+    parser.add_argument(
         "--export", type=Path, metavar="DIR", help="write the request log of CONFIG there as JSON Lines, and stop"
     )
     parser.add_argument("--check", action="store_true", help="check CONFIG, its keys and its maps, and stop")
@@ -119,6 +126,6 @@ def _model(arguments: argparse.Namespace) -> tuple[Any, Any, dict[str, Any], boo
     name = arguments.name or arguments.model.resolve().name
     host, port = arguments.host or "127.0.0.1", 8000 if arguments.port is None else arguments.port
     sizes = {"concurrent": arguments.concurrent, "max_tokens": arguments.max_tokens}
-    server = ModelServer(policy, name, **sizes, key=key, hosts=[host])
+    server = ModelServer(policy, name, **sizes, key=key, hosts=[host, *arguments.allow_host])
     print(f"{name}: {arguments.model} at http://{host}:{port}/v1", flush=True)
     return server.app(), server.shutdown, {"host": host, "port": port}, key is not None

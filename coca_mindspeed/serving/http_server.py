@@ -184,7 +184,9 @@ class Access:
     def _check_page(self, request: Request) -> None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if not _is_address(host) and host.rpartition(":")[0] not in self.hosts and host not in self.hosts:
-            raise ApiError(403, f"host {host!r} is not served without a key; see listen.hosts", code="forbidden_host")
+            raise ApiError(
+                403, f"host {host!r} is not served without a key; see listen.hosts, --allow-host", code="forbidden_host"
+            )
         if origin is not None and origin not in self.origins:
             raise ApiError(403, f"origin {origin!r} may not ask; see listen.origins", code="forbidden_origin")
 

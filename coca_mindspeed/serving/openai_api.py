@@ -78,6 +78,9 @@ class Message(_Body):
         return {"role": role, "content": content} | ({} if self.name is None else {"name": self.name})
 
 
+_Text = Annotated[str, Field(min_length=1)]
+
+
 class _StreamOptions(_Body):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -90,7 +93,7 @@ class _Sampling(_Body):
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
     max_tokens: int | None = Field(None, ge=1, le=1_000_000)
-    stop: str | list[Annotated[str, Field(min_length=1)]] | None = Field(None, min_length=1, max_length=4096)
+    stop: _Text | list[_Text] | None = None
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, ge=0, le=1)
     top_k: int | None = Field(None, ge=-1, le=1_000_000)
@@ -201,6 +204,8 @@ def read_request(
         for index, message in enumerate(request.messages):
             _refuse_extra(message, f"messages[{index}].", {"tool_calls": ([],), "annotations": ([],)})
     _refuse_extra(request, "", _NEUTRAL)
+    if request.stream_options is not None:
+        _refuse_extra(request.stream_options, "stream_options.", {})
     if len(request.stops) > MAX_STOPS:
         raise ApiError(400, f"stop: more than {MAX_STOPS} strings", param="stop")
     if request.model != served and not (thresholds and request.model.rpartition("@")[0] == served):

@@ -69,17 +69,16 @@ class RequestLog:
         """
         self._model, self._texts, self._max_age_s, self._failed = model, texts, max_days * 86_400, failed
         self._waiting: deque[tuple[Any, ...]] = deque(maxlen=_MOST_WAITING)
-        self._clean_at = 0.0
+        self._clean_at, self._prepared = 0.0, False
         self.problem: str | None = None
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            self._database = sqlite3.connect(
-                directory / "requests.sqlite", isolation_level=None, timeout=_BUSY_S, check_same_thread=False
-            )
-            self._database.execute("PRAGMA journal_mode=WAL")
-            # The death of the process loses nothing; that of the machine may lose the last rows.
-            self._database.execute("PRAGMA synchronous=NORMAL")
-            self._database.executescript(_SCHEMA)
+            path = directory / "requests.sqlite"
+            path.touch(mode=0o640)
+            self._database = sqlite3.connect(path, isolation_level=None, timeout=_BUSY_S, check_same_thread=False)
+            self._prepare()
+        except sqlite3.OperationalError as error:  # a full disk, or another process that writes: tried again later
+            self._note(error)
         except (OSError, sqlite3.Error) as error:
             raise ConfigError(f"log.directory {directory}: the request log cannot be opened: {error}") from error
 
@@ -132,6 +131,19 @@ class RequestLog:
                 self._clean_at = time.monotonic() + (_CLEAN_EVERY_S if deleted < _MOST_DELETED else 0)
         self._waiting.clear()
 
+    def _prepare(self) -> None:
+        """Create the table once."""
+        if not self._prepared:
+            self._database.execute("PRAGMA journal_mode=WAL")
+            # The death of the process loses nothing; that of the machine may lose the last rows.
+            self._database.execute("PRAGMA synchronous=NORMAL")
+            self._database.executescript(_SCHEMA)
+            self._prepared = True
+
+    def _note(self, error: sqlite3.Error) -> None:
+        self.problem = str(error)
+        self._failed()
+
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """A transaction.
@@ -140,12 +152,12 @@ class RequestLog:
             LogError: it failed, and nothing of it is stored.
         """
         try:
+            self._prepare()
             self._database.execute("BEGIN IMMEDIATE")
             yield
             self._database.execute("COMMIT")
         except sqlite3.Error as error:
-            self.problem = str(error)
-            self._failed()
+            self._note(error)
             with suppress(sqlite3.Error):
                 self._database.rollback()
             raise LogError(str(error)) from error

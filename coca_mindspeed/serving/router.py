@@ -245,7 +245,7 @@ class _Routed:
                     break
         if reader is not None:
             raise BackendError("cut", f"backend {tier.backend.name} ended before a confidence could be read")
-        if counted is not None and tier.backend.config.dialect == "openai" and not output.cut:
+        if counted is not None and not output.cut:
             # Chunks were counted so far; one may hold several tokens.
             trace.tokens[tier.name] = before + counted
             output.tokens = max(0, counted - (trace.tokens_to_confidence or 0))

@@ -176,6 +176,8 @@ ACCEPTED = [
     {"tool_choice": "none"},
     {"parallel_tool_calls": False},
     {"n": 1, "logprobs": False, "top_logprobs": None, "stop": None, "seed": None},
+    {"stop": [], "logit_bias": {}},
+    {"stream": True, "stream_options": {"include_usage": False, "include_obfuscation": False}},
     {"stream_options": None, "max_tokens": None, "max_completion_tokens": 50},
     {"user": "u", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"},
     {"functions": [], "function_call": None, "audio": None, "modalities": ["text"]},
@@ -198,6 +200,8 @@ REFUSED = [
     ({"messages": QUESTION * 1001}, "messages"),
     ({"stop": ["x"] * 17}, "stop"),
     ({"stop": ""}, "stop"),
+    ({"stop": [""]}, "stop"),
+    ({"stream": True, "stream_options": {"continuous": True}}, "stream_options.continuous"),
     ({"temperature": True}, "temperature"),
     ({"max_tokens": 0}, "max_tokens"),
 ]

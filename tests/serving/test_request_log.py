@@ -16,6 +16,7 @@ import httpx
 import pytest
 
 from coca_mindspeed.cli import main
+from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.files import read_json_lines
 from coca_mindspeed.serving.request_log import LogError, RequestLog
@@ -35,6 +36,7 @@ def test_one_label_for_each_answer(tmp_path):
     log = RequestLog(tmp_path, "coca")
     written(log, "a")
     written(log, "b", outcome="client_gone")
+    assert (tmp_path / "requests.sqlite").stat().st_mode & 0o007 == 0
     assert log.label("a", True)["confidence"] == 0.9
     for name in ("a", "b", "c"):
         assert log.label(name, False) is None
@@ -89,6 +91,31 @@ def test_a_full_disk_loses_no_record_and_acknowledges_no_label(tmp_path):
     assert log.label("n3", True) is not None
     assert (log.waiting, log.problem) == (0, None)
     assert sorted(row["id"] for row in logged(tmp_path)) == sorted(names)
+
+
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_proxy_starts_on_a_full_disk(earlier, tmp_path):
+    if earlier:
+        log = RequestLog(tmp_path, "coca")
+        written(log, "a")
+        log.close()
+    with FullDisk(0):
+        log = RequestLog(tmp_path, "coca")
+        assert log.problem is not None
+        written(log, "b")
+        with pytest.raises(LogError):
+            log.label("a", True)
+    written(log, "c")
+    assert log.problem is None
+    assert [row["id"] for row in logged(tmp_path)] == (["a", "b", "c"] if earlier else ["b", "c"])
+
+
+def test_a_log_that_is_none_is_refused(tmp_path):
+    (tmp_path / "requests.sqlite").write_bytes(b"x" * 5000)
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        RequestLog(tmp_path, "coca")
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        RequestLog(tmp_path / "requests.sqlite", "coca")
 
 
 def test_a_full_disk_spoils_no_answer_and_is_told(tmp_path):
