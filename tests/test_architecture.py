@@ -188,7 +188,14 @@ def loaded_after(code: str) -> list[str]:
 
 
 def test_importing_the_package_needs_nothing_heavy():
+    assert "`import coca_mindspeed` needs neither torch nor Ray nor MindSpeed-RL nor verl" in " ".join(PAGE.split())
     assert loaded_after("import coca_mindspeed.cli") == []
+    assert loaded_after("import coca_mindspeed; dir(coca_mindspeed)") == []
+
+
+def test_the_library_imports_no_engine():
+    assert "`library.py` imports no engine" in " ".join(PAGE.split())
+    assert offenders("library", ours(*ABOVE, "serving")) == []
 
 
 def test_what_is_typed_is_understood_before_anything_heavy_is_imported():

@@ -115,3 +115,20 @@ class ResponseParser:
             return re.match(self.grammar, text)
         start = text.rfind(OPEN_TAG)
         return re.compile(self.grammar + _WHITESPACE).fullmatch(text, start) if start >= 0 else None
+
+
+def parse_response(text: str, *, position: ConfidencePosition = "first", decimals: int | None = None) -> ParsedResponse:
+    """Parse one response; :class:`ResponseParser` does the same for many.
+
+    Args:
+        text: the decoded response, without special tokens.
+        position: ``first`` for ``<confidence> s </confidence> answer``, ``last`` for answer-first responses (RLCR).
+        decimals: exactly so many digits after the point, or None for any plain decimal.
+
+    Returns:
+        ``confidence``, None if the response is invalid, and ``answer``.
+
+    Raises:
+        ValueError: an unknown position, or fewer than one decimal.
+    """
+    return ResponseParser(position, decimals)(text)

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,48 @@ from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_leng
 from coca_mindspeed.algorithm.response import ParsedResponse, ResponseParser
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
+
+
+class ReadResponses(NamedTuple):
+    """Text, stated confidence and answer of ``n`` responses.
+
+    Attributes:
+        texts: decoded responses.
+        parsed: stated confidence and answer of each.
+        confidence: float64 ``[n]``, NaN where the response is invalid.
+        confidence_lengths: int64 ``[n]``, as :func:`confidence_segment_lengths` returns them.
+    """
+
+    texts: list[str]
+    parsed: list[ParsedResponse]
+    confidence: Tensor
+    confidence_lengths: Tensor
+
+
+def read_responses(
+    token_ids: Tensor, response_lengths: Tensor, text: TokenText, parser: ResponseParser, max_confidence_tokens: int
+) -> ReadResponses:
+    """Decode responses, parse their confidence and find the end of its segment.
+
+    Args:
+        token_ids: int64 ``[n, tokens]`` on the CPU, padded on the right with anything.
+        response_lengths: int64 ``[n]`` on the CPU.
+        text: bytes of each token id.
+        parser: of the response format.
+        max_confidence_tokens: segment length of an invalid response.
+    """
+    texts = text.decode(token_ids, response_lengths)
+    parsed = [parser(response) for response in texts]
+    confidence = torch.tensor([math.nan if p.confidence is None else p.confidence for p in parsed], dtype=torch.float64)
+    lengths = confidence_segment_lengths(
+        token_ids,
+        response_lengths,
+        text,
+        ~confidence.isnan(),
+        max_confidence_tokens=max_confidence_tokens,
+        position=parser.position,
+    )
+    return ReadResponses(texts, parsed, confidence, lengths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +110,15 @@ class ResponseJudge:
             response_lengths: int64 ``[n]`` on the CPU.
             records: the question of each response.
         """
-        texts = self.text.decode(token_ids, response_lengths)
-        parsed = [self.parser(text) for text in texts]
-        confidence = torch.tensor(
-            [math.nan if p.confidence is None else p.confidence for p in parsed], dtype=torch.float64
-        )
-        lengths = confidence_segment_lengths(
-            token_ids,
-            response_lengths,
-            self.text,
-            ~confidence.isnan(),
-            max_confidence_tokens=self.max_confidence_tokens,
-            position=self.parser.position,
-        )
+        read = read_responses(token_ids, response_lengths, self.text, self.parser, self.max_confidence_tokens)
         start = time.perf_counter()
-        verdicts = self.grader.grade(records, [p.answer for p in parsed])
+        verdicts = self.grader.grade(records, [p.answer for p in read.parsed])
         return JudgedResponses(
-            texts=texts,
-            parsed=parsed,
+            texts=read.texts,
+            parsed=read.parsed,
             verdicts=verdicts,
             correct=torch.tensor([verdict.correct for verdict in verdicts], dtype=torch.bool),
-            confidence=confidence,
-            confidence_lengths=lengths,
+            confidence=read.confidence,
+            confidence_lengths=read.confidence_lengths,
             grading_seconds=time.perf_counter() - start,
         )

@@ -1,4 +1,4 @@
-"""CoCA in one file: sample, judge, give credit, update, with torch, transformers and ``coca_mindspeed.algorithm``.
+"""CoCA in one file: sample, grade, compute advantages, update, with torch, transformers and ``coca_mindspeed``.
 
     coca-mindspeed demo --output runs/demo                       # makes the tiny model that this starts from
     python docs/examples/coca_in_one_file.py runs/demo/warm_start --steps 300
@@ -22,12 +22,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks
-from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths
-from coca_mindspeed.algorithm.credit import CreditRule
-from coca_mindspeed.algorithm.objective import segment_objective
-from coca_mindspeed.algorithm.response import ResponseParser
-from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed import SegmentMasks, coca_advantages, parse_response, segment_objective, token_text, training_method
 from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
 
 METHOD = training_method("coca")
@@ -118,27 +113,11 @@ def sample(model: Any, tokenizer: Any, prompt_ids: Tensor, settings: Settings, g
     return Rollout(prompt_ids, token_ids[:, :width], lengths, log_probs[:, :width])
 
 
-def judge(rollout: Rollout, text: TokenText, gold: list[str], settings: Settings) -> tuple[Tensor, Tensor, Tensor]:
-    """What was stated and whether the answer is right.
-
-    Returns:
-        correct: bool ``[P, G]``.
-        confidence: float64 ``[P, G]``, NaN where the response states none that can be read.
-        confidence_lengths: int64 ``[P * G]``, tokens up to the end of the closing tag.
-    """
-    parser = ResponseParser(METHOD.confidence_position, settings.confidence_decimals)
-    parsed = [parser(response) for response in text.decode(rollout.token_ids, rollout.lengths)]
-    stated = [torch.nan if p.confidence is None else p.confidence for p in parsed]
-    confidence = torch.tensor(stated, dtype=torch.float64)
-    correct = torch.tensor([p.answer.strip() == gold[i // settings.group_size] for i, p in enumerate(parsed)])
-    lengths = confidence_segment_lengths(
-        rollout.token_ids,
-        rollout.lengths,
-        text,
-        ~confidence.isnan(),
-        max_confidence_tokens=settings.max_confidence_tokens,
-    )
-    return correct.view(-1, settings.group_size), confidence.view(-1, settings.group_size), lengths
+def grade(rollout: Rollout, text: Any, gold: list[str], settings: Settings) -> list[bool]:
+    """Whether each answer is right, ``[P * G]``."""
+    responses = text.decode(rollout.token_ids, rollout.lengths)
+    answers = [parse_response(response, decimals=settings.confidence_decimals).answer for response in responses]
+    return [answer.strip() == gold[i // settings.group_size] for i, answer in enumerate(answers)]
 
 
 def update(
@@ -176,7 +155,7 @@ def update(
 def step(
     model: Any,
     tokenizer: Any,
-    text: TokenText,
+    text: Any,
     questions: list[str],
     gold: list[str],
     optimizer: torch.optim.Optimizer,
@@ -185,26 +164,25 @@ def step(
 ) -> dict[str, float]:
     """One step of the paper's Algorithm 1."""
     rollout = sample(model, tokenizer, encode(tokenizer, questions), settings, generator)
-    correct, confidence, confidence_lengths = judge(rollout, text, gold, settings)
-    rule = CreditRule(METHOD, eps=settings.advantage_eps)
-    width = rollout.token_ids.shape[1]
-    credit = rule(correct, confidence, confidence_lengths, rollout.lengths, width)
-    masks = segment_masks(credit.segment_lengths, rollout.lengths, width)
-    loss = update(model, tokenizer.pad_token_id, rollout, credit.tokens, masks, optimizer, settings)
+    result = coca_advantages(
+        rollout.token_ids,
+        rollout.lengths,
+        grade(rollout, text, gold, settings),
+        text,
+        settings.group_size,
+        method=METHOD,
+        decimals=settings.confidence_decimals,
+        max_confidence_tokens=settings.max_confidence_tokens,
+        eps=settings.advantage_eps,
+    )
+    loss = update(model, tokenizer.pad_token_id, rollout, result.advantages, result.masks, optimizer, settings)
     return {
-        "accuracy": float(correct.double().mean()),
-        "confidence": float(confidence.nanmean()),
-        "confidence reward": float(credit.confidence_reward.mean()),
-        "invalid": float(confidence.isnan().double().mean()),
+        "accuracy": result.metrics["rollout/accuracy"],
+        "confidence": result.metrics["rollout/confidence"],
+        "confidence reward": result.metrics["reward/confidence"],
+        "invalid": result.metrics["rollout/invalid_share"],
         "loss": loss,
     }
-
-
-def byte_table(tokenizer: Any, vocabulary_size: int) -> TokenText:
-    """The bytes of each token of the tiny model, whose tokens are characters and tags."""
-    special = set(tokenizer.all_special_ids)
-    tokens = tokenizer.convert_ids_to_tokens(list(range(vocabulary_size)))
-    return TokenText([b"" if i in special else token.encode() for i, token in enumerate(tokens)])
 
 
 def main() -> None:
@@ -216,7 +194,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(arguments.model)
-    text, settings = byte_table(tokenizer, model.config.vocab_size), Settings()
+    text, settings = token_text(tokenizer, model.config.vocab_size), Settings()
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.lr, betas=settings.betas, weight_decay=0.0)
     generator, draw = torch.Generator().manual_seed(arguments.seed), random.Random(arguments.seed)
     records = arithmetic_records(50_000, "train", seed=0)

@@ -1,0 +1,149 @@
+"""CoCA for a training loop of one's own: from sampled token ids and verdicts to token advantages.
+
+The names are re-exported by :mod:`coca_mindspeed`; docs/library.md shows a loop that uses them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks
+from coca_mindspeed.algorithm.boundary import TokenText
+from coca_mindspeed.algorithm.credit import CreditRule, SegmentCredit
+from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.algorithm.rewards import TrainingMethod, training_method
+from coca_mindspeed.judging.batch_metrics import batch_metrics, values
+from coca_mindspeed.judging.responses import read_responses
+from coca_mindspeed.tokenization import token_text
+
+
+@dataclass(frozen=True, slots=True)
+class CocaAdvantages:
+    """Result of :func:`coca_advantages` for ``B = P * G`` responses of ``T`` tokens.
+
+    Attributes:
+        advantages: float32 ``[B, T]``, the advantage of each token, 0 on padding; on the device of the token ids.
+        masks: bool ``[B, T]`` each, the tokens of the confidence and of the answer segment; on the same device.
+        confidences: float64 ``[B]``, the stated confidences, NaN where the response is invalid; on the CPU.
+        answers: the answer segment of each response; of an invalid one, the whole text.
+        credit: rewards, GESR and advantages by group; on the CPU.
+        metrics: ``rollout/ece``, ``rollout/gesr``, ``reward/confidence`` and the other metrics of a batch, by the names
+            of docs/training.md; NaN where undefined.
+    """
+
+    advantages: Tensor
+    masks: SegmentMasks
+    confidences: Tensor
+    answers: list[str]
+    credit: SegmentCredit
+    metrics: dict[str, float]
+
+
+def coca_advantages(
+    token_ids: Tensor,
+    lengths: Tensor,
+    correct: Tensor | Sequence[bool],
+    tokenizer: Any,
+    group_size: int,
+    *,
+    method: str | TrainingMethod = "coca",
+    stage: int = 0,
+    gradable: Tensor | Sequence[bool] | None = None,
+    decimals: int | None = None,
+    max_confidence_tokens: int = 16,
+    invalid_reward: float = -1.0,
+    ddof: int = 1,
+    eps: float = 1e-6,
+) -> CocaAdvantages:
+    """Compute the advantage of each sampled token from the verdicts on the answers.
+
+    The confidences are read from the sampled ids themselves, through the bytes of each token; nothing is tokenised
+    again.  Feed the result to :func:`segment_objective`, or ``advantages`` to any policy loss that takes ``[B, T]``.
+
+    Args:
+        token_ids: int ``[B, T]``, the sampled responses without their prompts, padded on the right with anything.  The
+            responses to one prompt follow each other: row ``p * group_size + g`` is response g to prompt p.
+        lengths: int ``[B]``, tokens of each response, the end-of-text token included.
+        correct: bool ``[B]``, whether each answer is right; anything where not gradable.
+        tokenizer: the model's fast Hugging Face tokenizer, or its :func:`token_text`.
+        group_size: G, responses to each prompt, at least 2.
+        method: ``coca``, ``rlvr``, ``joint``, ``sequential`` or ``rlcr``, or an object with the methods of
+            :class:`TrainingMethod`.
+        stage: index into the method's stages; only ``sequential`` has two.
+        gradable: bool ``[B]``, whether each answer could be graded; None: all could.  A response that could not is left
+            out of its group, and a group with fewer than two others gets the advantage 0.
+        decimals: digits that a confidence must have after the point; None: any plain decimal.
+        max_confidence_tokens: tokens that stand in for the confidence of an invalid response.
+        invalid_reward: confidence reward of an invalid response.
+        ddof: of the groups' standard deviation; 1 is the sample's, 0 the population's.
+        eps: added to the standard deviation.
+
+    Raises:
+        ValueError: a wrong shape, an unknown method, or B that is no multiple of ``group_size``.
+        TypeError: token ids or lengths that are not integers.
+        ConfigError: the tokenizer is slow, or has no bytes for each token.
+    """
+    if token_ids.dim() != 2:
+        raise ValueError(f"token_ids should be int [batch, tokens], found shape {list(token_ids.shape)}")
+    batch, width = token_ids.shape
+    if group_size < 2 or batch == 0 or batch % group_size:
+        raise ValueError(
+            f"the batch should hold whole groups of at least 2 responses, found {batch} responses and "
+            f"group_size {group_size}"
+        )
+    chosen = training_method(method) if isinstance(method, str) else method
+    if not 0 <= stage < len(chosen.stages):
+        raise ValueError(f"stage should be in [0, {len(chosen.stages)}) for {chosen.name}, found {stage}")
+    ids, ends = token_ids.detach().cpu(), lengths.detach().cpu()
+    if ends.shape != (batch,):
+        raise ValueError(f"lengths should be int [{batch}], found shape {list(ends.shape)}")
+    ids = ids.where(torch.arange(width) < ends[:, None], 0)  # padding such as -100 is no token
+    read = read_responses(
+        ids,
+        ends,
+        _token_text(tokenizer, ids),
+        ResponseParser(chosen.confidence_position, decimals),
+        max_confidence_tokens,
+    )
+    right = _verdicts("correct", correct, batch).view(-1, group_size)
+    graded = None if gradable is None else _verdicts("gradable", gradable, batch).view(-1, group_size)
+    rule = CreditRule(method=chosen, stage=stage, invalid_reward=invalid_reward, ddof=ddof, eps=eps)
+    stated = read.confidence.view(-1, group_size)
+    credit = rule(right, stated, read.confidence_lengths, ends, width, graded)
+    masks = segment_masks(credit.segment_lengths, ends, width)
+    return CocaAdvantages(
+        advantages=credit.tokens.to(token_ids.device),
+        masks=SegmentMasks(*(mask.to(token_ids.device) for mask in masks)),
+        confidences=read.confidence,
+        answers=[parsed.answer for parsed in read.parsed],
+        credit=credit,
+        metrics=values(batch_metrics(right, stated, ends, credit)),
+    )
+
+
+def _verdicts(name: str, given: Tensor | Sequence[bool], batch: int) -> Tensor:
+    """Verdicts as bool ``[batch]`` on the CPU; numbers are refused, because a reward is no verdict."""
+    found = torch.as_tensor(given).cpu()
+    if found.dtype != torch.bool or found.shape != (batch,):
+        raise ValueError(f"{name} should be bool [{batch}], found {found.dtype} {list(found.shape)}")
+    return found
+
+
+# A table takes about a second to make for 150,000 tokens, so it is kept for as long as its tokenizer.
+_TABLES: WeakKeyDictionary[Any, tuple[int, TokenText]] = WeakKeyDictionary()
+
+
+def _token_text(tokenizer: Any, token_ids: Tensor) -> TokenText:
+    """The bytes of each id; rows of the model's output layer beyond the tokenizer's vocabulary have none."""
+    if isinstance(tokenizer, TokenText):
+        return tokenizer
+    known, highest = len(tokenizer), int(token_ids.max()) if token_ids.numel() else 0
+    made_for, table = _TABLES.get(tokenizer, (0, None))
+    if table is None or made_for != known or table.vocabulary_size <= highest:
+        table = token_text(tokenizer, highest + 1)
+        _TABLES[tokenizer] = (known, table)
+    return table

@@ -1,0 +1,188 @@
+"""The names that ``coca_mindspeed`` exports, used as docs/library.md does: no other module of ours is imported here."""
+
+import math
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import coca_mindspeed
+from coca_mindspeed import (
+    CreditRule,
+    coca_advantages,
+    confidence_segment_lengths,
+    parse_response,
+    segment_objective,
+    token_text,
+    training_method,
+)
+from tests.tokenizers_for_tests import qwen_like
+
+PAGE = Path(__file__).parents[1] / "docs" / "library.md"
+TEXTS = [
+    "<confidence>0.5</confidence>\n42",
+    "<confidence>1</confidence> 41",
+    "<confidence> 0.9 </confidence>42",
+    "no confidence, and a long answer that stands in for it: 7 7 7 7 7 7 7 7 7 7",
+]
+CORRECT = [True, False, True, False]
+
+
+def batch(texts=TEXTS, padding=-100):
+    rows = [[*qwen_like()(text)["input_ids"], qwen_like().eos_token_id] for text in texts]
+    ids = torch.full((len(rows), max(map(len, rows))), padding)
+    for row, tokens in zip(ids, rows, strict=True):
+        row[: len(tokens)] = torch.tensor(tokens)
+    return ids, torch.tensor([len(row) for row in rows])
+
+
+def test_every_exported_name_exists_and_unknown_names_do_not():
+    assert {name for name in coca_mindspeed.__all__ if not hasattr(coca_mindspeed, name)} == set()
+    assert set(coca_mindspeed.__all__) <= set(dir(coca_mindspeed))
+    with pytest.raises(AttributeError):
+        coca_mindspeed.coca_advantage  # noqa: B018
+
+
+def test_each_name_is_imported_by_a_star_import_of_a_new_process():
+    code = f"from coca_mindspeed import *; print(all(n in globals() for n in {coca_mindspeed.__all__}))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "True"
+
+
+def test_advantages_of_a_group_by_hand():
+    ids, lengths = batch()
+    found = coca_advantages(ids, lengths, CORRECT, qwen_like(), 4, max_confidence_tokens=5)
+    assert found.confidences.tolist()[:3] == [0.5, 1.0, 0.9]
+    assert math.isnan(found.confidences[3])
+    assert found.answers == ["\n42", " 41", "42", TEXTS[3]]
+    segment = found.masks.confidence.sum(dim=1)
+    closed = [qwen_like().decode(row[:n]) for row, n in zip(ids.tolist(), segment.tolist(), strict=True)]
+    assert [text.count("</confidence>") for text in closed[:3]] == [1, 1, 1]
+    assert segment[3] == 5
+    # Two of four are right, so the answer rewards 1, 0, 1, 0 have the sample deviation sqrt(1/3).
+    answers = torch.tensor([0.5, -0.5, 0.5, -0.5]) / (math.sqrt(1 / 3) + 1e-6)
+    last = found.advantages[torch.arange(4), lengths - 1]
+    torch.testing.assert_close(last, answers)
+    assert found.metrics["rollout/gesr"] == 0.5
+    assert found.metrics["reward/confidence"] == pytest.approx((0 - 0.25 - 0.16 - 1) / 4)
+    assert found.metrics["rollout/invalid_share"] == 0.25
+    assert not found.advantages[~(found.masks.confidence | found.masks.answer)].any()
+
+
+def test_it_equals_its_parts():
+    ids, lengths = batch(padding=0)
+    correct = torch.tensor(CORRECT)
+    table = token_text(qwen_like(), len(qwen_like()))
+    stated = [parse_response(text).confidence for text in table.decode(ids, lengths)]
+    confidence = torch.tensor([math.nan if s is None else s for s in stated], dtype=torch.float64)
+    segment = confidence_segment_lengths(ids, lengths, table, ~confidence.isnan())
+    rule = CreditRule(training_method("coca"))
+    expected = rule(correct[None], confidence[None], segment, lengths, ids.shape[1])
+    for tokenizer in (table, qwen_like()):
+        found = coca_advantages(ids, lengths, correct, tokenizer, 4)
+        assert torch.equal(found.advantages, expected.tokens)
+        assert torch.equal(found.masks.confidence.sum(dim=1), segment)
+
+
+def test_an_ungradable_answer_is_left_out_of_its_group():
+    ids, lengths = batch()
+    keep = torch.tensor([True, True, True, False])
+    found = coca_advantages(ids, lengths, CORRECT, qwen_like(), 4, gradable=keep)
+    alone = coca_advantages(ids[:3], lengths[:3], CORRECT[:3], qwen_like(), 3)
+    assert torch.equal(found.advantages[:3, : ids.shape[1]], alone.advantages)
+    assert not found.advantages[3].any()
+    assert found.metrics["grading/ungradable_share"] == 0.25
+    none = coca_advantages(ids, lengths, CORRECT, qwen_like(), 4, gradable=[True, False, False, False])
+    assert not none.advantages.any()
+    assert none.metrics["group/dropped_share"] == 1.0
+
+
+@pytest.mark.parametrize("method", ["coca", "rlvr", "joint", "sequential", "rlcr"])
+def test_every_method_gives_a_loss_with_a_gradient(method):
+    texts = TEXTS[:3] if method != "rlcr" else [f"{i}<confidence>0.{i}</confidence>" for i in (1, 5, 9)]
+    ids, lengths = batch(texts)
+    found = coca_advantages(ids, lengths, CORRECT[:3], qwen_like(), 3, method=method)
+    one_segment = not found.masks.confidence.any()
+    assert one_segment == (method == "rlcr")
+    log_probs = torch.zeros(ids.shape, requires_grad=True)
+    segment_objective(log_probs, torch.zeros(ids.shape), found.advantages, found.masks).loss.backward()
+    torch.testing.assert_close(log_probs.grad, -found.advantages / 3)
+
+
+def test_ids_beyond_the_tokenizers_vocabulary_and_tokens_added_later_are_known():
+    ids, lengths = batch()
+    ids[3, 2] = len(qwen_like()) + 50
+    found = coca_advantages(ids, lengths, CORRECT, qwen_like(), 4)
+    assert found.advantages.shape == ids.shape
+    # A smaller batch than the one that the table was made for.
+    again = coca_advantages(*batch(), CORRECT, qwen_like(), 4)
+    assert again.confidences.tolist()[:3] == [0.5, 1.0, 0.9]
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"group_size": 3}, "group_size"),
+        ({"group_size": 1}, "group_size"),
+        ({"correct": CORRECT[:3]}, "correct"),
+        ({"correct": [1.0, 0.0, 1.0, 0.0]}, "correct"),
+        ({"gradable": [True]}, "gradable"),
+        ({"method": "cocoa"}, "cocoa"),
+        ({"stage": 1}, "stage"),
+        ({"lengths": torch.tensor([3, 3])}, "lengths"),
+        ({"lengths": torch.tensor([3, 3, 3, 900])}, "lengths"),
+        ({"token_ids": torch.tensor([3, 3, 3, 9])}, "token_ids"),
+    ],
+)
+def test_wrong_arguments_are_named(changed, error):
+    ids, lengths = batch()
+    given = {"token_ids": ids, "lengths": lengths, "correct": CORRECT, "tokenizer": qwen_like(), "group_size": 4}
+    with pytest.raises(ValueError, match=error):
+        coca_advantages(**(given | changed))
+
+
+def test_the_loop_of_the_page_learns():
+    """A policy of one table of logits: its answers become right, and its confidence reward rises."""
+    text = PAGE.read_text(encoding="utf-8")
+    assert len(text.split()) <= 500
+    [code] = re.findall(r"<!-- loop -->\n```python\n(.*?)```", text, re.DOTALL)
+    assert len(code.splitlines()) <= 13
+    tokenizer, generator = qwen_like(), torch.Generator().manual_seed(0)
+    ids, lengths = batch([f"<confidence>0.{s}</confidence>{a}" for s in "19" for a in "47"])
+    logits = torch.zeros(4, requires_grad=True)  # a choice of four whole responses
+
+    def sample(_, prompts, group):
+        chosen.append(torch.multinomial(logits.softmax(0).detach(), len(prompts) * group, True, generator=generator))
+        return ids[chosen[-1]], lengths[chosen[-1]], log_probs(None, prompts, None, group).detach()
+
+    def log_probs(*_):
+        """The first token has the log-probability of the confidence's half, the last one that of the answer's."""
+        table = logits.log_softmax(0).view(2, 2)
+        marginal = table.logsumexp(dim=1)
+        rows = torch.zeros(len(chosen[-1]), ids.shape[1])
+        rows[:, 0] = marginal[chosen[-1] // 2]
+        last = lengths[chosen[-1]] - 1
+        return rows.index_put((torch.arange(len(rows)), last), table.flatten()[chosen[-1]] - marginal[chosen[-1] // 2])
+
+    chosen = []
+    optimizer = torch.optim.Adam([logits], lr=0.2)
+    model = type("Model", (), {"config": type("Config", (), {"vocab_size": len(tokenizer)})})
+    shown = []
+    exec(  # noqa: S102 - the page's own code
+        code,
+        {
+            "tokenizer": tokenizer,
+            "model": model,
+            "batches": [(["4 or 7?"] * 8, ["4"] * 8)] * 40,
+            "sample": sample,
+            "log_probs": log_probs,
+            "is_right": lambda answer, gold: answer.startswith(gold) and "7" not in answer,
+            "optimizer": optimizer,
+            "print": lambda *values: shown.append(values),
+        },
+    )
+    (first_accuracy, first_ece, _), (accuracy, ece, _) = shown[0], shown[-1]
+    assert first_accuracy < 0.75 < 0.9 < accuracy
+    assert ece < 0.15 < first_ece
