@@ -8,7 +8,7 @@ OPENCOMPASS_VENV ?= .venv-opencompass
 VLLM_VENV ?= .venv-vllm
 
 .PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-vllm test-opencompass test-serving
-.PHONY: test-verl test-verl-learning test-8bit lint bench bench-trl bench-check bench-baselines clean
+.PHONY: test-verl test-verl-learning test-trl test-8bit lint bench bench-trl bench-check bench-baselines clean
 .PHONY: lock lock-opencompass lock-verl docs .venv
 
 help:  ## list the targets
@@ -160,3 +160,6 @@ docs: $(STAMP)  ## renew the references of keys in docs/configuration.md, docs/c
 bench-trl: .venv-trl/.installed  ## a training step against TRL's GRPOTrainer, in an environment of its own
 	.venv-trl/bin/python -m benchmarks.step_against_trl --threads 2
 	.venv-trl/bin/python -m benchmarks.step_against_trl --threads 1
+
+test-trl: .venv-trl/.installed  ## examples/trl_coca.py on the real TRL, in its own environment: advantages, loss, a training
+	OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest tests/integration/test_trl_coca.py
