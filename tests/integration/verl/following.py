@@ -91,6 +91,7 @@ def _credit(
         torch.tensor([row["confidence_tokens"] for row in chosen]),
         lengths[order],
         width,
+        torch.tensor([row["verdict"] != "ungradable" for row in chosen]).view(-1, group),
     )
     advantages, segments = torch.zeros(len(rows), width), torch.zeros(len(rows), dtype=torch.int64)
     advantages[order], segments[order] = credit.tokens, credit.segment_lengths
