@@ -448,7 +448,6 @@ print((kib("VmHWM") - before) * 1024)
         ("llama", False, 256, 6, 2_000, 64, 128, 8),
         ("llama", False, 384, 4, 16_000, 64, 128, 8),
         ("llama", False, 512, 8, 2_000, 64, 128, 8),
-        ("qwen2", False, 64, 2, 40_000, 12, 8, 16),
     ],
 )
 def test_the_estimate_is_within_15_percent_of_the_peak_of_a_process(

@@ -121,7 +121,7 @@ def test_a_client_that_leaves_frees_its_place_and_the_others_wait_their_turn(bab
     server = ModelServer(babbler, "tiny", concurrent=1, waiting=1, max_tokens=400)
     with ExitStack() as stack:
         # Slow enough that the first is not done before the others have come, however busy the machine is.
-        stack.callback(babbler.model.register_forward_pre_hook(lambda *_: time.sleep(0.03)).remove)
+        stack.callback(babbler.model.model.register_forward_pre_hook(lambda *_: time.sleep(0.03)).remove)
         url = stack.enter_context(served_in_background(server.app()))
         http = stack.enter_context(httpx.Client(timeout=30))
         host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
