@@ -10,7 +10,7 @@ from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 logger = logging.getLogger(__name__)
 
 
-# What a grader raises by itself says that a record is at fault or something that it needs; so do the system's errors.
+# Errors that a grader raises itself, and errors of the system, are not the answer's fault.
 _NOT_THE_ANSWERS = (CocaError, OSError, MemoryError)
 
 

@@ -9,7 +9,7 @@ from coca_mindspeed.data.records import Record, RecordError
 
 
 class Outcome(str, Enum):
-    """What became of an answer.
+    """The grade of an answer.
 
     ``wrong`` is also an answer that cannot be read, or whose comparison exceeds a limit: a policy could hide behind any
     other outcome.  ``ungradable`` is for faults that are not the answer's: of the gold answer, the grader, or what the

@@ -109,7 +109,7 @@ class _Knob:
 
 
 def _knobs(config: RunConfig) -> list[_Knob]:
-    """What decides about each phase."""
+    """The clock that decides about each phase."""
     return [_update_knob(config), _rollout_knob(config)]
 
 

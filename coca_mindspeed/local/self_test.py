@@ -155,7 +155,7 @@ class _Case:
         return self._with_gradient(policy, lambda: batch.scores().log_probs.masked_fill(~self.inside, 0.0))
 
     def problem(self, policy: Policy, expected: _Found, tolerance: float) -> str:
-        """What is wrong with the way in which ``policy`` computes; empty: nothing."""
+        """Compare the policy with the plain eager pass; describe the first mismatch, or return an empty string."""
         spread = min(1.0, float(expected.log_probs[self.inside].std()))
         for name, compute in (("sampler", self.by_sampler), ("update", self.by_update)):
             found = _run(f"the {name}", compute, policy)

@@ -51,14 +51,14 @@ def busy() -> Iterator[None]:
 
 
 def processor_seconds() -> float:
-    """What all processes have used of the processor."""
+    """Processor time that all processes have used."""
     (line,) = [line for line in Path("/proc/stat").read_text().splitlines() if line.startswith(f"cpu{PROCESSOR} ")]
     user, nice, system, _, _, *others = map(int, line.split()[1:9])
     return (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
 
 
 def tree_seconds(root: int) -> float:
-    """What the processes have used, and their children that they have waited for."""
+    """Processor time of the processes and of the children that they have waited for."""
     stats = [Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split() for process in descendants(root)]
     return sum(int(value) for fields in stats for value in fields[11:15]) / os.sysconf("SC_CLK_TCK")
 

@@ -1,4 +1,4 @@
-"""What is wrong and what is ungradable: no answer can make itself ungradable, no fault of the gold makes it wrong."""
+"""Tests of the outcomes: no answer can make itself ungradable, and no fault of the gold makes an answer wrong."""
 
 from collections.abc import Iterator
 from typing import Any

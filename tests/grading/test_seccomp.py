@@ -11,7 +11,7 @@ ALLOWED, KILLED, FAKED = "allowed", "killed", 0
 
 
 def verdict(machine: str, number: int, *arguments: int, architecture: int | None = None) -> str | int:
-    """What the filter says to a system call: an error number, or one of the words above."""
+    """The filter's verdict on a system call: an error number, or one of the words above."""
     found = {"x86_64": X86_64, "aarch64": AARCH64}[machine] if architecture is None else architecture
     words = {0: number, 4: found}
     for place, argument in enumerate(arguments):

@@ -44,7 +44,7 @@ EXPRESSIONS = [
     (r"q \ne S", r"S \ne q"),
     (r"\sum_{j=1}^{3} j S", "6 S"),
 ]
-# What becomes of the first expression if its two symbols are taken for one.
+# The first expression with its two symbols taken for one.
 FOLDED = [
     ("S-Z", "0"),
     (r"\frac{S}{Z}", "1"),

@@ -60,7 +60,7 @@ def test_ungradable_answers_are_left_out_and_counted():
     assert metrics["group/no_answer_variance_share"] == (0.0, 1)
     assert metrics["group/dropped_share"] == (pytest.approx(2 / 3), 3)
     assert metrics["grading/ungradable_share"] == (0.5, 6)
-    # What says nothing about verdicts is over all responses.
+    # Metrics that do not depend on verdicts are over all responses.
     assert metrics["rollout/confidence"] == (pytest.approx(1.9 / 5), 5)
     assert metrics["rollout/invalid_share"] == (pytest.approx(1 / 6), 6)
 

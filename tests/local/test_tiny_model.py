@@ -8,7 +8,7 @@ from coca_mindspeed.local.tiny_model import write_tiny_model
 
 def test_generate_takes_what_the_saved_tokenizer_returns(tmp_path):
     write_tiny_model(tmp_path, seed=0)
-    # What a trained model is saved from: the tokenizer as it was loaded.
+    # A trained model is saved with the tokenizer as it was loaded.
     AutoTokenizer.from_pretrained(tmp_path).save_pretrained(tmp_path)
     tokenizer, model = AutoTokenizer.from_pretrained(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)
     inputs = tokenizer(["1+2=", "12+34="], padding=True, return_tensors="pt")

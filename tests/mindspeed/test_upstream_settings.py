@@ -1,4 +1,4 @@
-"""What docs/port.md says of our configuration is true."""
+"""The comparison of configurations in docs/port.md is true."""
 
 from tests.upstream_settings import NOT_SET, ours, rows
 

@@ -24,7 +24,7 @@ import mpmath
 import sympy
 from sympy import QQ_I
 
-# What differs is mostly told by its first digits; two values that agree in them are decided exactly.
+# The first digits tell most different values apart; values that agree in them are decided exactly.
 _FILTER_DIGITS = 40
 _FILTER_AGREEMENT = sympy.Float("1e-25", _FILTER_DIGITS)
 _UNRESOLVED = sympy.Float("1e-60", _FILTER_DIGITS)  # a sum that cancels may be no more than its rounding

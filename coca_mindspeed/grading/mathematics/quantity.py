@@ -183,7 +183,7 @@ def _split_unit(body: str) -> tuple[str, str | None]:
 
 
 def _split_words(body: str) -> tuple[str, str | None, bool]:
-    """What stands before a unit, the unit, and whether the former is a number."""
+    """Split an answer into the value, its unit, and whether the value is a number."""
     for match in _UNIT_START.finditer(body, max(0, len(body) - _MAX_UNIT_CHARACTERS)):
         value, words = body[: match.start()].strip(), body[match.start() :]
         if not value or _ENDS_IN_OPERATOR.search(value) or value.count("{") != value.count("}"):

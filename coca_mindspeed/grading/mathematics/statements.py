@@ -225,7 +225,7 @@ def _inside(formula: re.Match[str]) -> str:
 
 
 def boxed_statement(content: str) -> str:
-    r"""What a sentence in a box states (``\text{The sum is } 5``); anything else as it is.
+    r"""The value that a sentence in a box states (``\text{The sum is } 5``); anything else as it is.
 
     Args:
         content: of a box, its characters plain.
@@ -290,7 +290,7 @@ def _last_value(text: str, masked: str, start: int) -> str | None:
 
 
 def _read_statement(sentence: str) -> str | None:
-    """What an explicit statement says, ``""`` if it says no one thing, None if it says nothing at all."""
+    """The value of an explicit statement; ``""`` if it names no single value, None if there is no statement."""
     sentence = re.sub(r"^<([^<>]+)>$", r"\1", sentence.strip(_MARKUP))
     if _ANNOUNCES.fullmatch(sentence):
         return None

@@ -1,4 +1,4 @@
-r"""What stands behind a number: a unit, things that are counted, or words that change the value.
+r"""Read the words behind a number: a unit, counted things, or words that change the value.
 
 A unit has one name in all of its spellings: ``9.8 m/s^2`` is ``9.8\,m\,s^{-2}``, and ``12 cm`` is not ``12 m``.
 """
