@@ -32,7 +32,7 @@ _UNRESOLVED = sympy.Float("1e-60", _FILTER_DIGITS)  # a sum that cancels may be 
 _DIGITS = 300
 _AGREEMENT = sympy.Float("1e-250", _DIGITS)
 
-_MAX_BITS = 20_000  # of the separation bound, beyond which digits decide
+_MAX_BITS = 100_000  # of the separation bound, beyond which digits decide
 _MAX_RATIONAL_BITS = 100_000  # beyond which a prime takes over
 _MAX_WRITTEN_BITS = 1_000_000
 _MAX_EXPANDED = 200  # operations of an exponent
