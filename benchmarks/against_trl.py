@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.loops_in_turn import in_a_process, in_turn, table
 from benchmarks.our_step import OurStep
-from coca_mindspeed.local.freed_memory import keep_freed_memory
+from coca_mindspeed.local.memory import keep_freed_memory
 
 #: TRL's settings by which it trains as our step does, on a CPU, and writes nothing.
 AS_OURS: dict[str, Any] = {

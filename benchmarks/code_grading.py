@@ -9,8 +9,8 @@ import time
 from pathlib import Path
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.files import write_json
-from coca_mindspeed.grading.programs.code import CodeGrader
+from coca_mindspeed.grading.code.grader import CodeGrader
+from coca_mindspeed.utils.files import write_json
 
 
 def grade_programs(count: int) -> dict[str, float]:

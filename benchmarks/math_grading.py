@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks.grading_answers import Item, make_items
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.files import write_json
-from coca_mindspeed.grading.mathematics.math import MathGrader
+from coca_mindspeed.grading.math.grader import MathGrader
+from coca_mindspeed.utils.files import write_json
 
 
 def records_of(items: Sequence[Item]) -> list[Record]:

@@ -11,14 +11,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.console import print_failure
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.mindspeed.start.driver import run_mindspeed_rl, train
 from coca_mindspeed.mindspeed.start.process import DRIVER_HOOKS, WORKER_HOOKS, set_up
 from coca_mindspeed.upstream.manifest import Hook, Manifest
+from coca_mindspeed.utils.console import print_failure
 
 # The host's rollout engine draws its noise by the number of the rollout.
-_NUMBERED = "coca_mindspeed.mindspeed.stages.rollout_noise:numbering_rollouts"
+_NUMBERED = "coca_mindspeed.mindspeed.stages.rollout_seeding:numbering_rollouts"
 # Ray copied the methods of MindSpeed-RL's actor before the host's hooks were in place: the same class is made into an
 # actor anew, with its reference, where ours would go without.
 _ACTOR = "coca_mindspeed.mindspeed.stages.actor_worker:integrated_worker"

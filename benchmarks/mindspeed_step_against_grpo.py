@@ -28,7 +28,7 @@ from transformers import AutoTokenizer
 
 from benchmarks.loops_in_turn import WARM_UP_STEPS, Figures, in_turn, medians, options, processor_seconds_a_step, table
 from coca_mindspeed.algorithm.rewards import training_method
-from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.local.tiny_model import EOS
 from coca_mindspeed.mindspeed.stages.dataset import prompt_token_ids
 from coca_mindspeed.mindspeed.start.driver import homes

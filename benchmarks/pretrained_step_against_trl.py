@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast
 from benchmarks.against_trl import AS_OURS, compare, options, print_figures, seconds_of_ours, seconds_of_trls
 from benchmarks.our_step import OurStep
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.local.chat import encode_prompts

@@ -18,7 +18,7 @@ from pathlib import Path
 import httpx
 import yaml
 
-from coca_mindspeed.files import write_json
+from coca_mindspeed.utils.files import write_json
 
 _PIECES = ("<confidence>", "0.9", "</confidence>", *(" word" for _ in range(40)))
 

@@ -9,9 +9,9 @@ from benchmarks.timing import alternate
 from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.policy import Policy, load_policy
-from coca_mindspeed.local.prompt_pass import pad_left
+from coca_mindspeed.local.prefill import pad_left
 from coca_mindspeed.local.sampler import sample_responses
-from coca_mindspeed.local.session import load_data, warm_start
+from coca_mindspeed.local.setup import load_data, warm_start
 
 
 def warm_policy(directory: Path, prompts: int) -> tuple[Policy, list[list[int]]]:

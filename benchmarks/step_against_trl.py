@@ -14,12 +14,12 @@ import torch
 from benchmarks.against_trl import AS_OURS, compare, options, print_figures, seconds_of_ours, seconds_of_trls
 from benchmarks.loops_in_turn import WARM_UP_STEPS
 from benchmarks.our_step import OurStep
-from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.local.freed_memory import keep_freed_memory
+from coca_mindspeed.local.memory import keep_freed_memory
 from coca_mindspeed.local.policy import load_policy
-from coca_mindspeed.local.session import load_data, warm_start
+from coca_mindspeed.local.setup import load_data, warm_start
 
 #: Keeping what a step frees (``docs/training.md``) would speed any trainer of this process up, so TRL is given it too.
 WAYS = OURS, TRL, TRL_KEEPING = "ours", "TRL", "TRL, keeping freed memory"

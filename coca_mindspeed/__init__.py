@@ -12,10 +12,10 @@ if TYPE_CHECKING:
     from coca_mindspeed.algorithm.boundary import confidence_segment_lengths
     from coca_mindspeed.algorithm.credit import CreditRule
     from coca_mindspeed.algorithm.objective import segment_objective
-    from coca_mindspeed.algorithm.response import parse_response
+    from coca_mindspeed.algorithm.parsing import parse_response
     from coca_mindspeed.algorithm.rewards import training_method
     from coca_mindspeed.library import CocaAdvantages, coca_advantages
-    from coca_mindspeed.tokenization import token_text
+    from coca_mindspeed.utils.tokenization import token_text
 
 __version__ = "0.3.0"
 
@@ -37,9 +37,9 @@ _MODULES = {
     "SegmentMasks": "algorithm.advantages",
     "coca_advantages": "library",
     "confidence_segment_lengths": "algorithm.boundary",
-    "parse_response": "algorithm.response",
+    "parse_response": "algorithm.parsing",
     "segment_objective": "algorithm.objective",
-    "token_text": "tokenization",
+    "token_text": "utils.tokenization",
     "training_method": "algorithm.rewards",
 }
 

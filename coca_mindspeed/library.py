@@ -14,11 +14,11 @@ from torch import Tensor
 from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.credit import CreditRule, SegmentCredit
-from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.algorithm.rewards import TrainingMethod, training_method
-from coca_mindspeed.judging.batch_metrics import batch_metrics, values
-from coca_mindspeed.judging.responses import read_responses
-from coca_mindspeed.tokenization import token_text
+from coca_mindspeed.scoring.metrics import batch_metrics, values
+from coca_mindspeed.scoring.responses import read_responses
+from coca_mindspeed.utils.tokenization import token_text
 
 
 @dataclass(frozen=True, slots=True)

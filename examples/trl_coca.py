@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
 from coca_mindspeed import coca_advantages, parse_response, training_method
-from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.upstream.fingerprint import fingerprint
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT, ConfidencePosition
+from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, ConfidencePosition
 from coca_mindspeed.algorithm.rewards import SegmentRewards
 
 

@@ -7,8 +7,7 @@ import sys
 import pytest
 from rich.table import Table
 
-from coca_mindspeed.console import PlainConsole, print_text
-from coca_mindspeed.safe_text import printable
+from coca_mindspeed.utils.console import PlainConsole, print_text, printable
 
 PATH = "/data/[bold]" + "/".join(["a folder with a long name"] * 8) + "/[/bold]/:smile:.jsonl"
 

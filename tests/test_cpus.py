@@ -3,9 +3,9 @@
 import joblib
 import pytest
 
-from coca_mindspeed.cpus import usable_cpus
-from coca_mindspeed.grading.mathematics.math import MathGrader
+from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.mindspeed.doctor.machine import Machine
+from coca_mindspeed.utils.cpus import usable_cpus
 
 
 def test_graders_start_no_more_processes_than_the_quota_keeps_busy(monkeypatch: pytest.MonkeyPatch) -> None:

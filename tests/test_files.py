@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.files import read_json_lines, whole_directory, write_json, write_json_lines
+from coca_mindspeed.utils.files import read_json_lines, whole_directory, write_json, write_json_lines
 
 TEXTS = ["\ud83d", "a\udc00b", "\U0001f600 half: \ude00", "\\ud83d spelt out", "🙂", "\u2028"]
 

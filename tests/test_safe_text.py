@@ -7,15 +7,14 @@ from rich.console import Console
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.evaluation.predictions import Prediction, write_predictions
-from coca_mindspeed.evaluation.reports.figures import plot_text, png_bytes
 from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
-from coca_mindspeed.evaluation.reports.plots import reliability_diagram, training_curves
+from coca_mindspeed.evaluation.reports.plots import plot_text, png_bytes, reliability_diagram, training_curves
 from coca_mindspeed.evaluation.reports.report import write_report
-from coca_mindspeed.evaluation.reports.summary import metrics_table, summary_metrics
+from coca_mindspeed.evaluation.reports.tables import metrics_table, summary_metrics
 from coca_mindspeed.evaluation.runs import Run
-from coca_mindspeed.markdown import markdown_table
 from coca_mindspeed.reproduce.table import picture_of, printed_table
-from coca_mindspeed.safe_text import one_line, printable
+from coca_mindspeed.utils.console import one_line, printable
+from coca_mindspeed.utils.markdown import markdown_table
 
 NAMES = [
     "[bold]run[/x]",

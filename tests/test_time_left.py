@@ -2,7 +2,7 @@
 
 import pytest
 
-from coca_mindspeed.time_left import STEPS, Pace, duration
+from coca_mindspeed.utils.eta import STEPS, Pace, duration
 
 
 def row(step, evaluation=None, *, rollout=2.0):

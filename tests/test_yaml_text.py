@@ -13,8 +13,8 @@ from coca_mindspeed.mindspeed.start.driver import compose_config
 from coca_mindspeed.reproduce.plan import read_plan
 from coca_mindspeed.serving.config import read_serving_config
 from coca_mindspeed.upstream.manifest import load_manifest
+from coca_mindspeed.utils.text_formats import YamlError, parse_yaml, read_yaml
 from coca_mindspeed.verl import configuration
-from coca_mindspeed.yaml_text import YamlError, parse_yaml, read_yaml
 from tests.evaluation.test_report import predictions
 
 BROKEN = {

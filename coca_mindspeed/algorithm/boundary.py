@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.response import CLOSE_TAG, ConfidencePosition
+from coca_mindspeed.algorithm.parsing import CLOSE_TAG, ConfidencePosition
 
 _FIRST_WINDOW = 32  # tokens searched at first; a confidence takes about ten
 _TOKENS_AT_ONCE = 2**18  # bounds the memory of one search to a few megabytes, whatever the batch
@@ -18,7 +18,7 @@ _TOKENS_AT_ONCE = 2**18  # bounds the memory of one search to a few megabytes, w
 class TokenText:
     """The bytes that each token id stands for, as tensors, so that text and boundary come from the same table.
 
-    Build it with :func:`coca_mindspeed.tokenization.token_text`.  A control token (end of text, padding) has no
+    Build it with :func:`coca_mindspeed.utils.tokenization.token_text`.  A control token (end of text, padding) has no
     bytes; a token may hold part of a multi-byte character.
     """
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT, ResponseParser
+from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, ResponseParser
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.local.policy import Policy
 

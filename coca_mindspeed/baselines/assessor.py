@@ -10,7 +10,7 @@ from coca_mindspeed.baselines.early_stopping import Fit, FitConfig, fit_with_ear
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prompt_pass import pad_left, positions_of
+from coca_mindspeed.local.prefill import pad_left, positions_of
 
 ASSESSOR_PROMPT = (
     "The following question will be put to another language model. Predict whether its answer will be correct. "

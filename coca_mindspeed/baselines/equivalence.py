@@ -5,7 +5,7 @@ from types import TracebackType
 
 from coca_mindspeed.baselines.same_programs import SamePrograms
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.programs.code import CodeGrader
+from coca_mindspeed.grading.code.grader import CodeGrader
 from coca_mindspeed.grading.registry import build_grader, grader_name
 from coca_mindspeed.grading.verdict import Equivalence, Grader
 

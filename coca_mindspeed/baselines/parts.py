@@ -5,10 +5,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from coca_mindspeed.differences import first_difference
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.files import read_json_lines, write_json, write_json_lines
 from coca_mindspeed.local.progress import StepProgress
+from coca_mindspeed.utils.files import read_json_lines, write_json, write_json_lines
+from coca_mindspeed.utils.text_formats import first_difference
 
 _Item = TypeVar("_Item")
 Rows = Sequence[Mapping[str, Any]]

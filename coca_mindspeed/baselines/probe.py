@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from coca_mindspeed.baselines.early_stopping import Fit, FitConfig, fit_with_early_stopping
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.files import whole_directory, write_json
+from coca_mindspeed.utils.files import whole_directory, write_json
 
 
 @dataclass(frozen=True)

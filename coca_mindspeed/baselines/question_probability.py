@@ -16,7 +16,7 @@ from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prompt_pass import pad_left, positions_of
+from coca_mindspeed.local.prefill import pad_left, positions_of
 
 # Stands in for the user's message when the template's own text is found; no template writes it.
 _SENTINEL = "7f3aquestion0c55"

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.programs.code import CodeGrader
-from coca_mindspeed.grading.programs.extraction import MAX_ANSWER_CHARACTERS, build_job, extract_program, wanted_names
-from coca_mindspeed.grading.programs.inside.names import undefined
+from coca_mindspeed.grading.code.extraction import MAX_ANSWER_CHARACTERS, build_job, extract_program, wanted_names
+from coca_mindspeed.grading.code.grader import CodeGrader
+from coca_mindspeed.grading.code.inside.names import undefined
 
 Outputs = tuple[str | None, ...]
 

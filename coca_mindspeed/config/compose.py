@@ -19,7 +19,7 @@ from yaml import YAMLError
 from coca_mindspeed.config.overrides import GROUPS, hydra_override, nearest, unknown_key
 from coca_mindspeed.config.schema import PATH_KEYS, RunConfig
 from coca_mindspeed.errors import ConfigError, UsageError
-from coca_mindspeed.yaml_text import YamlError, read_yaml
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 _LONGEST_SHOWN = 200  # characters of a value in a message
 

@@ -9,7 +9,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.markdown import markdown_table
+from coca_mindspeed.utils.markdown import markdown_table
 
 _HEADER = ("key", "type", "default", "range", "meaning")
 

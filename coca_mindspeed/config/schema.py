@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from coca_mindspeed.algorithm.loss_aggregation import LossAggregation
-from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.algorithm.rewards import METHODS, TrainingMethod, training_method
 
 #: Keys that name a file or a directory of this machine; ``~`` in them is the user's home directory.

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from coca_mindspeed.config.schema import DataConfig, RunConfig
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.json_text import numbered_lines
+from coca_mindspeed.utils.text_formats import numbered_lines
 
 
 def steps_of_epochs(epochs: float, rows: int, prompts: int) -> int:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jinja2
 
-from coca_mindspeed.algorithm.response import MATH_INSTRUCTION
+from coca_mindspeed.algorithm.parsing import MATH_INSTRUCTION
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 

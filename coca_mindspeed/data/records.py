@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.files import read_json_lines, write_json_lines
+from coca_mindspeed.utils.files import read_json_lines, write_json_lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.algorithm.response import ResponseParser, as_stated
+from coca_mindspeed.algorithm.parsing import ResponseParser, as_stated
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
 from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
-from coca_mindspeed.files import read_json_lines
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.verdict import MeasuredGrader, Outcome
+from coca_mindspeed.utils.files import read_json_lines
 
 # Above this share of answers that a grader cannot judge, the rest need not be like all of them.
 _MAX_UNGRADABLE = 0.01

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.files import read_json_lines, write_json_lines
+from coca_mindspeed.utils.files import read_json_lines, write_json_lines
 
 CATEGORIES = ("math", "code", "factual")
 # The metric of a validation that counts the answers which the other metrics leave out.

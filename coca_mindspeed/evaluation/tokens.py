@@ -6,7 +6,7 @@ tokens: the count is that of the tokens that begin before the end of the confide
 
 from pathlib import Path
 
-from coca_mindspeed.algorithm.response import ParsedResponse, ResponseParser
+from coca_mindspeed.algorithm.parsing import ParsedResponse, ResponseParser
 from coca_mindspeed.errors import ConfigError
 
 

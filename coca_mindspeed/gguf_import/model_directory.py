@@ -12,8 +12,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from coca_mindspeed.data.preparing.output_directory import output_directory
-from coca_mindspeed.data.preparing.output_place import check_place
+from coca_mindspeed.data.prepare.output import check_place, output_directory
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.gguf_import.architectures import check_architecture
 from coca_mindspeed.gguf_import.byte_level import build_tokenizer

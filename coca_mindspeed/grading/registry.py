@@ -13,8 +13,8 @@ from coca_mindspeed.grading.verdict import MeasuredGrader, Verdict
 # Imported when asked for: the exact grader needs neither pebble nor openai.
 _GRADERS = {
     "exact": "coca_mindspeed.grading.exact:ExactGrader",
-    "math": "coca_mindspeed.grading.mathematics.math:MathGrader",
-    "code": "coca_mindspeed.grading.programs.code:CodeGrader",
+    "math": "coca_mindspeed.grading.math.grader:MathGrader",
+    "code": "coca_mindspeed.grading.code.grader:CodeGrader",
     "factual": "coca_mindspeed.grading.facts.factual:FactualGrader",
     "simpleqa": "coca_mindspeed.grading.facts.judge:JudgeGrader",
     "auto": "coca_mindspeed.grading.registry:AutoGrader",

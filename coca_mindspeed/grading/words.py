@@ -4,7 +4,7 @@ import itertools
 import re
 import unicodedata
 
-from coca_mindspeed.grading.mathematics.spelling import TEXT
+from coca_mindspeed.grading.math.spelling import TEXT
 
 _LETTER = r"[^\W\d_]"
 _BETWEEN = r"[ ,.'’-]+"

@@ -1,8 +1,8 @@
-"""Processes that can be killed: a function of untrusted input, with a time limit that it cannot talk its way out of.
+"""pebble's pool of processes, in which a failure is put down to the task that it is of.
 
-The pool is pebble's, which kills and replaces a worker that passes its limit.  What is added here is what a
-trainer needs around it: results in order, a bounded number in flight, a pool that is rebuilt when it breaks, and
-workers that start without the caller's main module.
+pebble judges timeouts and deaths by what it has read of the workers' messages, and a busy caller reads them late.  So a
+task whose result lay unread was said to have killed its worker, or to have passed its limit, in the place of one that
+its worker had begun since.  Here all that workers have sent is read before one of them is judged.
 """
 
 import multiprocessing
@@ -24,14 +24,63 @@ from enum import Enum
 from multiprocessing.connection import Connection
 from typing import Any, Generic, TypeVar
 
-from pebble import ProcessExpired
+from pebble import ProcessExpired, ProcessPool
+from pebble.pool.process import PoolManager
 
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading import lifeline
-from coca_mindspeed.grading.process_pool import OrderlyPool
-from coca_mindspeed.grading.programs.inside.clock import WALL_FACTOR
-from coca_mindspeed.grading.programs.inside.lifeline import end_with_writer
-from coca_mindspeed.grading.programs.inside.limits import limit_resource
+from coca_mindspeed.grading import watchdog as lifeline
+from coca_mindspeed.grading.code.inside.clock import WALL_FACTOR
+from coca_mindspeed.grading.code.inside.lifeline import end_with_writer
+from coca_mindspeed.grading.code.inside.limits import limit_resource
+
+# How long to wait until no worker is sending; one that died while it was keeps all others from it.
+_SILENCE_SECONDS = 1.0
+
+
+class OrderlyPool(ProcessPool):
+    """A pebble pool with a manager that reads first and judges then; arguments are pebble's."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._pool_manager = _ReadingFirst(self._context, options["context"])
+
+
+class _ReadingFirst(PoolManager):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._reading = threading.Lock()
+
+    def process_next_message(self, timeout: float) -> None:
+        try:
+            arrived = self.worker_manager.pool_channel.poll(timeout)
+        except OSError as error:
+            raise BrokenProcessPool from error
+        if arrived:
+            with self._reading:
+                super().process_next_message(0)
+
+    def update_tasks(self) -> None:
+        if not self.task_manager.timeout_tasks():
+            super().update_tasks()
+            return
+        with self.worker_manager.workers_channel.lock(block=False) as silent:
+            if silent:  # otherwise a worker is sending: a tenth of a second later, then
+                self._read_all()
+                super().update_tasks()
+
+    def handle_worker_expiration(self, expiration: tuple[int, int]) -> None:
+        with self.worker_manager.workers_channel.lock(timeout=_SILENCE_SECONDS) as silent:
+            if not silent:  # and nobody else can send any more: pebble would blame them a minute later
+                raise BrokenProcessPool("a worker died while it was sending")
+            self._read_all()
+        super().handle_worker_expiration(expiration)
+
+    def _read_all(self) -> None:
+        """Read what workers have sent; they are silent meanwhile, so that it comes to an end."""
+        with self._reading:
+            while self.worker_manager.pool_channel.poll(0):
+                super().process_next_message(0)
+
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

@@ -12,7 +12,7 @@ from coca_mindspeed.data.chat_template import reads_clock, write_into_template
 from coca_mindspeed.data.prompts import prompt_messages, render_chat
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.files import LONE_SURROGATE
+from coca_mindspeed.utils.files import LONE_SURROGATE
 
 
 def load_tokenizer(path: Path, config: ModelConfig, *, where: str = "model.path") -> Any:

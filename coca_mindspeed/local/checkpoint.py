@@ -17,10 +17,10 @@ from typing import Any
 import torch
 
 from coca_mindspeed.errors import ConfigError, TrainingError
-from coca_mindspeed.files import whole_directory
 from coca_mindspeed.local.lora import merged_weights, save_adapters
 from coca_mindspeed.local.optimizer import moments_bytes
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.utils.files import whole_directory
 
 _NAME = re.compile(r"step_(\d{6,})")
 

@@ -19,21 +19,21 @@ import torch
 from numpy.typing import NDArray
 
 from coca_mindspeed.algorithm.boundary import confidence_segment_lengths
-from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.config.schema import LEAST_START_QUESTIONS, RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError
-from coca_mindspeed.files import read_json_lines, write_json_lines
-from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
+from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.experience import JudgedSamples, respond_and_grade
-from coca_mindspeed.local.imitation import Imitation, Lesson, learned_once, tokens_of_a_pass
 from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.prompt_states import prompt_states
 from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
-from coca_mindspeed.tokenization import tokens_as_written
+from coca_mindspeed.local.sft import Imitation, Lesson, learned_once, tokens_of_a_pass
+from coca_mindspeed.utils.files import read_json_lines, write_json_lines
+from coca_mindspeed.utils.tokenization import tokens_as_written
 
 CONFIDENCE_START = "confidence_start"  # within a run's directory; its model is in MODEL
 MODEL, CHECKPOINTS, RESPONSES, RATES = "model", "checkpoints", "responses", "rates.jsonl"  # within that

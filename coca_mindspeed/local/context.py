@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.json_text import JsonError, parse_json
+from coca_mindspeed.utils.text_formats import JsonError, parse_json
 
 # These choose the frequencies of all positions by the longest one that a forward pass sees.  Beyond the trained length
 # the keys in the sampler's cache, made one token at a time, are not those that the update makes of the whole text.

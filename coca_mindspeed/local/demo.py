@@ -10,13 +10,12 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics.calibration import HEADLINE
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, write_predictions
-from coca_mindspeed.evaluation.reports.figures import save_figure
-from coca_mindspeed.evaluation.reports.plots import reliability_diagram, training_curves
-from coca_mindspeed.evaluation.reports.summary import column_title, print_metrics, shown_value, summary_metrics
-from coca_mindspeed.files import read_json_lines, write_atomically, write_json
+from coca_mindspeed.evaluation.reports.plots import reliability_diagram, save_figure, training_curves
+from coca_mindspeed.evaluation.reports.tables import column_title, print_metrics, shown_value, summary_metrics
 from coca_mindspeed.local.interrupt import saying_what_is_saved
-from coca_mindspeed.local.session import open_session
-from coca_mindspeed.markdown import markdown_table
+from coca_mindspeed.local.setup import open_session
+from coca_mindspeed.utils.files import read_json_lines, write_atomically, write_json
+from coca_mindspeed.utils.markdown import markdown_table
 
 
 def run_demo(

@@ -8,9 +8,9 @@ from coca_mindspeed.config.schema import MethodConfig, RolloutConfig, RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Grader
-from coca_mindspeed.judging.held_out import predictions
 from coca_mindspeed.local.experience import respond_and_grade
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.scoring.rows import predictions
 
 
 def predict(

@@ -13,12 +13,11 @@ from coca_mindspeed.algorithm.credit import SegmentCredit
 from coca_mindspeed.config.schema import MethodConfig, RolloutConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import Grader
-from coca_mindspeed.judging.batch_metrics import batch_metrics, values
-from coca_mindspeed.judging.method_rules import credit_rule, response_judge
-from coca_mindspeed.judging.responses import JudgedResponses
-from coca_mindspeed.judging.sample_rows import credit_rows, response_row
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import Samples, sample_responses
+from coca_mindspeed.scoring.metrics import batch_metrics, values
+from coca_mindspeed.scoring.responses import JudgedResponses, credit_rule, response_judge
+from coca_mindspeed.scoring.rows import credit_rows, response_row
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,18 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from coca_mindspeed.algorithm.objective import Objective
-from coca_mindspeed.local.beginnings import Indices, ResponsePasses, Scored, take_rows
-from coca_mindspeed.local.output_layer import TokenScores, scores_of_logits
+from coca_mindspeed.local.lm_head import TokenScores, scores_of_logits
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prompt_pass import pad_left, positions_of, run_prompts, shared_start
-from coca_mindspeed.local.separate_backward import GoOn, go_on, go_on_separately
+from coca_mindspeed.local.prefill import pad_left, positions_of, run_prompts, shared_start
+from coca_mindspeed.local.prefix_sharing import (
+    GoOn,
+    Indices,
+    ResponsePasses,
+    Scored,
+    go_on,
+    go_on_separately,
+    take_rows,
+)
 
 
 def response_log_probs(
@@ -42,7 +49,7 @@ def response_scores(
     """Log-prob and entropy of every response token.
 
     Few logits are computed at once; many, a chunk of tokens at a time, and once more in the backward pass.  The result
-    is the same (:mod:`coca_mindspeed.local.output_layer`).
+    is the same (:mod:`coca_mindspeed.local.lm_head`).
 
     Args:
         policy: the policy.

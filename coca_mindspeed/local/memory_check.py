@@ -14,11 +14,11 @@ import torch
 
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.console import print_text
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.context import read_model_config
 from coca_mindspeed.local.evaluate import held_out_at_once
-from coca_mindspeed.local.footprint import Footprint, NotEstimatedError, footprint
+from coca_mindspeed.local.memory import Footprint, NotEstimatedError, footprint
+from coca_mindspeed.utils.console import print_text
 
 _CONTEXT = GIB // 2  # what CUDA's or CANN's context takes before the first tensor, by estimate
 _PARTS = 16  # of a run's trainer.microbatch_tokens: how near the value is that would fit

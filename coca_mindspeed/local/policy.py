@@ -17,16 +17,15 @@ from transformers import AutoModelForCausalLM
 
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.config.schema import DEVICE_PATTERN, ModelConfig
-from coca_mindspeed.console import print_text
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.local.activation_checkpointing import recompute_layers
 from coca_mindspeed.local.attention import naming_the_alternative, use_own_attention
 from coca_mindspeed.local.chat import encode_prompts, load_tokenizer
-from coca_mindspeed.local.embedding_gradient import add_embedding_gradients
-from coca_mindspeed.local.output_layer import OutputLayer
-from coca_mindspeed.local.prompt_pass import Sharing
-from coca_mindspeed.local.recomputation import recompute_layers
-from coca_mindspeed.tokenization import token_text
+from coca_mindspeed.local.lm_head import OutputLayer, add_embedding_gradients
+from coca_mindspeed.local.prefill import Sharing
+from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.tokenization import token_text
 
 _SHARED = {"prefix": "prompts and their common prefix", "prompts": "prompts alone", "none": "nothing"}
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import Progress, ProgressColumn, Task
 from rich.text import Text
 
-from coca_mindspeed.time_left import Pace, duration
+from coca_mindspeed.utils.eta import Pace, duration
 
 _Self = TypeVar("_Self", bound="StepProgress")
 MEAN_OF = 10  # steps; single ones are too noisy to be read

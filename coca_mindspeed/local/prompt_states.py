@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prompt_pass import pad_left, positions_of
+from coca_mindspeed.local.prefill import pad_left, positions_of
 
 
 def prompt_states(policy: Policy, prompts: Sequence[Sequence[int]], layer: int) -> Tensor:

@@ -19,11 +19,17 @@ from coca_mindspeed.config.overrides import REMOVED_KEYS
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record, record_to_json
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.files import write_atomically
 from coca_mindspeed.local.checkpoint import Checkpoint, list_checkpoints
 from coca_mindspeed.local.schedule import learning_rate
-from coca_mindspeed.ownership import MARKER, lock_of_process, read_marker, remove_entries, write_marker
-from coca_mindspeed.yaml_text import YamlError, read_yaml
+from coca_mindspeed.utils.files import (
+    MARKER,
+    lock_of_process,
+    read_marker,
+    remove_entries,
+    write_atomically,
+    write_marker,
+)
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 _KIND = "run"
 _LOCK = ".lock"

@@ -1,17 +1,150 @@
-"""Sampling responses: a KV cache, what a group's responses begin with run once, exact log-probs of what was sampled."""
+"""Responses of a group that have said the same so far are one row of the decoder, until they part.
+
+A confidence before the answer makes beginnings alike: the tag, a zero, a point and often a digit are a third of a short
+response.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from coca_mindspeed.local.branches import Branches
-from coca_mindspeed.local.growing_cache import cache_bytes, growing_cache, repeat_rows, skip_to
-from coca_mindspeed.local.output_layer import TokenScores, entropy_of
+from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.local.kv_cache import cache_bytes, growing_cache, repeat_rows, skip_to
+from coca_mindspeed.local.lm_head import TokenScores, entropy_of
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prompt_pass import run_prompts
-from coca_mindspeed.local.token_draw import draw_tokens
+from coca_mindspeed.local.prefill import run_prompts
+
+_SHRINK_AT = 0.9  # of the rows: so few in use, and the others leave; each time copies the cache
+_MORE_THAN_A_VOCABULARY = 2**32
+
+
+class NextStep(NamedTuple):
+    """What the decoder should do with its rows, and what to give them.
+
+    Attributes:
+        keep: int64, go on with these rows alone, a row as often as it is named; None: with all.
+        repeat: int64, put these rows behind the others once more; None: none.  One of the two at most.
+        token: int64 ``[rows, 1]``, the next token of each row.
+    """
+
+    keep: Tensor | None
+    repeat: Tensor | None
+    token: Tensor
+
+
+class Branches:
+    """Which row of a decoder each unfinished response goes on from.
+
+    Attributes:
+        row_of: int64 ``[responses]``, the decoder's row of each response that goes on.
+    """
+
+    def __init__(self, prompts: int, group_size: int, device: torch.device) -> None:
+        """All responses to a prompt begin in its row."""
+        self.row_of = torch.arange(prompts, device=device).repeat_interleave(group_size)
+        self._rows = prompts
+
+    def go_on(self, going: Tensor, token: Tensor) -> NextStep:
+        """Follow the responses by a token each.
+
+        Args:
+            going: bool ``[responses]``, those that go on; the others are forgotten.
+            token: int64 ``[responses, 1]``, what each has sampled.
+        """
+        pairs = self.row_of[going] * _MORE_THAN_A_VOCABULARY + token[going, 0]
+        pairs, pair_of = torch.unique(pairs, return_inverse=True)
+        row, token = pairs // _MORE_THAN_A_VOCABULARY, pairs % _MORE_THAN_A_VOCABULARY
+        # The first to leave a row in some direction takes it along, the others need a copy.
+        another = torch.zeros_like(row, dtype=torch.bool)
+        another[1:] = row[1:] == row[:-1]
+        repeat = row[another]
+        rows = self._rows + len(repeat)
+        if len(row) <= _SHRINK_AT * rows:
+            self.row_of, self._rows = pair_of, len(row)
+            return NextStep(row, None, token[:, None])
+        row[another] = torch.arange(self._rows, rows, device=row.device)
+        self.row_of, self._rows = row[pair_of], rows
+        tokens = token.new_zeros(rows, 1)  # any token does for a row whose responses have ended
+        tokens[row, 0] = token
+        return NextStep(None, repeat if len(repeat) else None, tokens)
+
+
+_LARGE = 4096  # a vocabulary from here on: summed up whole for every draw it would take longer than by blocks
+_BLOCK = 256  # tokens; one is found in two steps, among the blocks and in its block
+
+
+class NoDistributionError(TrainingError):
+    """No token can be drawn: probabilities are not finite, or all of them are 0."""
+
+
+def draw_tokens(
+    probabilities: Tensor, generator: torch.Generator | None = None, row_of: Tensor | None = None
+) -> Tensor:
+    """Tokens ``[draws, 1]`` by probabilities ``[rows, vocabulary]``; never one whose probability is 0.
+
+    Args:
+        probabilities: they need not add up to 1.
+        generator: on their device.
+        row_of: int64 ``[draws]``, the row that each draw is made from; None: one from each row.
+
+    Raises:
+        NoDistributionError: probabilities are not finite, or a row has none.
+    """
+    if row_of is None:
+        row_of = torch.arange(len(probabilities), device=probabilities.device)
+    if probabilities.shape[1] < _LARGE:
+        uniform = torch.rand(len(row_of), 1, generator=generator, device=probabilities.device)
+        return _draw(_running_sums(probabilities), uniform, row_of)
+    blocks = _running_sums(_block_sums(probabilities))
+    # Two numbers: the digits of one would not reach to the tokens of a block that is improbable.
+    uniform = torch.rand(len(row_of), 2, generator=generator, device=probabilities.device)
+    block = _draw(blocks, uniform[:, :1], row_of)
+    token = block * _BLOCK + torch.arange(_BLOCK, device=probabilities.device)
+    inside = token < probabilities.shape[1]
+    of_block = probabilities[row_of[:, None], token.where(inside, 0)].where(inside, 0.0)
+    return token.gather(1, _draw(_running_sums(of_block), uniform[:, 1:]))
+
+
+def _block_sums(probabilities: Tensor) -> Tensor:
+    """Sums ``[rows, blocks]`` of so many neighbours; the last block may have fewer."""
+    whole = probabilities.shape[1] // _BLOCK * _BLOCK
+    sums: Tensor = probabilities[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=-1)
+    if whole == probabilities.shape[1]:
+        return sums
+    return torch.cat([sums, probabilities[:, whole:].sum(dim=-1, keepdim=True)], dim=1)
+
+
+def _running_sums(weights: Tensor) -> Tensor:
+    """Sums ``[rows, n]`` of each weight with those before it; where a weight is 0, the sum stays what it was.
+
+    A GPU scans a single row by another kernel, whose sums may go up and down where nothing is added.
+    """
+    if len(weights) == 1 and weights.device.type != "cpu":
+        return weights.expand(2, -1).cumsum(dim=1)[:1]
+    return weights.cumsum(dim=1)
+
+
+def _draw(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> Tensor:
+    """The index ``[draws, 1]`` at which a row of ``sums`` passes a uniform share ``[draws, 1]`` of its last.
+
+    Args:
+        sums: of weights ``[rows, n]``, each with those before it.
+        uniform: from 0 to 1.
+        row_of: as in :func:`draw_tokens`.
+    """
+    total = sums[:, -1:].contiguous()
+    if bool((~((total > 0) & total.isfinite())).any()):
+        raise NoDistributionError(
+            "no token can be drawn from the policy: its probabilities are not finite, or all 0; are its weights finite?"
+        )
+    # A share that was rounded up to all of it must not end behind the last index that has a weight.
+    last = torch.searchsorted(sums, total)
+    if row_of is not None:
+        sums, total, last = (of_row.index_select(0, row_of) for of_row in (sums, total, last))
+    return torch.searchsorted(sums, uniform * total, right=True).minimum(last)
 
 
 @dataclass(frozen=True)

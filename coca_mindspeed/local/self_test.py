@@ -17,11 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from coca_mindspeed.local.beginnings import PassCost, ResponsePasses
+from coca_mindspeed.local.lm_head import scores_of_logits
 from coca_mindspeed.local.log_probs import ResponseBatch
-from coca_mindspeed.local.output_layer import scores_of_logits
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prompt_pass import Sharing
+from coca_mindspeed.local.prefill import Sharing
+from coca_mindspeed.local.prefix_sharing import PassCost, ResponsePasses
 from coca_mindspeed.local.sampler import Decoder
 
 _SHARED = 16  # tokens that both prompts start with

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.sampler import Decoder
-from coca_mindspeed.local.token_draw import draw_tokens
+from coca_mindspeed.local.sampler import Decoder, draw_tokens
 
 
 @dataclass(frozen=True, slots=True)

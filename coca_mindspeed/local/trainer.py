@@ -15,9 +15,8 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.predictions import UNGRADABLE_SHARE, Prediction, outcomes, write_predictions
-from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
+from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.judging.learning_signal import HealthWarnings
 from coca_mindspeed.local.checkpoint import Checkpoint, export_model, list_checkpoints, save_checkpoint
 from coca_mindspeed.local.evaluate import predict
 from coca_mindspeed.local.experience import (
@@ -28,14 +27,15 @@ from coca_mindspeed.local.experience import (
     sample_rows,
 )
 from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved, stop_request
+from coca_mindspeed.local.logging import LogError, RunLog
 from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.progress import MEAN_OF, StepProgress, TrainingProgress
-from coca_mindspeed.local.run_log import LogError, RunLog
+from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import generator, learning_rate, records_of_step
-from coca_mindspeed.local.token_draw import NoDistributionError
 from coca_mindspeed.local.update import NotFiniteError, update_policy
-from coca_mindspeed.time_left import STEPS
+from coca_mindspeed.scoring.metrics import HealthWarnings
+from coca_mindspeed.utils.eta import STEPS
 
 _NEED_LESS = (
     "trainer.microbatch_tokens or trainer.microbatch_prompts bounds what an update holds, "

@@ -13,11 +13,11 @@ from torch import Tensor
 from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import Objective, segment_objective
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.local.beginnings import PassCost, ResponsePasses
 from coca_mindspeed.local.experience import Experience
 from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.microbatches import Microbatch, microbatches
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.prefix_sharing import PassCost, ResponsePasses
 from coca_mindspeed.local.sampler import Samples
 
 

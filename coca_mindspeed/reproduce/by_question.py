@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from coca_mindspeed.evaluation.intervals.bounds import Interval
 from coca_mindspeed.evaluation.intervals.estimates import Estimates, paired_intervals
-from coca_mindspeed.evaluation.metrics.catalogue import QUALITY_METRICS, UNDEFINED, metric_info
+from coca_mindspeed.evaluation.metrics.specs import QUALITY_METRICS, UNDEFINED, metric_info
 from coca_mindspeed.evaluation.predictions import Prediction, gradable, outcomes
 from coca_mindspeed.reproduce.comparisons import STARTED
 from coca_mindspeed.reproduce.plan import Plan

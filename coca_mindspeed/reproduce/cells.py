@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from coca_mindspeed.algorithm.response import ConfidencePosition
+from coca_mindspeed.algorithm.parsing import ConfidencePosition
 from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig

@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from coca_mindspeed.evaluation.intervals.bounds import Interval
-from coca_mindspeed.evaluation.metrics.catalogue import UNDEFINED, metric_info
+from coca_mindspeed.evaluation.metrics.specs import UNDEFINED, metric_info
 from coca_mindspeed.reproduce.plan import Plan
 from coca_mindspeed.reproduce.results import Results, holm, mean_differs, mean_interval, spread
 from coca_mindspeed.reproduce.table import Table

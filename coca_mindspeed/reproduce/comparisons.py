@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from coca_mindspeed.evaluation.metrics.catalogue import CALIBRATED_LABEL, QUALITY_METRICS, metric_info
+from coca_mindspeed.evaluation.metrics.specs import CALIBRATED_LABEL, QUALITY_METRICS, metric_info
 from coca_mindspeed.evaluation.paper.published import paper, printed, published
 from coca_mindspeed.reproduce.plan import Plan
 from coca_mindspeed.reproduce.results import Results, Spread, spread

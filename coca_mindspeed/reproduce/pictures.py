@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from coca_mindspeed.evaluation.metrics.catalogue import metric_info
-from coca_mindspeed.evaluation.reports.figures import BLUE, GREY, VERMILION, new_figure, plot_text, tidy
+from coca_mindspeed.evaluation.metrics.specs import metric_info
+from coca_mindspeed.evaluation.reports.plots import BLUE, GREY, VERMILION, new_figure, plot_text, tidy
 from coca_mindspeed.reproduce.comparisons import Entry
 from coca_mindspeed.reproduce.results import spread
 

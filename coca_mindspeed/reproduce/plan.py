@@ -11,7 +11,7 @@ from coca_mindspeed.config.schema import Section
 from coca_mindspeed.data.embedded.miniature import MiniatureName
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.evaluation.paper.published import check_setting
-from coca_mindspeed.yaml_text import YamlError, read_yaml
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 BaselineCell = Literal["instruct", "rlvr+question_prob", "rlvr+probe", "rlvr+assessor", "majority_voting"]
 # Cells that a plan's trained methods must not be called like.

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from coca_mindspeed.differences import Difference, first_difference
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.files import file_sha256
 from coca_mindspeed.reproduce.cells import ReproductionCell
 from coca_mindspeed.reproduce.plan import Plan
 from coca_mindspeed.reproduce.questions import cell_config, set_files
+from coca_mindspeed.utils.files import file_sha256
+from coca_mindspeed.utils.text_formats import Difference, first_difference
 
 # Sections and keys by which no figure changes but by the rounding of floats, and files, whose content is compared.
 _LEFT_OUT = (

@@ -14,7 +14,7 @@ from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.chat import reads_date
 from coca_mindspeed.local.confidence_start import check_enough_questions
-from coca_mindspeed.local.session import load_data, record_sources
+from coca_mindspeed.local.setup import load_data, record_sources
 from coca_mindspeed.reproduce.cells import ReproductionCell, run_config
 from coca_mindspeed.reproduce.plan import Plan, SettingPlan
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from coca_mindspeed import __version__
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.evaluation.reports.plots import training_curves
-from coca_mindspeed.files import write_atomically
 from coca_mindspeed.reproduce.by_question import by_question_table
 from coca_mindspeed.reproduce.claims import claims, claims_table, sequential_phases
 from coca_mindspeed.reproduce.comparisons import STARTED, comparison_table, comparisons, entries
@@ -15,7 +14,8 @@ from coca_mindspeed.reproduce.plan import Plan
 from coca_mindspeed.reproduce.provenance import source_commit
 from coca_mindspeed.reproduce.results import Results, spread
 from coca_mindspeed.reproduce.table import Table, printed_table, write_table
-from coca_mindspeed.safe_text import one_line
+from coca_mindspeed.utils.console import one_line
+from coca_mindspeed.utils.files import write_atomically
 
 _SAMPLES = 6  # questions of each data set that are shown
 _LONGEST = 48  # characters of a response that are shown

@@ -12,10 +12,10 @@ from scipy.stats import t as student_t
 
 from coca_mindspeed.evaluation.intervals.bounds import Interval
 from coca_mindspeed.evaluation.intervals.estimates import Estimates
-from coca_mindspeed.evaluation.metrics.catalogue import UNDEFINED, metric_info, round_half_up, show
+from coca_mindspeed.evaluation.metrics.specs import UNDEFINED, metric_info, round_half_up, show
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
-from coca_mindspeed.files import read_json_lines
 from coca_mindspeed.reproduce.cells import ReproductionCell
+from coca_mindspeed.utils.files import read_json_lines
 
 _SAME = 1e-12  # floats that differ by no more are the same number
 

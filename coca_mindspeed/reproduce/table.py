@@ -9,9 +9,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from coca_mindspeed.evaluation.reports.figures import new_figure, plot_text, save_figure
-from coca_mindspeed.files import write_atomically
-from coca_mindspeed.markdown import markdown_table
+from coca_mindspeed.evaluation.reports.plots import new_figure, plot_text, save_figure
+from coca_mindspeed.utils.files import write_atomically
+from coca_mindspeed.utils.markdown import markdown_table
 
 
 @dataclass(frozen=True)

@@ -19,16 +19,16 @@ from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
-from coca_mindspeed.files import write_json
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.local.format_warm_up import read_warm_up_records, teach_format
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
-from coca_mindspeed.local.session import load_data, open_session, record_sources, warm_start
+from coca_mindspeed.local.setup import load_data, open_session, record_sources, warm_start
+from coca_mindspeed.local.warm_up import read_warm_up_records, teach_format
 from coca_mindspeed.reproduce.cells import ReproductionCell, run_config
 from coca_mindspeed.reproduce.plan import Plan, SettingPlan
 from coca_mindspeed.reproduce.provenance import made_from, source
 from coca_mindspeed.reproduce.questions import cell_config, warm_up_file
+from coca_mindspeed.utils.files import write_json
 
 _BATCH = 500  # questions of a baseline at once, and of its parts
 

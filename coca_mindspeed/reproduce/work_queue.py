@@ -7,7 +7,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.grading import lifeline
+from coca_mindspeed.grading import watchdog as lifeline
 from coca_mindspeed.reproduce.cells import ReproductionCell
 from coca_mindspeed.reproduce.work import Workplace, run_cell
 from coca_mindspeed.reproduce.worker_process import end_with_parent

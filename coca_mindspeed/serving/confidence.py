@@ -12,7 +12,7 @@ from typing import Literal
 
 import regex
 
-from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.algorithm.parsing import ResponseParser
 
 ReaderState = Literal["reading", "valid", "invalid"]
 

@@ -9,12 +9,12 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT
-from coca_mindspeed.calibration.maps import Identity, read_certificate, read_map
+from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.evaluation.calibration.maps import Identity, read_certificate, read_map
 from coca_mindspeed.serving.decision import Action, Band, ThresholdRule, answer_from
-from coca_mindspeed.yaml_text import YamlError, read_yaml
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 
 class ListenConfig(Section):

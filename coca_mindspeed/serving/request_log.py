@@ -16,8 +16,8 @@ from typing import Any
 
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_to_json
-from coca_mindspeed.files import to_json_line
 from coca_mindspeed.serving.trace import Trace
+from coca_mindspeed.utils.files import to_json_line
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS requests (

@@ -11,10 +11,10 @@ import yaml
 from matplotlib.figure import Figure
 
 from coca_mindspeed.evaluation.intervals.bounds import Interval
-from coca_mindspeed.evaluation.reports.figures import line_style, new_figure, plot_text, png_bytes, tidy
-from coca_mindspeed.markdown import markdown_table
+from coca_mindspeed.evaluation.reports.plots import line_style, new_figure, plot_text, png_bytes, tidy
 from coca_mindspeed.serving.replay import PolicyOutcome, Setting, Tiers
 from coca_mindspeed.serving.routing_scores import GAPS, Routed, upper_hull
+from coca_mindspeed.utils.markdown import markdown_table
 
 _NOTE = (
     "AIQ: mean share of right answers over the costs from the cheapest tier's to the dearest's. Calls: share of "

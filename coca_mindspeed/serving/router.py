@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
-from coca_mindspeed.algorithm.response import CLOSE_TAG
+from coca_mindspeed.algorithm.parsing import CLOSE_TAG
 from coca_mindspeed.serving.backends import Backend, Generate, gather
 from coca_mindspeed.serving.chunks import BackendError, Chunk
 from coca_mindspeed.serving.confidence import ConfidenceReader, mean_confidence

@@ -13,7 +13,7 @@ from typing import Any
 
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.upstream.fingerprint import TargetError, fingerprint
-from coca_mindspeed.yaml_text import YamlError, read_yaml
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 #: ``replace``: another object stands there.  ``wrap``: a function around the original.  ``subclass``: a class made
 #: from the original.  ``register``: an entry of a registry.  ``use``: relied upon as it is, and only verified.

@@ -1,6 +1,11 @@
-"""One step's judged responses as groups, with their credit, on the rows of verl's batch."""
+"""Which rows of a batch of verl's are the responses to one question.
+
+verl names a row ``UID_SESSION_INDEX``: the question's draw, which of its samples, and which turn of it.  A batch may
+be reordered for balance, may lack the responses of failed sessions, and may hold rows that only fill it up.
+"""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +17,78 @@ from coca_mindspeed.algorithm.advantages import per_token_of_segment, segment_ma
 from coca_mindspeed.algorithm.credit import SegmentCredit
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.grading.verdict import Outcome
-from coca_mindspeed.judging.batch_metrics import batch_metrics, values
-from coca_mindspeed.judging.method_rules import credit_rule
-from coca_mindspeed.judging.sample_rows import credit_rows
-from coca_mindspeed.verl.groups import Groups, check_broken, find_groups
-from coca_mindspeed.verl.judged_row import JudgedRow
+from coca_mindspeed.scoring.metrics import batch_metrics, values
+from coca_mindspeed.scoring.responses import credit_rule
+from coca_mindspeed.scoring.rows import credit_rows, held_out_metrics
+from coca_mindspeed.verl.reward_queue import JudgedRow
 from coca_mindspeed.verl.settings import VerlSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Groups of a batch.
+
+    Attributes:
+        rows: of the whole groups, one group after the other, samples in order; indexes into the batch.
+        size: G.
+        broken: how many groups lack at least one of their responses.
+    """
+
+    rows: tuple[int, ...]
+    size: int
+    broken: int
+
+
+def find_groups(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], size: int, expected: int) -> Groups:
+    """Take a batch apart.
+
+    Args:
+        keys: of the rows.
+        tags: of the rows; those that fill the batch up have ``is_padding``.
+        size: responses that each question has.
+        expected: questions that the batch should have; one that is not there at all counts as broken.
+
+    Raises:
+        TrainingError: a key of another form, more than one turn or sample where there should be one, or too many
+            questions.
+    """
+    groups: dict[str, dict[int, int]] = {}
+    for row, (key, tag) in enumerate(zip(keys, tags, strict=True)):
+        if tag.get("is_padding", False):
+            continue
+        uid, session, turn = _parts(key)
+        if turn != 0:
+            raise TrainingError(f"row {key}: a response has one turn, found a second one")
+        if session in (group := groups.setdefault(uid, {})):
+            raise TrainingError(f"row {key}: sample {session} of its question was there already")
+        group[session] = row
+    if len(groups) > expected:
+        raise TrainingError(f"{len(groups)} questions in a step of data.train_batch_size {expected}")
+    whole = [group for group in groups.values() if len(group) == size]
+    if larger := [uid for uid, group in groups.items() if len(group) > size]:
+        raise TrainingError(f"question {larger[0]}: {len(groups[larger[0]])} responses, rollout.n is {size}")
+    rows = tuple(group[session] for group in whole for session in sorted(group))
+    return Groups(rows, size, expected - len(whole))
+
+
+def _parts(key: str) -> tuple[str, int, int]:
+    parts = key.rsplit("_", 2)
+    if len(parts) != 3 or not (parts[1].isdecimal() and parts[2].isdecimal()):
+        raise TrainingError(f"row {key!r}: expected a key UID_SESSION_INDEX")
+    return parts[0], int(parts[1]), int(parts[2])
+
+
+def check_broken(broken: int, allowed: int, total: int, what: str) -> None:
+    """Refuse more broken groups than the settings allow.
+
+    Raises:
+        TrainingError: there are more.
+    """
+    if broken > allowed:
+        raise TrainingError(
+            f"{broken} of {total} {what} lack responses because sessions of verl's failed (its log says why), and "
+            f"coca.broken_groups allows {allowed}"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +225,50 @@ def _check_gradable(judged: Sequence[JudgedRow]) -> None:
     """An answer that cannot be graded is left out and counted; where none can, nothing can be learned."""
     if all(row.trained.outcome is Outcome.UNGRADABLE for row in judged):
         raise TrainingError(f"none of the step's {len(judged)} answers could be graded: {judged[0].trained.reason}")
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedValidation:
+    """Judged responses to held-out questions, one each."""
+
+    rows: tuple[JudgedRow, ...]
+
+    def metrics(self) -> dict[str, float]:
+        """The paper's six columns under ``eval/``, and for several data sets those of each under its name."""
+        by_set: dict[str, list[JudgedRow]] = defaultdict(list)
+        for row in self.rows:
+            by_set[row.prediction.dataset].append(row)
+        found = _named("eval", self.rows)
+        if len(by_set) > 1:
+            for dataset, rows in by_set.items():
+                found |= _named(f"eval/{dataset}", rows)
+        return found
+
+
+def judged_validation(columns: Mapping[str, Sequence[Any]]) -> JudgedValidation:
+    """Rows of a validation from verl's lists, one for each entry of what the reward manager said.
+
+    Raises:
+        TrainingError: another reward manager judged them.
+    """
+    ours = [name for name in ("prediction", "verdict", "reason", "confidence_tokens") if name in columns]
+    count = len(columns["reward"])
+    return JudgedValidation(
+        tuple(
+            JudgedRow.from_columns({name: columns[name][row] for name in ours}, f"validation response {row}")
+            for row in range(count)
+        )
+    )
+
+
+def _named(prefix: str, rows: Sequence[JudgedRow]) -> dict[str, float]:
+    if not rows:
+        return {}
+    stated = [math.nan if (s := row.prediction.confidence) is None else s for row in rows]
+    metrics = held_out_metrics(
+        torch.tensor([bool(row.prediction.correct) for row in rows]),
+        torch.tensor([row.prediction.correct is not None for row in rows]),
+        torch.tensor(stated, dtype=torch.float64),
+        torch.tensor([row.confidence_tokens for row in rows]),
+    )
+    return {f"{prefix}/{name}": value for name, value in metrics.items()}

@@ -4,9 +4,9 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from coca_mindspeed.console import print_failure
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
+from coca_mindspeed.utils.console import print_failure
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,12 +9,12 @@ from verl.experimental.reward_loop.reward_manager.registry import register
 from verl.utils.fs import copy_to_local
 
 from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.grading.fault_tolerant import SteadyGrader
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.grading.steady import SteadyGrader
-from coca_mindspeed.judging.method_rules import response_judge
-from coca_mindspeed.tokenization import token_text
-from coca_mindspeed.verl.judging_queue import JudgingQueue
+from coca_mindspeed.scoring.responses import response_judge
+from coca_mindspeed.utils.tokenization import token_text
 from coca_mindspeed.verl.records import record_of
+from coca_mindspeed.verl.reward_queue import JudgingQueue
 from coca_mindspeed.verl.settings import NAME, verl_settings
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.judging.judging_settings import EngineSection, JudgingSettings, checked_section
+from coca_mindspeed.scoring.settings import EngineSection, JudgingSettings, checked_section
 
 #: The name of our trainer, reward manager and advantage estimator in verl's registries.
 NAME = "coca"

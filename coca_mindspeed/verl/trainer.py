@@ -18,24 +18,21 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
-from coca_mindspeed.console import print_text
 from coca_mindspeed.data.chat_template import write_into_template
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import write_predictions
-from coca_mindspeed.files import write_json_lines
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.judging.learning_signal import HealthWarnings
-from coca_mindspeed.verl.advantage_step import AdvantageStep, StepShape
+from coca_mindspeed.scoring.metrics import HealthWarnings
+from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.files import write_json_lines
+from coca_mindspeed.verl.advantage_step import AdvantageStep, StepShape, check_broken, judged_validation
 from coca_mindspeed.verl.earlier_rows import EarlierRows, file_of_verls_log
 from coca_mindspeed.verl.estimator import handing_over
-from coca_mindspeed.verl.groups import check_broken
-from coca_mindspeed.verl.held_out_questions import judged_validation
 from coca_mindspeed.verl.records import check_prompts, check_rows
 from coca_mindspeed.verl.release import known_release
-from coca_mindspeed.verl.required_keys import refusals
-from coca_mindspeed.verl.run_settings import check_length, check_same_run
+from coca_mindspeed.verl.required_keys import check_length, check_same_run, refusals
 from coca_mindspeed.verl.segment_loss import CONFIDENCE_SEGMENT_TOKENS, SegmentLoss, divide_segment_sums
 from coca_mindspeed.verl.settings import NAME, verl_settings
 

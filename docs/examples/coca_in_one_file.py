@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from coca_mindspeed import SegmentMasks, coca_advantages, parse_response, segment_objective, token_text, training_method
-from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.data.arithmetic import arithmetic_records
 
 METHOD = training_method("coca")
 

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coca_mindspeed.algorithm.boundary import TokenText, confidence_segment_lengths
-from coca_mindspeed.algorithm.response import ResponseParser
-from coca_mindspeed.tokenization import token_text
+from coca_mindspeed.algorithm.parsing import ResponseParser
+from coca_mindspeed.utils.tokenization import token_text
 from tests import tokenizers_for_tests as kinds
 from tests.processor import allowed
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coca_mindspeed.algorithm.response import CLOSE_TAG, OPEN_TAG, ResponseParser
+from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG, ResponseParser
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from coca_mindspeed.algorithm.response import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.algorithm.rewards import METHODS, brier_reward, group_success_rate, training_method
 
 # Two prompts, G = 4.  Prompt 0: GESR 0.75; its third response is invalid.  Prompt 1: nobody is right, GESR 0.

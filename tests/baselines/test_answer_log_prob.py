@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.baselines.answer_log_prob import mean_answer_log_probs
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.schema import ModelConfig

@@ -11,7 +11,7 @@ from coca_mindspeed.baselines.majority_vote import Vote, cluster, vote
 from coca_mindspeed.baselines.same_programs import SamePrograms, test_inputs
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.programs.code import CodeGrader
+from coca_mindspeed.grading.code.grader import CodeGrader
 
 
 def by_value(pairs):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from coca_mindspeed.baselines.question_probability import question_probabilities, question_tokens
-from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
 from tests.baselines.models_for_tests import random_policy, subject_of, tiny_policy

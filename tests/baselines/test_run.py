@@ -14,12 +14,12 @@ from coca_mindspeed.baselines.early_stopping import FitConfig
 from coca_mindspeed.baselines.parts import claim_directory, work_in_parts
 from coca_mindspeed.baselines.probe import ProbeConfig, save_probe, train_probe
 from coca_mindspeed.baselines.run import BaselineOptions, answers_in_order, run_baseline
-from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
-from coca_mindspeed.judging.method_rules import response_judge
 from coca_mindspeed.local import experience
+from coca_mindspeed.scoring.responses import response_judge
 from tests.baselines.models_for_tests import subject_of, tiny_policy
 
 QUICK = FitConfig(epochs=1, batch=16)

@@ -13,7 +13,7 @@ import pytest
 from mapie.risk_control import BinaryClassificationController, BinaryRisk
 from mapie.risk_control.methods import compute_hoeffding_bentkus_p_value
 
-from coca_mindspeed.calibration.guarantee import certify, least_labels, p_value
+from coca_mindspeed.evaluation.calibration.guarantee import certify, least_labels, p_value
 
 
 def counts_exactly(wrong, accepted):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.calibration.guarantee import certify, least_labels, p_value, upper_bound
+from coca_mindspeed.evaluation.calibration.guarantee import certify, least_labels, p_value, upper_bound
 
 
 @settings(deadline=None)

@@ -9,19 +9,20 @@ import yaml
 from scipy.optimize import minimize
 from sklearn.isotonic import IsotonicRegression
 
-from coca_mindspeed.calibration import maps
-from coca_mindspeed.calibration.families import fit_curve, kind_for
-from coca_mindspeed.calibration.maps import (
+from coca_mindspeed.cli import main
+from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.evaluation.calibration import maps
+from coca_mindspeed.evaluation.calibration.maps import (
     Identity,
     cross_fitted,
+    fit_curve,
     fit_map,
+    kind_for,
     prompt_hash,
     read_certificate,
     read_map,
     write_map,
 )
-from coca_mindspeed.cli import main
-from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, write_predictions
 

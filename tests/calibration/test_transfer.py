@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from coca_mindspeed.calibration.transfer import STATED, transfer_matrix
+from coca_mindspeed.evaluation.calibration.maps import STATED, transfer_matrix
 from tests.calibration.labelled_rows import rows
 
 

@@ -153,7 +153,7 @@ def test_what_can_be_known_is_known_before_a_row_is_read(tmp_path, capsys, monke
     path = write_jsonl(tmp_path / "big.jsonl", [big_math_row("q?")])
     for module in ("publishers.formats", "publishers.reading", "preparing.prepare"):
         monkeypatch.setattr(f"coca_mindspeed.data.{module}.read_rows", lambda *_: pytest.fail("read too early"))
-    monkeypatch.setattr("coca_mindspeed.data.publishers.reading.read_records", lambda *_: pytest.fail("read too early"))
+    monkeypatch.setattr("coca_mindspeed.data.sources.reading.read_records", lambda *_: pytest.fail("read too early"))
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "x").touch()
     missing = ("--tokenizer", tmp_path / "none", "--max-tokens", 5)

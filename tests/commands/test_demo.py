@@ -7,9 +7,9 @@ import pytest
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
-from coca_mindspeed.evaluation.metrics.catalogue import show
+from coca_mindspeed.evaluation.metrics.specs import show
 from coca_mindspeed.evaluation.predictions import outcomes, read_predictions
-from coca_mindspeed.ownership import MARKER
+from coca_mindspeed.utils.files import MARKER
 from tests.local.runs_for_tests import SMALL, rows
 
 METRICS = ["accuracy", "auroc", "ece", "brier", "success_rate", "tokens_to_confidence", "n", "ungradable"]

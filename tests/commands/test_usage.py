@@ -10,7 +10,7 @@ import pytest
 
 from coca_mindspeed import cli
 from coca_mindspeed.cli import COMMANDS, main
-from coca_mindspeed.commands import config as config_command
+from coca_mindspeed.cli import config as config_command
 
 
 def usage_error(capsys, *arguments):

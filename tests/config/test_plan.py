@@ -18,8 +18,8 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan, nearest_working
 from coca_mindspeed.mindspeed.plan.memory import checkpoint_bytes, memory_plan
 from coca_mindspeed.mindspeed.plan.refusals import refusals
+from coca_mindspeed.mindspeed.plan.resolved_config import KEYS, RunFacts, read_facts
 from coca_mindspeed.mindspeed.plan.rules import violations
-from coca_mindspeed.mindspeed.plan.run_facts import KEYS, RunFacts, read_facts
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
 
 ON_ASCEND = [name for name in ready_made_runs() if "_910" in name]

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.prompts import prompt_messages
 
 

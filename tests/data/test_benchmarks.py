@@ -2,11 +2,11 @@
 
 import pytest
 
-from coca_mindspeed.data.known_sets import SOURCES, source_named
 from coca_mindspeed.data.prompts import prompt_messages
-from coca_mindspeed.data.publishers import benchmarks
-from coca_mindspeed.data.publishers.fields import RowError, Ungradable
-from coca_mindspeed.data.publishers.formats import read_rows
+from coca_mindspeed.data.registry import SOURCES, source_named
+from coca_mindspeed.data.sources import benchmarks
+from coca_mindspeed.data.sources.fields import RowError, Ungradable
+from coca_mindspeed.data.sources.formats import read_rows
 from coca_mindspeed.errors import DataError
 from tests.data import publishers
 

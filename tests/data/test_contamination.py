@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.data.preparing.contamination import SHORTEST, EvaluationIndex, Overlap
+from coca_mindspeed.data.prepare.deduplication import SHORTEST, EvaluationIndex, Overlap
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
 

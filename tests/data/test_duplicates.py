@@ -7,15 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.data.preparing.duplicates import (
+from coca_mindspeed.data.prepare.deduplication import (
     ExactDuplicates,
     NearDuplicates,
     bands_for,
+    digest,
     jaccard,
     near_duplicates,
+    ngram_hashes,
+    normalise,
+    numbers,
     shingles,
+    tokens,
+    words,
 )
-from coca_mindspeed.data.preparing.shingles import digest, ngram_hashes, normalise, numbers, tokens, words
 from coca_mindspeed.data.records import Record
 
 
@@ -158,7 +163,7 @@ def test_only_the_same_numbers_and_answer_make_near_duplicates(other, answer, re
 def test_result_does_not_depend_on_where_batches_end(monkeypatch):
     records = templates(seed=3, number=300)
     whole = near_duplicates(records, 0.7)
-    monkeypatch.setattr("coca_mindspeed.data.preparing.duplicates._DOCUMENTS_PER_FLUSH", 7)
+    monkeypatch.setattr("coca_mindspeed.data.prepare.deduplication._DOCUMENTS_PER_FLUSH", 7)
     assert near_duplicates(records, 0.7) == whole
 
 

@@ -3,8 +3,8 @@
 import pytest
 from transformers import BatchEncoding
 
-from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT
-from coca_mindspeed.data.preparing.filters import DifficultyFilter, LengthFilter, PromptCounter, SourceFilter
+from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.data.prepare.filters import DifficultyFilter, LengthFilter, PromptCounter, SourceFilter
 from coca_mindspeed.data.prompts import prompt_messages, prompt_tokens
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError

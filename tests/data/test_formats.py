@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from coca_mindspeed.data.publishers.formats import count_rows, data_files, read_rows
+from coca_mindspeed.data.sources.formats import count_rows, data_files, read_rows
 from coca_mindspeed.errors import DataError
 
 ROWS = [

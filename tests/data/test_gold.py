@@ -2,9 +2,9 @@
 
 import pytest
 
-from coca_mindspeed.data.preparing.gold import gold_checker
+from coca_mindspeed.data.prepare.filters import gold_checker
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.mathematics.math import MathGrader
+from coca_mindspeed.grading.math.grader import MathGrader
 
 
 @pytest.fixture(scope="module")

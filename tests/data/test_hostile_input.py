@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from coca_mindspeed import json_text
 from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.files import read_json_lines
+from coca_mindspeed.utils import text_formats as json_text
+from coca_mindspeed.utils.files import read_json_lines
 
 GOOD = '{"question": "1 + 1?", "answer": "2"}'
 HOSTILE = {
@@ -140,7 +140,7 @@ def test_a_line_of_200_megabytes_is_not_held(tmp_path):
             file.write(b"1," * (1 << 19))
         file.write(b"1]}}\n")
     code = (
-        "import resource, sys; from coca_mindspeed.data.publishers.formats import read_rows; from pathlib import Path\n"
+        "import resource, sys; from coca_mindspeed.data.sources.formats import read_rows; from pathlib import Path\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "(row,) = read_rows(Path(sys.argv[1])); assert row.error\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)"

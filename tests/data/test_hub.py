@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.data.known_sets import SOURCES, Publication
-from coca_mindspeed.data.publishers.hub import hub_rows
 from coca_mindspeed.data.records import read_records
+from coca_mindspeed.data.registry import SOURCES, Publication
+from coca_mindspeed.data.sources.reading import hub_rows
 from coca_mindspeed.errors import DataError, MissingDependencyError
 from tests.data import publishers
 

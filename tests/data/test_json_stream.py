@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.data.publishers import json_stream
-from coca_mindspeed.data.publishers.json_stream import wrapped_elements
+from coca_mindspeed.data.sources import formats as json_stream
+from coca_mindspeed.data.sources.formats import wrapped_elements
 from coca_mindspeed.errors import DataError
 
 JSON = st.recursive(

@@ -5,10 +5,10 @@ import json
 import pytest
 import yaml
 
-from coca_mindspeed.algorithm.response import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, MATH_INSTRUCTION
+from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, MATH_INSTRUCTION
 from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import Record, write_records
-from coca_mindspeed.mindspeed.export import records_export as mindspeed_export
+from coca_mindspeed.mindspeed import export as mindspeed_export
 from tests.data.test_filters import OfRelease
 from tests.data.tokenizers import save_tokenizer
 

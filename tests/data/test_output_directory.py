@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from coca_mindspeed.data.preparing.output_directory import output_directory
+from coca_mindspeed.data.prepare.output import output_directory
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.ownership import MARKER
+from coca_mindspeed.utils.files import MARKER
 
 
 def make(path, overwrite=False, content="x"):
@@ -82,7 +82,7 @@ def test_taken_places_are_refused(tmp_path):
 _WAITING = """
 import sys, time
 from pathlib import Path
-from coca_mindspeed.data.preparing.output_directory import output_directory
+from coca_mindspeed.data.prepare.output import output_directory
 with output_directory(Path(sys.argv[1]), True) as directory:
     (directory / "data").write_text("half")
     print("working", flush=True)
@@ -111,7 +111,7 @@ def test_a_killed_process_leaves_the_old_output_and_the_next_run_cleans_up(tmp_p
 _KILLED_BETWEEN_THE_RENAMES = """
 import os, signal, sys
 from pathlib import Path
-from coca_mindspeed.data.preparing.output_directory import output_directory
+from coca_mindspeed.data.prepare.output import output_directory
 rename, calls = Path.rename, []
 def dies(self, target):
     calls.append(self)

@@ -13,12 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.data.known_sets import SOURCES
-from coca_mindspeed.data.preparing.contamination import EvaluationIndex
-from coca_mindspeed.data.preparing.filters import DifficultyFilter, SourceFilter
-from coca_mindspeed.data.preparing.gold import gold_checker
-from coca_mindspeed.data.preparing.prepare import Preparation, prepare
+from coca_mindspeed.data.prepare.deduplication import EvaluationIndex
+from coca_mindspeed.data.prepare.filters import DifficultyFilter, SourceFilter, gold_checker
+from coca_mindspeed.data.prepare.pipeline import Preparation, prepare
 from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.data.registry import SOURCES
 from coca_mindspeed.errors import DataError
 from tests.data import publishers, synthetic_big_math
 from tests.data.test_duplicates import LONG

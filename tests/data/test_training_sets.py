@@ -5,10 +5,10 @@ import json
 import pytest
 
 from coca_mindspeed.data.prompts import prompt_messages
-from coca_mindspeed.data.publishers.big_math import big_math
-from coca_mindspeed.data.publishers.fields import RowError, Ungradable
-from coca_mindspeed.data.publishers.taco import taco
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.data.sources.big_math import big_math
+from coca_mindspeed.data.sources.fields import RowError, Ungradable
+from coca_mindspeed.data.sources.taco import taco
 from tests.data.publishers import BIG_MATH, TACO_CALL, taco_row
 
 

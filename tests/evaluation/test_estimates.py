@@ -9,7 +9,7 @@ from scipy.stats import t as student_t
 from sklearn.metrics import roc_auc_score
 
 from coca_mindspeed.evaluation.intervals.bounds import share_high, share_low
-from coca_mindspeed.evaluation.intervals.ece_interval import Bins, ece_interval
+from coca_mindspeed.evaluation.intervals.ece import Bins, ece_interval
 from coca_mindspeed.evaluation.intervals.estimates import Estimates, average_interval, has_interval, paired_intervals
 from coca_mindspeed.evaluation.intervals.influence import independent_units
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics

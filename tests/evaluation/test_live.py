@@ -7,8 +7,7 @@ import threading
 import pytest
 from rich.console import Console
 
-from coca_mindspeed.cli import main
-from coca_mindspeed.commands import watch
+from coca_mindspeed.cli import main, watch
 from coca_mindspeed.config.compose import compose_run, to_yaml
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard, sparkline

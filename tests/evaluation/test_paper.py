@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.evaluation.metrics import catalogue
+from coca_mindspeed.evaluation.metrics import specs as catalogue
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
-from coca_mindspeed.evaluation.metrics.catalogue import metric_info, round_half_up, show
+from coca_mindspeed.evaluation.metrics.specs import metric_info, round_half_up, show
 from coca_mindspeed.evaluation.paper.comparison import paper_report
 from coca_mindspeed.evaluation.paper.published import (
     category_mean,
@@ -21,7 +21,7 @@ from coca_mindspeed.evaluation.paper.published import (
     published,
     rebuilt_cells,
 )
-from coca_mindspeed.evaluation.reports.summary import column_title
+from coca_mindspeed.evaluation.reports.tables import column_title
 
 # (setting, method, metric, category): printed, rebuilt
 KNOWN = {

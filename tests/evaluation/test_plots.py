@@ -9,11 +9,13 @@ import pytest
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.metrics.curves import risk_coverage, roc
 from coca_mindspeed.evaluation.predictions import Prediction
-from coca_mindspeed.evaluation.reports.figures import line_style, png_bytes, save_figure
 from coca_mindspeed.evaluation.reports.plots import (
+    line_style,
     moving_average,
+    png_bytes,
     reliability_diagram,
     reliability_image,
+    save_figure,
     training_curves,
 )
 

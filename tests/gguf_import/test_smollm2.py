@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.gguf_import.header import read_header
-from coca_mindspeed.tokenization import _BYTE_OF_CHARACTER
+from coca_mindspeed.utils.tokenization import _BYTE_OF_CHARACTER
 from tests.real_model import needs_smollm2, smollm2_file, smollm2_tokenizer
 
 pytestmark = needs_smollm2

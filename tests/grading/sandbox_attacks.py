@@ -341,7 +341,7 @@ MEET_A_LIMIT = {"fill_sockets": "memory", "empty_files": "files", "eat_memory_in
 
 
 def run_all(repository: str, port: int) -> dict[str, dict[str, object]]:
-    from coca_mindspeed.grading.programs.sandbox import Limits, Sandbox
+    from coca_mindspeed.grading.code.sandbox import Limits, Sandbox
 
     sandbox = Sandbox(Limits(memory_bytes=512 << 20))
     assert sandbox.sandboxed

@@ -18,7 +18,7 @@ _PARTS = ("__init__", "lifeline", *(f"programs/{name}" for name in ("__init__", 
 
 def sandbox_problem() -> str:
     """Why no sandbox can be made here, or ``""``."""
-    from coca_mindspeed.grading.programs.sandbox import Sandbox
+    from coca_mindspeed.grading.code.sandbox import Sandbox
 
     try:
         Sandbox()
@@ -51,8 +51,8 @@ def copied_package(*scripts: str) -> Iterator[Path]:
         for part in ("__init__.py", "errors.py", *(f"grading/{part}.py" for part in _PARTS)):
             shutil.copy(REPOSITORY / "coca_mindspeed" / part, package / part)
         shutil.copytree(
-            REPOSITORY / "coca_mindspeed/grading/programs/inside",
-            package / "grading/programs/inside",
+            REPOSITORY / "coca_mindspeed/grading/code/inside",
+            package / "grading/code/inside",
             ignore=shutil.ignore_patterns("__pycache__"),
         )
         for script in scripts:

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from coca_mindspeed.grading.programs import sandbox as sandboxes
-from coca_mindspeed.grading.programs.code import CodeGrader
-from coca_mindspeed.grading.programs.inside import scripts, waiting
-from coca_mindspeed.grading.programs.inside.clock import descendants
-from coca_mindspeed.grading.programs.sandbox import Sandbox
+from coca_mindspeed.grading.code import sandbox as sandboxes
+from coca_mindspeed.grading.code.grader import CodeGrader
+from coca_mindspeed.grading.code.inside import scripts, waiting
+from coca_mindspeed.grading.code.inside.clock import descendants
+from coca_mindspeed.grading.code.sandbox import Sandbox
 from coca_mindspeed.grading.verdict import Outcome
 from tests.grading.competitors import one_processor
 from tests.grading.sandbox_package import sandbox_problem

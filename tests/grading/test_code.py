@@ -8,7 +8,7 @@ import pytest
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError
-from coca_mindspeed.grading.programs.code import CodeGrader
+from coca_mindspeed.grading.code.grader import CodeGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from tests.grading.sandbox_package import sandbox_problem
 

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.mathematics.math import MathGrader
+from coca_mindspeed.grading.math.grader import MathGrader
 from tests.processor import allowed
 from tests.shared_data import shared_data
 
-equality = pytest.importorskip("coca_mindspeed.grading.mathematics.equality")
-latex = pytest.importorskip("coca_mindspeed.grading.mathematics.latex")
+equality = pytest.importorskip("coca_mindspeed.grading.math.equality")
+latex = pytest.importorskip("coca_mindspeed.grading.math.latex")
 
 
 def equal(a: str, b: str) -> bool | None:

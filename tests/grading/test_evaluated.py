@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly, left_undone
-from coca_mindspeed.grading.mathematics.math import MathGrader
+from coca_mindspeed.grading.math.grader import MathGrader
+from coca_mindspeed.grading.math.restated import EvaluatedOnly, left_undone
 from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
 
 # Question, gold answer, answer: each answer has the gold one's value.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coca_mindspeed.grading.mathematics.final_answer import final_answer, last_boxed, plain_characters, without_boxes
+from coca_mindspeed.grading.math.final_answer import final_answer, last_boxed, plain_characters, without_boxes
 from tests.processor import allowed
 
 

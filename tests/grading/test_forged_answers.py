@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.programs.code import CodeGrader
-from coca_mindspeed.grading.programs.inside.names import undefined
+from coca_mindspeed.grading.code.grader import CodeGrader
+from coca_mindspeed.grading.code.inside.names import undefined
 from coca_mindspeed.grading.verdict import Outcome
 from tests.grading.test_code import PROBLEM
 

@@ -16,7 +16,7 @@ _PR_CAPBSET_DROP, _CAP_SYS_RESOURCE = 24, 24
 GRADE = """
 import resource
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.mathematics.math import MathGrader
+from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.grading.workers import Workers
 from tests.grading.test_inherited_limits import hard_limit
 
@@ -30,7 +30,7 @@ workers.close()
 """
 GRADE_PROGRAMS = """
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.programs.code import CodeGrader
+from coca_mindspeed.grading.code.grader import CodeGrader
 
 grader = CodeGrader(workers=2)
 source = "import resource\\ndef f(): return resource.getrlimit(resource." + NAME + ")[1]"
@@ -93,7 +93,7 @@ def test_programs_are_graded_under_inherited_limits(name: str) -> None:
 @pytest.mark.skipif(bool(problem), reason=f"no sandbox here: {problem:.120}")
 def test_an_inherited_limit_below_a_programs_makes_it_ungradable_not_wrong() -> None:
     code = """
-from coca_mindspeed.grading.programs.sandbox import Sandbox
+from coca_mindspeed.grading.code.sandbox import Sandbox
 sandbox = Sandbox()
 job = {"kind": "stdio", "source": "print(1)", "cases": [{"input": "", "output": "1"}], "seconds": 60.0}
 assert sandbox.run(job, 60.0).outcome == "ungradable"

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.grading.mathematics.final_answer import final_answer
-from coca_mindspeed.grading.mathematics.math import MathGrader, plain_verdict
-from coca_mindspeed.grading.mathematics.quantity import read_answer
+from coca_mindspeed.grading.math.final_answer import final_answer
+from coca_mindspeed.grading.math.grader import MathGrader, plain_verdict
+from coca_mindspeed.grading.math.quantity import read_answer
 from coca_mindspeed.grading.verdict import Outcome
 from tests.processor import allowed
 
@@ -251,7 +251,7 @@ def test_a_batch_with_bombs_finishes_in_order_with_flat_memory(grader: MathGrade
 
 
 def test_the_quick_parser_agrees_with_the_full_one() -> None:
-    latex = pytest.importorskip("coca_mindspeed.grading.mathematics.latex")
+    latex = pytest.importorskip("coca_mindspeed.grading.math.latex")
     texts = {text for gold, answer, verdict, _ in PAIRS if verdict != "ungradable" for text in (gold, answer)}
     quick = {text: latex.parse_quickly(text) for text in sorted(texts)}
     found = {text: expression for text, expression in quick.items() if expression is not None}

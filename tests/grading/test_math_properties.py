@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.grading.mathematics.final_answer import final_answer
-from coca_mindspeed.grading.mathematics.math import plain_verdict
-from coca_mindspeed.grading.mathematics.quantity import read_answer
+from coca_mindspeed.grading.math.final_answer import final_answer
+from coca_mindspeed.grading.math.grader import plain_verdict
+from coca_mindspeed.grading.math.quantity import read_answer
 from coca_mindspeed.grading.verdict import Outcome
 
-compare = pytest.importorskip("coca_mindspeed.grading.mathematics.symbolic").compare
+compare = pytest.importorskip("coca_mindspeed.grading.math.symbolic").compare
 math_verify = pytest.importorskip("math_verify")
 
 integers = st.integers(min_value=-(10**6), max_value=10**6)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from coca_mindspeed.data.publishers.benchmarks import gsm8k, math500
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.grading.mathematics.evaluated import left_undone
-from coca_mindspeed.grading.mathematics.final_answer import final_answer
-from coca_mindspeed.grading.mathematics.math import MathGrader
+from coca_mindspeed.data.sources.benchmarks import gsm8k, math500
+from coca_mindspeed.grading.math.final_answer import final_answer
+from coca_mindspeed.grading.math.grader import MathGrader
+from coca_mindspeed.grading.math.restated import left_undone
 from tests.processor import allowed
 from tests.shared_data import shared_data
 

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.grading.code.grader import CodeGrader
+from coca_mindspeed.grading.code.sandbox import Sandbox
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.grading.facts.factual import FactualGrader
-from coca_mindspeed.grading.mathematics.math import MathGrader
-from coca_mindspeed.grading.programs.code import CodeGrader
-from coca_mindspeed.grading.programs.sandbox import Sandbox
+from coca_mindspeed.grading.math.grader import MathGrader
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.grading.workers import Failure, TaskResult
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
-from coca_mindspeed.grading.programs.extraction import build_job, extract_program, time_limit
+from coca_mindspeed.grading.code.extraction import build_job, extract_program, time_limit
 from tests.processor import allowed
 
 PROMPT = 'import math\n\ndef helper(x):\n    return x\n\ndef answer(x):\n    """Say it."""\n'

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.cli import main
-from coca_mindspeed.data.publishers.benchmarks import mbpp_sanitized
 from coca_mindspeed.data.records import Record, read_records
-from coca_mindspeed.grading.programs.code import CodeGrader
+from coca_mindspeed.data.sources.benchmarks import mbpp_sanitized
+from coca_mindspeed.grading.code.grader import CodeGrader
 from tests.grading.sandbox_package import sandbox_problem
 from tests.shared_data import shared_data
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.programs import sandbox as sandbox_module
-from coca_mindspeed.grading.programs.sandbox import Sandbox
+from coca_mindspeed.grading.code import sandbox as sandbox_module
+from coca_mindspeed.grading.code.sandbox import Sandbox
 from tests.grading import sandbox_attacks
 from tests.grading.sandbox_package import (
     NOBODY,

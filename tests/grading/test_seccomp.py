@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from coca_mindspeed.grading.programs.inside.seccomp import filter_program
+from coca_mindspeed.grading.code.inside.seccomp import filter_program
 
 X86_64, AARCH64 = 0xC000003E, 0xC00000B7
 ALLOWED, KILLED, FAKED = "allowed", "killed", 0

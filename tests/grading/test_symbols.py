@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.grading.mathematics.final_answer import final_answer
-from coca_mindspeed.grading.mathematics.math import plain_verdict
-from coca_mindspeed.grading.mathematics.quantity import read_answer
+from coca_mindspeed.grading.math.final_answer import final_answer
+from coca_mindspeed.grading.math.grader import plain_verdict
+from coca_mindspeed.grading.math.quantity import read_answer
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.grading.words import same_words
 
-symbolic = pytest.importorskip("coca_mindspeed.grading.mathematics.symbolic")
+symbolic = pytest.importorskip("coca_mindspeed.grading.math.symbolic")
 
 LETTERS = ["a", "A", "b", "B", "e", "E", "i", "I", "k", "K", "l", "n", "N", "p", "r", "R", "u", "v", "w", "x", "X", "T"]
 GREEK = r"""\alpha \beta \gamma \Gamma \delta \Delta \epsilon \varepsilon \theta \vartheta \Theta \kappa \lambda \Lambda

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.programs import sandbox as sandbox_module
-from coca_mindspeed.grading.programs import user_ids
-from coca_mindspeed.grading.programs.sandbox import Sandbox
-from coca_mindspeed.grading.programs.user_ids import locked_user_id
+from coca_mindspeed.grading.code import bubblewrap as user_ids
+from coca_mindspeed.grading.code import sandbox as sandbox_module
+from coca_mindspeed.grading.code.bubblewrap import locked_user_id
+from coca_mindspeed.grading.code.sandbox import Sandbox
 from tests.grading.sandbox_package import (
     NOBODY,
     REPOSITORY,

@@ -253,7 +253,7 @@ import sys, threading, _thread, time
 sys.path.insert(0, {repository!r})
 from tests.grading.test_workers import nap
 from coca_mindspeed.grading.workers import Workers
-from coca_mindspeed.grading.programs.code import CodeGrader
+from coca_mindspeed.grading.code.grader import CodeGrader
 from coca_mindspeed.data.records import Record
 
 def grade_programs():
@@ -317,7 +317,7 @@ def test_workers_do_not_import_torch_or_the_callers_main(tmp_path: Path) -> None
     script.write_text(
         "import torch, sys\n"
         "from coca_mindspeed.data.records import Record\n"
-        "from coca_mindspeed.grading.mathematics.math import MathGrader\n"
+        "from coca_mindspeed.grading.math.grader import MathGrader\n"
         "from tests.grading.test_workers import imported\n"
         "grader = MathGrader(workers=1, seconds=10)\n"
         "records = [Record('1', 'd', 'math', '?', 'x+1')]\n"

@@ -9,9 +9,9 @@ import struct
 import numpy as np
 import pytest
 
-from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli import main
-from coca_mindspeed.data.preparing.filters import load_tokenizer
+from coca_mindspeed.data.prepare.filters import load_tokenizer
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record, write_records
 from tests.data.tokenizers import save_tokenizer

@@ -7,8 +7,8 @@ import torch
 
 from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.rewards import training_method
-from coca_mindspeed.judging.batch_metrics import Mean, batch_metrics, values
-from coca_mindspeed.judging.sample_rows import credit_rows
+from coca_mindspeed.scoring.metrics import Mean, batch_metrics, values
+from coca_mindspeed.scoring.rows import credit_rows
 
 CORRECT = torch.tensor([[True, False], [True, True]])
 CONFIDENCE = torch.tensor([[0.5, 0.0], [0.9, math.nan]], dtype=torch.float64)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coca_mindspeed.judging.learning_signal import NO_SIGNAL_STEPS, HealthWarnings, health_problems
+from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, HealthWarnings, health_problems
 
 NAMES = {
     "invalid": "rollout/invalid_share",

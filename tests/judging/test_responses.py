@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from coca_mindspeed.algorithm.boundary import TokenText
-from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.judging.responses import JudgedResponses, ResponseJudge
+from coca_mindspeed.scoring.responses import JudgedResponses, ResponseJudge
 
 # One token of each kind: tags, digits, and a token that straddles the end of the tag.
 TOKENS = [b"", b"<confidence>", b"0.5", b"</confidence>", b"</confidence>\n4", b"4", b"7", b"1"]

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from coca_mindspeed.local import output_layer
+from coca_mindspeed.local import lm_head as output_layer
 from tests import tokenizers_for_tests as kinds
 
 _SHAPE = {

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.local.session import open_session
+from coca_mindspeed.local.setup import open_session
 
 SMALL = (
     "warm_up.steps=15",

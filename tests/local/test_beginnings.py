@@ -15,9 +15,9 @@ from transformers import AutoConfig
 from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.local import footprint as footprints
-from coca_mindspeed.local.beginnings import PassCost, ResponsePasses, take_rows
+from coca_mindspeed.local import memory as footprints
 from coca_mindspeed.local.log_probs import ResponseBatch
+from coca_mindspeed.local.prefix_sharing import PassCost, ResponsePasses, take_rows
 from coca_mindspeed.local.sampler import Samples
 from coca_mindspeed.local.update import microbatches_of, pass_cost, responses_of
 from tests.local.models_for_tests import set_chunk_of

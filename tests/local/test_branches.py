@@ -8,8 +8,8 @@ from scipy.stats import chisquare
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local import sampler
-from coca_mindspeed.local.branches import Branches, NextStep
 from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.sampler import Branches, NextStep
 from tests.local.models_for_tests import write_random_model
 
 CPU = torch.device("cpu")

@@ -14,18 +14,18 @@ import numpy as np
 import pytest
 import torch
 
-from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.predictions import outcomes
-from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
+from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.judging.responses import JudgedResponses
-from coca_mindspeed.local import confidence_start, imitation
-from coca_mindspeed.local import session as session_module
+from coca_mindspeed.local import confidence_start
+from coca_mindspeed.local import setup as session_module
+from coca_mindspeed.local import sft as imitation
 from coca_mindspeed.local.confidence_start import (
     Answered,
     _answered,
@@ -39,12 +39,13 @@ from coca_mindspeed.local.confidence_start import (
 )
 from coca_mindspeed.local.demo import run_demo
 from coca_mindspeed.local.experience import JudgedSamples
-from coca_mindspeed.local.imitation import Lesson, tokens_of_a_pass
 from coca_mindspeed.local.interrupt import InterruptedRunError
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.progress import ImitationProgress, StepProgress
 from coca_mindspeed.local.sampler import Samples
-from coca_mindspeed.tokenization import token_text
+from coca_mindspeed.local.sft import Lesson, tokens_of_a_pass
+from coca_mindspeed.scoring.responses import JudgedResponses
+from coca_mindspeed.utils.tokenization import token_text
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import small_session
 from tests.tokenizers_for_tests import llama2_like, qwen_like, sentence_piece_like

@@ -22,11 +22,11 @@ from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.evaluation.metrics.calibration import HEADLINE
 from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
-from coca_mindspeed.evaluation.reports.summary import metrics_table
+from coca_mindspeed.evaluation.reports.tables import metrics_table
 from coca_mindspeed.local import checkpoint as checkpoint_module
 from coca_mindspeed.local.checkpoint import list_checkpoints, remove_leftovers
-from coca_mindspeed.local.run_log import RunLog
-from coca_mindspeed.ownership import MARKER, is_ours, remove_entries, write_marker
+from coca_mindspeed.local.logging import RunLog
+from coca_mindspeed.utils.files import MARKER, is_ours, remove_entries, write_marker
 from tests.local.runs_for_tests import SMALL, result, rows, small_session, train
 
 TINY = ("warm_up.steps=3", "evaluation.interval=0", "rollout.prompts=4", "rollout.max_new_tokens=8")
@@ -163,7 +163,7 @@ def test_only_what_we_wrote_is_removed_and_the_marker_last(tmp_path, monkeypatch
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("coca_mindspeed.ownership.shutil.rmtree", dies)
+        patched.setattr("coca_mindspeed.utils.files.shutil.rmtree", dies)
         with pytest.raises(KeyboardInterrupt):
             remove_entries(tmp_path, "run", ["metrics.jsonl", "samples", "model"])
     assert is_ours(tmp_path, "run")

@@ -12,9 +12,8 @@ from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import load_policy
-from coca_mindspeed.local.sampler import sample_responses
-from coca_mindspeed.local.token_draw import draw_tokens
-from coca_mindspeed.tokenization import token_text
+from coca_mindspeed.local.sampler import draw_tokens, sample_responses
+from coca_mindspeed.utils.tokenization import token_text
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import rows, train
 from tests.local.test_beginnings import PROMPTS, batch_of

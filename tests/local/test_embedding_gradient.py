@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.local.embedding_gradient import add_embedding_gradients
+from coca_mindspeed.local.lm_head import add_embedding_gradients
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import load_policy
 from tests.local.models_for_tests import write_random_model

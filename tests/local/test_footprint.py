@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from coca_mindspeed.commands.check_local import check_local
+from coca_mindspeed.cli.check_local import check_local
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local import footprint as footprints
+from coca_mindspeed.local import memory as footprints
 from coca_mindspeed.local import memory_check
-from coca_mindspeed.local.footprint import NotEstimatedError, footprint, largest_microbatches
+from coca_mindspeed.local.memory import NotEstimatedError, footprint, largest_microbatches
 from coca_mindspeed.local.memory_check import MemoryCheck, memory_problems, refuse_what_cannot_fit
 from coca_mindspeed.local.microbatches import fullest, microbatches
 from tests.local.models_for_tests import set_chunk_of
@@ -410,9 +410,9 @@ MEASURED = """
 import json, sys, torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.local.embedding_gradient import add_embedding_gradients
-from coca_mindspeed.local.footprint import largest_microbatches, responses_of, update_pass
-from coca_mindspeed.local.freed_memory import keep_freed_memory
+from coca_mindspeed.local.lm_head import add_embedding_gradients
+from coca_mindspeed.local.memory import largest_microbatches, responses_of, update_pass
+from coca_mindspeed.local.memory import keep_freed_memory
 from coca_mindspeed.local.attention import use_own_attention
 from coca_mindspeed.local.policy import Policy
 

@@ -17,13 +17,13 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
-from coca_mindspeed.local import imitation
+from coca_mindspeed.local import sft as imitation
 from coca_mindspeed.local.checkpoint import list_checkpoints
-from coca_mindspeed.local.imitation import Layout, Lesson, encode_responses, imitation_loss
 from coca_mindspeed.local.interrupt import InterruptedRunError
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.progress import ImitationProgress
-from coca_mindspeed.local.session import open_session
+from coca_mindspeed.local.setup import open_session
+from coca_mindspeed.local.sft import Layout, Lesson, encode_responses, imitation_loss
 from tests.local.models_for_tests import write_random_model
 
 CPU = torch.device("cpu")
@@ -267,7 +267,7 @@ def test_what_all_prompts_start_with_counts_once(place, monkeypatch):
 
 
 def test_the_layout_is_that_of_the_prompt_and_its_confidence_is_valid():
-    from coca_mindspeed.algorithm.response import ResponseParser
+    from coca_mindspeed.algorithm.parsing import ResponseParser
 
     for position in ("first", "last"):
         for decimals in (1, 2, 3):

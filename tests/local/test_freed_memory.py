@@ -10,7 +10,7 @@ ROUNDS, BYTES = 20, 2**28
 ALLOCATING = f"""
 import resource, sys
 import torch
-from coca_mindspeed.local.freed_memory import keep_freed_memory
+from coca_mindspeed.local.memory import keep_freed_memory
 kept = sys.argv[1] == "keep" and keep_freed_memory()
 def allocate():
     large = torch.zeros({BYTES // 4})
@@ -57,7 +57,7 @@ def test_a_large_piece_is_kept_as_well():
     """Asked for and never touched, so that it costs no memory."""
     large = """
 import ctypes
-from coca_mindspeed.local.freed_memory import keep_freed_memory
+from coca_mindspeed.local.memory import keep_freed_memory
 assert keep_freed_memory()
 c = ctypes.CDLL(None)
 c.malloc.restype = c.sbrk.restype = ctypes.c_void_p

@@ -5,9 +5,9 @@ import torch
 from transformers import DynamicCache, Gemma2Config, LlamaConfig
 
 from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.local import growing_cache as growing_caches
+from coca_mindspeed.local import kv_cache as growing_caches
 from coca_mindspeed.local import sampler
-from coca_mindspeed.local.growing_cache import cache_bytes, growing_cache, repeat_rows
+from coca_mindspeed.local.kv_cache import cache_bytes, growing_cache, repeat_rows
 from coca_mindspeed.local.policy import load_policy
 from tests.local.models_for_tests import write_random_model
 

@@ -9,18 +9,18 @@ import pytest
 import torch
 from transformers import AutoTokenizer
 
-from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.prompts import prompt_messages, render_chat
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError
-from coca_mindspeed.local import run_log
+from coca_mindspeed.local import logging as run_log
 from coca_mindspeed.local.chat import load_tokenizer
 from coca_mindspeed.local.checkpoint import list_checkpoints, rehearse_saving
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.preflight import LengthLimits, check_prompts, ordinary_pad_token
-from coca_mindspeed.ownership import MARKER
+from coca_mindspeed.utils.files import MARKER
 from tests import tokenizers_for_tests as kinds
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import small_session, train
@@ -89,7 +89,7 @@ def test_an_open_thought_can_be_accepted(tmp_path, model):
 def on(day, monkeypatch):
     """Let a run start on such a day."""
     clock = SimpleNamespace(date=SimpleNamespace(today=lambda: datetime.date.fromisoformat(day)))
-    monkeypatch.setattr("coca_mindspeed.local.session.datetime", clock)
+    monkeypatch.setattr("coca_mindspeed.local.setup.datetime", clock)
 
 
 @pytest.mark.parametrize("interval", [1, 0], ids=["from a checkpoint", "from the model"])
@@ -300,7 +300,7 @@ def test_weights_that_are_not_finite_at_the_first_step_advise_no_resume(tmp_path
         next(iter(policy.model.parameters())).data.fill_(torch.nan)
         return policy
 
-    monkeypatch.setattr("coca_mindspeed.local.session.load_policy", spoiled)
+    monkeypatch.setattr("coca_mindspeed.local.setup.load_policy", spoiled)
     assert main(arguments(tmp_path, model)) == 1
     message = capsys.readouterr().err
     assert "step 1" in message

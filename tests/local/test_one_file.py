@@ -90,7 +90,7 @@ def test_it_is_short_and_knows_nothing_of_the_engine():
     source = EXAMPLE.read_text(encoding="utf-8")
     assert len(source.splitlines()) <= 300
     ours = {line.split()[1] for line in source.splitlines() if line.startswith("from coca_mindspeed")}
-    assert ours == {"coca_mindspeed", "coca_mindspeed.data.embedded.arithmetic"}
+    assert ours == {"coca_mindspeed", "coca_mindspeed.data.arithmetic"}
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import optimizer as optimizer_module
 from coca_mindspeed.local.checkpoint import list_checkpoints
-from coca_mindspeed.local.footprint import footprint
+from coca_mindspeed.local.memory import footprint
 from coca_mindspeed.local.optimizer import build_optimizer, moments_bytes, require_optimizer, step_bytes
 from coca_mindspeed.local.policy import load_policy
 from tests.local.models_for_tests import write_random_model

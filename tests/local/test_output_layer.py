@@ -21,8 +21,8 @@ from transformers import (
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.local.lm_head import OutputLayer
 from coca_mindspeed.local.log_probs import response_scores
-from coca_mindspeed.local.output_layer import OutputLayer
 from coca_mindspeed.local.policy import load_policy
 from tests.local.models_for_tests import set_chunk_of, write_random_model
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError

@@ -8,7 +8,7 @@ import torch
 
 from coca_mindspeed.local import log_probs
 from coca_mindspeed.local.log_probs import ResponseBatch
-from coca_mindspeed.local.separate_backward import go_on
+from coca_mindspeed.local.prefix_sharing import go_on
 from tests.local.models_for_tests import set_chunk_of
 from tests.local.test_recomputation import random_policy
 

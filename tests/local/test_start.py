@@ -26,8 +26,8 @@ from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import choose_device, load_policy
 from coca_mindspeed.local.preflight import LengthLimits, check_prompts, emulated_dtype
 from coca_mindspeed.local.sampler import sample_responses
-from coca_mindspeed.local.session import _asking_no_more_than
-from coca_mindspeed.ownership import MARKER
+from coca_mindspeed.local.setup import _asking_no_more_than
+from coca_mindspeed.utils.files import MARKER
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import SMALL, small_session
 from tests.local.starts_for_tests import QUESTIONS, arguments, names, refused, set_config, write_rows
@@ -449,7 +449,7 @@ def test_a_baseline_checks_before_it_loads_and_claims(tmp_path, model, capsys, m
         raise AssertionError("the model was loaded")
 
     with monkeypatch.context() as patched:
-        patched.setattr("coca_mindspeed.commands.baseline.load_policy", load)
+        patched.setattr("coca_mindspeed.cli.baseline.load_policy", load)
         assert f"{bad}:{len(QUESTIONS) + 1}: record" in (said := baseline("--data", str(bad)))
         assert "metadata['aliases']" in said
         unread = write_rows(tmp_path / "unread.jsonl", [*QUESTIONS, {"question": "q", "answer": r"\frac{1"}])

@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from coca_mindspeed.local import token_draw
-from coca_mindspeed.local.token_draw import NoDistributionError, draw_tokens
+from coca_mindspeed.local import sampler as token_draw
+from coca_mindspeed.local.sampler import NoDistributionError, draw_tokens
 
 
 def seeded(seed=0):

@@ -23,11 +23,11 @@ from coca_mindspeed.algorithm.rewards import METHODS
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
-from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
+from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.local import checkpoint as checkpoint_module
 from coca_mindspeed.local import trainer as trainer_module
 from coca_mindspeed.local.checkpoint import list_checkpoints
-from coca_mindspeed.local.session import open_session
+from coca_mindspeed.local.setup import open_session
 from coca_mindspeed.local.update import NotFiniteError, update_policy
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import SMALL, result, rows, small_session, train
@@ -137,7 +137,7 @@ def test_sigkill_at_random_moments_changes_nothing(tmp_path):
     assert main(arguments_of(tmp_path / "whole", "--quiet")) == 0
     # Forked by a process that has imported everything: the imports take longer than these runs.
     processes = multiprocessing.get_context("forkserver")
-    processes.set_forkserver_preload(["coca_mindspeed.local.session"])
+    processes.set_forkserver_preload(["coca_mindspeed.local.setup"])
     rng = random.Random(0)
     killed = 0
     for step in (0, 2, 5, 8, 10):
@@ -246,7 +246,7 @@ def test_a_log_that_cannot_be_closed_does_not_hide_what_ended_the_run(tmp_path, 
         raise NotFiniteError("objective/loss is nan")
 
     trainer = small_session(tmp_path / "run").trainer
-    monkeypatch.setattr("coca_mindspeed.local.run_log.RunLog.close", full)
+    monkeypatch.setattr("coca_mindspeed.local.logging.RunLog.close", full)
     monkeypatch.setattr("coca_mindspeed.local.trainer.update_policy", not_finite)
     with pytest.raises(TrainingError, match="objective/loss is nan"):
         trainer.run()

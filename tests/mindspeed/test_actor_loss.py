@@ -18,7 +18,7 @@ from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.algorithm.objective import SegmentStatistics, segment_objective
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.mindspeed.stages import columns
-from coca_mindspeed.mindspeed.stages.ratios import finish
+from coca_mindspeed.mindspeed.stages.metrics import finish
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 
 ROWS, WIDTH = 8, 6

@@ -8,16 +8,16 @@ from typing import ClassVar
 
 import pytest
 
-from coca_mindspeed.commands import doctor as command
+from coca_mindspeed.cli import doctor as command
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.mindspeed.doctor import examination as doctor
-from coca_mindspeed.mindspeed.doctor import run_findings
+from coca_mindspeed.mindspeed.doctor import machine_checks as doctor
+from coca_mindspeed.mindspeed.doctor import run_checks as prompt_lengths
+from coca_mindspeed.mindspeed.doctor import run_checks as run_findings
 from coca_mindspeed.mindspeed.doctor.machine import Machine, git_commit, megatron_version
-from coca_mindspeed.mindspeed.plan import prompt_lengths
 from coca_mindspeed.mindspeed.start.releases import CONVERTER, STACKS, UNPINNED, is_version
-from coca_mindspeed.mindspeed.weights.megatron_checkpoint import checkpoint_layout, newest_iteration
+from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout, newest_iteration
 from coca_mindspeed.upstream.manifest import ManifestError
 
 
@@ -316,7 +316,7 @@ def test_a_grader_that_cannot_be_built_here(good, monkeypatch):
             *(f"data.train={run.data.train}", "data.evaluate=null", "evaluation.interval=0"),
         ],
     ).run
-    monkeypatch.setattr("coca_mindspeed.grading.programs.sandbox.shutil.which", lambda _name: None)
+    monkeypatch.setattr("coca_mindspeed.grading.code.sandbox.shutil.which", lambda _name: None)
     found = problems(machine, code)
     assert set(found) == {"grader"}
     assert "bwrap is not installed" in found["grader"]

@@ -19,9 +19,9 @@ from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError
 from coca_mindspeed.grading.exact import ExactGrader
-from coca_mindspeed.mindspeed.plan.without_effect import keys_without_effect
+from coca_mindspeed.mindspeed.plan.upstream_keys import keys_without_effect
 from coca_mindspeed.mindspeed.stages import columns, verifiers
-from coca_mindspeed.mindspeed.stages.actor_columns import training_columns
+from coca_mindspeed.mindspeed.stages.columns import training_columns
 from coca_mindspeed.mindspeed.stages.dataset import RecordPrompts, load_prompts, prompt_token_ids
 from coca_mindspeed.mindspeed.stages.verifiers import MindSpeedVerifier, build_verifier, check_names
 from coca_mindspeed.mindspeed.start import driver, process
@@ -305,7 +305,7 @@ def driven(
         raise GradingError("Ray was started")
 
     monkeypatch.setattr(driver, "start_ray", start_ray)
-    monkeypatch.setattr("coca_mindspeed.grading.programs.sandbox.shutil.which", lambda _name: None)
+    monkeypatch.setattr("coca_mindspeed.grading.code.sandbox.shutil.which", lambda _name: None)
     records, path = tmp_path / "train.jsonl", tmp_path / "run.yaml"
     data = {"data_path": str(records), "dataset_additional_keys": ["coca_record"]}
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from coca_mindspeed.mindspeed.weights import kept_checkpoints
-from coca_mindspeed.mindspeed.weights.kept_checkpoints import prune_checkpoints, pruning
+from coca_mindspeed.mindspeed.weights import checkpoints as kept_checkpoints
+from coca_mindspeed.mindspeed.weights.checkpoints import prune_checkpoints, pruning
 
 
 def _save(directory: Path, *iterations: int) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from coca_mindspeed.commands import patches
-from coca_mindspeed.mindspeed.hooks import apply as hooks
+from coca_mindspeed.cli import patches
+from coca_mindspeed.mindspeed import hooks as hooks
 from coca_mindspeed.upstream.fingerprint import normalise, source_of
 from coca_mindspeed.upstream.manifest import (
     Hook,

@@ -6,8 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from coca_mindspeed.mindspeed.stages.dock import Rows
-from coca_mindspeed.mindspeed.stages.packing import packed, unpacked
+from coca_mindspeed.mindspeed.stages.dock import Rows, packed, unpacked
 
 
 @pytest.fixture(autouse=True)

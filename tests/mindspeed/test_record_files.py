@@ -11,7 +11,6 @@ from omegaconf import OmegaConf
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.files import file_sha256
 from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.dataset import load_prompts
@@ -20,6 +19,7 @@ from coca_mindspeed.mindspeed.stages.reward_worker import RecordLookup
 from coca_mindspeed.mindspeed.start.driver import with_digests
 from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, write_run_file
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
+from coca_mindspeed.utils.files import file_sha256
 from tests.mindspeed.test_doctor import checkpoint
 
 

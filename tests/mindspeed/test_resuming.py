@@ -14,14 +14,14 @@ import cloudpickle
 import pytest
 
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.files import read_json_lines
 from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan
 from coca_mindspeed.mindspeed.stages import trainer as stages_trainer
-from coca_mindspeed.mindspeed.stages import under_way
-from coca_mindspeed.mindspeed.stages.samples import append_line
+from coca_mindspeed.mindspeed.stages import trainer as under_way
+from coca_mindspeed.mindspeed.stages.metrics import append_line
 from coca_mindspeed.mindspeed.stages.validation import Validation
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, stages_to_do
 from coca_mindspeed.mindspeed.start.settings import coca_settings
+from coca_mindspeed.utils.files import read_json_lines
 from tests.mindspeed.test_doctor import checkpoint
 
 

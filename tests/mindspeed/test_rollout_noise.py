@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.mindspeed.stages.rollout_noise import numbering_rollouts, rollout_seed, with_noise_of_its_own
+from coca_mindspeed.mindspeed.stages.rollout_seeding import numbering_rollouts, rollout_seed, with_noise_of_its_own
 
 
 class _Engine:

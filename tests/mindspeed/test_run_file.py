@@ -11,7 +11,7 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan
-from coca_mindspeed.mindspeed.plan.run_facts import read_facts
+from coca_mindspeed.mindspeed.plan.resolved_config import read_facts
 from coca_mindspeed.mindspeed.start.driver import HOMES, compose_config, split_config
 from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, stages_to_do
 from coca_mindspeed.mindspeed.weights import conversion

@@ -11,22 +11,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.response import ParsedResponse
+from coca_mindspeed.algorithm.parsing import ParsedResponse
 from coca_mindspeed.algorithm.rewards import METHODS
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.errors import ConfigError, GradingError, TrainingError
 from coca_mindspeed.grading.exact import ExactGrader
-from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
+from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
-from coca_mindspeed.judging.batch_metrics import Mean
-from coca_mindspeed.judging.responses import JudgedResponses, ResponseJudge
 from coca_mindspeed.mindspeed.stages import advantage_stage, columns, dock, reward_worker
 from coca_mindspeed.mindspeed.stages.advantage_stage import compute_advantages
 from coca_mindspeed.mindspeed.stages.dock import Rows
-from coca_mindspeed.mindspeed.stages.ratios import as_ratios, finish, ratio
+from coca_mindspeed.mindspeed.stages.metrics import append_line, as_ratios, finish, ratio
 from coca_mindspeed.mindspeed.stages.reward_worker import RewardWorker
-from coca_mindspeed.mindspeed.stages.samples import append_line
 from coca_mindspeed.mindspeed.start.settings import CocaSettings, ProcessSettings, coca_settings
+from coca_mindspeed.scoring.metrics import Mean
+from coca_mindspeed.scoring.responses import JudgedResponses, ResponseJudge
 from tests.new_method import Doubt
 
 NAN = math.nan

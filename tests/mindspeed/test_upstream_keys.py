@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.mindspeed.doctor import run_findings
+from coca_mindspeed.mindspeed.doctor import run_checks as run_findings
 from coca_mindspeed.mindspeed.doctor.machine import Machine
 from coca_mindspeed.mindspeed.plan.upstream_keys import keys_where_there_is_a_checkout, read_upstream_keys
 from tests.mindspeed.test_doctor import write

@@ -29,7 +29,7 @@ def endless(place: SimpleNamespace, cell: EndlessCell) -> float:
 
 def main(plan: str, output: Path) -> int:
     from coca_mindspeed.cli import main as run_command
-    from coca_mindspeed.commands import reproduce
+    from coca_mindspeed.cli import reproduce
     from coca_mindspeed.reproduce import questions, work, work_queue
 
     def announce() -> None:

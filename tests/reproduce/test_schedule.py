@@ -10,7 +10,7 @@ import torch
 
 from coca_mindspeed import cli
 from coca_mindspeed.baselines.parts import claim_directory
-from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
 from coca_mindspeed.reproduce import provenance
@@ -189,7 +189,7 @@ def test_a_second_process_is_refused(tmp_path, capsys):
     (tmp_path / "out").mkdir()
     command = ["reproduce", "--plan", str(plan), "--seeds", "1", "--jobs", "1", "--output", str(tmp_path / "out")]
     (tmp_path / "out" / "settings.json").write_text(json.dumps({"plan": PLAN.model_dump(mode="json")}))
-    hold = "import sys; from pathlib import Path; from coca_mindspeed.ownership import lock_of_process as l; "
+    hold = "import sys; from pathlib import Path; from coca_mindspeed.utils.files import lock_of_process as l; "
     hold += "f = l(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     other = subprocess.Popen(
         [sys.executable, "-c", hold, str(tmp_path / "out" / ".lock")],

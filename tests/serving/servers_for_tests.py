@@ -13,10 +13,10 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from coca_mindspeed.evaluation.predictions import read_predictions
-from coca_mindspeed.files import read_json_lines
 from coca_mindspeed.serving.config import ServingConfig
 from coca_mindspeed.serving.proxy import Proxy
 from coca_mindspeed.serving.request_log import export_log
+from coca_mindspeed.utils.files import read_json_lines
 from tests.serving.background import served_in_background
 
 

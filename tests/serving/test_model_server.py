@@ -10,7 +10,7 @@ import openai
 import pytest
 import torch
 
-from coca_mindspeed.algorithm.response import CLOSE_TAG, ResponseParser
+from coca_mindspeed.algorithm.parsing import CLOSE_TAG, ResponseParser
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.sampler import sample_responses
@@ -183,7 +183,7 @@ class Scripted:
 
 
 def prompt_with_system(policy):
-    from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT
+    from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 
     messages = [{"role": "system", "content": CONFIDENCE_FIRST_PROMPT}, *QUESTION]
     text = policy.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)

@@ -6,11 +6,11 @@ import httpx
 import numpy as np
 import pytest
 
-from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT
-from coca_mindspeed.calibration.guarantee import certify
-from coca_mindspeed.calibration.maps import Identity, fit_map, prompt_hash, write_map
+from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli import main
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.evaluation.calibration.guarantee import certify
+from coca_mindspeed.evaluation.calibration.maps import Identity, fit_map, prompt_hash, write_map
 from coca_mindspeed.serving.config import ServingConfig, tier_policies
 from tests.serving.servers_for_tests import FakeEngine, logged, routed
 from tests.serving.test_proxy import QUESTION, SURE, UNSURE, ask

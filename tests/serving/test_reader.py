@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.algorithm.response import ParsedResponse, ResponseParser
+from coca_mindspeed.algorithm.parsing import ParsedResponse, ResponseParser
 from coca_mindspeed.serving.confidence import ConfidenceReader
 
 # Parts of which responses and nearly right responses are made.

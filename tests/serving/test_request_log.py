@@ -18,9 +18,9 @@ import pytest
 from coca_mindspeed.cli import main
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import read_predictions
-from coca_mindspeed.files import read_json_lines
 from coca_mindspeed.serving.request_log import LogError, RequestLog
 from coca_mindspeed.serving.trace import Trace
+from coca_mindspeed.utils.files import read_json_lines
 from tests.serving.raw_engine import WHOLE, RawEngine, stream
 from tests.serving.servers_for_tests import FakeEngine, labelled, logged, routed, until
 from tests.serving.test_proxy import QUESTION, SURE, ask

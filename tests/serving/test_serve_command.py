@@ -13,9 +13,9 @@ import httpx
 import numpy as np
 import pytest
 
-from coca_mindspeed.algorithm.response import CONFIDENCE_FIRST_PROMPT
-from coca_mindspeed.calibration.maps import Identity, fit_map, prompt_hash, write_map
+from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli import main
+from coca_mindspeed.evaluation.calibration.maps import Identity, fit_map, prompt_hash, write_map
 from coca_mindspeed.local.tiny_model import write_tiny_model
 from tests.serving.servers_for_tests import FakeEngine, routed
 from tests.serving.test_proxy import SURE, ask

@@ -5,7 +5,7 @@ from typing import Any
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.verl.judged_row import JudgedRow
+from coca_mindspeed.verl.reward_queue import JudgedRow
 
 
 def configuration(changes: dict[str, Any] | None = None) -> dict[str, Any]:

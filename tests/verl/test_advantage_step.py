@@ -11,7 +11,7 @@ from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.grading.verdict import Outcome
-from coca_mindspeed.judging.method_rules import credit_rule
+from coca_mindspeed.scoring.responses import credit_rule
 from coca_mindspeed.verl.advantage_step import AdvantageStep, StepShape
 from coca_mindspeed.verl.settings import VerlSettings
 from tests.verl.configurations import columns

@@ -9,9 +9,14 @@ from coca_mindspeed import cli
 from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.config.model_size import model_parameters
 from coca_mindspeed.errors import ConfigError, UsageError
-from coca_mindspeed.verl.configuration import find_verl_run, ready_made_verl_runs, verl_configuration
+from coca_mindspeed.verl.configuration import (
+    find_verl_run,
+    model_shape,
+    ready_made_verl_runs,
+    run_layout,
+    verl_configuration,
+)
 from coca_mindspeed.verl.required_keys import refusals
-from coca_mindspeed.verl.run_layout import model_shape, run_layout
 from coca_mindspeed.verl.settings import VerlSettings, verl_settings
 
 NAMES = ["coca_llama3_8b", "coca_qwen25_1p5b", "coca_qwen25_3b", "coca_qwen25_7b"]

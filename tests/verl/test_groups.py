@@ -5,7 +5,7 @@ import random
 import pytest
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.verl.groups import check_broken, find_groups
+from coca_mindspeed.verl.advantage_step import check_broken, find_groups
 
 
 def batch(groups: int = 3, size: int = 4) -> list[str]:

@@ -9,18 +9,17 @@ import pytest
 import torch
 
 from coca_mindspeed.algorithm.boundary import TokenText
-from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.exact import ExactGrader
+from coca_mindspeed.grading.fault_tolerant import SteadyGrader
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.grading.steady import SteadyGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.judging.responses import ResponseJudge
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
-from coca_mindspeed.tokenization import token_text
-from coca_mindspeed.verl import judging_queue
-from coca_mindspeed.verl.judged_row import JudgedRow
-from coca_mindspeed.verl.judging_queue import JudgingQueue
+from coca_mindspeed.scoring.responses import ResponseJudge
+from coca_mindspeed.utils.tokenization import token_text
+from coca_mindspeed.verl import reward_queue as judging_queue
+from coca_mindspeed.verl.reward_queue import JudgedRow, JudgingQueue
 from tests.verl.configurations import record
 
 TOKENIZER = tiny_tokenizer("$")

@@ -13,9 +13,9 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.upstream.fingerprint import source_of
 from coca_mindspeed.upstream.manifest import load_manifests
-from coca_mindspeed.verl.held_out_questions import judged_validation
+from coca_mindspeed.verl.advantage_step import judged_validation
 from coca_mindspeed.verl.register import REGISTRIES
-from coca_mindspeed.verl.run_settings import check_length, check_same_run
+from coca_mindspeed.verl.required_keys import check_length, check_same_run
 from coca_mindspeed.verl.settings import VerlSettings
 from tests.verl.configurations import columns
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coca_mindspeed.data.embedded.generated import Generator, Question, Split
+from coca_mindspeed.data.arithmetic import Generator, Question, Split
 from coca_mindspeed.data.records import Record
 
 _LENGTHS = (3, 4, 5, 6)

@@ -7,7 +7,7 @@ warm-up and never trained on.  ``long``: progressions alone, whose answers are t
 from dataclasses import dataclass
 from typing import Literal
 
-from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.embedded.digits import digit_records
 from coca_mindspeed.data.embedded.progressions import progression_records
 from coca_mindspeed.data.embedded.recall import fact_book

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from coca_mindspeed.data.embedded.generated import Generator, Question, Split, units_first
+from coca_mindspeed.data.arithmetic import Generator, Question, Split, units_first
 from coca_mindspeed.data.records import Record
 
 _MODULUS = 100

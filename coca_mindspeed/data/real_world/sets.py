@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from coca_mindspeed.data.preparing.output_directory import output_directory
-from coca_mindspeed.data.preparing.output_place import check_place
+from coca_mindspeed.data.prepare.output import check_place, output_directory
 from coca_mindspeed.data.real_world import matter_and_words, places, sums
 from coca_mindspeed.data.real_world.question_families import Family, Part
 from coca_mindspeed.data.records import Record, write_records

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coca_mindspeed.evaluation.intervals.bounds import Interval
-from coca_mindspeed.evaluation.metrics.catalogue import metric_info
+from coca_mindspeed.evaluation.metrics.specs import metric_info
 from coca_mindspeed.evaluation.metrics.weighted import Floats, WeightedSample
 
 # Weights computed at once: replicates times predictions.  Larger blocks leave the processor's cache.

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from coca_mindspeed.evaluation.intervals.bootstrap import Replicates, resample, shifted_percentiles
 from coca_mindspeed.evaluation.intervals.bounds import UNDEFINED_INTERVAL, BoundedMean, Interval, plain_mean
-from coca_mindspeed.evaluation.intervals.ece_interval import Bins, ece_interval
+from coca_mindspeed.evaluation.intervals.ece import Bins, CalibratedEce, calibrated_ece, ece_interval, mean_calibrated
 from coca_mindspeed.evaluation.intervals.influence import (
     MEANS,
     Influence,
@@ -31,7 +31,6 @@ from coca_mindspeed.evaluation.intervals.influence import (
     influences,
     question_index,
 )
-from coca_mindspeed.evaluation.metrics.calibrated import CalibratedEce, calibrated_ece, mean_calibrated
 from coca_mindspeed.evaluation.metrics.calibration import CalibrationMetrics, metrics_of
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions, WeightedSample, coverage_of
 from coca_mindspeed.evaluation.predictions import Outcomes

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from coca_mindspeed.evaluation.metrics.binning import BinScheme, BinsClosed
-from coca_mindspeed.evaluation.metrics.catalogue import CATALOGUE, HEADLINE_METRICS
 from coca_mindspeed.evaluation.metrics.smooth_ece import smooth_ece
+from coca_mindspeed.evaluation.metrics.specs import CATALOGUE, HEADLINE_METRICS
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions, WeightedSample, coverage_name
 
 HEADLINE = (*HEADLINE_METRICS, "n")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from scipy.stats import norm
 
 from coca_mindspeed.evaluation.metrics.binning import BinScheme, BinsClosed, bin_edges, bin_index, check_confidence
-from coca_mindspeed.evaluation.metrics.catalogue import CONFIDENCE_METRICS
+from coca_mindspeed.evaluation.metrics.specs import CONFIDENCE_METRICS
 
 Floats = npt.NDArray[np.float64]
 

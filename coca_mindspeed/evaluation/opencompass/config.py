@@ -12,11 +12,11 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.algorithm.response import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, ConfidencePosition
-from coca_mindspeed.console import print_failure
+from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT, ConfidencePosition
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError
-from coca_mindspeed.evaluation.metrics.catalogue import HEADLINE_METRICS
-from coca_mindspeed.files import write_json
+from coca_mindspeed.evaluation.metrics.specs import HEADLINE_METRICS
+from coca_mindspeed.utils.console import print_failure
+from coca_mindspeed.utils.files import write_json
 
 _EVALUATORS = "coca_mindspeed.evaluation.opencompass.evaluator"
 _SANDBOX = "coca_mindspeed.evaluation.opencompass.sandbox"

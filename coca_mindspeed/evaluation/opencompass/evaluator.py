@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from coca_mindspeed.algorithm.response import ConfidencePosition, ResponseParser
+from coca_mindspeed.algorithm.parsing import ConfidencePosition, ResponseParser
 from coca_mindspeed.errors import DataError, MissingDependencyError
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
-from coca_mindspeed.evaluation.metrics.catalogue import CATALOGUE, HEADLINE_METRICS
+from coca_mindspeed.evaluation.metrics.specs import CATALOGUE, HEADLINE_METRICS
 from coca_mindspeed.evaluation.opencompass.output import correctness
 from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.algorithm.response import ResponseParser
+from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_from_json
 from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end

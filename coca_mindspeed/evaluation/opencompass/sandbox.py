@@ -15,7 +15,7 @@ from opencompass.utils.code_execution import TYPE_AWARE_EQUAL_NAME, make_asserti
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.programs.code import CodeGrader
+from coca_mindspeed.grading.code.grader import CodeGrader
 from coca_mindspeed.grading.verdict import Outcome
 
 

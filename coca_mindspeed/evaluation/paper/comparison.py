@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.evaluation.metrics.catalogue import (
+from coca_mindspeed.evaluation.metrics.specs import (
     CALIBRATED_LABEL,
     CATALOGUE,
     HEADLINE_METRICS,
@@ -26,7 +26,7 @@ from coca_mindspeed.evaluation.paper.published import (
 )
 from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.evaluation.runs import Run
-from coca_mindspeed.markdown import markdown_cell, markdown_table
+from coca_mindspeed.utils.markdown import markdown_cell, markdown_table
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 
 from coca_mindspeed.errors import ConfigError, UsageError
-from coca_mindspeed.evaluation.metrics.catalogue import CATALOGUE, UNDEFINED, round_half_up
+from coca_mindspeed.evaluation.metrics.specs import CATALOGUE, UNDEFINED, round_half_up
 
 Figures = Mapping[str, Mapping[str, Mapping[str, Mapping[str, Decimal | None]]]]
 

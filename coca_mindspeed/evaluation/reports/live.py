@@ -18,12 +18,12 @@ from coca_mindspeed.config.compose import validate_run
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.metrics.binning import bin_table
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
-from coca_mindspeed.evaluation.metrics.catalogue import UNDEFINED, metric_info, show
-from coca_mindspeed.files import read_json_lines
-from coca_mindspeed.judging.learning_signal import NO_SIGNAL_STEPS, health_problems
-from coca_mindspeed.safe_text import terminal_text
-from coca_mindspeed.time_left import STEPS, Pace, duration
-from coca_mindspeed.yaml_text import YamlError, read_yaml
+from coca_mindspeed.evaluation.metrics.specs import UNDEFINED, metric_info, show
+from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, health_problems
+from coca_mindspeed.utils.console import terminal_text
+from coca_mindspeed.utils.eta import STEPS, Pace, duration
+from coca_mindspeed.utils.files import read_json_lines
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _WIDTH = 30

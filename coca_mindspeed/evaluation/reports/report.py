@@ -10,23 +10,23 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.figure import Figure
 
 from coca_mindspeed import __version__
-from coca_mindspeed.evaluation.metrics.catalogue import FURTHER_METRICS, HEADLINE_METRICS
+from coca_mindspeed.evaluation.metrics.specs import FURTHER_METRICS, HEADLINE_METRICS
 from coca_mindspeed.evaluation.paper.comparison import PaperComparison
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
-from coca_mindspeed.evaluation.reports.figures import png_bytes
-from coca_mindspeed.evaluation.reports.plots import training_curves
-from coca_mindspeed.evaluation.reports.report_figures import (
+from coca_mindspeed.evaluation.reports.plots import (
     cost_scatter,
     histogram_grid,
+    png_bytes,
     reliability_grid,
     threshold_curves,
+    training_curves,
 )
 from coca_mindspeed.evaluation.reports.scoreboard import Scoreboard
 from coca_mindspeed.evaluation.reports.tables import result_tables, risk_tables
 from coca_mindspeed.evaluation.runs import Run
-from coca_mindspeed.files import write_atomically
-from coca_mindspeed.markdown import markdown_cell
-from coca_mindspeed.safe_text import printable
+from coca_mindspeed.utils.console import printable
+from coca_mindspeed.utils.files import write_atomically
+from coca_mindspeed.utils.markdown import markdown_cell
 
 _REPORT_DPI = 100
 _SHOWN_CHARACTERS = 1200

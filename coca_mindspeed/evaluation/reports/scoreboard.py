@@ -8,17 +8,17 @@ from zlib import crc32
 
 import numpy as np
 
-from coca_mindspeed.calibration.transfer import transfer_matrix
+from coca_mindspeed.evaluation.calibration.maps import transfer_matrix
 from coca_mindspeed.evaluation.intervals.bounds import UNDEFINED_INTERVAL, Interval
+from coca_mindspeed.evaluation.intervals.ece import CalibratedEce
 from coca_mindspeed.evaluation.intervals.estimates import (
     Estimates,
     average_calibrated,
     average_interval,
     paired_intervals,
 )
-from coca_mindspeed.evaluation.metrics.calibrated import CalibratedEce
 from coca_mindspeed.evaluation.metrics.calibration import CalibrationMetrics
-from coca_mindspeed.evaluation.metrics.catalogue import metric_info, round_half_up
+from coca_mindspeed.evaluation.metrics.specs import metric_info, round_half_up
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
 from coca_mindspeed.evaluation.paper.published import paper
 from coca_mindspeed.evaluation.predictions import CATEGORIES, Prediction, outcomes

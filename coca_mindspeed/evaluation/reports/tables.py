@@ -1,11 +1,17 @@
 """The tables of reports: metrics by run and data set, error by threshold, maps carried from one data set to another."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from coca_mindspeed.calibration.transfer import STATED
-from coca_mindspeed.evaluation.metrics.catalogue import (
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from coca_mindspeed.evaluation.calibration.maps import STATED
+from coca_mindspeed.evaluation.metrics.calibration import HEADLINE, calibration_metrics
+from coca_mindspeed.evaluation.metrics.curves import THRESHOLDS, RiskRow, risk_table
+from coca_mindspeed.evaluation.metrics.specs import (
     CALIBRATED_LABEL,
     UNDEFINED,
     metric_info,
@@ -13,11 +19,11 @@ from coca_mindspeed.evaluation.metrics.catalogue import (
     show_calibrated,
     show_range,
 )
-from coca_mindspeed.evaluation.metrics.risk_table import THRESHOLDS, RiskRow, risk_table
-from coca_mindspeed.evaluation.predictions import outcomes
+from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.evaluation.runs import Run
-from coca_mindspeed.markdown import markdown_table
+from coca_mindspeed.utils.console import PlainConsole, terminal_text
+from coca_mindspeed.utils.markdown import markdown_table
 
 _BINNED = ("ece", "mce")
 
@@ -155,3 +161,52 @@ def transfer_tables(board: Scoreboard) -> list[Table]:
 
 
 _UNFITTED = "undefined where the labels to fit by are all equal, or too few"
+
+
+def summary_metrics(predictions: Sequence[Prediction]) -> dict[str, Any]:
+    """The seven headline metrics of a summary, None where undefined, and how many answers were ``ungradable``."""
+    data = outcomes(predictions)
+    metrics = calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence)
+    return {**metrics.headline(), "ungradable": len(predictions) - len(data)}
+
+
+def metrics_table(rows: Mapping[str, Mapping[str, Any]], width: int) -> RichTable:
+    """A terminal table of several sets of metrics.
+
+    Args:
+        rows: name -> metrics.
+        width: columns of the terminal.  Where a row for each set would not fit, each set is a column.
+    """
+    cells = {name: [shown_value(key, metrics[key]) for key in HEADLINE] for name, metrics in rows.items()}
+    titles = [column_title(name) for name in HEADLINE]
+    wide = RichTable()
+    wide.add_column("")
+    for title in titles:
+        wide.add_column(title, justify="right", no_wrap=True)
+    for name, values in cells.items():
+        wide.add_row(terminal_text(name), *values)
+    if Console(width=10_000).measure(wide).minimum <= width:
+        return wide
+    tall = RichTable()
+    tall.add_column("")
+    for name in cells:
+        tall.add_column(terminal_text(name), justify="right", no_wrap=True)
+    for title, *values in zip(titles, *cells.values(), strict=True):
+        tall.add_row(title, *values)
+    return tall
+
+
+def print_metrics(rows: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print :func:`metrics_table` on standard output, as wide as it is where that is no terminal."""
+    console = PlainConsole()
+    console.print(metrics_table(rows, console.width))
+
+
+def column_title(name: str) -> str:
+    """A metric's title, with an arrow to where it is better."""
+    return "questions" if name == "n" else metric_info(name).heading
+
+
+def shown_value(name: str, value: float | None) -> str:
+    """A metric's value as people read it; ``--`` where it is undefined."""
+    return f"{value:,}" if name == "n" else show(name, value)

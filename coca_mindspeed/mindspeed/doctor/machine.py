@@ -1,4 +1,4 @@
-"""What there is to know about a machine: packages, files, devices, limits.  The doctor looks through this alone."""
+"""One thing that the doctor looked at."""
 
 import importlib.metadata
 import os
@@ -12,7 +12,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from coca_mindspeed.cpus import usable_cpus
+from coca_mindspeed.utils.cpus import usable_cpus
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One thing looked at; ``fix`` is empty where it is as wanted."""
+
+    name: str
+    found: str
+    wanted: str
+    fix: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return not self.fix
+
+
+def finding(name: str, found: str | None, wanted: str, ok: bool, fix: str) -> Diagnosis:
+    return Diagnosis(name, found or "nothing", wanted, "" if ok else fix)
 
 
 @dataclass(frozen=True)

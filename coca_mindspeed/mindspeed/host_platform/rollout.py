@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.host_platform import rollout_groups
 from coca_mindspeed.mindspeed.host_platform.weights import Layout, local_shard
-from coca_mindspeed.mindspeed.stages.rollout_noise import next_seed
+from coca_mindspeed.mindspeed.stages.rollout_seeding import next_seed
 
 # Bounds of what is sampled at once: transformers keeps the scores of all tokens until the last is drawn.
 _MOST_RESPONSES = 512

@@ -10,8 +10,8 @@ from coca_mindspeed.config.steps import steps_of_epochs, training_rows
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.plan.conditions import needs_reference
 from coca_mindspeed.mindspeed.plan.memory import MemoryPlan, memory_plan
+from coca_mindspeed.mindspeed.plan.resolved_config import KEYS, RunFacts, read_facts
 from coca_mindspeed.mindspeed.plan.rules import violations
-from coca_mindspeed.mindspeed.plan.run_facts import KEYS, RunFacts, read_facts
 
 _SHOWN = 3  # nearest values that a message names
 _FIXED = {  # values that MindSpeed-RL or the method allows alone

@@ -15,7 +15,7 @@ from coca_mindspeed.config.model_size import (
     layer_parameters,
     model_parameters,
 )
-from coca_mindspeed.mindspeed.plan.run_facts import RunFacts
+from coca_mindspeed.mindspeed.plan.resolved_config import RunFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ rule already refuses those.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from coca_mindspeed.mindspeed.plan.run_facts import KEYS, RunFacts
+from coca_mindspeed.mindspeed.plan.resolved_config import KEYS, RunFacts
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,10 +19,10 @@ from torch import Tensor
 from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks
 from coca_mindspeed.algorithm.objective import SegmentStatistics, segment_objective
 from coca_mindspeed.errors import ConfigError, TrainingError
-from coca_mindspeed.judging.method_rules import credit_rule
 from coca_mindspeed.mindspeed.stages import columns
-from coca_mindspeed.mindspeed.stages.ratios import ratio
+from coca_mindspeed.mindspeed.stages.metrics import ratio
 from coca_mindspeed.mindspeed.start.process import process_settings
+from coca_mindspeed.scoring.responses import credit_rule
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.stages import columns
-from coca_mindspeed.mindspeed.stages.actor_columns import training_columns
+from coca_mindspeed.mindspeed.stages.columns import training_columns
 from coca_mindspeed.mindspeed.start.process import process_settings
 
 _TRAINING_STAGE = "actor_train"

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.judging.batch_metrics import batch_metrics
-from coca_mindspeed.judging.method_rules import credit_rule
-from coca_mindspeed.judging.sample_rows import credit_rows
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.dock import batches, check_groups, put, report
-from coca_mindspeed.mindspeed.stages.ratios import as_ratios
+from coca_mindspeed.mindspeed.stages.metrics import as_ratios
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
+from coca_mindspeed.scoring.metrics import batch_metrics
+from coca_mindspeed.scoring.responses import credit_rule
+from coca_mindspeed.scoring.rows import credit_rows
 
 #: What the stage reads.
 COLUMNS = ("response_length", "rm_scores", *columns.REWARD_COLUMNS)

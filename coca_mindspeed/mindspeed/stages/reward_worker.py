@@ -14,16 +14,15 @@ from torch import Tensor
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.mathematics.evaluated import EvaluatedOnly
-from coca_mindspeed.judging.method_rules import response_judge
-from coca_mindspeed.judging.responses import JudgedResponses, ResponseJudge
+from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.dock import Rows, batches, check_groups, put, report
 from coca_mindspeed.mindspeed.stages.verifiers import build_verifier
 from coca_mindspeed.mindspeed.start.process import process_settings
 from coca_mindspeed.mindspeed.start.record_files import read_run_records
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
-from coca_mindspeed.tokenization import token_text
+from coca_mindspeed.scoring.responses import JudgedResponses, ResponseJudge, response_judge
+from coca_mindspeed.utils.tokenization import token_text
 
 
 class RecordLookup:

@@ -1,7 +1,8 @@
-"""MindSpeed-RL's GRPO trainer with the project's dock columns, advantage stage, validation and samples.
+"""The iteration that is under way in this process, from 1.
 
-``fit`` is MindSpeed-RL's own: what happens between iterations hangs on the iterator of prompts that it draws from,
-and what happens after one on the checkpoint that it writes after the last.
+A module of its own, read as ``under_way.iteration``: Ray pickles classes that are made in a function by value, with
+the objects that their methods name, and gives a class that it knows already the methods of that copy.  Modules it does
+not copy.
 """
 
 import sys
@@ -9,17 +10,19 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from coca_mindspeed.console import print_text
-from coca_mindspeed.judging.learning_signal import HealthWarnings
-from coca_mindspeed.mindspeed.stages import columns, under_way
+from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.stages import trainer as under_way
 from coca_mindspeed.mindspeed.stages.advantage_stage import compute_advantages
 from coca_mindspeed.mindspeed.stages.dock import fetch, report
+from coca_mindspeed.mindspeed.stages.metrics import SampleWriter, append_line, finish, go_on_from
 from coca_mindspeed.mindspeed.stages.no_reference import NoReference
-from coca_mindspeed.mindspeed.stages.ratios import finish
-from coca_mindspeed.mindspeed.stages.samples import SampleWriter, append_line, go_on_from
 from coca_mindspeed.mindspeed.stages.validation import Validation
 from coca_mindspeed.mindspeed.start.process import process_settings
 from coca_mindspeed.mindspeed.start.settings import METRICS
+from coca_mindspeed.scoring.metrics import HealthWarnings
+from coca_mindspeed.utils.console import print_text
+
+iteration = 0
 
 
 def grpo_trainer(original: Any) -> Any:

@@ -10,13 +10,13 @@ from typing import Any
 
 import torch
 
-from coca_mindspeed.judging.held_out import held_out_metrics
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.dataset import load_prompts
 from coca_mindspeed.mindspeed.stages.dock import fetch, read_rows, report
-from coca_mindspeed.mindspeed.stages.samples import append_line
+from coca_mindspeed.mindspeed.stages.metrics import append_line
 from coca_mindspeed.mindspeed.start.settings import VALIDATION, CocaSettings
-from coca_mindspeed.step_log import read_steps
+from coca_mindspeed.scoring.rows import held_out_metrics
+from coca_mindspeed.utils.jsonl import read_steps
 
 
 class Validation:

@@ -7,12 +7,12 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.cpus import usable_cpus
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, GradingError
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
+from coca_mindspeed.utils.cpus import usable_cpus
 
 #: In ``rl_config.verifier_function``: this project's grader, which ``coca.grader`` names.
 OWN_VERIFIER = "coca"

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from coca_mindspeed.console import print_failure
 from coca_mindspeed.errors import CocaError, TrainingError
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
+from coca_mindspeed.utils.console import print_failure
 
 _DOCK_CPUS = 10  # GRPOTransferDock asks for so many, on one node
 

@@ -18,19 +18,18 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from coca_mindspeed.console import print_failure
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, TrainingError
 from coca_mindspeed.mindspeed.plan.conditions import check_mindspeed_keys, needs_reference
-from coca_mindspeed.mindspeed.plan.upstream_keys import read_upstream_keys
-from coca_mindspeed.mindspeed.plan.without_effect import keys_without_effect
+from coca_mindspeed.mindspeed.plan.upstream_keys import keys_without_effect, read_upstream_keys
 from coca_mindspeed.mindspeed.stages.verifiers import try_verifier
 from coca_mindspeed.mindspeed.start.process import check_rollout_engine, setup_driver
 from coca_mindspeed.mindspeed.start.prompt_template import try_template
 from coca_mindspeed.mindspeed.start.record_files import check_planned, digests, record_files
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
-from coca_mindspeed.mindspeed.weights.megatron_checkpoint import check_checkpoint, newest_iteration
+from coca_mindspeed.mindspeed.weights.checkpoints import check_checkpoint, newest_iteration
 from coca_mindspeed.upstream.manifest import matching_manifest
-from coca_mindspeed.yaml_text import YamlError, read_yaml
+from coca_mindspeed.utils.console import print_failure
+from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 #: Environment variable -> a package that its checkout must hold.
 HOMES = {

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from functools import lru_cache
 
-from coca_mindspeed.mindspeed.hooks.apply import AppliedHooks, apply
+from coca_mindspeed.mindspeed.hooks import AppliedHooks, apply
 from coca_mindspeed.mindspeed.start.settings import ProcessSettings
 from coca_mindspeed.upstream.manifest import Manifest, ManifestError, load_manifests
 

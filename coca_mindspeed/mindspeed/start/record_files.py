@@ -10,8 +10,8 @@ from pathlib import Path
 
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.files import file_sha256
 from coca_mindspeed.mindspeed.stages.columns import is_record_file
+from coca_mindspeed.utils.files import file_sha256
 
 
 def record_files(data_path: str | None, eval_data: str | Path | None) -> list[Path]:

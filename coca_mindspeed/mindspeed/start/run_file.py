@@ -11,16 +11,15 @@ from typing import Any
 import yaml
 
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.differences import first_difference
 from coca_mindspeed.errors import ConfigError, UsageError
-from coca_mindspeed.files import write_atomically
 from coca_mindspeed.mindspeed.plan.cluster_plan import Plan
 from coca_mindspeed.mindspeed.plan.conditions import needs_reference
 from coca_mindspeed.mindspeed.start.record_files import digests, record_files
 from coca_mindspeed.mindspeed.start.settings import VALIDATION
-from coca_mindspeed.mindspeed.weights.megatron_checkpoint import newest_iteration
-from coca_mindspeed.step_log import read_steps
-from coca_mindspeed.yaml_text import YamlError, read_yaml
+from coca_mindspeed.mindspeed.weights.checkpoints import newest_iteration
+from coca_mindspeed.utils.files import write_atomically
+from coca_mindspeed.utils.jsonl import read_steps
+from coca_mindspeed.utils.text_formats import YamlError, first_difference, read_yaml
 
 RUN_FILE = "mindspeed_rl.yaml"
 # What a run is; whatever else the file says may be another when it is gone on with: how it is laid out, what it

@@ -16,12 +16,12 @@ from pathlib import Path
 
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.console import print_failure
 from coca_mindspeed.errors import CocaError, ConfigError
-from coca_mindspeed.mindspeed.plan.run_facts import RunFacts, read_facts
+from coca_mindspeed.mindspeed.plan.resolved_config import RunFacts, read_facts
 from coca_mindspeed.mindspeed.start.driver import homes
 from coca_mindspeed.mindspeed.start.run_file import StageFiles
-from coca_mindspeed.mindspeed.weights.megatron_checkpoint import checkpoint_layout, newest_iteration
+from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout, newest_iteration
+from coca_mindspeed.utils.console import print_failure
 
 # MindSpeed-LLM's name for decoders with RMSNorm, rotary embeddings and a gated MLP; its own examples use it for both
 # Llama 3 and Qwen2.5, whose biases --add-qkv-bias adds.

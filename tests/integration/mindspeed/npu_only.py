@@ -13,7 +13,7 @@ from typing import Any
 
 from coca_mindspeed.mindspeed import host_platform
 from coca_mindspeed.mindspeed.stages.rollout_engine import prompts_as_token_ids, with_training_weights_there
-from coca_mindspeed.mindspeed.stages.rollout_noise import RolloutCount, with_noise_of_its_own
+from coca_mindspeed.mindspeed.stages.rollout_seeding import RolloutCount, with_noise_of_its_own
 
 
 class _Weights:

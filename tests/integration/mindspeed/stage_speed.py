@@ -17,8 +17,8 @@ def main() -> None:
 
     setup_worker()
     upstream = importlib.import_module("mindspeed_rl.trainer.utils.compute_utils").compute_group_norm_advantage_return
-    from coca_mindspeed.judging.method_rules import credit_rule
     from coca_mindspeed.mindspeed.start.settings import CocaSettings
+    from coca_mindspeed.scoring.responses import credit_rule
 
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(16, TOKENS + 1, (RESPONSES,), generator=generator)
@@ -42,7 +42,7 @@ def main() -> None:
 
 def compare_packing(generator: torch.Generator) -> None:
     """The same rows packed and unpacked by both; raises where one differs from the other."""
-    from coca_mindspeed.mindspeed.stages.packing import packed, unpacked
+    from coca_mindspeed.mindspeed.stages.dock import packed, unpacked
 
     upstream = importlib.import_module("mindspeed_rl.utils.pad_process")
     lengths = torch.randint(1, 40, (512,), generator=generator).tolist()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.mindspeed.plan.run_facts import read_facts
+from coca_mindspeed.mindspeed.plan.resolved_config import read_facts
 from coca_mindspeed.mindspeed.weights import conversion
 
 HOME = os.environ.get("MINDSPEED_LLM_HOME")

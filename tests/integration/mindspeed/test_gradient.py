@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.local.experience import Experience, respond_and_grade, reward_and_advantage

@@ -19,8 +19,8 @@ from omegaconf import OmegaConf
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan
+from coca_mindspeed.mindspeed.plan.resolved_config import read_facts
 from coca_mindspeed.mindspeed.plan.rules import violations
-from coca_mindspeed.mindspeed.plan.run_facts import read_facts
 from coca_mindspeed.mindspeed.plan.upstream_keys import read_upstream_keys
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
 from tests.upstream_settings import NOT_SET, ours, rows, theirs

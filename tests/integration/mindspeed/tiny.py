@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, PretrainedConfig
 from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import WarmUpConfig
-from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.tiny_model import EOS, tiny_config, tiny_tokenizer
 from coca_mindspeed.local.warm_up import warm_up
-from coca_mindspeed.tokenization import token_text
+from coca_mindspeed.utils.tokenization import token_text
 
 _EVEN = "#"  # one character more, for a vocabulary that two tensor-parallel ranks can share
 VOCABULARY_OF_64 = _EVEN + string.ascii_letters[:44]  # vLLM pads any other

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.start.settings import VARIABLE
 from tests.integration.mindspeed import tiny

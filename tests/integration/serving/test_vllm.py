@@ -12,8 +12,8 @@ import httpx
 import openai
 import pytest
 
-from coca_mindspeed.algorithm.response import ResponseParser
-from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.algorithm.parsing import ResponseParser
+from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.serving.config import ServingConfig
 from coca_mindspeed.serving.proxy import Proxy
 from tests.integration.serving.vllm_engine import NAME, engine

@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.schema import MethodConfig
-from coca_mindspeed.judging.method_rules import credit_rule
 from coca_mindspeed.local.log_probs import response_log_probs
+from coca_mindspeed.scoring.responses import credit_rule
 from tests.integration.verl import tiny
 
 

@@ -8,10 +8,10 @@ import yaml
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from coca_mindspeed.algorithm.rewards import training_method
-from coca_mindspeed.commands.verl_smoke import write_questions_for_verl, write_tiny_model_for_verl
+from coca_mindspeed.cli.verl_smoke import write_questions_for_verl, write_tiny_model_for_verl
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import WarmUpConfig
-from coca_mindspeed.data.embedded.arithmetic import arithmetic_records
+from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.warm_up import warm_up
 

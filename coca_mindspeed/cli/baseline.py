@@ -1,0 +1,273 @@
+"""``coca-mindspeed baseline``: what CoCA is compared with, on any causal LM directory."""
+
+import argparse
+import hashlib
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from coca_mindspeed.algorithm.rewards import METHODS, training_method
+from coca_mindspeed.baselines.assessor import ASSESSOR_PROMPT, bare_questions
+from coca_mindspeed.baselines.parts import check_directory, claim_directory
+from coca_mindspeed.baselines.probe import load_probe
+from coca_mindspeed.baselines.run import (
+    BASELINES,
+    NEEDS_TRAINING,
+    BaselineOptions,
+    answers_in_order,
+    run_baseline,
+)
+from coca_mindspeed.baselines.subject import Subject, check_layer
+from coca_mindspeed.cli.options import above, at_least, day, device_name, json_object, place, template_variables
+from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
+from coca_mindspeed.data.chat_template import TemplateKeys
+from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.errors import ConfigError, DataError, UsageError
+from coca_mindspeed.evaluation.predictions import read_predictions
+from coca_mindspeed.evaluation.reports.tables import print_metrics, summary_metrics
+from coca_mindspeed.grading.label_check import check_records
+from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
+from coca_mindspeed.local.context import read_model_config
+from coca_mindspeed.local.interrupt import saying_what_is_saved
+from coca_mindspeed.local.policy import Policy, choose_device, load_policy
+from coca_mindspeed.local.preflight import LengthLimits, check_prompts
+from coca_mindspeed.local.run_directory import hold, records_digest
+
+_SLICE = 2**20  # bytes
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    path: dict[str, Any] = {"type": place, "metavar": "PATH"}
+    parser.add_argument("name", choices=BASELINES, metavar="NAME", help=", ".join(BASELINES))
+    parser.add_argument("--model", **path, required=True, help="Hugging Face directory of the model under test")
+    parser.add_argument("--data", **path, required=True, help="records to evaluate on (JSON Lines)")
+    parser.add_argument("--output", **path, required=True, help="results; run again to go on with a stopped run")
+    parser.add_argument("--train", **path, help="records that a probe or an assessor is trained on")
+    parser.add_argument("--trained", **path, help="directory of a probe or assessor trained before")
+    parser.add_argument(
+        "--assessor-model", **path, help="what becomes the assessor; the paper takes Qwen2.5-1.5B-Instruct"
+    )
+    parser.add_argument("--answers", **path, help="predictions of the model, to take its answers from")
+    parser.add_argument("--samples", type=at_least(1), default=16, metavar="K", help="of majority voting (default: 16)")
+    parser.add_argument("--layer", type=int, default=-1, help="whose hidden states the probe reads (default: the last)")
+    parser.add_argument("--probe-width", type=at_least(1), default=128, help="hidden units of the probe (default: 128)")
+    parser.add_argument("--assessor-lr", type=above(0), default=1e-5, help="default: 1e-5")
+    parser.add_argument("--assessor-epochs", type=at_least(1), default=3, help="at most (default: 3)")
+    parser.add_argument(
+        "--method", choices=tuple(METHODS), default="coca", help="whose prompt and format to use (default: coca)"
+    )
+    parser.add_argument("--label", help="method name in the predictions (default: the baseline's)")
+    parser.add_argument("--grader", choices=GRADER_NAMES, default="auto", help="default: by record")
+    parser.add_argument("--grader-options", type=json_object, metavar="JSON", help="the grader's own (docs/grading.md)")
+    parser.add_argument("--batch", type=at_least(1), default=64, help="questions at once, and in a part (default: 64)")
+    parser.add_argument("--max-prompt-tokens", type=at_least(1), default=2048, help="default: 2048")
+    parser.add_argument("--max-new-tokens", type=at_least(1), default=4096, help="default: 4096")
+    parser.add_argument("--device", type=device_name, default="auto", help="auto, cpu, cuda, cuda:N, npu or npu:N")
+    parser.add_argument(
+        "--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="compute (default: bfloat16)"
+    )
+    parser.add_argument(
+        "--chat-template-kwargs",
+        type=template_variables,
+        metavar="JSON",
+        help='variables of the chat template of --model, {"enable_thinking": false} for example',
+    )
+    parser.add_argument(
+        "--prompt-date", type=day, metavar="YYYY-MM-DD", help="date for a chat template that puts today's in the prompt"
+    )
+    parser.add_argument(
+        "--allow-open-thinking", action="store_true", help="accept prompts that end inside an open <think>"
+    )
+    parser.add_argument("--seed", type=at_least(0), default=0, help="draws samples, splits and weights (default: 0)")
+    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.name in NEEDS_TRAINING and arguments.train is None and arguments.trained is None:
+        raise UsageError(f"the {arguments.name} needs --train (records to train on) or --trained (one trained before)")
+    # Where to go on is the user's choice of directory; how much is shown changes no result.
+    settings = {k: _plain(v) for k, v in vars(arguments).items() if k not in ("output", "quiet", "run", "command")}
+    check_directory(arguments.output, settings, among=settings)
+    device = choose_device(arguments.device, where="--device")
+    records = _records(arguments.data, "--data")
+    training = _records(arguments.train, "--train") if arguments.train else []
+    answers = read_predictions(arguments.answers) if arguments.answers else None
+    # Files may have been replaced under the same names.
+    settings["content of --data"] = records_digest(records)["sha256"]
+    settings["content of --train"] = records_digest(training)["sha256"]
+    for option in ("model", "assessor_model", "trained", "answers"):
+        settings[f"content of --{option.replace('_', '-')}"] = _fingerprint(getattr(arguments, option))
+    check_directory(arguments.output, settings)
+    if answers is not None:
+        answers_in_order(answers, records)
+    if arguments.name in NEEDS_TRAINING and arguments.trained is None:
+        _refuse_known_questions(records, training)
+    model = ModelConfig(
+        compute_dtype=arguments.dtype,
+        chat_template_kwargs=arguments.chat_template_kwargs or {},
+        prompt_date=arguments.prompt_date,
+        allow_open_thinking=arguments.allow_open_thinking,
+    )
+    method = MethodConfig(name=arguments.method)
+    if arguments.name == "probe" and arguments.trained is None:
+        check_layer(arguments.layer, read_model_config(arguments.model, model, where="--model"), where="--layer")
+    if arguments.trained is not None:
+        _check_trained(arguments, model)
+    rollout = RolloutConfig(max_prompt_tokens=arguments.max_prompt_tokens, max_new_tokens=arguments.max_new_tokens)
+    with ExitStack() as opened:
+        grader = opened.enter_context(closing(build_grader(arguments.grader, arguments.grader_options)))
+        check_records(grader, _graded(arguments, records, training))
+        _check_prompts(arguments, model, records, training)
+        policy = load_policy(arguments.model, model, device, where="--model")
+        claim_directory(arguments.output, settings)
+        opened.enter_context(hold(arguments.output))
+        subject = Subject(policy, grader, method, rollout, arguments.seed)
+        message = f"stopped; the finished parts are saved in {arguments.output}; the same command goes on behind them"
+        with saying_what_is_saved(message):
+            predictions = run_baseline(
+                arguments.name,
+                subject,
+                records,
+                arguments.output,
+                _options(arguments),
+                training_records=training,
+                open_assessor=_assessor_opener(arguments, model, device),
+                answers=answers,
+            )
+    print_metrics({arguments.name: summary_metrics(predictions)})
+    print(f"predictions: {arguments.output / 'predictions.jsonl'}")
+    return 0
+
+
+def _fingerprint(path: Path | None) -> str | None:
+    """SHA-256 of a file's, or of a directory's files', names, sizes, and first and last megabytes; None: not there.
+
+    Weights that were trained further differ in every part, and all of them would take long to read.
+    """
+    if path is None or not path.exists():
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        if not file.is_file():
+            continue
+        size = file.stat().st_size
+        digest.update(f"{file.name if path.is_dir() else ''}\0{size}\0".encode())
+        with file.open("rb") as content:
+            digest.update(content.read(_SLICE))
+            content.seek(max(_SLICE, size - _SLICE))
+            digest.update(content.read())
+    return digest.hexdigest()
+
+
+def _refuse_known_questions(records: Sequence[Record], training: Sequence[Record]) -> None:
+    """A probe or an assessor that has learned a question would be flattered by it.
+
+    Raises:
+        DataError: names the first that is in both files.
+    """
+    asked = {record.question.strip() for record in records}
+    if known := [record for record in training if record.question.strip() in asked]:
+        raise DataError(
+            f"--train: {len(known)} of {len(training)} questions are in --data too, the first is {known[0].id!r}; what "
+            "has been trained on a question cannot be judged by it"
+        )
+
+
+def _check_trained(arguments: argparse.Namespace, model: ModelConfig) -> None:
+    """Look at what was trained before anything is sampled.
+
+    Raises:
+        UsageError: it is not there.
+        ConfigError: it is a probe of a model of another width.
+    """
+    if not arguments.trained.is_dir():
+        raise UsageError(f"--trained {arguments.trained}: there is no such directory")
+    if arguments.name != "probe":
+        return
+    reads = load_probe(arguments.trained).hidden_size
+    has = int(read_model_config(arguments.model, model, where="--model").hidden_size)
+    if reads != has:
+        raise ConfigError(
+            f"--trained {arguments.trained}: a probe of {reads} hidden units, and those of --model {arguments.model} "
+            f"are {has}: it was trained on another model"
+        )
+
+
+def _records(path: Path, option: str) -> list[Record]:
+    """All records of a file; an empty one is a mistake."""
+    records = list(read_records(path))
+    if not records:
+        raise DataError(f"{option} {path}: holds no records")
+    return records
+
+
+def _graded(
+    arguments: argparse.Namespace, records: Sequence[Record], training: Sequence[Record]
+) -> dict[Path | str, Sequence[Record]]:
+    """The records whose answers will be graded, by file: not those that come with graded answers."""
+    given = arguments.answers is not None and arguments.name != "majority_vote"
+    trains = arguments.name in NEEDS_TRAINING and arguments.trained is None
+    files = {arguments.data: [] if given else records}
+    return {**files, **({arguments.train: training} if trains else {})}
+
+
+def _check_prompts(
+    arguments: argparse.Namespace, model: ModelConfig, records: Sequence[Record], training: Sequence[Record]
+) -> None:
+    """Refuse before a model is loaded what it, or the assessor's, could not be asked."""
+    limits = LengthLimits(
+        arguments.max_prompt_tokens, arguments.max_new_tokens, "--max-prompt-tokens", "--max-new-tokens"
+    )
+    asked, show = [*records, *training], not arguments.quiet
+    system_prompt = training_method(arguments.method).system_prompt
+    keys = TemplateKeys("--chat-template-kwargs", "--allow-open-thinking", "name a date by --prompt-date")
+    check_prompts(arguments.model, model, asked, system_prompt, limits, where="--model", keys=keys, show_progress=show)
+    if arguments.name == "assessor":
+        path, where = _assessor_path(arguments, arguments.trained)
+        bare = bare_questions(asked)
+        nothing_new = replace(limits, response=0)
+        other = _of_the_assessor(model)
+        check_prompts(path, other, bare, ASSESSOR_PROMPT, nothing_new, where=where, keys=keys, show_progress=show)
+
+
+def _options(arguments: argparse.Namespace) -> BaselineOptions:
+    defaults = BaselineOptions()
+    fit = replace(defaults.assessor.fit, lr=arguments.assessor_lr, epochs=arguments.assessor_epochs)
+    return BaselineOptions(
+        batch=arguments.batch,
+        samples=arguments.samples,
+        label=arguments.label,
+        probe=replace(defaults.probe, layer=arguments.layer, width=arguments.probe_width),
+        assessor=replace(defaults.assessor, max_prompt_tokens=arguments.max_prompt_tokens, fit=fit),
+        trained=arguments.trained,
+        show_progress=not arguments.quiet,
+    )
+
+
+def _assessor_opener(arguments: argparse.Namespace, model: ModelConfig, device: torch.device) -> Any:
+    def open_assessor(directory: Path | None) -> Policy:
+        path, where = _assessor_path(arguments, directory)
+        return load_policy(path, _of_the_assessor(model), device, where=where)
+
+    return open_assessor
+
+
+def _of_the_assessor(model: ModelConfig) -> ModelConfig:
+    """Another model, whose template has variables of its own."""
+    return model.model_copy(update={"chat_template_kwargs": {}})
+
+
+def _assessor_path(arguments: argparse.Namespace, trained: Path | None) -> tuple[Path, str]:
+    if trained is not None:
+        return trained, "--trained"
+    if arguments.assessor_model is None:
+        raise UsageError("the assessor needs --assessor-model, a Hugging Face directory of a causal LM to train")
+    return arguments.assessor_model, "--assessor-model"
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if isinstance(value, Path) else value

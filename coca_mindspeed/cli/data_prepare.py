@@ -1,0 +1,277 @@
+"""``coca-mindspeed data prepare``."""
+
+import argparse
+from contextlib import closing
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.cli.options import at_least, number, place
+from coca_mindspeed.data.prepare.deduplication import SHORTEST, EvaluationIndex
+from coca_mindspeed.data.prepare.filters import (
+    DifficultyFilter,
+    Filter,
+    GoldChecker,
+    LengthFilter,
+    SourceFilter,
+    gold_checker,
+)
+from coca_mindspeed.data.prepare.output import check_place
+from coca_mindspeed.data.prepare.pipeline import Preparation, prepare
+from coca_mindspeed.data.prepare.report import PreparationReport
+from coca_mindspeed.data.registry import SOURCES, DataSource, Publication, source_named
+from coca_mindspeed.data.sources.formats import SUFFIXES, count_rows, data_files
+from coca_mindspeed.data.sources.reading import read_evaluation_sets
+from coca_mindspeed.errors import UsageError
+from coca_mindspeed.grading.math.grader import MathGrader
+from coca_mindspeed.utils.console import PlainConsole, print_text
+
+SYSTEM_PROMPTS = {"confidence-first": CONFIDENCE_FIRST_PROMPT, "answer-first": ANSWER_FIRST_PROMPT}
+
+_DESCRIPTION = """\
+Turn a publisher's files into records, in bounded memory.
+
+The output directory appears whole or not at all: train.jsonl (test.jsonl for a benchmark), validation.jsonl,
+findings.jsonl (one line for every dropped row), report.json and report.md.  Benchmarks are kept whole and in order;
+the defaults that clean and shuffle are for training sets.
+"""
+_EXAMPLES = """\
+examples:
+  # the paper's training set: keep what Llama-3.1-8B solves sometimes, away from the evaluation sets
+  coca-mindspeed data prepare big_math --input big_math/ --output data/big_math \\
+      --difficulty 0.1 0.9 --decontaminate math500=MATH-500/test.jsonl --decontaminate gsm8k=gsm8k/test.parquet \\
+      --tokenizer models/Qwen2.5-7B-Instruct --max-tokens 1024 --validation 0.01 --seed 0
+  # an evaluation set, kept whole and in order
+  coca-mindspeed data prepare humaneval --input HumanEval.jsonl.gz --output data/humaneval
+  # your own questions: JSON Lines with "question" and "answer"
+  coca-mindspeed data prepare records --input mine.jsonl --output data/mine
+"""
+
+
+def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``prepare``."""
+    parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
+    parser.add_argument("dataset", choices=sorted(SOURCES), metavar="DATASET", help=", ".join(SOURCES))
+    origin = parser.add_mutually_exclusive_group(required=True)
+    origin.add_argument(
+        "--input",
+        type=Path,
+        nargs="+",
+        metavar="PATH",
+        help=f"files or directories in the publisher's form ({', '.join(SUFFIXES)}; text ones also with .gz)",
+    )
+    origin.add_argument(
+        "--hub",
+        nargs="?",
+        const="",
+        metavar="REPOSITORY[:CONFIGURATION[:SPLIT]]",
+        help="read it by name through the package 'datasets'; without a value, from where its publisher keeps it",
+    )
+    parser.add_argument("--output", type=place, required=True, metavar="DIRECTORY", help="the directory to make")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier output")
+    parser.add_argument(
+        "--skip-bad",
+        type=at_least(0),
+        default=0,
+        metavar="N",
+        help="step over up to N malformed rows, listed (default: stop)",
+    )
+
+    wanted = parser.add_argument_group("filters")
+    wanted.add_argument(
+        "--difficulty",
+        type=number("a number from 0 to 1", lambda value: 0 <= value <= 1),
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="keep difficulties in this range within 0 (easiest) to 1; for Big-Math, 1 minus the solve rate",
+    )
+    wanted.add_argument("--keep-unknown-difficulty", action="store_true", help="also keep rows of unknown difficulty")
+    wanted.add_argument("--source", nargs="+", default=[], metavar="NAME", help="keep only these sources")
+    wanted.add_argument("--exclude-source", nargs="+", default=[], metavar="NAME", help="drop these sources")
+    wanted.add_argument("--tokenizer", type=Path, metavar="DIRECTORY", help="tokenizer that counts prompt tokens")
+    wanted.add_argument("--max-tokens", type=at_least(1), metavar="N", help="longest prompt, chat template included")
+    wanted.add_argument("--min-tokens", type=at_least(0), default=0, metavar="N", help="shortest prompt")
+    wanted.add_argument(
+        "--prompt",
+        choices=sorted(SYSTEM_PROMPTS),
+        default="confidence-first",
+        help="system prompt that is counted (default: confidence-first)",
+    )
+
+    cleaning = parser.add_argument_group("cleaning")
+    cleaning.add_argument(
+        "--decontaminate",
+        action="append",
+        default=[],
+        metavar="[DATASET=]PATH",
+        help="drop questions that share a passage with these: an evaluation set in its publisher's form, or "
+        "prepared records; may be repeated",
+    )
+    cleaning.add_argument(
+        "--ngram", type=at_least(SHORTEST), default=13, metavar="N", help="length of a passage in words (default: 13)"
+    )
+    cleaning.add_argument(
+        "--gold",
+        choices=("drop", "report", "off"),
+        help="what to do when a gold answer cannot be graded against (default: drop; benchmarks: report)",
+    )
+    cleaning.add_argument(
+        "--duplicates",
+        action=argparse.BooleanOptionalAction,
+        help="drop repeated questions (default: of training sets)",
+    )
+    cleaning.add_argument(
+        "--near-duplicates",
+        type=number("0, or a number above 0.3 and at most 1", lambda value: value == 0 or 0.3 < value <= 1),
+        metavar="SIMILARITY",
+        help="drop questions this similar (Jaccard of token trigrams) to an earlier one with the same numbers and "
+        "gold answer; 0 turns it off (default: 0.8 for training sets)",
+    )
+
+    order = parser.add_argument_group("order")
+    order.add_argument(
+        "--validation",
+        type=number("a number from 0 to below 1", lambda value: 0 <= value < 1),
+        default=0.0,
+        metavar="SHARE",
+        help="share for validation.jsonl (default: 0, none)",
+    )
+    order.add_argument("--shuffle", action=argparse.BooleanOptionalAction, help="default: training sets only")
+    order.add_argument("--seed", type=at_least(0), default=0, help="decides order and split (default: 0)")
+    parser.set_defaults(run_action=run_prepare)
+
+
+def run_prepare(arguments: argparse.Namespace) -> int:
+    """Prepare, with a progress bar on a terminal, and print the report's counts."""
+    _check_usage(arguments)
+    check_place(arguments.output, arguments.overwrite)
+    console = PlainConsole(stderr=True)
+    with (
+        closing(MathGrader()) as grader,
+        Progress(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("rows"),
+            TimeElapsedColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        ) as progress,
+    ):
+        preparation = preparation_from(arguments, gold_checker(grader.gold_problems))
+        task = progress.add_task(f"preparing {arguments.dataset}", total=_total(preparation))
+        report = prepare(preparation, arguments.output, arguments.overwrite, lambda: progress.advance(task))
+    _print(report, arguments.output)
+    return 0
+
+
+def _check_usage(arguments: argparse.Namespace) -> None:
+    """Refuse options that contradict each other, before anything is looked at."""
+    if arguments.difficulty is not None and arguments.difficulty[0] > arguments.difficulty[1]:
+        raise UsageError(f"--difficulty: expected LOW <= HIGH, found {arguments.difficulty}")
+    if arguments.max_tokens is not None and arguments.min_tokens > arguments.max_tokens:
+        raise UsageError(f"--min-tokens {arguments.min_tokens} is above --max-tokens {arguments.max_tokens}")
+    counts = arguments.max_tokens is not None or arguments.min_tokens > 0
+    if counts and arguments.tokenizer is None:
+        raise UsageError("--max-tokens and --min-tokens need --tokenizer DIRECTORY to count with")
+    if arguments.tokenizer is not None and not counts:
+        raise UsageError("--tokenizer counts for --max-tokens or --min-tokens, and neither is given")
+
+
+def preparation_from(arguments: argparse.Namespace, check_gold: GoldChecker) -> Preparation:
+    """What the options ask for.
+
+    Args:
+        arguments: the parsed command line.
+        check_gold: says which gold answers cannot be graded against.
+
+    Raises:
+        DataError: they contradict each other, or a file they name cannot be used.
+    """
+    source = source_named(arguments.dataset)
+    training = source.role == "training"
+
+    def default(value: bool | None) -> bool:
+        return training if value is None else value
+
+    inputs = arguments.input if arguments.hub is None else _publication(source, arguments.hub)
+    if not isinstance(inputs, Publication):
+        data_files(inputs)  # before tokenizers are loaded and evaluation sets read
+    near = arguments.near_duplicates
+    if near is None:
+        near = 0.8 if default(arguments.duplicates) else 0.0
+    return Preparation(
+        source=source,
+        inputs=inputs,
+        skip_bad=arguments.skip_bad,
+        filters=_filters(arguments),
+        evaluation=_evaluation(arguments),
+        gold=arguments.gold or ("drop" if training else "report"),
+        check_gold=check_gold,
+        drop_duplicates=default(arguments.duplicates),
+        near_duplicates=near or None,
+        validation=arguments.validation,
+        shuffle=default(arguments.shuffle),
+        seed=arguments.seed,
+        described={
+            "difficulty": arguments.difficulty,
+            "keep_unknown_difficulty": arguments.keep_unknown_difficulty,
+            "source": arguments.source,
+            "exclude_source": arguments.exclude_source,
+            "tokenizer": None if arguments.tokenizer is None else str(arguments.tokenizer),
+            "tokens": [arguments.min_tokens, arguments.max_tokens],
+            "prompt": arguments.prompt,
+            "decontaminate": arguments.decontaminate,
+            "ngram": arguments.ngram,
+        },
+    )
+
+
+def _filters(arguments: argparse.Namespace) -> list[Filter]:
+    filters: list[Filter] = []
+    if arguments.source or arguments.exclude_source:
+        filters.append(SourceFilter(frozenset(arguments.source), frozenset(arguments.exclude_source)))
+    if arguments.difficulty is not None:
+        low, high = arguments.difficulty
+        filters.append(DifficultyFilter(low, high, arguments.keep_unknown_difficulty))
+    if arguments.max_tokens is not None or arguments.min_tokens:
+        prompt = SYSTEM_PROMPTS[arguments.prompt]
+        filters.append(LengthFilter(arguments.tokenizer, arguments.min_tokens, arguments.max_tokens, prompt))
+    return filters
+
+
+def _evaluation(arguments: argparse.Namespace) -> EvaluationIndex | None:
+    if not arguments.decontaminate:
+        return None
+    return EvaluationIndex(read_evaluation_sets(arguments.decontaminate), arguments.ngram)
+
+
+def _publication(source: DataSource, named: str) -> Publication:
+    if not named:
+        if source.hub is None:
+            raise UsageError(f"{source.name} has no place on the hub of its own; name one: --hub REPOSITORY")
+        return source.hub
+    repository, _, rest = named.partition(":")
+    configuration, _, split = rest.partition(":")
+    return Publication(repository, configuration or None, split or (source.hub.split if source.hub else "train"))
+
+
+def _total(preparation: Preparation) -> int | None:
+    """The number of rows to come, if all files say theirs."""
+    if isinstance(preparation.inputs, Publication):
+        return None
+    counts = [count_rows(path) for path in data_files(preparation.inputs)]
+    return None if None in counts else sum(filter(None, counts))
+
+
+def _print(report: PreparationReport, output: Path) -> None:
+    print_text(f"{report.dataset}: {report.rows_in} rows in, {report.rows_out} rows out")
+    for stage, reasons in report.dropped.items():
+        print_text(f"  dropped, {stage}: {sum(reasons.values())}")
+    for stage, reasons in report.reported.items():
+        print_text(f"  reported and kept, {stage}: {sum(reasons.values())}")
+    for name, written in report.outputs.items():
+        print_text(f"  {output / name}: {written['rows']} rows")
+    print_text(f"  {output / 'report.md'}")

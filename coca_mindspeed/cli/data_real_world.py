@@ -1,0 +1,47 @@
+"""``coca-mindspeed data real-world``."""
+
+import argparse
+
+from coca_mindspeed.cli.options import at_least, place, within
+from coca_mindspeed.data.real_world.sets import Sizes, write_real_world
+from coca_mindspeed.utils.console import print_text
+
+
+def add_real_world_arguments(parser: argparse.ArgumentParser) -> None:
+    """Where the sets go, and how large they are."""
+    parser.description = (
+        "Write questions about places, languages and sums for the format warm-up, for training and for evaluation; "
+        "the last also has families that are never trained on, and nothing it asks about is in the others "
+        "(docs/training.md)."
+    )
+    sizes = Sizes()
+    parser.add_argument("--output", type=place, required=True, metavar="DIR", help="the directory to make")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier output")
+    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="draws questions (default: 0)")
+    for part in ("train", "evaluate", "warm_up"):
+        default = getattr(sizes, part)
+        parser.add_argument(
+            f"--{part.replace('_', '-')}",
+            type=at_least(1),
+            default=default,
+            metavar="N",
+            help=f"the most questions of a family (default: {default})",
+        )
+    parser.add_argument(
+        "--hardest",
+        type=within(0.1, 1.0),
+        default=sizes.hardest,
+        metavar="D",
+        help="leave out the trained families' questions of a greater difficulty, from 0.1 to 1 (default: 1, none): "
+        "groups without one right answer teach little",
+    )
+    parser.set_defaults(run_action=run_real_world)
+
+
+def run_real_world(arguments: argparse.Namespace) -> int:
+    """Write the sets, and say how many records each has."""
+    sizes = Sizes(arguments.train, arguments.evaluate, arguments.warm_up, arguments.hardest)
+    written = write_real_world(arguments.output, sizes, arguments.seed, overwrite=arguments.overwrite)
+    for name, records in written.items():
+        print_text(f"{arguments.output / name}: {records} records")
+    return 0

@@ -1,0 +1,26 @@
+"""``coca-mindspeed import-gguf``: pretrained weights in one GGUF file become a Hugging Face directory."""
+
+import argparse
+from pathlib import Path
+
+from coca_mindspeed.utils.console import print_text
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", type=Path, metavar="FILE", help="GGUF file of the architecture Llama or Qwen2")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="the Hugging Face directory to make")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier import in DIR")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from coca_mindspeed.gguf_import.model_directory import import_gguf  # needs the extra, which --help does not
+
+    model = import_gguf(arguments.file, arguments.directory, overwrite=arguments.overwrite)
+    print_text(
+        f"{model.architecture}, {model.parameters:,} parameters, {model.tokens:,} tokens; "
+        f"a response ends with {model.end_of_turn or 'no token that the file names'}"
+    )
+    if not model.has_chat_template:
+        print_text("the file has no chat template; training and sampling need one")
+    print_text(f"model: {arguments.directory} (a Hugging Face directory)")
+    return 0

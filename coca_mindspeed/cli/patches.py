@@ -1,0 +1,120 @@
+"""``coca-mindspeed patches``: compare a MindSpeed-RL checkout or an installed verl with the manifests, unimported."""
+
+import argparse
+import os
+from pathlib import Path
+
+import yaml
+from rich.table import Table
+
+from coca_mindspeed.cli.options import place
+from coca_mindspeed.errors import ConfigError, UsageError
+from coca_mindspeed.upstream.manifest import (
+    PROGRAMS,
+    HookCheck,
+    Manifest,
+    examine,
+    load_manifests,
+    skeleton,
+)
+from coca_mindspeed.utils.console import PlainConsole, print_text
+from coca_mindspeed.utils.files import write_atomically
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    verify = actions.add_parser(
+        "verify",
+        help="say whether the definitions that the hooks need are those of a supported release",
+        description="Compare the definitions that the hooks replace or lean on, one by one, with those of a supported "
+        "release; the rest of the checkout is not looked at. Exit code 0 if all are the same, 1 if any differs.",
+    )
+    verify.add_argument(
+        "path",
+        nargs="?",
+        type=Path,
+        metavar="PATH",
+        help="the checkout, or where verl is (default: MINDSPEED_RL_HOME)",
+    )
+    verify.add_argument("--mindspeed-rl", type=Path, metavar="PATH", help="the same, by name")
+    verify.add_argument(
+        "--release", metavar="NAME", help="compare with this release's manifest (default: the one that fits best)"
+    )
+    fingerprint = actions.add_parser(
+        "fingerprint",
+        help="write a manifest's skeleton for another release",
+        description="Write the manifest of a release that is not known yet, with the hooks of one that is and the "
+        "fingerprints of this checkout. A definition that is not there keeps its hook, with the reason in place of a "
+        "fingerprint.",
+    )
+    fingerprint.add_argument("path", type=Path, metavar="PATH", help="the checkout")
+    fingerprint.add_argument("--release", required=True, metavar="NAME", help="name of the new release")
+    fingerprint.add_argument("--commit", required=True, metavar="HASH", help="its commit")
+    fingerprint.add_argument(
+        "--like", metavar="NAME", help="take the hooks of this release (default: the one that fits best)"
+    )
+    fingerprint.add_argument("--output", type=place, metavar="FILE", help="write here instead of to the terminal")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return _verify(arguments) if arguments.action == "verify" else _fingerprint(arguments)
+
+
+def _verify(arguments: argparse.Namespace) -> int:
+    if arguments.path is not None and arguments.mindspeed_rl is not None:
+        raise UsageError(f"one checkout at a time; found {arguments.path} and --mindspeed-rl {arguments.mindspeed_rl}")
+    path = arguments.path or arguments.mindspeed_rl or os.environ.get("MINDSPEED_RL_HOME")
+    if not path:
+        raise UsageError("which checkout? name its PATH or set MINDSPEED_RL_HOME")
+    root = _checkout(Path(path))
+    manifest, findings = _best_fit(root, arguments.release)
+    table = Table(title=f"{root} against release {manifest.release} ({manifest.commit})", title_justify="left")
+    for heading in ("target", "kind", "process", "result"):
+        table.add_column(heading)
+    for finding in findings:
+        hook = finding.hook
+        result = "ok" if finding.matches else f"differs: expected {hook.sha256[:12]}, found {_short(finding)}"
+        table.add_row(hook.target, hook.kind, hook.process, result)
+    PlainConsole().print_table(table)
+    differing = [finding.hook.target for finding in findings if not finding.matches]
+    if differing:
+        print_text(f"{len(differing)} of {len(findings)} differ: {', '.join(differing)}")
+        return 1
+    print_text(f"all {len(findings)} hooked definitions are those of release {manifest.release}")
+    return 0
+
+
+def _fingerprint(arguments: argparse.Namespace) -> int:
+    root = _checkout(arguments.path)
+    manifest, _ = _best_fit(root, arguments.like)
+    content = skeleton(manifest, root, arguments.release, arguments.commit)
+    text = yaml.safe_dump(content, sort_keys=False, width=140)
+    if arguments.output is None:
+        print(text, end="")
+    else:
+        write_atomically(arguments.output, text)
+    return 0
+
+
+def _checkout(path: Path) -> Path:
+    if not any((path / package).is_dir() for package in PROGRAMS):
+        raise ConfigError(
+            f"{path}: expected a MindSpeed-RL checkout with a folder mindspeed_rl/, or the folder that verl/ is "
+            "installed in, found neither"
+        )
+    return path.resolve()
+
+
+def _best_fit(root: Path, release: str | None) -> tuple[Manifest, list[HookCheck]]:
+    package = next(package for package in PROGRAMS if (root / package).is_dir())
+    manifests = load_manifests(package=package)
+    chosen = [manifest for manifest in manifests if release in (None, manifest.release)]
+    if not chosen:
+        known = ", ".join(manifest.release for manifest in manifests)
+        raise UsageError(f"no manifest for release {release!r}; known: {known}")
+    examined = [(manifest, examine(manifest, root)) for manifest in chosen]
+    return min(examined, key=lambda pair: sum(not finding.matches for finding in pair[1]))
+
+
+def _short(finding: HookCheck) -> str:
+    return finding.found[:12] if len(finding.found) == 64 else finding.found

@@ -1,0 +1,37 @@
+"""``coca-mindspeed watch``: a running training in the terminal."""
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from coca_mindspeed.cli.options import above
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of ``watch``."""
+    parser.add_argument("directory", type=Path, metavar="DIR", help="a run's directory, which holds metrics.jsonl")
+    parser.add_argument("--interval", type=above(0), default=2.0, help="seconds between looks (default: %(default)s)")
+    parser.add_argument("--once", action="store_true", help="print what there is and stop")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show the directory until it is interrupted."""
+    if not arguments.directory.is_dir():
+        raise DataError(f"{arguments.directory}: is not a directory; expected that of a run")
+    directory = RunDirectory(arguments.directory)
+    if arguments.once:
+        Console(file=sys.stdout).print(dashboard(directory))
+        return 0
+    try:
+        with Live(dashboard(directory), auto_refresh=False) as live:
+            while True:
+                time.sleep(max(0.1, arguments.interval))
+                live.update(dashboard(directory), refresh=True)
+    except KeyboardInterrupt:
+        return 0

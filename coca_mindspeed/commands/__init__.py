@@ -1,1 +1,0 @@
-"""The subcommands of ``coca-mindspeed``, one module each."""

@@ -1,0 +1,161 @@
+"""Data sets whose questions are drawn: equal parts of several kinds, disjoint splits, one seed one result."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+import numpy as np
+
+from coca_mindspeed.data.records import Record
+
+Split = Literal["train", "evaluate"]
+
+_PATIENCE = 10_000  # draws without a new question after which a kind counts as used up
+
+
+class Question(NamedTuple):
+    """A drawn question, its answer, and the text whose hash decides its split (questions that tell share one)."""
+
+    text: str
+    answer: str
+    split_key: str
+
+
+class Kind(Protocol):
+    """Questions of one difficulty."""
+
+    @property
+    def name(self) -> str: ...
+
+    def draw(self, random: np.random.Generator) -> Question:
+        """One question at random."""
+        ...
+
+
+@dataclass(frozen=True)
+class Generator:
+    """Draws records of one data set.
+
+    Attributes:
+        dataset: its name.
+        category: of the paper's tables.
+        kinds: drawn in equal parts.
+        held_out: share of the questions that belongs to ``evaluate``.
+        stream: keeps data sets of one seed independent of each other.
+    """
+
+    dataset: str
+    category: str
+    kinds: Sequence[Kind]
+    held_out: float
+    stream: tuple[int, ...] = ()
+
+    def records(self, size: int, split: Split, seed: int) -> list[Record]:
+        """Draw ``size`` questions in random order.
+
+        A question's split depends on its text alone, so the splits are disjoint whatever the sizes and seeds.
+        Held-out questions are all different; training questions are drawn with replacement, because small kinds would
+        otherwise run out and the parts would not be equal.
+
+        Args:
+            size: number of records.
+            split: ``train`` or ``evaluate``.
+            seed: draws the questions and their order.
+
+        Raises:
+            ValueError: a kind does not have so many different held-out questions.
+        """
+        drawn: list[tuple[Question, str]] = []
+        for index, kind in enumerate(self.kinds):
+            share = size // len(self.kinds) + (index < size % len(self.kinds))
+            random = np.random.default_rng([seed, *self.stream, index])
+            drawn += [(question, kind.name) for question in self._draw(kind, share, split, random)]
+        order = np.random.default_rng([seed, *self.stream, len(self.kinds)]).permutation(size)
+        return [
+            Record(
+                id=f"{self.dataset}-{split}-{seed}-{number}",
+                dataset=self.dataset,
+                category=self.category,
+                question=question.text,
+                answer=question.answer,
+                # The tiny model cannot read "step by step" or write a box: the question stands alone.
+                metadata={"instruction": "", "kind": kind, "grader": "exact"},
+            )
+            for number, (question, kind) in enumerate(drawn[i] for i in order)
+        ]
+
+    def _draw(self, kind: Kind, count: int, split: Split, random: np.random.Generator) -> list[Question]:
+        questions: list[Question] = []
+        seen: set[str] = set()
+        misses = 0
+        while len(questions) < count:
+            question = kind.draw(random)
+            if self._split_of(question) != split or (split == "evaluate" and question.text in seen):
+                misses += 1
+                if misses > _PATIENCE:
+                    raise ValueError(f"found only {len(questions)} of {count} different held-out questions {kind.name}")
+                continue
+            misses = 0
+            seen.add(question.text)
+            questions.append(question)
+        return questions
+
+    def _split_of(self, question: Question) -> Split:
+        digest = hashlib.sha256(question.split_key.encode()).digest()
+        return "evaluate" if int.from_bytes(digest[:8], "big") < self.held_out * 2**64 else "train"
+
+
+def units_first(number: int, width: int = 1) -> str:
+    """Decimal digits, the units first, zero-padded: 12 in width 4 is ``2100``."""
+    return f"{number:0{width}d}"[::-1]
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Questions of one difficulty.
+
+    Attributes:
+        operator: as written in the question.
+        digits: of the left and of the right operand; a one-digit operand may be 0.
+        compute: the answer.
+        commutes: whether the operands may come in either order; both orders then fall into the same split.
+    """
+
+    operator: str
+    digits: tuple[int, int]
+    compute: Callable[[int, int], int]
+    commutes: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.digits[0]}{self.operator}{self.digits[1]}"
+
+    def draw(self, random: np.random.Generator) -> Question:
+        """One question at random, its operands in either order where they commute."""
+        lows = [0 if digits == 1 else 10 ** (digits - 1) for digits in self.digits]
+        if self.operator == "%":
+            lows = [0, 1]  # any number by any digit but zero
+        highs = [10**digits for digits in self.digits]
+        left, right = (int(random.integers(low, high)) for low, high in zip(lows, highs, strict=True))
+        if self.commutes and random.integers(2):
+            left, right = right, left
+        low, high = sorted((left, right)) if self.commutes else (left, right)
+        return Question(
+            text=f"{units_first(left, 4)}{self.operator}{units_first(right, 4)}",
+            answer=units_first(self.compute(left, right)),
+            split_key=f"{low}{self.operator}{high}",
+        )
+
+
+_KINDS = (
+    *(_Kind("+", digits, lambda a, b: a + b) for digits in ((1, 2), (2, 2), (3, 3), (4, 4))),
+    *(_Kind("*", digits, lambda a, b: a * b) for digits in ((2, 1), (2, 2))),
+    _Kind("%", (4, 1), lambda a, b: a % b, commutes=False),
+)
+_ARITHMETIC = Generator("arithmetic", "math", _KINDS, held_out=0.2)
+
+
+def arithmetic_records(size: int, split: Split, seed: int) -> list[Record]:
+    """Draw sums, products and remainders of seven kinds; see :meth:`.generated.Generator.records`."""
+    return _ARITHMETIC.records(size, split, seed)

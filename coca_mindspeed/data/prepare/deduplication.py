@@ -1,0 +1,288 @@
+"""Text as sets of hashed n-grams: what near-duplicate search and decontamination compare.
+
+Hashes are 64-bit and depend on nothing but the text, so results are the same on every machine and in every run.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+
+import numpy as np
+import numpy.typing as npt
+
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import DataError
+
+Hashes = npt.NDArray[np.uint64]
+
+# Scripts without spaces (kana, CJK, hangul) are cut into characters, all others into words; each remaining symbol
+# is a token of its own, since x+2 and x-2 are different questions.
+_SCRIPT = r"\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
+_WORD = rf"[{_SCRIPT}]|[^\W_{_SCRIPT}]+"
+_WORDS = re.compile(_WORD)
+_TOKENS = re.compile(rf"{_WORD}|\S")
+_NUMBERS = re.compile(r"\d+(?:[.,]\d+)*")
+_MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: odd, well mixed
+
+
+def normalise(text: str) -> str:
+    """Unicode compatibility form, case folded, runs of white space as one space."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def words(text: str) -> list[str]:
+    """The words of a normalised text, without symbols."""
+    return _WORDS.findall(text)
+
+
+def tokens(text: str) -> list[str]:
+    """The words and symbols of a normalised text."""
+    return _TOKENS.findall(text)
+
+
+def numbers(text: str) -> tuple[str, ...]:
+    """The numbers of a normalised text, sorted, repeats kept."""
+    return tuple(sorted(_NUMBERS.findall(text)))
+
+
+def digest(text: str) -> int:
+    """A 64-bit hash of a text."""
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+
+
+@lru_cache(maxsize=1 << 17)
+def _word_hash(word: str) -> int:
+    return digest(word)
+
+
+def mix(values: Hashes) -> Hashes:
+    """Spread 64-bit values over all bits (the finaliser of MurmurHash3); equal values stay equal."""
+    values = (values ^ (values >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
+    values = (values ^ (values >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
+    return values ^ (values >> np.uint64(33))
+
+
+def ngram_hashes(units: list[str], n: int) -> Hashes:
+    """Hashes of the n-grams of ``units`` in order, shape ``[len(units) - n + 1]``, or of the whole if it is shorter.
+
+    Raises:
+        ValueError: ``n`` is not positive.
+    """
+    if n < 1:
+        raise ValueError(f"n should be positive, found {n}")
+    hashes = np.fromiter(map(_word_hash, units), dtype=np.uint64, count=len(units))
+    if not units:
+        return hashes
+    n = min(n, len(units))
+    # A polynomial in an odd base, modulo 2^64: order counts, and every word reaches every bit through the last mix.
+    base = np.full(n, _MULTIPLIER, dtype=np.uint64)
+    base[0] = 1
+    return mix(np.lib.stride_tricks.sliding_window_view(hashes, n) @ np.multiply.accumulate(base))
+
+
+_SHINGLE = 3  # tokens
+_PERMUTATIONS = 120
+_RECALL = 0.999
+_DOCUMENTS_PER_FLUSH = 512
+
+
+class ExactDuplicates:
+    """Remembers questions by a 64-bit hash of their normalised text."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, tuple[int, int]] = {}
+
+    def first(self, record: Record, index: int) -> tuple[int, bool] | None:
+        """``(index of the record that asked this, whether its gold answer is the same)``, or None and remember."""
+        answer = digest(normalise(record.answer))
+        known = self._first.setdefault(digest(normalise(record.question)), (index, answer))
+        return None if known[0] == index else (known[0], known[1] == answer)
+
+
+def shingles(question: str) -> Hashes:
+    """The sorted distinct hashed token trigrams of a question."""
+    return np.unique(ngram_hashes(tokens(normalise(question)), _SHINGLE))
+
+
+def jaccard(left: Hashes, right: Hashes) -> float:
+    """``|A and B| / |A or B|`` of two sorted sets."""
+    common = len(np.intersect1d(left, right, assume_unique=True))
+    return common / (len(left) + len(right) - common)
+
+
+def bands_for(threshold: float, permutations: int = _PERMUTATIONS) -> tuple[int, int]:
+    """``(bands, rows)``: the longest bands whose chance of a collision at ``threshold`` is at least 99.9%.
+
+    Two sets of similarity s collide in at least one of b bands of r rows with probability ``1 - (1 - s^r)^b``.
+    """
+    for rows in range(permutations, 0, -1):
+        bands = permutations // rows
+        if 1 - (1 - threshold**rows) ** bands >= _RECALL:
+            return bands, rows
+    raise ValueError(f"no banding of {permutations} permutations finds pairs of similarity {threshold}")
+
+
+class NearDuplicates:
+    """Collects records in order, then says which repeat an earlier one.
+
+    Memory: 8 bytes a record and band, and the shingles of those that collide.
+
+    Args:
+        threshold: Jaccard similarity of token trigrams from which two questions are near duplicates, in (0.3, 1].
+    """
+
+    def __init__(self, threshold: float) -> None:
+        if not 0.3 < threshold <= 1:
+            raise ValueError(f"threshold should be above 0.3 and at most 1, found {threshold}")
+        self._threshold = threshold
+        self._bands, self._rows = bands_for(threshold)
+        generator = np.random.default_rng(0x5EED)
+        size = self._bands * self._rows
+        self._multipliers = generator.integers(1, 2**63, size, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+        self._offsets = generator.integers(0, 2**63, size, dtype=np.uint64)
+        self._waiting: list[tuple[Hashes, int]] = []
+        self._keys: list[npt.NDArray[np.uint64]] = []
+
+    def add(self, record: Record) -> None:
+        """Add the next record."""
+        same = digest(repr((numbers(normalise(record.question)), normalise(record.answer))))
+        self._waiting.append((shingles(record.question), same))
+        if len(self._waiting) == _DOCUMENTS_PER_FLUSH:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._waiting:
+            return
+        sets = [hashes for hashes, _ in self._waiting]
+        # What has to be equal goes into every band's key: others do not even collide.
+        same = np.array([key for _, key in self._waiting], dtype=np.uint64)
+        everything = np.concatenate(sets)
+        starts = np.cumsum([0, *(len(hashes) for hashes in sets[:-1])])
+        keys = np.empty((len(sets), self._bands), dtype=np.uint64)
+        for band in range(self._bands):
+            key = same
+            for row in range(band * self._rows, (band + 1) * self._rows):
+                permuted = mix(everything * self._multipliers[row] + self._offsets[row])
+                key = mix(key ^ np.minimum.reduceat(permuted, starts))
+            keys[:, band] = key
+        self._keys.append(keys)
+        self._waiting.clear()
+
+    def repeats(self, questions: Callable[[int], str]) -> dict[int, tuple[int, float]]:
+        """For each record that repeats an earlier kept one: ``{its index: (the earlier index, their similarity)}``.
+
+        Args:
+            questions: the question of the record with this index, counted in the order of :meth:`add`.
+        """
+        self._flush()
+        if not self._keys:
+            return {}
+        keys = np.concatenate(self._keys)
+        groups = _collisions(keys)
+        members: dict[tuple[int, int], list[int]] = {}
+        sets: dict[int, Hashes] = {}
+        found: dict[int, tuple[int, float]] = {}
+        for index, bands in groups:
+            mine = shingles(questions(index))
+            buckets = [members.setdefault((band, int(keys[index, band])), []) for band in bands]
+            for earlier in sorted({other for bucket in buckets for other in bucket}):
+                if (similarity := jaccard(mine, sets[earlier])) >= self._threshold:
+                    found[index] = (earlier, similarity)
+                    break
+            else:
+                sets[index] = mine
+                for bucket in buckets:
+                    bucket.append(index)
+        return found
+
+
+def _collisions(keys: npt.NDArray[np.uint64]) -> Iterator[tuple[int, Sequence[int]]]:
+    """``(record, bands in which its key is not the only one)`` in the order of records."""
+    shared = np.zeros(keys.shape, dtype=bool)
+    for band in range(keys.shape[1]):
+        _, inverse, counts = np.unique(keys[:, band], return_inverse=True, return_counts=True)
+        shared[:, band] = counts[inverse] > 1
+    for index in np.flatnonzero(shared.any(axis=1)):
+        yield int(index), np.flatnonzero(shared[index]).tolist()
+
+
+def near_duplicates(records: Iterable[Record], threshold: float) -> dict[int, tuple[int, float]]:
+    """:class:`NearDuplicates` for records that are in memory."""
+    search, questions = NearDuplicates(threshold), []
+    for record in records:
+        search.add(record)
+        questions.append(record.question)
+    return search.repeats(questions.__getitem__)
+
+
+SHORTEST = 6  # words
+
+
+@dataclass(frozen=True, slots=True)
+class Overlap:
+    """What a training question shares with an evaluation question."""
+
+    dataset: str
+    record: str
+    passage: str
+
+
+class EvaluationIndex:
+    """The runs of words of evaluation questions.
+
+    Args:
+        records: the evaluation questions.
+        n: length of a run, in words.
+
+    Raises:
+        DataError: ``n`` is below :data:`SHORTEST`.
+    """
+
+    def __init__(self, records: Iterable[Record], n: int) -> None:
+        if n < SHORTEST:
+            raise DataError(f"a shared passage (--ngram) should be at least {SHORTEST} words long, found {n}")
+        self._owners: list[tuple[str, str]] = []
+        self._whole: dict[int, int] = {}
+        runs: dict[int, list[tuple[Hashes, int]]] = {}
+        self.questions: Counter[str] = Counter()
+        for owner, record in enumerate(records):
+            self._owners.append((record.dataset, record.id))
+            self.questions[record.dataset] += 1
+            units = words(normalise(record.question))
+            if not units:
+                continue
+            self._whole.setdefault(int(ngram_hashes(units, len(units))[0]), owner)
+            if len(units) >= SHORTEST:
+                length = min(n, len(units))
+                runs.setdefault(length, []).append((ngram_hashes(units, length), owner))
+        self._runs = {length: _sorted(found) for length, found in sorted(runs.items(), reverse=True)}
+
+    def overlap(self, record: Record) -> Overlap | None:
+        """The longest indexed run that the question holds, the first if there are several; None if there is none."""
+        units = words(normalise(record.question))
+        if not units:
+            return None
+        whole = self._whole.get(int(ngram_hashes(units, len(units))[0]))
+        if whole is not None:
+            return Overlap(*self._owners[whole], " ".join(units))
+        for length, (hashes, owners) in self._runs.items():
+            if len(units) < length:
+                continue
+            mine = ngram_hashes(units, length)
+            places = np.minimum(np.searchsorted(hashes, mine), len(hashes) - 1)
+            hits = np.flatnonzero(hashes[places] == mine)
+            if len(hits):
+                dataset, identity = self._owners[int(owners[places[hits[0]]])]
+                return Overlap(dataset, identity, " ".join(units[hits[0] : hits[0] + length]))
+        return None
+
+
+def _sorted(found: list[tuple[Hashes, int]]) -> tuple[Hashes, npt.NDArray[np.int64]]:
+    hashes = np.concatenate([grams for grams, _ in found])
+    owners = np.repeat([owner for _, owner in found], [len(grams) for grams, _ in found])
+    order = np.argsort(hashes, kind="stable")  # of equal runs, the first question's comes first
+    return hashes[order], owners[order]

@@ -1,0 +1,159 @@
+"""Which records to keep: by difficulty, source and length of the prompt in tokens."""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from coca_mindspeed.data.chat_template import write_into_template
+from coca_mindspeed.data.prompts import prompt_messages, prompt_tokens
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import DataError, GradingError
+from coca_mindspeed.grading.registry import grader_class, grader_name
+
+
+class Filter(Protocol):
+    """Says why a record is not wanted, or None if it is.  Reasons are counted, so they name no single record."""
+
+    @property
+    def name(self) -> str:
+        """One of the stages of a report."""
+        ...
+
+    def __call__(self, record: Record) -> str | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class DifficultyFilter:
+    """Keeps records whose ``metadata["difficulty"]`` is in ``[low, high]``; 0 is easiest."""
+
+    low: float
+    high: float
+    keep_unknown: bool
+    name: str = "difficulty"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= self.high <= 1:
+            raise DataError(f"difficulty should be a range within 0 and 1, found {self.low} to {self.high}")
+
+    def __call__(self, record: Record) -> str | None:
+        difficulty = record.metadata.get("difficulty")
+        if difficulty is None:
+            return None if self.keep_unknown else "unknown"
+        if difficulty < self.low:
+            return f"below {self.low:g}"
+        return f"above {self.high:g}" if difficulty > self.high else None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFilter:
+    """Keeps records whose ``metadata["source"]`` is among ``include`` (empty: any) and not among ``exclude``."""
+
+    include: Collection[str]
+    exclude: Collection[str]
+    name: str = "source"
+
+    def __call__(self, record: Record) -> str | None:
+        source = str(record.metadata.get("source", "unknown"))
+        return source if source in self.exclude or (self.include and source not in self.include) else None
+
+
+class LengthFilter:
+    """Keeps records whose whole prompt (system prompt, chat template and all) has at most so many tokens.
+
+    A tokenizer without a chat template counts the messages' texts alone.
+
+    Raises:
+        DataError: the directory holds no tokenizer.
+    """
+
+    name = "length"
+
+    def __init__(self, tokenizer: Path, shortest: int, longest: int | None, system_prompt: str | None) -> None:
+        if longest is not None and shortest > longest:
+            raise DataError(f"the shortest prompt ({shortest} tokens) is longer than the longest ({longest})")
+        self._count = PromptCounter(tokenizer, system_prompt)
+        self._shortest, self._longest = shortest, longest
+
+    def __call__(self, record: Record) -> str | None:
+        length = self._count(record)
+        if length < self._shortest:
+            return f"prompt shorter than {self._shortest} tokens"
+        if self._longest is not None and length > self._longest:
+            return f"prompt longer than {self._longest} tokens"
+        return None
+
+
+class PromptCounter:
+    """Counts the tokens of a record's prompt."""
+
+    def __init__(self, tokenizer: Path, system_prompt: str | None, variables: Mapping[str, Any] | None = None) -> None:
+        """Load the tokenizer.
+
+        Args:
+            tokenizer: its directory.
+            system_prompt: the method's.
+            variables: of the chat template.
+        """
+        self._tokenizer = load_tokenizer(tokenizer)
+        self._system_prompt = system_prompt
+        if variables:
+            write_into_template(self._tokenizer, variables)
+
+    def __call__(self, record: Record) -> int:
+        messages = prompt_messages(record, self._system_prompt)
+        if self._tokenizer.chat_template is None:
+            return sum(len(self._tokenizer.encode(m["content"], add_special_tokens=False)) for m in messages)
+        return len(prompt_tokens(self._tokenizer, messages))
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """A tokenizer of ``transformers`` from a local directory; no code of strangers runs and nothing is downloaded.
+
+    Raises:
+        DataError: there is none.
+    """
+    from transformers import AutoTokenizer
+
+    if not directory.is_dir():
+        raise DataError(f"{directory}: no such directory; expected one with tokenizer.json and tokenizer_config.json")
+    try:
+        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise DataError(f"{directory}: holds no tokenizer that transformers can load: {error}") from error
+
+
+#: For each record, why its gold cannot be graded against, or an empty string.
+GoldChecker = Callable[[Sequence[Record]], Sequence[str]]
+#: For each gold answer of mathematics, why it cannot be parsed, or an empty string.
+MathGoldProblems = Callable[[Sequence[str]], Sequence[str]]
+
+
+def gold_checker(math: MathGoldProblems) -> GoldChecker:
+    """The checker of all records: what each one's grader asks for is there, and mathematics parses.
+
+    Args:
+        math: :meth:`~coca_mindspeed.grading.math.grader.MathGrader.gold_problems`, asked for all math records
+            of a batch at once, because it parses in processes of its own.
+    """
+
+    def check(records: Sequence[Record]) -> list[str]:
+        problems = [_problem(record) for record in records]
+        places = [index for index, problem in enumerate(problems) if problem is None]
+        parsed = dict(zip(places, math([records[index].answer for index in places]), strict=True))
+        return [parsed[index] if problem is None else problem for index, problem in enumerate(problems)]
+
+    return check
+
+
+def _problem(record: Record) -> str | None:
+    """Why the record's grader would refuse it, or an empty string; None where its answer has yet to be parsed."""
+    try:
+        name = grader_name(record)
+        if name == "math":
+            return None
+        grader_class(name).check([record])
+    except (DataError, GradingError) as error:
+        # Without the record's name: reasons are counted.
+        return str(error).removeprefix(f"record {record.id!r} of {record.dataset!r}: ")
+    return "" if name == "code" or record.answer.strip() else "empty gold answer"  # programs have tests instead

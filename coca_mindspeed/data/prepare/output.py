@@ -1,0 +1,121 @@
+"""Whether an output can be made, asked before the work and not after."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO
+
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.utils.files import MARKER, is_free, is_ours, put_in_place, write_marker
+
+
+def check_place(path: Path, overwrite: bool) -> None:
+    """Refuse an output directory that could not be made; nothing is written.
+
+    Raises:
+        DataError: it is there and holds something, or a parent is a file or may not be written to.
+    """
+    check_not_taken(path, overwrite)
+    # It is built beside its place, so the parent's permissions count.
+    parent = next(parent for parent in path.absolute().parents if parent.exists())
+    if not parent.is_dir():
+        raise DataError(f"{path}: cannot be made: {parent} is a file")
+    if not os.access(parent, os.W_OK | os.X_OK):
+        raise DataError(f"{path}: cannot be made: {parent} may not be written to")
+
+
+def check_not_taken(path: Path, overwrite: bool) -> None:
+    """Refuse a file, and without ``overwrite`` a directory that holds something.
+
+    Raises:
+        DataError: it is one of these.
+    """
+    if path.exists() and not path.is_dir():
+        raise DataError(f"{path}: is a file; the output is a directory")
+    if not is_free(path) and not overwrite:
+        raise DataError(f"{path}: already exists; choose another output, or replace it with --overwrite")
+
+
+@contextmanager
+def output_directory(path: Path, overwrite: bool, kind: str = "data") -> Iterator[Path]:
+    """Yield a temporary directory that becomes ``path`` if the block succeeds and vanishes if it fails.
+
+    The directory holds our marker (see :mod:`coca_mindspeed.utils.files`), which its process keeps locked.  A killed
+    process leaves only its temporary directory (``.NAME.partial-*``) and, if it was killed between the two renames of
+    a replacement, the earlier output (``.NAME.earlier-*``); the next run puts the second back and removes the first.
+
+    Args:
+        path: the final place; it may exist if it is empty, or with ``overwrite`` if it is an earlier output.
+        overwrite: replace an earlier output of this kind.
+        kind: what the directory is, as its marker says it.
+
+    Raises:
+        DataError: the place is taken.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _restore_or_remove_abandoned(path, kind)
+    _check_free(path, overwrite, kind)
+    temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}.partial-"))
+    try:
+        write_marker(temporary, kind)
+        with (temporary / MARKER).open("rb") as marker:
+            fcntl.flock(marker, fcntl.LOCK_EX)
+            yield temporary
+            _check_free(path, overwrite, kind)
+            _replace(path, temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def _check_free(path: Path, overwrite: bool, kind: str) -> None:
+    check_not_taken(path, overwrite)
+    if not is_free(path) and not is_ours(path, kind):
+        raise DataError(f"{path}: holds no {MARKER} of our {kind}, so it is not an earlier output and is not replaced")
+
+
+def _replace(path: Path, temporary: Path) -> None:
+    temporary.chmod(0o755)
+    earlier = temporary.with_name(f".{path.name}.earlier-{temporary.name.rpartition('-')[2]}")
+    with ExitStack() as stack:
+        if not is_free(path):
+            marker = stack.enter_context((path / MARKER).open("rb"))
+            fcntl.flock(marker, fcntl.LOCK_EX)  # says that somebody is at work between the renames
+        put_in_place(temporary, path, earlier)
+
+
+def _restore_or_remove_abandoned(path: Path, kind: str) -> None:
+    """Clean up after killed processes: nobody holds the lock of what they left."""
+    for earlier in sorted(path.parent.glob(f".{path.name}.earlier-*")):
+        with _abandoned(earlier, kind) as lock:
+            if lock is None:
+                continue
+            if is_free(path):
+                earlier.rename(path)
+            else:
+                shutil.rmtree(earlier)
+    for partial in path.parent.glob(f".{path.name}.partial-*"):
+        with _abandoned(partial, kind) as lock:
+            if lock is not None:
+                shutil.rmtree(partial)
+
+
+@contextmanager
+def _abandoned(directory: Path, kind: str) -> Iterator[IO[bytes] | None]:
+    """The lock of a directory of ours that nobody works on; None where somebody does, or where it is not ours."""
+    try:
+        marker = (directory / MARKER).open("rb")
+    except OSError:  # not ours, or gone, or another process is about to mark it
+        yield None
+        return
+    with marker:
+        try:
+            fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield None
+            return
+        yield marker if is_ours(directory, kind) else None

@@ -1,0 +1,344 @@
+"""Records on disk with random access, so that a data set is cleaned and shuffled without being held in memory."""
+
+import json
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from coca_mindspeed.data.prepare.deduplication import EvaluationIndex, ExactDuplicates, NearDuplicates
+from coca_mindspeed.data.prepare.filters import Filter, GoldChecker
+from coca_mindspeed.data.prepare.output import output_directory
+from coca_mindspeed.data.prepare.report import DoubtfulRow, FindingLog, PreparationReport
+from coca_mindspeed.data.records import Record, record_to_json
+from coca_mindspeed.data.registry import DataSource, Publication
+from coca_mindspeed.data.sources.fields import RowError, Ungradable
+from coca_mindspeed.data.sources.formats import Row, data_files, read_rows
+from coca_mindspeed.data.sources.reading import hub_rows
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.utils.files import file_sha256
+
+
+def record_line(record: Record) -> bytes:
+    """A record as one line of JSON, as :func:`coca_mindspeed.data.records.read_records` reads it.
+
+    Raises:
+        TypeError: it holds a value that JSON has no form for.
+        ValueError: it holds NaN, infinity or half of a surrogate pair.
+    """
+    # Not as an escape, which readers of records refuse.
+    return (json.dumps(record_to_json(record), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
+
+
+class RecordSpool:
+    """Appended records, each with the place it came from; 24 bytes of memory a record.
+
+    Args:
+        path: a file to be made; it is removed at the end.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("w+b")
+        self._offsets = array("Q")
+        self._files = array("L")
+        self._rows = array("Q")
+        self._end = 0
+
+    def __enter__(self) -> "RecordSpool":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    def append(self, line: bytes, file: int, row: int) -> None:
+        """Add a record's :func:`record_line`, which came from row ``row`` of the file with this index."""
+        self._file.seek(self._end)
+        self._file.write(line)
+        self._offsets.append(self._end)
+        self._files.append(file)
+        self._rows.append(row)
+        self._end += len(line)
+
+    def place(self, index: int) -> tuple[int, int]:
+        """``(index of the file, row)`` that the record came from."""
+        return self._files[index], self._rows[index]
+
+    def line(self, index: int) -> bytes:
+        """The record's line."""
+        self._file.seek(self._offsets[index])
+        return self._file.readline()
+
+    def values(self, index: int) -> dict[str, Any]:
+        """The record's fields."""
+        values: dict[str, Any] = json.loads(self.line(index))
+        return values
+
+    def copy(self, indices: Iterable[int], target: Path) -> None:
+        """Write the records with these indices, in this order, as JSON Lines."""
+        with target.open("wb") as out:
+            out.writelines(map(self.line, indices))
+
+
+GoldMode = Literal["drop", "report", "off"]
+_GOLD_BATCH = 512  # records
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """Everything that decides what comes out.
+
+    Attributes:
+        source: the data set.
+        inputs: files and directories, or where the data set is on the hub.
+        check_gold: says why records cannot be graded against; it is given them in batches.
+        skip_bad: how many malformed rows are stepped over; one more stops the run.
+        filters: applied in this order.
+        evaluation: the questions to keep clear of, or None.
+        gold: what to do with records whose gold answer cannot be graded against.
+        drop_duplicates: drop questions that were asked before.
+        near_duplicates: also those whose similarity to an earlier one is at least this, or None.
+        validation: share of the records, in [0, 1), that goes to ``validation.jsonl``.
+        shuffle: write in the order that the seed gives, else in the order of the input.
+        seed: decides order and split.
+        described: what the report says about options that are not told from the values above.
+    """
+
+    source: DataSource
+    inputs: Sequence[Path] | Publication
+    check_gold: GoldChecker
+    skip_bad: int = 0
+    filters: Sequence[Filter] = ()
+    evaluation: EvaluationIndex | None = None
+    gold: GoldMode = "drop"
+    drop_duplicates: bool = True
+    near_duplicates: float | None = 0.8
+    validation: float = 0.0
+    shuffle: bool = True
+    seed: int = 0
+    described: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.validation < 1:
+            raise DataError(f"the validation share should be at least 0 and below 1, found {self.validation}")
+        if self.skip_bad < 0:
+            raise DataError(f"the number of bad rows to skip should not be negative, found {self.skip_bad}")
+        if self.near_duplicates is not None and not 0.3 < self.near_duplicates <= 1:
+            raise DataError(
+                f"the near-duplicate similarity should be above 0.3 and at most 1, found {self.near_duplicates}"
+            )
+
+    def rows(self) -> Iterator[Row]:
+        """All rows of all inputs."""
+        if isinstance(self.inputs, Publication):
+            yield from hub_rows(self.inputs, self.source.columns)
+            return
+        for path in data_files(self.inputs):
+            yield from read_rows(path, self.source.columns, self.source.header(path))
+
+
+def prepare(
+    preparation: Preparation, output: Path, overwrite: bool = False, on_row: Callable[[], None] = lambda: None
+) -> PreparationReport:
+    """Prepare a data set into the directory ``output``, which appears whole or not at all.
+
+    It holds ``train.jsonl`` (``test.jsonl`` for a benchmark), ``validation.jsonl`` if a share was asked for,
+    ``findings.jsonl``, ``report.json`` and ``report.md``.  The same input and options give the same bytes.
+
+    Args:
+        preparation: what to do.
+        output: the directory to make.
+        overwrite: replace an earlier output there.
+        on_row: called after each row read, for a progress bar.
+
+    Raises:
+        DataError: an input cannot be read, too many rows are malformed, nothing is left, or the output exists.
+    """
+    with (
+        output_directory(output, overwrite) as directory,
+        RecordSpool(directory / "spool") as spool,
+        FindingLog(directory / "findings.jsonl") as log,
+    ):
+        cleaning = _Cleaning(preparation, spool, log)
+        for row in preparation.rows():
+            cleaning.take(row)
+            on_row()
+        kept = cleaning.kept()
+        if not kept:
+            raise DataError(f"{preparation.source.name}: no row is left of {cleaning.rows_in}: {_why_empty(log)}")
+        outputs = _write(preparation, spool, kept, directory)
+        report = PreparationReport(
+            dataset=preparation.source.name,
+            inputs=cleaning.inputs(),
+            options=_options(preparation),
+            rows_in=cleaning.rows_in,
+            dropped=log.dropped,
+            reported=log.kept,
+            outputs=outputs,
+            examples=log.examples,
+        )
+        report.write(directory)
+    return report
+
+
+class _Cleaning:
+    """The first pass: takes rows one by one, spools records, logs what it drops."""
+
+    def __init__(self, preparation: Preparation, spool: RecordSpool, log: FindingLog) -> None:
+        self._preparation, self._spool, self._log = preparation, spool, log
+        self._files: dict[str, int] = {}  # rows of each file, in order
+        self._ids: dict[int, tuple[int, int]] = {}
+        self._exact = ExactDuplicates()
+        threshold = preparation.near_duplicates
+        self._near = None if threshold is None else NearDuplicates(threshold)
+        self._unchecked: list[tuple[Record, Row]] = []
+        self._bad = 0
+        self.rows_in = 0
+
+    def take(self, row: Row) -> None:
+        """Spool the row's record, or log why not."""
+        number = self.rows_in
+        self.rows_in += 1
+        self._files[row.file] = self._files.get(row.file, 0) + 1
+        try:
+            if row.error:
+                raise RowError(row.error)
+            record = self._preparation.source.convert(row.values, number)
+            self._check_id(record, row)
+        except RowError as error:
+            self._bad += 1
+            if self._bad > self._preparation.skip_bad:
+                allowed = self._preparation.skip_bad
+                hint = f"this is bad row {self._bad}, and --skip-bad allows {allowed}"
+                raise DataError(f"{row.where}: {error} ({hint})") from error
+            self._drop(row, "malformed", "malformed", str(error))
+        except Ungradable as error:
+            self._drop(row, "ungradable", str(error))
+        else:
+            self._judge(record, row)
+
+    def _check_id(self, record: Record, row: Row) -> None:
+        place = (len(self._files) - 1, row.number)
+        # A hash of the id keeps the table small; 64 bits do not collide in any data set that fits on a disk.
+        key = int.from_bytes(blake2b(record.id.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+        if (first := self._ids.setdefault(key, place)) != place:
+            raise RowError(f"id {record.id!r} was already used by {self._name(*first)}")
+
+    def _judge(self, record: Record, row: Row) -> None:
+        preparation = self._preparation
+        if preparation.source.outside is not None and (reason := preparation.source.outside(record)):
+            self._drop(row, "split", "not in the test split", reason)
+            return
+        for keep in preparation.filters:
+            if (reason := keep(record)) is not None:
+                self._drop(row, keep.name, reason)
+                return
+        if preparation.evaluation is not None and (overlap := preparation.evaluation.overlap(record)) is not None:
+            self._drop(row, "contamination", overlap.dataset, f"{overlap.record}: {overlap.passage}")
+            return
+        if preparation.gold == "off":
+            self._keep(record, row)
+            return
+        self._unchecked.append((record, row))
+        if len(self._unchecked) == _GOLD_BATCH:
+            self._check_gold()
+
+    def _check_gold(self) -> None:
+        """Check the gold answers of a batch; what is left of it is kept, in order."""
+        drop = self._preparation.gold == "drop"
+        problems = self._preparation.check_gold([record for record, _ in self._unchecked])
+        for (record, row), problem in zip(self._unchecked, problems, strict=True):
+            if problem:
+                self._log.add(DoubtfulRow(row.file, row.number, "gold", problem, record.answer[:200], drop))
+            if not (problem and drop):
+                self._keep(record, row)
+        self._unchecked.clear()
+
+    def _keep(self, record: Record, row: Row) -> None:
+        try:
+            line = record_line(record)
+        except (TypeError, ValueError) as error:
+            self._drop(row, "ungradable", "holds a value that JSON has no form for", str(error))
+            return
+        if self._preparation.drop_duplicates and (first := self._exact.first(record, len(self._spool))) is not None:
+            earlier, same_answer = first
+            reason = "same gold answer" if same_answer else "another gold answer"
+            self._drop(row, "duplicate", reason, f"of {self._name(*self._spool.place(earlier))}")
+            return
+        self._spool.append(line, list(self._files).index(row.file), row.number)
+        if self._near is not None:
+            self._near.add(record)
+
+    def kept(self) -> list[int]:
+        """Indices in the spool of the records that remain once near duplicates are dropped."""
+        if self._unchecked:
+            self._check_gold()
+        repeats = {} if self._near is None else self._near.repeats(lambda index: self._spool.values(index)["question"])
+        for index, (earlier, similarity) in repeats.items():
+            file, row = self._spool.place(index)
+            detail = f"{similarity:.3f} to {self._name(*self._spool.place(earlier))}"
+            self._log.add(
+                DoubtfulRow(list(self._files)[file], row, "near_duplicate", "same numbers and gold answer", detail)
+            )
+        return [index for index in range(len(self._spool)) if index not in repeats]
+
+    def inputs(self) -> list[dict[str, Any]]:
+        """Name, rows and SHA-256 of each file that was read."""
+        local = not isinstance(self._preparation.inputs, Publication)
+        return [
+            {"file": file, "rows": rows, "sha256": file_sha256(Path(file)) if local else None}
+            for file, rows in self._files.items()
+        ]
+
+    def _drop(self, row: Row, stage: str, reason: str, detail: str = "") -> None:
+        self._log.add(DoubtfulRow(row.file, row.number, stage, reason, detail))
+
+    def _name(self, file: int, row: int) -> str:
+        return f"{list(self._files)[file]}:{row}"
+
+
+def _write(preparation: Preparation, spool: RecordSpool, kept: list[int], directory: Path) -> dict[str, dict[str, Any]]:
+    """Write the splits; a record's place depends on the seed and its id alone, not on the other records' number."""
+
+    def drawn(index: int) -> bytes:
+        identity = spool.values(index)["id"]
+        return blake2b(f"{preparation.seed}\0{identity}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+    held_out = round(preparation.validation * len(kept))
+    shuffled = sorted(kept, key=drawn) if preparation.shuffle or held_out else kept
+    splits = {"train" if preparation.source.role == "training" else "test": shuffled[held_out:]}
+    if preparation.validation:
+        splits["validation"] = shuffled[:held_out]
+    outputs = {}
+    for name, indices in splits.items():
+        target = directory / f"{name}.jsonl"
+        spool.copy(indices if preparation.shuffle else sorted(indices), target)
+        outputs[target.name] = {"rows": len(indices), "sha256": file_sha256(target)}
+    return outputs
+
+
+def _options(preparation: Preparation) -> dict[str, Any]:
+    return {
+        "skip_bad": preparation.skip_bad,
+        "gold": preparation.gold,
+        "drop_duplicates": preparation.drop_duplicates,
+        "near_duplicates": preparation.near_duplicates,
+        "validation": preparation.validation,
+        "shuffle": preparation.shuffle,
+        "seed": preparation.seed,
+        **preparation.described,
+    }
+
+
+def _why_empty(log: FindingLog) -> str:
+    reasons = [f"{stage}: {counts.total()}" for stage, counts in log.dropped.items()]
+    return ", ".join(reasons) or "the input has no rows"

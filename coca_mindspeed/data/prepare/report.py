@@ -1,0 +1,167 @@
+"""What became of each row: counts in JSON and Markdown, and one line for every row that was dropped."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from coca_mindspeed.utils.console import one_line
+from coca_mindspeed.utils.files import to_json_line, write_atomically, write_json
+from coca_mindspeed.utils.markdown import markdown_table
+
+# In the order in which a row meets them.
+STAGES = {
+    "malformed": "not in the publisher's form",
+    "ungradable": "well-formed, but without anything to grade an answer by",
+    "split": "not in the benchmark's test split",
+    "source": "source not wanted",
+    "difficulty": "difficulty not wanted",
+    "length": "prompt too short or too long",
+    "contamination": "shares a passage with an evaluation question",
+    "gold": "gold answer cannot be graded against",
+    "duplicate": "the same question was asked before",
+    "near_duplicate": "nearly the same question was asked before",
+}
+_EXAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class DoubtfulRow:
+    """One row and what was found about it.
+
+    Attributes:
+        file: the file, as the user named it.
+        row: the row or line, from 1.
+        stage: one of :data:`STAGES`.
+        reason: why, in words that many rows share.
+        detail: what is particular to this row.
+        dropped: False for what is only reported.
+    """
+
+    file: str
+    row: int
+    stage: str
+    reason: str
+    detail: str = ""
+    dropped: bool = True
+
+
+class FindingLog:
+    """Writes each finding as a line of JSON and counts them."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("w", encoding="utf-8")
+        self.dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.kept: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self.examples: defaultdict[str, list[DoubtfulRow]] = defaultdict(list)
+
+    def __enter__(self) -> "FindingLog":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def add(self, finding: DoubtfulRow) -> None:
+        (self.dropped if finding.dropped else self.kept)[finding.stage][finding.reason] += 1
+        if len(self.examples[finding.stage]) < _EXAMPLES:
+            self.examples[finding.stage].append(finding)
+        line = {name: getattr(finding, name) for name in DoubtfulRow.__slots__}
+        # A row may hold half of a surrogate pair, which has no UTF-8.
+        self._file.write(to_json_line(line).encode("utf-8", "backslashreplace").decode("utf-8"))
+
+
+@dataclass(frozen=True, slots=True)
+class PreparationReport:
+    """What ``prepare`` did.
+
+    Attributes:
+        dataset: the data set's name.
+        inputs: of each file, its name, rows and SHA-256 (none for the hub).
+        options: the choices made, for the reader and for doing it again.
+        rows_in: rows read.
+        dropped: ``{stage: {reason: rows}}``.
+        reported: likewise, of rows that were kept all the same.
+        outputs: of each file written, its rows and SHA-256.
+        examples: the first findings of each stage.
+    """
+
+    dataset: str
+    inputs: list[dict[str, Any]]
+    options: dict[str, Any]
+    rows_in: int
+    dropped: Mapping[str, Mapping[str, int]]
+    reported: Mapping[str, Mapping[str, int]]
+    outputs: dict[str, dict[str, Any]]
+    examples: Mapping[str, list[DoubtfulRow]] = field(default_factory=dict)
+
+    @property
+    def rows_out(self) -> int:
+        return sum(int(output["rows"]) for output in self.outputs.values())
+
+    def write(self, directory: Path) -> None:
+        """Write ``report.json`` and ``report.md``."""
+        values = {
+            "dataset": self.dataset,
+            "rows_in": self.rows_in,
+            "rows_out": self.rows_out,
+            "dropped": {stage: _most_common(self.dropped[stage]) for stage in STAGES if stage in self.dropped},
+            "reported_and_kept": {
+                stage: _most_common(self.reported[stage]) for stage in STAGES if stage in self.reported
+            },
+            "outputs": self.outputs,
+            "inputs": self.inputs,
+            "options": self.options,
+        }
+        write_json(directory / "report.json", values)
+        write_atomically(directory / "report.md", self.markdown())
+
+    def markdown(self) -> str:
+        """The report for people."""
+        lines = [
+            f"# {self.dataset}: {self.rows_in} rows in, {self.rows_out} rows out",
+            "",
+            _table(("output", "rows"), [(name, output["rows"]) for name, output in self.outputs.items()]),
+            "",
+            "## Dropped",
+            "",
+            self._counts(self.dropped),
+            "",
+            "Each dropped row, with file, row and reason, is a line of `findings.jsonl`.",
+        ]
+        if self.reported:
+            lines += ["", "## Reported and kept", "", self._counts(self.reported)]
+        if self.examples:
+            lines += ["", "## Examples", ""]
+            for stage in (stage for stage in STAGES if stage in self.examples):
+                lines += [f"- `{f.file}:{f.row}` {stage}: {_inline(_sentence(f))}" for f in self.examples[stage]]
+        lines += ["", "## Inputs", "", _table(("file", "rows"), [(i["file"], i["rows"]) for i in self.inputs])]
+        lines += ["", "## Options", "", _table(("option", "value"), list(self.options.items())), ""]
+        return "\n".join(lines)
+
+    def _counts(self, counts: Mapping[str, Mapping[str, int]]) -> str:
+        rows = [
+            (stage, reason, number, STAGES[stage])
+            for stage in STAGES
+            for reason, number in _most_common(counts.get(stage, {})).items()
+        ]
+        return _table(("stage", "reason", "rows", "meaning"), rows) if rows else "Nothing."
+
+
+def _most_common(counts: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _sentence(finding: DoubtfulRow) -> str:
+    return f"{finding.reason}: {finding.detail}" if finding.detail else finding.reason
+
+
+def _inline(text: str) -> str:
+    return one_line(str(text))[:300]
+
+
+def _table(header: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    return markdown_table(header, [[_inline(cell) for cell in row] for row in rows], padded=False).rstrip()

@@ -1,0 +1,287 @@
+"""Elements of a large JSON array, one at a time, without holding the array."""
+
+import csv
+import gzip
+import json
+import re
+import sys
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, TextIO, cast
+
+from coca_mindspeed.errors import DataError
+from coca_mindspeed.utils.text_formats import (
+    DEEPEST,
+    LONGEST_LINE,
+    JsonError,
+    check_depth,
+    line_bound,
+    numbered_lines,
+    parse_json,
+)
+
+_CHUNK = 1 << 20  # characters
+_TAIL = 4  # a number cut by the end of a chunk parses without its last ".", "e" or "e-"
+_WHITESPACE = " \t\r\n"
+# TriviaQA's own files are one object whose first key holds the rows.
+_WRAPPED = re.compile(r'\s*(?:\{\s*"(?:Data|data|rows|examples)"\s*:\s*)?\[')
+
+
+def wrapped_elements(file: TextIO, name: str) -> Iterator[Any] | None:
+    """Elements of the array that the file is, or that is the value of its first key; None if it starts otherwise.
+
+    An element that is nested too deeply is yielded as a :class:`~coca_mindspeed.utils.text_formats.JsonError`.
+
+    Raises:
+        DataError: while iterating: the array is broken, or its parser cannot go on; the message names the element.
+    """
+    head = file.read(_CHUNK)
+    match = _WRAPPED.match(head)
+    return None if match is None else _elements(file, name, head[match.end() :])
+
+
+def _elements(file: TextIO, name: str, buffer: str) -> Iterator[Any]:
+    decode = json.JSONDecoder().raw_decode
+    position, number, ended, chunk = 0, 0, False, _CHUNK
+    while True:
+        # Invariant: buffer[position:] starts at or before an element, a comma or the closing bracket.
+        while position < len(buffer) and buffer[position] in _WHITESPACE:
+            position += 1
+        try:
+            if position < len(buffer) and buffer[position] == "]":
+                return
+            start = position
+            if number and position < len(buffer):
+                if buffer[position] != ",":
+                    raise DataError(f"{name}: expected ',' or ']' after element {number}, found {buffer[position]!r}")
+                start += 1
+            while start < len(buffer) and buffer[start] in _WHITESPACE:
+                start += 1
+            value, end = decode(buffer, start)
+            if len(buffer) - end < _TAIL and not ended:
+                raise json.JSONDecodeError("may go on", buffer, end)
+        except json.JSONDecodeError as error:
+            if ended or len(buffer) - position > LONGEST_LINE:
+                raise DataError(f"{name}: element {number + 1} of the array is not JSON: {error.msg}") from error
+            more = file.read(chunk)
+            ended, chunk = not more, chunk * 2
+            buffer, position = buffer[position:] + more, 0
+            continue
+        except RecursionError as error:
+            raise DataError(f"{name}: element {number + 1} is nested more than {DEEPEST} levels deep") from error
+        except ValueError as error:
+            raise DataError(f"{name}: element {number + 1} holds an integer of more than 4300 digits") from error
+        if end - start > LONGEST_LINE:
+            raise DataError(f"{name}: element {number + 1} is longer than the {LONGEST_LINE} characters one may have")
+        try:
+            check_depth(value, buffer[start:end])
+        except JsonError as error:
+            value = error
+        number, position, chunk = number + 1, end, _CHUNK
+        yield value
+
+
+SUFFIXES = (".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+_ROWS_PER_BATCH = 256  # TACO's rows reach megabytes
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a data file, or why it is not one.
+
+    Attributes:
+        file: the file, as the user named it.
+        number: the line in JSON Lines, else the row, both from 1 (a CSV header is not a row).
+        values: the columns; empty if ``error`` is set.
+        error: why the row cannot be read, or empty.
+    """
+
+    file: str
+    number: int
+    values: Mapping[str, Any] = field(default_factory=dict)
+    error: str = ""
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.number}"
+
+
+def data_files(inputs: Sequence[Path]) -> list[Path]:
+    """The data files that ``inputs`` name: files as they are, directories as their data files in name order.
+
+    Raises:
+        DataError: an input is missing, a directory holds no data file, or a suffix is unknown.
+    """
+    files: list[Path] = []
+    for path in inputs:
+        if path.is_dir():
+            found = sorted(child for child in path.iterdir() if child.is_file() and file_format(child) is not None)
+            if not found:
+                raise DataError(
+                    f"{path}: no data file in this directory; expected one of {', '.join(SUFFIXES)} (or .gz)"
+                )
+            files += found
+        elif not path.exists():
+            raise DataError(f"{path}: no such file or directory")
+        elif file_format(path) is None:
+            raise DataError(f"{path}: unknown suffix; expected one of {', '.join(SUFFIXES)}, text ones also with .gz")
+        else:
+            files.append(path)
+    return files
+
+
+def file_format(path: Path) -> str | None:
+    """The file's format as its suffix without ``.gz``, or None if it is not one of :data:`SUFFIXES`."""
+    suffixes = [suffix.lower() for suffix in path.suffixes]
+    zipped = suffixes[-1:] == [".gz"]
+    suffix = suffixes[-2:-1] if zipped else suffixes[-1:]
+    if not suffix or suffix[0] not in SUFFIXES or (zipped and suffix[0] in (".parquet", ".arrow")):
+        return None
+    return suffix[0]
+
+
+def count_rows(path: Path) -> int | None:
+    """The number of rows where the file says it without being read (Parquet), else None."""
+    if file_format(path) != ".parquet":
+        return None
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return int(pq.ParquetFile(path).metadata.num_rows)
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a Parquet file that can be read: {error}") from error
+
+
+def read_rows(path: Path, columns: Collection[str] | None = None, header: Sequence[str] | None = None) -> Iterator[Row]:
+    """Stream the rows of a file, in the format that its suffix names.
+
+    Args:
+        path: one of :func:`data_files`.
+        columns: of columnar files, only these columns, where they exist; None for all.
+        header: column names of a CSV or TSV file that has no header line.
+
+    Raises:
+        DataError: the file cannot be read, or not any further.
+    """
+    form = file_format(path)
+    try:
+        if form == ".parquet":
+            yield from _parquet_rows(path, columns)
+        elif form == ".arrow":
+            yield from _arrow_rows(path, columns)
+        elif form in (".jsonl", ".ndjson"):
+            yield from _json_lines(path)
+        elif form == ".json":
+            yield from _json_rows(path)
+        elif form in (".csv", ".tsv"):
+            yield from _csv_rows(path, header)
+        else:
+            raise DataError(f"{path}: unknown suffix; expected one of {', '.join(SUFFIXES)}, text ones also with .gz")
+    except (OSError, EOFError) as error:
+        raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _open_text(path: Path, newline: str | None = None) -> TextIO:
+    if path.suffix.lower() == ".gz":
+        return cast(TextIO, gzip.open(path, "rt", encoding="utf-8-sig", newline=newline))
+    return path.open(encoding="utf-8-sig", newline=newline)
+
+
+def _parquet_rows(path: Path, columns: Collection[str] | None) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    number = 0
+    try:
+        file = pq.ParquetFile(path)
+        chosen = None if columns is None else [name for name in file.schema_arrow.names if name in columns]
+        for batch in file.iter_batches(batch_size=_ROWS_PER_BATCH, columns=chosen):
+            for values in batch.to_pylist():
+                number += 1
+                yield Row(str(path), number, values)
+    except pa.ArrowException as error:
+        raise DataError(f"{path}: not a Parquet file that can be read beyond row {number}: {error}") from error
+
+
+def _arrow_rows(path: Path, columns: Collection[str] | None) -> Iterator[Row]:
+    import pyarrow as pa
+
+    number = 0
+    try:
+        with pa.memory_map(str(path)) as source:
+            try:
+                batches = iter(pa.ipc.open_stream(source))
+            except pa.ArrowInvalid:
+                file = pa.ipc.open_file(source)
+                batches = (file.get_batch(i) for i in range(file.num_record_batches))
+            for whole in batches:
+                chosen = whole if columns is None else whole.select([c for c in whole.schema.names if c in columns])
+                for start in range(0, chosen.num_rows, _ROWS_PER_BATCH):
+                    for values in chosen.slice(start, _ROWS_PER_BATCH).to_pylist():
+                        number += 1
+                        yield Row(str(path), number, values)
+    except pa.ArrowException as error:
+        raise DataError(f"{path}: not an Arrow file that can be read beyond row {number}: {error}") from error
+
+
+def _json_lines(path: Path) -> Iterator[Row]:
+    with gzip.open(path, "rb") if path.suffix.lower() == ".gz" else path.open("rb") as file:
+        for number, line in numbered_lines(cast(BinaryIO, file)):
+            if line is None:
+                yield Row(str(path), number, error=line_bound())
+            elif line.strip():
+                yield _json_row(str(path), number, line)
+
+
+def _json_row(file: str, number: int, line: bytes) -> Row:
+    try:
+        # Half of a surrogate pair is told later, where the row has to be written.
+        value = parse_json(line.decode("utf-8"), surrogates=True)
+    except (UnicodeDecodeError, JsonError) as error:
+        return Row(file, number, error=f"expected one JSON object a line; {error}")
+    return _object_row(file, number, value)
+
+
+def _object_row(file: str, number: int, value: Any) -> Row:
+    if not isinstance(value, dict):
+        return Row(file, number, error=f"expected a JSON object, found {type(value).__name__}")
+    return Row(file, number, value)
+
+
+def _json_rows(path: Path) -> Iterator[Row]:
+    """``.json`` is an array, an object around an array (TriviaQA's ``Data``), or JSON Lines by another name."""
+    try:
+        with _open_text(path) as file:
+            elements = wrapped_elements(file, str(path))
+            if elements is not None:
+                for number, value in enumerate(elements, start=1):
+                    if isinstance(value, JsonError):
+                        yield Row(str(path), number, error=str(value))
+                    else:
+                        yield _object_row(str(path), number, value)
+                return
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8: {error}") from error
+    yield from _json_lines(path)
+
+
+def _csv_rows(path: Path, header: Sequence[str] | None) -> Iterator[Row]:
+    csv.field_size_limit(sys.maxsize)
+    delimiter = "\t" if file_format(path) == ".tsv" or header is not None else ","
+    number = 0
+    try:
+        with _open_text(path, newline="") as file:
+            # OpenCompass writes, and reads, its headerless files without care for quotes.
+            reader = csv.reader(file, delimiter=delimiter, strict=header is None)
+            names = list(header) if header is not None else next(reader, None)
+            if names is None:
+                raise DataError(f"{path}: empty; expected a header line")
+            for number, fields in enumerate((row for row in reader if row), start=1):
+                if len(fields) != len(names):
+                    yield Row(str(path), number, error=f"expected {len(names)} columns, found {len(fields)}")
+                else:
+                    yield Row(str(path), number, dict(zip(names, fields, strict=True)))
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read beyond row {number}: {error}") from error

@@ -1,0 +1,172 @@
+"""An interval of the expected calibration error that holds where calibration is good.
+
+The estimate is the sum over bins of |mean gap| and noise only ever raises it, so neither percentiles of a bootstrap
+nor their recentring cover a true error near zero.  But the error is a maximum of plain means: over all ways to give
+each bin a sign, of the mean of sign * (confidence - correct).  For signs that were fixed beforehand this is a mean of
+independent values with an interval of its own, and
+
+- the true signs are one of the ways, so the largest upper bound over *all* signs is an upper bound of the error, and
+  no correction for their number is needed;
+- the error is at least the mean for *any* signs, so the largest lower bound over a few of them, corrected for how few,
+  is a lower bound.  They are those that change at most once from the lowest bin to the highest: over-confident
+  throughout, under-confident below a point and over-confident above it, and the reverse.
+
+For fixed signs the bound of the mean is the wider of two.  The exact binomial one (answers that count for the error
+under these signs, of all answers) holds for the error of these very confidences at every size; Student's, on the
+values themselves, adds that other questions would have drawn other confidences.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.stats import t as student_t
+
+from coca_mindspeed.evaluation.intervals.bounds import UNDEFINED_INTERVAL, Floats, Interval, share_high, share_low
+
+
+@dataclass(frozen=True, slots=True)
+class Bins:
+    """What the calibration errors need of b bins that are not empty, from the lowest confidences up.
+
+    Attributes:
+        count: answers (b,).
+        right: right answers (b,).
+        stated: sum of the confidences (b,).
+        brier: mean squared error of all answers.
+        units: independent questions among them (see :func:`.influence.independent_units`).
+    """
+
+    count: Floats
+    right: Floats
+    stated: Floats
+    brier: float
+    units: float
+
+    @property
+    def n(self) -> float:
+        return float(self.count.sum())
+
+    @property
+    def gaps(self) -> Floats:
+        """Each bin's part of the mean of confidence - correct (b,)."""
+        return np.asarray((self.stated - self.right) / self.n)
+
+
+def ece_interval(bins: Bins, level: float = 0.95) -> Interval:
+    """The interval of ECE, with its plain estimate; NaN where there is no answer."""
+    if not len(bins.count):
+        return UNDEFINED_INTERVAL
+    estimate, tail = float(np.abs(bins.gaps).sum()), (1 - level) / 2
+    low, high = _low(bins, tail), max(_high_exact(bins, tail), _high_student(bins, estimate, tail))
+    return Interval(estimate, float(np.clip(low, 0.0, estimate)), float(np.clip(high, estimate, 1.0)))
+
+
+def _low(bins: Bins, tail: float) -> float:
+    """The largest lower bound over the signs that change at most once."""
+    b = len(bins.count)
+    once = np.where(np.arange(b) < np.arange(b)[:, None], -1, 1)  # (b, b): minus below the i-th bin
+    signs = np.concatenate([once, -once])  # (2 b, b)
+    means = signs @ bins.gaps
+    share = np.where(signs > 0, bins.count - bins.right, bins.right).sum(axis=1) / bins.n
+    tail /= len(signs)
+    exact = share - share_low(share, bins.units, tail)
+    spread = np.sqrt(np.maximum(bins.brier - means**2, 0) / max(bins.units - 1, 1))
+    student = student_t.ppf(1 - tail, max(bins.units - 1, 1)) * spread
+    return float((means - np.maximum(exact, student)).max())
+
+
+def _high_exact(bins: Bins, tail: float) -> float:
+    """The largest exact upper bound over all 2^b signs.
+
+    Signs matter through two sums only: the mean gap and how many answers count for it (wrong ones in bins of sign
+    plus, right ones in the others).  So the largest mean gap for each count is found bin by bin.
+    """
+    n = round(bins.n)
+    largest = np.full(n + 1, -np.inf)
+    largest[0] = 0.0
+    for count, right, gap in zip(bins.count.astype(int), bins.right.astype(int), bins.gaps, strict=True):
+        following = np.full(n + 1, -np.inf)
+        for counted, part in ((count - right, gap), (right, -gap)):
+            following[counted:] = np.maximum(following[counted:], largest[: n + 1 - counted] + part)
+        largest = following
+    # No exact bound lies further above its share than Hoeffding's, so most counts need not be looked at.
+    reach = math.sqrt(math.log(1 / tail) / (2 * bins.units))
+    counts = np.flatnonzero(largest + reach >= largest.max())
+    share = counts / n
+    return float((largest[counts] + share_high(share, bins.units, tail) - share).max())
+
+
+def _high_student(bins: Bins, estimate: float, tail: float) -> float:
+    """The largest upper bound by Student's t over all signs.
+
+    The mean square of sign * (confidence - correct) is the Brier score whatever the signs, so the bound depends on the
+    mean m alone: m + t sqrt((brier - m^2) / (units - 1)), which rises up to m = sqrt(brier / (1 + h)) and then falls.
+    """
+    freedom = max(bins.units - 1, 1)
+    h = float(student_t.ppf(1 - tail, freedom)) ** 2 / freedom
+    mean = min(estimate, math.sqrt(bins.brier / (1 + h)))
+    return mean + math.sqrt(h * max(bins.brier - mean**2, 0.0))
+
+
+# Numbers drawn at once: draws times distinct confidences.
+_BLOCK = 1 << 18
+
+
+@dataclass(frozen=True, slots=True)
+class CalibratedEce:
+    """ECE of redrawn answers.
+
+    Attributes:
+        draws: one for each redrawing (r,); NaN where no answer has a confidence.
+    """
+
+    draws: Floats
+
+    @property
+    def mean(self) -> float:
+        return float(self.draws.mean())
+
+    @property
+    def high(self) -> float:
+        """95 in a hundred calibrated models show less."""
+        return float(np.quantile(self.draws, 0.95))
+
+    def as_dict(self) -> dict[str, float | None]:
+        """Strict JSON, None where undefined."""
+        if bool(np.isnan(self.draws).any()):
+            return {"mean": None, "p95": None}
+        return {"mean": self.mean, "p95": self.high}
+
+
+def calibrated_ece(
+    values: Floats, counts: Floats, bin_starts: npt.NDArray[np.intp], *, draws: int = 1000, seed: int = 0
+) -> CalibratedEce:
+    """Redraw the answers.
+
+    Args:
+        values: distinct confidences (g,), those of one bin side by side.
+        counts: answers that state each (g,).
+        bin_starts: where each bin begins among them.
+        draws: how many.
+        seed: equal seeds give equal draws.
+    """
+    if not len(values):
+        return CalibratedEce(np.full(draws, np.nan))
+    rng, whole = np.random.default_rng(seed), counts.astype(np.int64)
+    size = max(1, _BLOCK // len(values))
+    alone, found = bool(whole.max() == 1), []
+    for start in range(0, draws, size):
+        shape = (min(size, draws - start), len(values))
+        # A uniform draw is several times faster than a binomial one of a single answer.
+        right = rng.random(shape) < values if alone else rng.binomial(whole, values, size=shape)
+        gap = np.add.reduceat(right - whole * values, bin_starts, axis=1)
+        found.append(np.abs(gap).sum(axis=1) / whole.sum())
+    return CalibratedEce(np.concatenate(found))
+
+
+def mean_calibrated(parts: Sequence[CalibratedEce]) -> CalibratedEce:
+    """The plain mean over data sets, whose answers are drawn independently."""
+    return CalibratedEce(np.mean([part.draws for part in parts], axis=0))

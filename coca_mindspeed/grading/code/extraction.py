@@ -1,0 +1,198 @@
+"""From a model's answer to its program, and from a record to the job that the sandbox runs.
+
+``record.metadata["tests"]`` says how the program is tested:
+
+- ``{"kind": "asserts", "code": str, "entry_point": str or null}``: test code that uses the program's functions.  With
+  ``metadata["prompt"]`` (HumanEval) the answer may also be the rest of that prompt's last function.
+- ``{"kind": "stdio", "cases": [{"input": str, "output": str}, ...]}``: one run for each case.
+- ``{"kind": "call", "entry_point": str, "cases": [{"arguments": list, "expected": any}, ...]}``.
+"""
+
+import functools
+import re
+import textwrap
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from coca_mindspeed.data.records import Record, RecordError
+from coca_mindspeed.grading.code.inside.names import undefined
+
+# Looked at in the calling process, so it has to be linear, and bounded before it starts.
+MAX_ANSWER_CHARACTERS = 1_000_000
+
+_PYTHON = {"python", "python3", "py", "py3"}
+_LANGUAGE = re.compile(r"[\w+#.-]*")
+_DEFINITION = re.compile(r"^(?:async[ \t]+)?(?:def|class)[ \t]+(\w+)", re.MULTILINE)
+_WORD = re.compile(r"\w+")
+
+Job = dict[str, Any]
+
+
+def extract_program(answer: str, wanted: Collection[str] = ()) -> str:
+    """The program of an answer: one of its blocks fenced as Python, else one of its fenced blocks, else the whole text.
+
+    Of several blocks it is the last one that defines a name of ``wanted``; else the last one that does more than use
+    functions and classes of an earlier block.
+
+    Args:
+        answer: the answer segment of a response.
+        wanted: names of which the tests call at least one.
+
+    Raises:
+        ValueError: the answer is longer than ``MAX_ANSWER_CHARACTERS``.
+    """
+    if len(answer) > MAX_ANSWER_CHARACTERS:
+        raise ValueError(f"an answer of {len(answer)} characters; at most {MAX_ANSWER_CHARACTERS} are looked at")
+    blocks = list(_fenced_blocks(answer))
+    codes = [code for language, code in blocks if language in _PYTHON] or [code for _, code in blocks]
+    if not codes:
+        return answer.strip("\n")
+    if wanted:
+        names = "|".join(map(re.escape, sorted(wanted)))
+        defines = re.compile(
+            rf"^[ \t]*(?:async[ \t]+)?(?:def|class)[ \t]+(?:{names})\b|^(?:{names})[ \t]*=", re.MULTILINE
+        )
+        for code in reversed(codes):
+            if defines.search(code):
+                return code
+    program, defined = codes[0], set(_DEFINITION.findall(codes[0]))
+    for code in codes[1:]:
+        own = set(_DEFINITION.findall(code))
+        if own or defined.isdisjoint(_WORD.findall(code)):
+            program = code
+        defined |= own
+    return program
+
+
+def _fenced_blocks(answer: str) -> Iterator[tuple[str, str]]:
+    """Language and content of each block; the closing fence of the last may be missing where the answer was cut off."""
+    fence = language = ""
+    lines: list[str] = []
+    for line in answer.split("\n"):
+        text = line.strip(" \t\r")
+        run = text[: len(text) - len(text.lstrip(text[:1]))] if text[:1] in ("`", "~") else ""
+        if fence:
+            if run == text and run[:1] == fence[0] and len(run) >= len(fence):
+                yield language, "".join(lines)
+                fence, lines = "", []
+            else:
+                lines.append(line + "\n")
+        elif len(run) >= 3 and not (run[0] == "`" and "`" in text[len(run) :]):
+            match = _LANGUAGE.match(text[len(run) :].lstrip(" \t"))
+            fence, language = run, match[0].lower() if match else ""
+    if fence:
+        yield language, "".join(lines).removesuffix("\n")
+
+
+def build_job(record: Record, answer: str) -> Job:
+    """The harness's job for one answer, without limits.
+
+    Raises:
+        RecordError: the record's tests are not in one of the forms above.
+    """
+    tests = record.metadata.get("tests")
+    if not isinstance(tests, Mapping):
+        raise RecordError(record, f"metadata['tests'] should be an object, found {type(tests).__name__}")
+    kind = tests.get("kind")
+    program = extract_program(answer, wanted_names(record))
+    if kind == "asserts":
+        entry_point = _entry_point(record, tests, required=False)
+        prompt = record.metadata.get("prompt")
+        if prompt is not None and not isinstance(prompt, str):
+            raise RecordError(record, f"metadata['prompt'] should be a string, found {type(prompt).__name__}")
+        source = program if prompt is None else _with_prompt(prompt, program, entry_point)
+        code = _field(record, tests, "code", str)
+        return {"kind": kind, "source": source, "tests": code, "prompt": prompt, "entry_point": entry_point}
+    if kind == "stdio":
+        cases = _cases(record, tests, {"input": str, "output": str})
+        return {"kind": kind, "source": program, "cases": cases}
+    if kind == "call":
+        cases = _cases(record, tests, {"arguments": list, "expected": object})
+        entry_point = _entry_point(record, tests, required=True)
+        return {"kind": kind, "source": program, "cases": cases, "entry_point": entry_point}
+    raise RecordError(record, f"tests of kind {kind!r}; expected 'asserts', 'stdio' or 'call'")
+
+
+def check_asserts(record: Record) -> None:
+    """Refuse test code that no program can be tested by, whatever it is; tests of other kinds are no code.
+
+    Raises:
+        RecordError: it does not compile, or uses nothing of the program's.
+    """
+    tests = record.metadata.get("tests")
+    if not isinstance(tests, Mapping) or tests.get("kind") != "asserts":
+        return
+    try:
+        wanted = undefined(_field(record, tests, "code", str), (), _entry_point(record, tests, required=False))
+    except (SyntaxError, ValueError) as error:
+        raise RecordError(record, f"tests['code'] does not compile: {error}") from error
+    if not wanted.program:
+        raise RecordError(record, "tests['code'] uses nothing of the program's, so that any program would pass or none")
+
+
+def wanted_names(record: Record) -> frozenset[str]:
+    """Names of which the record's tests call at least one; empty where the program is run as a script."""
+    tests = record.metadata.get("tests")
+    if not isinstance(tests, Mapping):
+        return frozenset()
+    if isinstance(entry_point := tests.get("entry_point"), str):
+        return frozenset({entry_point})
+    code = tests.get("code")
+    return _called(code) if isinstance(code, str) else frozenset()
+
+
+@functools.lru_cache(maxsize=1_024)
+def _called(code: str) -> frozenset[str]:
+    try:
+        return undefined(code).called
+    except (SyntaxError, ValueError):
+        return frozenset()  # the harness says that they do not compile
+
+
+def time_limit(record: Record, default: float) -> float:
+    """Seconds for one run of the record's program.
+
+    Raises:
+        RecordError: ``metadata["time_limit"]`` is not a positive number.
+    """
+    seconds = record.metadata.get("time_limit")
+    if seconds is None:
+        return default
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < float("inf"):
+        raise RecordError(record, f"metadata['time_limit'] should be seconds above 0, found {seconds!r}")
+    return float(seconds)
+
+
+def _with_prompt(prompt: str, program: str, entry_point: str | None) -> str:
+    name = re.escape(entry_point) if entry_point else r"\w+"
+    if re.search(rf"^(?:async\s+)?def\s+{name}\b|^{name}\s*=|^class\s", program, re.MULTILINE):
+        # A whole function: the prompt's imports and helpers come first, and its unfinished function is replaced.
+        return f"{prompt}\n    pass\n\n{program}"
+    body = program if program.startswith((" ", "\t")) else textwrap.indent(program, "    ")
+    return prompt + ("" if prompt.endswith("\n") else "\n") + body
+
+
+def _entry_point(record: Record, tests: Mapping[str, Any], required: bool) -> str | None:
+    name = tests.get("entry_point")
+    if name is None and not required:
+        return None
+    if not isinstance(name, str) or not name.isidentifier():
+        raise RecordError(record, f"tests['entry_point'] should be the name of a function, found {name!r}")
+    return name
+
+
+def _field(record: Record, tests: Mapping[str, Any], name: str, kind: type) -> Any:
+    if name not in tests or not isinstance(tests[name], kind):
+        raise RecordError(record, f"tests[{name!r}] should be {kind.__name__}, found {type(tests.get(name)).__name__}")
+    return tests[name]
+
+
+def _cases(record: Record, tests: Mapping[str, Any], fields: Mapping[str, type]) -> list[dict[str, Any]]:
+    cases = _field(record, tests, "cases", list)
+    if not cases:
+        raise RecordError(record, "tests['cases'] is empty, so that any program would pass")
+    for number, case in enumerate(cases, start=1):
+        for name, kind in fields.items():
+            if not isinstance(case, Mapping) or name not in case or not isinstance(case[name], kind):
+                raise RecordError(record, f"case {number} should have {name!r} of type {kind.__name__}")
+    return [{name: case[name] for name in fields} for case in cases]

@@ -1,0 +1,126 @@
+"""Does the model's program pass its tests?  Runs it in the sandbox and nowhere else."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import GradingError
+from coca_mindspeed.grading.code.extraction import MAX_ANSWER_CHARACTERS, Job, build_job, check_asserts, time_limit
+from coca_mindspeed.grading.code.sandbox import Limits, Report, Sandbox
+from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
+from coca_mindspeed.grading.workers import in_order
+from coca_mindspeed.utils.cpus import usable_cpus
+
+_MAX_WORKERS = 64
+_MOST_WORKERS_BY_DEFAULT = 32
+_MAX_PROGRAM_CHARACTERS = 200_000
+
+
+class CodeGrader:
+    """Right if and only if the program passes all of its tests.
+
+    Args:
+        seconds: limit for one run of a program (one case, or one set of asserts) where the record sets none.  In wall
+            time without the time in which the program waits for a processor; never less than its processor time.
+        total_seconds: limit for all cases of one program together.
+        workers: number of sandboxes at one time; None for one a core, at most 32.
+        memory_mib: for each process, and for all processes of a program together.
+        processes: processes and threads of a program at one time.
+        allow_unsandboxed: see :class:`~coca_mindspeed.grading.code.sandbox.Sandbox`; an explicit choice.
+
+    Raises:
+        GradingError: there is no sandbox; says what to install.
+    """
+
+    def __init__(
+        self,
+        seconds: float = 10.0,
+        total_seconds: float = 60.0,
+        workers: int | None = None,
+        memory_mib: int = 1024,
+        processes: int = 32,
+        allow_unsandboxed: bool = False,
+    ) -> None:
+        count = min(_MOST_WORKERS_BY_DEFAULT, usable_cpus()) if workers is None else workers
+        if not 1 <= count <= _MAX_WORKERS:
+            raise GradingError(f"the number of sandboxes should be between 1 and {_MAX_WORKERS}, found {count}")
+        if seconds <= 0 or total_seconds < seconds:
+            raise GradingError(f"expected 0 < seconds <= total_seconds, found {seconds:g} and {total_seconds:g}")
+        self._seconds, self._total_seconds = seconds, total_seconds
+        self._sandbox = Sandbox(Limits(memory_bytes=memory_mib << 20, processes=processes), allow_unsandboxed)
+        # Threads only wait here: the work is done by the processes of the sandboxes.
+        self._threads = ThreadPoolExecutor(count, thread_name_prefix="sandbox")
+        self._count = count
+        self._tally = Tally()
+
+    @staticmethod
+    def check(records: Sequence[Record]) -> None:
+        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: every record has tests that can be run."""
+        for record in records:
+            build_job(record, "")
+            check_asserts(record)
+            time_limit(record, default=1.0)
+
+    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        """See :class:`~coca_mindspeed.grading.verdict.Grader`.
+
+        Raises:
+            RecordError: a record's tests are malformed; no program runs then.
+        """
+        started = time.perf_counter()
+        jobs = [self._job(record, answer) for record, answer in zip(records, answers, strict=True)]
+        reports = list(self._reports(jobs))
+        verdicts = [Verdict(Outcome(report.outcome), report.reason, seconds) for report, seconds in reports]
+        self._tally.add(verdicts, time.perf_counter() - started)
+        self._tally.timeouts += sum(report.timed_out for report, _ in reports)
+        return verdicts
+
+    def outputs(self, jobs: Sequence[Job]) -> list[tuple[str | None, ...]]:
+        """Run jobs of the kind ``outputs``: for each a digest of what the program gives on each input.
+
+        Raises:
+            GradingError: a program could not be run.
+        """
+        found = []
+        for report, _ in self._reports([{**job, "seconds": self._seconds} for job in jobs]):
+            if report.outcome == Outcome.UNGRADABLE.value:
+                raise GradingError(f"a program could not be run on the inputs of its tests: {report.reason}")
+            # A program that was killed gives nothing on any input.
+            found.append(report.outputs or (None,))
+        return found
+
+    def metrics(self) -> dict[str, float]:
+        return self._tally.metrics()
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+    def _job(self, record: Record, answer: str) -> Job:
+        too_long = (
+            f"the answer is over {MAX_ANSWER_CHARACTERS} characters" if len(answer) > MAX_ANSWER_CHARACTERS else ""
+        )
+        job = build_job(record, "" if too_long else answer)
+        if len(job["source"]) > _MAX_PROGRAM_CHARACTERS:
+            too_long = f"the program is over {_MAX_PROGRAM_CHARACTERS} characters"
+        return {**job, "seconds": time_limit(record, self._seconds), "too_long": too_long}
+
+    def _reports(self, jobs: Sequence[Job]) -> Iterator[tuple[Report, float]]:
+        """The report on each job and its seconds, in order; whatever ends the iteration early ends all jobs."""
+        stop = threading.Event()
+        try:
+            pending = in_order(lambda job: self._threads.submit(self._run, job, stop), jobs, in_flight=4 * self._count)
+            for _, future in pending:
+                yield future.result()
+        finally:
+            stop.set()
+
+    def _run(self, job: Job, stop: threading.Event) -> tuple[Report, float]:
+        started = time.perf_counter()
+        if job.get("too_long"):
+            return Report("wrong", job["too_long"]), 0.0
+        # One set of asserts is one run; cases have a limit each and a limit together.
+        total = job["seconds"] if job["kind"] == "asserts" else max(self._total_seconds, job["seconds"])
+        report = self._sandbox.run(job, total, stop)
+        return report, time.perf_counter() - started

@@ -1,0 +1,362 @@
+"""A sandbox for programs that a model wrote: bubblewrap around the harness of :mod:`.inside`.
+
+No network, a file system that holds a Python and nothing of the host's, a user that is not root, limits on time,
+memory, processes, files and output.  Standard library only, so that any Python can use and test it.
+"""
+
+import compileall
+import errno
+import json
+import os
+import resource
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from coca_mindspeed.errors import GradingError
+from coca_mindspeed.grading import watchdog as lifeline
+from coca_mindspeed.grading.code.bubblewrap import environment, locked_user_id, sandbox_command
+from coca_mindspeed.grading.code.inside import waiting
+from coca_mindspeed.grading.code.inside.clock import WALL_FACTOR
+
+_INSIDE = Path(__file__).with_name("inside")
+_MAX_REPORT_BYTES = 1 << 20
+_TICK_SECONDS = 0.05
+# For starting the sandbox and its first interpreter, on a busy machine: nothing of it is a program's time.
+_START_SECONDS = 30.0
+# A program's time is counted inside; so long after its limit in wall time, it is ended from outside.
+_GRACE_SECONDS = 5.0
+_TEARDOWN_SECONDS = 5.0
+
+# A sandbox that does not start, because the machine has no process to give, is started again after a while.
+_ATTEMPTS, _PAUSE_SECONDS = 4, 0.25
+# A program that the machine starves of processor time is run once more.
+_STARVED_ATTEMPTS = 2
+_NOTHING_TO_GIVE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+# What the kernel may keep for a socket's unread data beyond any limit of the process.
+_SOCKET_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one sandbox may use.
+
+    Attributes:
+        memory_bytes: address space of each process, and resident memory of all of them together.
+        processes: processes and threads at one time.
+        file_bytes: size of one file, and of everything in ``/tmp`` together.
+        open_files: descriptors of each process.
+        files: files and directories in each place that can be written to; looked at 20 times a second.
+    """
+
+    memory_bytes: int = 1 << 30
+    processes: int = 32
+    file_bytes: int = 32 << 20
+    open_files: int = 128
+    files: int = 4_096
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a job went.
+
+    Attributes:
+        outcome: ``right``, ``wrong`` or ``ungradable``.
+        reason: why, for people.
+        timed_out: whether a limit on its time has ended it.
+        outputs: of a job of the kind ``outputs``, a digest for each input; None compares to nothing.
+    """
+
+    outcome: str
+    reason: str
+    timed_out: bool = False
+    outputs: tuple[str | None, ...] = ()
+
+
+@dataclass(slots=True)
+class Sandbox:
+    """Runs jobs; several threads may run one each at the same time.
+
+    Args:
+        limits: what one job may use.
+        allow_unsandboxed: run the harness as an ordinary process of this user where bubblewrap does not work.  The
+            program can then read and write what this user can.  Resource limits and the time limit still hold.
+
+    Raises:
+        GradingError: there is no working sandbox, and running without one was not allowed.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    allow_unsandboxed: bool = False
+    _prefix: list[str] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        problem = self._start_problem()
+        if problem and not self.allow_unsandboxed:
+            raise GradingError(
+                f"programs that a model wrote run only in a sandbox, and there is none: {problem}. Install bubblewrap "
+                "0.8 or newer (Debian and Ubuntu: apt-get install bubblewrap) where user namespaces are allowed (in a "
+                "container: --privileged), or accept the risk with allow_unsandboxed: true"
+            )
+
+    @property
+    def sandboxed(self) -> bool:
+        return self._prefix is not None
+
+    def run(self, job: Mapping[str, Any], total_seconds: float, stop: threading.Event | None = None) -> Report:
+        """Run one job of the harness.
+
+        Args:
+            job: ``kind``, ``source`` and what that kind needs; see :mod:`.programs`.
+            total_seconds: limit for all of it, as ``inside/clock.py`` counts, which is wall time unless the machine is
+                busy; ``WALL_FACTOR`` times that in wall time, enforced from outside as well.
+            stop: ends the job early, as ungradable, when it is set.
+        """
+        if 0 <= (cpu_limit := resource.getrlimit(resource.RLIMIT_CPU)[1]) <= total_seconds:
+            problem = f"the inherited limit on processor time (ulimit -t {cpu_limit}) is below a program's, "
+            return Report("ungradable", f"{problem}{total_seconds:g} s")
+        stop = stop or threading.Event()
+        problem, starved = "", 0
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                stop.wait(_PAUSE_SECONDS * 2**attempt)
+            if stop.is_set():
+                return Report("ungradable", "grading was stopped")
+            try:
+                report = self._attempt(job, total_seconds, stop)
+            except OSError as error:
+                if error.errno not in _NOTHING_TO_GIVE:
+                    raise
+                report = Report("unavailable", f"the sandbox does not start: {error}")
+            if report.outcome not in ("unavailable", "starved"):
+                return report
+            problem = report.reason
+            starved += report.outcome == "starved"
+            if starved == _STARVED_ATTEMPTS:
+                return Report("ungradable", problem, timed_out=True)
+        return Report("ungradable", f"no sandbox could be started: {problem}")
+
+    def _attempt(self, job: Mapping[str, Any], total_seconds: float, stop: threading.Event) -> Report:
+        token = secrets.token_hex(16)
+        with self._command() as (command, scratch), self._user() as (uid, lock):
+            limits = {
+                "uid": uid,
+                "memory_bytes": self.limits.memory_bytes,
+                "file_bytes": self.limits.file_bytes,
+                "files": self.limits.files,
+                "open_files": self.limits.open_files,
+                "processes": self._process_limit(),
+                "cpu_seconds": total_seconds + 1,
+                "alone": self.sandboxed,
+            }
+            content = {**job, "total_seconds": total_seconds, "token": token, "limits": limits, "scratch": scratch}
+            output, errors, killed, timed_out, starved = self._communicate(
+                command, lock, json.dumps(content).encode("ascii") + b"\n", total_seconds, stop
+            )
+        if stop.is_set():
+            return Report("ungradable", "grading was stopped")
+        why = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        said = _statements(output, token)
+        if not any(line.get("ready") for line in said):
+            # Nothing of the program has run yet, so this cannot be its doing.
+            return Report("unavailable", killed or why or "the harness ended at once")
+        judged = "outcome" in said[-1]
+        if killed and not (timed_out and judged):  # a verdict that was given in time may be read late
+            return Report("starved" if starved else "wrong", killed, timed_out)
+        if not judged:
+            return Report("wrong", f"the tests did not come to their end{': ' if why else ''}{why}")
+        last = said[-1]
+        return Report(last["outcome"], last["reason"], last["timed_out"], tuple(last["outputs"]))
+
+    @contextmanager
+    def _user(self) -> Iterator[tuple[int | None, list[int]]]:
+        """The user id that the harness takes on, and the descriptors that keep it taken."""
+        if self.sandboxed and os.geteuid() == 0:
+            with locked_user_id() as (uid, lock):
+                yield uid, [lock]
+        else:
+            yield None, []
+
+    def _process_limit(self) -> int | None:
+        # Since Linux 5.14 the sandbox's own user namespace counts; before, all processes of the user do, this one's
+        # threads included.  As root every slot has a user of its own, which has no other processes.
+        if os.geteuid() == 0:
+            return self.limits.processes if self.sandboxed else None
+        release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
+        if self.sandboxed and release >= (5, 14):
+            return self.limits.processes
+        return self.limits.processes + _threads_of_user(os.getuid())
+
+    def _start_problem(self) -> str:
+        """Try the sandbox out, and say why it does not work, or ``""``."""
+        bwrap = shutil.which("bwrap")
+        if bwrap is None:
+            return "bwrap is not installed"
+        options = subprocess.run([bwrap, "--help"], capture_output=True, text=True, check=False).stdout
+        if "--size" not in options:
+            return f"{bwrap} is too old to limit the size of a file system"
+        # Two interpreters start for every program; where the package cannot be written to they compile each time.
+        compileall.compile_dir(str(_INSIDE), quiet=2)
+        self._prefix = sandbox_command(bwrap, self.limits.file_bytes)
+        probe = {"kind": "stdio", "source": "print(6 * 7)", "cases": [{"input": "", "output": "42"}], "seconds": 10.0}
+        report = self.run(probe, total_seconds=10.0)
+        if report.outcome == "right":
+            return ""
+        self._prefix = None
+        return f"a first program did not run in it ({report.reason})"
+
+    @contextmanager
+    def _command(self) -> Iterator[tuple[list[str], str]]:
+        options = ["-I", "-S", "-B", "-X", "utf8"]
+        if self._prefix is not None:
+            yield [*self._prefix, *options, "/inside/harness.py"], "/tmp"  # inside
+            return
+        with tempfile.TemporaryDirectory(prefix="unsandboxed-", ignore_cleanup_errors=True) as scratch:
+            yield [sys.executable, *options, str(_INSIDE / "harness.py")], scratch
+
+    def _memory_bytes(self, process: int) -> int:
+        return _resident_bytes(process) + (_socket_bytes(process) if self.sandboxed else 0)
+
+    def _harness_sleeps(self, process: int) -> bool:
+        with suppress(OSError, ValueError, IndexError):
+            harness = _children(process)[0] if self.sandboxed else process
+            return Path(f"/proc/{harness}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+        return False
+
+    def _communicate(
+        self, command: list[str], inherited: list[int], data: bytes, seconds: float, stop: threading.Event
+    ) -> tuple[bytes, bytes, str, bool, bool]:
+        """Output, error output, why the job was killed or ``""``, whether for its time, and whether it was starved.
+
+        Standard input stays open for as long as this process lives: the harness ends when it is closed.  Its first line
+        says that it is ready; a job's time begins there.
+        """
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={} if self.sandboxed else environment(tempfile.gettempdir(), ""),
+            start_new_session=True,
+            pass_fds=inherited,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        stdin, stdout, stderr = process.stdin.fileno(), process.stdout.fileno(), process.stderr.fileno()
+        lifeline.hold(stdin)
+        os.set_blocking(stdin, False)
+        received = {stdout: bytearray(), stderr: bytearray()}
+        unsent, writing, killed, timed_out, starved = memoryview(data), [stdin], "", False, False
+        ready, deadline = False, time.monotonic() + _START_SECONDS
+        open_pipes = [stdout, stderr]
+        try:
+            while open_pipes and not killed and not stop.is_set():
+                readable, writable = waiting.poll(open_pipes, writing, _TICK_SECONDS)
+                for descriptor in readable:
+                    chunk = os.read(descriptor, 1 << 16)
+                    if not chunk:
+                        open_pipes.remove(descriptor)
+                    received[descriptor] += chunk
+                for descriptor in writable:
+                    try:
+                        unsent = unsent[os.write(descriptor, unsent[: 1 << 20]) :]
+                    except BrokenPipeError:
+                        unsent = unsent[len(unsent) :]
+                if not unsent:
+                    writing = []
+                if not ready and b"\n" in received[stdout]:
+                    ready, deadline = True, time.monotonic() + WALL_FACTOR * seconds + _GRACE_SECONDS
+                if max(map(len, received.values())) > _MAX_REPORT_BYTES:
+                    killed = "wrote too much"
+                elif time.monotonic() > deadline:
+                    late = f"the sandbox did not start within {_START_SECONDS:g} s"
+                    killed, timed_out = f"took longer than {seconds:g} s" if ready else late, ready
+                    # Asleep, the harness is held up by its tests; otherwise it would have reported by now.
+                    starved = ready and not self._harness_sleeps(process.pid)
+                elif not readable and not writable and self._memory_bytes(process.pid) > self.limits.memory_bytes:
+                    killed = "used too much memory"
+        finally:
+            _kill(process)
+            lifeline.let_go(stdin)
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                pipe.close()
+        return bytes(received[stdout]), bytes(received[stderr]), killed, timed_out, starved
+
+
+def _statements(output: bytes, token: str) -> list[dict[str, Any]]:
+    """The lines that bear the token; nothing but the harness can write others, but nothing is believed for that."""
+    found = []
+    for line in output.splitlines():
+        try:
+            said = json.loads(line)
+            if secrets.compare_digest(said["token"], token):
+                found.append(said)
+        except (ValueError, KeyError, TypeError):
+            continue
+    return found
+
+
+def _kill(process: "subprocess.Popen[bytes]") -> None:
+    """End everything that the command started, and wait until it is gone.
+
+    The first process inside goes before bubblewrap, which then waits until the whole namespace is gone.  The other way
+    round that would happen some time later, and the next program of the same user would find its processes counted.
+    """
+    with suppress(OSError, ValueError, subprocess.TimeoutExpired):
+        for child in _children(process.pid):
+            os.kill(child, signal.SIGKILL)
+        process.wait(_TEARDOWN_SECONDS)
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+    process.wait()
+
+
+def _resident_bytes(root: int) -> int:
+    """Resident memory of a process and all of its descendants; pages that they share count for each."""
+    total, pending = 0, [root]
+    while pending:
+        process = Path("/proc") / str(pending.pop())
+        try:
+            total += int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+            for children in process.glob("task/*/children"):
+                pending += map(int, children.read_text().split())
+        except (OSError, ValueError, IndexError):
+            continue  # it has just ended
+    return total
+
+
+def _socket_bytes(bubblewrap: int) -> int:
+    """What the sockets of the sandbox's network namespace may hold, sent and never received ones included."""
+    try:
+        return _SOCKET_BYTES * sum(
+            int(Path(f"/proc/{child}/net/sockstat").read_text().split()[2]) for child in _children(bubblewrap)
+        )
+    except (OSError, ValueError, IndexError):
+        return 0  # it has just ended
+
+
+def _children(process: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def _threads_of_user(uid: int) -> int:
+    count = 0
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if process.stat().st_uid == uid:
+                count += sum(1 for _ in (process / "task").iterdir())
+        except OSError:
+            continue
+    return count

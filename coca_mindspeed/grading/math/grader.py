@@ -1,0 +1,300 @@
+"""Is this mathematical answer right?  An exact path for numbers and words, algebra for everything else.
+
+The rules (units, percent signs, decimals, lists, ...) are settled in docs/grading.md, and by example in
+tests/grading/math_pairs.tsv.
+"""
+
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from coca_mindspeed.data.records import Record, RecordError
+from coca_mindspeed.grading.math.final_answer import final_answer, is_cut_off
+from coca_mindspeed.grading.math.notation import same_digits, same_product, same_ratio
+from coca_mindspeed.grading.math.quantity import Answer, assigned_number, read_answer, same_number, units_agree
+from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
+from coca_mindspeed.grading.words import choice, chosen, is_phrase, is_words, plain_text, same_words
+from coca_mindspeed.grading.workers import Failure, TaskResult, Workers
+from coca_mindspeed.utils.cpus import usable_cpus
+from coca_mindspeed.utils.eta import SlowProgress
+
+# No answer of a benchmark comes near; the cost of parsing grows much faster than the length.
+MAX_ANSWER_CHARACTERS = 2_000
+MAX_DEPTH = 50
+# Of an answer that has to be parsed: no other form of a short gold answer is longer, and a batch of such would take
+# the workers minutes.
+_MAX_PARSED_CHARACTERS = 400
+_MAX_WORKERS = 16
+
+# Failures of a task that its input may have caused; others are the machine's.
+_OF_THE_INPUT = frozenset((Failure.TIMEOUT, Failure.DIED, Failure.RAISED))
+_SHOWN_PROBLEMS = 3
+# Distinct gold answers parsed between two looks at the clock.
+_GOLDS_AT_ONCE = 2_000
+
+# A line that gives the final answer, as GSM8K's solutions end.
+_WORKED_SOLUTION = re.compile(r"^\s*####", re.MULTILINE)
+_BRACKETS = re.compile(r"[{}()\[\]]")
+
+_RIGHT, _WRONG = Verdict(Outcome.RIGHT), Verdict(Outcome.WRONG)
+
+
+def _compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
+    # Imported in the worker: the trainer's process neither needs sympy nor waits for it.
+    from coca_mindspeed.grading.math.symbolic import compare
+
+    return compare(pair)
+
+
+def _gold_problem(text: str) -> str:
+    from coca_mindspeed.grading.math.symbolic import compare, gold_problem
+
+    if problem := gold_problem(text):
+        return problem
+    # It may have no value, or one that takes too long to compute; whether it is right by algebra does not matter, for
+    # an answer of the same spelling is.
+    outcome, reason = compare((text, text))
+    return f"it cannot be compared: {reason}" if outcome is Outcome.UNGRADABLE else ""
+
+
+def _warm_up() -> None:
+    from coca_mindspeed.grading.math.latex import warm_up
+
+    warm_up()
+
+
+class MathGrader:
+    r"""Grades by value, not by spelling.
+
+    Args:
+        seconds: hard limit for one answer; the worker that passes it is killed and replaced.
+        workers: number of processes; None for one a core, at most 16.
+        boxed_only: an answer outside of ``\boxed{}`` is no answer.
+
+    Not for use by several threads at once.
+    """
+
+    def __init__(self, seconds: float = 5.0, workers: int | None = None, boxed_only: bool = False) -> None:
+        count = min(_MAX_WORKERS, usable_cpus()) if workers is None else workers
+        self._boxed_only = boxed_only
+        self._gold_fails: dict[str, bool] = {}
+        self._workers = Workers(count, seconds, warm_up=_warm_up)
+        self._tally = Tally()
+
+    def check(self, records: Sequence[Record]) -> None:
+        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: every gold answer can be parsed.
+
+        Each distinct one is parsed once, in the worker processes.
+        """
+        golds = list(dict.fromkeys(record.answer for record in records))
+        problems: dict[str, str] = {}
+        progress = SlowProgress("checking gold answers", len(golds))
+        for start in range(0, len(golds), _GOLDS_AT_ONCE):
+            chunk = golds[start : start + _GOLDS_AT_ONCE]
+            problems.update(zip(chunk, self.gold_problems(chunk), strict=True))
+            progress.show(len(problems))
+        _refuse(records, problems)
+
+    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+        """Grade responses, or bare final answers; see :class:`~coca_mindspeed.grading.verdict.Grader`.
+
+        Raises:
+            DataError: a gold answer is empty, too long or too deeply nested; nothing has been graded then.
+        """
+        started = time.perf_counter()
+        _refuse(records, {record.answer: _unusable(record.answer) for record in records})
+        finals = self.final_answers(answers)
+        verdicts = self._verdicts([(record.answer, final) for record, final in zip(records, finals, strict=True)])
+        for index, (final, answer) in enumerate(zip(finals, answers, strict=True)):
+            if final is None and is_cut_off(answer):
+                verdicts[index] = Verdict(Outcome.WRONG, "its box is never closed")
+        self._tally.add(verdicts, time.perf_counter() - started)
+        return verdicts
+
+    def final_answers(self, answers: Sequence[str]) -> list[str | None]:
+        return [final_answer(answer, self._boxed_only) for answer in answers]
+
+    def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
+        """Whether the two final answers of each pair are the same; what cannot be decided is not."""
+        # Sorted: what stands for the gold answer decides which forms the other one may have.
+        return [verdict.correct for verdict in self._verdicts([(min(pair), max(pair)) for pair in pairs])]
+
+    def gold_problems(self, golds: Sequence[str]) -> list[str]:
+        """For each gold answer, why it cannot be used, or ``""``: to be asked when data is prepared."""
+        problems: dict[str, str] = {}
+        bodies: dict[str, str] = {}
+        for gold in dict.fromkeys(golds):
+            problem = _plain_gold_problem(gold)
+            if problem is None:
+                bodies[gold] = read_answer(gold).body
+            else:
+                problems[gold] = problem
+        unique = list(dict.fromkeys(bodies.values()))
+        parsed = dict(zip(unique, map(_task_problem, self._workers.map(_gold_problem, unique)), strict=True))
+        problems.update({gold: parsed[body] for gold, body in bodies.items()})
+        return [problems[gold] for gold in golds]
+
+    def metrics(self) -> dict[str, float]:
+        self._tally.timeouts = self._workers.timeouts
+        self._tally.restarts = self._workers.restarts
+        return self._tally.metrics()
+
+    def close(self) -> None:
+        self._workers.close()
+
+    def _verdicts(self, pairs: Sequence[tuple[str, str | None]]) -> list[Verdict]:
+        # The samples of a group often agree: each distinct pair is looked at once.
+        decided: dict[tuple[str, str | None], Verdict] = {}
+        symbolic: dict[tuple[str, str | None], tuple[str, str]] = {}
+        golds = {gold: read_answer(gold[:MAX_ANSWER_CHARACTERS]) for gold, _ in pairs}
+        for pair in dict.fromkeys(pairs):
+            gold, final = pair
+            if final is None:
+                decided[pair] = Verdict(Outcome.WRONG, "no answer was found")
+            elif problem := _unreadable(final):
+                decided[pair] = Verdict(Outcome.WRONG, problem)
+            elif problem := _unreadable(gold):
+                decided[pair] = Verdict(Outcome.UNGRADABLE, f"the gold answer: {problem}")
+            else:
+                answer = read_answer(final)
+                verdict = plain_verdict(golds[gold], answer)
+                if verdict is not None:
+                    decided[pair] = verdict
+                elif len(answer.body) > max(_MAX_PARSED_CHARACTERS, 2 * len(golds[gold].body)):
+                    decided[pair] = Verdict(Outcome.WRONG, "it is far longer than the gold answer")
+                else:
+                    symbolic[pair] = (golds[gold].body, answer.body)
+        decided.update(self._symbolic_verdicts(symbolic))
+        return [decided[pair] for pair in pairs]
+
+    def _symbolic_verdicts(
+        self, bodies: Mapping[tuple[str, str | None], tuple[str, str]]
+    ) -> Iterable[tuple[tuple[str, str | None], Verdict]]:
+        unique = list(dict.fromkeys(bodies.values()))
+        results = dict(zip(unique, self._workers.map(_compare, unique), strict=True))
+        self._try_golds({gold for (gold, _), result in results.items() if result.failure in _OF_THE_INPUT})
+        verdicts = {body: self._verdict(body[0], result) for body, result in results.items()}
+        return [(pair, verdicts[body]) for pair, body in bodies.items()]
+
+    def _try_golds(self, golds: Iterable[str]) -> None:
+        """Compare gold answers with themselves, each once, to know whether they fail without any other answer."""
+        untried = [gold for gold in golds if gold not in self._gold_fails]
+        for gold, result in zip(untried, self._workers.map(_compare, [(gold, gold) for gold in untried]), strict=True):
+            if result.failure is None or result.failure in _OF_THE_INPUT:
+                self._gold_fails[gold] = result.failure is not None
+
+    def _verdict(self, gold: str, result: TaskResult[tuple[Outcome, str]]) -> Verdict:
+        """The verdict of a comparison; one that fails is the answer's fault unless the gold answer alone fails too."""
+        if result.value is not None:
+            outcome, reason = result.value
+            return Verdict(outcome, reason, result.seconds)
+        answers_fault = result.failure in _OF_THE_INPUT and not self._gold_fails.get(gold, True)
+        outcome = Outcome.WRONG if answers_fault else Outcome.UNGRADABLE
+        return Verdict(outcome, f"the comparison failed: {result.detail}", result.seconds)
+
+
+def _refuse(records: Sequence[Record], problems: Mapping[str, str]) -> None:
+    """Refuse records whose gold answers have a problem.
+
+    Raises:
+        RecordError: of the first; says how many there are, and the distinct ones at the top.
+    """
+    bad = [record for record in records if problems[record.answer]]
+    if not bad:
+        return
+    more = f"; so it is with {len(bad)} of {len(records)} records" if len(bad) > 1 else ""
+    if others := list(dict.fromkeys(record.answer for record in bad if record.answer != bad[0].answer)):
+        more += f", others have {', '.join(f'{gold[:60]!r}' for gold in others[:_SHOWN_PROBLEMS])}"
+    raise RecordError(
+        bad[0],
+        f"the gold answer {bad[0].answer[:60]!r} cannot be used: {problems[bad[0].answer]}{more}. Expected the final "
+        "answer alone: correct it, or prepare the publisher's file with coca-mindspeed data prepare, which takes the "
+        "answer out of a worked solution and leaves out what cannot be graded",
+    )
+
+
+def _unusable(gold: str) -> str:
+    """Why a gold answer cannot be used, as far as that is seen without parsing it, or ``""``."""
+    return _unreadable(gold) or ("" if gold.strip() else "it is empty")
+
+
+def _task_problem(result: TaskResult[str]) -> str:
+    return f"it cannot be parsed and compared: {result.detail}" if result.value is None else result.value
+
+
+def _unreadable(text: str) -> str:
+    """Why a text is not even looked at, or ``""``: what is too long or too deep cannot be parsed in reasonable time."""
+    if len(text) > MAX_ANSWER_CHARACTERS:
+        return f"it is over {MAX_ANSWER_CHARACTERS} characters"
+    depth = 0
+    for bracket in _BRACKETS.findall(text):
+        depth += 1 if bracket in "{([" else -1
+        if depth > MAX_DEPTH:
+            return f"its brackets are more than {MAX_DEPTH} deep"
+    return ""
+
+
+def _plain_gold_problem(gold: str) -> str | None:
+    """Why a gold answer is bad, ``""`` if the exact path can use it, None if the parser has to be asked."""
+    if problem := _unreadable(gold):
+        return problem
+    if _WORKED_SOLUTION.search(gold):
+        return "it is a worked solution"
+    answer = read_answer(gold)
+    if not answer.body:
+        return "it is empty"
+    text = plain_text(answer.body)
+    if answer.value is not None or assigned_number(answer):
+        return ""
+    return "" if is_words(text) or is_phrase(text) or choice(text) else None
+
+
+def plain_verdict(gold: Answer, answer: Answer) -> Verdict | None:
+    """Right or wrong where that can be said without algebra, None where it cannot."""
+    if not answer.body or not gold.body:
+        return Verdict(Outcome.UNGRADABLE, "the gold answer is empty") if not gold.body else _WRONG
+    if not units_agree(gold, answer):
+        return Verdict(Outcome.WRONG, f"the unit is {answer.unit}, not {gold.unit}")
+    if (ratio := same_ratio(gold.body, answer.body)) is not None:
+        return _RIGHT if ratio else _WRONG
+    if gold.value is not None and answer.value is not None:
+        return _RIGHT if same_number(gold, answer) else _WRONG
+    if (digits := same_digits(gold.body, answer.body)) is not None:
+        return _RIGHT if digits else _WRONG
+    if (product := same_product(gold.body, answer.body)) is not None:
+        return _RIGHT if product else _WRONG
+    # 5m, which may be metres or a product, is 5 m, whichever of them was read as a unit.
+    same_whole = _spelling(gold.whole) == _spelling(answer.whole)
+    if same_whole or (gold.percent == answer.percent and _spelling(gold.body) == _spelling(answer.body)):
+        # "no on" is not "noon", but "x y" is "xy".
+        words = is_words(gold.body) and is_words(answer.body)
+        return _RIGHT if not words or same_words(gold.body, answer.body) else _WRONG
+    if (verdict := _assigned_verdict(gold, answer)) is not None:
+        return verdict
+    return _verbal_verdict(gold, answer)
+
+
+def _verbal_verdict(gold: Answer, answer: Answer) -> Verdict | None:
+    wanted, given = plain_text(gold.body), plain_text(answer.body)
+    if letter := choice(wanted):
+        chose = chosen(given)
+        return None if chose is None else _RIGHT if chose == letter else _WRONG
+    if is_words(wanted) or (gold.value is None and is_phrase(wanted)):
+        return _RIGHT if same_words(wanted, given) else _WRONG
+    if is_words(given) and gold.value is not None:
+        return _WRONG
+    return None
+
+
+def _assigned_verdict(gold: Answer, answer: Answer) -> Verdict | None:
+    """``x = 5`` against ``5``, either way round; two assignments are left to algebra, which sees the variables."""
+    if gold.value is not None and (given := assigned_number(answer)) is not None:
+        return _RIGHT if same_number(gold, given) else _WRONG
+    if answer.value is not None and (wanted := assigned_number(gold)) is not None:
+        return _RIGHT if same_number(wanted, answer) else _WRONG
+    return None
+
+
+def _spelling(body: str) -> str:
+    # Two digits with a blank between them are two numbers.
+    return re.sub(r"(?<!\d) | (?!\d)", "", re.sub(r"\\[dtc]frac", r"\\frac", body))

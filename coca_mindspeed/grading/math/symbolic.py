@@ -1,0 +1,359 @@
+"""Symbolic comparison of two final answers.  Runs in worker processes only: sympy can hang or explode.
+
+Scalars are compared by :mod:`.equality`; collections, intervals, equations and inequalities by their parts.  The pool
+in :mod:`coca_mindspeed.grading.workers` limits the time from outside.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any
+
+import sympy
+from latex2sympy2_extended import is_expr_of_only_symbols
+from sympy.core.function import AppliedUndef
+from sympy.core.relational import Relational
+from sympy.logic.boolalg import BooleanAtom
+
+from coca_mindspeed.grading.math.equality import equal, has_long_power
+from coca_mindspeed.grading.math.latex import parse_latex
+from coca_mindspeed.grading.math.quantity import DECIMAL_TOLERANCE, read_answer, same_number
+from coca_mindspeed.grading.verdict import Outcome
+
+# 0.333333 is exactly one part in a million from a third: a hair more than that, for the rounding of 40 digits.
+_ROUNDING = sympy.Rational(DECIMAL_TOLERANCE) * (1 + sympy.Rational(1, 10**20))
+# Signs that the parser passes over: 5' and 5\\ldots would both be 5.
+_DROPPED = re.compile(r"""(?<![a-zA-Z}_])['"]|\?|\\[lc]?dots[a-z]?(?![a-zA-Z])|\.\.\.""")
+# A comma inside of brackets is no separator of elements, and what follows "or" may be one.
+_SEVERAL = re.compile(r"\\pm|\\mp|[(\[]|(?<![a-z])(?:or|and)(?![a-z])")
+
+
+def gold_problem(text: str) -> str:
+    """Why a gold answer cannot be used, or ``""``."""
+    gold = parse_latex(text)
+    if gold is None:
+        return "it cannot be parsed as mathematics"
+    if isinstance(gold, sympy.Expr) and gold.has(sympy.zoo, sympy.nan):
+        return "it has no value"
+    elements = gold.args if isinstance(gold, sympy.FiniteSet) else (gold,)
+    if any(_is_settled(part) for element in elements if _is_relation(element) for part in _shortened(element)):
+        return "it is an equation or inequality that holds or fails for all values, and says nothing"
+    return "it is true or false as it stands, and says nothing" if isinstance(gold, BooleanAtom) else ""
+
+
+def compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
+    """Compare ``(gold, answer)``, both LaTeX without units, and say why where it is not plain."""
+    gold_text, answer_text = pair
+    if Counter(_DROPPED.findall(answer_text)) - Counter(_DROPPED.findall(gold_text)):
+        return Outcome.WRONG, "it holds what the parser would drop and the gold answer does not have"
+    if problem := gold_problem(gold_text):
+        return Outcome.UNGRADABLE, f"the gold answer cannot be used: {problem}"
+    gold, answer = parse_latex(gold_text), parse_latex(answer_text)
+    if answer is None:
+        return Outcome.WRONG, "the answer cannot be parsed as mathematics"
+    if (exact := _same_exact_number(gold, gold_text, answer, answer_text)) is not None:
+        return (Outcome.RIGHT if exact else Outcome.WRONG), "as exact numbers"
+    if _repeated(gold, gold_text) and not _same_repetitions(gold_text, answer_text):
+        return Outcome.WRONG, "the repeated elements differ"
+    return (Outcome.RIGHT if _same(gold, answer) else Outcome.WRONG), ""
+
+
+def _repeated(gold: Any, text: str) -> bool:
+    """Whether a list names an element twice, which the parser's set forgets."""
+    return isinstance(gold, sympy.FiniteSet) and not _SEVERAL.search(text) and len(text.split(",")) > len(gold)
+
+
+def _same_repetitions(gold_text: str, answer_text: str) -> bool:
+    sides = [[parse_latex(part) for part in text.strip("\\{} ").split(",")] for text in (gold_text, answer_text)]
+    return _paired(*sides)
+
+
+def _paired(elements: Sequence[Any], others: Sequence[Any]) -> bool:
+    """Whether each element has another one for a partner, and none is left."""
+    left = list(others)
+    for element in elements:
+        place = next((n for n, other in enumerate(left) if _same(element, other)), None)
+        if place is None:
+            return False
+        del left[place]
+    return not left
+
+
+def _exact_value(expression: Any, text: str) -> Fraction | None:
+    written = read_answer(text).value
+    if written is not None:
+        return written
+    if not _is_number(expression) or expression.has(sympy.Float) or has_long_power(expression):
+        return None
+    value = expression.doit()
+    return Fraction(int(value.p), int(value.q)) if isinstance(value, sympy.Rational) else None
+
+
+def _same_exact_number(gold: Any, gold_text: str, answer: Any, answer_text: str) -> bool | None:
+    """Compare as exact rationals: 2**20 is 1048576 and not 1048576.5, which no tolerance would tell apart."""
+    gold_value, answer_value = _exact_value(gold, gold_text), _exact_value(answer, answer_text)
+    if gold_value is None or answer_value is None:
+        return None
+    return same_number(
+        replace(read_answer(gold_text), value=gold_value), replace(read_answer(answer_text), value=answer_value)
+    )
+
+
+def _is_number(expression: Any) -> bool:
+    return isinstance(expression, sympy.Expr) and not expression.free_symbols
+
+
+def _same(gold: Any, answer: Any) -> bool:
+    """Whether two parsed answers are the same; a value may stand for the equation that names it, either way round."""
+    if _is_relation(gold) and _is_relation(answer):
+        return _same_relations(gold, answer)
+    if _is_relation(gold):
+        named = _value_named(gold)
+        if isinstance(answer, sympy.Set) and (solutions := _solutions(gold)) is not None:
+            return _same(solutions, answer)
+        return named is not None and _same(named, answer)
+    if _is_relation(answer):
+        if (named := _value_named(answer)) is not None:
+            return _same(gold, named)
+        return isinstance(gold, sympy.Set) and not _has_equation(answer) and _same_or_none(gold, _solutions(answer))
+    if isinstance(gold, sympy.MatrixBase | sympy.MatrixExpr) or isinstance(answer, sympy.MatrixBase | sympy.MatrixExpr):
+        return _same_matrices(gold, answer)
+    if isinstance(gold, sympy.Set | sympy.Tuple) or isinstance(answer, sympy.Set | sympy.Tuple):
+        return _same_collections(gold, answer)
+    if isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr):
+        return _same_scalars(gold, answer)
+    return False
+
+
+def _same_or_none(gold: Any, answer: Any | None) -> bool:
+    return answer is not None and _same(gold, answer)
+
+
+def _same_scalars(gold: sympy.Expr, answer: sympy.Expr) -> bool:
+    gold, answer = (_with_imaginary_unit(side) for side in (gold, answer))
+    if (name := _letters(gold)) is not None and name == _letters(answer):
+        return True
+    # Only a number that is nothing but a decimal may stand for a value that it cannot write; in 0.5x it is exact.
+    numbers = not gold.free_symbols and not answer.free_symbols
+    rounded = numbers and any(side.has(sympy.Float) and side.doit().is_Float for side in (gold, answer))
+    return bool(equal(gold, answer, _ROUNDING if rounded else None))
+
+
+def _with_imaginary_unit(expression: sympy.Expr) -> sympy.Expr:
+    """Read the symbol i as the imaginary unit, as answers mean it."""
+    units = {symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"}
+    return expression.xreplace(units) if units else expression
+
+
+def _letters(expression: sympy.Expr) -> str | None:
+    r"""``AB`` of ``\text{AB}`` and of the product A B."""
+    names = [factor.name if factor.is_Symbol else "e" for factor in sympy.Mul.make_args(expression)
+             if factor.is_Symbol or factor == sympy.E]  # fmt: skip
+    return "".join(names) if len(names) == len(sympy.Mul.make_args(expression)) else None
+
+
+def _same_matrices(gold: Any, answer: Any) -> bool:
+    gold, answer = gold.doit(), answer.doit()
+    if not isinstance(gold, sympy.MatrixBase) or not isinstance(answer, sympy.MatrixBase):
+        return bool(gold == answer)
+    return gold.shape == answer.shape and all(map(_same, gold.flat(), answer.flat()))
+
+
+def _same_collections(gold: Any, answer: Any) -> bool:
+    if isinstance(answer, sympy.FiniteSet) and len(answer) == 1 and isinstance(gold, sympy.Expr):
+        return _same(gold, answer.args[0])
+    if isinstance(gold, sympy.FiniteSet):
+        if (others := _in_order(answer)) is None:
+            others = None if isinstance(answer, sympy.Set) else (answer,)
+        return others is not None and _same_elements(gold, others)
+    if isinstance(gold, sympy.Tuple) or isinstance(answer, sympy.Tuple | sympy.FiniteSet):
+        elements, others = _in_order(gold), _in_order(answer)
+        if elements is None or others is None:
+            return False
+        return len(elements) == len(others) and all(map(_same, elements, others))
+    return isinstance(gold, sympy.Set) and isinstance(answer, sympy.Set) and _same_sets(gold, answer)
+
+
+def _in_order(collection: Any) -> Sequence[Any] | None:
+    """The elements of a tuple or list as they are written; an open interval of two is written like a point."""
+    if isinstance(collection, sympy.Tuple):
+        return tuple(collection.args)
+    if isinstance(collection, sympy.FiniteSet):
+        return tuple(getattr(collection, "_unsorted_args", collection.args))
+    if isinstance(collection, sympy.Interval) and collection.left_open and collection.right_open:
+        return collection.start, collection.end
+    return None
+
+
+def _same_elements(gold: sympy.FiniteSet, others: Sequence[Any]) -> bool:
+    """Whether a list has the same elements, in any order; values of different names only beside their names."""
+    names = [_name(element) for element in gold.args]
+    if len(set(names)) > 1 and None not in names and not all(map(_is_relation, others)):
+        elements = _in_order(gold) or ()
+        return len(elements) == len(others) and all(map(_same, elements, others))
+    return all(any(_same(element, other) for other in others) for element in gold.args) and all(
+        any(_same(element, other) for element in gold.args) for other in others
+    )
+
+
+def _name(element: Any) -> Any:
+    return element.lhs if isinstance(element, sympy.Eq) and _names_a_value(element.lhs) else None
+
+
+def _same_sets(gold: sympy.Set, answer: sympy.Set) -> bool:
+    if isinstance(gold, sympy.Interval) and isinstance(answer, sympy.Interval):
+        kinds = (gold.left_open, gold.right_open) == (answer.left_open, answer.right_open)
+        return kinds and _same(gold.start, answer.start) and _same(gold.end, answer.end)
+    gold, answer = gold.doit(), answer.doit()
+    if gold == answer:
+        return True
+    if isinstance(gold, sympy.Union) and isinstance(answer, sympy.Union) and _paired(gold.args, answer.args):
+        return True
+    return gold.symmetric_difference(answer).is_empty is True
+
+
+def _is_relation(expression: Any) -> bool:
+    return isinstance(expression, Relational | sympy.And)
+
+
+def _has_equation(relation: Any) -> bool:
+    return any(isinstance(part, sympy.Eq) for part in _parts(relation))
+
+
+def _parts(relation: Any) -> Sequence[Any]:
+    """The relations of a chain such as ``1 < x < 2``, as they are written."""
+    if isinstance(relation, sympy.And):
+        return tuple(getattr(relation, "_unsorted_args", relation.args))
+    return (relation,)
+
+
+def _names_a_value(left: Any) -> bool:
+    return bool(is_expr_of_only_symbols(left)) or isinstance(left, AppliedUndef)
+
+
+def _chain(relation: Any) -> sympy.Eq | None:
+    """``x = b`` of ``x = a = b`` if a is b; a system such as ``x = y = z`` is no such chain."""
+    parts = _parts(relation)
+    if not all(isinstance(part, sympy.Eq) for part in parts):
+        return None
+    if not all(_same(part.lhs, part.rhs) for part in parts[1:]):
+        return None
+    return parts[0] if len(parts) == 1 else sympy.Eq(parts[0].lhs, parts[-1].rhs, evaluate=False)
+
+
+def _shortened(relation: Any) -> Sequence[Any]:
+    """The parts of a relation, with a chain of equal values as one equation."""
+    return _parts(relation) if (chain := _chain(relation)) is None else (chain,)
+
+
+def _value_named(relation: Any) -> Any | None:
+    """6 of ``x = 6``, ``f(2) = 6`` and ``2 + 4 = 6``, but not of ``2x = 6`` or ``5 = 6``."""
+    equation = _chain(relation)
+    if equation is None:
+        return None
+    if _names_a_value(equation.lhs):
+        return equation.rhs
+    return equation.rhs if _is_number(equation.lhs) and _same(equation.lhs, equation.rhs) else None
+
+
+def _solutions(relation: Any) -> sympy.Set | None:
+    """The numbers for which relations in one unknown hold, or None if that is not what the expression is."""
+    if len(relation.free_symbols) != 1 or not all(isinstance(side, sympy.Expr) for side in _sides(_parts(relation))):
+        return None
+    try:
+        return relation.as_set()
+    except NotImplementedError:
+        return None
+
+
+def _sides(relations: Iterable[Any]) -> list[Any]:
+    return [side for relation in relations for side in relation.args]
+
+
+def _same_relations(gold: Any, answer: Any) -> bool:
+    golds, answers = _shortened(gold), _shortened(answer)
+    if len(golds) == len(answers) == 1 and isinstance(golds[0], sympy.Eq) and isinstance(answers[0], sympy.Eq):
+        return _same_equations(golds[0], answers[0])
+    left = list(answers)
+    for part in golds:
+        place = next((n for n, other in enumerate(left) if _same_relation(part, other)), None)
+        if place is None:
+            break
+        del left[place]
+    else:
+        if not left:
+            return True
+    if _has_equation(gold) or _has_equation(answer) or gold.free_symbols != answer.free_symbols:
+        return False
+    return (solutions := _solutions(gold)) is not None and _same_or_none(solutions, _solutions(answer))
+
+
+def _same_relation(gold: Any, answer: Any) -> bool:
+    """Whether two relations differ by no more than sides that were moved or multiplied."""
+    (wanted, left), (given, right) = _oriented(gold), _oriented(answer)
+    if wanted is not given or left is None or right is None:
+        return False
+    factor = _factor(left, right)
+    return factor is not None and (wanted in (sympy.Eq, sympy.Ne) or factor > 0)
+
+
+def _oriented(relation: Any) -> tuple[type, Any | None]:
+    """The kind of a relation with its greater side on the left, and the difference of the sides."""
+    left, right = relation.args
+    kind = type(relation)
+    if kind in (sympy.StrictLessThan, sympy.LessThan):
+        left, right = right, left
+        kind = sympy.StrictGreaterThan if kind is sympy.StrictLessThan else sympy.GreaterThan
+    if not isinstance(left, sympy.Expr) or not isinstance(right, sympy.Expr):
+        return kind, None
+    return kind, sympy.Add(left, sympy.Mul(-1, right, evaluate=False), evaluate=False)
+
+
+def _factor(a: sympy.Expr, b: sympy.Expr) -> sympy.Number | None:
+    """The number c with a = c b for all values of the symbols, or None; 0 times anything is no relation."""
+    symbols = sorted(a.free_symbols | b.free_symbols, key=str)
+    for values in (range(3, 3 + 2 * len(symbols), 2), range(-5, -5 - 3 * len(symbols), -3)):
+        point = {symbol: sympy.Rational(value, 7) for symbol, value in zip(symbols, values, strict=True)}
+        first, second = (side.subs(point) for side in (a, b))
+        ratio = sympy.N(first / second) if not equal(second, sympy.S.Zero) else sympy.nan
+        if isinstance(ratio, sympy.Number) and ratio.is_finite and ratio != 0:
+            return ratio if equal(sympy.Mul(a, second), sympy.Mul(b, first)) else None
+    return None
+
+
+def _same_equations(gold: sympy.Eq, answer: sympy.Eq) -> bool:
+    if not all(isinstance(side, sympy.Expr) for side in _sides((gold, answer))):
+        return _same(gold.lhs, answer.lhs) and _same(gold.rhs, answer.rhs)
+    named = gold.lhs if gold.lhs == answer.lhs and isinstance(gold.lhs, sympy.Symbol | AppliedUndef) else None
+    if named is not None and not (gold.rhs.has(named) or answer.rhs.has(named)):
+        return _same(gold.rhs, answer.rhs)
+    return _same_relation(gold, answer) or _same_roots(gold, answer)
+
+
+def _same_roots(gold: sympy.Eq, answer: sympy.Eq) -> bool:
+    """Whether two equations, solved for the same symbol, have the same solutions."""
+    functions = [{function.func for function in side.atoms(AppliedUndef)} for side in (gold, answer)]
+    if gold.free_symbols != answer.free_symbols or functions[0] != functions[1] or _is_settled(answer):
+        return False
+    for symbol in sorted(gold.free_symbols, key=str):
+        try:
+            wanted, given = (sympy.solve(side.lhs - side.rhs, symbol) for side in (gold, answer))
+        except NotImplementedError:
+            continue
+        if wanted and given:
+            return _same_elements(sympy.FiniteSet(*wanted), given)
+    return False
+
+
+def _is_settled(relation: Any) -> bool:
+    """Whether a relation is true or false whatever its symbols are: ``x = x``, ``0 = 0``, ``1 < 2``, ``x = x + 1``."""
+    left, right = relation.args
+    if not isinstance(left, sympy.Expr) or not isinstance(right, sympy.Expr):
+        return bool(left == right)
+    difference = sympy.Add(left, sympy.Mul(-1, right, evaluate=False), evaluate=False)
+    if not difference.free_symbols:
+        return not difference.has(AppliedUndef)
+    point = {symbol: sympy.Rational(n + 3, 7) for n, symbol in enumerate(sorted(difference.free_symbols, key=str))}
+    return equal(difference, difference.subs(point)) is True

@@ -1,0 +1,161 @@
+"""Where a run's metrics and samples go: JSON Lines always; TensorBoard, Weights & Biases and SwanLab on request.
+
+``metrics.jsonl`` holds only what the seed determines; wall-clock times go to ``timing.jsonl``.  A resumed run cuts
+both back to its checkpoint, so that they end up the same as if it had never been stopped.
+"""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coca_mindspeed.config.schema import LoggingConfig
+from coca_mindspeed.errors import MissingDependencyError
+from coca_mindspeed.utils.files import (
+    nulls_for_what_json_lacks,
+    read_json_lines,
+    to_json_line,
+    write_json_lines,
+)
+from coca_mindspeed.utils.jsonl import cut_back
+
+Scalars = Mapping[str, float]
+
+
+class LogError(Exception):
+    """A log cannot be written: a full disk, above all."""
+
+
+class RunLog:
+    """Writes one run's logs under ``directory``."""
+
+    def __init__(
+        self, directory: Path, config: LoggingConfig, settings: Mapping[str, Any], run_id: str, resume_step: int = 0
+    ) -> None:
+        """Open the logs.
+
+        Args:
+            directory: the run's output.
+            config: which loggers.
+            settings: the run's configuration, for the loggers that show it.
+            run_id: unique to this run, and the same when it is resumed; 32 hexadecimal digits.
+            resume_step: rows of later steps are removed; 0 starts anew.
+
+        Raises:
+            MissingDependencyError: a logger is asked for that is not installed.
+        """
+        self._directory = directory
+        self._sinks: list[Callable[[int, Scalars], None]] = []
+        self._closers: list[Callable[[], None]] = []
+        self.tensorboard: Any = None
+        for path in (self.metrics_path, self._directory / "timing.jsonl"):
+            cut_back(path, resume_step)
+        samples = directory / "samples"
+        for path in samples.glob("step_*.jsonl") if samples.is_dir() else ():
+            if int(path.stem.removeprefix("step_")) > resume_step:
+                path.unlink()
+        if config.tensorboard:
+            self._open_tensorboard(resume_step)
+        if config.wandb is not None:
+            wandb = _import("wandb")
+            where = {"dir": str(directory), "id": run_id, "name": directory.resolve().name, "resume": "allow"}
+            run = wandb.init(project=config.wandb, config=dict(settings), **where)
+            self._sinks.append(lambda step, scalars: run.log(dict(scalars), step=step))
+            self._closers.append(run.finish)
+        if config.swanlab is not None:
+            swanlab = _import("swanlab")
+            logs = str(directory / "swanlab")
+            # Its older releases take ids of exactly 21 characters.
+            of_run = {"id": run_id[:21], "experiment_name": directory.resolve().name, "resume": "allow"}
+            swanlab.init(project=config.swanlab, logdir=logs, config=dict(settings), **of_run)
+            self._sinks.append(lambda step, scalars: swanlab.log(dict(scalars), step=step))
+            self._closers.append(swanlab.finish)
+
+    @property
+    def metrics_path(self) -> Path:
+        return self._directory / "metrics.jsonl"
+
+    def last_rows(self, count: int) -> list[dict[str, float | None]]:
+        """Metrics and timing of the last ``count`` steps, one row a step, the newest last."""
+        paths = (self.metrics_path, self._directory / "timing.jsonl")
+        metrics, timing = (
+            [row for _, row in read_json_lines(path)][-count:] if path.exists() else [] for path in paths
+        )
+        seconds = {row["step"]: row for row in timing}
+        return [{**row, **seconds.get(row["step"], {})} for row in metrics]
+
+    def write(self, step: int, metrics: Scalars, timing: Scalars) -> None:
+        """Append one step's row to each log; NaN becomes null in JSON and is left out elsewhere.
+
+        Raises:
+            LogError: a file cannot be written; it is named.
+        """
+        self._append(self.metrics_path, {"step": step, **nulls_for_what_json_lacks(metrics)})
+        self._append(self._directory / "timing.jsonl", {"step": step, **nulls_for_what_json_lacks(timing)})
+        finite = {name: value for name, value in {**metrics, **timing}.items() if math.isfinite(value)}
+        for sink in self._sinks:
+            sink(step, finite)
+
+    def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Dump rollout samples of one step to ``samples/step_000010.jsonl``.
+
+        Raises:
+            LogError: the file cannot be written.
+        """
+        path = self._directory / "samples" / f"step_{step:06d}.jsonl"
+        with _naming(path):
+            write_json_lines(path, rows)
+
+    def close(self) -> None:
+        for close in self._closers:
+            close()
+
+    def _open_tensorboard(self, resume_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        directory = self._directory / "tensorboard"
+        # A run that died before its first checkpoint starts again at step 1, beside the curves of its first try.
+        purge = resume_step + 1 if directory.exists() else None
+        writer: Any = SummaryWriter(str(directory), purge_step=purge)
+        self.tensorboard = writer
+
+        def write(step: int, scalars: Scalars) -> None:
+            with _naming(directory):
+                for name, value in scalars.items():
+                    writer.add_scalar(name, value, step)
+
+        self._sinks.append(write)
+        self._closers.append(writer.close)
+
+    @staticmethod
+    def _append(path: Path, row: Mapping[str, Any]) -> None:
+        with _naming(path), path.open("a", encoding="utf-8") as file:
+            file.write(to_json_line(row))
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name the file that cannot be written, which the error of a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        raise LogError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def require_loggers(config: LoggingConfig) -> None:
+    """Raise ``MissingDependencyError`` for a logger that is asked for and not installed."""
+    for package, project in (("wandb", config.wandb), ("swanlab", config.swanlab)):
+        if project is not None:
+            _import(package)
+
+
+def _import(package: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(package)
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"logging.{package} is set, but {package} is not installed: pip install 'coca-mindspeed[{package}]'"
+        ) from error

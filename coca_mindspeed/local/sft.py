@@ -1,0 +1,321 @@
+"""Supervised training on given responses: what the warm-ups and the start of the confidences share.
+
+Which responses an update imitates depends on the seed alone, so a stage that was stopped goes on from a checkpoint of
+its own, draws what it would have drawn, and ends with the same bytes.
+"""
+
+import math
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG, ConfidencePosition
+from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig, RunConfig, TrainerConfig
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.local.checkpoint import export_model, list_checkpoints, save_checkpoint
+from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved, stop_request
+from coca_mindspeed.local.log_probs import response_log_probs
+from coca_mindspeed.local.lora import dtype_of_weights, load_adapters
+from coca_mindspeed.local.microbatches import microbatches
+from coca_mindspeed.local.optimizer import build_optimizer
+from coca_mindspeed.local.policy import Policy, load_policy
+from coca_mindspeed.local.prefill import shared_start
+from coca_mindspeed.local.progress import ImitationProgress
+from coca_mindspeed.local.schedule import learning_rate
+
+
+@dataclass(frozen=True, slots=True)
+class Lesson:
+    """A question, and the response to it that is imitated.
+
+    Attributes:
+        record: the question.
+        response: token ids.
+        weights: of each of them in the loss; None: 1.
+    """
+
+    record: Record
+    response: list[int]
+    weights: Sequence[float] | None = None
+
+
+#: One update's, drawn anew at each call.
+Lessons = Callable[[np.random.Generator], Sequence[Lesson]]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a response is written.
+
+    Attributes:
+        position: of the confidence.
+        decimals: of the confidence.
+        spaced: with the spaces of the method's prompt around the confidence.
+    """
+
+    position: ConfidencePosition
+    decimals: int = 2
+    spaced: bool = False
+
+    def response(self, confidence: float, answer: str) -> str:
+        """The text of a response."""
+        space = " " if self.spaced else ""
+        tagged = f"{OPEN_TAG}{space}{confidence:.{self.decimals}f}{space}{CLOSE_TAG}"
+        return f"{tagged}{space}{answer}" if self.position == "first" else f"{answer}{space}{tagged}"
+
+
+class _DivergedError(TrainingError):
+    """A loss or a gradient is not finite."""
+
+
+@dataclass(frozen=True)
+class Imitation:
+    """A stage of supervised training.
+
+    Attributes:
+        lessons: what each update imitates.
+        system_prompt: of the questions.
+        steps: updates.
+        lr: peak learning rate; it rises over the first 20 updates and decays by a cosine.
+        question_weight: weight of the questions' own tokens in the loss.
+        temperature: at which the responses are to be likely.
+        optimizer_name: as in :class:`OptimizerConfig`.
+        microbatch_tokens: the most in a backward pass, prompts and padding included, what all prompts start with once;
+            None: an update's.
+    """
+
+    lessons: Lessons
+    system_prompt: str
+    steps: int
+    lr: float
+    question_weight: float = 0.0
+    temperature: float = 1.0
+    optimizer_name: Literal["adamw", "adamw_8bit"] = "adamw"
+    microbatch_tokens: int | None = None
+
+    def run(
+        self,
+        policy: Policy,
+        random: np.random.Generator,
+        progress: Callable[[int, float], None] = lambda step, loss: None,
+        *,
+        resume: tuple[int, Mapping[str, Any]] | None = None,
+        after_step: Callable[[int, torch.optim.Optimizer], None] = lambda step, optimizer: None,
+    ) -> None:
+        """Train ``policy`` in place.
+
+        Args:
+            policy: the model to teach.
+            random: draws the lessons.
+            progress: called after each step with the steps done and the loss, in nats a token, each by its weight.
+            resume: steps done before, and the optimizer's state after them; ``policy`` holds their weights.
+            after_step: called after each step with the steps done and the optimizer, to save them or to stop.
+        """
+        settings = OptimizerConfig(
+            name=self.optimizer_name,
+            lr=self.lr,
+            betas=(0.9, 0.98),
+            weight_decay=0.01,
+            schedule="cosine",
+            warmup_steps=min(20, self.steps),
+        )
+        optimizer = build_optimizer(policy, settings)
+        done = 0
+        if resume is not None:
+            done, state = resume
+            optimizer.load_state_dict(dict(state))
+        max_tokens = policy.model.config.max_position_embeddings
+        for step in range(self.steps):
+            lessons = self.lessons(random)
+            if step < done:  # drawn all the same, so that what follows is what would have followed
+                continue
+            prompts = policy.encode_prompts([lesson.record for lesson in lessons], self.system_prompt, max_tokens)
+            loss = self._accumulate_gradient(policy, prompts, lessons)
+            norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), 1.0))
+            if not (math.isfinite(loss) and math.isfinite(norm)):
+                raise _DivergedError(
+                    f"update {step + 1} of {self.steps}: the loss is {loss}, the norm of its gradient {norm}; nothing "
+                    f"of it was applied. Lower the learning rate (now {self.lr}), or look for damage in the weights"
+                )
+            for group in optimizer.param_groups:
+                group["lr"] = learning_rate(settings, step, self.steps)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            progress(step + 1, loss)
+            after_step(step + 1, optimizer)
+
+    def _accumulate_gradient(self, policy: Policy, prompts: Sequence[list[int]], lessons: Sequence[Lesson]) -> float:
+        """Backward passes over one update's microbatches; returns the loss."""
+        lengths, prompt_lengths = [len(lesson.response) for lesson in lessons], list(map(len, prompts))
+        every = range(len(prompts))
+        parts = [list(every)]
+        if self.microbatch_tokens is not None:
+            shared = 0 if self.question_weight else shared_start(prompts, policy.sharing)  # which a pass runs once
+            limit = TrainerConfig(
+                microbatch_prompts=None,
+                microbatch_tokens=max(1, self.microbatch_tokens - shared),
+                share_prompts=False,
+            )
+            own = [length - shared for length in prompt_lengths]
+            parts = [part.rows for part in microbatches(every, 1, lengths, own, limit)]
+        total = 0.0
+        for rows in parts:
+            loss = imitation_loss(
+                policy,
+                [prompts[row] for row in rows],
+                [lessons[row] for row in rows],
+                self.question_weight,
+                temperature=self.temperature,
+                response_share=sum(lengths[row] for row in rows) / sum(lengths),
+                question_share=sum(prompt_lengths[row] - 1 for row in rows) / max(1, sum(prompt_lengths) - len(every)),
+            )
+            loss.backward()
+            total += float(loss.detach())
+        return total
+
+    def run_resumably(
+        self,
+        policy: Policy,
+        random: np.random.Generator,
+        checkpoints: Path,
+        model: ModelConfig,
+        interval: int,
+        *,
+        stage: str,
+        show_progress: bool,
+    ) -> None:
+        """The same, going on from the newest of ``checkpoints``.
+
+        Args:
+            policy: the model to teach, as it was before the first update.
+            random: as it was then.
+            checkpoints: where they are kept.
+            model: how they are loaded.
+            interval: updates between checkpoints; 0: only where it is stopped.
+            stage: what progress and messages call it.
+            show_progress: draw a progress bar.
+
+        Raises:
+            InterruptedRunError: Ctrl-C or SIGTERM; the stage is saved as far as it came.
+        """
+        resume = None
+        if found := list_checkpoints(checkpoints):
+            newest = found[-1]
+            resume = newest.step, newest.optimizer_state(policy.device)
+            if policy.adapters is not None:
+                load_adapters(policy, newest.adapters)
+            else:
+                weights = load_policy(newest.model, model, policy.device, where="checkpoint").model
+                policy.model.load_state_dict(weights.state_dict())
+                del weights
+        go_on = f"--resume goes on from its last checkpoint in {checkpoints}, if there is one"
+        with (
+            saying_what_is_saved(f"stopped in the {stage}", go_on),
+            stop_request() as stop,
+            ImitationProgress(self.steps, show_progress, resume[0] if resume else 0, stage=stage) as progress,
+        ):
+
+            def save(step: int, optimizer: torch.optim.Optimizer) -> None:
+                if not stop and (not interval or step % interval or step == self.steps):
+                    return
+                saved = save_checkpoint(checkpoints, step, policy, optimizer, keep=1)
+                if stop:
+                    raise InterruptedRunError(
+                        f"stopped after step {step} of the {stage}; saved {saved.path}", "go on with --resume"
+                    )
+
+            try:
+                self.run(policy, random, progress.advance, resume=resume, after_step=save)
+            except _DivergedError as error:
+                kept = list_checkpoints(checkpoints)
+                last = f"; the last good weights are in {kept[-1].path}" if kept else ""
+                raise TrainingError(f"{stage}, {error}{last}") from error
+
+
+def learned_once(
+    policy: Policy,
+    learn: Callable[[], None],
+    exported: Path,
+    checkpoints: Path,
+    model: ModelConfig,
+    *,
+    where: str,
+) -> Policy:
+    """The policy behind a supervised stage, which is also exported; where that is there already, nothing is learned.
+
+    Adapters are merged in the export, which is then the base for new ones: the policy that is returned has none, and
+    the one that learned is emptied, so that there are never two in memory.
+
+    Args:
+        policy: as it was before the stage.
+        learn: the stage; it trains ``policy`` in place.
+        exported: where the export goes.
+        checkpoints: of the stage, which are of no more use behind it.
+        model: how the export is loaded.
+        where: what messages call it.
+    """
+    fresh = not exported.exists()
+    if fresh:
+        learn()
+        export_model(policy, exported)
+    shutil.rmtree(checkpoints, ignore_errors=True)  # a kill may have come between the export and this
+    if fresh and policy.adapters is None:
+        return policy
+    device = policy.device
+    policy.model.to("meta")
+    return load_policy(exported, model, device, dtype=dtype_of_weights(model.lora), where=where)
+
+
+def tokens_of_a_pass(config: RunConfig) -> int:
+    """As many tokens as a microbatch of the training may have, so that a supervised stage needs no more memory."""
+    trainer, rollout = config.trainer, config.rollout
+    if trainer.microbatch_tokens is not None:
+        return trainer.microbatch_tokens
+    prompts = trainer.microbatch_prompts or rollout.prompts // trainer.minibatches
+    return prompts * (rollout.max_prompt_tokens + rollout.group_size * rollout.max_new_tokens)
+
+
+def encode_responses(policy: Policy, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of responses that end by themselves."""
+    return [[*ids, policy.end_of_turn] for ids in policy.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
+
+
+def imitation_loss(
+    policy: Policy,
+    prompts: Sequence[list[int]],
+    lessons: Sequence[Lesson],
+    question_weight: float = 0.0,
+    *,
+    temperature: float = 1.0,
+    response_share: float = 1.0,
+    question_share: float = 1.0,
+) -> Tensor:
+    """Mean weighted NLL of the responses' tokens, and ``question_weight`` times that of the prompts' but their first.
+
+    Of a part of an update's lessons, with its share of their tokens and of the prompts', it is that part's term.
+    """
+    heads = [prompt[:1] if question_weight else prompt for prompt in prompts]
+    tails = [prompt[len(head) :] for prompt, head in zip(prompts, heads, strict=True)]
+    texts = [tail + lesson.response for tail, lesson in zip(tails, lessons, strict=True)]
+    width = max(map(len, texts))
+    token_ids = torch.tensor([text + [policy.pad_id] * (width - len(text)) for text in texts], device=policy.device)
+    position = torch.arange(width, device=policy.device)
+    start, end = (torch.tensor([len(x) for x in xs], device=policy.device)[:, None] for xs in (tails, texts))
+    # Whole prompts go first and by themselves, so that what all of them start with is run once.
+    log_probs = response_log_probs(policy, heads, token_ids, temperature=temperature, share_prompts=not question_weight)
+    weights = torch.ones(token_ids.shape)
+    for row, (tail, lesson) in enumerate(zip(tails, lessons, strict=True)):
+        if lesson.weights is not None:
+            weights[row, len(tail) : len(tail) + len(lesson.weights)] = torch.tensor(lesson.weights)
+    inside = (position >= start) & (position < end)
+    loss = -(log_probs[inside] * weights.to(policy.device)[inside]).mean() * response_share
+    if question_weight:
+        loss = loss - question_weight * log_probs[position < start].mean() * question_share
+    return loss

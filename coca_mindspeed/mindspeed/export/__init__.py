@@ -1,1 +1,0 @@
-"""Records in the form that MindSpeed-RL's own preprocessing reads."""

@@ -1,1 +1,0 @@
-"""The hooks of a verified manifest, applied whole or not at all."""

@@ -1,0 +1,94 @@
+"""Metrics as numbers that MindSpeed-RL's loggers can average over batches and nodes.
+
+MindSpeed-RL averages every list of values under a key.  Ratios that must not be averaged (clip fractions, lengths of
+segments over different numbers of tokens) travel as numerator and denominator and are divided at the end, by
+:func:`finish`: means over the same number of entries divide to the same ratio as the sums.
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from coca_mindspeed.mindspeed.stages.dock import read_rows
+from coca_mindspeed.mindspeed.start.settings import METRICS, VALIDATION, CocaSettings
+from coca_mindspeed.scoring.metrics import Mean
+from coca_mindspeed.utils.files import nulls_for_what_json_lacks, to_json_line, write_json_lines
+from coca_mindspeed.utils.jsonl import cut_back
+
+_NUMERATOR, _DENOMINATOR = "/numerator", "/denominator"
+
+
+def ratio(name: str, numerator: float, denominator: float) -> dict[str, float]:
+    """A ratio in two entries, for :func:`finish` to divide."""
+    return {name + _NUMERATOR: numerator, name + _DENOMINATOR: denominator}
+
+
+def finish(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Divide the ratios; one without a denominator is undefined and left out."""
+    finished = {k: v for k, v in metrics.items() if not k.endswith((_NUMERATOR, _DENOMINATOR))}
+    for key, numerator in metrics.items():
+        if key.endswith(_NUMERATOR):
+            name = key.removesuffix(_NUMERATOR)
+            if denominator := metrics[name + _DENOMINATOR]:
+                finished[name] = numerator / denominator
+    return finished
+
+
+def as_ratios(metrics: Mapping[str, Mean]) -> dict[str, float]:
+    """Means as ratios, so that those of several batches divide to the mean over all of their entries."""
+    return {
+        entry: number
+        for name, mean in metrics.items()
+        for entry, number in ratio(name, mean.value * mean.weight if mean.weight else 0.0, mean.weight).items()
+    }
+
+
+_SAMPLES, _OF_ITERATION = "samples", "iteration_"
+
+
+class SampleWriter:
+    """Writes ``output_dir/samples/iteration_000010.jsonl``: some prompts with all their responses."""
+
+    def __init__(self, settings: CocaSettings, tokenizer: Any) -> None:
+        self._settings = settings
+        self._tokenizer = tokenizer.tokenizer
+
+    def prompts_wanted(self, iteration: int) -> int:
+        """How many prompts to dump in this iteration (from 1)."""
+        interval = self._settings.samples_interval
+        return self._settings.samples_prompts if interval and (iteration == 1 or iteration % interval == 0) else 0
+
+    def write(self, iteration: int, rows: Sequence[Mapping[str, Any]], dock: Any) -> None:
+        """Add prompts and responses to the advantage stage's rows, and write them; nothing to do without rows."""
+        if not rows or self._settings.output_dir is None:
+            return
+        indexes = [row["index"] for row in rows]
+        texts = read_rows(dock, ["prompts", "responses"], indexes, stall_timeout=self._settings.stall_timeout)
+        decoded = {name: [self._tokenizer.decode(ids.tolist()) for ids in texts[name]] for name in texts}
+        write_json_lines(
+            self._settings.output_dir / _SAMPLES / f"{_OF_ITERATION}{iteration:06d}.jsonl",
+            (
+                {"step": iteration, "prompt": prompt, "response": response, **row}
+                for row, prompt, response in zip(rows, decoded["prompts"], decoded["responses"], strict=True)
+            ),
+        )
+
+
+def go_on_from(output: Path, iteration: int) -> None:
+    """Remove what an earlier start has logged beyond the iteration that this one goes on from; 0 starts anew.
+
+    Raises:
+        DataError: a log is damaged elsewhere than at its end.
+    """
+    for name in (METRICS, VALIDATION):
+        cut_back(output / name, iteration or -1)  # the initial weights are validated by each start
+    for path in (output / _SAMPLES).glob(f"{_OF_ITERATION}*.jsonl"):
+        if int(path.stem.removeprefix(_OF_ITERATION)) > iteration:
+            path.unlink()
+
+
+def append_line(path: Path, row: Mapping[str, Any]) -> None:
+    """Append one JSON object to a log that only this process writes; NaN and infinity become null."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(to_json_line(nulls_for_what_json_lacks(row)))

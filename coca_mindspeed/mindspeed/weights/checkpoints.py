@@ -1,0 +1,120 @@
+"""For which TP and PP a Megatron checkpoint was cut, as its folders say."""
+
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.mindspeed.start.process import process_settings
+
+_TRACKER = "latest_checkpointed_iteration.txt"  # Megatron's: the newest whole checkpoint's iteration, or "release"
+_RANK = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?$")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointLayout:
+    """Ranks that a checkpoint has weights for."""
+
+    tp: int
+    pp: int
+
+
+def newest_iteration(directory: Path) -> int | None:
+    """The iteration of the newest checkpoint, or None where there is none or only converted weights.
+
+    Raises:
+        ConfigError: Megatron's tracker file holds something else.
+    """
+    tracker = directory / _TRACKER
+    if not tracker.is_file():
+        return None
+    text = tracker.read_text(encoding="utf-8").strip()
+    if text == "release":  # what a converter writes
+        return None
+    if not text.isdecimal():
+        raise ConfigError(f"{tracker}: expected an iteration's number, found {text!r}")
+    return int(text)
+
+
+def check_checkpoint(directory: Path) -> Path:
+    """The folder of the newest checkpoint in ``directory``, whatever Megatron's form and layout of it.
+
+    Raises:
+        ConfigError: there is none, or nothing is in it.
+    """
+    tracker = directory / _TRACKER
+    if not tracker.is_file():
+        raise ConfigError(f"{directory}: is not a Megatron checkpoint: it has no {_TRACKER}")
+    iteration = newest_iteration(directory)
+    folder = directory / ("release" if iteration is None else f"iter_{iteration:07d}")
+    if not folder.is_dir() or not any(folder.iterdir()):
+        raise ConfigError(f"{folder}: holds no weights, and {tracker.name} says that it does")
+    return folder
+
+
+def checkpoint_layout(directory: Path) -> CheckpointLayout:
+    """TP and PP of the newest checkpoint in ``directory``.
+
+    Raises:
+        ConfigError: there is none, or ranks are missing from it.
+    """
+    folder = check_checkpoint(directory)
+    ranks = {
+        (int(found[1]), int(found[2] or 0))
+        for path in folder.glob("mp_rank_*")
+        if (found := _RANK.match(path.name)) and any(path.iterdir())
+    }
+    if not ranks:
+        raise ConfigError(f"{folder}: holds no weights (no mp_rank_* folder with files)")
+    layout = CheckpointLayout(max(tp for tp, _ in ranks) + 1, max(pp for _, pp in ranks) + 1)
+    if len(ranks) != layout.tp * layout.pp:
+        raise ConfigError(f"{folder}: has {len(ranks)} of the {layout.tp} x {layout.pp} ranks' folders")
+    return layout
+
+
+_FOLDER = re.compile(r"iter_(\d{7,})$")
+_DOOMED = ".removed"
+
+
+def prune_checkpoints(directory: Path, keep: int, newest: int) -> None:
+    """Remove all but the ``keep`` newest checkpoints up to iteration ``newest``.
+
+    Several processes may do so at once, on a folder of each node's own or on one that they share: a folder is renamed
+    first, by one of them, and so never looks like a checkpoint while only a part of it is left.
+
+    Args:
+        directory: where Megatron saves.
+        keep: checkpoints that stay, at least 1.
+        newest: iteration of the newest whole checkpoint; folders of later ones, of a save that was cut off, stay.
+    """
+    if not directory.is_dir():
+        return  # a node whose ranks write nothing
+    folders = {int(found[1]): path for path in directory.iterdir() if (found := _FOLDER.match(path.name))}
+    finished = sorted(iteration for iteration in folders if iteration <= newest)
+    for iteration in finished[:-keep]:
+        folder = folders[iteration]
+        try:
+            folder.rename(folder.with_name(f"{folder.name}{_DOOMED}"))
+        except FileNotFoundError:
+            continue  # another process was faster
+    for doomed in directory.glob(f"iter_*{_DOOMED}"):  # also of a process that was killed while it removed one
+        shutil.rmtree(doomed, onerror=_unless_gone)
+
+
+def _unless_gone(_function: Any, _path: str, failure: Any) -> None:
+    if not isinstance(failure[1], FileNotFoundError):
+        raise failure[1]
+
+
+def pruning(original: Any) -> Any:
+    """Wrap ``ActorHybridWorkerBase.save_ckpt``, at whose end every rank has written and Megatron's tracker names it."""
+
+    def save_ckpt(self: Any, iteration: int) -> None:
+        original(self, iteration)
+        keep = process_settings().coca.keep_checkpoints
+        if keep is not None:
+            prune_checkpoints(Path(self.megatron_config.save), keep, iteration)
+
+    return save_ckpt

@@ -1,0 +1,180 @@
+"""What a batch of judged responses says, under one set of names for every engine.
+
+An engine that judges an iteration in several batches adds them up: each value is a mean and says over how much.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from coca_mindspeed.algorithm.credit import SegmentCredit
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+
+
+class Mean(NamedTuple):
+    """A mean over ``weight`` entries; NaN over none."""
+
+    value: float
+    weight: float
+
+
+def batch_metrics(
+    correct: Tensor, confidence: Tensor, response_lengths: Tensor, credit: SegmentCredit
+) -> dict[str, Mean]:
+    """What the paper's training curves show, and what tells a healthy run from a hacked one.
+
+    An ungradable answer is neither right nor wrong: what rewards and verdicts say is over the others.  ECE and AUROC of
+    several batches are averaged, not computed anew: they belong to their batch.
+
+    Args:
+        correct: bool ``[P, G]``, anything where not gradable.
+        confidence: float ``[P, G]``, NaN where the response is invalid.
+        response_lengths: int ``[P * G]``.
+        credit: what the responses earned.
+    """
+    graded = credit.gradable
+    calibration = calibration_metrics(confidence[graded].numpy(), correct[graded].numpy(), coverages=())
+    lengths, segment = response_lengths.double(), credit.segment_lengths.double()
+    earned = ~credit.confidence_reward.isnan()
+    means = [
+        (
+            correct.numel(),
+            {
+                "grading/ungradable_share": float((~graded).double().mean()),
+                "rollout/invalid_share": float(confidence.isnan().double().mean()),
+                "response/length": float(lengths.mean()),
+                "response/confidence_length": float(segment.mean()),
+                "response/answer_length": float((lengths - segment).mean()),
+            },
+        ),
+        (int((~confidence.isnan()).sum()), {"rollout/confidence": float(confidence.nanmean())}),
+        (int(graded.sum()), {"reward/answer": calibration.accuracy, "rollout/accuracy": calibration.accuracy}),
+        (int(earned.sum()), {"reward/confidence": float(credit.confidence_reward.nanmean())}),
+        (
+            calibration.n_valid,
+            {
+                "rollout/ece": calibration.ece,
+                "rollout/auroc": calibration.auroc,
+                "rollout/brier": calibration.brier,
+            },
+        ),
+        (len(correct), {"group/dropped_share": float((~credit.kept).double().mean())}),
+        (
+            int(credit.kept.sum()),
+            {
+                "rollout/gesr": float(credit.gesr.nanmean()),
+                "group/no_confidence_variance_share": float((~credit.confidence_varies[credit.kept]).double().mean()),
+                "group/no_answer_variance_share": float((~credit.answer_varies[credit.kept]).double().mean()),
+            },
+        ),
+    ]
+    return {
+        # Undefined where there is nothing to average, or only right or only wrong answers: then it has no weight.
+        name: Mean(value, 0 if math.isnan(value) else weight)
+        for weight, values in means
+        for name, value in values.items()
+    }
+
+
+def values(metrics: Mapping[str, Mean]) -> dict[str, float]:
+    """The values alone, NaN where undefined."""
+    return {name: mean.value for name, mean in metrics.items()}
+
+
+NO_SIGNAL_STEPS = 5  # consecutive steps; one of them may be bad luck
+_NEARLY_ALL = 0.95
+_MOST = 0.5
+_UNGRADABLE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class HealthProblem:
+    """One reason why a run learns less than it should.
+
+    Attributes:
+        code: ``invalid``, ``no_signal`` (of either segment), ``no_confidence_signal``, ``no_answer_signal``,
+            ``ungradable`` or ``cut_off``.
+        text: for the user.
+    """
+
+    code: str
+    text: str
+
+
+def health_problems(rows: Sequence[Mapping[str, Any]]) -> list[HealthProblem]:
+    """Problems by the mean metrics of some consecutive steps; each segment is looked at separately.
+
+    Args:
+        rows: metrics by the names of metrics.jsonl; a metric that no row has is not looked at.
+    """
+    invalid = _mean(rows, "rollout/invalid_share")
+    ungradable = _mean(rows, "grading/ungradable_share")
+    cut_off = _mean(rows, "response/cut_off_share")
+    problems = []
+    if invalid > _MOST:
+        problems.append(HealthProblem("invalid", f"{invalid:.0%} of the responses state no valid confidence"))
+    problems += _segment_problems(rows)
+    if ungradable > _UNGRADABLE:
+        problems.append(
+            HealthProblem("ungradable", f"{ungradable:.0%} of the answers could not be graded (reasons in samples/)")
+        )
+    if cut_off > _MOST:
+        problems.append(
+            HealthProblem("cut_off", f"{cut_off:.0%} of the responses are cut off at rollout.max_new_tokens")
+        )
+    return problems
+
+
+def _segment_problems(rows: Sequence[Mapping[str, Any]]) -> list[HealthProblem]:
+    confidence = _mean(rows, "group/no_confidence_variance_share")
+    answer = _mean(rows, "group/no_answer_variance_share")
+    if min(confidence, answer) >= _NEARLY_ALL:
+        text = (
+            f"nothing to learn: in {confidence:.0%} of the groups all confidence rewards are equal, in {answer:.0%} "
+            "all answer rewards, so their advantages are 0"
+        )
+        return [HealthProblem("no_signal", text)]
+    if confidence >= _NEARLY_ALL:
+        text = f"the confidence segments learn nothing: their rewards are equal in {confidence:.0%} of the groups"
+        return [HealthProblem("no_confidence_signal", text)]
+    if answer >= _NEARLY_ALL:
+        accuracy = _mean(rows, "rollout/accuracy")
+        shown = "" if math.isnan(accuracy) else f" (accuracy {accuracy:.3f})"
+        text = f"the answer segments learn nothing: their rewards are equal in {answer:.0%} of the groups{shown}"
+        return [HealthProblem("no_answer_signal", text)]
+    return []
+
+
+class HealthWarnings:
+    """Warns when a problem appears, and again when it comes back after :data:`NO_SIGNAL_STEPS` steps without it."""
+
+    def __init__(self) -> None:
+        self._recent: deque[Mapping[str, Any]] = deque(maxlen=NO_SIGNAL_STEPS)
+        self._last_seen: dict[str, int] = {}
+
+    def after_step(self, step: int, metrics: Mapping[str, Any]) -> str | None:
+        """Add the metrics of ``step`` (from 1) and return a warning, or None where no problem is new."""
+        self._recent.append(dict(metrics))
+        if len(self._recent) < NO_SIGNAL_STEPS:
+            return None
+        problems = health_problems(self._recent)
+        new = [
+            problem.text
+            for problem in problems
+            if step - self._last_seen.get(problem.code, -NO_SIGNAL_STEPS) > NO_SIGNAL_STEPS
+        ]
+        self._last_seen |= {problem.code: step for problem in problems}
+        if not new:
+            return None
+        steps = f"steps {step - NO_SIGNAL_STEPS + 1} to {step}"
+        return f"warning: {steps}: {'; '.join(new)} (docs/training.md says what to do)"
+
+
+def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+    """The mean of a metric over the rows that have it; NaN, which is neither above nor below anything, if none has."""
+    values = [float(row[name]) for row in rows if row.get(name) is not None]
+    return sum(values) / len(values) if values else math.nan

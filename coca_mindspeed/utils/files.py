@@ -1,0 +1,242 @@
+"""Files and directories that are whole or absent: atomic writes, and JSON Lines with errors that name the line."""
+
+import fcntl
+import hashlib
+import json
+import math
+import os
+import re
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.utils.text_formats import JsonError, line_bound, numbered_lines, parse_json
+
+# Half of a UTF-16 pair: JSON can name one (\ud83d), UTF-8 cannot hold one.
+LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make renames inside ``directory`` durable (POSIX only guarantees them after this)."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def whole_directory(path: Path) -> Iterator[Path]:
+    """Yield a directory that becomes ``path`` if the block succeeds, in place of what stood there, and vanishes if not.
+
+    A killed process leaves it under its temporary name, ``.NAME.writing``; see :func:`put_in_place` for the rest.
+    """
+    temporary = path.with_name(f".{path.name}.writing")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        put_in_place(temporary, path, path.with_name(f".replaced_{path.name}"))
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def put_in_place(finished: Path, path: Path, aside: Path) -> None:
+    """Rename a finished directory to ``path``, once all of it is on disk, and remove what stood there.
+
+    Two renames: a crash between them leaves what stood there whole, as ``aside``.
+    """
+    for root, _, names in os.walk(finished):
+        for name in names:
+            with (Path(root) / name).open("rb") as file:
+                os.fsync(file.fileno())
+                if stat.S_IMODE(os.fstat(file.fileno()).st_mode) == 0o600:  # as safetensors makes files
+                    os.fchmod(file.fileno(), _usual_mode())
+        fsync_directory(Path(root))
+    if path.is_dir() and any(path.iterdir()):
+        shutil.rmtree(aside, ignore_errors=True)
+        path.rename(aside)
+        try:
+            finished.rename(path)
+        except BaseException:
+            aside.rename(path)
+            raise
+    else:
+        finished.rename(path)  # an empty directory gives way
+    fsync_directory(path.parent)
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _usual_mode() -> int:
+    """Of a file that is no secret, by the user's umask."""
+    umask = os.umask(0)
+    os.umask(umask)
+    return 0o666 & ~umask
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace ``path`` by ``content``; a crash or a full disk leaves the old file as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(temporary).chmod(_usual_mode())  # mkstemp makes files private
+        Path(temporary).replace(path)
+        fsync_directory(path.parent)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` atomically as indented strict JSON; NaN and infinity raise ``ValueError``."""
+    write_atomically(path, _dump(value, indent=2) + "\n")
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's content, in hexadecimal."""
+    hashed = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            hashed.update(chunk)
+    return hashed.hexdigest()
+
+
+def nulls_for_what_json_lacks(scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of scalars for :func:`to_json_line`, in which NaN and infinity are null."""
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in scalars.items()
+    }
+
+
+def to_json_line(row: Mapping[str, Any]) -> str:
+    """One JSON object on one line, with its newline; NaN and infinity raise ``ValueError``."""
+    return _dump(row) + "\n"
+
+
+def _dump(value: Any, indent: int | None = None) -> str:
+    """Strict JSON that UTF-8 can hold; a lone surrogate, which can only stand inside a string, is escaped."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
+    return LONE_SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+
+
+def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows atomically, one JSON object a line."""
+    write_atomically(path, "".join(map(to_json_line, rows)))
+
+
+def read_json_lines(path: Path, *, surrogates: bool = True) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield ``(line number from 1, object)`` for each line that is not blank.
+
+    Args:
+        path: of the file.
+        surrogates: let halves of surrogate pairs pass, which what we write ourselves may hold, as escapes.
+
+    Raises:
+        DataError: the file cannot be read, or a line is too long, not UTF-8 or not a JSON object.
+    """
+    try:
+        with path.open("rb") as file:
+            for number, raw in numbered_lines(file):
+                if raw is None:
+                    raise DataError(f"{path}:{number}: {line_bound()}")
+                if not raw.strip():
+                    continue
+                try:
+                    row = parse_json(raw.decode("utf-8"), surrogates=surrogates)
+                except (UnicodeDecodeError, JsonError) as error:
+                    raise DataError(f"{path}:{number}: expected one JSON object a line; {error}") from error
+                if not isinstance(row, dict):
+                    raise DataError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
+                yield number, row
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+MARKER = "coca-mindspeed.json"
+_MAKER = "coca-mindspeed"
+
+
+def write_marker(directory: Path, kind: str, fields: Mapping[str, Any] | None = None) -> None:
+    """Make ``directory`` ours.
+
+    Args:
+        directory: it is made if it is not there.
+        kind: what it is: ``run``, ``data`` or ``model``.
+        fields: what else the marker says about it.
+    """
+    write_json(directory / MARKER, {"made_by": _MAKER, "kind": kind, **(fields or {})})
+
+
+def read_marker(directory: Path, kind: str) -> dict[str, Any] | None:
+    """The marker of a directory of this kind; None where it is not one of ours."""
+    try:
+        content = json.loads((directory / MARKER).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    ours = isinstance(content, dict) and content.get("made_by") == _MAKER and content.get("kind") == kind
+    return content if ours else None
+
+
+def is_ours(directory: Path, kind: str) -> bool:
+    """Whether ``directory`` is one of ours, of this kind."""
+    return read_marker(directory, kind) is not None
+
+
+def is_free(directory: Path) -> bool:
+    """Whether nothing is there, or an empty directory."""
+    return not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
+
+
+def remove_entries(directory: Path, kind: str, names: Iterable[str]) -> None:
+    """Remove what we wrote into a directory of ours, and nothing else that stands there.
+
+    The marker goes last, so a kill in between leaves a directory that is still ours.
+
+    Args:
+        directory: one of ours.
+        kind: what it is.
+        names: of everything that we write there.
+
+    Raises:
+        ConfigError: it is not ours; nothing is removed.
+    """
+    if not is_ours(directory, kind):
+        raise ConfigError(f"{directory}: holds no {MARKER} of a {kind} of ours, so nothing in it is removed")
+    for name in [*names, MARKER]:
+        path = directory / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    fsync_directory(directory)
+
+
+def lock_of_process(path: Path) -> IO[bytes] | None:
+    """Hold ``path`` for this process until the file is closed or the process ends, however it ends.
+
+    A POSIX record lock: worker processes do not inherit it, so those that outlive a killed parent hold nothing.
+
+    Returns:
+        The open file, or None if another process holds it.
+    """
+    file = path.open("ab")
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        file.close()
+        return None
+    except OSError:  # a file system without locks; some clusters mount theirs so
+        return file
+    return file

@@ -1,0 +1,31 @@
+"""Tables in Markdown."""
+
+from collections.abc import Collection, Iterable, Sequence
+
+from coca_mindspeed.utils.console import one_line
+
+
+def markdown_cell(text: object) -> str:
+    """Text for a Markdown table: one line, with its bars escaped."""
+    return one_line(str(text)).replace("|", "\\|")
+
+
+def markdown_table(
+    header: Sequence[object], rows: Iterable[Sequence[object]], *, numbers: Collection[int] = (), padded: bool = True
+) -> str:
+    """A Markdown table, with a line end after its last row.
+
+    Args:
+        header: names of the columns.
+        rows: cells of any text.
+        numbers: columns that are aligned to the right.
+        padded: with spaces, so that it also reads well as plain text.
+    """
+    lines = [[markdown_cell(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(len(line[i]) for line in lines) if padded else 0 for i in range(len(header))]
+    marks = [":" if i in numbers else "-" for i in range(len(header))]
+    rule = ["-" * (width + 1) + mark if padded else f" --{mark} " for width, mark in zip(widths, marks, strict=True)]
+    sides = [f"{'>' if mark == ':' else '<'}{width or ''}" for width, mark in zip(widths, marks, strict=True)]
+    aligned = [[f"{cell:{side}}" for cell, side in zip(line, sides, strict=True)] for line in lines]
+    first, *others = [f"| {' | '.join(cells)} |" for cells in aligned]
+    return "\n".join([first, f"|{'|'.join(rule)}|", *others]) + "\n"

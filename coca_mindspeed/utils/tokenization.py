@@ -1,0 +1,96 @@
+"""From a Hugging Face tokenizer to the bytes of each of its tokens."""
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from coca_mindspeed.algorithm.boundary import TokenText
+from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG
+from coca_mindspeed.errors import ConfigError
+
+_BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def token_text(tokenizer: Any, vocabulary_size: int) -> TokenText:
+    """The bytes that each id of a fast Hugging Face tokenizer stands for.
+
+    Special tokens are control symbols and have no text, unless the confidence tags themselves were added as such.
+
+    Args:
+        tokenizer: a ``PreTrainedTokenizerFast``.
+        vocabulary_size: rows of the model's output layer.  It is often padded beyond the tokenizer's vocabulary;
+            an id that only the model knows has no text.
+
+    Raises:
+        ConfigError: the tokenizer is slow, or joins its tokens in a way that has no bytes per token.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
+    if backend is None:
+        raise ConfigError(f"tokenizer {name}: a fast tokenizer (tokenizer.json) is needed, found a slow one")
+    kinds = _decoder_kinds(json.loads(backend.to_str())["decoder"])
+    if "ByteLevel" in kinds:
+        to_bytes = _byte_level
+    elif kinds <= {"Metaspace", "Replace", "ByteFallback", "Fuse", "Strip"} and kinds:
+        to_bytes = _sentence_piece
+    else:
+        raise ConfigError(
+            f"tokenizer {name}: its decoder {sorted(kinds) or 'null'} does not give every token text of its own; "
+            "supported are byte-level BPE, SentencePiece-style and plain (Fuse) decoders"
+        )
+    table = [b""] * max(vocabulary_size, len(tokenizer))
+    for token, index in tokenizer.get_vocab().items():
+        table[index] = to_bytes(token)
+    for index, added in tokenizer.added_tokens_decoder.items():
+        hidden = added.special and added.content.strip() not in (OPEN_TAG, CLOSE_TAG)
+        table[index] = b"" if hidden else added.content.encode("utf-8")
+    return TokenText(table)
+
+
+def tokens_as_written(tokenizer: Any, table: TokenText, texts: Sequence[str]) -> list[list[int]]:
+    """Token ids of texts that were made of a model's own tokens.
+
+    A tokenizer in Llama 2's style puts a blank before whatever it is given; such a text has that blank already.
+
+    Args:
+        tokenizer: a fast Hugging Face tokenizer.
+        table: its :func:`token_text`.
+        texts: decoded by the table.
+    """
+    [zero] = tokenizer(["0"], add_special_tokens=False)["input_ids"]
+    blank = b"".join(map(table.bytes_of, zero)) == b" 0"
+    given = [text.removeprefix(" ") if blank else text for text in texts]
+    rows: list[list[int]] = tokenizer(given, add_special_tokens=False)["input_ids"]
+    return rows
+
+
+def _decoder_kinds(decoder: dict[str, Any] | None) -> set[str]:
+    if decoder is None:
+        return set()
+    if decoder["type"] == "Sequence":
+        return set().union(*map(_decoder_kinds, decoder["decoders"]))
+    return {decoder["type"]}
+
+
+def _byte_level_alphabet() -> dict[str, int]:
+    """The characters by which byte-level BPE writes bytes: printable Latin-1 as itself, the others from U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = _byte_level_alphabet()
+
+
+def _byte_level(token: str) -> bytes:
+    try:
+        return bytes(_BYTE_OF_CHARACTER[character] for character in token)
+    except KeyError:  # a token outside of the alphabet was added as plain text
+        return token.encode("utf-8")
+
+
+def _sentence_piece(token: str) -> bytes:
+    if match := _BYTE_FALLBACK.fullmatch(token):
+        return bytes([int(match[1], 16)])
+    return token.replace("▁", " ").encode("utf-8")
