@@ -3,16 +3,20 @@
 An engine that judges an iteration in several batches adds them up: each value is a mean and says over how much.
 """
 
+from __future__ import annotations
+
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import Tensor
-
-from coca_mindspeed.algorithm.credit import SegmentCredit
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from coca_mindspeed.algorithm.credit import SegmentCredit
 
 
 class Mean(NamedTuple):

@@ -13,7 +13,7 @@ from coca_mindspeed.errors import GradingError
 
 REPOSITORY = Path(__file__).parents[2]
 NOBODY = 65534
-_PARTS = ("__init__", "lifeline", *(f"programs/{name}" for name in ("__init__", "sandbox", "bubblewrap", "user_ids")))
+_PARTS = ("__init__", "watchdog", *(f"code/{name}" for name in ("__init__", "sandbox", "bubblewrap")))
 
 
 def sandbox_problem() -> str:
@@ -46,7 +46,7 @@ def copied_package(*scripts: str) -> Iterator[Path]:
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
         package = directory / "coca_mindspeed"
-        (package / "grading" / "programs").mkdir(parents=True)
+        (package / "grading" / "code").mkdir(parents=True)
         directory.chmod(0o755)
         for part in ("__init__.py", "errors.py", *(f"grading/{part}.py" for part in _PARTS)):
             shutil.copy(REPOSITORY / "coca_mindspeed" / part, package / part)

@@ -53,28 +53,6 @@ def test_no_page_is_found_twice():
 
 
 @glibc
-def test_a_large_piece_is_kept_as_well():
-    """Asked for and never touched, so that it costs no memory."""
-    large = """
-import ctypes
-from coca_mindspeed.local.memory import keep_freed_memory
-assert keep_freed_memory()
-c = ctypes.CDLL(None)
-c.malloc.restype = c.sbrk.restype = ctypes.c_void_p
-c.malloc.argtypes, c.sbrk.argtypes, c.free.argtypes = [ctypes.c_size_t], [ctypes.c_ssize_t], [ctypes.c_void_p]
-before = c.sbrk(0)
-piece = c.malloc(3 * 2**30)
-if not piece:
-    raise SystemExit("no room")
-grown = c.sbrk(0)
-c.free(piece)
-print(grown - before >= 3 * 2**30, c.sbrk(0) >= grown)
-"""
-    done = subprocess.run([sys.executable, "-c", large], env=clean_environment(), capture_output=True, text=True)
-    assert done.stdout == "True True\n", done.stderr
-
-
-@glibc
 @pytest.mark.parametrize(
     "variables", [{"MALLOC_TRIM_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"}]
 )
