@@ -58,6 +58,7 @@ def coca_advantages(
     invalid_reward: float = -1.0,
     ddof: int = 1,
     eps: float = 1e-6,
+    separate_format: bool = True,
 ) -> CocaAdvantages:
     """Compute the advantage of each sampled token from the verdicts on the answers.
 
@@ -81,6 +82,7 @@ def coca_advantages(
         invalid_reward: confidence reward of an invalid response.
         ddof: of the groups' standard deviation; 1 is the sample's, 0 the population's.
         eps: added to the standard deviation.
+        separate_format: see :class:`CreditRule`.
 
     Raises:
         ValueError: a wrong shape, an unknown method, or B that is no multiple of ``group_size``.
@@ -111,7 +113,7 @@ def coca_advantages(
     )
     right = _verdicts("correct", correct, batch).view(-1, group_size)
     graded = None if gradable is None else _verdicts("gradable", gradable, batch).view(-1, group_size)
-    rule = CreditRule(method=chosen, stage=stage, invalid_reward=invalid_reward, ddof=ddof, eps=eps)
+    rule = CreditRule(chosen, stage, invalid_reward, ddof, eps, separate_format)
     stated = read.confidence.view(-1, group_size)
     credit = rule(right, stated, read.confidence_lengths, ends, width, graded)
     masks = segment_masks(credit.segment_lengths, ends, width)

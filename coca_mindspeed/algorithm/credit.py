@@ -1,4 +1,4 @@
-"""From judged responses to an advantage for each token: the one road that every engine takes (paper, section 3)."""
+"""From graded responses to an advantage for each token, for all engines (paper, section 3)."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -49,6 +49,10 @@ class CreditRule:
         invalid_reward: confidence reward of a response without a valid confidence.
         ddof: of the groups' deviation; 1 is the sample's, 0 the population's.
         eps: added to the deviation.
+        separate_format: normalise the Brier scores over the valid responses alone, and add the normalised 0/1 reward
+            of being valid.  In the paper's form (False) one invalid response among eight, with its reward of -1,
+            shrinks the differences among the valid ones about 25 times.  Equal where all are valid; for methods whose
+            confidence segment has a reward of its own (``coca``).
     """
 
     method: TrainingMethod
@@ -56,6 +60,7 @@ class CreditRule:
     invalid_reward: float = -1.0
     ddof: int = 1
     eps: float = 1e-6
+    separate_format: bool = True
 
     def __call__(
         self,
@@ -98,8 +103,8 @@ class CreditRule:
         sizes = gradable.sum(dim=1)
         confidence_reward = torch.full_like(correct, torch.nan, dtype=torch.float64)
         gesr = torch.full_like(sizes[:, None], torch.nan, dtype=torch.float64)
-        of_confidence, of_answer = (torch.zeros_like(correct, dtype=torch.float32) for _ in range(2))
-        confidence_varies, answer_varies = (torch.zeros_like(sizes, dtype=torch.bool) for _ in range(2))
+        earned, earned_by_answer = (torch.zeros_like(correct, dtype=torch.float64) for _ in range(2))
+        separate = self.separate_format
         for size in sizes.unique().tolist():
             if size < 2:
                 continue
@@ -110,10 +115,17 @@ class CreditRule:
             rate = group_success_rate(right)
             gesr[groups] = rate
             confidence_reward[members] = brier_reward(stated, rate, self.invalid_reward).flatten()
-            of_confidence[members] = self._advantages(rewards.confidence)
-            of_answer[members] = self._advantages(rewards.answer)
-            confidence_varies[groups] = group_varies(rewards.confidence)
-            answer_varies[groups] = group_varies(rewards.answer)
+            earned[members] = rewards.confidence.flatten()
+            earned_by_answer[members] = rewards.answer.flatten()
+            separate = separate and rewards.confidence is not rewards.answer
+        of_answer, answer_varies = self._advantages(earned_by_answer, gradable)
+        if separate:
+            valid = gradable & ~confidence.isnan()
+            of_brier, brier_varies = self._advantages(earned, valid)
+            of_format, format_varies = self._advantages(valid.to(torch.float64), gradable)
+            of_confidence, confidence_varies = of_brier + of_format, brier_varies | format_varies
+        else:
+            of_confidence, confidence_varies = self._advantages(earned, gradable)
         segment = self.segment_lengths(confidence_lengths)
         return SegmentCredit(
             gradable=gradable,
@@ -128,8 +140,22 @@ class CreditRule:
             tokens=token_advantages(of_confidence.flatten(), of_answer.flatten(), segment, response_lengths, width),
         )
 
-    def _advantages(self, rewards: Tensor) -> Tensor:
-        return group_advantages(rewards, ddof=self.ddof, eps=self.eps).flatten()
+    def _advantages(self, rewards: Tensor, members: Tensor) -> tuple[Tensor, Tensor]:
+        """Advantages among the members of each group, float32 ``[P, G]``, and which groups vary, bool ``[P]``.
+
+        0 for the others, and in a group of fewer than two members.
+        """
+        advantages = torch.zeros_like(rewards, dtype=torch.float32)
+        sizes = members.sum(dim=1)
+        varies = torch.zeros_like(sizes, dtype=torch.bool)
+        for size in sizes.unique().tolist():
+            if size >= 2:
+                groups = sizes == size
+                compared = members & groups[:, None]
+                of_members = rewards[compared].view(-1, size)
+                advantages[compared] = group_advantages(of_members, ddof=self.ddof, eps=self.eps).flatten()
+                varies[groups] = group_varies(of_members)
+        return advantages, varies
 
     def segment_lengths(self, confidence_lengths: Tensor) -> Tensor:
         """Tokens of each confidence *segment*, from the tokens up to the end of each stated confidence, int ``[B]``.

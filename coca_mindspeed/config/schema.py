@@ -201,6 +201,11 @@ class MethodConfig(Section):
     invalid_reward: float = Field(
         -1.0, ge=-100, le=0, description="confidence reward of a response without a valid confidence"
     )
+    separate_format: bool = Field(
+        True,
+        description="coca: Brier scores are compared among valid responses only, and being valid earns an advantage of "
+        "its own; false: invalid_reward takes part in the group's mean and deviation (the paper's form)",
+    )
     max_confidence_tokens: int = Field(16, ge=1, description="tokens that stand for an invalid response's confidence")
     confidence_decimals: int | None = Field(None, ge=1, le=6, description="exact digits after the point; null: any")
     advantage_ddof: Literal[0, 1] = Field(1, description="1: sample deviation, 0: population deviation")

@@ -139,4 +139,11 @@ def response_judge(method: MethodConfig, text: TokenText, grader: Grader) -> Res
 
 def credit_rule(method: MethodConfig, stage: int) -> CreditRule:
     """How the rewards of one of a method's stages become advantages."""
-    return CreditRule(method.training_method, stage, method.invalid_reward, method.advantage_ddof, method.advantage_eps)
+    return CreditRule(
+        method.training_method,
+        stage,
+        invalid_reward=method.invalid_reward,
+        ddof=method.advantage_ddof,
+        eps=method.advantage_eps,
+        separate_format=method.separate_format,
+    )

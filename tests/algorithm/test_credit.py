@@ -125,34 +125,75 @@ def test_a_group_of_fewer_than_two_gradable_answers_is_dropped(gradable):
     assert result.confidence_reward.isnan().all()
 
 
-def oracle(method, correct, confidence, gradable, invalid_reward, ddof, eps):
+def test_an_invalid_response_does_not_enter_the_comparison_of_the_valid_ones():
+    """GESR is 1/2.  s = (.5, 0, -, -): Brier 0 and -.25 among the valid; valid = (1, 1, 0, 0), deviation 1/sqrt(3)."""
+    given = ([True, False, True, False], [0.5, 0.0, math.nan, math.nan], [1] * 4, [2] * 4, 2)
+    form = 0.5 * math.sqrt(3)
+    separate = credit(*given)
+    torch.testing.assert_close(separate.confidence, torch.tensor([[UP + form, form - UP, -form, -form]]))
+    assert separate.confidence_reward.tolist() == [[0.0, -0.25, -1.0, -1.0]]
+    # the paper's form: (0, -.25, -1, -1) has mean -.5625 and squared deviations .316406, .097656 and twice .191406
+    literal = credit(*given, separate_format=False).confidence
+    deviation = math.sqrt(0.796875 / 3)
+    torch.testing.assert_close(literal, torch.tensor([[0.5625, 0.3125, -0.4375, -0.4375]]) / deviation)
+
+
+@pytest.mark.parametrize(
+    ("confidence", "expected"),
+    [
+        ([0.2, math.nan], [UP, -UP]),  # one valid response has nothing to be compared with
+        ([math.nan, math.nan], [0, 0]),
+        ([0.2, 0.2], [0, 0]),
+    ],
+)
+def test_groups_with_fewer_than_two_valid_responses(confidence, expected):
+    result = credit([True, True], confidence, [1, 1], [2, 2], 2)
+    torch.testing.assert_close(result.confidence, torch.tensor([expected], dtype=torch.float32))
+    assert result.confidence_varies.tolist() == [any(expected)]
+
+
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([0.0, 0.3, 0.8, 1.0])), min_size=2, max_size=8), st.data())
+def test_where_all_are_valid_both_forms_are_the_papers(group, data):
+    correct, confidence = (list(part) for part in zip(*group, strict=True))
+    ones, eps = [1] * len(group), data.draw(st.sampled_from([1e-6, 0.5]))
+    forms = [credit(correct, confidence, ones, ones, 1, eps=eps, separate_format=form) for form in (True, False)]
+    assert all(torch.equal(a, b) for a, b in zip(*forms, strict=True))
+
+
+def normalised(rewards, size, ddof, eps):
+    """Advantages of one group from ``{member: reward}``, a number a response; 0 for those that are no members."""
+    if len(rewards) < 2 or max(rewards.values()) - min(rewards.values()) <= 1e-9:
+        return [0.0] * size
+    mean = sum(rewards.values()) / len(rewards)
+    deviation = math.sqrt(sum((r - mean) ** 2 for r in rewards.values()) / (len(rewards) - ddof))
+    return [(rewards[i] - mean) / (deviation + eps) if i in rewards else 0.0 for i in range(size)]
+
+
+def oracle(method, correct, confidence, gradable, invalid_reward, ddof, eps, separate_format):
     """Advantages of one group by plain arithmetic: (confidence, answer), a number a response."""
+    size = len(correct)
     members = [i for i, counts in enumerate(gradable) if counts]
-    nothing = [0.0] * len(correct)
     if len(members) < 2:
-        return nothing, nothing
+        return [0.0] * size, [0.0] * size
     p = sum(correct[i] for i in members) / len(members)
     answer = {i: float(correct[i]) for i in members}
+    invalid = {i for i in members if math.isnan(confidence[i])}
 
     def brier(i, target):
-        return invalid_reward if math.isnan(confidence[i]) else -((confidence[i] - target) ** 2)
+        return invalid_reward if i in invalid else -((confidence[i] - target) ** 2)
 
     score = {i: brier(i, p) for i in members}
+    if method == "coca" and separate_format:
+        valid = normalised({i: score[i] for i in members if i not in invalid}, size, ddof, eps)
+        form = normalised({i: float(i not in invalid) for i in members}, size, ddof, eps)
+        return [a + b for a, b in zip(valid, form, strict=True)], normalised(answer, size, ddof, eps)
     rewards = {
         "coca": (score, answer),
         "rlvr": (answer, answer),
         "joint": ({i: answer[i] + score[i] for i in members},) * 2,
         "rlcr": ({i: answer[i] + brier(i, answer[i]) for i in members},) * 2,
     }[method]
-    results = []
-    for reward in rewards:
-        mean = sum(reward.values()) / len(members)
-        deviation = math.sqrt(sum((r - mean) ** 2 for r in reward.values()) / (len(members) - ddof))
-        varies = max(reward.values()) - min(reward.values()) > 1e-9
-        results.append(
-            [(reward[i] - mean) / (deviation + eps) if i in reward and varies else 0.0 for i in range(len(correct))]
-        )
-    return tuple(results)
+    return tuple(normalised(reward, size, ddof, eps) for reward in rewards)
 
 
 @given(
@@ -169,14 +210,15 @@ def oracle(method, correct, confidence, gradable, invalid_reward, ddof, eps):
     ),
     st.sampled_from(["coca", "rlvr", "joint", "rlcr"]),
     st.sampled_from([0, 1]),
+    st.booleans(),
 )
-def test_against_plain_arithmetic(groups, method, ddof):
+def test_against_plain_arithmetic(groups, method, ddof, separate_format):
     correct, confidence, gradable = (torch.tensor(part) for part in zip(*groups, strict=True))
     ones = torch.ones(correct.numel(), dtype=torch.int64)
-    rule = CreditRule(training_method(method), invalid_reward=-1.5, ddof=ddof, eps=0.05)
+    rule = CreditRule(training_method(method), 0, -1.5, ddof, eps=0.05, separate_format=separate_format)
     found = rule(correct, confidence.double(), ones, 2 * ones, 2, gradable=gradable)
     for row, group in enumerate(groups):
-        expected = oracle(method, *group, -1.5, ddof, 0.05)
+        expected = oracle(method, *group, -1.5, ddof, 0.05, separate_format)
         for name, wanted in zip(("confidence", "answer"), expected, strict=True):
             assert getattr(found, name)[row].tolist() == pytest.approx(wanted, rel=1e-5, abs=1e-6)
 
@@ -188,7 +230,7 @@ def test_where_all_are_gradable_the_numbers_are_those_without_a_mask_bit_for_bit
     confidence = torch.rand(64, 16, generator=draw, dtype=torch.float64)
     confidence[torch.rand(64, 16, generator=draw) < 0.1] = math.nan
     ones = torch.ones(correct.numel(), dtype=torch.int64)
-    rule = CreditRule(training_method(name))
+    rule = CreditRule(training_method(name), separate_format=False)
     found = rule(correct, confidence, ones, ones, 1, gradable=torch.ones_like(correct))
     rewards = rule.method.rewards(correct, confidence)
     for segment in ("confidence", "answer"):
