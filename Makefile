@@ -8,7 +8,7 @@ OPENCOMPASS_VENV ?= .venv-opencompass
 VLLM_VENV ?= .venv-vllm
 
 .PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-vllm test-opencompass test-serving
-.PHONY: test-verl test-verl-learning test-trl test-8bit lint bench bench-trl bench-check bench-baselines clean
+.PHONY: test-verl test-verl-learning test-trl test-ms-swift test-8bit lint bench bench-trl bench-check bench-baselines clean
 .PHONY: lock lock-opencompass lock-verl docs .venv
 
 help:  ## list the targets
@@ -144,7 +144,7 @@ lock-verl: $(STAMP)  ## resolve requirements/verl.in anew
 	  -o requirements/verl.txt
 
 clean:  ## remove the environment, caches and runs
-	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) $(MINDSPEED_VLLM_VENV) $(VERL_VENV) $(VLLM_VENV) .venv-trl runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) $(MINDSPEED_VLLM_VENV) $(VERL_VENV) $(VLLM_VENV) .venv-trl .venv-ms-swift runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 docs: $(STAMP)  ## renew the references of keys in docs/configuration.md, docs/coca_section.md and docs/verl.md
 	sed -i '1,/<!-- keys -->/!d' docs/configuration.md docs/coca_section.md docs/verl.md
@@ -163,3 +163,11 @@ bench-trl: .venv-trl/.installed  ## a training step against TRL's GRPOTrainer, i
 
 test-trl: .venv-trl/.installed  ## examples/trl_coca.py on the real TRL, in its own environment: advantages, loss, a training
 	OMP_NUM_THREADS=1 .venv-trl/bin/python -m pytest tests/integration/test_trl_coca.py
+
+.venv-ms-swift/.installed: requirements/ms-swift.txt
+	$(PYTHON) -m venv .venv-ms-swift
+	.venv-ms-swift/bin/python -m pip install --quiet -r requirements/ms-swift.txt
+	@touch $@
+
+test-ms-swift: .venv-ms-swift/.installed runs/demo/model/config.json  ## examples/ms_swift_coca.py on the real ms-swift, in its own environment
+	MS_SWIFT_MODEL=runs/demo/warm_start .venv-ms-swift/bin/python -m pytest -s tests/integration/test_ms_swift_coca.py
