@@ -146,7 +146,6 @@ def test_wrong_arguments_are_named(changed, error):
 def test_the_loop_of_the_page_learns():
     """A policy of one table of logits: its answers become right, and its confidence reward rises."""
     text = PAGE.read_text(encoding="utf-8")
-    assert len(text.split()) <= 500
     [code] = re.findall(r"<!-- loop -->\n```python\n(.*?)```", text, re.DOTALL)
     assert len(code.splitlines()) <= 13
     tokenizer, generator = qwen_like(), torch.Generator().manual_seed(0)
