@@ -3,8 +3,8 @@
 import argparse
 
 from coca_mindspeed.cli.options import at_least, place, within
-from coca_mindspeed.data.real_world.sets import Sizes, write_real_world
 from coca_mindspeed.utils.console import print_text
+from experiments.real_world.sets import Sizes, write_real_world
 
 
 def add_real_world_arguments(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from coca_mindspeed.gguf_import.model_directory import import_gguf  # needs the extra, which --help does not
+    from experiments.gguf_import.model_directory import import_gguf  # needs the extra, which --help does not
 
     model = import_gguf(arguments.file, arguments.directory, overwrite=arguments.overwrite)
     print_text(

@@ -7,11 +7,11 @@ from pathlib import Path
 from coca_mindspeed.baselines.parts import check_directory, claim_directory
 from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.reproduce.cells import ReproductionCell, cells_of
-from coca_mindspeed.reproduce.plan import plan_path, read_plan
 from coca_mindspeed.utils.console import PlainConsole, print_text
 from coca_mindspeed.utils.cpus import usable_cpus
 from coca_mindspeed.utils.files import lock_of_process
+from experiments.reproduce.cells import ReproductionCell, cells_of
+from experiments.reproduce.plan import plan_path, read_plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,12 +34,12 @@ def run(arguments: argparse.Namespace) -> int:
     cells = cells_of(plan, range(arguments.seeds))
     # torch and all that trains: seconds, which --help and a mistake in the plan do not have to wait for.
     from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved
-    from coca_mindspeed.reproduce.provenance import check_made_from
-    from coca_mindspeed.reproduce.questions import check_questions, missing_sets, write_sets
-    from coca_mindspeed.reproduce.report import write_report
-    from coca_mindspeed.reproduce.results import collect
-    from coca_mindspeed.reproduce.work import Workplace
-    from coca_mindspeed.reproduce.work_queue import run_cells
+    from experiments.reproduce.provenance import check_made_from
+    from experiments.reproduce.questions import check_questions, missing_sets, write_sets
+    from experiments.reproduce.report import write_report
+    from experiments.reproduce.results import collect
+    from experiments.reproduce.work import Workplace
+    from experiments.reproduce.work_queue import run_cells
 
     console = PlainConsole()
     # More seeds may be asked for later; another plan would not be the same reproduction.
