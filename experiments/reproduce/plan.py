@@ -5,7 +5,6 @@ from typing import Literal, get_args
 
 from pydantic import Field, ValidationError, field_validator
 
-from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.config.overrides import nearest
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import ConfigError, UsageError
@@ -14,6 +13,7 @@ from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 from experiments.miniature.miniature import MiniatureName
 
 BaselineCell = Literal["instruct", "rlvr+question_prob", "rlvr+probe", "rlvr+assessor", "majority_voting"]
+PLANS = Path(__file__).parents[1] / "plans"
 # Cells that a plan's trained methods must not be called like.
 _TAKEN = (*get_args(BaselineCell), "start-first", "start-last")
 # Beside the settings' directories in the reproduction's own.
@@ -130,14 +130,14 @@ def _check_data_overrides(where: str, setting: SettingPlan) -> None:
 
 
 def plan_path(name: str) -> Path:
-    """A plan of ``configs/reproduce`` by its name, or a path of your own.
+    """A plan of ``experiments/plans`` by its name, or a path of your own.
 
     Raises:
         UsageError: there is no plan of that name.
     """
     if Path(name).suffix in (".yaml", ".yml"):
         return Path(name)
-    ours = {path.stem: path for path in sorted((config_directory() / "reproduce").glob("*.yaml"))}
+    ours = {path.stem: path for path in sorted(PLANS.glob("*.yaml"))}
     if name not in ours:
         raise UsageError(
             f"--plan: unknown plan {name!r}{nearest(name, list(ours))}; ready-made plans: {', '.join(ours)}"

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import DataError, MissingDependencyError
 from coca_mindspeed.grading.facts.factual import normalise
 from coca_mindspeed.grading.registry import build_grader
+from experiments.__main__ import main
 from experiments.real_world import places, spoken_names
 from experiments.real_world.question_families import HELD_OUT, NEVER_TAUGHT, WARMED_UP, part_of
 from experiments.real_world.sets import FAMILIES, Sizes, real_world_records, write_real_world
@@ -215,13 +215,13 @@ def test_what_is_too_difficult_for_a_small_model_can_be_left_out(parts):
 def test_the_command_writes_records_that_can_be_read_back(tmp_path, capsys):
     output = tmp_path / "rw"
     sizes = ("--train", "20", "--evaluate", "10", "--warm-up", "5", "--hardest", "0.6")
-    assert main(["data", "real-world", "--output", str(output), *sizes]) == 0
+    assert main(["real_world", "--output", str(output), *sizes]) == 0
     for part, size in (("train", 20), ("evaluate", 10), ("warm_up", 5)):
         assert list(read_records(output / f"{part}.jsonl")) == real_world_records(part, size, hardest=0.6)
     first = (output / "train.jsonl").read_bytes()
-    assert main(["data", "real-world", "--output", str(output), *sizes]) == 1
+    assert main(["real_world", "--output", str(output), *sizes]) == 1
     assert "already exists" in capsys.readouterr().err
-    assert main(["data", "real-world", "--output", str(output), *sizes, "--overwrite"]) == 0
+    assert main(["real_world", "--output", str(output), *sizes, "--overwrite"]) == 0
     assert (output / "train.jsonl").read_bytes() == first
 
 

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from coca_mindspeed.cli import main
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.local.policy import load_policy
+from experiments.__main__ import main
 from experiments.gguf_import.byte_level import build_tokenizer
 from experiments.gguf_import.model_directory import import_gguf
 from tests.experiments.gguf_import import files_for_tests as files
@@ -114,7 +114,7 @@ def test_a_file_without_a_chat_template_is_imported_and_that_is_said(tmp_path, c
     tokenizer = files.smollm_like()
     model = files.random_model("llama", len(tokenizer), tied=True)
     file = files.write_gguf(tmp_path / "m.gguf", model, tokenizer, "smollm", tokenizer__chat_template=None)
-    assert main(["import-gguf", str(file), str(tmp_path / "hf")]) == 0
+    assert main(["gguf_import", str(file), str(tmp_path / "hf")]) == 0
     assert "has no chat template" in capsys.readouterr().out
 
 
@@ -139,14 +139,14 @@ def test_a_place_that_is_taken_is_refused_and_an_earlier_import_can_be_replaced(
     output = tmp_path / "hf"
     output.mkdir()
     (output / "thesis.txt").write_text("mine")
-    assert main(["import-gguf", str(good), str(output)]) == 1
+    assert main(["gguf_import", str(good), str(output)]) == 1
     assert "already exists" in capsys.readouterr().err
-    assert main(["import-gguf", str(good), str(output), "--overwrite"]) == 1
+    assert main(["gguf_import", str(good), str(output), "--overwrite"]) == 1
     assert [path.name for path in output.iterdir()] == ["thesis.txt"]
     shutil.rmtree(output)
-    assert main(["import-gguf", str(good), str(output)]) == 0
+    assert main(["gguf_import", str(good), str(output)]) == 0
     (output / "stale").touch()
-    assert main(["import-gguf", str(good), str(output), "--overwrite"]) == 0
+    assert main(["gguf_import", str(good), str(output), "--overwrite"]) == 0
     assert not (output / "stale").exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["good.gguf", "hf"]
 

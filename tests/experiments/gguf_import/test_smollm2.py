@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from coca_mindspeed.cli import main
 from coca_mindspeed.utils.tokenization import _BYTE_OF_CHARACTER
+from experiments.__main__ import main
 from experiments.gguf_import.header import read_header
 from tests.real_model import needs_smollm2, smollm2_file, smollm2_tokenizer
 
@@ -108,7 +108,7 @@ def test_ids_are_those_of_bpe_written_down_plainly(text):
 def test_the_imported_model_answers_plain_questions_and_ends_its_turn(tmp_path, capsys):
     """Greedy answers; with a wrong tokenizer, or keys and queries in the wrong order, hardly any would be right."""
     directory = tmp_path / "hf"
-    assert main(["import-gguf", str(smollm2_file()), str(directory)]) == 0
+    assert main(["gguf_import", str(smollm2_file()), str(directory)]) == 0
     assert "134,515,008 parameters, 49,152 tokens; a response ends with <|im_end|>" in capsys.readouterr().out
     tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(directory)

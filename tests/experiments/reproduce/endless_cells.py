@@ -28,8 +28,8 @@ def endless(place: SimpleNamespace, cell: EndlessCell) -> float:
 
 
 def main(plan: str, output: Path) -> int:
-    from coca_mindspeed.cli import main as run_command
-    from coca_mindspeed.cli import reproduce
+    from experiments.__main__ import main as run_command
+    from experiments.reproduce import __main__ as reproduce
     from experiments.reproduce import questions, work, work_queue
 
     def announce() -> None:

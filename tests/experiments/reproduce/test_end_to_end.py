@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from coca_mindspeed import cli
 from coca_mindspeed.evaluation.predictions import read_predictions
+from experiments.__main__ import main
 from experiments.reproduce import work_queue as schedule
 from experiments.reproduce.cells import cells_of
 from experiments.reproduce.plan import read_plan
@@ -28,11 +28,11 @@ def test_a_tiny_reproduction(tmp_path, capsys, monkeypatch):
         return run_cell(place, cell)
 
     monkeypatch.setattr(schedule.run_cells, "__defaults__", (stop_at_joint,))
-    assert cli.main(command) == 130
+    assert main(command) == 130
     done = {cell: (cell.directory(output) / "cell.json").stat().st_mtime_ns for cell in cells if cell.done(output)}
     assert 0 < len(done) < len(cells)
     monkeypatch.setattr(schedule.run_cells, "__defaults__", (run_cell,))
-    assert cli.main(command) == 0
+    assert main(command) == 0
     assert all(cell.done(output) for cell in cells)
     assert all((cell.directory(output) / "cell.json").stat().st_mtime_ns == when for cell, when in done.items())
 
@@ -63,9 +63,9 @@ def test_a_tiny_reproduction(tmp_path, capsys, monkeypatch):
     assert methods == {"instruct", "rlvr", "rlvr+question_prob", "rlvr+probe", "rlvr+assessor", "coca"}
 
     capsys.readouterr()
-    assert cli.main([*command[:-4], "--output", str(output), "--report-only", "--seeds", "2"]) == 0
+    assert main([*command[:-4], "--output", str(output), "--report-only", "--seeds", "2"]) == 0
     assert "seed 1, coca" in (output / "report" / "README.md").read_text()
     other = tmp_path / "other.yaml"
     other.write_text(PLAN.read_text().replace("samples: 3", "samples: 4"))
-    assert cli.main(["reproduce", "--plan", str(other), "--output", str(output), "--report-only"]) == 1
+    assert main(["reproduce", "--plan", str(other), "--output", str(output), "--report-only"]) == 1
     assert "choose another directory" in capsys.readouterr().err

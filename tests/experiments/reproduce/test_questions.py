@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import Record, read_records, write_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.grading.verdict import Outcome
+from experiments.__main__ import main
 from experiments.reproduce import work, work_queue
 from experiments.reproduce.cells import ReproductionCell, cells_of
 from experiments.reproduce.plan import Plan, read_plan

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from coca_mindspeed import cli
-from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import read_predictions
+from experiments.__main__ import main
 from experiments.reproduce.cells import cells_of, run_config
+from experiments.reproduce.plan import PLANS as PLANS_DIRECTORY
 from experiments.reproduce.plan import read_plan
 from tests.local.models_for_tests import write_random_model
 
@@ -21,7 +21,7 @@ PLANS = ("smollm2", "smollm2_demo")
 
 def tiny_plan(directory: Path, **changed) -> Path:
     write_random_model(directory / "model", "llama")
-    plan = yaml.safe_load((config_directory() / "reproduce" / "smollm2.yaml").read_text(encoding="utf-8"))
+    plan = yaml.safe_load((PLANS_DIRECTORY / "smollm2.yaml").read_text(encoding="utf-8"))
     setting = plan["settings"]["real"]
     setting["real_world"] = {"train": 8, "evaluate": 2, "warm_up": 4}
     setting["overrides"] += [
@@ -41,7 +41,7 @@ def test_two_steps_of_every_method(tmp_path, capsys):
     plan, output, report = tiny_plan(tmp_path), tmp_path / "out", tmp_path / "report"
     # The random model's vocabulary needs many tokens for a name.
     command = ["reproduce", "--plan", str(plan), "--seeds", "1", "--jobs", "1", "--output", str(output)]
-    assert cli.main([*command, "--report", str(report)]) == 0
+    assert main([*command, "--report", str(report)]) == 0
     cells = cells_of(read_plan(plan), [0])
     assert {cell.name for cell in cells} == {
         *("start-first", "start-last", "rlvr", "coca", "joint", "rlcr"),
@@ -68,7 +68,7 @@ def test_two_steps_of_every_method(tmp_path, capsys):
         assert any(f"real world, {category}: coca has a lower ECE than instruct" in claim for claim in claims)
     # Once more: nothing is left to do, and nothing is done.
     when = {cell: (cell.directory(output) / "cell.json").stat().st_mtime_ns for cell in cells}
-    assert cli.main([*command, "--report", str(report)]) == 0
+    assert main([*command, "--report", str(report)]) == 0
     assert "0 to run" in capsys.readouterr().out
     assert {cell: (cell.directory(output) / "cell.json").stat().st_mtime_ns for cell in cells} == when
 
@@ -77,14 +77,14 @@ def test_a_start_on_more_questions_than_there_are_is_refused_before_the_first_ce
     trained = {"coca": ["method=coca"], "coca, started": ["method=coca", "confidence_start.questions=999"]}
     plan = tiny_plan(tmp_path, trained=trained, baselines=["instruct"])
     output = tmp_path / "out"
-    assert cli.main(["reproduce", "--plan", str(plan), "--seeds", "1", "--output", str(output)]) == 1
+    assert main(["reproduce", "--plan", str(plan), "--seeds", "1", "--output", str(output)]) == 1
     assert "confidence_start.questions=999: each is asked once, and there are" in capsys.readouterr().err
     assert not list(output.rglob("cell.json"))
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_the_ready_made_plans_name_runs_that_exist(name):
-    plan = read_plan(config_directory() / "reproduce" / f"{name}.yaml")
+    plan = read_plan(PLANS_DIRECTORY / f"{name}.yaml")
     setting = plan.settings["real"]
     for overrides in setting.trained.values():
         run = run_config(setting, overrides, 0)
@@ -95,9 +95,7 @@ def test_the_ready_made_plans_name_runs_that_exist(name):
 
 def test_the_demo_is_a_part_of_the_plan():
     """The same settings, so that its figures are those of the whole."""
-    whole, demo = (
-        json.loads(read_plan(config_directory() / "reproduce" / f"{name}.yaml").model_dump_json()) for name in PLANS
-    )
+    whole, demo = (json.loads(read_plan(PLANS_DIRECTORY / f"{name}.yaml").model_dump_json()) for name in PLANS)
     for same in ("run", "real_world", "overrides"):
         assert demo["settings"]["real"][same] == whole["settings"]["real"][same]
     assert demo["settings"]["real"]["trained"].items() <= whole["settings"]["real"]["trained"].items()

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from coca_mindspeed import cli
 from coca_mindspeed.baselines.parts import claim_directory
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
+from experiments.__main__ import main
 from experiments.reproduce import provenance
 from experiments.reproduce.cells import ReproductionCell, cells_of
 from experiments.reproduce.plan import Plan, plan_path, read_plan
@@ -198,7 +198,7 @@ def test_a_second_process_is_refused(tmp_path, capsys):
     )
     try:
         assert other.stdout.readline() == b"held\n"
-        assert cli.main(command) == 1
+        assert main(command) == 1
         assert "another process is at work on this reproduction" in capsys.readouterr().err
     finally:
         other.communicate(b"")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.cli import main
 from coca_mindspeed.local.interrupt import InterruptedRunError
+from experiments.__main__ import main
 from tests.grading.dying_trainer import descendants, end_survivors
 
 REPOSITORY = Path(__file__).parents[3]

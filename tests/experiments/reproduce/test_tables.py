@@ -12,8 +12,8 @@ import pytest
 from scipy.stats import ttest_1samp, ttest_rel
 
 from coca_mindspeed.baselines.parts import claim_directory
-from coca_mindspeed.cli import main
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_to_json
+from experiments.__main__ import main
 from experiments.reproduce import work_queue as schedule
 from experiments.reproduce.by_question import by_question_table
 from experiments.reproduce.cells import cells_of
@@ -260,7 +260,7 @@ def test_the_report_has_every_table_three_times_and_names_what_is_missing(tmp_pa
         if (cell.name, cell.seed) != ("coca", 1):
             finish(tmp_path, cell)
     results = collect(tmp_path, cells)
-    tables = write_report(results, PLAN, tmp_path / "report", "coca-mindspeed reproduce --seeds 2")
+    tables = write_report(results, PLAN, tmp_path / "report", "python -m experiments.reproduce --seeds 2")
     names = {t.name for t in tables}
     assert names >= {"claims", "short_main", "short_answer_first", "short_segment_against_joint", "short_samples"}
     texts = {name for name in names if name.endswith("_samples")}  # nobody reads responses in a picture
@@ -271,7 +271,7 @@ def test_the_report_has_every_table_three_times_and_names_what_is_missing(tmp_pa
     page = (tmp_path / "report" / "README.md").read_text()
     assert "Not finished yet" in page
     assert "short, seed 1, coca" in page
-    assert "coca-mindspeed reproduce --seeds 2" in page
+    assert "python -m experiments.reproduce --seeds 2" in page
     assert all((f"({name}.png)" in page) == (name not in texts) for name in names)
 
 

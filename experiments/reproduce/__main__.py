@@ -1,6 +1,7 @@
-"""``coca-mindspeed reproduce``: every method of the paper, over seeds, and its tables with our numbers in them."""
+"""``python -m experiments.reproduce``: run every method of the paper over several seeds and make its tables."""
 
 import argparse
+import sys
 import time
 from pathlib import Path
 
@@ -76,9 +77,15 @@ def run(arguments: argparse.Namespace) -> int:
             except InterruptedRunError as error:  # a cell in this process, which has an option --resume in mind
                 raise InterruptedRunError(error.saved, go_on) from error
     directory = arguments.report or output / "report"
-    shown = f"coca-mindspeed reproduce --plan {arguments.plan} --seeds {arguments.seeds} --jobs {arguments.jobs}"
+    shown = f"python -m experiments.reproduce --plan {arguments.plan} --seeds {arguments.seeds} --jobs {arguments.jobs}"
     tables = write_report(collect(output, cells), plan, directory, shown)
     if tables:
         print_text(tables[0].markdown())
     console.print(f"{len(tables)} tables: {directory / 'README.md'}")
     return 0
+
+
+if __name__ == "__main__":
+    from experiments.__main__ import main
+
+    sys.exit(main(["reproduce", *sys.argv[1:]]))

@@ -1,6 +1,7 @@
-"""``coca-mindspeed import-gguf``: pretrained weights in one GGUF file become a Hugging Face directory."""
+"""``python -m experiments.gguf_import``: make a Hugging Face directory of a model in a GGUF file."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from coca_mindspeed.utils.console import print_text
@@ -24,3 +25,9 @@ def run(arguments: argparse.Namespace) -> int:
         print_text("the file has no chat template; training and sampling need one")
     print_text(f"model: {arguments.directory} (a Hugging Face directory)")
     return 0
+
+
+if __name__ == "__main__":
+    from experiments.__main__ import main
+
+    sys.exit(main(["gguf_import", *sys.argv[1:]]))

@@ -1,13 +1,14 @@
-"""``coca-mindspeed data real-world``."""
+"""``python -m experiments.real_world``: write questions about places, languages and sums."""
 
 import argparse
+import sys
 
 from coca_mindspeed.cli.options import at_least, place, within
 from coca_mindspeed.utils.console import print_text
 from experiments.real_world.sets import Sizes, write_real_world
 
 
-def add_real_world_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Where the sets go, and how large they are."""
     parser.description = (
         "Write questions about places, languages and sums for the format warm-up, for training and for evaluation; "
@@ -35,13 +36,18 @@ def add_real_world_arguments(parser: argparse.ArgumentParser) -> None:
         help="leave out the trained families' questions of a greater difficulty, from 0.1 to 1 (default: 1, none): "
         "groups without one right answer teach little",
     )
-    parser.set_defaults(run_action=run_real_world)
 
 
-def run_real_world(arguments: argparse.Namespace) -> int:
+def run(arguments: argparse.Namespace) -> int:
     """Write the sets, and say how many records each has."""
     sizes = Sizes(arguments.train, arguments.evaluate, arguments.warm_up, arguments.hardest)
     written = write_real_world(arguments.output, sizes, arguments.seed, overwrite=arguments.overwrite)
     for name, records in written.items():
         print_text(f"{arguments.output / name}: {records} records")
     return 0
+
+
+if __name__ == "__main__":
+    from experiments.__main__ import main
+
+    sys.exit(main(["real_world", *sys.argv[1:]]))
