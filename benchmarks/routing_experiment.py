@@ -39,8 +39,7 @@ from coca_mindspeed.serving.config import ServingConfig
 from coca_mindspeed.serving.replay import join_tiers, oracle_curve, single_curve, threshold_curve
 from coca_mindspeed.serving.routing_scores import compare_routers
 from coca_mindspeed.utils.files import write_json
-from experiments.miniature.digits import digit_records
-from experiments.miniature.miniature import SYMBOLS
+from experiments.miniature import SYMBOLS, digit_records
 from tests.serving.background import served_in_background
 
 # Hidden size, layers: about 60,000 and 900,000 parameters; a token's price is about in proportion.

@@ -10,7 +10,7 @@ from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.evaluation.paper.published import check_setting
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
-from experiments.miniature.miniature import MiniatureName
+from experiments.miniature import MiniatureName
 
 BaselineCell = Literal["instruct", "rlvr+question_prob", "rlvr+probe", "rlvr+assessor", "majority_voting"]
 PLANS = Path(__file__).parents[1] / "plans"

@@ -13,7 +13,7 @@ from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.chat import reads_date
 from coca_mindspeed.local.confidence_start import check_enough_questions
 from coca_mindspeed.local.setup import load_data, record_sources
-from experiments.miniature.miniature import miniature
+from experiments.miniature import miniature
 from experiments.real_world.sets import Sizes, real_world_sets
 from experiments.reproduce.cells import ReproductionCell, run_config
 from experiments.reproduce.plan import Plan, SettingPlan

@@ -24,7 +24,7 @@ from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.setup import load_data, open_session, record_sources, warm_start
 from coca_mindspeed.local.warm_up import read_warm_up_records, teach_format
 from coca_mindspeed.utils.files import write_json
-from experiments.miniature.miniature import SYMBOLS
+from experiments.miniature import SYMBOLS
 from experiments.reproduce.cells import ReproductionCell, run_config
 from experiments.reproduce.plan import Plan, SettingPlan
 from experiments.reproduce.provenance import made_from, source

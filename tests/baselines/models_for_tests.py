@@ -9,7 +9,7 @@ from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfi
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.tiny_model import write_tiny_model
-from experiments.miniature.miniature import SYMBOLS
+from experiments.miniature import SYMBOLS
 from tests.local.models_for_tests import write_random_model
 
 

@@ -9,7 +9,7 @@ from coca_mindspeed.baselines.assessor import Assessor, AssessorConfig, train_as
 from coca_mindspeed.baselines.early_stopping import FitConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
-from experiments.miniature.digits import digit_records
+from experiments.miniature import digit_records
 from tests.baselines.models_for_tests import random_policy, tiny_policy
 
 
