@@ -1,1 +1,1 @@
-"""Questions about the real world, from packages that bring data: places, elements, currencies, languages; and sums."""
+"""Questions about the real world without a download: places, elements, currencies, languages and sums."""

@@ -5,44 +5,37 @@ import sys
 
 from coca_mindspeed.cli.options import at_least, place, within
 from coca_mindspeed.utils.console import print_text
-from experiments.real_world.sets import Sizes, write_real_world
+from experiments.real_world.families import Sizes, write_real_world
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Where the sets go, and how large they are."""
     parser.description = (
-        "Write questions about places, languages and sums for the format warm-up, for training and for evaluation; "
-        "the last also has families that are never trained on, and nothing it asks about is in the others "
-        "(docs/training.md)."
+        "Write records for the SFT warm-up, for training and for evaluation. Evaluation also has families that are "
+        "never trained on, and no entity that it asks about is in the other files (docs/training.md)."
     )
     sizes = Sizes()
     parser.add_argument("--output", type=place, required=True, metavar="DIR", help="the directory to make")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier output")
-    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="draws questions (default: 0)")
+    parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="of the questions (default: 0)")
     for part in ("train", "evaluate", "warm_up"):
-        default = getattr(sizes, part)
-        parser.add_argument(
-            f"--{part.replace('_', '-')}",
-            type=at_least(1),
-            default=default,
-            metavar="N",
-            help=f"the most questions of a family (default: {default})",
-        )
+        option, default = f"--{part.replace('_', '-')}", getattr(sizes, part)
+        text = f"the most questions of a family (default: {default})"
+        parser.add_argument(option, type=at_least(1), default=default, metavar="N", help=text)
     parser.add_argument(
         "--hardest",
         type=within(0.1, 1.0),
         default=sizes.hardest,
         metavar="D",
-        help="leave out the trained families' questions of a greater difficulty, from 0.1 to 1 (default: 1, none): "
-        "groups without one right answer teach little",
+        help="the greatest difficulty of the trained families' questions, from 0.1 to 1 (default: 1): groups without "
+        "a right answer teach little",
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the sets, and say how many records each has."""
     sizes = Sizes(arguments.train, arguments.evaluate, arguments.warm_up, arguments.hardest)
-    written = write_real_world(arguments.output, sizes, arguments.seed, overwrite=arguments.overwrite)
-    for name, records in written.items():
+    for name, records in write_real_world(
+        arguments.output, sizes, arguments.seed, overwrite=arguments.overwrite
+    ).items():
         print_text(f"{arguments.output / name}: {records} records")
     return 0
 

@@ -14,7 +14,7 @@ from coca_mindspeed.local.chat import reads_date
 from coca_mindspeed.local.confidence_start import check_enough_questions
 from coca_mindspeed.local.setup import load_data, record_sources
 from experiments.miniature import miniature
-from experiments.real_world.sets import Sizes, real_world_sets
+from experiments.real_world.families import Sizes, real_world_sets
 from experiments.reproduce.cells import ReproductionCell, run_config
 from experiments.reproduce.plan import Plan, SettingPlan
 
@@ -146,7 +146,7 @@ def _embedded(plan: Plan, setting: SettingPlan) -> Sets:
         # A record's category in the tables is its family's role.
         return {
             part: [replace(r, category=r.metadata["role"]) for r in records]
-            for part, records in real_world_sets(Sizes(**setting.real_world.model_dump()))
+            for part, records in real_world_sets(Sizes(**setting.real_world.model_dump())).items()
         }
     assert setting.miniature is not None
     data = miniature(setting.miniature, size=plan.train_questions, evaluate=plan.evaluate_questions)

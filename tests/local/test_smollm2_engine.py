@@ -16,7 +16,7 @@ from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.mindspeed.export import LAYOUTS
 from coca_mindspeed.scoring.responses import ResponseJudge
 from coca_mindspeed.utils.tokenization import _byte_level, token_text
-from experiments.real_world.sets import real_world_records
+from experiments.real_world.families import real_world_records
 from tests.algorithm.test_boundary import brute_force
 from tests.experiments.gguf_import.files_for_tests import random_model
 from tests.real_model import needs_smollm2, smollm2_tokenizer
