@@ -1,1 +1,1 @@
-"""Weights in: a GGUF file of Llama's or Qwen2's architecture becomes a Hugging Face directory."""
+"""Convert a GGUF file of a Llama or Qwen2 model into a Hugging Face directory."""

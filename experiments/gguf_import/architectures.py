@@ -1,7 +1,7 @@
-"""The two architectures that are read, and every tensor that a file of them has to hold, with its shape.
+"""Check the architecture of a GGUF file: its sizes, and the name and shape of every tensor.
 
-What the numbers in the metadata announce is held against what is there before a model is built: transformers would
-build a billion layers if it was told to, draw at random what is missing and leave out what it does not know.
+The checks run before a model is built, because transformers would build any declared size, initialise missing tensors
+at random and ignore unknown ones.
 """
 
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ _SHOWN = 3
 
 
 def check_architecture(header: GgufHeader, path: Path) -> str:
-    """The architecture of a file that holds exactly the weights which it announces.
+    """Return the architecture, ``llama`` or ``qwen2``.
 
     Raises:
-        DataError: another architecture, a number that is missing or impossible, a tensor that is missing, of another
-            shape or unknown, or scaled rotary frequencies.
+        DataError: another architecture, a missing or impossible size, a missing, unknown or misshapen tensor, or scaled
+            rotary frequencies.
     """
     architecture = header.metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
@@ -38,14 +38,14 @@ def check_architecture(header: GgufHeader, path: Path) -> str:
     sizes = _sizes(header.metadata, architecture, path)
     if scaling := _rope_scaling(header):
         raise DataError(
-            f"{path}: {scaling}: transformers does not read scaled rotary frequencies from GGUF, and the model would "
-            "be another one beyond the first positions; take the publisher's Hugging Face files"
+            f"{path}: {scaling}: transformers does not read scaled rotary frequencies from GGUF, which change "
+            "later positions; use the publisher's Hugging Face files"
         )
     _check_heads(header.metadata, architecture, sizes, path)
     if sizes["block_count"] > len(header.shapes):
         raise DataError(
-            f"{path}: {architecture}.block_count announces {sizes['block_count']} layers, "
-            f"and the file holds {len(header.shapes)} tensors"
+            f"{path}: {architecture}.block_count declares {sizes['block_count']} layers, "
+            f"and the file has {len(header.shapes)} tensors"
         )
     _check_shapes(_expected_shapes(header, architecture, sizes, path), header.shapes, path)
     return str(architecture)
@@ -66,13 +66,12 @@ def _sizes(metadata: Mapping[str, Any], architecture: str, path: Path) -> dict[s
 
 
 def _rope_scaling(header: GgufHeader) -> str | None:
-    """What says that the rotary frequencies are scaled; None where nothing does."""
     if "rope_freqs.weight" in header.shapes:
         return "it holds rope_freqs.weight"
     for key, value in header.metadata.items():
         if key.endswith(".rope.scaling.type") and value != "none":
             return f"{key} is {value!r:.80}"
-        # A factor without a type is a linear one; 0 stands for none.
+        # A factor without a type means linear scaling; 0 means none.
         if key.endswith((".rope.scaling.factor", ".rope.scale_linear")) and value not in (0, 1):
             return f"{key} is {value!r:.80}"
     return None
@@ -123,7 +122,7 @@ def _expected_shapes(
         layer |= {"attn_q.bias": (hidden,), "attn_k.bias": (keys,), "attn_v.bias": (keys,)}
     shapes = {f"blk.{i}.{name}": shape for i in range(sizes["block_count"]) for name, shape in layer.items()}
     shapes |= {"token_embd.weight": (vocabulary, hidden), "output_norm.weight": (hidden,)}
-    if "output.weight" in header.shapes:  # absent: the embedding is the output layer as well
+    if "output.weight" in header.shapes:  # absent: tied to the embedding
         shapes["output.weight"] = (vocabulary, hidden)
     return shapes
 

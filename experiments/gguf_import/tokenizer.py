@@ -1,8 +1,7 @@
-"""Byte-level BPE from a GGUF file's tokens and merges, cut as its ``tokenizer.ggml.pre`` says.
+"""Build a byte-level BPE tokenizer from the metadata of a GGUF file.
 
-A vocabulary says how the pieces of a text are merged, not how the text is cut into pieces first; that is written down
-under a name alone.  Transformers ignores the name and gives such files a SentencePiece-style tokenizer, which cuts
-elsewhere and loses characters, so every name that is known here has its cuts, and the others are refused.
+The file names its pre-tokenizer in ``tokenizer.ggml.pre``.  Transformers ignores the name and builds a SentencePiece
+tokenizer, which splits text differently and loses characters.  Unknown names are refused.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ from coca_mindspeed.errors import DataError
 
 
 class TokenType(IntEnum):
-    """What ``tokenizer.ggml.token_type`` says of a token."""
+    """Values of ``tokenizer.ggml.token_type``."""
 
     NORMAL = 1
     UNKNOWN = 2
@@ -29,24 +28,24 @@ class TokenType(IntEnum):
 
 
 @dataclass(frozen=True)
-class Cuts:
-    """How a family of models cuts text before BPE.
+class PreTokenizer:
+    """Text processing of a family of models before BPE.
 
     Attributes:
-        pre_tokenizer: makes the cuts, and bytes of the pieces.
-        normalizer: what is done to the text before, if anything.
-        whole_pieces: a piece that is a token as it stands is not merged from parts.
-        begin: a text begins with the BOS token where the file does not say.
+        pre_tokenizer: splits text and maps the parts to bytes.
+        normalizer: of the text before that.
+        ignore_merges: a part that is a token is not merged from smaller tokens.
+        add_bos: add the BOS token if the file does not say.
     """
 
     pre_tokenizer: Callable[[], Any]
     normalizer: Callable[[], Any] | None = None
-    whole_pieces: bool = False
-    begin: bool = False
+    ignore_merges: bool = False
+    add_bos: bool = False
 
 
-def _by_pattern(digits: str) -> Any:
-    """GPT-4's cuts, with so many digits at once: contractions, words, digits, signs, white space."""
+def _gpt4(digits: str) -> Any:
+    """GPT-4's pattern (contractions, words, digits, signs, white space) with another pattern for digits."""
     pattern = (
         r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
         + digits
@@ -61,49 +60,44 @@ def _digits_then_gpt2() -> Any:
     return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)])
 
 
-_LLAMA3 = Cuts(lambda: _by_pattern(r"\p{N}{1,3}"), whole_pieces=True, begin=True)
-CUTS: Mapping[str, Cuts] = {
-    "smollm": Cuts(_digits_then_gpt2),
-    "qwen2": Cuts(lambda: _by_pattern(r"\p{N}"), normalizer=normalizers.NFC),
+_LLAMA3 = PreTokenizer(lambda: _gpt4(r"\p{N}{1,3}"), ignore_merges=True, add_bos=True)
+PRE_TOKENIZERS: Mapping[str, PreTokenizer] = {
+    "smollm": PreTokenizer(_digits_then_gpt2),
+    "qwen2": PreTokenizer(lambda: _gpt4(r"\p{N}"), normalizer=normalizers.NFC),
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,
 }
-# A token's name ends in _id in the file and in _token in transformers.
 _NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 
 
 def build_tokenizer(metadata: Mapping[str, Any], path: Path) -> PreTrainedTokenizerFast:
-    """The fast tokenizer that a file describes, with its special tokens and chat template.
+    """Build the fast tokenizer with its special tokens and chat template.
 
-    Its EOS token is the one that ends an assistant's turn in the chat template, where there is one.
-
-    Args:
-        metadata: of the file.
-        path: the file, for messages.
+    The EOS token is the token that ends an assistant's turn in the chat template, if the file has a template.
 
     Raises:
-        DataError: another kind of tokenizer, unknown cuts, or lists that do not fit together.
+        DataError: another kind of tokenizer, an unknown pre-tokenizer, or inconsistent lists; ``path`` is named.
     """
     if (kind := metadata.get("tokenizer.ggml.model")) != "gpt2":
-        raise DataError(f"{path}: tokenizer.ggml.model is {kind!r:.80}; expected 'gpt2', which is byte-level BPE")
-    if (pre := str(metadata.get("tokenizer.ggml.pre"))) not in CUTS:
-        known = ", ".join(CUTS)
-        raise DataError(f"{path}: tokenizer.ggml.pre is {pre!r:.80}; how it cuts text is known of {known}")
-    cuts = CUTS[pre]
+        raise DataError(f"{path}: tokenizer.ggml.model is {kind!r:.80}; expected 'gpt2' (byte-level BPE)")
+    if (pre := str(metadata.get("tokenizer.ggml.pre"))) not in PRE_TOKENIZERS:
+        known = ", ".join(PRE_TOKENIZERS)
+        raise DataError(f"{path}: tokenizer.ggml.pre is {pre!r:.80}; supported: {known}")
+    family = PRE_TOKENIZERS[pre]
     tokens, types = _tokens(metadata, path)
-    tokenizer = Tokenizer(_model(tokens, types, _merges(metadata, path), cuts, path))
-    tokenizer.pre_tokenizer = cuts.pre_tokenizer()
+    tokenizer = Tokenizer(_model(tokens, types, _merges(metadata, path), family, path))
+    tokenizer.pre_tokenizer = family.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
-    if cuts.normalizer is not None:
-        tokenizer.normalizer = cuts.normalizer()
+    if family.normalizer is not None:
+        tokenizer.normalizer = family.normalizer()
     for token, kind in zip(tokens, types, strict=True):
         if kind in (TokenType.CONTROL, TokenType.UNKNOWN):
             tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False)])
         elif kind == TokenType.USER_DEFINED:
             tokenizer.add_tokens([AddedToken(token, special=False, normalized=False)])
     named = _named_tokens(metadata, tokens, path)
-    if metadata.get("tokenizer.ggml.add_bos_token", cuts.begin) and "bos_token" in named:
+    if metadata.get("tokenizer.ggml.add_bos_token", family.add_bos) and "bos_token" in named:
         bos = named["bos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
             single=f"{bos} $A", pair=f"{bos} $A {bos} $B", special_tokens=[(bos, tokens.index(bos))]
@@ -111,7 +105,7 @@ def build_tokenizer(metadata: Mapping[str, Any], path: Path) -> PreTrainedTokeni
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         clean_up_tokenization_spaces=False,
-        model_input_names=["input_ids", "attention_mask"],  # a decoder takes no token types
+        model_input_names=["input_ids", "attention_mask"],
         **named,
     )
     if (template := metadata.get("tokenizer.chat_template")) is not None:
@@ -153,18 +147,17 @@ def _merges(metadata: Mapping[str, Any], path: Path) -> list[tuple[str, str]]:
     return pairs
 
 
-def _model(tokens: list[str], types: list[int], merges: list[tuple[str, str]], cuts: Cuts, path: Path) -> models.BPE:
-    """Tokens that pad the vocabulary have no text, so they are left out of it.
-
-    A vocabulary may lack some of the 256 bytes (SmolLM2's lacks 21, most of them never part of UTF-8): what its own
-    tokenizer drops is dropped here too.
-    """
+def _model(
+    tokens: list[str], types: list[int], merges: list[tuple[str, str]], family: PreTokenizer, path: Path
+) -> models.BPE:
+    # Unused tokens pad the vocabulary and have no text.  SmolLM2's vocabulary lacks 21 of the 256 bytes; its own
+    # tokenizer drops them too.
     vocabulary = {token: i for i, token in enumerate(tokens) if types[i] != TokenType.UNUSED}
     for left, right in merges:
         for token in (left, right, left + right):
             if token not in vocabulary:
-                raise DataError(f"{path}: tokenizer.ggml.merges: {left!r} and {right!r}: {token!r:.80} is no token")
-    return models.BPE(vocab=vocabulary, merges=merges, ignore_merges=cuts.whole_pieces, byte_fallback=False)
+                raise DataError(f"{path}: tokenizer.ggml.merges: {left!r} and {right!r}: {token!r:.80} is not a token")
+    return models.BPE(vocab=vocabulary, merges=merges, ignore_merges=family.ignore_merges, byte_fallback=False)
 
 
 def _named_tokens(metadata: Mapping[str, Any], tokens: list[str], path: Path) -> dict[str, str]:
@@ -180,13 +173,13 @@ def _named_tokens(metadata: Mapping[str, Any], tokens: list[str], path: Path) ->
 
 
 def _end_of_turn(tokenizer: PreTrainedTokenizerFast, path: Path) -> str | None:
-    """The special token that the chat template writes behind what the assistant says; None if it writes none."""
+    """The first special token after an assistant's message in the chat template; None without one."""
     said = "an assistant says"
     chat = [{"role": "user", "content": "a user asks"}, {"role": "assistant", "content": said}]
     try:
         text = str(tokenizer.apply_chat_template(chat, tokenize=False))
-    except Exception as error:  # whatever a stranger's template does
-        raise DataError(f"{path}: tokenizer.chat_template cannot lay out a chat: {error!s:.300}") from error
+    except Exception as error:  # a template may raise anything
+        raise DataError(f"{path}: tokenizer.chat_template fails: {error!s:.300}") from error
     behind = text.rpartition(said)[2]
     ends = {added.content for added in tokenizer.added_tokens_decoder.values() if added.special}
     found = {behind.find(end): end for end in ends if end in behind}

@@ -1,5 +1,6 @@
-"""The whole import: a GGUF file in, a Hugging Face directory out, whole or absent."""
+"""Convert a GGUF file into a Hugging Face directory; an error leaves no output."""
 
+import importlib.util
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,23 +14,15 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from coca_mindspeed.data.prepare.output import check_place, output_directory
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.errors import DataError, MissingDependencyError
 from experiments.gguf_import.architectures import check_architecture
-from experiments.gguf_import.byte_level import build_tokenizer
 from experiments.gguf_import.header import read_header
+from experiments.gguf_import.tokenizer import build_tokenizer
 
 
 @dataclass(frozen=True)
 class ImportedModel:
-    """What was imported.
-
-    Attributes:
-        architecture: ``llama`` or ``qwen2``.
-        parameters: how many, the tied output layer counted once.
-        tokens: ids of the tokenizer.
-        end_of_turn: the token that ends a response, or None.
-        has_chat_template: whether the file brought one.
-    """
+    """Facts about the converted model; a tied LM head is counted once, ``end_of_turn`` may be None."""
 
     architecture: str
     parameters: int
@@ -39,15 +32,10 @@ class ImportedModel:
 
 
 def import_gguf(file: Path, output: Path, *, overwrite: bool = False) -> ImportedModel:
-    """Turn a GGUF file into a Hugging Face directory of float32 weights.
-
-    Args:
-        file: of the architecture Llama or Qwen2, with a byte-level BPE tokenizer.
-        output: the directory to make.
-        overwrite: replace an earlier import.
+    """Convert a Llama or Qwen2 file with a byte-level BPE tokenizer into a directory of float32 weights.
 
     Raises:
-        DataError: the file is not one that can be imported rightly, or the output's place is taken.  Nothing is left.
+        DataError: the file cannot be converted exactly, or the output exists.
     """
     check_place(output, overwrite)
     before = _identity(file)
@@ -57,7 +45,7 @@ def import_gguf(file: Path, output: Path, *, overwrite: bool = False) -> Importe
     with output_directory(output, overwrite, kind="model") as directory:
         model = _load(file)
         if _identity(file) != before:
-            raise DataError(f"{file}: was changed while it was read")
+            raise DataError(f"{file}: changed while it was read")
         _name_special_tokens(model, tokenizer)
         model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)
@@ -70,8 +58,24 @@ def import_gguf(file: Path, output: Path, *, overwrite: bool = False) -> Importe
     )
 
 
+def gguf_of_package(package: str) -> Path:
+    """The GGUF file in the directory of an installed package, which is not imported.
+
+    Raises:
+        MissingDependencyError: the package is not installed, or has not exactly one GGUF file.
+    """
+    found = importlib.util.find_spec(package)
+    locations = (found and found.submodule_search_locations) or ()
+    files = [path for location in locations for path in Path(location).glob("*.gguf")]
+    if len(files) != 1:
+        raise MissingDependencyError(
+            f"the package {package} should be installed and contain one GGUF file, found {len(files)}; for SmolLM2: "
+            "make real"
+        )
+    return files[0]
+
+
 def _identity(file: Path) -> tuple[int, ...]:
-    """Changes when the file is replaced or written to."""
     try:
         status = file.stat()
     except OSError as error:
@@ -80,7 +84,7 @@ def _identity(file: Path) -> tuple[int, ...]:
 
 
 def _load(file: Path) -> Any:
-    """The model by transformers' own reader of GGUF; ``from_pretrained`` would ask for accelerate besides."""
+    """Load by transformers' GGUF reader; ``from_pretrained`` would need accelerate."""
     try:
         with _quiet_transformers():
             config = AutoConfig.from_pretrained(str(file.absolute().parent), gguf_file=file.name, local_files_only=True)
@@ -90,7 +94,7 @@ def _load(file: Path) -> Any:
         loading = model.load_state_dict(tensors, strict=False)
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, NotImplementedError) as error:
         raise DataError(f"{file}: transformers cannot read its weights: {error!s:.300}") from error
-    # The file holds every tensor, in its shape; what is not read then is a mistake of ours or of transformers.
+    # All tensors were checked, so a missing one is a bug here or in transformers.
     tied = set(model._tied_weights_keys or ()) if config.tie_word_embeddings else set()
     if problems := (set(loading.missing_keys) - tied) | set(loading.unexpected_keys):
         raise DataError(f"{file}: transformers {transformers.__version__} did not read {sorted(problems)[0]}")
@@ -106,7 +110,6 @@ def _name_special_tokens(model: Any, tokenizer: PreTrainedTokenizerFast) -> None
 
 @contextmanager
 def _quiet_transformers() -> Iterator[None]:
-    """Keep warnings and a progress bar for each tensor from the terminal; what matters is raised."""
     verbosity, bars = transformers.logging.get_verbosity(), transformers.logging.is_progress_bar_enabled()
     transformers.logging.set_verbosity(logging.ERROR)
     transformers.logging.disable_progress_bar()
