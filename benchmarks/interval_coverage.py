@@ -15,7 +15,7 @@ import numpy.typing as npt
 from coca_mindspeed.evaluation.intervals.bounds import Floats, Interval
 from coca_mindspeed.evaluation.intervals.estimates import Estimates, average_interval, paired_intervals
 from coca_mindspeed.evaluation.predictions import Outcomes
-from coca_mindspeed.reproduce.results import mean_interval
+from experiments.reproduce.results import mean_interval
 
 Draw = Callable[[np.random.Generator, int], Floats]
 Probability = Callable[[Floats], Floats]

@@ -25,8 +25,6 @@ from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.arithmetic import Split, arithmetic_records
-from coca_mindspeed.data.embedded.digits import digit_records
-from coca_mindspeed.data.embedded.miniature import SYMBOLS
 from coca_mindspeed.data.records import Record, read_records, write_records
 from coca_mindspeed.evaluation.predictions import read_predictions, write_predictions
 from coca_mindspeed.evaluation.tokens import TokenCounter
@@ -41,6 +39,7 @@ from coca_mindspeed.serving.config import ServingConfig
 from coca_mindspeed.serving.replay import join_tiers, oracle_curve, single_curve, threshold_curve
 from coca_mindspeed.serving.routing_scores import compare_routers
 from coca_mindspeed.utils.files import write_json
+from experiments.miniature import SYMBOLS, digit_records
 from tests.serving.background import served_in_background
 
 # Hidden size, layers: about 60,000 and 900,000 parameters; a token's price is about in proportion.

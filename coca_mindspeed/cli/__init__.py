@@ -10,11 +10,11 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coca_mindspeed import __version__
-from coca_mindspeed.errors import CocaError
+from coca_mindspeed.errors import CocaError, UsageError
 
 COMMANDS: dict[str, str] = {
     "demo": "train the tiny model by CoCA in about two minutes and show what it learned",
@@ -23,7 +23,6 @@ COMMANDS: dict[str, str] = {
     "doctor": "look at an Ascend machine: what is found, what is wanted, how to fix it",
     "patches": "compare a MindSpeed-RL checkout with the releases that the hooks support",
     "baseline": "confidence by question probability, probe, assessor, majority vote or the prompt alone",
-    "reproduce": "run every method of the paper over several seeds and make its tables",
     "config": "list the ready-made runs and keys, or print a run's resolved YAML",
     "evaluate": "metrics with intervals of prediction files",
     "report": "compare runs on one HTML page, and with the paper",
@@ -32,8 +31,9 @@ COMMANDS: dict[str, str] = {
     "serve": "answer by tiers of models behind the OpenAI API, or serve one model itself",
     "watch": "follow a running training in the terminal",
     "data": "prepare, inspect and export data sets",
-    "import-gguf": "make a Hugging Face directory of a model in a GGUF file",
 }
+# Commands of the source tree that are not installed, by their module.
+_EXPERIMENTS = {"reproduce": "reproduce", "import-gguf": "gguf_import", "data real-world": "real_world"}
 _EXTRAS = ("wandb", "swanlab", "datasets", "gguf")  # of setup.py, named like their packages
 
 
@@ -61,12 +61,14 @@ class _Parser(argparse.ArgumentParser):
         return parsed, []
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; errors that are meant for the user are printed without a traceback."""
+def main(
+    argv: Sequence[str] | None = None, parser: Callable[[Sequence[str]], argparse.ArgumentParser] | None = None
+) -> int:
+    """Run the command line, or that of another ``parser``; errors for the user are printed without a traceback."""
     arguments = sys.argv[1:] if argv is None else list(argv)
     _escape_what_cannot_be_encoded()
     try:
-        parsed = _parser(arguments).parse_args(arguments)
+        parsed = (parser or _parser)(arguments).parse_args(arguments)
         code = int(parsed.run(parsed))
         sys.stdout.flush()
     except CocaError as error:
@@ -89,20 +91,39 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
-    """The parser of the command line, complete for the one command that ``arguments`` name."""
-    parser = _Parser(
-        prog="coca-mindspeed",
-        description="Confidence before answering (CoCA): train, evaluate and inspect language models that say how "
-        "sure they are before they answer.",
+    for command, name in _EXPERIMENTS.items():
+        if list(arguments[: len(command.split())]) == command.split():
+            raise UsageError(
+                f"{command} is not in the installed package; in a source tree: python -m experiments.{name}"
+            )
+    description = (
+        "Confidence before answering (CoCA): train, evaluate and inspect language models that say how sure they are "
+        "before they answer."
     )
+    return command_parser(arguments, "coca-mindspeed", description, COMMANDS, "coca_mindspeed.cli.{}")
+
+
+def command_parser(
+    arguments: Sequence[str], prog: str, description: str, commands: Mapping[str, str], module: str
+) -> argparse.ArgumentParser:
+    """Parser of a command line, complete for the one command that ``arguments`` name.
+
+    Args:
+        arguments: the command line.
+        prog: name of the program.
+        description: for ``--help``.
+        commands: name -> summary.
+        module: of a command, with ``{}`` for its name.
+    """
+    parser = _Parser(prog=prog, description=description)
     parser.add_argument("--version", action="version", version=f"coca-mindspeed {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, summary in COMMANDS.items():
+    for name, summary in commands.items():
         subparser = subparsers.add_parser(name, help=summary, description=summary[0].upper() + summary[1:] + ".")
         if arguments[:1] == [name]:
-            module = importlib.import_module(f"coca_mindspeed.cli.{name.replace('-', '_')}")
-            module.add_arguments(subparser)
-            subparser.set_defaults(run=module.run)
+            command = importlib.import_module(module.format(name.replace("-", "_")))
+            command.add_arguments(subparser)
+            subparser.set_defaults(run=command.run)
     return parser
 
 

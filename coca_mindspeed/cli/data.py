@@ -5,11 +5,10 @@ import argparse
 from coca_mindspeed.cli.data_export import add_export_arguments
 from coca_mindspeed.cli.data_inspect import add_inspect_arguments
 from coca_mindspeed.cli.data_prepare import add_prepare_arguments
-from coca_mindspeed.cli.data_real_world import add_real_world_arguments
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """``prepare``, ``real-world``, ``inspect`` and ``export``; each sets the function that runs it."""
+    """``prepare``, ``inspect`` and ``export``; each sets the function that runs it."""
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     add_prepare_arguments(
         actions.add_parser(
@@ -17,9 +16,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             help="turn a publisher's files into records: filtered, checked, deduplicated, split",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-    )
-    add_real_world_arguments(
-        actions.add_parser("real-world", help="write questions about places, languages and sums, without a download")
     )
     add_inspect_arguments(
         actions.add_parser("inspect", help="show what a file holds: counts, lengths, examples as the model sees them")

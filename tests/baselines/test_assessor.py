@@ -7,9 +7,9 @@ from sklearn.metrics import roc_auc_score
 
 from coca_mindspeed.baselines.assessor import Assessor, AssessorConfig, train_assessor
 from coca_mindspeed.baselines.early_stopping import FitConfig
-from coca_mindspeed.data.embedded.digits import digit_records
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
+from experiments.miniature import digit_records
 from tests.baselines.models_for_tests import random_policy, tiny_policy
 
 

@@ -1,1 +1,0 @@
-"""Questions that need no download: families of records, drawn from a seed."""

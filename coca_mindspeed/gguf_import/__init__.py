@@ -1,1 +1,0 @@
-"""Weights in: a GGUF file of Llama's or Qwen2's architecture becomes a Hugging Face directory."""

@@ -1,0 +1,1 @@
+"""Experiments with coca_mindspeed, run from a checkout; not part of the installed package."""

