@@ -82,13 +82,7 @@ def majority_predictions(
         raise ValueError(f"k should be at least 1, found {k}")
     rollout = subject.rollout.model_copy(update={"temperature": 1.0})
     graded = respond_and_grade(
-        subject.policy,
-        records,
-        subject.grader,
-        subject.method,
-        rollout,
-        subject.generator(*purpose),
-        k,
+        subject.policy, records, subject.grader, subject.method, rollout, subject.generator(*purpose), k
     )
     lengths = graded.samples.lengths.cpu().view(-1, k).sum(dim=1).tolist()
     predictions = []

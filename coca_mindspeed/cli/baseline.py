@@ -14,13 +14,7 @@ from coca_mindspeed.algorithm.rewards import METHODS, training_method
 from coca_mindspeed.baselines.assessor import ASSESSOR_PROMPT, bare_questions
 from coca_mindspeed.baselines.parts import check_directory, claim_directory
 from coca_mindspeed.baselines.probe import load_probe
-from coca_mindspeed.baselines.run import (
-    BASELINES,
-    NEEDS_TRAINING,
-    BaselineOptions,
-    answers_in_order,
-    run_baseline,
-)
+from coca_mindspeed.baselines.run import BASELINES, NEEDS_TRAINING, BaselineOptions, answers_in_order, run_baseline
 from coca_mindspeed.baselines.subject import Subject, check_layer
 from coca_mindspeed.cli.options import above, at_least, day, device_name, json_object, place, template_variables
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig

@@ -16,10 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     start.add_argument("--overwrite", action="store_true", help="replace an earlier demo in DIR")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     parser.add_argument(
-        "overrides",
-        nargs="*",
-        metavar="KEY=VALUE",
-        help="change the run: method=joint, trainer.steps=100",
+        "overrides", nargs="*", metavar="KEY=VALUE", help="change the run: method=joint, trainer.steps=100"
     )
 
 

@@ -65,22 +65,14 @@ def run(arguments: argparse.Namespace) -> int:
         check_setting(arguments.compare_paper)
     runs = read_runs(arguments.runs)
     board = Scoreboard(
-        runs,
-        replicates=arguments.replicates,
-        seed=arguments.seed,
-        options=MetricOptions(closed=arguments.bins_closed),
+        runs, replicates=arguments.replicates, seed=arguments.seed, options=MetricOptions(closed=arguments.bins_closed)
     )
     comparison = None
     if arguments.compare_paper is not None:
         comparison = compare_with_paper(board, arguments.compare_paper)
         sys.stdout.write(f"Beside the paper's {comparison.setting}:\n\n{comparison.markdown()}\n")
     paths = write_report(
-        runs,
-        arguments.output,
-        title=arguments.title,
-        comparison=comparison,
-        board=board,
-        samples=arguments.samples,
+        runs, arguments.output, title=arguments.title, comparison=comparison, board=board, samples=arguments.samples
     )
     for path in paths:
         sys.stdout.write(f"{path}\n")

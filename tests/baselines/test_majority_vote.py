@@ -88,10 +88,7 @@ ASSERTS = {"kind": "asserts", "code": "assert add(1, 2) == 3\nassert add(-1, 5) 
 
 
 def test_the_inputs_of_tests_are_found_without_their_outputs():
-    assert test_inputs(record("code", "mbpp", tests=ASSERTS)) == [
-        {"call": "add(1, 2)"},
-        {"call": "add(-1, 5)"},
-    ]
+    assert test_inputs(record("code", "mbpp", tests=ASSERTS)) == [{"call": "add(1, 2)"}, {"call": "add(-1, 5)"}]
     check = (
         "def check(candidate):\n    assert candidate([1]) == 2\n    for i in range(3):\n        assert candidate(i)\n"
     )

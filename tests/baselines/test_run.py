@@ -24,11 +24,7 @@ from tests.baselines.models_for_tests import subject_of, tiny_policy
 
 QUICK = FitConfig(epochs=1, batch=16)
 OPTIONS = BaselineOptions(
-    batch=8,
-    samples=3,
-    probe=ProbeConfig(fit=QUICK),
-    assessor=AssessorConfig(fit=QUICK),
-    show_progress=False,
+    batch=8, samples=3, probe=ProbeConfig(fit=QUICK), assessor=AssessorConfig(fit=QUICK), show_progress=False
 )
 
 

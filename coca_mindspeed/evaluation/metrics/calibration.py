@@ -135,9 +135,5 @@ def metrics_of(sample: WeightedSample) -> CalibrationMetrics:
     selective = {coverage: values.pop(coverage_name(coverage)) for coverage in sample.options.coverages}
     named = values | {coverage_name(c): value for c, value in selective.items()}
     return CalibrationMetrics(
-        n=sample.n,
-        n_valid=sample.n_valid,
-        **values,
-        selective_accuracy=selective,
-        undefined=_reasons(named, sample),
+        n=sample.n, n_valid=sample.n_valid, **values, selective_accuracy=selective, undefined=_reasons(named, sample)
     )
