@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         package = (error.name or "").partition(".")[0]
         if package in ("", "coca_mindspeed"):
             raise
-        what = f"coca-mindspeed[{package}]" if package in _EXTRAS else package
+        what = f".[{package}]" if package in _EXTRAS else package
         return _end(f"the package {package!r} is not installed; pip install '{what}'", 1)
     except OSError as error:
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "

@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         from coca_mindspeed.serving.http_server import Server
     except ImportError as error:
         raise MissingDependencyError(
-            "serve needs the extra 'serving': pip install 'coca-mindspeed[serving]'"
+            "serve needs the extra 'serving': pip install '.[serving]'"
         ) from error
     app, shutdown, listen, guarded = _model(arguments) if arguments.model is not None else _proxy(arguments)
     host, port = listen["host"], listen["port"]

@@ -157,5 +157,5 @@ def _import(package: str) -> Any:
         return importlib.import_module(package)
     except ImportError as error:
         raise MissingDependencyError(
-            f"logging.{package} is set, but {package} is not installed: pip install 'coca-mindspeed[{package}]'"
+            f"logging.{package} is set, but {package} is not installed: pip install '.[{package}]'"
         ) from error

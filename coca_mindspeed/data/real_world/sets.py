@@ -55,7 +55,7 @@ def real_world_records(part: Part, size: int, seed: int = 0, hardest: float = 1.
         return [record for family in FAMILIES for record in family.records(part, size, seed, hardest)]
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
-            f"the package {error.name} has the data, and is not installed: pip install 'coca-mindspeed[real-world]'"
+            f"the package {error.name} has the data, and is not installed: pip install '.[real-world]'"
         ) from error
 
 

@@ -21,7 +21,7 @@ def hub_rows(publication: Publication, columns: Collection[str] | None = None) -
         import datasets
     except ImportError as error:
         raise MissingDependencyError(
-            "--hub needs the package 'datasets': pip install 'coca-mindspeed[datasets]', or download the files "
+            "--hub needs the package 'datasets': pip install '.[datasets]', or download the files "
             "and pass them with --input"
         ) from error
     name = "/".join(filter(None, (publication.repository, publication.configuration, publication.split)))
