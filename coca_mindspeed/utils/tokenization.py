@@ -3,13 +3,30 @@
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, DataError
 
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+def load_tokenizer(directory: Path) -> Any:
+    """Load a Hugging Face tokenizer from a local directory, without running its code.
+
+    Raises:
+        DataError: there is none.
+    """
+    from transformers import AutoTokenizer
+
+    if not directory.is_dir():
+        raise DataError(f"{directory}: no such directory; expected one with tokenizer.json and tokenizer_config.json")
+    try:
+        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise DataError(f"{directory}: transformers cannot load a tokenizer from it: {error}") from error
 
 
 def token_text(tokenizer: Any, vocabulary_size: int) -> TokenText:

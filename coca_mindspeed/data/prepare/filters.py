@@ -10,6 +10,7 @@ from coca_mindspeed.data.prompts import prompt_messages, prompt_tokens
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError
 from coca_mindspeed.grading.registry import grader_class, grader_name
+from coca_mindspeed.utils.tokenization import load_tokenizer
 
 
 class Filter(Protocol):
@@ -105,22 +106,6 @@ class PromptCounter:
         if self._tokenizer.chat_template is None:
             return sum(len(self._tokenizer.encode(m["content"], add_special_tokens=False)) for m in messages)
         return len(prompt_tokens(self._tokenizer, messages))
-
-
-def load_tokenizer(directory: Path) -> Any:
-    """A tokenizer of ``transformers`` from a local directory; no code of strangers runs and nothing is downloaded.
-
-    Raises:
-        DataError: there is none.
-    """
-    from transformers import AutoTokenizer
-
-    if not directory.is_dir():
-        raise DataError(f"{directory}: no such directory; expected one with tokenizer.json and tokenizer_config.json")
-    try:
-        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise DataError(f"{directory}: holds no tokenizer that transformers can load: {error}") from error
 
 
 #: For each record, why its gold cannot be graded against, or an empty string.

@@ -1,8 +1,8 @@
-"""Metrics that are means over predictions, with the variance that their questions give them.
+"""Metrics that are means over predictions, with the variance over questions.
 
-A prediction's influence is how far it moves the estimate (times n): its deviation from the mean for a plain mean, and
-for AUROC the deviation of its placement among the answers of the other kind (DeLong, DeLong and Clarke-Pearson, 1988).
-Influences of the samples of one question are added before they are squared, so that samples which agree count once.
+A prediction's influence is how far it moves the estimate (times n): its deviation from the mean, or for AUROC the
+deviation of its placement among the answers of the other class (DeLong, DeLong and Clarke-Pearson, 1988).  Influences
+of the samples of one question are added before they are squared, so that samples which agree count once.
 """
 
 import math
@@ -21,10 +21,10 @@ MEANS = ("accuracy", "success_rate", "brier", "auroc")
 
 
 def question_index(questions: npt.NDArray[Any] | None, rows: int) -> npt.NDArray[np.intp]:
-    """The number of each row's question (rows,), from 0; without ``questions`` every row is of its own.
+    """Return the number of each row's question (rows,), from 0; without ``questions`` every row has its own.
 
     Raises:
-        ValueError: there are not as many as rows.
+        ValueError: the lengths differ.
     """
     if questions is None:
         return np.arange(rows)
@@ -34,24 +34,20 @@ def question_index(questions: npt.NDArray[Any] | None, rows: int) -> npt.NDArray
 
 
 def independent_units(question: npt.NDArray[np.intp]) -> float:
-    """How many independent answers a sum over these rows holds if all samples of a question agree: (sum k)^2 / sum k^2.
-
-    Args:
-        question: of each row (n,), from :func:`question_index` or a part of it.
-    """
+    """Return the effective number of independent answers if all samples of a question agree: (sum k)^2 / sum k^2."""
     samples = np.unique(question, return_counts=True)[1].astype(np.float64)
     return float(samples.sum() ** 2 / (samples**2).sum()) if len(samples) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Influence:
-    """A mean and what each of n predictions adds to it.
+    """A mean and the influence of each of n predictions.
 
     Attributes:
         value: the mean, NaN where undefined.
-        moves: influence of each prediction (n,), zero for those that it is not over.
-        units: independent questions that it rests on.
-        most: answers, where each is right or wrong; None otherwise.
+        moves: influence of each prediction (n,), zero for predictions outside of the mean.
+        units: independent questions.
+        most: number of answers if each is binary; None otherwise.
     """
 
     value: float
@@ -60,25 +56,19 @@ class Influence:
     most: float | None = None
 
     def variance(self, question: npt.NDArray[np.intp]) -> float:
-        """Of the mean, each question's predictions taken together."""
+        """Variance of the mean, with each question's predictions taken together."""
         together = np.bincount(question, weights=self.moves)
         factor = len(together) / max(len(together) - 1, 1)
         return float((together**2).sum() / len(question) ** 2 * factor)
 
     def mean(self, question: npt.NDArray[np.intp]) -> BoundedMean:
-        """The mean with its variance."""
         if math.isnan(self.value):
             return BoundedMean(math.nan, math.nan, 0.0)
         return BoundedMean(self.value, self.variance(question), self.units, self.most)
 
 
 def influences(data: Outcomes, question: npt.NDArray[np.intp]) -> Mapping[str, Influence]:
-    """The influences on every metric of :data:`MEANS`.
-
-    Args:
-        data: n predictions.
-        question: of each (n,).
-    """
+    """Return the influences on every metric of :data:`MEANS`; ``question`` is the question of each prediction (n,)."""
     everywhere = np.ones(len(data), dtype=np.bool_)
     valid = ~np.isnan(data.confidence)
     right = data.correct.astype(np.float64)
@@ -92,7 +82,7 @@ def influences(data: Outcomes, question: npt.NDArray[np.intp]) -> Mapping[str, I
 
 
 def difference(first: Influence, second: Influence, question: npt.NDArray[np.intp]) -> BoundedMean:
-    """``second - first`` of two methods on the same predictions, row by row."""
+    """Return ``second - first`` of two methods on the same predictions, row by row."""
     value = second.value - first.value
     if math.isnan(value):
         return BoundedMean(math.nan, math.nan, 0.0, lower=-1.0)

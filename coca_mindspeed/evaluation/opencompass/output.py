@@ -1,8 +1,8 @@
-"""Which answers were right, according to OpenCompass; and predictions from the files that it leaves behind.
+"""Predictions and verdicts from OpenCompass's output.
 
-Evaluators of OpenCompass disagree on how they say it: ``details`` is a list or a dict, the key is ``correct``,
-``is_correct`` or ``cascade_correct``, a judge leaves its words instead, and after OpenCompass has grouped repeated
-samples every value is a list.  What does not say it for every sample raises; nothing is guessed or left out.
+Evaluators of OpenCompass report verdicts differently: ``details`` is a list or a dict, the key is ``correct``,
+``is_correct`` or ``cascade_correct``, a judge leaves its text, and grouped samples turn every value into a list.  A
+result without a verdict for every sample raises.
 """
 
 import json
@@ -31,7 +31,7 @@ _UNFINISHED = "tmp_"
 
 
 def read_judgement(text: str) -> bool | None:
-    """Whether a judge found the answer right; None if its words are neither verdict."""
+    """Whether a judge found the answer correct; None if its text is neither verdict."""
     words = text.strip().strip("\"'`*.[]()").strip().upper()
     if _JUDGED_RIGHT.fullmatch(words):
         return True
@@ -63,17 +63,17 @@ def _flatten(rows: Sequence[Any]) -> list[Any]:
 
 
 def correctness(result: Mapping[str, Any], count: int, where: str) -> list[bool]:
-    """One verdict a sample from an evaluator's result, in the order of the predictions.
+    """Return one verdict per sample from an evaluator's result, in the order of the predictions.
 
-    A judge's words that are no verdict count as wrong, up to one sample in a hundred (at least one).
+    A judge's text that is not a verdict counts as wrong, up to one sample in a hundred (at least one).
 
     Args:
-        result: what ``score`` or ``evaluate`` of an OpenCompass evaluator returned, or a results file.
+        result: returned by ``score`` or ``evaluate`` of an OpenCompass evaluator, or read from a results file.
         count: number of predictions.
-        where: what it was about, for messages.
+        where: for messages.
 
     Raises:
-        DataError: it does not say of each of ``count`` samples whether it was right, or a judge is undecided too often.
+        DataError: there is no verdict for some of the ``count`` samples, or a judge is undecided too often.
     """
     if "error" in result:
         raise DataError(f"{where}: the evaluator failed: {result['error']}")
@@ -108,7 +108,7 @@ def _judgement(row: Mapping[str, Any]) -> Any:
 
 
 def _verdict(row: Any, where: str) -> bool | None:
-    """Right or wrong; None where a judge's words are neither."""
+    """Correct or wrong; None where a judge's text is neither."""
     if isinstance(row, Mapping):
         for key in _CORRECT_KEYS:
             if row.get(key) is not None:
@@ -147,7 +147,7 @@ def _predicted(work_dir: Path, model: str, dataset: str) -> list[Mapping[str, An
 
 
 def _shards(folder: Path, dataset: str) -> list[Path]:
-    """The files ``DATASET_0.json``, ``DATASET_1.json``, ... that OpenCompass parts a large data set into."""
+    """Files ``DATASET_0.json``, ``DATASET_1.json``, ... into which OpenCompass splits a large data set."""
     names = [_SHARD.fullmatch(path.stem) for path in folder.glob("*.json")]
     numbers = sorted(int(name["number"]) for name in names if name is not None and name["dataset"] == dataset)
     for place, number in enumerate(numbers):
@@ -157,7 +157,7 @@ def _shards(folder: Path, dataset: str) -> list[Path]:
 
 
 def _refuse_ungraded(work_dir: Path, results: Sequence[Path]) -> None:
-    """Refuse responses without a result: OpenCompass writes none where an evaluator failed, and goes on."""
+    """Refuse responses without a result: OpenCompass writes none where an evaluator failed, and continues."""
     graded = {(path.parent.name, path.stem) for path in results}
     answered = {(path.parent.name, path.stem) for path in (work_dir / "predictions").glob("*/*.json")}
     ungraded: dict[str, None] = {}
@@ -194,17 +194,17 @@ def read_opencompass(
     tokenizer: TokenCounter | None = None,
     categories: Mapping[str, str] | None = None,
 ) -> list[Prediction]:
-    """Predictions of every model and data set of an OpenCompass run.
+    """Read the predictions of every model and data set of an OpenCompass run.
 
     Args:
-        work_dir: a run's directory, the one that holds ``predictions/`` and ``results/``.
-        parser: takes the confidence off; confidence first by default.  A ``confidence`` key of a prediction
-            (probe, assessor, question probability, voting) is used instead where there is one.
-        tokenizer: counts tokens to confidence; None leaves them unknown unless the prediction says them.
+        work_dir: a run's directory, with ``predictions/`` and ``results/``.
+        parser: removes the confidence; confidence first by default.  A ``confidence`` key of a prediction (probe,
+            assessor, question probability, voting) takes precedence.
+        tokenizer: counts tokens to confidence; None leaves them unknown unless the prediction has them.
         categories: data set -> category.
 
     Raises:
-        DataError: a file is missing or does not say which answers were right, or responses have no result.
+        DataError: a file is missing or has no verdicts, or responses have no result.
     """
     parser = parser or ResponseParser()
     results = sorted((work_dir / "results").glob("*/*.json"))
@@ -241,13 +241,13 @@ def read_opencompass(
 
 
 def _own(details: Any, index: int) -> Mapping[str, Any] | None:
-    """The row of our own evaluator, which has taken the confidence off already."""
+    """The row of our own evaluator, which has already removed the confidence."""
     row = details[index] if isinstance(details, list) else None
     return row if isinstance(row, Mapping) and "tokens_to_confidence" in row else None
 
 
 def _questions(details: Any, count: int) -> int:
-    """How many questions there are when ``count`` responses were graded, replica after replica."""
+    """Number of questions behind ``count`` graded responses."""
     own = _own(details, count - 1)
     if own is not None:
         return int(own["question"]) + 1
@@ -258,7 +258,7 @@ def _questions(details: Any, count: int) -> int:
 def _confidence(
     row: Mapping[str, Any], predicted: Mapping[str, Any], parser: ResponseParser, tokenizer: TokenCounter | None
 ) -> tuple[float | None, int | None]:
-    """Confidence and tokens to it: as the row says, or else off the response."""
+    """Confidence and tokens to it, from the row or else from the response."""
     if "confidence" in row:
         return row["confidence"], row.get("tokens_to_confidence")
     parsed = parser(predicted["prediction"])

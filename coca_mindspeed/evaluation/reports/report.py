@@ -1,4 +1,4 @@
-"""Reports: one self-contained HTML page, and Markdown with its pictures beside it."""
+"""Reports: a self-contained HTML page, and Markdown with separate plots."""
 
 import base64
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ _SHOWN_CHARACTERS = 1200
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure with what a reader who cannot see it should know."""
+    """A plot with its caption."""
 
     name: str
     heading: str
@@ -48,7 +48,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A response and how far its confidence is from what it was worth."""
+    """A response with the distance between its confidence and its correctness."""
 
     run: str
     prediction: Prediction
@@ -105,7 +105,7 @@ def _slug(text: str) -> str:
 
 
 def most_miscalibrated(run: Run, count: int) -> list[Sample]:
-    """The responses of each data set whose confidence is furthest from their correctness, worst first."""
+    """Return the ``count`` responses of each data set whose confidence is furthest from correctness, worst first."""
     samples = []
     for predictions in run.by_dataset().values():
         stated = [(abs(p.confidence - bool(p.correct)), p) for p in predictions if p.confidence is not None]
@@ -130,18 +130,15 @@ def write_report(
     board: Scoreboard | None = None,
     samples: int = 3,
 ) -> list[Path]:
-    """Write ``report.html`` (nothing outside it is needed), ``report.md`` and ``figures/*.png``.
+    """Write ``report.html`` (self-contained), ``report.md`` and ``figures/*.png``; return the paths of the first two.
 
     Args:
-        runs: what is compared.
-        directory: made if it does not exist.
+        runs: to compare.
+        directory: created if it does not exist.
         title: of the page.
-        comparison: our figures beside the paper's.
-        board: the runs' numbers, where the caller has them.
-        samples: responses to show for each run and data set.
-
-    Returns:
-        The paths of the page and the Markdown file.
+        comparison: our figures next to the paper's.
+        board: of the runs, if already computed.
+        samples: responses shown for each run and data set.
     """
     board = board or Scoreboard(runs)
     pictures = _pictures(board, runs)
