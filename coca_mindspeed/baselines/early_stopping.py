@@ -1,4 +1,4 @@
-"""Fitting a binary predictor of correctness, stopped when it gets no better on unseen questions."""
+"""Fitting a binary predictor of correctness with early stopping."""
 
 import copy
 from collections.abc import Callable
@@ -15,15 +15,15 @@ _FEWEST = 10  # examples below which a validation split says nothing
 
 @dataclass(frozen=True)
 class FitConfig:
-    """How a predictor is fitted.
+    """Training of a predictor.
 
     Attributes:
         lr: AdamW's learning rate.
         weight_decay: AdamW's.
-        batch: examples in an update.
-        epochs: at most so many passes.
-        patience: passes without a better validation loss after which fitting ends.
-        validation: share of the examples that is held out for that.
+        batch: examples per update.
+        epochs: at most.
+        patience: epochs without a better validation loss before training stops.
+        validation: fraction of the examples held out for it.
     """
 
     lr: float = 1e-3
@@ -40,7 +40,7 @@ class FitConfig:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a fit gave: validation losses (nats) by epoch, the one before any training first, and the best epoch."""
+    """Validation losses (nats) by epoch, the first one before training, and the best epoch."""
 
     losses: list[float]
     best_epoch: int
@@ -54,15 +54,15 @@ def fit_with_early_stopping(
     seed: int,
     progress: Callable[[int, float], None] = lambda epoch, loss: None,
 ) -> Fit:
-    """Minimise the cross-entropy of ``labels`` in place; the weights of the best epoch are the ones that stay.
+    """Minimise the cross-entropy of ``labels`` in place; the weights of the best epoch are kept.
 
     Args:
         model: its trainable parameters are fitted.
         logits_of: maps indices int64 ``[b]`` of examples to logits ``[b]``, with gradient.
-        labels: bool ``[n]``, whether the subject answered correctly.
-        config: see :class:`FitConfig`.
+        labels: bool ``[n]``, whether the target model answered correctly.
+        config: of the training.
         seed: draws the validation split and the order of the examples.
-        progress: called after each epoch with the epochs done and the validation loss.
+        progress: called after each epoch with its number and the validation loss.
 
     Raises:
         DataError: fewer than ten examples.

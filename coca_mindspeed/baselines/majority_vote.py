@@ -1,4 +1,4 @@
-"""Majority voting: sample k answers, cluster those that mean the same; confidence is the largest cluster's share."""
+"""Majority voting: sample k answers and cluster equivalent ones; confidence is the largest cluster's share."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,22 +16,17 @@ Same = Callable[[Record, Pairs], Sequence[bool]]
 
 @dataclass(frozen=True)
 class Vote:
-    """The outcome of a vote.
-
-    Attributes:
-        winner: index of the representative, the first sample of the largest cluster.
-        share: of all samples, those without a final answer included, that are in the largest cluster.
-    """
+    """Index of the representative (first sample of the largest cluster), and the cluster's share of all samples."""
 
     winner: int
     share: float
 
 
 def cluster(finals: Sequence[str | None], same: Callable[[Pairs], Sequence[bool]]) -> list[int | None]:
-    """The cluster of each answer, numbered in order of appearance; None where there is no final answer.
+    """Return the cluster of each answer, numbered in order of appearance; None where there is no final answer.
 
-    An answer joins the first cluster whose first answer it equals, so the result is the same on every run even where
-    ``same`` is not transitive.
+    An answer joins the first cluster whose first answer it equals, so the result is deterministic even if ``same`` is
+    not transitive.
     """
     representatives: list[str] = []
     of_text: dict[str, int] = {}
@@ -46,10 +41,7 @@ def cluster(finals: Sequence[str | None], same: Callable[[Pairs], Sequence[bool]
 
 
 def vote(clusters: Sequence[int | None]) -> Vote:
-    """Count; between clusters of one size the one that appeared first wins.
-
-    Where no sample gives a final answer, the first sample wins with a share of 0: nothing was agreed upon.
-    """
+    """Find the largest cluster; ties go to the first.  Without any final answer, the first sample wins with share 0."""
     if not clusters:
         raise ValueError("a vote needs at least one sample")
     counts: dict[int, int] = {}
@@ -67,15 +59,14 @@ def majority_predictions(
 ) -> list[Prediction]:
     """Sample k responses to each record at temperature 1 and vote.
 
-    A verbalised confidence is removed and otherwise ignored; TTC counts the tokens of all k samples, for only then is
-    the confidence known.
+    A stated confidence is removed and ignored; TTC counts the tokens of all k samples.
 
     Args:
-        subject: the model and its prompt.
+        subject: the target model and its prompt.
         records: the questions.
         k: samples of each.
-        final_answers: the final answers of a record's responses.
-        same: whether the two final answers of each pair mean the same, for a record.
+        final_answers: returns the final answers of a record's responses.
+        same: whether the final answers of each pair are equivalent, for a record.
         purpose: names the random numbers.
     """
     if k < 1:

@@ -1,9 +1,8 @@
 """Question probability: how likely the model finds the question itself (paper, section 4.1).
 
-``c = mean over the question's tokens of P(x_i | x_<i)``.  What counts as the question: the tokens that hold at least
-one character of the record's question, not the system prompt, the answer instruction or the chat template's own
-tokens (they are the same for all questions); all of these are context, though.  The text's very first token has
-nothing before it, so it has no probability and is left out.
+``c = mean over the question's tokens of P(x_i | x_<i)``.  The question's tokens are those with at least one character
+of the record's question; system prompt, answer instruction and template are context only.  The first token of the text
+has no probability and is left out.
 """
 
 from collections.abc import Sequence
@@ -23,7 +22,7 @@ _SENTINEL = "7f3aquestion0c55"
 
 
 def question_probabilities(subject: Subject, records: Sequence[Record]) -> list[float]:
-    """The confidence of each record, in [0, 1]; all records are run in one batch.
+    """Return the confidence of each record, in [0, 1]; one batch.
 
     Raises:
         DataError: a prompt is too long, or its question cannot be found in it.
@@ -45,7 +44,7 @@ def question_probabilities(subject: Subject, records: Sequence[Record]) -> list[
 
 
 def question_tokens(policy: Policy, record: Record, system_prompt: str | None) -> list[int]:
-    """Positions in the record's prompt of the question's tokens that have a predecessor, in order.
+    """Return the positions in the prompt of the question's tokens that have a predecessor.
 
     Raises:
         DataError: the chat template changes the question, or no token is left.

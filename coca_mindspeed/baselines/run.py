@@ -1,4 +1,4 @@
-"""One baseline from end to end: answers, whatever has to be trained, confidences; resumable, in parts."""
+"""One baseline from end to end: answers, training of a predictor, confidences; resumable."""
 
 import sys
 from collections import Counter
@@ -33,15 +33,15 @@ NEEDS_TRAINING = ("probe", "assessor")
 
 @dataclass(frozen=True)
 class BaselineOptions:
-    """What a baseline may be told.
+    """Options of a baseline.
 
     Attributes:
-        batch: questions run at once, which is also the size of the parts that a stopped run goes on from.
+        batch: questions per batch, and per part of a resumable run.
         samples: k of majority voting.
-        label: method name written into the predictions; None for the baseline's own.
-        probe: its shape and training.
-        assessor: its reading and training.
-        trained: directory of a probe or assessor that was trained before; None trains one.
+        label: method name in the predictions; None for the baseline's own.
+        probe: its settings.
+        assessor: its settings.
+        trained: directory of a trained probe or assessor; None trains one.
         show_progress: draw progress bars.
     """
 
@@ -67,22 +67,21 @@ def run_baseline(
 ) -> list[Prediction]:
     """Run the baseline and write ``output/predictions.jsonl``.
 
-    All but majority voting say how likely the subject's own answer is to be right: one answer to each record is
-    sampled and graded, and the confidence that it states is replaced by the baseline's.  Nothing has to be generated
-    before that is known, so its TTC is 0.
+    All but majority voting predict whether the target model's own answer is correct: one answer to each record is
+    sampled and graded, and its stated confidence is replaced by the baseline's.  Their TTC is 0.
 
     Args:
         name: one of :data:`BASELINES`.
-        subject: the model under test.
-        records: the questions to evaluate on.
-        output: parts, trained predictors and predictions go here; what is already there is not done again.
-        options: see :class:`BaselineOptions`.
-        training_records: questions that a probe or an assessor is trained on.
-        open_assessor: loads the assessor's model: the given directory, or for None the one it starts from.
-        answers: the subject's graded answers to ``records``, if there are any already.
+        subject: the target model.
+        records: the evaluation questions.
+        output: holds parts, trained predictors and predictions; existing ones are reused.
+        options: of the baseline.
+        training_records: questions on which a probe or an assessor is trained.
+        open_assessor: loads the assessor's model: the given directory, or for None the initial one.
+        answers: the target model's graded answers to ``records``, if they exist.
 
     Raises:
-        ConfigError: an unknown baseline, or something that it needs is missing.
+        ConfigError: the baseline is unknown, or an input is missing.
     """
     if name not in BASELINES:
         raise ConfigError(f"unknown baseline {name!r}; known: {', '.join(BASELINES)}")
@@ -118,7 +117,7 @@ Ask = Callable[[Sequence[Record]], Sequence[float]]
 
 @dataclass(frozen=True)
 class _Work:
-    """The steps that baselines share, each of which skips what ``output`` already holds."""
+    """The steps that baselines share; each skips finished parts in ``output``."""
 
     subject: Subject
     output: Path
@@ -172,7 +171,7 @@ class _Work:
         return assessor.confidence
 
     def probe(self, records: Sequence[Record]) -> Probe:
-        """The trained probe, trained now if it is not there yet."""
+        """Return the trained probe; train it if it does not exist."""
         directory = self.options.trained or self.output / "probe"
         if not directory.exists():
             records, correct = self._graded("probe", records)
@@ -188,7 +187,7 @@ class _Work:
         return load_probe(directory)
 
     def assessor(self, records: Sequence[Record], open_assessor: Callable[[Path | None], Policy] | None) -> Assessor:
-        """The trained assessor, trained now if it is not there yet."""
+        """Return the trained assessor; train it if it does not exist."""
         if open_assessor is None:
             raise ConfigError("the assessor needs a model of its own to be trained (--assessor-model)")
         directory = self.options.trained or self.output / "assessor"
@@ -201,7 +200,7 @@ class _Work:
         return Assessor(open_assessor(directory), self.options.assessor)
 
     def _graded(self, name: str, records: Sequence[Record]) -> tuple[list[Record], list[bool]]:
-        """The training questions whose answers could be graded, and which of these were right."""
+        """The training questions with gradable answers, and the verdicts."""
         if not records:
             raise ConfigError(f"the {name} is trained on answered questions, and none were given (--train)")
         answers = zip(records, self.answers(records, "training_answers"), strict=True)
@@ -227,7 +226,7 @@ class _Work:
 
 
 def answers_in_order(answers: Sequence[Prediction], records: Sequence[Record]) -> list[Prediction]:
-    """The answer to each record.
+    """Return the answer to each record.
 
     Raises:
         ConfigError: a record has none, or several.

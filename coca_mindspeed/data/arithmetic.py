@@ -1,4 +1,4 @@
-"""Data sets whose questions are drawn: equal parts of several kinds, disjoint splits, one seed one result."""
+"""Generated data sets: equal parts of several kinds of questions, disjoint splits, reproducible by seed."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ _PATIENCE = 10_000  # draws without a new question after which a kind counts as 
 
 
 class Question(NamedTuple):
-    """A drawn question, its answer, and the text whose hash decides its split (questions that tell share one)."""
+    """A generated question, its answer, and the text whose hash decides its split (shared by equivalent questions)."""
 
     text: str
     answer: str
@@ -29,20 +29,20 @@ class Kind(Protocol):
     def name(self) -> str: ...
 
     def draw(self, random: np.random.Generator) -> Question:
-        """One question at random."""
+        """Draw a question."""
         ...
 
 
 @dataclass(frozen=True)
 class Generator:
-    """Draws records of one data set.
+    """Generates the records of one data set.
 
     Attributes:
         dataset: its name.
-        category: of the paper's tables.
+        category: in the paper's tables.
         kinds: drawn in equal parts.
-        held_out: share of the questions that belongs to ``evaluate``.
-        stream: keeps data sets of one seed independent of each other.
+        held_out: fraction of the questions in the split ``evaluate``.
+        stream: makes the random numbers of data sets independent.
     """
 
     dataset: str
@@ -54,17 +54,12 @@ class Generator:
     def records(self, size: int, split: Split, seed: int) -> list[Record]:
         """Draw ``size`` questions in random order.
 
-        A question's split depends on its text alone, so the splits are disjoint whatever the sizes and seeds.
-        Held-out questions are all different; training questions are drawn with replacement, because small kinds would
-        otherwise run out and the parts would not be equal.
-
-        Args:
-            size: number of records.
-            split: ``train`` or ``evaluate``.
-            seed: draws the questions and their order.
+        A question's split depends on its text alone, so the splits are disjoint for all sizes and seeds.  Held-out
+        questions are distinct; training questions are drawn with replacement, because small kinds would otherwise run
+        out.
 
         Raises:
-            ValueError: a kind does not have so many different held-out questions.
+            ValueError: a kind has too few distinct held-out questions.
         """
         drawn: list[tuple[Question, str]] = []
         for index, kind in enumerate(self.kinds):
@@ -107,7 +102,7 @@ class Generator:
 
 
 def units_first(number: int, width: int = 1) -> str:
-    """Decimal digits, the units first, zero-padded: 12 in width 4 is ``2100``."""
+    """Write digits in reverse order, zero-padded: 12 in width 4 is ``2100``."""
     return f"{number:0{width}d}"[::-1]
 
 
@@ -119,7 +114,7 @@ class _Kind:
         operator: as written in the question.
         digits: of the left and of the right operand; a one-digit operand may be 0.
         compute: the answer.
-        commutes: whether the operands may come in either order; both orders then fall into the same split.
+        commutes: the operands may be in either order; both orders are in the same split.
     """
 
     operator: str
@@ -132,7 +127,6 @@ class _Kind:
         return f"{self.digits[0]}{self.operator}{self.digits[1]}"
 
     def draw(self, random: np.random.Generator) -> Question:
-        """One question at random, its operands in either order where they commute."""
         lows = [0 if digits == 1 else 10 ** (digits - 1) for digits in self.digits]
         if self.operator == "%":
             lows = [0, 1]  # any number by any digit but zero
@@ -157,5 +151,5 @@ _ARITHMETIC = Generator("arithmetic", "math", _KINDS, held_out=0.2)
 
 
 def arithmetic_records(size: int, split: Split, seed: int) -> list[Record]:
-    """Draw sums, products and remainders of seven kinds; see :meth:`.generated.Generator.records`."""
+    """Draw sums, products and remainders of seven kinds; see :meth:`Generator.records`."""
     return _ARITHMETIC.records(size, split, seed)

@@ -1,4 +1,4 @@
-"""A tokenizer's chat template: variables and a date written into it, and checks of the prompt that it renders."""
+"""Chat templates: fixing variables and the date, and checks of rendered prompts."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -29,15 +29,15 @@ _MOST_PROMPTS = 1000  # that are rendered for the checks
 
 
 def write_into_template(tokenizer: Any, variables: Mapping[str, Any], day: date | None = None) -> None:
-    """Write values of variables, and the date that ``strftime_now`` returns, into the chat template of a tokenizer.
+    """Write values of variables, and the date that ``strftime_now`` returns, into the tokenizer's chat template.
 
-    The template is saved with the tokenizer, so that whatever serves a trained model renders the prompt that it was
-    trained on.  A value that is given to ``apply_chat_template`` wins over the one that is written here.
+    The template is saved with the tokenizer, so that a server renders the prompts of training.  A value passed to
+    ``apply_chat_template`` takes precedence.
 
     Args:
-        tokenizer: a Hugging Face tokenizer with a chat template; its ``chat_template`` is changed.
-        variables: name -> value of a JSON type; ``enable_thinking: False``, for example.
-        day: the date, which a template that asks for none does not use; None: the clock's.
+        tokenizer: a Hugging Face tokenizer with a chat template, which is changed.
+        variables: name -> JSON value, such as ``enable_thinking: False``.
+        day: the date for templates that ask for it; None: the clock's.
 
     Raises:
         ConfigError: the template does not use a variable.
@@ -69,7 +69,7 @@ def _variable_line(name: str, value: Any) -> str:
 
 
 def _date_line(day: date) -> str:
-    """A macro in the place of the function ``strftime_now``, which transformers defines by the clock."""
+    """A macro that replaces transformers' clock function ``strftime_now``."""
     replaced = "".join(f"|replace({key!r}, {_on(day, key)!r})" for key in _DIRECTIVES)
     return f"{{% macro strftime_now(format) %}}{{{{ format{replaced} }}}}{{% endmacro %}}"
 
@@ -93,12 +93,12 @@ def reads_clock(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TemplateKeys:
-    """How an engine's configuration sets what a template renders, for messages.
+    """Names of an engine's settings, for messages.
 
     Attributes:
-        variables: the key of the template's variables.
-        allow_open_thinking: the key that allows a prompt that ends inside an open thought.
-        day: what to do about a template that reads the clock.
+        variables: key of the template's variables.
+        allow_open_thinking: key that allows a prompt that ends inside an open thought.
+        day: advice for a template that reads the clock.
     """
 
     variables: str
@@ -121,18 +121,19 @@ def check_template(
     *,
     allow_open_thinking: bool = False,
 ) -> None:
-    """Check the prompts that a template renders: one record for each distinct system prompt.
+    """Check the rendered prompt of one record for each distinct system prompt.
 
     Args:
-        tokenizer: with the variables and the date of the run in its template.
+        tokenizer: with the run's variables and date in its template.
         records: to ask.
         system_prompt: the method's.
-        model: the key, or the option, that names the model's directory, and the directory, for messages.
+        model: option and directory of the model, for messages.
         keys: for messages.
         allow_open_thinking: accept prompts that end inside an open ``<think>``.
 
     Raises:
-        ConfigError: a message is not in the prompt, the prompt ends inside an open thought, or it depends on the clock.
+        ConfigError: a message is missing in the prompt, or the prompt ends inside an open thought or depends on the
+            clock.
     """
     where = f"{model}: its chat template"
     by_system: dict[str | None, Record] = {}
@@ -177,7 +178,7 @@ def _check_message(tokenizer: Any, message: Mapping[str, str], text: str, record
 
 
 def _open_thought(text: str, last_message: str) -> str | None:
-    """The tag of the thought that a prompt ends in; tags within the messages are only text."""
+    """The tag of the thought in which a prompt ends; tags within the messages are ignored."""
     tail = text[text.rfind(last_message) + len(last_message) :] if last_message in text else text
     tags = list(_THOUGHT_TAG.finditer(tail))
     if not tags:
@@ -188,5 +189,5 @@ def _open_thought(text: str, last_message: str) -> str | None:
 
 
 def _one_spaced(text: str) -> str:
-    """Templates strip messages, and some change the white space within them."""
+    """Collapse white space, which templates may change."""
     return " ".join(text.split())

@@ -1,4 +1,4 @@
-"""What a set of records holds, as text."""
+"""Text summaries of record files."""
 
 from collections import Counter
 
@@ -12,7 +12,7 @@ _SOURCES_SHOWN = 12
 
 
 class Summary:
-    """Counts records as they pass."""
+    """Statistics over records, updated one by one."""
 
     def __init__(self) -> None:
         self._kinds: Counter[tuple[str, str]] = Counter()
@@ -25,7 +25,7 @@ class Summary:
         }
 
     def add(self, record: Record, prompt_tokens: int | None) -> None:
-        """Count a record, whose prompt has so many tokens, or None if they were not counted."""
+        """Count a record; ``prompt_tokens`` is None if they were not counted."""
         self._kinds[record.dataset, record.category] += 1
         if "source" in record.metadata:
             self._sources[str(record.metadata["source"])] += 1
@@ -37,7 +37,7 @@ class Summary:
             self._lengths["prompt, tokens"].append(prompt_tokens)
 
     def text(self) -> str:
-        """The summary, one fact a line."""
+        """Return the summary, one fact per line."""
         lines = [f"{self._kinds.total()} records"]
         lines += [f"  {dataset} ({category}): {number}" for (dataset, category), number in self._kinds.most_common()]
         if self._sources:
@@ -56,7 +56,7 @@ class Summary:
 
 
 def example(record: Record, system_prompt: str | None) -> str:
-    """A record as the model is asked it, with its gold answer."""
+    """Return a record as prompted, with its gold answer."""
     lines = [f"--- {record.dataset} {record.id}"]
     lines += [f"[{message['role']}] {message['content']}" for message in prompt_messages(record, system_prompt)]
     gold = record.answer or str(record.metadata.get("tests", ""))

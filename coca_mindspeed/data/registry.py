@@ -1,4 +1,4 @@
-"""The data sets that ``coca-mindspeed data prepare`` knows by name, and where each is published."""
+"""Registry of the data sets of ``coca-mindspeed data prepare``."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from coca_mindspeed.errors import DataError
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    """Where a data set is on the Hugging Face hub: repository, configuration and split."""
+    """Location of a data set on the Hugging Face hub."""
 
     repository: str
     configuration: str | None
@@ -22,17 +22,17 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
-    """How one publisher's rows become records.
+    """Conversion of one source's rows into records.
 
     Attributes:
         name: the data set's name, also in the records.
         role: ``training`` sets are cleaned and shuffled by default; ``benchmark`` sets are kept whole, in order.
-        convert: makes a record of ``(row, number of the row from 0 over all files)``; raises
+        convert: (row, number of the row from 0 over all files) -> record; raises
             :class:`~coca_mindspeed.data.sources.fields.RowError` or
             :class:`~coca_mindspeed.data.sources.fields.Ungradable`.
-        hub: where ``--hub`` finds it; None if nowhere.
-        columns: what ``convert`` reads; other columns of columnar files are not loaded.
-        outside: why a record does not belong to the benchmark's split, or None if it does.
+        hub: where ``--hub`` finds it, or None.
+        columns: read by ``convert``; other columns of columnar files are not loaded.
+        outside: why a record is not in the benchmark's split, or None if it is.
     """
 
     name: str
@@ -43,7 +43,7 @@ class DataSource:
     outside: Callable[[Record], str | None] | None = None
 
     def header(self, path: Path) -> list[str] | None:
-        """Column names of files that have no header line: OpenCompass's ``trivia-*.qa.csv``."""
+        """Return the column names of files without a header line: OpenCompass's ``trivia-*.qa.csv``."""
         return ["question", "answer"] if self.name == "triviaqa" and path.name.endswith(".qa.csv") else None
 
 
@@ -94,11 +94,7 @@ SOURCES = {
 
 
 def source_named(name: str) -> DataSource:
-    """The data set called ``name``.
-
-    Raises:
-        DataError: there is none; the message lists those there are.
-    """
+    """Return the data source called ``name``; raises DataError if there is none."""
     if name not in SOURCES:
         raise DataError(f"unknown data set {name!r}; expected one of {', '.join(SOURCES)}")
     return SOURCES[name]

@@ -1,4 +1,4 @@
-"""Tables in Markdown."""
+"""Markdown tables."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -6,21 +6,14 @@ from coca_mindspeed.utils.console import one_line
 
 
 def markdown_cell(text: object) -> str:
-    """Text for a Markdown table: one line, with its bars escaped."""
+    """Return text for a Markdown table: one line, with bars escaped."""
     return one_line(str(text)).replace("|", "\\|")
 
 
 def markdown_table(
     header: Sequence[object], rows: Iterable[Sequence[object]], *, numbers: Collection[int] = (), padded: bool = True
 ) -> str:
-    """A Markdown table, with a line end after its last row.
-
-    Args:
-        header: names of the columns.
-        rows: cells of any text.
-        numbers: columns that are aligned to the right.
-        padded: with spaces, so that it also reads well as plain text.
-    """
+    """Return a Markdown table; the columns in ``numbers`` are right-aligned, ``padded`` aligns the plain text too."""
     lines = [[markdown_cell(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(line[i]) for line in lines) if padded else 0 for i in range(len(header))]
     marks = [":" if i in numbers else "-" for i in range(len(header))]

@@ -1,4 +1,4 @@
-"""From a Hugging Face tokenizer to the bytes of each of its tokens."""
+"""Hugging Face tokenizers: loading, and the bytes of each token."""
 
 import json
 import re
@@ -30,17 +30,16 @@ def load_tokenizer(directory: Path) -> Any:
 
 
 def token_text(tokenizer: Any, vocabulary_size: int) -> TokenText:
-    """The bytes that each id of a fast Hugging Face tokenizer stands for.
+    """Return the bytes of each id of a fast Hugging Face tokenizer.
 
-    Special tokens are control symbols and have no text, unless the confidence tags themselves were added as such.
+    Special tokens have no text, unless the confidence tags were added as such.
 
     Args:
         tokenizer: a ``PreTrainedTokenizerFast``.
-        vocabulary_size: rows of the model's output layer.  It is often padded beyond the tokenizer's vocabulary;
-            an id that only the model knows has no text.
+        vocabulary_size: rows of the model's output layer, often padded; an id that only the model knows has no text.
 
     Raises:
-        ConfigError: the tokenizer is slow, or joins its tokens in a way that has no bytes per token.
+        ConfigError: the tokenizer is slow, or its decoder has no bytes per token.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
@@ -66,14 +65,9 @@ def token_text(tokenizer: Any, vocabulary_size: int) -> TokenText:
 
 
 def tokens_as_written(tokenizer: Any, table: TokenText, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of texts that were made of a model's own tokens.
+    """Tokenize texts that were decoded from a model's tokens by ``table``.
 
-    A tokenizer in Llama 2's style puts a blank before whatever it is given; such a text has that blank already.
-
-    Args:
-        tokenizer: a fast Hugging Face tokenizer.
-        table: its :func:`token_text`.
-        texts: decoded by the table.
+    A tokenizer in Llama 2's style adds a space before its input; the one in such a text is removed first.
     """
     [zero] = tokenizer(["0"], add_special_tokens=False)["input_ids"]
     blank = b"".join(map(table.bytes_of, zero)) == b" 0"
@@ -91,7 +85,7 @@ def _decoder_kinds(decoder: dict[str, Any] | None) -> set[str]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The characters by which byte-level BPE writes bytes: printable Latin-1 as itself, the others from U+0100 on."""
+    """Characters by which byte-level BPE writes bytes: printable Latin-1 as itself, the others from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -1,4 +1,4 @@
-"""Which records to keep: by difficulty, source and length of the prompt in tokens."""
+"""Filters by difficulty, source and prompt length, and the label check of preparation."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from coca_mindspeed.utils.tokenization import load_tokenizer
 
 
 class Filter(Protocol):
-    """Says why a record is not wanted, or None if it is.  Reasons are counted, so they name no single record."""
+    """Returns why a record is dropped, or None to keep it.  Reasons are counted, so they name no single record."""
 
     @property
     def name(self) -> str:
-        """One of the stages of a report."""
+        """A stage of the report."""
         ...
 
     def __call__(self, record: Record) -> str | None: ...
@@ -26,7 +26,7 @@ class Filter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DifficultyFilter:
-    """Keeps records whose ``metadata["difficulty"]`` is in ``[low, high]``; 0 is easiest."""
+    """Keep records whose ``metadata["difficulty"]`` is in ``[low, high]``; 0 is easiest."""
 
     low: float
     high: float
@@ -48,7 +48,7 @@ class DifficultyFilter:
 
 @dataclass(frozen=True, slots=True)
 class SourceFilter:
-    """Keeps records whose ``metadata["source"]`` is among ``include`` (empty: any) and not among ``exclude``."""
+    """Keep records whose ``metadata["source"]`` is in ``include`` (empty: any) and not in ``exclude``."""
 
     include: Collection[str]
     exclude: Collection[str]
@@ -60,13 +60,7 @@ class SourceFilter:
 
 
 class LengthFilter:
-    """Keeps records whose whole prompt (system prompt, chat template and all) has at most so many tokens.
-
-    A tokenizer without a chat template counts the messages' texts alone.
-
-    Raises:
-        DataError: the directory holds no tokenizer.
-    """
+    """Keep records whose whole prompt has between ``shortest`` and ``longest`` tokens."""
 
     name = "length"
 
@@ -86,16 +80,9 @@ class LengthFilter:
 
 
 class PromptCounter:
-    """Counts the tokens of a record's prompt."""
+    """Counts the tokens of a record's prompt; without a chat template, of the messages' texts."""
 
     def __init__(self, tokenizer: Path, system_prompt: str | None, variables: Mapping[str, Any] | None = None) -> None:
-        """Load the tokenizer.
-
-        Args:
-            tokenizer: its directory.
-            system_prompt: the method's.
-            variables: of the chat template.
-        """
         self._tokenizer = load_tokenizer(tokenizer)
         self._system_prompt = system_prompt
         if variables:
@@ -115,11 +102,12 @@ MathGoldProblems = Callable[[Sequence[str]], Sequence[str]]
 
 
 def gold_checker(math: MathGoldProblems) -> GoldChecker:
-    """The checker of all records: what each one's grader asks for is there, and mathematics parses.
+    """Return the label check of all records: the grader's requirements, and that mathematics parses.
 
     Args:
-        math: :meth:`~coca_mindspeed.grading.math.grader.MathGrader.gold_problems`, asked for all math records
-            of a batch at once, because it parses in processes of its own.
+        math: :meth:`~coca_mindspeed.grading.math.grader.MathGrader.gold_problems`, called once for all math records of
+            a
+            batch, because it parses in processes of its own.
     """
 
     def check(records: Sequence[Record]) -> list[str]:
@@ -132,7 +120,7 @@ def gold_checker(math: MathGoldProblems) -> GoldChecker:
 
 
 def _problem(record: Record) -> str | None:
-    """Why the record's grader would refuse it, or an empty string; None where its answer has yet to be parsed."""
+    """Why the record's grader would refuse it, or an empty string; None if its answer has yet to be parsed."""
     try:
         name = grader_name(record)
         if name == "math":

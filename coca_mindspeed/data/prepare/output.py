@@ -1,4 +1,4 @@
-"""Whether an output can be made, asked before the work and not after."""
+"""Atomic output directories."""
 
 import fcntl
 import os
@@ -14,10 +14,10 @@ from coca_mindspeed.utils.files import MARKER, is_free, is_ours, put_in_place, w
 
 
 def check_place(path: Path, overwrite: bool) -> None:
-    """Refuse an output directory that could not be made; nothing is written.
+    """Check that an output directory can be created, without writing.
 
     Raises:
-        DataError: it is there and holds something, or a parent is a file or may not be written to.
+        DataError: it is not empty, or a parent is a file or not writable.
     """
     check_not_taken(path, overwrite)
     # It is built beside its place, so the parent's permissions count.
@@ -29,11 +29,7 @@ def check_place(path: Path, overwrite: bool) -> None:
 
 
 def check_not_taken(path: Path, overwrite: bool) -> None:
-    """Refuse a file, and without ``overwrite`` a directory that holds something.
-
-    Raises:
-        DataError: it is one of these.
-    """
+    """Raise DataError for a file, and without ``overwrite`` for a directory that is not empty."""
     if path.exists() and not path.is_dir():
         raise DataError(f"{path}: is a file; the output is a directory")
     if not is_free(path) and not overwrite:
@@ -42,19 +38,19 @@ def check_not_taken(path: Path, overwrite: bool) -> None:
 
 @contextmanager
 def output_directory(path: Path, overwrite: bool, kind: str = "data") -> Iterator[Path]:
-    """Yield a temporary directory that becomes ``path`` if the block succeeds and vanishes if it fails.
+    """Yield a temporary directory that becomes ``path`` if the block succeeds, and is removed if it fails.
 
     The directory holds our marker (see :mod:`coca_mindspeed.utils.files`), which its process keeps locked.  A killed
-    process leaves only its temporary directory (``.NAME.partial-*``) and, if it was killed between the two renames of
-    a replacement, the earlier output (``.NAME.earlier-*``); the next run puts the second back and removes the first.
+    process leaves its temporary directory (``.NAME.partial-*``) and, between the two renames of a replacement, the
+    earlier output (``.NAME.earlier-*``); the next run restores the second and removes the first.
 
     Args:
-        path: the final place; it may exist if it is empty, or with ``overwrite`` if it is an earlier output.
+        path: the final path; it may be empty or, with ``overwrite``, an earlier output.
         overwrite: replace an earlier output of this kind.
-        kind: what the directory is, as its marker says it.
+        kind: of the directory, in its marker.
 
     Raises:
-        DataError: the place is taken.
+        DataError: the path is taken.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _restore_or_remove_abandoned(path, kind)
@@ -89,7 +85,7 @@ def _replace(path: Path, temporary: Path) -> None:
 
 
 def _restore_or_remove_abandoned(path: Path, kind: str) -> None:
-    """Clean up after killed processes: nobody holds the lock of what they left."""
+    """Clean up after killed processes, whose locks are free."""
     for earlier in sorted(path.parent.glob(f".{path.name}.earlier-*")):
         with _abandoned(earlier, kind) as lock:
             if lock is None:
@@ -106,7 +102,7 @@ def _restore_or_remove_abandoned(path: Path, kind: str) -> None:
 
 @contextmanager
 def _abandoned(directory: Path, kind: str) -> Iterator[IO[bytes] | None]:
-    """The lock of a directory of ours that nobody works on; None where somebody does, or where it is not ours."""
+    """Yield the lock of an abandoned directory of ours; None if it is in use or not ours."""
     try:
         marker = (directory / MARKER).open("rb")
     except OSError:  # not ours, or gone, or another process is about to mark it

@@ -1,4 +1,4 @@
-"""Records on disk with random access, so that a data set is cleaned and shuffled without being held in memory."""
+"""The preparation pipeline, in bounded memory: records are buffered on disk."""
 
 import json
 from array import array
@@ -23,22 +23,18 @@ from coca_mindspeed.utils.files import file_sha256
 
 
 def record_line(record: Record) -> bytes:
-    """A record as one line of JSON, as :func:`coca_mindspeed.data.records.read_records` reads it.
+    """Return a record as one line of JSON.
 
     Raises:
-        TypeError: it holds a value that JSON has no form for.
-        ValueError: it holds NaN, infinity or half of a surrogate pair.
+        TypeError: it holds a value that JSON cannot represent.
+        ValueError: it holds NaN, infinity or a lone surrogate.
     """
     # Not as an escape, which readers of records refuse.
     return (json.dumps(record_to_json(record), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
 
 
 class RecordSpool:
-    """Appended records, each with the place it came from; 24 bytes of memory a record.
-
-    Args:
-        path: a file to be made; it is removed at the end.
-    """
+    """Records appended to a temporary file, each with its origin; 24 bytes of memory per record."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -61,7 +57,7 @@ class RecordSpool:
         return len(self._offsets)
 
     def append(self, line: bytes, file: int, row: int) -> None:
-        """Add a record's :func:`record_line`, which came from row ``row`` of the file with this index."""
+        """Add a line of :func:`record_line` from row ``row`` of the file with index ``file``."""
         self._file.seek(self._end)
         self._file.write(line)
         self._offsets.append(self._end)
@@ -70,21 +66,19 @@ class RecordSpool:
         self._end += len(line)
 
     def place(self, index: int) -> tuple[int, int]:
-        """``(index of the file, row)`` that the record came from."""
+        """Return ``(index of the file, row)`` of the record's origin."""
         return self._files[index], self._rows[index]
 
     def line(self, index: int) -> bytes:
-        """The record's line."""
         self._file.seek(self._offsets[index])
         return self._file.readline()
 
     def values(self, index: int) -> dict[str, Any]:
-        """The record's fields."""
         values: dict[str, Any] = json.loads(self.line(index))
         return values
 
     def copy(self, indices: Iterable[int], target: Path) -> None:
-        """Write the records with these indices, in this order, as JSON Lines."""
+        """Write these records, in this order, as JSON Lines."""
         with target.open("wb") as out:
             out.writelines(map(self.line, indices))
 
@@ -95,22 +89,22 @@ _GOLD_BATCH = 512  # records
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """Everything that decides what comes out.
+    """All settings that decide the output.
 
     Attributes:
         source: the data set.
-        inputs: files and directories, or where the data set is on the hub.
-        check_gold: says why records cannot be graded against; it is given them in batches.
-        skip_bad: how many malformed rows are stepped over; one more stops the run.
+        inputs: files and directories, or a location on the hub.
+        check_gold: returns why each record of a batch cannot be graded.
+        skip_bad: number of malformed rows to skip; one more stops the run.
         filters: applied in this order.
-        evaluation: the questions to keep clear of, or None.
-        gold: what to do with records whose gold answer cannot be graded against.
-        drop_duplicates: drop questions that were asked before.
-        near_duplicates: also those whose similarity to an earlier one is at least this, or None.
-        validation: share of the records, in [0, 1), that goes to ``validation.jsonl``.
-        shuffle: write in the order that the seed gives, else in the order of the input.
-        seed: decides order and split.
-        described: what the report says about options that are not told from the values above.
+        evaluation: for decontamination, or None.
+        gold: treatment of records whose gold answer cannot be graded.
+        drop_duplicates: drop repeated questions.
+        near_duplicates: drop questions of at least this similarity to an earlier one; None: keep them.
+        validation: fraction of the records, in [0, 1), for ``validation.jsonl``.
+        shuffle: order by seed, else as in the input.
+        seed: of order and split.
+        described: further options for the report.
     """
 
     source: DataSource
@@ -138,7 +132,6 @@ class Preparation:
             )
 
     def rows(self) -> Iterator[Row]:
-        """All rows of all inputs."""
         if isinstance(self.inputs, Publication):
             yield from hub_rows(self.inputs, self.source.columns)
             return
@@ -149,19 +142,19 @@ class Preparation:
 def prepare(
     preparation: Preparation, output: Path, overwrite: bool = False, on_row: Callable[[], None] = lambda: None
 ) -> PreparationReport:
-    """Prepare a data set into the directory ``output``, which appears whole or not at all.
+    """Prepare a data set into the directory ``output``, atomically.
 
-    It holds ``train.jsonl`` (``test.jsonl`` for a benchmark), ``validation.jsonl`` if a share was asked for,
-    ``findings.jsonl``, ``report.json`` and ``report.md``.  The same input and options give the same bytes.
+    It holds ``train.jsonl`` (``test.jsonl`` for a benchmark), optionally ``validation.jsonl``, ``findings.jsonl``,
+    ``report.json`` and ``report.md``.  The same input and options give the same bytes.
 
     Args:
-        preparation: what to do.
-        output: the directory to make.
+        preparation: the settings.
+        output: the directory to create.
         overwrite: replace an earlier output there.
-        on_row: called after each row read, for a progress bar.
+        on_row: called after each row, for a progress bar.
 
     Raises:
-        DataError: an input cannot be read, too many rows are malformed, nothing is left, or the output exists.
+        DataError: an input cannot be read, too many rows are malformed, no row is left, or the output exists.
     """
     with (
         output_directory(output, overwrite) as directory,
@@ -191,7 +184,7 @@ def prepare(
 
 
 class _Cleaning:
-    """The first pass: takes rows one by one, spools records, logs what it drops."""
+    """First pass: buffer records row by row, and log dropped rows."""
 
     def __init__(self, preparation: Preparation, spool: RecordSpool, log: FindingLog) -> None:
         self._preparation, self._spool, self._log = preparation, spool, log
@@ -205,7 +198,7 @@ class _Cleaning:
         self.rows_in = 0
 
     def take(self, row: Row) -> None:
-        """Spool the row's record, or log why not."""
+        """Buffer the row's record, or log why it is dropped."""
         number = self.rows_in
         self.rows_in += 1
         self._files[row.file] = self._files.get(row.file, 0) + 1
@@ -253,7 +246,7 @@ class _Cleaning:
             self._check_gold()
 
     def _check_gold(self) -> None:
-        """Check the gold answers of a batch; what is left of it is kept, in order."""
+        """Check the gold answers of a batch, and keep the remaining records in order."""
         drop = self._preparation.gold == "drop"
         problems = self._preparation.check_gold([record for record, _ in self._unchecked])
         for (record, row), problem in zip(self._unchecked, problems, strict=True):
@@ -279,7 +272,7 @@ class _Cleaning:
             self._near.add(record)
 
     def kept(self) -> list[int]:
-        """Indices in the spool of the records that remain once near duplicates are dropped."""
+        """Return the buffer indices of the records that remain after near duplicates are dropped."""
         if self._unchecked:
             self._check_gold()
         repeats = {} if self._near is None else self._near.repeats(lambda index: self._spool.values(index)["question"])
@@ -292,7 +285,7 @@ class _Cleaning:
         return [index for index in range(len(self._spool)) if index not in repeats]
 
     def inputs(self) -> list[dict[str, Any]]:
-        """Name, rows and SHA-256 of each file that was read."""
+        """Name, rows and SHA-256 of each file read."""
         local = not isinstance(self._preparation.inputs, Publication)
         return [
             {"file": file, "rows": rows, "sha256": file_sha256(Path(file)) if local else None}
@@ -307,7 +300,7 @@ class _Cleaning:
 
 
 def _write(preparation: Preparation, spool: RecordSpool, kept: list[int], directory: Path) -> dict[str, dict[str, Any]]:
-    """Write the splits; a record's place depends on the seed and its id alone, not on the other records' number."""
+    """Write the splits; a record's position depends on the seed and its id alone."""
 
     def drawn(index: int) -> bytes:
         identity = spool.values(index)["id"]

@@ -1,4 +1,4 @@
-"""What became of each row: counts in JSON and Markdown, and one line for every row that was dropped."""
+"""Preparation report: counts in JSON and Markdown, and one line for every dropped row."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -29,15 +29,15 @@ _EXAMPLES = 5
 
 @dataclass(frozen=True, slots=True)
 class DoubtfulRow:
-    """One row and what was found about it.
+    """A finding about one row.
 
     Attributes:
-        file: the file, as the user named it.
-        row: the row or line, from 1.
+        file: as the user named it.
+        row: row or line, from 1.
         stage: one of :data:`STAGES`.
-        reason: why, in words that many rows share.
-        detail: what is particular to this row.
-        dropped: False for what is only reported.
+        reason: shared by many rows.
+        detail: of this row.
+        dropped: False if it is only reported.
     """
 
     file: str
@@ -76,16 +76,16 @@ class FindingLog:
 
 @dataclass(frozen=True, slots=True)
 class PreparationReport:
-    """What ``prepare`` did.
+    """Result of ``prepare``.
 
     Attributes:
         dataset: the data set's name.
-        inputs: of each file, its name, rows and SHA-256 (none for the hub).
-        options: the choices made, for the reader and for doing it again.
+        inputs: name, rows and SHA-256 (None for the hub) of each file.
+        options: as chosen.
         rows_in: rows read.
         dropped: ``{stage: {reason: rows}}``.
-        reported: likewise, of rows that were kept all the same.
-        outputs: of each file written, its rows and SHA-256.
+        reported: likewise, of rows that were kept.
+        outputs: rows and SHA-256 of each file written.
         examples: the first findings of each stage.
     """
 
@@ -120,7 +120,6 @@ class PreparationReport:
         write_atomically(directory / "report.md", self.markdown())
 
     def markdown(self) -> str:
-        """The report for people."""
         lines = [
             f"# {self.dataset}: {self.rows_in} rows in, {self.rows_out} rows out",
             "",

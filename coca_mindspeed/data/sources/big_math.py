@@ -11,13 +11,10 @@ COLUMNS = frozenset({"problem", "answer", "source", "domain", "llama8b_solve_rat
 
 
 def big_math(row: Mapping[str, Any], number: int) -> Record:
-    """One row: ``problem``, ``answer``, ``source``, ``domain``, ``llama8b_solve_rate``.
+    """Convert a row with ``problem``, ``answer``, ``source``, ``domain``, ``llama8b_solve_rate``.
 
-    The share of 64 attempts that Llama-3.1-8B solved becomes ``metadata["solve_rate"]``, and
-    ``metadata["difficulty"]`` is one minus it: 0 is easiest, as in every data set here.
-
-    Raises:
-        RowError: the row is not in that form.
+    The solve rate (of 64 attempts by Llama-3.1-8B) becomes ``metadata["solve_rate"]``; ``metadata["difficulty"]`` is
+    one minus it, so that 0 is easiest.
     """
     metadata = {**optional(row, source="source", domain="domain"), **_solve_rate(column(row, "llama8b_solve_rate"))}
     return Record(

@@ -1,4 +1,4 @@
-"""Elements of a large JSON array, one at a time, without holding the array."""
+"""Streaming readers of data files: Parquet, Arrow, JSON Lines, large JSON arrays, CSV and TSV."""
 
 import csv
 import gzip
@@ -29,12 +29,12 @@ _WRAPPED = re.compile(r'\s*(?:\{\s*"(?:Data|data|rows|examples)"\s*:\s*)?\[')
 
 
 def wrapped_elements(file: TextIO, name: str) -> Iterator[Any] | None:
-    """Elements of the array that the file is, or that is the value of its first key; None if it starts otherwise.
+    """Yield the elements of a JSON array, or of the array under an object's first key; None for other files.
 
     An element that is nested too deeply is yielded as a :class:`~coca_mindspeed.utils.text_formats.JsonError`.
 
     Raises:
-        DataError: while iterating: the array is broken, or its parser cannot go on; the message names the element.
+        DataError: while iterating, with the element, if the array is broken.
     """
     head = file.read(_CHUNK)
     match = _WRAPPED.match(head)
@@ -88,11 +88,11 @@ _ROWS_PER_BATCH = 256  # TACO's rows reach megabytes
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a data file, or why it is not one.
+    """A row of a data file, or the reason why it cannot be read.
 
     Attributes:
-        file: the file, as the user named it.
-        number: the line in JSON Lines, else the row, both from 1 (a CSV header is not a row).
+        file: as the user named it.
+        number: line in JSON Lines, otherwise row, from 1 (a CSV header is not a row).
         values: the columns; empty if ``error`` is set.
         error: why the row cannot be read, or empty.
     """
@@ -108,7 +108,7 @@ class Row:
 
 
 def data_files(inputs: Sequence[Path]) -> list[Path]:
-    """The data files that ``inputs`` name: files as they are, directories as their data files in name order.
+    """Return the given files, and the data files of the given directories in name order.
 
     Raises:
         DataError: an input is missing, a directory holds no data file, or a suffix is unknown.
@@ -132,7 +132,7 @@ def data_files(inputs: Sequence[Path]) -> list[Path]:
 
 
 def file_format(path: Path) -> str | None:
-    """The file's format as its suffix without ``.gz``, or None if it is not one of :data:`SUFFIXES`."""
+    """Return the suffix without ``.gz``, or None if it is not one of :data:`SUFFIXES`."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     zipped = suffixes[-1:] == [".gz"]
     suffix = suffixes[-2:-1] if zipped else suffixes[-1:]
@@ -142,7 +142,7 @@ def file_format(path: Path) -> str | None:
 
 
 def count_rows(path: Path) -> int | None:
-    """The number of rows where the file says it without being read (Parquet), else None."""
+    """Return the number of rows if the format stores it (Parquet), else None."""
     if file_format(path) != ".parquet":
         return None
     import pyarrow as pa
@@ -155,12 +155,12 @@ def count_rows(path: Path) -> int | None:
 
 
 def read_rows(path: Path, columns: Collection[str] | None = None, header: Sequence[str] | None = None) -> Iterator[Row]:
-    """Stream the rows of a file, in the format that its suffix names.
+    """Stream the rows of a file.
 
     Args:
         path: one of :func:`data_files`.
-        columns: of columnar files, only these columns, where they exist; None for all.
-        header: column names of a CSV or TSV file that has no header line.
+        columns: load only these columns of columnar files; None for all.
+        header: column names of a CSV or TSV file without a header line.
 
     Raises:
         DataError: the file cannot be read, or not any further.
@@ -251,7 +251,7 @@ def _object_row(file: str, number: int, value: Any) -> Row:
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
-    """``.json`` is an array, an object around an array (TriviaQA's ``Data``), or JSON Lines by another name."""
+    """Rows of ``.json``: an array, an object around an array (TriviaQA's ``Data``), or JSON Lines."""
     try:
         with _open_text(path) as file:
             elements = wrapped_elements(file, str(path))

@@ -1,4 +1,4 @@
-"""Rows of a data set by its name on the Hugging Face hub, through the optional ``datasets`` package."""
+"""Reading sources: rows from the Hugging Face hub, records from published files, evaluation sets."""
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -11,7 +11,7 @@ from coca_mindspeed.errors import DataError, MissingDependencyError
 
 
 def hub_rows(publication: Publication, columns: Collection[str] | None = None) -> Iterator[Row]:
-    """Stream a data set's rows; the row's ``file`` is its name on the hub.
+    """Stream a data set's rows from the hub; the row's ``file`` is its name there.
 
     Raises:
         MissingDependencyError: ``datasets`` is not installed.
@@ -43,10 +43,10 @@ def hub_rows(publication: Publication, columns: Collection[str] | None = None) -
 
 
 def read_published(source: DataSource, inputs: Sequence[Path]) -> Iterator[Record]:
-    """Stream the records of a publisher's files; rows that nothing can grade are left out.
+    """Stream the records of published files; ungradable rows are left out.
 
     Raises:
-        DataError: with file and row, for a row that is not in the publisher's form.
+        DataError: with file and row, for a row that is not in the source's form.
     """
     number = -1
     for path in data_files(inputs):
@@ -65,7 +65,7 @@ def read_published(source: DataSource, inputs: Sequence[Path]) -> Iterator[Recor
 
 
 def read_evaluation_sets(named: Sequence[str]) -> Iterator[Record]:
-    """Stream the records of evaluation sets, each given as ``DATASET=PATH`` or as the path of prepared records.
+    """Stream the records of evaluation sets, each given as ``DATASET=PATH`` or as a file of prepared records.
 
     Raises:
         DataError: a data set is unknown, or a file cannot be read.
@@ -76,7 +76,7 @@ def read_evaluation_sets(named: Sequence[str]) -> Iterator[Record]:
 
 
 def _evaluation_set(name: str) -> tuple[DataSource | None, Path]:
-    """``(publisher's form, or None for prepared records; path)``, both of which are there."""
+    """Return the source (None for prepared records) and the path."""
     if "=" not in name or Path(name).exists():
         path = Path(name)
         if not path.is_file():

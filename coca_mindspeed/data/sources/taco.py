@@ -1,4 +1,4 @@
-"""TACO, the paper's code training set (BAAI/TACO): programming problems with stdin/stdout or call-based tests."""
+"""TACO, the paper's code training set (BAAI/TACO): problems with stdin/stdout or call-based tests."""
 
 import re
 from collections.abc import Mapping
@@ -28,13 +28,13 @@ _SECONDS = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:s|sec|secs|second|seconds)
 
 
 def taco(row: Mapping[str, Any], number: int) -> Record:
-    """One row; its tests become ``metadata["tests"]`` of kind ``stdio`` or ``call``.
+    """Convert a row; its tests become ``metadata["tests"]`` of kind ``stdio`` or ``call``.
 
-    Difficulty is the level's place among TACO's five: EASY is 0, VERY_HARD is 1; UNKNOWN_DIFFICULTY sets none.
+    Difficulty is the level's position among TACO's five: EASY is 0, VERY_HARD is 1; UNKNOWN_DIFFICULTY sets none.
 
     Raises:
         RowError: the row is not in TACO's form.
-        Ungradable: it has no tests, or tests that JSON cannot say.
+        Ungradable: it has no tests, or tests that JSON cannot represent.
     """
     tests = _tests(column(row, "input_output"))
     starter = row.get("starter_code") or ""
@@ -61,7 +61,7 @@ def taco(row: Mapping[str, Any], number: int) -> Record:
 
 
 def _names(value: Any, name: str) -> list[str]:
-    """TACO writes lists as Python literals inside strings."""
+    """TACO writes lists as Python literals in strings."""
     names = literal(value, name, "a list") if isinstance(value, str) and value else value or []
     if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
         raise RowError(f"column {name!r} should be a list of strings, found {describe(value)}")
@@ -99,7 +99,7 @@ def _tests(value: Any) -> dict[str, Any]:
 
 
 def _stream(value: Any) -> str:
-    """What goes through stdin or stdout: text, or in some rows a list of its lines."""
+    """Text of stdin or stdout; some rows hold a list of lines."""
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
     if not isinstance(value, str):
@@ -108,17 +108,17 @@ def _stream(value: Any) -> str:
 
 
 def _unwrapped(outputs: list[Any]) -> list[Any]:
-    """Expected values without the one-element list that most call-based problems put around each of them.
+    """Remove the one-element list that most call-based problems put around each expected value.
 
-    TACO's own checker accepts both readings of a one-element list.  Here a problem is read in one way: wrapped if
-    every one of its outputs is such a list, plain if any is not.
+    TACO's own checker accepts both readings of a one-element list.  Here a problem is wrapped if all of its outputs are
+    such lists, and plain otherwise.
     """
     wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
     return [output[0] for output in outputs] if wrapped else outputs
 
 
 def _has_integer_keys(value: Any) -> bool:
-    """Whether an argument cannot be told from the tests; of results, graders compare the keys' spelling."""
+    """Whether an argument had integer keys, which JSON turned into strings."""
     if isinstance(value, dict):
         integers = bool(value) and all(re.fullmatch(r"-?[0-9]+", key) for key in value)
         return integers or any(_has_integer_keys(item) for item in value.values())
