@@ -1,8 +1,11 @@
-"""Majority voting: sample k answers and cluster equivalent ones; confidence is the largest cluster's share."""
+"""Majority voting: sample k answers, cluster equivalent ones, and take the largest cluster's share as confidence.
+
+The confidence-weighted vote counts each sample by its stated confidence.
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from coca_mindspeed.baselines.subject import Subject
 from coca_mindspeed.data.records import Record
@@ -14,9 +17,8 @@ FinalAnswers = Callable[[Record, Sequence[str]], Sequence[str | None]]
 Same = Callable[[Record, Pairs], Sequence[bool]]
 
 
-@dataclass(frozen=True)
-class Vote:
-    """Index of the representative (first sample of the largest cluster), and the cluster's share of all samples."""
+class Vote(NamedTuple):
+    """Index of the representative (first sample of the winning cluster), and the cluster's share of all votes."""
 
     winner: int
     share: float
@@ -40,26 +42,38 @@ def cluster(finals: Sequence[str | None], same: Callable[[Pairs], Sequence[bool]
     return [None if final is None else of_text[final] for final in finals]
 
 
-def vote(clusters: Sequence[int | None]) -> Vote:
-    """Find the largest cluster; ties go to the first.  Without any final answer, the first sample wins with share 0."""
+def vote(clusters: Sequence[int | None], weights: Sequence[float] | None = None) -> Vote:
+    """Find the cluster with most votes; ties go to the first.
+
+    Args:
+        clusters: of each sample, from :func:`cluster`; samples without a final answer count in the total.
+        weights: votes of each sample; None: one each.  Without any vote, the first sample wins with share 0.
+    """
     if not clusters:
         raise ValueError("a vote needs at least one sample")
-    counts: dict[int, int] = {}
-    for number in clusters:
+    weights = [1.0] * len(clusters) if weights is None else weights
+    votes: dict[int, float] = {}
+    for number, weight in zip(clusters, weights, strict=True):
         if number is not None:
-            counts[number] = counts.get(number, 0) + 1
-    if not counts:
+            votes[number] = votes.get(number, 0.0) + weight
+    largest = min(votes, key=lambda number: (-votes[number], number), default=None)
+    if largest is None or not votes[largest]:
         return Vote(0, 0.0)
-    largest = min(counts, key=lambda number: (-counts[number], number))
-    return Vote(clusters.index(largest), counts[largest] / len(clusters))
+    return Vote(clusters.index(largest), votes[largest] / sum(weights))
 
 
 def majority_predictions(
-    subject: Subject, records: Sequence[Record], k: int, final_answers: FinalAnswers, same: Same, *purpose: object
+    subject: Subject,
+    records: Sequence[Record],
+    k: int,
+    final_answers: FinalAnswers,
+    same: Same,
+    *purpose: object,
+    weighted: bool = False,
 ) -> list[Prediction]:
     """Sample k responses to each record at temperature 1 and vote.
 
-    A stated confidence is removed and ignored; TTC counts the tokens of all k samples.
+    A stated confidence is removed, and is ignored unless ``weighted``; TTC counts the tokens of all k samples.
 
     Args:
         subject: the target model and its prompt.
@@ -68,6 +82,7 @@ def majority_predictions(
         final_answers: returns the final answers of a record's responses.
         same: whether the final answers of each pair are equivalent, for a record.
         purpose: names the random numbers.
+        weighted: weight each sample by its stated confidence, 0 if invalid.
     """
     if k < 1:
         raise ValueError(f"k should be at least 1, found {k}")
@@ -79,10 +94,11 @@ def majority_predictions(
     predictions = []
     for index, record in enumerate(records):
         rows = slice(index * k, (index + 1) * k)
-        finals = final_answers(record, [parsed.answer for parsed in graded.judged.parsed[rows]])
-        result = vote(cluster(finals, partial(same, record)))
+        parsed = graded.judged.parsed[rows]
+        finals = final_answers(record, [each.answer for each in parsed])
+        weights = [each.confidence or 0.0 for each in parsed] if weighted else None
+        result = vote(cluster(finals, partial(same, record)), weights)
         winner = index * k + result.winner
-        verdict = graded.judged.verdicts[winner]
         predictions.append(
             Prediction(
                 id=record.id,
@@ -90,7 +106,7 @@ def majority_predictions(
                 question=record.question,
                 response=graded.judged.texts[winner],
                 confidence=result.share,
-                correct=verdict.correct_or_none,
+                correct=graded.judged.verdicts[winner].correct_or_none,
                 tokens_to_confidence=lengths[index],
                 category=record.category,
                 tokens=lengths[index],

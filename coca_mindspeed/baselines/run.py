@@ -4,15 +4,17 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from coca_mindspeed.baselines.assessor import Assessor, AssessorConfig, train_assessor
 from coca_mindspeed.baselines.equivalence import Equivalences
 from coca_mindspeed.baselines.majority_vote import majority_predictions
-from coca_mindspeed.baselines.parts import work_in_parts
-from coca_mindspeed.baselines.probe import Probe, ProbeConfig, load_probe, save_probe, train_probe
+from coca_mindspeed.baselines.parts import Rows, work_in_parts
+from coca_mindspeed.baselines.probe import ProbeConfig, load_probe, save_probe, train_probe
 from coca_mindspeed.baselines.question_probability import question_probabilities
 from coca_mindspeed.baselines.subject import Subject, prompt_states
 from coca_mindspeed.data.records import Record
@@ -27,7 +29,8 @@ from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.schedule import derived_seed
 
-BASELINES = ("verbalised", "question_probability", "probe", "assessor", "majority_vote")
+VOTES = ("majority_vote", "weighted_vote")
+BASELINES = ("verbalised", "question_probability", "probe", "assessor", *VOTES)
 NEEDS_TRAINING = ("probe", "assessor")
 
 
@@ -37,7 +40,7 @@ class BaselineOptions:
 
     Attributes:
         batch: questions per batch, and per part of a resumable run.
-        samples: k of majority voting.
+        samples: k of the votes.
         label: method name in the predictions; None for the baseline's own.
         probe: its settings.
         assessor: its settings.
@@ -67,7 +70,7 @@ def run_baseline(
 ) -> list[Prediction]:
     """Run the baseline and write ``output/predictions.jsonl``.
 
-    All but majority voting predict whether the target model's own answer is correct: one answer to each record is
+    All but the votes predict whether the target model's own answer is correct: one answer to each record is
     sampled and graded, and its stated confidence is replaced by the baseline's.  Their TTC is 0.
 
     Args:
@@ -86,25 +89,24 @@ def run_baseline(
     if name not in BASELINES:
         raise ConfigError(f"unknown baseline {name!r}; known: {', '.join(BASELINES)}")
     work = _Work(subject, output, options)
-    if name == "majority_vote":
-        predictions = work.votes(records)
+    if name in VOTES:
+        predictions = work.votes(records, weighted=name == "weighted_vote")
     else:
         given = work.answers(records, "answers") if answers is None else answers_in_order(answers, records)
-        if name == "verbalised":
-            predictions = given
+        predictions = given if name == "verbalised" else []
+    if name not in (*VOTES, "verbalised"):
+        predict: Predict
+        if name == "question_probability":
+            predict = partial(question_probabilities, subject)
+        elif name == "probe":
+            predict = work.probe(training_records)
         else:
-            ask: Ask
-            if name == "question_probability":
-                ask = work.question_probability
-            elif name == "probe":
-                ask = work.ask_probe(work.probe(training_records))
-            else:
-                ask = work.ask_assessor(work.assessor(training_records, open_assessor))
-            confidences = work.confidences(records, ask)
-            predictions = [
-                replace(answer, confidence=confidence, tokens_to_confidence=0)
-                for answer, confidence in zip(given, confidences, strict=True)
-            ]
+            predict = work.assessor(training_records, open_assessor).confidence
+        confidences = work.confidences(records, predict)
+        predictions = [
+            replace(answer, confidence=confidence, tokens_to_confidence=0)
+            for answer, confidence in zip(given, confidences, strict=True)
+        ]
     categories = {record.id: record.category for record in records}
     label = options.label or name
     predictions = [replace(p, method=label, category=categories[p.id], seed=subject.seed) for p in predictions]
@@ -112,7 +114,7 @@ def run_baseline(
     return predictions
 
 
-Ask = Callable[[Sequence[Record]], Sequence[float]]
+Predict = Callable[[Sequence[Record]], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -124,72 +126,43 @@ class _Work:
     options: BaselineOptions
 
     def answers(self, records: Sequence[Record], purpose: str) -> list[Prediction]:
-        def answer(part: int, chunk: Sequence[Record]) -> list[dict[str, object]]:
-            return [prediction_to_json(p) for p in self.subject.answers(chunk, purpose, part)]
+        return self._predictions(purpose, records, lambda part, chunk: self.subject.answers(chunk, purpose, part))
 
-        return self._predictions(purpose, records, self.options.batch, answer)
-
-    def votes(self, records: Sequence[Record]) -> list[Prediction]:
+    def votes(self, records: Sequence[Record], *, weighted: bool) -> list[Prediction]:
         with Equivalences() as equivalences:
+            compare = (self.options.samples, equivalences.final_answers, equivalences.same)
 
-            def ballot(part: int, chunk: Sequence[Record]) -> list[dict[str, object]]:
-                voted = majority_predictions(
-                    self.subject,
-                    chunk,
-                    self.options.samples,
-                    equivalences.final_answers,
-                    equivalences.same,
-                    "votes",
-                    part,
-                )
-                return [prediction_to_json(p) for p in voted]
+            def sample_and_vote(part: int, chunk: Sequence[Record]) -> list[Prediction]:
+                return majority_predictions(self.subject, chunk, *compare, "votes", part, weighted=weighted)
 
-            return self._predictions("votes", records, self.options.batch, ballot)
+            return self._predictions("votes", records, sample_and_vote)
 
-    def confidences(self, records: Sequence[Record], ask: Ask) -> list[float]:
-        rows = work_in_parts(
-            self.output / "confidences",
-            records,
-            self.options.batch,
-            lambda part, chunk: [{"confidence": confidence} for confidence in ask(chunk)],
-            title="confidences",
-            show_progress=self.options.show_progress,
-        )
+    def confidences(self, records: Sequence[Record], predict: Predict) -> list[float]:
+        rows = self._parts("confidences", records, lambda part, chunk: [{"confidence": c} for c in predict(chunk)])
         return [row["confidence"] for row in rows]
 
-    def question_probability(self, records: Sequence[Record]) -> list[float]:
-        return question_probabilities(self.subject, records)
-
-    def ask_probe(self, probe: Probe) -> Ask:
-        def ask(records: Sequence[Record]) -> list[float]:
-            confidence: list[float] = probe.confidence(prompt_states(self.subject, records, probe.layer)).tolist()
-            return confidence
-
-        return ask
-
-    def ask_assessor(self, assessor: Assessor) -> Ask:
-        return assessor.confidence
-
-    def probe(self, records: Sequence[Record]) -> Probe:
-        """Return the trained probe; train it if it does not exist."""
-        directory = self.options.trained or self.output / "probe"
+    def probe(self, records: Sequence[Record]) -> Predict:
+        """Return the predictor of the trained probe; train it if it does not exist."""
+        directory, size = self.options.trained or self.output / "probe", self.options.batch
         if not directory.exists():
             records, correct = self._graded("probe", records)
-            states = torch.cat(
-                [
-                    prompt_states(self.subject, records[i : i + self.options.batch], self.options.probe.layer)
-                    for i in range(0, len(records), self.options.batch)
-                ]
-            )
+            chunks = [records[i : i + size] for i in range(0, len(records), size)]
+            states = torch.cat([prompt_states(self.subject, chunk, self.options.probe.layer) for chunk in chunks])
             seed = derived_seed(self.subject.seed, "probe")
             probe, fit = train_probe(states, torch.tensor(correct), self.options.probe, seed, self._epoch)
             save_probe(probe, fit, directory)
-        return load_probe(directory)
+        trained = load_probe(directory)
+
+        def predict(records: Sequence[Record]) -> list[float]:
+            confidence: list[float] = trained.confidence(prompt_states(self.subject, records, trained.layer)).tolist()
+            return confidence
+
+        return predict
 
     def assessor(self, records: Sequence[Record], open_assessor: Callable[[Path | None], Policy] | None) -> Assessor:
         """Return the trained assessor; train it if it does not exist."""
         if open_assessor is None:
-            raise ConfigError("the assessor needs a model of its own to be trained (--assessor-model)")
+            raise ConfigError("the assessor needs a model to train (--assessor-model)")
         directory = self.options.trained or self.output / "assessor"
         if not directory.exists():
             records, correct = self._graded("assessor", records)
@@ -202,7 +175,7 @@ class _Work:
     def _graded(self, name: str, records: Sequence[Record]) -> tuple[list[Record], list[bool]]:
         """The training questions with gradable answers, and the verdicts."""
         if not records:
-            raise ConfigError(f"the {name} is trained on answered questions, and none were given (--train)")
+            raise ConfigError(f"the {name} needs training questions (--train)")
         answers = zip(records, self.answers(records, "training_answers"), strict=True)
         graded = [(record, answer.correct) for record, answer in answers if answer.correct is not None]
         if not graded:
@@ -210,15 +183,18 @@ class _Work:
         return [record for record, _ in graded], [correct for _, correct in graded]
 
     def _predictions(
-        self,
-        directory: str,
-        records: Sequence[Record],
-        size: int,
-        work: Callable[[int, Sequence[Record]], list[dict[str, object]]],
+        self, directory: str, records: Sequence[Record], work: Callable[[int, Sequence[Record]], list[Prediction]]
     ) -> list[Prediction]:
-        title, show = directory.replace("_", " "), self.options.show_progress
-        rows = work_in_parts(self.output / directory, records, size, work, title=title, show_progress=show)
+        rows = self._parts(directory, records, lambda part, chunk: [prediction_to_json(p) for p in work(part, chunk)])
         return [prediction_from_json(row, f"{self.output / directory}: row {i}") for i, row in enumerate(rows)]
+
+    def _parts(
+        self, directory: str, records: Sequence[Record], work: Callable[[int, Sequence[Record]], Rows]
+    ) -> list[dict[str, Any]]:
+        title, show = directory.replace("_", " "), self.options.show_progress
+        return work_in_parts(
+            self.output / directory, records, self.options.batch, work, title=title, show_progress=show
+        )
 
     def _epoch(self, epoch: int, loss: float) -> None:
         if self.options.show_progress:

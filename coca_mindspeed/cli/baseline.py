@@ -14,7 +14,14 @@ from coca_mindspeed.algorithm.rewards import METHODS, training_method
 from coca_mindspeed.baselines.assessor import ASSESSOR_PROMPT, bare_questions
 from coca_mindspeed.baselines.parts import check_directory, claim_directory
 from coca_mindspeed.baselines.probe import load_probe
-from coca_mindspeed.baselines.run import BASELINES, NEEDS_TRAINING, BaselineOptions, answers_in_order, run_baseline
+from coca_mindspeed.baselines.run import (
+    BASELINES,
+    NEEDS_TRAINING,
+    VOTES,
+    BaselineOptions,
+    answers_in_order,
+    run_baseline,
+)
 from coca_mindspeed.baselines.subject import Subject, check_layer
 from coca_mindspeed.cli.options import above, at_least, day, device_name, json_object, place, template_variables
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
@@ -35,49 +42,42 @@ _SLICE = 2**20  # bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
     path: dict[str, Any] = {"type": place, "metavar": "PATH"}
-    parser.add_argument("name", choices=BASELINES, metavar="NAME", help=", ".join(BASELINES))
-    parser.add_argument("--model", **path, required=True, help="Hugging Face directory of the model under test")
-    parser.add_argument("--data", **path, required=True, help="records to evaluate on (JSON Lines)")
-    parser.add_argument("--output", **path, required=True, help="results; run again to go on with a stopped run")
-    parser.add_argument("--train", **path, help="records that a probe or an assessor is trained on")
-    parser.add_argument("--trained", **path, help="directory of a probe or assessor trained before")
-    parser.add_argument(
-        "--assessor-model", **path, help="what becomes the assessor; the paper takes Qwen2.5-1.5B-Instruct"
-    )
-    parser.add_argument("--answers", **path, help="predictions of the model, to take its answers from")
-    parser.add_argument("--samples", type=at_least(1), default=16, metavar="K", help="of majority voting (default: 16)")
-    parser.add_argument("--layer", type=int, default=-1, help="whose hidden states the probe reads (default: the last)")
-    parser.add_argument("--probe-width", type=at_least(1), default=128, help="hidden units of the probe (default: 128)")
-    parser.add_argument("--assessor-lr", type=above(0), default=1e-5, help="default: 1e-5")
-    parser.add_argument("--assessor-epochs", type=at_least(1), default=3, help="at most (default: 3)")
-    parser.add_argument(
-        "--method", choices=tuple(METHODS), default="coca", help="whose prompt and format to use (default: coca)"
-    )
-    parser.add_argument("--label", help="method name in the predictions (default: the baseline's)")
-    parser.add_argument("--grader", choices=GRADER_NAMES, default="auto", help="default: by record")
-    parser.add_argument("--grader-options", type=json_object, metavar="JSON", help="the grader's own (docs/grading.md)")
-    parser.add_argument("--batch", type=at_least(1), default=64, help="questions at once, and in a part (default: 64)")
-    parser.add_argument("--max-prompt-tokens", type=at_least(1), default=2048, help="default: 2048")
-    parser.add_argument("--max-new-tokens", type=at_least(1), default=4096, help="default: 4096")
-    parser.add_argument("--device", type=device_name, default="auto", help="auto, cpu, cuda, cuda:N, npu or npu:N")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="compute (default: bfloat16)"
-    )
-    parser.add_argument(
+    option("name", choices=BASELINES, metavar="NAME", help=", ".join(BASELINES))
+    option("--model", **path, required=True, help="Hugging Face directory of the model under test")
+    option("--data", **path, required=True, help="records to evaluate on (JSON Lines)")
+    option("--output", **path, required=True, help="results; run again to go on with a stopped run")
+    option("--train", **path, help="records that a probe or an assessor is trained on")
+    option("--trained", **path, help="directory of a probe or assessor trained before")
+    option("--assessor-model", **path, help="what becomes the assessor; the paper takes Qwen2.5-1.5B-Instruct")
+    option("--answers", **path, help="predictions of the model, to take its answers from")
+    option("--samples", type=at_least(1), default=16, metavar="K", help="of a vote (default: 16)")
+    option("--layer", type=int, default=-1, help="whose hidden states the probe reads (default: the last)")
+    option("--probe-width", type=at_least(1), default=128, help="hidden units of the probe (default: 128)")
+    option("--assessor-lr", type=above(0), default=1e-5, help="default: 1e-5")
+    option("--assessor-epochs", type=at_least(1), default=3, help="at most (default: 3)")
+    option("--method", choices=tuple(METHODS), default="coca", help="whose prompt and format to use (default: coca)")
+    option("--label", help="method name in the predictions (default: the baseline's)")
+    option("--grader", choices=GRADER_NAMES, default="auto", help="default: by record")
+    option("--grader-options", type=json_object, metavar="JSON", help="the grader's own (docs/grading.md)")
+    option("--batch", type=at_least(1), default=64, help="questions at once, and in a part (default: 64)")
+    option("--max-prompt-tokens", type=at_least(1), default=2048, help="default: 2048")
+    option("--max-new-tokens", type=at_least(1), default=4096, help="default: 4096")
+    option("--device", type=device_name, default="auto", help="auto, cpu, cuda, cuda:N, npu or npu:N")
+    option("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="compute (default: bfloat16)")
+    option(
         "--chat-template-kwargs",
         type=template_variables,
         metavar="JSON",
         help='variables of the chat template of --model, {"enable_thinking": false} for example',
     )
-    parser.add_argument(
+    option(
         "--prompt-date", type=day, metavar="YYYY-MM-DD", help="date for a chat template that puts today's in the prompt"
     )
-    parser.add_argument(
-        "--allow-open-thinking", action="store_true", help="accept prompts that end inside an open <think>"
-    )
-    parser.add_argument("--seed", type=at_least(0), default=0, help="draws samples, splits and weights (default: 0)")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    option("--allow-open-thinking", action="store_true", help="accept prompts that end inside an open <think>")
+    option("--seed", type=at_least(0), default=0, help="draws samples, splits and weights (default: 0)")
+    option("--quiet", action="store_true", help="no progress bars")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -203,7 +203,7 @@ def _graded(
     arguments: argparse.Namespace, records: Sequence[Record], training: Sequence[Record]
 ) -> dict[Path | str, Sequence[Record]]:
     """The records whose answers will be graded, by file: not those that come with graded answers."""
-    given = arguments.answers is not None and arguments.name != "majority_vote"
+    given = arguments.answers is not None and arguments.name not in VOTES
     trains = arguments.name in NEEDS_TRAINING and arguments.trained is None
     files = {arguments.data: [] if given else records}
     return {**files, **({arguments.train: training} if trains else {})}
