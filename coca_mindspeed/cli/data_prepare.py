@@ -124,8 +124,8 @@ def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
         "--near-duplicates",
         type=number("0, or a number above 0.3 and at most 1", lambda value: value == 0 or 0.3 < value <= 1),
         metavar="SIMILARITY",
-        help="drop questions with this Jaccard similarity of token trigrams to an earlier one with equal numbers and gold "
-        "answer; 0: off (default: 0.8 for training sets)",
+        help="drop questions with this Jaccard similarity of token trigrams to an earlier one with equal numbers and "
+        "gold answer; 0: off (default: 0.8 for training sets)",
     )
 
     order = parser.add_argument_group("order").add_argument

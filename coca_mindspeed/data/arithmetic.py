@@ -11,7 +11,7 @@ from coca_mindspeed.data.records import Record
 
 Split = Literal["train", "evaluate"]
 
-_PATIENCE = 10_000  # draws without a new question after which a kind counts as used up
+_MAX_MISSES = 10_000  # draws without a new question after which a kind counts as exhausted
 
 
 class Question(NamedTuple):
@@ -74,7 +74,7 @@ class Generator:
                 category=self.category,
                 question=question.text,
                 answer=question.answer,
-                # The tiny model cannot read "step by step" or write a box: the question stands alone.
+                # The tiny model cannot read "step by step" or write a box.
                 metadata={"instruction": "", "kind": kind, "grader": "exact"},
             )
             for number, (question, kind) in enumerate(drawn[i] for i in order)
@@ -86,14 +86,13 @@ class Generator:
         misses = 0
         while len(questions) < count:
             question = kind.draw(random)
-            if self._split_of(question) != split or (split == "evaluate" and question.text in seen):
-                misses += 1
-                if misses > _PATIENCE:
-                    raise ValueError(f"found only {len(questions)} of {count} different held-out questions {kind.name}")
-                continue
-            misses = 0
-            seen.add(question.text)
-            questions.append(question)
+            misses += 1
+            if misses > _MAX_MISSES + 1:
+                raise ValueError(f"found only {len(questions)} of {count} distinct held-out questions {kind.name}")
+            if self._split_of(question) == split and (split == "train" or question.text not in seen):
+                misses = 0
+                seen.add(question.text)
+                questions.append(question)
         return questions
 
     def _split_of(self, question: Question) -> Split:

@@ -10,22 +10,12 @@ from coca_mindspeed.data.prompts import prompt_messages, render_chat
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 
-#: A template that leaves the system prompt out on purpose says so by this comment.
+#: Comment of a template that omits the system prompt on purpose.
 NO_SYSTEM_PROMPT = "{#- no system prompt -#}"
-_DIRECTIVES = (
-    "%-d",
-    "%-m",
-    "%-H",
-    "%-I",
-    "%-M",
-    "%-S",
-    "%-j",
-    "%e",
-    *(f"%{x}" for x in "aAbBcdDfFHIjmMpSTuUVwWxXyYzZ"),
-)
+_DIRECTIVES = (*(f"%-{x}" for x in "dmHIMSj"), "%e", *(f"%{x}" for x in "aAbBcdDfFHIjmMpSTuUVwWxXyYzZ"))
 # <think>, </think>, [THINK], <seed:think>, <|START_THINKING|>, <|end_of_thought|>, <reasoning>
 _THOUGHT_TAG = re.compile(r"[<\[]\|?(?P<name>/?[\w:]*(?:think|thought|reason)\w*)\|?[>\]]", re.IGNORECASE)
-_MOST_PROMPTS = 1000  # that are rendered for the checks
+_MAX_PROMPTS = 1000  # rendered for the checks
 
 
 def write_into_template(tokenizer: Any, variables: Mapping[str, Any], day: date | None = None) -> None:
@@ -47,13 +37,12 @@ def write_into_template(tokenizer: Any, variables: Mapping[str, Any], day: date 
     for name in variables:
         if not re.search(rf"\b{re.escape(name)}\b", source):
             raise ConfigError(
-                f"the chat template of {tokenizer.name_or_path or 'the tokenizer'} does not use {name!r}, "
-                "so that a value for it would have no effect; the names are in chat_template.jinja, or under "
-                "chat_template in tokenizer_config.json"
+                f"the chat template of {tokenizer.name_or_path or 'the tokenizer'} does not use the variable {name!r}; "
+                "see chat_template.jinja, or chat_template in tokenizer_config.json"
             )
     lines = [_date_line(day)] if day is not None and "strftime_now" in source else []
-    lines += [_variable_line(name, value) for name, value in variables.items()]
-    head = "".join(f"{line}\n" for line in lines)  # transformers drops the newline behind a block
+    lines += [f"{{% if {k} is not defined %}}{{% set {k} = {v!r} %}}{{% endif %}}" for k, v in variables.items()]
+    head = "".join(f"{line}\n" for line in lines)  # transformers drops the newline after a block
 
     def with_head(template: str) -> str:
         return template if template.startswith(head) else head + template
@@ -62,10 +51,6 @@ def write_into_template(tokenizer: Any, variables: Mapping[str, Any], day: date 
         tokenizer.chat_template = {name: with_head(template) for name, template in templates.items()}
     else:
         tokenizer.chat_template = with_head(templates)
-
-
-def _variable_line(name: str, value: Any) -> str:
-    return f"{{% if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}"
 
 
 def _date_line(day: date) -> str:
@@ -106,7 +91,7 @@ class TemplateKeys:
     day: str
 
 
-#: Those of a run by our own configuration.
+#: The keys of our own run configuration.
 TEMPLATE_KEYS = TemplateKeys(
     "model.chat_template_kwargs", "model.allow_open_thinking", "set model.prompt_date=YYYY-MM-DD"
 )
@@ -138,7 +123,7 @@ def check_template(
     where = f"{model}: its chat template"
     by_system: dict[str | None, Record] = {}
     for record in records:
-        if len(by_system) < _MOST_PROMPTS:
+        if len(by_system) < _MAX_PROMPTS:
             by_system.setdefault(record.system, record)
     for record in by_system.values():
         messages = prompt_messages(record, system_prompt)
@@ -148,31 +133,30 @@ def check_template(
         opened = _open_thought(text, _one_spaced(messages[-1]["content"]))
         if opened is not None and not allow_open_thinking:
             raise ConfigError(
-                f"{where} ends the prompt inside an open {opened}, but a response has to begin with its confidence; "
-                f"turn thinking off where the template can ({keys.variables}={{enable_thinking: false}}), or take "
-                f"{opened} out of the template (docs/training.md), or set {keys.allow_open_thinking}=true"
+                f"{where} ends the prompt inside an open {opened}, but a response must begin with its confidence; "
+                f"disable thinking ({keys.variables}={{enable_thinking: false}}), or remove {opened} from the template "
+                f"(docs/training.md), or set {keys.allow_open_thinking}=true"
             )
         if reads_clock(tokenizer, messages):
             raise ConfigError(
-                f"{where} puts today's date into the prompt (strftime_now), so a run that is resumed on another day "
-                f"would train on other prompts; {keys.day}"
+                f"{where} puts today's date into the prompt (strftime_now), which changes when a run is resumed on "
+                f"another day; {keys.day}"
             )
 
 
 def _check_message(tokenizer: Any, message: Mapping[str, str], text: str, record: Record, where: str) -> None:
     if _one_spaced(message["content"]) in text:
         return
-    left_out_on_purpose = NO_SYSTEM_PROMPT in str(getattr(tokenizer, "chat_template", ""))
-    if message["role"] == "system" and left_out_on_purpose:
-        return
-    remedy = (
-        "let the template put it before the first user message (docs/training.md has the lines); a template "
-        f"that leaves it out on purpose says so by the comment {NO_SYSTEM_PROMPT}"
-        if message["role"] == "system"
-        else "name a model whose chat template renders user messages"
-    )
+    remedy = "choose a model whose chat template renders user messages"
+    if message["role"] == "system":
+        if NO_SYSTEM_PROMPT in str(getattr(tokenizer, "chat_template", "")):
+            return
+        remedy = (
+            "put it before the first user message in the template (see docs/training.md), or mark a template that "
+            f"omits it on purpose by the comment {NO_SYSTEM_PROMPT}"
+        )
     raise ConfigError(
-        f"{where} leaves out the {message['role']} message of record {record.id!r} of {record.dataset}: expected "
+        f"{where} omits the {message['role']} message of record {record.id!r} of {record.dataset}: expected "
         f"{message['content'][:60]!r}... in the prompt, found {text[:120]!r}...; {remedy}"
     )
 

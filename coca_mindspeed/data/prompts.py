@@ -9,8 +9,8 @@ from coca_mindspeed.algorithm.parsing import MATH_INSTRUCTION
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 
-_AT_ONCE = 1024  # prompts that a fast tokenizer is given together, which it spreads over the CPUs
-# Code and factual questions keep their benchmark's own instruction, which their records carry in metadata.
+_BATCH = 1024  # prompts per call of a fast tokenizer, which distributes them over the CPUs
+# Code and factual questions have their benchmark's instruction in their metadata.
 _INSTRUCTIONS = {"math": MATH_INSTRUCTION}
 
 
@@ -54,11 +54,10 @@ def _template_problem(tokenizer: Any, messages: Sequence[Mapping[str, str]], err
     try:
         tokenizer.apply_chat_template(without_system, add_generation_prompt=True, tokenize=False)
     except jinja2.TemplateError:
-        return f"{where} cannot lay out a prompt: {error}"
+        return f"{where} cannot render a prompt: {error}"
     return (
-        f"{where} refuses a system message ({error}), and the method's prompt is one; let the template put its text "
-        "before the first user message (docs/training.md has the lines), so that whatever serves the trained "
-        "model lays out the same prompt"
+        f"{where} refuses the method's system message ({error}); put its text before the first user message in the "
+        "template (see docs/training.md), so that training and serving render the same prompt"
     )
 
 
@@ -79,15 +78,15 @@ def bounded_prompt_tokens(
     Raises:
         DataError: a prompt is longer than ``max_tokens``.
     """
-    for start in range(0, len(records), _AT_ONCE):
-        batch = records[start : start + _AT_ONCE]
+    for start in range(0, len(records), _BATCH):
+        batch = records[start : start + _BATCH]
         rows = many_prompt_tokens(tokenizer, [prompt_messages(record, system_prompt) for record in batch])
         for number, (record, ids) in enumerate(zip(batch, rows, strict=True), start=start + 1):
             if len(ids) > max_tokens:
                 place = f"{where} {number}: " if where else ""
                 raise DataError(
                     f"{place}record {record.id!r} has a prompt of {len(ids)} tokens, {key} is {max_tokens}; raise it "
-                    "or leave the record out"
+                    "or remove the record"
                 )
             yield ids
 

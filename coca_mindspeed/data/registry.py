@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coca_mindspeed.data.records import Record, record_from_json
-from coca_mindspeed.data.sources import benchmarks, big_math, taco
+from coca_mindspeed.data.sources import benchmarks, training_sets
 from coca_mindspeed.data.sources.fields import RowError
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.errors import DataError, nearest
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,46 +55,29 @@ def _own_record(row: Mapping[str, Any], number: int) -> Record:
 
 
 _TRIVIAQA_COLUMNS = frozenset({"question", "question_id", "question_source", "answer"})
-SOURCES = {
-    source.name: source
-    for source in (
-        DataSource(
-            "big_math",
-            "training",
-            big_math.big_math,
-            Publication("SynthLabsAI/Big-Math-RL-Verified", None, "train"),
-            big_math.COLUMNS,
-        ),
-        DataSource("taco", "training", taco.taco, Publication("BAAI/TACO", None, "train"), taco.COLUMNS),
-        DataSource("gsm8k", "benchmark", benchmarks.gsm8k, Publication("openai/gsm8k", "main", "test")),
-        DataSource("math500", "benchmark", benchmarks.math500, Publication("HuggingFaceH4/MATH-500", None, "test")),
-        DataSource("aime24", "benchmark", benchmarks.aime24, Publication("HuggingFaceH4/aime_2024", None, "train")),
-        DataSource("aime25", "benchmark", benchmarks.aime25, Publication("math-ai/aime25", None, "test")),
-        DataSource(
-            "mbpp_sanitized",
-            "benchmark",
-            benchmarks.mbpp_sanitized,
-            Publication("google-research-datasets/mbpp", "sanitized", "test"),
-            outside=benchmarks.outside_mbpp_test,
-        ),
-        DataSource(
-            "humaneval", "benchmark", benchmarks.humaneval, Publication("openai/openai_humaneval", None, "test")
-        ),
-        DataSource("simpleqa", "benchmark", benchmarks.simpleqa, Publication("basicv8vc/SimpleQA", None, "test")),
-        DataSource(
-            "triviaqa",
-            "benchmark",
-            benchmarks.triviaqa,
-            Publication("mandarjoshi/trivia_qa", "unfiltered.nocontext", "validation"),
-            _TRIVIAQA_COLUMNS,
-        ),
-        DataSource("records", "training", _own_record),
-    )
-}
+_BIG_MATH = Publication("SynthLabsAI/Big-Math-RL-Verified", None, "train")
+_MBPP = Publication("google-research-datasets/mbpp", "sanitized", "test")
+_TRIVIAQA = Publication("mandarjoshi/trivia_qa", "unfiltered.nocontext", "validation")
+_SOURCES: tuple[DataSource, ...] = (
+    DataSource("big_math", "training", training_sets.big_math, _BIG_MATH, training_sets.BIG_MATH_COLUMNS),
+    DataSource(
+        "taco", "training", training_sets.taco, Publication("BAAI/TACO", None, "train"), training_sets.TACO_COLUMNS
+    ),
+    DataSource("gsm8k", "benchmark", benchmarks.gsm8k, Publication("openai/gsm8k", "main", "test")),
+    DataSource("math500", "benchmark", benchmarks.math500, Publication("HuggingFaceH4/MATH-500", None, "test")),
+    DataSource("aime24", "benchmark", benchmarks.aime24, Publication("HuggingFaceH4/aime_2024", None, "train")),
+    DataSource("aime25", "benchmark", benchmarks.aime25, Publication("math-ai/aime25", None, "test")),
+    DataSource("mbpp_sanitized", "benchmark", benchmarks.mbpp_sanitized, _MBPP, outside=benchmarks.outside_mbpp_test),
+    DataSource("humaneval", "benchmark", benchmarks.humaneval, Publication("openai/openai_humaneval", None, "test")),
+    DataSource("simpleqa", "benchmark", benchmarks.simpleqa, Publication("basicv8vc/SimpleQA", None, "test")),
+    DataSource("triviaqa", "benchmark", benchmarks.triviaqa, _TRIVIAQA, _TRIVIAQA_COLUMNS),
+    DataSource("records", "training", _own_record),
+)
+SOURCES = {source.name: source for source in _SOURCES}
 
 
 def source_named(name: str) -> DataSource:
     """Return the data source called ``name``; raises DataError if there is none."""
     if name not in SOURCES:
-        raise DataError(f"unknown data set {name!r}; expected one of {', '.join(SOURCES)}")
+        raise DataError(f"unknown data set {name!r}{nearest(name, SOURCES)}; expected one of {', '.join(SOURCES)}")
     return SOURCES[name]

@@ -66,7 +66,7 @@ class LengthFilter:
 
     def __init__(self, tokenizer: Path, shortest: int, longest: int | None, system_prompt: str | None) -> None:
         if longest is not None and shortest > longest:
-            raise DataError(f"the shortest prompt ({shortest} tokens) is longer than the longest ({longest})")
+            raise DataError(f"expected shortest <= longest prompt, found {shortest} and {longest} tokens")
         self._count = PromptCounter(tokenizer, system_prompt)
         self._shortest, self._longest = shortest, longest
 
@@ -95,7 +95,7 @@ class PromptCounter:
         return len(prompt_tokens(self._tokenizer, messages))
 
 
-#: For each record, why its gold cannot be graded against, or an empty string.
+#: For each record, why its gold answer cannot be graded, or an empty string.
 GoldChecker = Callable[[Sequence[Record]], Sequence[str]]
 #: For each gold answer of mathematics, why it cannot be parsed, or an empty string.
 MathGoldProblems = Callable[[Sequence[str]], Sequence[str]]

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.utils.files import MARKER, is_free, is_ours, put_in_place, write_marker
@@ -20,12 +19,12 @@ def check_place(path: Path, overwrite: bool) -> None:
         DataError: it is not empty, or a parent is a file or not writable.
     """
     check_not_taken(path, overwrite)
-    # It is built beside its place, so the parent's permissions count.
+    # It is built next to its final path, so the parent's permissions count.
     parent = next(parent for parent in path.absolute().parents if parent.exists())
     if not parent.is_dir():
-        raise DataError(f"{path}: cannot be made: {parent} is a file")
+        raise DataError(f"{path}: cannot be created: {parent} is a file")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise DataError(f"{path}: cannot be made: {parent} may not be written to")
+        raise DataError(f"{path}: cannot be created: {parent} is not writable")
 
 
 def check_not_taken(path: Path, overwrite: bool) -> None:
@@ -71,7 +70,7 @@ def output_directory(path: Path, overwrite: bool, kind: str = "data") -> Iterato
 def _check_free(path: Path, overwrite: bool, kind: str) -> None:
     check_not_taken(path, overwrite)
     if not is_free(path) and not is_ours(path, kind):
-        raise DataError(f"{path}: holds no {MARKER} of our {kind}, so it is not an earlier output and is not replaced")
+        raise DataError(f"{path}: holds no {MARKER} of kind {kind}, so it is not an earlier output and is not replaced")
 
 
 def _replace(path: Path, temporary: Path) -> None:
@@ -80,38 +79,32 @@ def _replace(path: Path, temporary: Path) -> None:
     with ExitStack() as stack:
         if not is_free(path):
             marker = stack.enter_context((path / MARKER).open("rb"))
-            fcntl.flock(marker, fcntl.LOCK_EX)  # says that somebody is at work between the renames
+            fcntl.flock(marker, fcntl.LOCK_EX)  # marks a replacement between its two renames
         put_in_place(temporary, path, earlier)
 
 
 def _restore_or_remove_abandoned(path: Path, kind: str) -> None:
     """Clean up after killed processes, whose locks are free."""
     for earlier in sorted(path.parent.glob(f".{path.name}.earlier-*")):
-        with _abandoned(earlier, kind) as lock:
-            if lock is None:
-                continue
-            if is_free(path):
+        with _abandoned(earlier, kind) as abandoned:
+            if abandoned and is_free(path):
                 earlier.rename(path)
-            else:
+            elif abandoned:
                 shutil.rmtree(earlier)
     for partial in path.parent.glob(f".{path.name}.partial-*"):
-        with _abandoned(partial, kind) as lock:
-            if lock is not None:
+        with _abandoned(partial, kind) as abandoned:
+            if abandoned:
                 shutil.rmtree(partial)
 
 
 @contextmanager
-def _abandoned(directory: Path, kind: str) -> Iterator[IO[bytes] | None]:
-    """Yield the lock of an abandoned directory of ours; None if it is in use or not ours."""
-    try:
-        marker = (directory / MARKER).open("rb")
-    except OSError:  # not ours, or gone, or another process is about to mark it
-        yield None
-        return
-    with marker:
+def _abandoned(directory: Path, kind: str) -> Iterator[bool]:
+    """Lock a directory and yield whether it is ours and was not in use."""
+    with ExitStack() as stack:
         try:
+            marker = stack.enter_context((directory / MARKER).open("rb"))
             fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-            return
-        yield marker if is_ours(directory, kind) else None
+        except OSError:  # no marker, gone, not marked yet, or locked
+            yield False
+        else:
+            yield is_ours(directory, kind)

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from coca_mindspeed.data.prepare.deduplication import EvaluationIndex, ExactDuplicates, NearDuplicates
+from coca_mindspeed.data.prepare.deduplication import EvaluationIndex, ExactDuplicates, NearDuplicates, digest
 from coca_mindspeed.data.prepare.filters import Filter, GoldChecker
 from coca_mindspeed.data.prepare.output import output_directory
 from coca_mindspeed.data.prepare.report import DoubtfulRow, FindingLog, PreparationReport
@@ -22,29 +22,16 @@ from coca_mindspeed.errors import DataError
 from coca_mindspeed.utils.files import file_sha256
 
 
-def record_line(record: Record) -> bytes:
-    """Return a record as one line of JSON.
-
-    Raises:
-        TypeError: it holds a value that JSON cannot represent.
-        ValueError: it holds NaN, infinity or a lone surrogate.
-    """
-    # Not as an escape, which readers of records refuse.
-    return (json.dumps(record_to_json(record), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
-
-
-class RecordSpool:
+class RecordBuffer:
     """Records appended to a temporary file, each with its origin; 24 bytes of memory per record."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("w+b")
-        self._offsets = array("Q")
-        self._files = array("L")
-        self._rows = array("Q")
+        self._offsets, self._files, self._rows = array("Q"), array("L"), array("Q")
         self._end = 0
 
-    def __enter__(self) -> "RecordSpool":
+    def __enter__(self) -> "RecordBuffer":
         return self
 
     def __exit__(
@@ -57,16 +44,15 @@ class RecordSpool:
         return len(self._offsets)
 
     def append(self, line: bytes, file: int, row: int) -> None:
-        """Add a line of :func:`record_line` from row ``row`` of the file with index ``file``."""
+        """Add a record's JSON line, from row ``row`` of the file with index ``file``."""
         self._file.seek(self._end)
         self._file.write(line)
-        self._offsets.append(self._end)
-        self._files.append(file)
-        self._rows.append(row)
+        for column, value in ((self._offsets, self._end), (self._files, file), (self._rows, row)):
+            column.append(value)
         self._end += len(line)
 
-    def place(self, index: int) -> tuple[int, int]:
-        """Return ``(index of the file, row)`` of the record's origin."""
+    def origin(self, index: int) -> tuple[int, int]:
+        """Return ``(index of the file, row)``."""
         return self._files[index], self._rows[index]
 
     def line(self, index: int) -> bytes:
@@ -158,17 +144,17 @@ def prepare(
     """
     with (
         output_directory(output, overwrite) as directory,
-        RecordSpool(directory / "spool") as spool,
+        RecordBuffer(directory / "buffer") as records,
         FindingLog(directory / "findings.jsonl") as log,
     ):
-        cleaning = _Cleaning(preparation, spool, log)
+        cleaning = _Cleaning(preparation, records, log)
         for row in preparation.rows():
             cleaning.take(row)
             on_row()
         kept = cleaning.kept()
         if not kept:
             raise DataError(f"{preparation.source.name}: no row is left of {cleaning.rows_in}: {_why_empty(log)}")
-        outputs = _write(preparation, spool, kept, directory)
+        outputs = _write(preparation, records, kept, directory)
         report = PreparationReport(
             dataset=preparation.source.name,
             inputs=cleaning.inputs(),
@@ -186,8 +172,8 @@ def prepare(
 class _Cleaning:
     """First pass: buffer records row by row, and log dropped rows."""
 
-    def __init__(self, preparation: Preparation, spool: RecordSpool, log: FindingLog) -> None:
-        self._preparation, self._spool, self._log = preparation, spool, log
+    def __init__(self, preparation: Preparation, records: RecordBuffer, log: FindingLog) -> None:
+        self._preparation, self._records, self._log = preparation, records, log
         self._files: dict[str, int] = {}  # rows of each file, in order
         self._ids: dict[int, tuple[int, int]] = {}
         self._exact = ExactDuplicates()
@@ -217,16 +203,15 @@ class _Cleaning:
         except Ungradable as error:
             self._drop(row, "ungradable", str(error))
         else:
-            self._judge(record, row)
+            self._filter(record, row)
 
     def _check_id(self, record: Record, row: Row) -> None:
         place = (len(self._files) - 1, row.number)
-        # A hash of the id keeps the table small; 64 bits do not collide in any data set that fits on a disk.
-        key = int.from_bytes(blake2b(record.id.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+        key = digest(record.id)  # keeps the table small; 64 bits do not collide in any data set that fits on a disk
         if (first := self._ids.setdefault(key, place)) != place:
             raise RowError(f"id {record.id!r} was already used by {self._name(*first)}")
 
-    def _judge(self, record: Record, row: Row) -> None:
+    def _filter(self, record: Record, row: Row) -> None:
         preparation = self._preparation
         if preparation.source.outside is not None and (reason := preparation.source.outside(record)):
             self._drop(row, "split", "not in the test split", reason)
@@ -258,16 +243,17 @@ class _Cleaning:
 
     def _keep(self, record: Record, row: Row) -> None:
         try:
-            line = record_line(record)
+            # Lone surrogates are not escaped: readers of records refuse them.
+            line = (json.dumps(record_to_json(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
         except (TypeError, ValueError) as error:
-            self._drop(row, "ungradable", "holds a value that JSON has no form for", str(error))
+            self._drop(row, "ungradable", "holds a value that JSON cannot represent", str(error))
             return
-        if self._preparation.drop_duplicates and (first := self._exact.first(record, len(self._spool))) is not None:
+        if self._preparation.drop_duplicates and (first := self._exact.first(record, len(self._records))) is not None:
             earlier, same_answer = first
             reason = "same gold answer" if same_answer else "another gold answer"
-            self._drop(row, "duplicate", reason, f"of {self._name(*self._spool.place(earlier))}")
+            self._drop(row, "duplicate", reason, f"of {self._name(*self._records.origin(earlier))}")
             return
-        self._spool.append(line, list(self._files).index(row.file), row.number)
+        self._records.append(line, list(self._files).index(row.file), row.number)
         if self._near is not None:
             self._near.add(record)
 
@@ -275,14 +261,15 @@ class _Cleaning:
         """Return the buffer indices of the records that remain after near duplicates are dropped."""
         if self._unchecked:
             self._check_gold()
-        repeats = {} if self._near is None else self._near.repeats(lambda index: self._spool.values(index)["question"])
+        repeats = (
+            {} if self._near is None else self._near.repeats(lambda index: self._records.values(index)["question"])
+        )
         for index, (earlier, similarity) in repeats.items():
-            file, row = self._spool.place(index)
-            detail = f"{similarity:.3f} to {self._name(*self._spool.place(earlier))}"
-            self._log.add(
-                DoubtfulRow(list(self._files)[file], row, "near_duplicate", "same numbers and gold answer", detail)
-            )
-        return [index for index in range(len(self._spool)) if index not in repeats]
+            file, row = self._records.origin(index)
+            detail = f"{similarity:.3f} to {self._name(*self._records.origin(earlier))}"
+            reason = "same numbers and gold answer"
+            self._log.add(DoubtfulRow(list(self._files)[file], row, "near_duplicate", reason, detail))
+        return [index for index in range(len(self._records)) if index not in repeats]
 
     def inputs(self) -> list[dict[str, Any]]:
         """Name, rows and SHA-256 of each file read."""
@@ -299,11 +286,13 @@ class _Cleaning:
         return f"{list(self._files)[file]}:{row}"
 
 
-def _write(preparation: Preparation, spool: RecordSpool, kept: list[int], directory: Path) -> dict[str, dict[str, Any]]:
+def _write(
+    preparation: Preparation, records: RecordBuffer, kept: list[int], directory: Path
+) -> dict[str, dict[str, Any]]:
     """Write the splits; a record's position depends on the seed and its id alone."""
 
     def drawn(index: int) -> bytes:
-        identity = spool.values(index)["id"]
+        identity = records.values(index)["id"]
         return blake2b(f"{preparation.seed}\0{identity}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
     held_out = round(preparation.validation * len(kept))
@@ -314,22 +303,14 @@ def _write(preparation: Preparation, spool: RecordSpool, kept: list[int], direct
     outputs = {}
     for name, indices in splits.items():
         target = directory / f"{name}.jsonl"
-        spool.copy(indices if preparation.shuffle else sorted(indices), target)
+        records.copy(indices if preparation.shuffle else sorted(indices), target)
         outputs[target.name] = {"rows": len(indices), "sha256": file_sha256(target)}
     return outputs
 
 
 def _options(preparation: Preparation) -> dict[str, Any]:
-    return {
-        "skip_bad": preparation.skip_bad,
-        "gold": preparation.gold,
-        "drop_duplicates": preparation.drop_duplicates,
-        "near_duplicates": preparation.near_duplicates,
-        "validation": preparation.validation,
-        "shuffle": preparation.shuffle,
-        "seed": preparation.seed,
-        **preparation.described,
-    }
+    names = ("skip_bad", "gold", "drop_duplicates", "near_duplicates", "validation", "shuffle", "seed")
+    return {**{name: getattr(preparation, name) for name in names}, **preparation.described}
 
 
 def _why_empty(log: FindingLog) -> str:

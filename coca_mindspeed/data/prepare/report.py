@@ -11,18 +11,18 @@ from coca_mindspeed.utils.console import one_line
 from coca_mindspeed.utils.files import to_json_line, write_atomically, write_json
 from coca_mindspeed.utils.markdown import markdown_table
 
-# In the order in which a row meets them.
+# In the order of the pipeline.
 STAGES = {
-    "malformed": "not in the publisher's form",
-    "ungradable": "well-formed, but without anything to grade an answer by",
+    "malformed": "not in the source's form",
+    "ungradable": "well-formed, but nothing to grade an answer by",
     "split": "not in the benchmark's test split",
-    "source": "source not wanted",
-    "difficulty": "difficulty not wanted",
+    "source": "excluded source",
+    "difficulty": "excluded difficulty",
     "length": "prompt too short or too long",
     "contamination": "shares a passage with an evaluation question",
-    "gold": "gold answer cannot be graded against",
-    "duplicate": "the same question was asked before",
-    "near_duplicate": "nearly the same question was asked before",
+    "gold": "gold answer cannot be graded",
+    "duplicate": "repeats an earlier question",
+    "near_duplicate": "nearly repeats an earlier question",
 }
 _EXAMPLES = 5
 
@@ -70,7 +70,7 @@ class FindingLog:
         if len(self.examples[finding.stage]) < _EXAMPLES:
             self.examples[finding.stage].append(finding)
         line = {name: getattr(finding, name) for name in DoubtfulRow.__slots__}
-        # A row may hold half of a surrogate pair, which has no UTF-8.
+        # A row may hold a lone surrogate, which UTF-8 cannot encode.
         self._file.write(to_json_line(line).encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
@@ -108,10 +108,8 @@ class PreparationReport:
             "dataset": self.dataset,
             "rows_in": self.rows_in,
             "rows_out": self.rows_out,
-            "dropped": {stage: _most_common(self.dropped[stage]) for stage in STAGES if stage in self.dropped},
-            "reported_and_kept": {
-                stage: _most_common(self.reported[stage]) for stage in STAGES if stage in self.reported
-            },
+            "dropped": _sorted(self.dropped),
+            "reported_and_kept": _sorted(self.reported),
             "outputs": self.outputs,
             "inputs": self.inputs,
             "options": self.options,
@@ -127,35 +125,39 @@ class PreparationReport:
             "",
             "## Dropped",
             "",
-            self._counts(self.dropped),
+            _counts(self.dropped),
             "",
-            "Each dropped row, with file, row and reason, is a line of `findings.jsonl`.",
+            "`findings.jsonl` has a line for each dropped row, with file, row and reason.",
         ]
         if self.reported:
-            lines += ["", "## Reported and kept", "", self._counts(self.reported)]
+            lines += ["", "## Reported and kept", "", _counts(self.reported)]
         if self.examples:
             lines += ["", "## Examples", ""]
             for stage in (stage for stage in STAGES if stage in self.examples):
-                lines += [f"- `{f.file}:{f.row}` {stage}: {_inline(_sentence(f))}" for f in self.examples[stage]]
+                for f in self.examples[stage]:
+                    text = f"{f.reason}: {f.detail}" if f.detail else f.reason
+                    lines.append(f"- `{f.file}:{f.row}` {stage}: {_inline(text)}")
         lines += ["", "## Inputs", "", _table(("file", "rows"), [(i["file"], i["rows"]) for i in self.inputs])]
         lines += ["", "## Options", "", _table(("option", "value"), list(self.options.items())), ""]
         return "\n".join(lines)
 
-    def _counts(self, counts: Mapping[str, Mapping[str, int]]) -> str:
-        rows = [
-            (stage, reason, number, STAGES[stage])
-            for stage in STAGES
-            for reason, number in _most_common(counts.get(stage, {})).items()
-        ]
-        return _table(("stage", "reason", "rows", "meaning"), rows) if rows else "Nothing."
+
+def _counts(counts: Mapping[str, Mapping[str, int]]) -> str:
+    rows = [
+        (stage, reason, number, STAGES[stage])
+        for stage, reasons in _sorted(counts).items()
+        for reason, number in reasons.items()
+    ]
+    return _table(("stage", "reason", "rows", "meaning"), rows) if rows else "Nothing."
 
 
-def _most_common(counts: Mapping[str, int]) -> dict[str, int]:
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _sentence(finding: DoubtfulRow) -> str:
-    return f"{finding.reason}: {finding.detail}" if finding.detail else finding.reason
+def _sorted(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """Stages in order, the reasons of each by falling count."""
+    return {
+        stage: dict(sorted(counts[stage].items(), key=lambda item: (-item[1], item[0])))
+        for stage in STAGES
+        if stage in counts
+    }
 
 
 def _inline(text: str) -> str:

@@ -22,7 +22,7 @@ from coca_mindspeed.utils.text_formats import (
 )
 
 _CHUNK = 1 << 20  # characters
-_TAIL = 4  # a number cut by the end of a chunk parses without its last ".", "e" or "e-"
+_TAIL = 4  # a number split by a chunk's end parses without its last ".", "e" or "e-"
 _WHITESPACE = " \t\r\n"
 # TriviaQA's own files are one object whose first key holds the rows.
 _WRAPPED = re.compile(r'\s*(?:\{\s*"(?:Data|data|rows|examples)"\s*:\s*)?\[')
@@ -83,6 +83,7 @@ def _elements(file: TextIO, name: str, buffer: str) -> Iterator[Any]:
 
 
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+_UNKNOWN_SUFFIX = f"unknown suffix; expected one of {', '.join(SUFFIXES)}, text formats also with .gz"
 _ROWS_PER_BATCH = 256  # TACO's rows reach megabytes
 
 
@@ -118,14 +119,12 @@ def data_files(inputs: Sequence[Path]) -> list[Path]:
         if path.is_dir():
             found = sorted(child for child in path.iterdir() if child.is_file() and file_format(child) is not None)
             if not found:
-                raise DataError(
-                    f"{path}: no data file in this directory; expected one of {', '.join(SUFFIXES)} (or .gz)"
-                )
+                raise DataError(f"{path}: no data file in this directory; expected {', '.join(SUFFIXES)} (or .gz)")
             files += found
         elif not path.exists():
             raise DataError(f"{path}: no such file or directory")
         elif file_format(path) is None:
-            raise DataError(f"{path}: unknown suffix; expected one of {', '.join(SUFFIXES)}, text ones also with .gz")
+            raise DataError(f"{path}: {_UNKNOWN_SUFFIX}")
         else:
             files.append(path)
     return files
@@ -178,7 +177,7 @@ def read_rows(path: Path, columns: Collection[str] | None = None, header: Sequen
         elif form in (".csv", ".tsv"):
             yield from _csv_rows(path, header)
         else:
-            raise DataError(f"{path}: unknown suffix; expected one of {', '.join(SUFFIXES)}, text ones also with .gz")
+            raise DataError(f"{path}: {_UNKNOWN_SUFFIX}")
     except (OSError, EOFError) as error:
         raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
@@ -237,7 +236,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
 
 def _json_row(file: str, number: int, line: bytes) -> Row:
     try:
-        # Half of a surrogate pair is told later, where the row has to be written.
+        # Lone surrogates are reported where the row is written.
         value = parse_json(line.decode("utf-8"), surrogates=True)
     except (UnicodeDecodeError, JsonError) as error:
         return Row(file, number, error=f"expected one JSON object a line; {error}")
@@ -273,7 +272,7 @@ def _csv_rows(path: Path, header: Sequence[str] | None) -> Iterator[Row]:
     number = 0
     try:
         with _open_text(path, newline="") as file:
-            # OpenCompass writes, and reads, its headerless files without care for quotes.
+            # OpenCompass's headerless files are not quoted consistently.
             reader = csv.reader(file, delimiter=delimiter, strict=header is None)
             names = list(header) if header is not None else next(reader, None)
             if names is None:

@@ -21,8 +21,7 @@ def hub_rows(publication: Publication, columns: Collection[str] | None = None) -
         import datasets
     except ImportError as error:
         raise MissingDependencyError(
-            "--hub needs the package 'datasets': pip install '.[datasets]', or download the files "
-            "and pass them with --input"
+            "--hub needs the package 'datasets': pip install '.[datasets]', or pass downloaded files with --input"
         ) from error
     name = "/".join(filter(None, (publication.repository, publication.configuration, publication.split)))
     number = 0
@@ -37,8 +36,8 @@ def hub_rows(publication: Publication, columns: Collection[str] | None = None) -
     # datasets, huggingface_hub, requests and fsspec each raise their own kinds when there is no network.
     except Exception as error:
         raise DataError(
-            f"{name}: cannot be read from the hub beyond row {number}: {type(error).__name__}: {str(error)[:300]}. "
-            "Where there is no network, download the files elsewhere and pass them with --input"
+            f"{name}: cannot be read from the hub beyond row {number}: {type(error).__name__}: {str(error)[:300]}; "
+            "without network access, pass downloaded files with --input"
         ) from error
 
 

@@ -1,16 +1,49 @@
-"""TACO, the paper's code training set (BAAI/TACO): problems with stdin/stdout or call-based tests."""
+"""The paper's training sets: Big-Math-Verified (SynthLabsAI/Big-Math-RL-Verified) and TACO (BAAI/TACO)."""
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.data.sources.fields import RowError, Ungradable, column, describe, literal, optional, text
+from coca_mindspeed.data.sources.fields import (
+    RowError,
+    Ungradable,
+    column,
+    describe,
+    literal,
+    optional,
+    scalar_text,
+    text,
+)
 from coca_mindspeed.utils.text_formats import JsonError, JsonLimitError, parse_json
 
+BIG_MATH_COLUMNS = frozenset({"problem", "answer", "source", "domain", "llama8b_solve_rate"})
+
+
+def big_math(row: Mapping[str, Any], number: int) -> Record:
+    """Convert a row with ``problem``, ``answer``, ``source``, ``domain``, ``llama8b_solve_rate``.
+
+    The solve rate (of 64 attempts by Llama-3.1-8B) becomes ``metadata["solve_rate"]``; ``metadata["difficulty"]`` is
+    one minus it, so that 0 is easiest.
+    """
+    metadata = {**optional(row, source="source", domain="domain"), **_solve_rate(column(row, "llama8b_solve_rate"))}
+    return Record(
+        f"big_math-{number}", "big_math", "math", text(row, "problem"), scalar_text(row, "answer"), None, metadata
+    )
+
+
+def _solve_rate(value: Any) -> dict[str, float]:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return {}
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise RowError(f"column 'llama8b_solve_rate' should be between 0 and 1 or null, found {describe(value)}")
+    return {"solve_rate": float(value), "difficulty": 1.0 - value}
+
+
 # The solutions, most of the data, are not needed.
-COLUMNS = frozenset(
-    {
+TACO_COLUMNS = frozenset(
+    [
         "question",
         "starter_code",
         "input_output",
@@ -21,7 +54,7 @@ COLUMNS = frozenset(
         "skill_types",
         "url",
         "time_limit",
-    }
+    ]
 )
 _LEVELS = ("EASY", "MEDIUM", "MEDIUM_HARD", "HARD", "VERY_HARD")
 _SECONDS = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:s|sec|secs|second|seconds)?\s*", re.IGNORECASE)
@@ -85,12 +118,12 @@ def _tests(value: Any) -> dict[str, Any]:
     if not inputs:
         raise Ungradable("no tests")
     if not (entry_point := parsed.get("fn_name")):
-        cases = [{"input": _stream(i), "output": _stream(o)} for i, o in zip(inputs, outputs, strict=True)]
-        return {"kind": "stdio", "cases": cases}
+        pairs = zip(map(_stream, inputs), map(_stream, outputs), strict=True)
+        return {"kind": "stdio", "cases": [{"input": i, "output": o} for i, o in pairs]}
     if not isinstance(entry_point, str):
         raise RowError(f"column 'input_output': 'fn_name' should be a string, found {describe(entry_point)}")
     if _has_integer_keys(inputs):
-        raise Ungradable("an argument is a dictionary with integer keys, which JSON turned into strings")
+        raise Ungradable("an argument is a dictionary with integer keys, which JSON has turned into strings")
     calls = [
         {"arguments": i if isinstance(i, list) else [i], "expected": o}
         for i, o in zip(inputs, _unwrapped(outputs), strict=True)
