@@ -4,6 +4,15 @@ The command line prints them without a traceback.  Every message says where (fil
 what was expected and, where it is known, what to do.
 """
 
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return ``, did you mean 'x'?`` if one of ``known`` is similar, else an empty string."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""
+
 
 class CocaError(Exception):
     """Base of every error that this project raises on purpose for the user to read."""

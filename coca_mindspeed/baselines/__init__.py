@@ -1,1 +1,1 @@
-"""What the paper compares CoCA with: other ways to say how likely a model is to answer correctly."""
+"""The paper's baselines: other estimates of a model's probability to answer correctly."""

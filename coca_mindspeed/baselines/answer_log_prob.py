@@ -1,4 +1,4 @@
-"""Mean log-prob of a model's own answer: the confidence that a router has once the answer is there."""
+"""Mean log-prob of a model's own answer, a confidence after the answer."""
 
 from collections.abc import Sequence
 
@@ -16,18 +16,10 @@ def mean_answer_log_probs(
     system_prompt: str = CONFIDENCE_FIRST_PROMPT,
     instruction: str = "",
 ) -> list[float]:
-    """Mean log-prob (nats) of the tokens of each prediction's answer, given the prompt and the stated confidence.
+    """Mean log-prob (nats) of each prediction's answer tokens, given the prompt and the stated confidence.
 
-    The stored text is tokenised, confidence and answer each for itself, so that a token that spans both counts as two.
-
-    Args:
-        policy: the model that gave the answers.
-        predictions: with their responses.
-        system_prompt: under which they were given.
-        instruction: that followed each question.
-
-    Returns:
-        One number for each prediction; -inf where the answer has no token.
+    Confidence and answer are tokenized separately.  ``instruction`` is the text that followed each question.  Returns
+    -inf for an answer without tokens.
     """
     tokenizer, parser, result = policy.tokenizer, ResponseParser(), []
     with torch.inference_mode(), policy.autocast():

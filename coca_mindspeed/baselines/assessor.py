@@ -1,4 +1,4 @@
-"""Assessor: another causal LM, fine-tuned to predict from the question alone whether the subject will be right."""
+"""Assessor: another causal LM, fine-tuned to predict from the question whether the target model answers correctly."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,13 +20,12 @@ ASSESSOR_PROMPT = (
 
 @dataclass(frozen=True)
 class AssessorConfig:
-    """How an assessor is read and trained.
+    """Settings of an assessor.
 
     Attributes:
-        labels: the texts of the tokens that stand for right and wrong; the confidence is the probability of the first
-            among the two.  Every tokenizer that we know has the digits.
+        labels: single-token texts for correct and wrong; the confidence is the probability of the first of the two.
         max_prompt_tokens: a longer question is an error.
-        fit: how it is trained.
+        fit: its training.
     """
 
     labels: tuple[str, str] = ("1", "0")
@@ -37,19 +36,15 @@ class AssessorConfig:
 
 
 def bare_questions(records: Sequence[Record]) -> list[Record]:
-    """Records without answer instruction and without a system prompt of their own."""
+    """Return the records without answer instruction and system prompt."""
     return [replace(r, system=None, metadata={**r.metadata, "instruction": ""}) for r in records]
 
 
 class Assessor:
-    """A causal LM and the two tokens by which it speaks."""
+    """A causal LM whose two label tokens predict correctness."""
 
     def __init__(self, policy: Policy, config: AssessorConfig) -> None:
-        """Take ``policy`` as it is.
-
-        Raises:
-            ConfigError: a label is not one token of its tokenizer.
-        """
+        """Raises ConfigError if a label is not a single token."""
         self.policy, self._config = policy, config
         encoded = [policy.tokenizer(label, add_special_tokens=False)["input_ids"] for label in config.labels]
         for label, ids in zip(config.labels, encoded, strict=True):
@@ -58,11 +53,11 @@ class Assessor:
         self._label_ids = [ids[0] for ids in encoded]
 
     def encode(self, records: Sequence[Record]) -> list[list[int]]:
-        """Prompts from the questions alone: no answer instruction, and our system prompt in the place of any other."""
+        """Encode the bare questions under the assessor's own system prompt."""
         return self.policy.encode_prompts(bare_questions(records), ASSESSOR_PROMPT, self._config.max_prompt_tokens)
 
     def logits(self, prompts: Sequence[Sequence[int]]) -> Tensor:
-        """Log-odds of "right", ``[n]``, with gradient; one batch."""
+        """Log-odds of a correct answer, ``[n]``, with gradient; one batch."""
         ids, mask = pad_left(prompts, self.policy.pad_id, self.policy.device)
         with self.policy.autocast():
             states = self.policy.output_layer.hidden_states(
@@ -75,7 +70,7 @@ class Assessor:
 
     @torch.no_grad()
     def confidence(self, records: Sequence[Record]) -> list[float]:
-        """Probability that the subject's answer will be correct, for each record; one batch."""
+        """Probability of a correct answer for each record; one batch."""
         result: list[float] = self.logits(self.encode(records)).sigmoid().cpu().tolist()
         return result
 
@@ -88,15 +83,9 @@ def train_assessor(
     seed: int,
     progress: Callable[[int, float], None] = lambda epoch, loss: None,
 ) -> tuple[Assessor, Fit]:
-    """Fine-tune ``policy`` in place on the subject's outcomes.
+    """Fine-tune ``policy`` in place on the target model's verdicts ``correct`` for ``records``.
 
-    Args:
-        policy: what becomes the assessor.
-        records: the training questions.
-        correct: whether the subject's own sample was right, for each.
-        config: see :class:`AssessorConfig`.
-        seed: draws split and order.
-        progress: called after each epoch.
+    ``seed`` draws the validation split and the order; ``progress`` is called after each epoch.
     """
     assessor = Assessor(policy, config)
     prompts = assessor.encode(records)

@@ -1,4 +1,4 @@
-"""Fitting a binary predictor of correctness, stopped when it gets no better on unseen questions."""
+"""Fitting a binary predictor of correctness with early stopping."""
 
 import copy
 from collections.abc import Callable
@@ -10,21 +10,12 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from coca_mindspeed.errors import DataError
 
-_FEWEST = 10  # examples below which a validation split says nothing
+_MIN_EXAMPLES = 10
 
 
 @dataclass(frozen=True)
 class FitConfig:
-    """How a predictor is fitted.
-
-    Attributes:
-        lr: AdamW's learning rate.
-        weight_decay: AdamW's.
-        batch: examples in an update.
-        epochs: at most so many passes.
-        patience: passes without a better validation loss after which fitting ends.
-        validation: share of the examples that is held out for that.
-    """
+    """AdamW with early stopping: ``validation`` is the held-out fraction, ``patience`` in epochs without progress."""
 
     lr: float = 1e-3
     weight_decay: float = 1e-2
@@ -40,7 +31,7 @@ class FitConfig:
 
 @dataclass(frozen=True)
 class Fit:
-    """What a fit gave: validation losses (nats) by epoch, the one before any training first, and the best epoch."""
+    """Validation losses (nats) by epoch, the first one before training, and the best epoch."""
 
     losses: list[float]
     best_epoch: int
@@ -54,22 +45,17 @@ def fit_with_early_stopping(
     seed: int,
     progress: Callable[[int, float], None] = lambda epoch, loss: None,
 ) -> Fit:
-    """Minimise the cross-entropy of ``labels`` in place; the weights of the best epoch are the ones that stay.
+    """Minimise the cross-entropy of ``labels`` (bool ``[n]``) in place; the weights of the best epoch are kept.
 
-    Args:
-        model: its trainable parameters are fitted.
-        logits_of: maps indices int64 ``[b]`` of examples to logits ``[b]``, with gradient.
-        labels: bool ``[n]``, whether the subject answered correctly.
-        config: see :class:`FitConfig`.
-        seed: draws the validation split and the order of the examples.
-        progress: called after each epoch with the epochs done and the validation loss.
+    ``logits_of`` maps indices int64 ``[b]`` of examples to logits ``[b]``, with gradient.  ``seed`` draws the
+    validation split and the order; ``progress`` is called after each epoch with its number and the validation loss.
 
     Raises:
         DataError: fewer than ten examples.
     """
     n = len(labels)
-    if n < _FEWEST:
-        raise DataError(f"a predictor of correctness needs at least {_FEWEST} answered questions, found {n}")
+    if n < _MIN_EXAMPLES:
+        raise DataError(f"a predictor of correctness needs at least {_MIN_EXAMPLES} answered questions, found {n}")
     random = torch.Generator().manual_seed(seed)
     order = torch.randperm(n, generator=random)
     held_out, rest = order.tensor_split([max(1, round(n * config.validation))])

@@ -1,10 +1,13 @@
-"""Majority voting: sample k answers, cluster those that mean the same; confidence is the largest cluster's share."""
+"""Majority voting: sample k answers, cluster equivalent ones, and take the largest cluster's share as confidence.
+
+The confidence-weighted vote counts each sample by its stated confidence.
+"""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
-from coca_mindspeed.baselines.subject import Subject
+from coca_mindspeed.baselines.target_model import TargetModel
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.local.experience import respond_and_grade
@@ -14,24 +17,18 @@ FinalAnswers = Callable[[Record, Sequence[str]], Sequence[str | None]]
 Same = Callable[[Record, Pairs], Sequence[bool]]
 
 
-@dataclass(frozen=True)
-class Vote:
-    """The outcome of a vote.
-
-    Attributes:
-        winner: index of the representative, the first sample of the largest cluster.
-        share: of all samples, those without a final answer included, that are in the largest cluster.
-    """
+class Vote(NamedTuple):
+    """Index of the representative (first sample of the winning cluster), and the cluster's share of all votes."""
 
     winner: int
     share: float
 
 
 def cluster(finals: Sequence[str | None], same: Callable[[Pairs], Sequence[bool]]) -> list[int | None]:
-    """The cluster of each answer, numbered in order of appearance; None where there is no final answer.
+    """Return the cluster of each answer, numbered in order of appearance; None where there is no final answer.
 
-    An answer joins the first cluster whose first answer it equals, so the result is the same on every run even where
-    ``same`` is not transitive.
+    An answer joins the first cluster whose first answer it equals, so the result is deterministic even if ``same`` is
+    not transitive.
     """
     representatives: list[str] = []
     of_text: dict[str, int] = {}
@@ -45,59 +42,56 @@ def cluster(finals: Sequence[str | None], same: Callable[[Pairs], Sequence[bool]
     return [None if final is None else of_text[final] for final in finals]
 
 
-def vote(clusters: Sequence[int | None]) -> Vote:
-    """Count; between clusters of one size the one that appeared first wins.
+def vote(clusters: Sequence[int | None], weights: Sequence[float] | None = None) -> Vote:
+    """Find the cluster with most votes; ties go to the first.
 
-    Where no sample gives a final answer, the first sample wins with a share of 0: nothing was agreed upon.
+    Args:
+        clusters: of each sample, from :func:`cluster`; samples without a final answer count in the total.
+        weights: votes of each sample; None: one each.  Without any vote, the first sample wins with share 0.
     """
     if not clusters:
         raise ValueError("a vote needs at least one sample")
-    counts: dict[int, int] = {}
-    for number in clusters:
+    weights = [1.0] * len(clusters) if weights is None else weights
+    votes: dict[int, float] = {}
+    for number, weight in zip(clusters, weights, strict=True):
         if number is not None:
-            counts[number] = counts.get(number, 0) + 1
-    if not counts:
+            votes[number] = votes.get(number, 0.0) + weight
+    largest = min(votes, key=lambda number: (-votes[number], number), default=None)
+    if largest is None or not votes[largest]:
         return Vote(0, 0.0)
-    largest = min(counts, key=lambda number: (-counts[number], number))
-    return Vote(clusters.index(largest), counts[largest] / len(clusters))
+    return Vote(clusters.index(largest), votes[largest] / sum(weights))
 
 
 def majority_predictions(
-    subject: Subject, records: Sequence[Record], k: int, final_answers: FinalAnswers, same: Same, *purpose: object
+    target: TargetModel,
+    records: Sequence[Record],
+    k: int,
+    final_answers: FinalAnswers,
+    same: Same,
+    *purpose: object,
+    weighted: bool = False,
 ) -> list[Prediction]:
     """Sample k responses to each record at temperature 1 and vote.
 
-    A verbalised confidence is removed and otherwise ignored; TTC counts the tokens of all k samples, for only then is
-    the confidence known.
-
-    Args:
-        subject: the model and its prompt.
-        records: the questions.
-        k: samples of each.
-        final_answers: the final answers of a record's responses.
-        same: whether the two final answers of each pair mean the same, for a record.
-        purpose: names the random numbers.
+    A stated confidence is removed, and is ignored unless ``weighted``, which weights each sample by it (0 if invalid).
+    TTC counts the tokens of all k samples.  ``same`` says whether the final answers of each pair are equivalent for a
+    record; ``purpose`` names the random numbers.
     """
     if k < 1:
         raise ValueError(f"k should be at least 1, found {k}")
-    rollout = subject.rollout.model_copy(update={"temperature": 1.0})
+    rollout = target.rollout.model_copy(update={"temperature": 1.0})
     graded = respond_and_grade(
-        subject.policy,
-        records,
-        subject.grader,
-        subject.method,
-        rollout,
-        subject.generator(*purpose),
-        k,
+        target.policy, records, target.grader, target.method, rollout, target.generator(*purpose), k
     )
     lengths = graded.samples.lengths.cpu().view(-1, k).sum(dim=1).tolist()
     predictions = []
     for index, record in enumerate(records):
         rows = slice(index * k, (index + 1) * k)
-        finals = final_answers(record, [parsed.answer for parsed in graded.judged.parsed[rows]])
-        result = vote(cluster(finals, partial(same, record)))
+        parsed = graded.judged.parsed[rows]
+        finals = final_answers(record, [each.answer for each in parsed])
+        weights = [each.confidence or 0.0 for each in parsed] if weighted else None
+        result = vote(cluster(finals, partial(same, record)), weights)
         winner = index * k + result.winner
-        verdict = graded.judged.verdicts[winner]
         predictions.append(
             Prediction(
                 id=record.id,
@@ -105,7 +99,7 @@ def majority_predictions(
                 question=record.question,
                 response=graded.judged.texts[winner],
                 confidence=result.share,
-                correct=verdict.correct_or_none,
+                correct=graded.judged.verdicts[winner].correct_or_none,
                 tokens_to_confidence=lengths[index],
                 category=record.category,
                 tokens=lengths[index],

@@ -1,4 +1,4 @@
-"""Probe: a two-layer MLP on the frozen model's hidden states, trained on whether it answered correctly."""
+"""Probe: a two-layer MLP on the frozen model's hidden states, trained on the correctness of its answers."""
 
 import json
 from collections.abc import Callable
@@ -17,12 +17,12 @@ from coca_mindspeed.utils.files import whole_directory, write_json
 
 @dataclass(frozen=True)
 class ProbeConfig:
-    """A probe's shape and training.
+    """Settings of a probe.
 
     Attributes:
-        layer: whose hidden states, at the prompt's last token; see :func:`..subject.prompt_states`.
+        layer: of the hidden states at the prompt's last token; see :func:`.target_model.prompt_states`.
         width: hidden units.
-        fit: how it is trained.
+        fit: its training.
     """
 
     layer: int = -1
@@ -52,7 +52,7 @@ class Probe(nn.Module):
 
     @torch.no_grad()
     def confidence(self, states: Tensor) -> Tensor:
-        """Probability ``[n]`` that each answer will be correct."""
+        """Probability ``[n]`` of a correct answer."""
         return self.forward(states).sigmoid()
 
 
@@ -63,14 +63,9 @@ def train_probe(
     seed: int,
     progress: Callable[[int, float], None] = lambda epoch, loss: None,
 ) -> tuple[Probe, Fit]:
-    """Train a probe.
+    """Train a probe on ``states`` float32 ``[n, hidden]`` and ``correct`` bool ``[n]``.
 
-    Args:
-        states: float32 ``[n, hidden]``.
-        correct: bool ``[n]``, of the subject's own samples.
-        config: see :class:`ProbeConfig`.
-        seed: draws weights, split and order; the global random state is left alone.
-        progress: called after each epoch.
+    ``seed`` draws weights, split and order; the global random state is not used.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -82,7 +77,7 @@ def train_probe(
 
 
 def save_probe(probe: Probe, fit: Fit, directory: Path) -> None:
-    """Write ``probe.safetensors`` and ``probe.json``; the directory appears whole or not at all."""
+    """Write ``probe.safetensors`` and ``probe.json`` atomically."""
     shape = {"hidden_size": probe.hidden_size, "width": probe.width, "layer": probe.layer}
     with whole_directory(directory) as writing:
         write_json(writing / "probe.json", {**shape, "fit": asdict(fit)})
@@ -90,11 +85,7 @@ def save_probe(probe: Probe, fit: Fit, directory: Path) -> None:
 
 
 def load_probe(directory: Path) -> Probe:
-    """Read a probe that :func:`save_probe` wrote.
-
-    Raises:
-        DataError: the directory does not hold one, or it is damaged.
-    """
+    """Read a probe; raises DataError if the directory holds none, or it is damaged."""
     try:
         shape = json.loads((directory / "probe.json").read_text(encoding="utf-8"))
         probe = Probe(shape["hidden_size"], shape["width"], shape["layer"])

@@ -1,9 +1,8 @@
 """Question probability: how likely the model finds the question itself (paper, section 4.1).
 
-``c = mean over the question's tokens of P(x_i | x_<i)``.  What counts as the question: the tokens that hold at least
-one character of the record's question, not the system prompt, the answer instruction or the chat template's own
-tokens (they are the same for all questions); all of these are context, though.  The text's very first token has
-nothing before it, so it has no probability and is left out.
+``c = mean over the question's tokens of P(x_i | x_<i)``.  The question's tokens are those with at least one character
+of the record's question; system prompt, answer instruction and template are context only.  The first token of the text
+has no probability and is left out.
 """
 
 from collections.abc import Sequence
@@ -11,25 +10,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from coca_mindspeed.baselines.subject import Subject
+from coca_mindspeed.baselines.target_model import TargetModel
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import pad_left, positions_of
 
-# Stands in for the user's message when the template's own text is found; no template writes it.
+# Replaces the user's message to find the template's own text.
 _SENTINEL = "7f3aquestion0c55"
 
 
-def question_probabilities(subject: Subject, records: Sequence[Record]) -> list[float]:
-    """The confidence of each record, in [0, 1]; all records are run in one batch.
+def question_probabilities(target: TargetModel, records: Sequence[Record]) -> list[float]:
+    """Return the confidence of each record, in [0, 1]; one batch.
 
-    Raises:
-        DataError: a prompt is too long, or its question cannot be found in it.
+    Raises DataError if a prompt is too long, or its question cannot be found in it.
     """
-    policy, system_prompt = subject.policy, subject.method.training_method.system_prompt
-    prompts = policy.encode_prompts(records, system_prompt, subject.rollout.max_prompt_tokens)
+    policy, system_prompt = target.policy, target.method.training_method.system_prompt
+    prompts = policy.encode_prompts(records, system_prompt, target.rollout.max_prompt_tokens)
     places = [question_tokens(policy, record, system_prompt) for record in records]
     ids, mask = pad_left(prompts, policy.pad_id, policy.device)
     with torch.inference_mode(), policy.autocast():
@@ -45,10 +43,9 @@ def question_probabilities(subject: Subject, records: Sequence[Record]) -> list[
 
 
 def question_tokens(policy: Policy, record: Record, system_prompt: str | None) -> list[int]:
-    """Positions in the record's prompt of the question's tokens that have a predecessor, in order.
+    """Return the positions in the prompt of the question's tokens that have a predecessor.
 
-    Raises:
-        DataError: the chat template changes the question, or no token is left.
+    Raises DataError if the chat template changes the question, or no token is left.
     """
     messages = prompt_messages(record, system_prompt)
     rendered, blank = (
@@ -60,8 +57,8 @@ def question_tokens(policy: Policy, record: Record, system_prompt: str | None) -
     start += len(rendered[start:]) - len(rendered[start:].lstrip())  # some templates strip the message, some do not
     if not rendered.startswith(question, start):
         raise DataError(
-            f"record {record.id!r} of {record.dataset}: its question is not found in the prompt that the model's chat "
-            "template makes of it, so its tokens cannot be told from the template's"
+            f"record {record.id!r} of {record.dataset}: its question is not found verbatim in the prompt rendered by "
+            "the model's chat template"
         )
     end = start + len(question)
     encoded = policy.tokenizer(rendered, add_special_tokens=False, return_offsets_mapping=True)

@@ -1,20 +1,22 @@
-"""One baseline from end to end: answers, whatever has to be trained, confidences; resumable, in parts."""
+"""One baseline from end to end: answers, training of a predictor, confidences; resumable."""
 
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from coca_mindspeed.baselines.assessor import Assessor, AssessorConfig, train_assessor
 from coca_mindspeed.baselines.equivalence import Equivalences
 from coca_mindspeed.baselines.majority_vote import majority_predictions
-from coca_mindspeed.baselines.parts import work_in_parts
-from coca_mindspeed.baselines.probe import Probe, ProbeConfig, load_probe, save_probe, train_probe
+from coca_mindspeed.baselines.probe import ProbeConfig, load_probe, save_probe, train_probe
 from coca_mindspeed.baselines.question_probability import question_probabilities
-from coca_mindspeed.baselines.subject import Subject, prompt_states
+from coca_mindspeed.baselines.resumable import Rows, resumable_map
+from coca_mindspeed.baselines.target_model import TargetModel, prompt_states
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.predictions import (
@@ -27,21 +29,22 @@ from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.schedule import derived_seed
 
-BASELINES = ("verbalised", "question_probability", "probe", "assessor", "majority_vote")
+VOTES = ("majority_vote", "weighted_vote")
+BASELINES = ("verbalised", "question_probability", "probe", "assessor", *VOTES)
 NEEDS_TRAINING = ("probe", "assessor")
 
 
 @dataclass(frozen=True)
 class BaselineOptions:
-    """What a baseline may be told.
+    """Options of a baseline.
 
     Attributes:
-        batch: questions run at once, which is also the size of the parts that a stopped run goes on from.
-        samples: k of majority voting.
-        label: method name written into the predictions; None for the baseline's own.
-        probe: its shape and training.
-        assessor: its reading and training.
-        trained: directory of a probe or assessor that was trained before; None trains one.
+        batch: questions per batch, and per part of a resumable run.
+        samples: k of the votes.
+        label: method name in the predictions; None for the baseline's own.
+        probe: its settings.
+        assessor: its settings.
+        trained: directory of a trained probe or assessor; None trains one.
         show_progress: draw progress bars.
     """
 
@@ -56,7 +59,7 @@ class BaselineOptions:
 
 def run_baseline(
     name: str,
-    subject: Subject,
+    target: TargetModel,
     records: Sequence[Record],
     output: Path,
     options: BaselineOptions,
@@ -67,143 +70,112 @@ def run_baseline(
 ) -> list[Prediction]:
     """Run the baseline and write ``output/predictions.jsonl``.
 
-    All but majority voting say how likely the subject's own answer is to be right: one answer to each record is
-    sampled and graded, and the confidence that it states is replaced by the baseline's.  Nothing has to be generated
-    before that is known, so its TTC is 0.
+    All but the votes predict whether the target model's own answer is correct: one answer to each record is sampled and
+    graded (or taken from ``answers``), and its stated confidence is replaced by the baseline's.  Their TTC is 0.
 
     Args:
         name: one of :data:`BASELINES`.
-        subject: the model under test.
-        records: the questions to evaluate on.
-        output: parts, trained predictors and predictions go here; what is already there is not done again.
-        options: see :class:`BaselineOptions`.
-        training_records: questions that a probe or an assessor is trained on.
-        open_assessor: loads the assessor's model: the given directory, or for None the one it starts from.
-        answers: the subject's graded answers to ``records``, if there are any already.
+        target: the target model.
+        records: the evaluation questions.
+        output: holds parts, trained predictors and predictions; existing ones are reused.
+        options: of the baseline.
+        training_records: questions on which a probe or an assessor is trained.
+        open_assessor: loads the assessor's model: the given directory, or for None the initial one.
+        answers: the target model's graded answers to ``records``, if they exist.
 
     Raises:
-        ConfigError: an unknown baseline, or something that it needs is missing.
+        ConfigError: the baseline is unknown, or an input is missing.
     """
     if name not in BASELINES:
         raise ConfigError(f"unknown baseline {name!r}; known: {', '.join(BASELINES)}")
-    work = _Work(subject, output, options)
-    if name == "majority_vote":
-        predictions = work.votes(records)
+    work = _Work(target, output, options)
+    if name in VOTES:
+        predictions = work.votes(records, weighted=name == "weighted_vote")
     else:
         given = work.answers(records, "answers") if answers is None else answers_in_order(answers, records)
-        if name == "verbalised":
-            predictions = given
+        predictions = given if name == "verbalised" else []
+    if name not in (*VOTES, "verbalised"):
+        predict: Predict
+        if name == "question_probability":
+            predict = partial(question_probabilities, target)
+        elif name == "probe":
+            predict = work.probe(training_records)
         else:
-            ask: Ask
-            if name == "question_probability":
-                ask = work.question_probability
-            elif name == "probe":
-                ask = work.ask_probe(work.probe(training_records))
-            else:
-                ask = work.ask_assessor(work.assessor(training_records, open_assessor))
-            confidences = work.confidences(records, ask)
-            predictions = [
-                replace(answer, confidence=confidence, tokens_to_confidence=0)
-                for answer, confidence in zip(given, confidences, strict=True)
-            ]
+            predict = work.assessor(training_records, open_assessor).confidence
+        confidences = work.confidences(records, predict)
+        predictions = [
+            replace(answer, confidence=confidence, tokens_to_confidence=0)
+            for answer, confidence in zip(given, confidences, strict=True)
+        ]
     categories = {record.id: record.category for record in records}
     label = options.label or name
-    predictions = [replace(p, method=label, category=categories[p.id], seed=subject.seed) for p in predictions]
+    predictions = [replace(p, method=label, category=categories[p.id], seed=target.seed) for p in predictions]
     write_predictions(output / "predictions.jsonl", predictions)
     return predictions
 
 
-Ask = Callable[[Sequence[Record]], Sequence[float]]
+Predict = Callable[[Sequence[Record]], Sequence[float]]
 
 
 @dataclass(frozen=True)
 class _Work:
-    """The steps that baselines share, each of which skips what ``output`` already holds."""
+    """The steps that baselines share; each skips finished parts in ``output``."""
 
-    subject: Subject
+    target: TargetModel
     output: Path
     options: BaselineOptions
 
     def answers(self, records: Sequence[Record], purpose: str) -> list[Prediction]:
-        def answer(part: int, chunk: Sequence[Record]) -> list[dict[str, object]]:
-            return [prediction_to_json(p) for p in self.subject.answers(chunk, purpose, part)]
+        return self._predictions(purpose, records, lambda part, chunk: self.target.answers(chunk, purpose, part))
 
-        return self._predictions(purpose, records, self.options.batch, answer)
-
-    def votes(self, records: Sequence[Record]) -> list[Prediction]:
+    def votes(self, records: Sequence[Record], *, weighted: bool) -> list[Prediction]:
         with Equivalences() as equivalences:
+            compare = (self.options.samples, equivalences.final_answers, equivalences.same)
 
-            def ballot(part: int, chunk: Sequence[Record]) -> list[dict[str, object]]:
-                voted = majority_predictions(
-                    self.subject,
-                    chunk,
-                    self.options.samples,
-                    equivalences.final_answers,
-                    equivalences.same,
-                    "votes",
-                    part,
-                )
-                return [prediction_to_json(p) for p in voted]
+            def sample_and_vote(part: int, chunk: Sequence[Record]) -> list[Prediction]:
+                return majority_predictions(self.target, chunk, *compare, "votes", part, weighted=weighted)
 
-            return self._predictions("votes", records, self.options.batch, ballot)
+            return self._predictions("votes", records, sample_and_vote)
 
-    def confidences(self, records: Sequence[Record], ask: Ask) -> list[float]:
-        rows = work_in_parts(
-            self.output / "confidences",
-            records,
-            self.options.batch,
-            lambda part, chunk: [{"confidence": confidence} for confidence in ask(chunk)],
-            title="confidences",
-            show_progress=self.options.show_progress,
-        )
+    def confidences(self, records: Sequence[Record], predict: Predict) -> list[float]:
+        rows = self._parts("confidences", records, lambda part, chunk: [{"confidence": c} for c in predict(chunk)])
         return [row["confidence"] for row in rows]
 
-    def question_probability(self, records: Sequence[Record]) -> list[float]:
-        return question_probabilities(self.subject, records)
-
-    def ask_probe(self, probe: Probe) -> Ask:
-        def ask(records: Sequence[Record]) -> list[float]:
-            confidence: list[float] = probe.confidence(prompt_states(self.subject, records, probe.layer)).tolist()
-            return confidence
-
-        return ask
-
-    def ask_assessor(self, assessor: Assessor) -> Ask:
-        return assessor.confidence
-
-    def probe(self, records: Sequence[Record]) -> Probe:
-        """The trained probe, trained now if it is not there yet."""
-        directory = self.options.trained or self.output / "probe"
+    def probe(self, records: Sequence[Record]) -> Predict:
+        """Return the predictor of the trained probe; train it if it does not exist."""
+        directory, size = self.options.trained or self.output / "probe", self.options.batch
         if not directory.exists():
             records, correct = self._graded("probe", records)
-            states = torch.cat(
-                [
-                    prompt_states(self.subject, records[i : i + self.options.batch], self.options.probe.layer)
-                    for i in range(0, len(records), self.options.batch)
-                ]
-            )
-            seed = derived_seed(self.subject.seed, "probe")
+            chunks = [records[i : i + size] for i in range(0, len(records), size)]
+            states = torch.cat([prompt_states(self.target, chunk, self.options.probe.layer) for chunk in chunks])
+            seed = derived_seed(self.target.seed, "probe")
             probe, fit = train_probe(states, torch.tensor(correct), self.options.probe, seed, self._epoch)
             save_probe(probe, fit, directory)
-        return load_probe(directory)
+        trained = load_probe(directory)
+
+        def predict(records: Sequence[Record]) -> list[float]:
+            confidence: list[float] = trained.confidence(prompt_states(self.target, records, trained.layer)).tolist()
+            return confidence
+
+        return predict
 
     def assessor(self, records: Sequence[Record], open_assessor: Callable[[Path | None], Policy] | None) -> Assessor:
-        """The trained assessor, trained now if it is not there yet."""
+        """Return the trained assessor; train it if it does not exist."""
         if open_assessor is None:
-            raise ConfigError("the assessor needs a model of its own to be trained (--assessor-model)")
+            raise ConfigError("the assessor needs a model to train (--assessor-model)")
         directory = self.options.trained or self.output / "assessor"
         if not directory.exists():
             records, correct = self._graded("assessor", records)
             policy = open_assessor(None)
-            seed = derived_seed(self.subject.seed, "assessor")
+            seed = derived_seed(self.target.seed, "assessor")
             train_assessor(policy, records, correct, self.options.assessor, seed, self._epoch)
             export_model(policy, directory)
         return Assessor(open_assessor(directory), self.options.assessor)
 
     def _graded(self, name: str, records: Sequence[Record]) -> tuple[list[Record], list[bool]]:
-        """The training questions whose answers could be graded, and which of these were right."""
+        """The training questions with gradable answers, and the verdicts."""
         if not records:
-            raise ConfigError(f"the {name} is trained on answered questions, and none were given (--train)")
+            raise ConfigError(f"the {name} needs training questions (--train)")
         answers = zip(records, self.answers(records, "training_answers"), strict=True)
         graded = [(record, answer.correct) for record, answer in answers if answer.correct is not None]
         if not graded:
@@ -211,15 +183,18 @@ class _Work:
         return [record for record, _ in graded], [correct for _, correct in graded]
 
     def _predictions(
-        self,
-        directory: str,
-        records: Sequence[Record],
-        size: int,
-        work: Callable[[int, Sequence[Record]], list[dict[str, object]]],
+        self, directory: str, records: Sequence[Record], work: Callable[[int, Sequence[Record]], list[Prediction]]
     ) -> list[Prediction]:
-        title, show = directory.replace("_", " "), self.options.show_progress
-        rows = work_in_parts(self.output / directory, records, size, work, title=title, show_progress=show)
+        rows = self._parts(directory, records, lambda part, chunk: [prediction_to_json(p) for p in work(part, chunk)])
         return [prediction_from_json(row, f"{self.output / directory}: row {i}") for i, row in enumerate(rows)]
+
+    def _parts(
+        self, directory: str, records: Sequence[Record], work: Callable[[int, Sequence[Record]], Rows]
+    ) -> list[dict[str, Any]]:
+        title, show = directory.replace("_", " "), self.options.show_progress
+        return resumable_map(
+            self.output / directory, records, self.options.batch, work, title=title, show_progress=show
+        )
 
     def _epoch(self, epoch: int, loss: float) -> None:
         if self.options.show_progress:
@@ -227,11 +202,7 @@ class _Work:
 
 
 def answers_in_order(answers: Sequence[Prediction], records: Sequence[Record]) -> list[Prediction]:
-    """The answer to each record.
-
-    Raises:
-        ConfigError: a record has none, or several.
-    """
+    """Return the answer to each record; raises ConfigError if a record has none, or several."""
     by_key = {(p.dataset, p.id): p for p in answers}
     if len(by_key) < len(answers):
         (dataset, name), count = Counter((p.dataset, p.id) for p in answers).most_common(1)[0]

@@ -1,9 +1,9 @@
-"""``coca-mindspeed``: one command, with a module of :mod:`coca_mindspeed.cli` for each subcommand.
+"""``coca-mindspeed``: one module of :mod:`coca_mindspeed.cli` for each subcommand.
 
 A command module has ``add_arguments(parser)`` and ``run(arguments) -> exit code``.  Only the chosen one is imported,
-so ``--help`` is quick and an optional dependency is asked for only by the command that needs it.
+so that ``--help`` is quick and optional dependencies are imported only by the commands that need them.
 
-Exit codes: 0, 1 for what failed, 2 for what was typed wrong, 130 for an interrupt, 141 where nobody reads the output.
+Exit codes: 0, 1 for failures, 2 for usage errors, 130 for an interrupt, 141 for a closed output.
 """
 
 import argparse
@@ -14,21 +14,21 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from coca_mindspeed import __version__
-from coca_mindspeed.errors import CocaError, UsageError
+from coca_mindspeed.errors import CocaError, UsageError, nearest
 
 COMMANDS: dict[str, str] = {
-    "demo": "train the tiny model by CoCA in about two minutes and show what it learned",
+    "demo": "train the tiny model by CoCA in about two minutes and compare it before and after",
     "train": "train a causal language model on this machine's CPU or GPU",
-    "check": "print the plan of a run and what memory it needs, or why it cannot run; needs no accelerator",
-    "doctor": "look at an Ascend machine: what is found, what is wanted, how to fix it",
+    "check": "print the plan of a run and the memory it needs, or why it cannot run; needs no accelerator",
+    "doctor": "check an Ascend machine: what is found, what is expected, how to fix it",
     "patches": "compare a MindSpeed-RL checkout with the releases that the hooks support",
-    "baseline": "confidence by question probability, probe, assessor, majority vote or the prompt alone",
+    "baseline": "confidence by question probability, probe, assessor, votes or the prompt alone",
     "config": "list the ready-made runs and keys, or print a run's resolved YAML",
-    "evaluate": "metrics with intervals of prediction files",
+    "evaluate": "compute metrics with intervals from prediction files",
     "report": "compare runs on one HTML page, and with the paper",
-    "calibrate": "recalibrate confidences from labels, and certify the error of what is accepted",
-    "route": "replay tiers from their predictions: cost against quality, beside the routers to beat",
-    "serve": "answer by tiers of models behind the OpenAI API, or serve one model itself",
+    "calibrate": "recalibrate confidences from labels, and certify an error bound",
+    "route": "replay tiers from their predictions: cost against quality, compared with other routers",
+    "serve": "answer by tiers of models behind the OpenAI API, or serve one model",
     "watch": "follow a running training in the terminal",
     "data": "prepare, inspect and export data sets",
 }
@@ -38,20 +38,15 @@ _EXTRAS = ("wandb", "swanlab", "datasets", "gguf")  # of setup.py, named like th
 
 
 class _Parser(argparse.ArgumentParser):
-    """Refuses unknown arguments with the usage of the subcommand that got them, and takes overrides from anywhere.
-
-    argparse itself takes positional arguments from one place only, and leaves the refusal to the top level.
-    """
+    """Reports unknown arguments with the subcommand's usage, suggests similar choices, and takes overrides anywhere."""
 
     _has_subcommands = False
 
     def add_subparsers(self, **options: Any) -> Any:
-        """See :class:`argparse.ArgumentParser`."""
         self._has_subcommands = True
         return super().add_subparsers(**options)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """See :class:`argparse.ArgumentParser`; nothing is left over by a parser without subcommands."""
         parsed, rest = super().parse_known_args(args, namespace)
         if not rest or self._has_subcommands:
             return parsed, rest
@@ -60,29 +55,41 @@ class _Parser(argparse.ArgumentParser):
         parsed.overrides = [*parsed.overrides, *rest]
         return parsed, []
 
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        choices = [str(choice) for choice in action.choices or ()]
+        if choices and str(value) not in choices:
+            text = f"unknown value {value!r}{nearest(str(value), choices)} (choose from {', '.join(choices)})"
+            raise argparse.ArgumentError(action, text)
+
 
 def main(
     argv: Sequence[str] | None = None, parser: Callable[[Sequence[str]], argparse.ArgumentParser] | None = None
 ) -> int:
     """Run the command line, or that of another ``parser``; errors for the user are printed without a traceback."""
     arguments = sys.argv[1:] if argv is None else list(argv)
-    _escape_what_cannot_be_encoded()
+    for stream in (sys.stdout, sys.stderr):  # a character that the locale cannot encode becomes an escape
+        if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
+            reconfigure(errors="backslashreplace")
     try:
-        parsed = (parser or _parser)(arguments).parse_args(arguments)
+        chosen = (parser or _parser)(arguments)
+        if not arguments:
+            chosen.print_help()
+            return 0
+        parsed = chosen.parse_args(arguments)
         code = int(parsed.run(parsed))
         sys.stdout.flush()
     except CocaError as error:
         return _end(error, error.exit_code)
     except KeyboardInterrupt:
         return _end("interrupted", 130)
-    except BrokenPipeError:  # the reader of our output (head, less) has seen enough
-        _leave_output_unread()
+    except BrokenPipeError:  # the reader of the output (head, less) has closed it
+        _discard_output()
         return 141
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package in ("", "coca_mindspeed"):
             raise
-        what = f"coca-mindspeed[{package}]" if package in _EXTRAS else package
+        what = f".[{package}]" if package in _EXTRAS else package
         return _end(f"the package {package!r} is not installed; pip install '{what}'", 1)
     except OSError as error:
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
@@ -133,15 +140,8 @@ def _end(message: object, code: int) -> int:
     return print_failure(message, code)
 
 
-def _escape_what_cannot_be_encoded() -> None:
-    """Let a path that is not UTF-8, or a locale that is not, cost an escape and not the command."""
-    for stream in (sys.stdout, sys.stderr):
-        if (reconfigure := getattr(stream, "reconfigure", None)) is not None:
-            reconfigure(errors="backslashreplace")
-
-
-def _leave_output_unread() -> None:
-    """Let the interpreter's own flush at the end succeed."""
+def _discard_output() -> None:
+    """Let the interpreter's own flush at exit succeed."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except OSError:  # not a file of the system

@@ -12,16 +12,17 @@ import torch
 
 from coca_mindspeed.algorithm.rewards import METHODS, training_method
 from coca_mindspeed.baselines.assessor import ASSESSOR_PROMPT, bare_questions
-from coca_mindspeed.baselines.parts import check_directory, claim_directory
 from coca_mindspeed.baselines.probe import load_probe
+from coca_mindspeed.baselines.resumable import check_directory, claim_directory
 from coca_mindspeed.baselines.run import (
     BASELINES,
     NEEDS_TRAINING,
+    VOTES,
     BaselineOptions,
     answers_in_order,
     run_baseline,
 )
-from coca_mindspeed.baselines.subject import Subject, check_layer
+from coca_mindspeed.baselines.target_model import TargetModel, check_layer
 from coca_mindspeed.cli.options import above, at_least, day, device_name, json_object, place, template_variables
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
 from coca_mindspeed.data.chat_template import TemplateKeys
@@ -41,55 +42,48 @@ _SLICE = 2**20  # bytes
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
     path: dict[str, Any] = {"type": place, "metavar": "PATH"}
-    parser.add_argument("name", choices=BASELINES, metavar="NAME", help=", ".join(BASELINES))
-    parser.add_argument("--model", **path, required=True, help="Hugging Face directory of the model under test")
-    parser.add_argument("--data", **path, required=True, help="records to evaluate on (JSON Lines)")
-    parser.add_argument("--output", **path, required=True, help="results; run again to go on with a stopped run")
-    parser.add_argument("--train", **path, help="records that a probe or an assessor is trained on")
-    parser.add_argument("--trained", **path, help="directory of a probe or assessor trained before")
-    parser.add_argument(
-        "--assessor-model", **path, help="what becomes the assessor; the paper takes Qwen2.5-1.5B-Instruct"
-    )
-    parser.add_argument("--answers", **path, help="predictions of the model, to take its answers from")
-    parser.add_argument("--samples", type=at_least(1), default=16, metavar="K", help="of majority voting (default: 16)")
-    parser.add_argument("--layer", type=int, default=-1, help="whose hidden states the probe reads (default: the last)")
-    parser.add_argument("--probe-width", type=at_least(1), default=128, help="hidden units of the probe (default: 128)")
-    parser.add_argument("--assessor-lr", type=above(0), default=1e-5, help="default: 1e-5")
-    parser.add_argument("--assessor-epochs", type=at_least(1), default=3, help="at most (default: 3)")
-    parser.add_argument(
-        "--method", choices=tuple(METHODS), default="coca", help="whose prompt and format to use (default: coca)"
-    )
-    parser.add_argument("--label", help="method name in the predictions (default: the baseline's)")
-    parser.add_argument("--grader", choices=GRADER_NAMES, default="auto", help="default: by record")
-    parser.add_argument("--grader-options", type=json_object, metavar="JSON", help="the grader's own (docs/grading.md)")
-    parser.add_argument("--batch", type=at_least(1), default=64, help="questions at once, and in a part (default: 64)")
-    parser.add_argument("--max-prompt-tokens", type=at_least(1), default=2048, help="default: 2048")
-    parser.add_argument("--max-new-tokens", type=at_least(1), default=4096, help="default: 4096")
-    parser.add_argument("--device", type=device_name, default="auto", help="auto, cpu, cuda, cuda:N, npu or npu:N")
-    parser.add_argument(
-        "--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="compute (default: bfloat16)"
-    )
-    parser.add_argument(
+    option("name", choices=BASELINES, metavar="NAME", help=", ".join(BASELINES))
+    option("--model", **path, required=True, help="Hugging Face directory of the model under test")
+    option("--data", **path, required=True, help="records to evaluate on (JSON Lines)")
+    option("--output", **path, required=True, help="results; the same command resumes a stopped run")
+    option("--train", **path, help="records that a probe or an assessor is trained on")
+    option("--trained", **path, help="directory of a probe or assessor trained before")
+    option("--assessor-model", **path, help="what becomes the assessor; the paper takes Qwen2.5-1.5B-Instruct")
+    option("--answers", **path, help="predictions of the model, to take its answers from")
+    option("--samples", type=at_least(1), default=16, metavar="K", help="of a vote (default: 16)")
+    option("--layer", type=int, default=-1, help="whose hidden states the probe reads (default: the last)")
+    option("--probe-width", type=at_least(1), default=128, help="hidden units of the probe (default: 128)")
+    option("--assessor-lr", type=above(0), default=1e-5, help="default: 1e-5")
+    option("--assessor-epochs", type=at_least(1), default=3, help="at most (default: 3)")
+    option("--method", choices=tuple(METHODS), default="coca", help="whose prompt and format to use (default: coca)")
+    option("--label", help="method name in the predictions (default: the baseline's)")
+    option("--grader", choices=GRADER_NAMES, default="auto", help="default: by record")
+    option("--grader-options", type=json_object, metavar="JSON", help="the grader's own (docs/grading.md)")
+    option("--batch", type=at_least(1), default=64, help="questions at once, and in a part (default: 64)")
+    option("--max-prompt-tokens", type=at_least(1), default=2048, help="default: 2048")
+    option("--max-new-tokens", type=at_least(1), default=4096, help="default: 4096")
+    option("--device", type=device_name, default="auto", help="auto, cpu, cuda, cuda:N, npu or npu:N")
+    option("--dtype", choices=("float32", "bfloat16"), default="bfloat16", help="compute (default: bfloat16)")
+    option(
         "--chat-template-kwargs",
         type=template_variables,
         metavar="JSON",
         help='variables of the chat template of --model, {"enable_thinking": false} for example',
     )
-    parser.add_argument(
+    option(
         "--prompt-date", type=day, metavar="YYYY-MM-DD", help="date for a chat template that puts today's in the prompt"
     )
-    parser.add_argument(
-        "--allow-open-thinking", action="store_true", help="accept prompts that end inside an open <think>"
-    )
-    parser.add_argument("--seed", type=at_least(0), default=0, help="draws samples, splits and weights (default: 0)")
-    parser.add_argument("--quiet", action="store_true", help="no progress bars")
+    option("--allow-open-thinking", action="store_true", help="accept prompts that end inside an open <think>")
+    option("--seed", type=at_least(0), default=0, help="draws samples, splits and weights (default: 0)")
+    option("--quiet", action="store_true", help="no progress bars")
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.name in NEEDS_TRAINING and arguments.train is None and arguments.trained is None:
         raise UsageError(f"the {arguments.name} needs --train (records to train on) or --trained (one trained before)")
-    # Where to go on is the user's choice of directory; how much is shown changes no result.
+    # The output directory and the progress bars change no result.
     settings = {k: _plain(v) for k, v in vars(arguments).items() if k not in ("output", "quiet", "run", "command")}
     check_directory(arguments.output, settings, among=settings)
     device = choose_device(arguments.device, where="--device")
@@ -125,12 +119,12 @@ def run(arguments: argparse.Namespace) -> int:
         policy = load_policy(arguments.model, model, device, where="--model")
         claim_directory(arguments.output, settings)
         opened.enter_context(hold(arguments.output))
-        subject = Subject(policy, grader, method, rollout, arguments.seed)
-        message = f"stopped; the finished parts are saved in {arguments.output}; the same command goes on behind them"
+        target = TargetModel(policy, grader, method, rollout, arguments.seed)
+        message = f"stopped; the finished parts are saved in {arguments.output}; the same command resumes"
         with saying_what_is_saved(message):
             predictions = run_baseline(
                 arguments.name,
-                subject,
+                target,
                 records,
                 arguments.output,
                 _options(arguments),
@@ -144,9 +138,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _fingerprint(path: Path | None) -> str | None:
-    """SHA-256 of a file's, or of a directory's files', names, sizes, and first and last megabytes; None: not there.
+    """SHA-256 of names, sizes, and first and last megabytes of a file or a directory's files; None if missing.
 
-    Weights that were trained further differ in every part, and all of them would take long to read.
+    Weights that were trained further differ everywhere, and reading all of them would take long.
     """
     if path is None or not path.exists():
         return None
@@ -164,41 +158,30 @@ def _fingerprint(path: Path | None) -> str | None:
 
 
 def _refuse_known_questions(records: Sequence[Record], training: Sequence[Record]) -> None:
-    """A probe or an assessor that has learned a question would be flattered by it.
-
-    Raises:
-        DataError: names the first that is in both files.
-    """
+    """Raise DataError if a training question is also an evaluation question."""
     asked = {record.question.strip() for record in records}
     if known := [record for record in training if record.question.strip() in asked]:
         raise DataError(
-            f"--train: {len(known)} of {len(training)} questions are in --data too, the first is {known[0].id!r}; what "
-            "has been trained on a question cannot be judged by it"
+            f"--train: {len(known)} of {len(training)} questions are also in --data, the first is {known[0].id!r}; "
+            "expected disjoint questions"
         )
 
 
 def _check_trained(arguments: argparse.Namespace, model: ModelConfig) -> None:
-    """Look at what was trained before anything is sampled.
-
-    Raises:
-        UsageError: it is not there.
-        ConfigError: it is a probe of a model of another width.
-    """
+    """Raise an error if ``--trained`` does not exist, or is a probe of a model of another width."""
     if not arguments.trained.is_dir():
-        raise UsageError(f"--trained {arguments.trained}: there is no such directory")
+        raise UsageError(f"--trained {arguments.trained}: no such directory")
     if arguments.name != "probe":
         return
     reads = load_probe(arguments.trained).hidden_size
     has = int(read_model_config(arguments.model, model, where="--model").hidden_size)
     if reads != has:
         raise ConfigError(
-            f"--trained {arguments.trained}: a probe of {reads} hidden units, and those of --model {arguments.model} "
-            f"are {has}: it was trained on another model"
+            f"--trained {arguments.trained}: the probe reads {reads} hidden units, --model {arguments.model} has {has}"
         )
 
 
 def _records(path: Path, option: str) -> list[Record]:
-    """All records of a file; an empty one is a mistake."""
     records = list(read_records(path))
     if not records:
         raise DataError(f"{option} {path}: holds no records")
@@ -208,8 +191,8 @@ def _records(path: Path, option: str) -> list[Record]:
 def _graded(
     arguments: argparse.Namespace, records: Sequence[Record], training: Sequence[Record]
 ) -> dict[Path | str, Sequence[Record]]:
-    """The records whose answers will be graded, by file: not those that come with graded answers."""
-    given = arguments.answers is not None and arguments.name != "majority_vote"
+    """The records whose answers will be graded, by file, without those that have graded answers."""
+    given = arguments.answers is not None and arguments.name not in VOTES
     trains = arguments.name in NEEDS_TRAINING and arguments.trained is None
     files = {arguments.data: [] if given else records}
     return {**files, **({arguments.train: training} if trains else {})}
@@ -218,7 +201,7 @@ def _graded(
 def _check_prompts(
     arguments: argparse.Namespace, model: ModelConfig, records: Sequence[Record], training: Sequence[Record]
 ) -> None:
-    """Refuse before a model is loaded what it, or the assessor's, could not be asked."""
+    """Check the prompts of the model and of the assessor before they are loaded."""
     limits = LengthLimits(
         arguments.max_prompt_tokens, arguments.max_new_tokens, "--max-prompt-tokens", "--max-new-tokens"
     )
@@ -257,7 +240,7 @@ def _assessor_opener(arguments: argparse.Namespace, model: ModelConfig, device: 
 
 
 def _of_the_assessor(model: ModelConfig) -> ModelConfig:
-    """Another model, whose template has variables of its own."""
+    """Without the target model's chat template variables."""
     return model.model_copy(update={"chat_template_kwargs": {}})
 
 

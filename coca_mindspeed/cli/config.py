@@ -6,14 +6,14 @@ import sys
 from typing import Any
 
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
-from coca_mindspeed.config.overrides import nearest
 from coca_mindspeed.config.reference import reference_markdown, section_table
-from coca_mindspeed.errors import UsageError
+from coca_mindspeed.errors import UsageError, nearest
 from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.markdown import print_markdown
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """The two arguments by which every command names a run."""
+    """Arguments that name a run."""
     parser.add_argument("run_name", metavar="RUN", help="a ready-made run (coca-mindspeed config list) or a YAML file")
     parser.add_argument(
         "overrides",
@@ -55,22 +55,22 @@ def run(arguments: argparse.Namespace) -> int:
     elif arguments.action == "list":
         print_text("\n".join(ready_made_runs()))
     elif arguments.of == "run":
-        print_text(reference_markdown())
+        print_markdown(reference_markdown())
     elif arguments.of == "verl":
         from coca_mindspeed.verl.settings import VerlSettings
 
-        print_text(section_table("coca", VerlSettings).rstrip())
+        print_markdown(section_table("coca", VerlSettings))
     else:
         from coca_mindspeed.mindspeed.start.settings import CocaSettings
 
-        print_text(section_table("coca", CocaSettings).rstrip())
+        print_markdown(section_table("coca", CocaSettings))
     return 0
 
 
 def _value(values: Any, key: str) -> str:
     for part in key.split("."):
         if not isinstance(values, dict) or part not in values:
-            near = nearest(part, list(values)) if isinstance(values, dict) else ""
-            raise UsageError(f"{key}: no such key{near}; coca-mindspeed config show prints those that there are")
+            near = nearest(part, values) if isinstance(values, dict) else ""
+            raise UsageError(f"{key}: no such key{near}; coca-mindspeed config show prints all keys")
         values = values[part]
     return json.dumps(values) if not isinstance(values, str) else values

@@ -12,15 +12,15 @@ from coca_mindspeed.data.prepare.deduplication import SHORTEST, EvaluationIndex
 from coca_mindspeed.data.prepare.filters import (
     DifficultyFilter,
     Filter,
-    GoldChecker,
+    LabelChecker,
     LengthFilter,
     SourceFilter,
-    gold_checker,
+    label_checker,
 )
-from coca_mindspeed.data.prepare.output import check_place
+from coca_mindspeed.data.prepare.output import check_output_path
 from coca_mindspeed.data.prepare.pipeline import Preparation, prepare
 from coca_mindspeed.data.prepare.report import PreparationReport
-from coca_mindspeed.data.registry import SOURCES, DataSource, Publication, source_named
+from coca_mindspeed.data.registry import SOURCES, DataSource, HubDataset, source_named
 from coca_mindspeed.data.sources.formats import SUFFIXES, count_rows, data_files
 from coca_mindspeed.data.sources.reading import read_evaluation_sets
 from coca_mindspeed.errors import UsageError
@@ -30,11 +30,11 @@ from coca_mindspeed.utils.console import PlainConsole, print_text
 SYSTEM_PROMPTS = {"confidence-first": CONFIDENCE_FIRST_PROMPT, "answer-first": ANSWER_FIRST_PROMPT}
 
 _DESCRIPTION = """\
-Turn a publisher's files into records, in bounded memory.
+Convert published files into records, in bounded memory.
 
-The output directory appears whole or not at all: train.jsonl (test.jsonl for a benchmark), validation.jsonl,
-findings.jsonl (one line for every dropped row), report.json and report.md.  Benchmarks are kept whole and in order;
-the defaults that clean and shuffle are for training sets.
+The output directory is written atomically: train.jsonl (test.jsonl for a benchmark), validation.jsonl, findings.jsonl
+(one line for every dropped row), report.json and report.md.  Benchmarks are kept whole and in order; only training
+sets are cleaned and shuffled by default.
 """
 _EXAMPLES = """\
 examples:
@@ -50,102 +50,101 @@ examples:
 
 
 def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``prepare``."""
+    option = parser.add_argument
     parser.description, parser.epilog = _DESCRIPTION, _EXAMPLES
-    parser.add_argument("dataset", choices=sorted(SOURCES), metavar="DATASET", help=", ".join(SOURCES))
+    option("dataset", choices=sorted(SOURCES), metavar="DATASET", help=", ".join(SOURCES))
     origin = parser.add_mutually_exclusive_group(required=True)
     origin.add_argument(
         "--input",
         type=Path,
         nargs="+",
         metavar="PATH",
-        help=f"files or directories in the publisher's form ({', '.join(SUFFIXES)}; text ones also with .gz)",
+        help=f"published files or directories ({', '.join(SUFFIXES)}; text formats also .gz)",
     )
     origin.add_argument(
         "--hub",
         nargs="?",
         const="",
         metavar="REPOSITORY[:CONFIGURATION[:SPLIT]]",
-        help="read it by name through the package 'datasets'; without a value, from where its publisher keeps it",
+        help="read it with the package 'datasets' (default: the original repository)",
     )
-    parser.add_argument("--output", type=place, required=True, metavar="DIRECTORY", help="the directory to make")
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier output")
-    parser.add_argument(
+    option("--output", type=place, required=True, metavar="DIRECTORY", help="the directory to make")
+    option("--overwrite", action="store_true", help="replace an earlier output")
+    option(
         "--skip-bad",
         type=at_least(0),
         default=0,
         metavar="N",
-        help="step over up to N malformed rows, listed (default: stop)",
+        help="skip up to N malformed rows, and list them (default: 0)",
     )
 
-    wanted = parser.add_argument_group("filters")
-    wanted.add_argument(
+    filtering = parser.add_argument_group("filters").add_argument
+    filtering(
         "--difficulty",
         type=number("a number from 0 to 1", lambda value: 0 <= value <= 1),
         nargs=2,
         metavar=("LOW", "HIGH"),
-        help="keep difficulties in this range within 0 (easiest) to 1; for Big-Math, 1 minus the solve rate",
+        help="keep this range of difficulties, 0 is easiest; for Big-Math, 1 minus the solve rate",
     )
-    wanted.add_argument("--keep-unknown-difficulty", action="store_true", help="also keep rows of unknown difficulty")
-    wanted.add_argument("--source", nargs="+", default=[], metavar="NAME", help="keep only these sources")
-    wanted.add_argument("--exclude-source", nargs="+", default=[], metavar="NAME", help="drop these sources")
-    wanted.add_argument("--tokenizer", type=Path, metavar="DIRECTORY", help="tokenizer that counts prompt tokens")
-    wanted.add_argument("--max-tokens", type=at_least(1), metavar="N", help="longest prompt, chat template included")
-    wanted.add_argument("--min-tokens", type=at_least(0), default=0, metavar="N", help="shortest prompt")
-    wanted.add_argument(
+    filtering("--keep-unknown-difficulty", action="store_true", help="also keep rows of unknown difficulty")
+    filtering("--source", nargs="+", default=[], metavar="NAME", help="keep only these sources")
+    filtering("--exclude-source", nargs="+", default=[], metavar="NAME", help="drop these sources")
+    filtering("--tokenizer", type=Path, metavar="DIRECTORY", help="tokenizer that counts prompt tokens")
+    filtering("--max-tokens", type=at_least(1), metavar="N", help="longest prompt, chat template included")
+    filtering("--min-tokens", type=at_least(0), default=0, metavar="N", help="shortest prompt")
+    filtering(
         "--prompt",
         choices=sorted(SYSTEM_PROMPTS),
         default="confidence-first",
         help="system prompt that is counted (default: confidence-first)",
     )
 
-    cleaning = parser.add_argument_group("cleaning")
-    cleaning.add_argument(
+    cleaning = parser.add_argument_group("cleaning").add_argument
+    cleaning(
         "--decontaminate",
         action="append",
         default=[],
         metavar="[DATASET=]PATH",
-        help="drop questions that share a passage with these: an evaluation set in its publisher's form, or "
-        "prepared records; may be repeated",
+        help="drop questions that share a passage with this evaluation set or these records; repeatable",
     )
-    cleaning.add_argument(
+    cleaning(
         "--ngram", type=at_least(SHORTEST), default=13, metavar="N", help="length of a passage in words (default: 13)"
     )
-    cleaning.add_argument(
+    cleaning(
         "--gold",
         choices=("drop", "report", "off"),
-        help="what to do when a gold answer cannot be graded against (default: drop; benchmarks: report)",
+        help="treatment of gold answers that cannot be graded (default: drop; benchmarks: report)",
     )
-    cleaning.add_argument(
+    cleaning(
         "--duplicates",
         action=argparse.BooleanOptionalAction,
         help="drop repeated questions (default: of training sets)",
     )
-    cleaning.add_argument(
+    cleaning(
         "--near-duplicates",
         type=number("0, or a number above 0.3 and at most 1", lambda value: value == 0 or 0.3 < value <= 1),
         metavar="SIMILARITY",
-        help="drop questions this similar (Jaccard of token trigrams) to an earlier one with the same numbers and "
-        "gold answer; 0 turns it off (default: 0.8 for training sets)",
+        help="drop questions with this Jaccard similarity of token trigrams to an earlier one with equal numbers and "
+        "gold answer; 0: off (default: 0.8 for training sets)",
     )
 
-    order = parser.add_argument_group("order")
-    order.add_argument(
+    order = parser.add_argument_group("order").add_argument
+    order(
         "--validation",
         type=number("a number from 0 to below 1", lambda value: 0 <= value < 1),
         default=0.0,
         metavar="SHARE",
         help="share for validation.jsonl (default: 0, none)",
     )
-    order.add_argument("--shuffle", action=argparse.BooleanOptionalAction, help="default: training sets only")
-    order.add_argument("--seed", type=at_least(0), default=0, help="decides order and split (default: 0)")
+    order("--shuffle", action=argparse.BooleanOptionalAction, help="default: training sets only")
+    order("--seed", type=at_least(0), default=0, help="decides order and split (default: 0)")
     parser.set_defaults(run_action=run_prepare)
 
 
 def run_prepare(arguments: argparse.Namespace) -> int:
-    """Prepare, with a progress bar on a terminal, and print the report's counts."""
+    """Prepare, with a progress bar on a terminal, and print the counts."""
     _check_usage(arguments)
-    check_place(arguments.output, arguments.overwrite)
+    check_output_path(arguments.output, arguments.overwrite)
     console = PlainConsole(stderr=True)
     with (
         closing(MathGrader()) as grader,
@@ -160,7 +159,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
             disable=not console.is_terminal,
         ) as progress,
     ):
-        preparation = preparation_from(arguments, gold_checker(grader.gold_problems))
+        preparation = preparation_from(arguments, label_checker(grader.gold_problems))
         task = progress.add_task(f"preparing {arguments.dataset}", total=_total(preparation))
         report = prepare(preparation, arguments.output, arguments.overwrite, lambda: progress.advance(task))
     _print(report, arguments.output)
@@ -168,38 +167,30 @@ def run_prepare(arguments: argparse.Namespace) -> int:
 
 
 def _check_usage(arguments: argparse.Namespace) -> None:
-    """Refuse options that contradict each other, before anything is looked at."""
+    """Refuse contradictory options before any file is read."""
     if arguments.difficulty is not None and arguments.difficulty[0] > arguments.difficulty[1]:
         raise UsageError(f"--difficulty: expected LOW <= HIGH, found {arguments.difficulty}")
     if arguments.max_tokens is not None and arguments.min_tokens > arguments.max_tokens:
         raise UsageError(f"--min-tokens {arguments.min_tokens} is above --max-tokens {arguments.max_tokens}")
     counts = arguments.max_tokens is not None or arguments.min_tokens > 0
     if counts and arguments.tokenizer is None:
-        raise UsageError("--max-tokens and --min-tokens need --tokenizer DIRECTORY to count with")
+        raise UsageError("--max-tokens and --min-tokens need --tokenizer DIRECTORY")
     if arguments.tokenizer is not None and not counts:
-        raise UsageError("--tokenizer counts for --max-tokens or --min-tokens, and neither is given")
+        raise UsageError("--tokenizer needs --max-tokens or --min-tokens")
 
 
-def preparation_from(arguments: argparse.Namespace, check_gold: GoldChecker) -> Preparation:
-    """What the options ask for.
-
-    Args:
-        arguments: the parsed command line.
-        check_gold: says which gold answers cannot be graded against.
-
-    Raises:
-        DataError: they contradict each other, or a file they name cannot be used.
-    """
+def preparation_from(arguments: argparse.Namespace, check_labels: LabelChecker) -> Preparation:
+    """Return the settings of the command line; raises DataError if a file cannot be used."""
     source = source_named(arguments.dataset)
     training = source.role == "training"
 
     def default(value: bool | None) -> bool:
         return training if value is None else value
 
-    inputs = arguments.input if arguments.hub is None else _publication(source, arguments.hub)
-    if not isinstance(inputs, Publication):
+    inputs = arguments.input if arguments.hub is None else _hub_dataset(source, arguments.hub)
+    if not isinstance(inputs, HubDataset):
         data_files(inputs)  # before tokenizers are loaded and evaluation sets read
-    near = arguments.near_duplicates
+    near, against = arguments.near_duplicates, arguments.decontaminate
     if near is None:
         near = 0.8 if default(arguments.duplicates) else 0.0
     return Preparation(
@@ -207,9 +198,9 @@ def preparation_from(arguments: argparse.Namespace, check_gold: GoldChecker) -> 
         inputs=inputs,
         skip_bad=arguments.skip_bad,
         filters=_filters(arguments),
-        evaluation=_evaluation(arguments),
+        evaluation=EvaluationIndex(read_evaluation_sets(against), arguments.ngram) if against else None,
         gold=arguments.gold or ("drop" if training else "report"),
-        check_gold=check_gold,
+        check_labels=check_labels,
         drop_duplicates=default(arguments.duplicates),
         near_duplicates=near or None,
         validation=arguments.validation,
@@ -223,7 +214,7 @@ def preparation_from(arguments: argparse.Namespace, check_gold: GoldChecker) -> 
             "tokenizer": None if arguments.tokenizer is None else str(arguments.tokenizer),
             "tokens": [arguments.min_tokens, arguments.max_tokens],
             "prompt": arguments.prompt,
-            "decontaminate": arguments.decontaminate,
+            "decontaminate": against,
             "ngram": arguments.ngram,
         },
     )
@@ -234,33 +225,26 @@ def _filters(arguments: argparse.Namespace) -> list[Filter]:
     if arguments.source or arguments.exclude_source:
         filters.append(SourceFilter(frozenset(arguments.source), frozenset(arguments.exclude_source)))
     if arguments.difficulty is not None:
-        low, high = arguments.difficulty
-        filters.append(DifficultyFilter(low, high, arguments.keep_unknown_difficulty))
+        filters.append(DifficultyFilter(*arguments.difficulty, arguments.keep_unknown_difficulty))
     if arguments.max_tokens is not None or arguments.min_tokens:
         prompt = SYSTEM_PROMPTS[arguments.prompt]
         filters.append(LengthFilter(arguments.tokenizer, arguments.min_tokens, arguments.max_tokens, prompt))
     return filters
 
 
-def _evaluation(arguments: argparse.Namespace) -> EvaluationIndex | None:
-    if not arguments.decontaminate:
-        return None
-    return EvaluationIndex(read_evaluation_sets(arguments.decontaminate), arguments.ngram)
-
-
-def _publication(source: DataSource, named: str) -> Publication:
+def _hub_dataset(source: DataSource, named: str) -> HubDataset:
     if not named:
         if source.hub is None:
-            raise UsageError(f"{source.name} has no place on the hub of its own; name one: --hub REPOSITORY")
+            raise UsageError(f"--hub: {source.name} has no default repository; expected --hub REPOSITORY")
         return source.hub
     repository, _, rest = named.partition(":")
     configuration, _, split = rest.partition(":")
-    return Publication(repository, configuration or None, split or (source.hub.split if source.hub else "train"))
+    return HubDataset(repository, configuration or None, split or (source.hub.split if source.hub else "train"))
 
 
 def _total(preparation: Preparation) -> int | None:
-    """The number of rows to come, if all files say theirs."""
-    if isinstance(preparation.inputs, Publication):
+    """The number of rows, if all files store theirs."""
+    if isinstance(preparation.inputs, HubDataset):
         return None
     counts = [count_rows(path) for path in data_files(preparation.inputs)]
     return None if None in counts else sum(filter(None, counts))

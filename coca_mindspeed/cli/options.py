@@ -1,4 +1,4 @@
-"""Types of options: a value out of range is a usage error, told with the option's name."""
+"""Types of command-line options; a value out of range is a usage error that names the option."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def at_least(lowest: int, highest: int | None = None) -> Callable[[str], int]:
-    """The type of a whole number from ``lowest`` on, or to ``highest``."""
+    """Integer from ``lowest``, up to ``highest`` if given."""
     expected = f"a whole number from {lowest} {'on' if highest is None else f'to {highest}'}"
 
     def read(text: str) -> int:
@@ -25,7 +25,7 @@ def at_least(lowest: int, highest: int | None = None) -> Callable[[str], int]:
 
 
 def number(expected: str, holds: Callable[[float], bool]) -> Callable[[str], float]:
-    """The type of a number for which ``holds`` is true, told as ``expected``; NaN never is one."""
+    """Number for which ``holds`` is true; NaN is refused.  ``expected`` describes it in messages."""
 
     def read(text: str) -> float:
         try:
@@ -40,24 +40,24 @@ def number(expected: str, holds: Callable[[float], bool]) -> Callable[[str], flo
 
 
 def place(text: str) -> Path:
-    """The type of a file or directory; an empty name, as an unset variable leaves behind, is none."""
+    """Path; refuses an empty string, as an unset shell variable gives."""
     if not text:
         raise argparse.ArgumentTypeError("expected a file or directory, found an empty name")
     return Path(text)
 
 
 def within(low: float, high: float) -> Callable[[str], float]:
-    """The type of a number from ``low`` to ``high``."""
+    """Number in [low, high]."""
     return number(f"a number from {low:g} to {high:g}", lambda value: low <= value <= high)
 
 
 def above(low: float) -> Callable[[str], float]:
-    """The type of a finite number above ``low``."""
+    """Finite number above ``low``."""
     return number(f"a number above {low:g}", lambda value: low < value < float("inf"))
 
 
 def json_object(text: str) -> dict[str, Any]:
-    """The type of an object written as JSON."""
+    """JSON object."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -68,28 +68,29 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def template_variables(text: str) -> dict[str, Any]:
-    """The type of variables for a chat template, written as a JSON object."""
-    from coca_mindspeed.config.schema import template_variables as checked  # --help needs no schema
+    """Chat template variables as a JSON object."""
+    from coca_mindspeed.config import schema  # --help needs no schema
 
-    try:
-        return checked(json_object(text))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    return _checked(schema.template_variables, json_object(text))
 
 
 def day(text: str) -> str:
-    """The type of a date, YYYY-MM-DD."""
-    from coca_mindspeed.config.schema import template_day
+    """Date, YYYY-MM-DD."""
+    from coca_mindspeed.config import schema
 
-    try:
-        template_day(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
+    _checked(schema.template_day, text)
     return text
 
 
+def _checked(check: Callable[[Any], Any], value: Any) -> Any:
+    try:
+        return check(value)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
 def device_name(text: str) -> str:
-    """The type of a device's name; whether the device is there is another question."""
+    """Device name; whether the device exists is not checked."""
     from coca_mindspeed.config.schema import DEVICE_PATTERN  # --help needs no schema
 
     if not re.fullmatch(DEVICE_PATTERN, text):

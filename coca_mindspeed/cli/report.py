@@ -1,7 +1,6 @@
 """``coca-mindspeed report``: compare runs on one page, with each other and with the paper."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from coca_mindspeed.cli.options import at_least, place
@@ -12,6 +11,8 @@ from coca_mindspeed.evaluation.paper.published import check_setting
 from coca_mindspeed.evaluation.reports.report import write_report
 from coca_mindspeed.evaluation.reports.scoreboard import Scoreboard
 from coca_mindspeed.evaluation.runs import read_runs
+from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.markdown import print_markdown
 
 DEFAULT_SETTING = "qwen2.5-7b/math"
 _DEFAULTS = {
@@ -25,8 +26,7 @@ _DEFAULTS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Options of ``report``."""
-    defaults = {name: f"(default: {value})" for name, value in _DEFAULTS.items()}
+    defaults = {name: f"(default: {value})" for name, value in _DEFAULTS.items()}  # None marks an option not given
     parser.add_argument("runs", nargs="*", type=Path, metavar="RUN", help="run directories and prediction files")
     parser.add_argument("--output", type=place, help=f"directory to write {defaults['output']}")
     parser.add_argument("--title", help=f"of the page {defaults['title']}")
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=DEFAULT_SETTING,
         metavar="SETTING",
-        help=f"put the paper's figures beside the runs'; model and training data, {DEFAULT_SETTING} if not said",
+        help=f"compare with the paper's figures of this model and training data (default: {DEFAULT_SETTING})",
     )
     parser.add_argument("--paper", action="store_true", help="print the paper's own category tables, rebuilt, and stop")
 
@@ -50,11 +50,11 @@ def run(arguments: argparse.Namespace) -> int:
     """Write the report, or print the paper's tables."""
     if arguments.paper:
         if arguments.runs:
-            raise UsageError("--paper takes no runs; to put the paper beside them use --compare-paper")
+            raise UsageError("--paper takes no runs; use --compare-paper to compare them with the paper")
         if given := [name for name in (*_DEFAULTS, "compare_paper") if getattr(arguments, name) is not None]:
             named = ", ".join("--" + name.replace("_", "-") for name in given)
-            raise UsageError(f"{named}: means nothing with --paper, which prints the paper's own tables and stops")
-        sys.stdout.write(paper_report())
+            raise UsageError(f"{named}: not used with --paper, which prints only the paper's tables")
+        print_markdown(paper_report())
         return 0
     for name, value in _DEFAULTS.items():
         if getattr(arguments, name) is None:
@@ -65,23 +65,14 @@ def run(arguments: argparse.Namespace) -> int:
         check_setting(arguments.compare_paper)
     runs = read_runs(arguments.runs)
     board = Scoreboard(
-        runs,
-        replicates=arguments.replicates,
-        seed=arguments.seed,
-        options=MetricOptions(closed=arguments.bins_closed),
+        runs, replicates=arguments.replicates, seed=arguments.seed, options=MetricOptions(closed=arguments.bins_closed)
     )
     comparison = None
     if arguments.compare_paper is not None:
         comparison = compare_with_paper(board, arguments.compare_paper)
-        sys.stdout.write(f"Beside the paper's {comparison.setting}:\n\n{comparison.markdown()}\n")
+        print_markdown(f"Comparison with the paper's {comparison.setting}:\n\n{comparison.markdown()}\n")
     paths = write_report(
-        runs,
-        arguments.output,
-        title=arguments.title,
-        comparison=comparison,
-        board=board,
-        samples=arguments.samples,
+        runs, arguments.output, title=arguments.title, comparison=comparison, board=board, samples=arguments.samples
     )
-    for path in paths:
-        sys.stdout.write(f"{path}\n")
+    print_text("\n".join(map(str, paths)))
     return 0

@@ -54,9 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         from coca_mindspeed.serving.http_server import Server
     except ImportError as error:
-        raise MissingDependencyError(
-            "serve needs the extra 'serving': pip install 'coca-mindspeed[serving]'"
-        ) from error
+        raise MissingDependencyError("serve needs the extra 'serving': pip install '.[serving]'") from error
     app, shutdown, listen, guarded = _model(arguments) if arguments.model is not None else _proxy(arguments)
     host, port = listen["host"], listen["port"]
     if not guarded and not _only_this_machine(host):

@@ -84,9 +84,9 @@ def compose_run(name: str, overrides: Sequence[str] = ()) -> ComposedConfig:
     ours = config_directory()
     is_path = path.suffix in (".yaml", ".yml") or len(path.parts) > 1
     if is_path and not path.is_file():
-        raise ConfigError(f"{path}: no such configuration file")
+        raise UsageError(f"{path}: no such configuration file")
     if is_path and path.suffix != ".yaml":
-        raise ConfigError(f"{path}: expected a file whose name ends in .yaml")
+        raise UsageError(f"{path}: expected a file whose name ends in .yaml")
     if not is_path and name not in ready_made_runs():
         raise UsageError(
             f"unknown run {name!r}{nearest(name, ready_made_runs())}; ready-made: {', '.join(ready_made_runs())}"

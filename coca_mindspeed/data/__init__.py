@@ -1,1 +1,1 @@
-"""Questions in: every data set becomes the one record type of :mod:`coca_mindspeed.data.records`."""
+"""Data sets as records (:mod:`coca_mindspeed.data.records`), prompts and chat templates."""

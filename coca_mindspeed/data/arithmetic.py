@@ -1,4 +1,4 @@
-"""Data sets whose questions are drawn: equal parts of several kinds, disjoint splits, one seed one result."""
+"""Generated data sets: equal parts of several kinds of questions, disjoint splits, reproducible by seed."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -11,11 +11,11 @@ from coca_mindspeed.data.records import Record
 
 Split = Literal["train", "evaluate"]
 
-_PATIENCE = 10_000  # draws without a new question after which a kind counts as used up
+_MAX_MISSES = 10_000  # draws without a new question after which a kind counts as exhausted
 
 
 class Question(NamedTuple):
-    """A drawn question, its answer, and the text whose hash decides its split (questions that tell share one)."""
+    """A generated question, its answer, and the text whose hash decides its split (shared by equivalent questions)."""
 
     text: str
     answer: str
@@ -29,20 +29,16 @@ class Kind(Protocol):
     def name(self) -> str: ...
 
     def draw(self, random: np.random.Generator) -> Question:
-        """One question at random."""
+        """Draw a question."""
         ...
 
 
 @dataclass(frozen=True)
 class Generator:
-    """Draws records of one data set.
+    """Generates the records of one data set, in equal parts of its kinds.
 
-    Attributes:
-        dataset: its name.
-        category: of the paper's tables.
-        kinds: drawn in equal parts.
-        held_out: share of the questions that belongs to ``evaluate``.
-        stream: keeps data sets of one seed independent of each other.
+    ``held_out`` is the fraction of the questions in the split ``evaluate``; ``stream`` makes the random numbers of data
+    sets independent.
     """
 
     dataset: str
@@ -54,17 +50,12 @@ class Generator:
     def records(self, size: int, split: Split, seed: int) -> list[Record]:
         """Draw ``size`` questions in random order.
 
-        A question's split depends on its text alone, so the splits are disjoint whatever the sizes and seeds.
-        Held-out questions are all different; training questions are drawn with replacement, because small kinds would
-        otherwise run out and the parts would not be equal.
-
-        Args:
-            size: number of records.
-            split: ``train`` or ``evaluate``.
-            seed: draws the questions and their order.
+        A question's split depends on its text alone, so the splits are disjoint for all sizes and seeds.  Held-out
+        questions are distinct; training questions are drawn with replacement, because small kinds would otherwise run
+        out.
 
         Raises:
-            ValueError: a kind does not have so many different held-out questions.
+            ValueError: a kind has too few distinct held-out questions.
         """
         drawn: list[tuple[Question, str]] = []
         for index, kind in enumerate(self.kinds):
@@ -79,7 +70,7 @@ class Generator:
                 category=self.category,
                 question=question.text,
                 answer=question.answer,
-                # The tiny model cannot read "step by step" or write a box: the question stands alone.
+                # The tiny model cannot read "step by step" or write a box.
                 metadata={"instruction": "", "kind": kind, "grader": "exact"},
             )
             for number, (question, kind) in enumerate(drawn[i] for i in order)
@@ -91,14 +82,13 @@ class Generator:
         misses = 0
         while len(questions) < count:
             question = kind.draw(random)
-            if self._split_of(question) != split or (split == "evaluate" and question.text in seen):
-                misses += 1
-                if misses > _PATIENCE:
-                    raise ValueError(f"found only {len(questions)} of {count} different held-out questions {kind.name}")
-                continue
-            misses = 0
-            seen.add(question.text)
-            questions.append(question)
+            misses += 1
+            if misses > _MAX_MISSES + 1:
+                raise ValueError(f"found only {len(questions)} of {count} distinct held-out questions {kind.name}")
+            if self._split_of(question) == split and (split == "train" or question.text not in seen):
+                misses = 0
+                seen.add(question.text)
+                questions.append(question)
         return questions
 
     def _split_of(self, question: Question) -> Split:
@@ -107,7 +97,7 @@ class Generator:
 
 
 def units_first(number: int, width: int = 1) -> str:
-    """Decimal digits, the units first, zero-padded: 12 in width 4 is ``2100``."""
+    """Write digits in reverse order, zero-padded: 12 in width 4 is ``2100``."""
     return f"{number:0{width}d}"[::-1]
 
 
@@ -119,7 +109,7 @@ class _Kind:
         operator: as written in the question.
         digits: of the left and of the right operand; a one-digit operand may be 0.
         compute: the answer.
-        commutes: whether the operands may come in either order; both orders then fall into the same split.
+        commutes: the operands may be in either order; both orders are in the same split.
     """
 
     operator: str
@@ -132,7 +122,6 @@ class _Kind:
         return f"{self.digits[0]}{self.operator}{self.digits[1]}"
 
     def draw(self, random: np.random.Generator) -> Question:
-        """One question at random, its operands in either order where they commute."""
         lows = [0 if digits == 1 else 10 ** (digits - 1) for digits in self.digits]
         if self.operator == "%":
             lows = [0, 1]  # any number by any digit but zero
@@ -157,5 +146,5 @@ _ARITHMETIC = Generator("arithmetic", "math", _KINDS, held_out=0.2)
 
 
 def arithmetic_records(size: int, split: Split, seed: int) -> list[Record]:
-    """Draw sums, products and remainders of seven kinds; see :meth:`.generated.Generator.records`."""
+    """Draw sums, products and remainders of seven kinds; see :meth:`Generator.records`."""
     return _ARITHMETIC.records(size, split, seed)

@@ -1,4 +1,4 @@
-"""A tokenizer's chat template: variables and a date written into it, and checks of the prompt that it renders."""
+"""Chat templates: fixing variables and the date, and checks of rendered prompts."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -10,34 +10,20 @@ from coca_mindspeed.data.prompts import prompt_messages, render_chat
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
 
-#: A template that leaves the system prompt out on purpose says so by this comment.
+#: Comment of a template that omits the system prompt on purpose.
 NO_SYSTEM_PROMPT = "{#- no system prompt -#}"
-_DIRECTIVES = (
-    "%-d",
-    "%-m",
-    "%-H",
-    "%-I",
-    "%-M",
-    "%-S",
-    "%-j",
-    "%e",
-    *(f"%{x}" for x in "aAbBcdDfFHIjmMpSTuUVwWxXyYzZ"),
-)
+_DIRECTIVES = (*(f"%-{x}" for x in "dmHIMSj"), "%e", *(f"%{x}" for x in "aAbBcdDfFHIjmMpSTuUVwWxXyYzZ"))
 # <think>, </think>, [THINK], <seed:think>, <|START_THINKING|>, <|end_of_thought|>, <reasoning>
 _THOUGHT_TAG = re.compile(r"[<\[]\|?(?P<name>/?[\w:]*(?:think|thought|reason)\w*)\|?[>\]]", re.IGNORECASE)
-_MOST_PROMPTS = 1000  # that are rendered for the checks
+_MAX_PROMPTS = 1000  # rendered for the checks
 
 
 def write_into_template(tokenizer: Any, variables: Mapping[str, Any], day: date | None = None) -> None:
-    """Write values of variables, and the date that ``strftime_now`` returns, into the chat template of a tokenizer.
+    """Write values of variables, and the date that ``strftime_now`` returns, into the tokenizer's chat template.
 
-    The template is saved with the tokenizer, so that whatever serves a trained model renders the prompt that it was
-    trained on.  A value that is given to ``apply_chat_template`` wins over the one that is written here.
-
-    Args:
-        tokenizer: a Hugging Face tokenizer with a chat template; its ``chat_template`` is changed.
-        variables: name -> value of a JSON type; ``enable_thinking: False``, for example.
-        day: the date, which a template that asks for none does not use; None: the clock's.
+    The template is saved with the tokenizer, so that a server renders the prompts of training.  A value passed to
+    ``apply_chat_template`` takes precedence.  ``variables`` are JSON values, such as ``enable_thinking: False``;
+    ``day`` None leaves the clock's date.
 
     Raises:
         ConfigError: the template does not use a variable.
@@ -47,13 +33,12 @@ def write_into_template(tokenizer: Any, variables: Mapping[str, Any], day: date 
     for name in variables:
         if not re.search(rf"\b{re.escape(name)}\b", source):
             raise ConfigError(
-                f"the chat template of {tokenizer.name_or_path or 'the tokenizer'} does not use {name!r}, "
-                "so that a value for it would have no effect; the names are in chat_template.jinja, or under "
-                "chat_template in tokenizer_config.json"
+                f"the chat template of {tokenizer.name_or_path or 'the tokenizer'} does not use the variable {name!r}; "
+                "see chat_template.jinja, or chat_template in tokenizer_config.json"
             )
     lines = [_date_line(day)] if day is not None and "strftime_now" in source else []
-    lines += [_variable_line(name, value) for name, value in variables.items()]
-    head = "".join(f"{line}\n" for line in lines)  # transformers drops the newline behind a block
+    lines += [f"{{% if {k} is not defined %}}{{% set {k} = {v!r} %}}{{% endif %}}" for k, v in variables.items()]
+    head = "".join(f"{line}\n" for line in lines)  # transformers drops the newline after a block
 
     def with_head(template: str) -> str:
         return template if template.startswith(head) else head + template
@@ -64,12 +49,8 @@ def write_into_template(tokenizer: Any, variables: Mapping[str, Any], day: date 
         tokenizer.chat_template = with_head(templates)
 
 
-def _variable_line(name: str, value: Any) -> str:
-    return f"{{% if {name} is not defined %}}{{% set {name} = {value!r} %}}{{% endif %}}"
-
-
 def _date_line(day: date) -> str:
-    """A macro in the place of the function ``strftime_now``, which transformers defines by the clock."""
+    """A macro that replaces transformers' clock function ``strftime_now``."""
     replaced = "".join(f"|replace({key!r}, {_on(day, key)!r})" for key in _DIRECTIVES)
     return f"{{% macro strftime_now(format) %}}{{{{ format{replaced} }}}}{{% endmacro %}}"
 
@@ -93,20 +74,14 @@ def reads_clock(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TemplateKeys:
-    """How an engine's configuration sets what a template renders, for messages.
-
-    Attributes:
-        variables: the key of the template's variables.
-        allow_open_thinking: the key that allows a prompt that ends inside an open thought.
-        day: what to do about a template that reads the clock.
-    """
+    """Names of an engine's settings for messages; ``day`` is advice for a template that reads the clock."""
 
     variables: str
     allow_open_thinking: str
     day: str
 
 
-#: Those of a run by our own configuration.
+#: The keys of our own run configuration.
 TEMPLATE_KEYS = TemplateKeys(
     "model.chat_template_kwargs", "model.allow_open_thinking", "set model.prompt_date=YYYY-MM-DD"
 )
@@ -121,23 +96,19 @@ def check_template(
     *,
     allow_open_thinking: bool = False,
 ) -> None:
-    """Check the prompts that a template renders: one record for each distinct system prompt.
+    """Check the rendered prompt of one record for each distinct system prompt.
 
-    Args:
-        tokenizer: with the variables and the date of the run in its template.
-        records: to ask.
-        system_prompt: the method's.
-        model: the key, or the option, that names the model's directory, and the directory, for messages.
-        keys: for messages.
-        allow_open_thinking: accept prompts that end inside an open ``<think>``.
+    The run's variables and date are in the tokenizer's template; ``model`` (option and directory) and ``keys`` are for
+    messages.  ``allow_open_thinking`` accepts prompts that end inside an open ``<think>``.
 
     Raises:
-        ConfigError: a message is not in the prompt, the prompt ends inside an open thought, or it depends on the clock.
+        ConfigError: a message is missing in the prompt, or the prompt ends inside an open thought or depends on the
+            clock.
     """
     where = f"{model}: its chat template"
     by_system: dict[str | None, Record] = {}
     for record in records:
-        if len(by_system) < _MOST_PROMPTS:
+        if len(by_system) < _MAX_PROMPTS:
             by_system.setdefault(record.system, record)
     for record in by_system.values():
         messages = prompt_messages(record, system_prompt)
@@ -147,37 +118,36 @@ def check_template(
         opened = _open_thought(text, _one_spaced(messages[-1]["content"]))
         if opened is not None and not allow_open_thinking:
             raise ConfigError(
-                f"{where} ends the prompt inside an open {opened}, but a response has to begin with its confidence; "
-                f"turn thinking off where the template can ({keys.variables}={{enable_thinking: false}}), or take "
-                f"{opened} out of the template (docs/training.md), or set {keys.allow_open_thinking}=true"
+                f"{where} ends the prompt inside an open {opened}, but a response must begin with its confidence; "
+                f"disable thinking ({keys.variables}={{enable_thinking: false}}), or remove {opened} from the template "
+                f"(docs/training.md), or set {keys.allow_open_thinking}=true"
             )
         if reads_clock(tokenizer, messages):
             raise ConfigError(
-                f"{where} puts today's date into the prompt (strftime_now), so a run that is resumed on another day "
-                f"would train on other prompts; {keys.day}"
+                f"{where} puts today's date into the prompt (strftime_now), which changes when a run is resumed on "
+                f"another day; {keys.day}"
             )
 
 
 def _check_message(tokenizer: Any, message: Mapping[str, str], text: str, record: Record, where: str) -> None:
     if _one_spaced(message["content"]) in text:
         return
-    left_out_on_purpose = NO_SYSTEM_PROMPT in str(getattr(tokenizer, "chat_template", ""))
-    if message["role"] == "system" and left_out_on_purpose:
-        return
-    remedy = (
-        "let the template put it before the first user message (docs/training.md has the lines); a template "
-        f"that leaves it out on purpose says so by the comment {NO_SYSTEM_PROMPT}"
-        if message["role"] == "system"
-        else "name a model whose chat template renders user messages"
-    )
+    remedy = "choose a model whose chat template renders user messages"
+    if message["role"] == "system":
+        if NO_SYSTEM_PROMPT in str(getattr(tokenizer, "chat_template", "")):
+            return
+        remedy = (
+            "put it before the first user message in the template (see docs/training.md), or mark a template that "
+            f"omits it on purpose by the comment {NO_SYSTEM_PROMPT}"
+        )
     raise ConfigError(
-        f"{where} leaves out the {message['role']} message of record {record.id!r} of {record.dataset}: expected "
+        f"{where} omits the {message['role']} message of record {record.id!r} of {record.dataset}: expected "
         f"{message['content'][:60]!r}... in the prompt, found {text[:120]!r}...; {remedy}"
     )
 
 
 def _open_thought(text: str, last_message: str) -> str | None:
-    """The tag of the thought that a prompt ends in; tags within the messages are only text."""
+    """The tag of the thought in which a prompt ends; tags within the messages are ignored."""
     tail = text[text.rfind(last_message) + len(last_message) :] if last_message in text else text
     tags = list(_THOUGHT_TAG.finditer(tail))
     if not tags:
@@ -188,5 +158,5 @@ def _open_thought(text: str, last_message: str) -> str | None:
 
 
 def _one_spaced(text: str) -> str:
-    """Templates strip messages, and some change the white space within them."""
+    """Collapse white space, which templates may change."""
     return " ".join(text.split())

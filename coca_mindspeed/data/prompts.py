@@ -1,4 +1,4 @@
-"""From a record to chat messages: the method's system prompt, the question, and its instruction."""
+"""From records to chat messages and token ids: system prompt, question, instruction."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -9,28 +9,24 @@ from coca_mindspeed.algorithm.parsing import MATH_INSTRUCTION
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 
-_AT_ONCE = 1024  # prompts that a fast tokenizer is given together, which it spreads over the CPUs
-# Code and factual questions keep their benchmark's own instruction, which their records carry in metadata.
+_BATCH = 1024  # prompts per call of a fast tokenizer, which distributes them over the CPUs
+# Code and factual questions have their benchmark's instruction in their metadata.
 _INSTRUCTIONS = {"math": MATH_INSTRUCTION}
 
 
 def instruction_suffix(record: Record) -> str:
-    """What follows the question: its ``metadata["instruction"]`` if that is set, else its category's default.
+    """Return the text after the question: ``metadata["instruction"]`` if set, else the category's default.
 
-    An instruction that does not begin with white space of its own stands one space after the question, as in the
-    paper; that of code begins with a blank line.
+    An instruction that does not begin with white space follows the question after one space, as in the paper.
     """
     instruction = str(record.metadata.get("instruction", _INSTRUCTIONS.get(record.category, "")))
     return f" {instruction}" if instruction and not instruction[0].isspace() else instruction
 
 
 def prompt_messages(record: Record, system_prompt: str | None) -> list[dict[str, str]]:
-    """Chat messages for one record.
+    """Return the chat messages of a record.
 
-    Args:
-        record: its ``system``, if set, wins over ``system_prompt``; its ``metadata["instruction"]``, if set (it may
-            be empty), wins over the category's default.
-        system_prompt: the method's, or None for no system message.
+    The record's ``system`` takes precedence over ``system_prompt``, which may be None for no system message.
     """
     system = record.system if record.system is not None else system_prompt
     messages = [] if system is None else [{"role": "system", "content": system}]
@@ -38,15 +34,9 @@ def prompt_messages(record: Record, system_prompt: str | None) -> list[dict[str,
 
 
 def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **variables: Any) -> str:
-    """The text of a chat, special tokens included, up to where the response begins.
+    """Render a chat to text, special tokens included, up to the beginning of the response.
 
-    Args:
-        tokenizer: with a chat template.
-        messages: of the chat.
-        variables: of the template.
-
-    Raises:
-        ConfigError: the template cannot render it; a template that refuses a system message is named as such.
+    Raises ConfigError if the template cannot render it, or refuses a system message.
     """
     try:
         text: str = tokenizer.apply_chat_template(
@@ -63,16 +53,15 @@ def _template_problem(tokenizer: Any, messages: Sequence[Mapping[str, str]], err
     try:
         tokenizer.apply_chat_template(without_system, add_generation_prompt=True, tokenize=False)
     except jinja2.TemplateError:
-        return f"{where} cannot lay out a prompt: {error}"
+        return f"{where} cannot render a prompt: {error}"
     return (
-        f"{where} refuses a system message ({error}), and the method's prompt is one; let the template put its text "
-        "before the first user message (docs/training.md has the lines), so that whatever serves the trained "
-        "model lays out the same prompt"
+        f"{where} refuses the method's system message ({error}); put its text before the first user message in the "
+        "template (see docs/training.md), so that training and serving render the same prompt"
     )
 
 
 def many_prompt_tokens(tokenizer: Any, conversations: Sequence[Sequence[dict[str, str]]]) -> list[list[int]]:
-    """As :func:`prompt_tokens`, of many chats at once, which a fast tokenizer spreads over the CPUs."""
+    """As :func:`prompt_tokens`, for many chats at once, which a fast tokenizer distributes over the CPUs."""
     rendered = [render_chat(tokenizer, messages) for messages in conversations]
     rows: list[list[int]] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
     return rows
@@ -81,37 +70,31 @@ def many_prompt_tokens(tokenizer: Any, conversations: Sequence[Sequence[dict[str
 def bounded_prompt_tokens(
     tokenizer: Any, records: Sequence[Record], system_prompt: str | None, max_tokens: int, key: str, where: str = ""
 ) -> Iterator[list[int]]:
-    """Token ids of the records' prompts, one after the other; a prompt is never cut.
+    """Yield the token ids of the records' prompts; a prompt is never truncated.
 
-    Args:
-        tokenizer: the model's.
-        records: in their order.
-        system_prompt: the method's.
-        max_tokens: of a prompt.
-        key: that says so, for the message.
-        where: of the records, for the message; the number of the record, from 1, follows it.
+    ``key`` names the setting of ``max_tokens`` in messages, ``where`` the records' file.
 
     Raises:
-        DataError: one is longer.
+        DataError: a prompt is longer than ``max_tokens``.
     """
-    for start in range(0, len(records), _AT_ONCE):
-        batch = records[start : start + _AT_ONCE]
+    for start in range(0, len(records), _BATCH):
+        batch = records[start : start + _BATCH]
         rows = many_prompt_tokens(tokenizer, [prompt_messages(record, system_prompt) for record in batch])
         for number, (record, ids) in enumerate(zip(batch, rows, strict=True), start=start + 1):
             if len(ids) > max_tokens:
                 place = f"{where} {number}: " if where else ""
                 raise DataError(
                     f"{place}record {record.id!r} has a prompt of {len(ids)} tokens, {key} is {max_tokens}; raise it "
-                    "or leave the record out"
+                    "or remove the record"
                 )
             yield ids
 
 
 def prompt_tokens(tokenizer: Any, messages: Sequence[dict[str, str]]) -> list[int]:
-    """Token ids of chat messages, up to where the response begins.
+    """Return the token ids of chat messages, up to the beginning of the response.
 
-    The template is rendered to text first: what ``apply_chat_template(tokenize=True)`` returns differs between
-    releases of ``transformers``, a list of ids or a mapping of several lists.
+    The template is rendered to text first: the result of ``apply_chat_template(tokenize=True)`` differs between
+    releases of transformers.
     """
     rendered = render_chat(tokenizer, messages)
     # The template writes the special tokens itself.

@@ -1,4 +1,4 @@
-"""The one record type of all data sets, and its JSON Lines form."""
+"""The record type of all data sets, and its JSON Lines form."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -11,17 +11,17 @@ from coca_mindspeed.utils.files import read_json_lines, write_json_lines
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A question and what is needed to grade an answer to it.
+    """A question and the data needed to grade an answer.
 
     Attributes:
-        id: unique within its data set; predictions refer to it.
-        dataset: the data set's name (``arithmetic``, ``gsm8k``, ...).
+        id: unique within its data set.
+        dataset: ``arithmetic``, ``gsm8k``, ...
         category: ``math``, ``code`` or ``factual`` in the paper's tables.
         question: the bare question, without system prompt or answer instruction.
-        answer: the gold answer as text; empty where correctness is decided by tests in ``metadata`` (code).
-        system: a system prompt that replaces the method's own, or None.
-        metadata: anything else that JSON can hold: ``difficulty``, ``tests``, ``aliases``, and ``instruction``,
-            which replaces the category's default instruction after the question (see :mod:`.prompts`).
+        answer: the gold answer; empty where tests in ``metadata`` decide (code).
+        system: replaces the method's system prompt, or None.
+        metadata: further JSON values: ``difficulty``, ``tests``, ``aliases``, and ``instruction``, which replaces the
+            category's instruction after the question (see :mod:`.prompts`).
     """
 
     id: str
@@ -34,7 +34,7 @@ class Record:
 
 
 class RecordError(DataError):
-    """A record cannot be used; whoever knows its file adds file and line (:func:`record_line`)."""
+    """A record cannot be used; :func:`record_line` finds its line."""
 
     def __init__(self, record: Record, problem: str) -> None:
         super().__init__(f"record {record.id!r} of {record.dataset!r}: {problem}")
@@ -49,18 +49,14 @@ _REQUIRED = ("question", "answer")
 
 
 def record_to_json(record: Record) -> dict[str, Any]:
-    """A record's fields by their names; ``metadata`` is the record's own, not a copy."""
+    """Return a record's fields by name; ``metadata`` is not copied."""
     return {name: getattr(record, name) for name in _FIELDS}
 
 
 def record_from_json(row: Mapping[str, Any], where: str, dataset: str, number: int) -> Record:
     """Build a record from a JSON object; ``id``, ``dataset`` and ``category`` have defaults for users' own files.
 
-    Args:
-        row: the object.
-        where: ``file:line``, for messages.
-        dataset: used where the row names none.
-        number: the row's number, which makes the default id.
+    ``where`` (``file:line``) is for messages, ``number`` for the default id.
 
     Raises:
         DataError: a field is missing, unknown or has the wrong type.
@@ -82,7 +78,7 @@ def record_from_json(row: Mapping[str, Any], where: str, dataset: str, number: i
 
 
 def _check_metadata(metadata: Mapping[str, Any], where: str) -> None:
-    """What every reader of records relies on; the rest of the metadata is the graders' own."""
+    """Check the metadata that every reader relies on; graders check the rest."""
     if "difficulty" in metadata:
         value = metadata["difficulty"]
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
@@ -96,8 +92,7 @@ def _check_metadata(metadata: Mapping[str, Any], where: str) -> None:
 def read_records(path: Path) -> Iterator[Record]:
     """Stream the records of a JSON Lines file; ids must be unique within the file.
 
-    Raises:
-        DataError: with file and line, for anything that is not a record.
+    Raises DataError with file and line.
     """
     seen: dict[str, int] = {}
     for number, row in read_json_lines(path, surrogates=False):
@@ -109,7 +104,7 @@ def read_records(path: Path) -> Iterator[Record]:
 
 
 def record_line(path: Path, record: Record) -> int | None:
-    """The line of a file of records that holds ``record``; None where none does."""
+    """Return the line of ``record`` in a file of records; None if it is not there."""
     for number, row in read_json_lines(path, surrogates=False):
         if record_from_json(row, f"{path}:{number}", dataset=path.stem, number=number).id == record.id:
             return number
@@ -117,5 +112,5 @@ def record_line(path: Path, record: Record) -> int | None:
 
 
 def write_records(path: Path, records: Iterable[Record]) -> None:
-    """Write records atomically as JSON Lines that :func:`read_records` reads back unchanged."""
+    """Write records atomically as JSON Lines."""
     write_json_lines(path, map(record_to_json, records))

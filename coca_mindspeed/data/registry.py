@@ -1,4 +1,4 @@
-"""The data sets that ``coca-mindspeed data prepare`` knows by name, and where each is published."""
+"""Registry of the data sets of ``coca-mindspeed data prepare``."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -6,14 +6,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coca_mindspeed.data.records import Record, record_from_json
-from coca_mindspeed.data.sources import benchmarks, big_math, taco
+from coca_mindspeed.data.sources import benchmarks, training_sets
 from coca_mindspeed.data.sources.fields import RowError
-from coca_mindspeed.errors import DataError
+from coca_mindspeed.errors import DataError, nearest
 
 
 @dataclass(frozen=True, slots=True)
-class Publication:
-    """Where a data set is on the Hugging Face hub: repository, configuration and split."""
+class HubDataset:
+    """Location of a data set on the Hugging Face hub."""
 
     repository: str
     configuration: str | None
@@ -22,28 +22,28 @@ class Publication:
 
 @dataclass(frozen=True, slots=True)
 class DataSource:
-    """How one publisher's rows become records.
+    """Conversion of one source's rows into records.
 
     Attributes:
         name: the data set's name, also in the records.
         role: ``training`` sets are cleaned and shuffled by default; ``benchmark`` sets are kept whole, in order.
-        convert: makes a record of ``(row, number of the row from 0 over all files)``; raises
+        convert: (row, number of the row from 0 over all files) -> record; raises
             :class:`~coca_mindspeed.data.sources.fields.RowError` or
             :class:`~coca_mindspeed.data.sources.fields.Ungradable`.
-        hub: where ``--hub`` finds it; None if nowhere.
-        columns: what ``convert`` reads; other columns of columnar files are not loaded.
-        outside: why a record does not belong to the benchmark's split, or None if it does.
+        hub: where ``--hub`` finds it, or None.
+        columns: read by ``convert``; other columns of columnar files are not loaded.
+        outside: why a record is not in the benchmark's split, or None if it is.
     """
 
     name: str
     role: Literal["training", "benchmark"]
     convert: Callable[[Mapping[str, Any], int], Record]
-    hub: Publication | None = None
+    hub: HubDataset | None = None
     columns: frozenset[str] | None = None
     outside: Callable[[Record], str | None] | None = None
 
     def header(self, path: Path) -> list[str] | None:
-        """Column names of files that have no header line: OpenCompass's ``trivia-*.qa.csv``."""
+        """Return the column names of files without a header line: OpenCompass's ``trivia-*.qa.csv``."""
         return ["question", "answer"] if self.name == "triviaqa" and path.name.endswith(".qa.csv") else None
 
 
@@ -55,50 +55,29 @@ def _own_record(row: Mapping[str, Any], number: int) -> Record:
 
 
 _TRIVIAQA_COLUMNS = frozenset({"question", "question_id", "question_source", "answer"})
-SOURCES = {
-    source.name: source
-    for source in (
-        DataSource(
-            "big_math",
-            "training",
-            big_math.big_math,
-            Publication("SynthLabsAI/Big-Math-RL-Verified", None, "train"),
-            big_math.COLUMNS,
-        ),
-        DataSource("taco", "training", taco.taco, Publication("BAAI/TACO", None, "train"), taco.COLUMNS),
-        DataSource("gsm8k", "benchmark", benchmarks.gsm8k, Publication("openai/gsm8k", "main", "test")),
-        DataSource("math500", "benchmark", benchmarks.math500, Publication("HuggingFaceH4/MATH-500", None, "test")),
-        DataSource("aime24", "benchmark", benchmarks.aime24, Publication("HuggingFaceH4/aime_2024", None, "train")),
-        DataSource("aime25", "benchmark", benchmarks.aime25, Publication("math-ai/aime25", None, "test")),
-        DataSource(
-            "mbpp_sanitized",
-            "benchmark",
-            benchmarks.mbpp_sanitized,
-            Publication("google-research-datasets/mbpp", "sanitized", "test"),
-            outside=benchmarks.outside_mbpp_test,
-        ),
-        DataSource(
-            "humaneval", "benchmark", benchmarks.humaneval, Publication("openai/openai_humaneval", None, "test")
-        ),
-        DataSource("simpleqa", "benchmark", benchmarks.simpleqa, Publication("basicv8vc/SimpleQA", None, "test")),
-        DataSource(
-            "triviaqa",
-            "benchmark",
-            benchmarks.triviaqa,
-            Publication("mandarjoshi/trivia_qa", "unfiltered.nocontext", "validation"),
-            _TRIVIAQA_COLUMNS,
-        ),
-        DataSource("records", "training", _own_record),
-    )
-}
+_BIG_MATH = HubDataset("SynthLabsAI/Big-Math-RL-Verified", None, "train")
+_MBPP = HubDataset("google-research-datasets/mbpp", "sanitized", "test")
+_TRIVIAQA = HubDataset("mandarjoshi/trivia_qa", "unfiltered.nocontext", "validation")
+_SOURCES: tuple[DataSource, ...] = (
+    DataSource("big_math", "training", training_sets.big_math, _BIG_MATH, training_sets.BIG_MATH_COLUMNS),
+    DataSource(
+        "taco", "training", training_sets.taco, HubDataset("BAAI/TACO", None, "train"), training_sets.TACO_COLUMNS
+    ),
+    DataSource("gsm8k", "benchmark", benchmarks.gsm8k, HubDataset("openai/gsm8k", "main", "test")),
+    DataSource("math500", "benchmark", benchmarks.math500, HubDataset("HuggingFaceH4/MATH-500", None, "test")),
+    DataSource("aime24", "benchmark", benchmarks.aime24, HubDataset("HuggingFaceH4/aime_2024", None, "train")),
+    DataSource("aime25", "benchmark", benchmarks.aime25, HubDataset("math-ai/aime25", None, "test")),
+    DataSource("mbpp_sanitized", "benchmark", benchmarks.mbpp_sanitized, _MBPP, outside=benchmarks.outside_mbpp_test),
+    DataSource("humaneval", "benchmark", benchmarks.humaneval, HubDataset("openai/openai_humaneval", None, "test")),
+    DataSource("simpleqa", "benchmark", benchmarks.simpleqa, HubDataset("basicv8vc/SimpleQA", None, "test")),
+    DataSource("triviaqa", "benchmark", benchmarks.triviaqa, _TRIVIAQA, _TRIVIAQA_COLUMNS),
+    DataSource("records", "training", _own_record),
+)
+SOURCES = {source.name: source for source in _SOURCES}
 
 
 def source_named(name: str) -> DataSource:
-    """The data set called ``name``.
-
-    Raises:
-        DataError: there is none; the message lists those there are.
-    """
+    """Return the data source called ``name``; raises DataError if there is none."""
     if name not in SOURCES:
-        raise DataError(f"unknown data set {name!r}; expected one of {', '.join(SOURCES)}")
+        raise DataError(f"unknown data set {name!r}{nearest(name, SOURCES)}; expected one of {', '.join(SOURCES)}")
     return SOURCES[name]

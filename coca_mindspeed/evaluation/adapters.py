@@ -1,6 +1,6 @@
-"""Predictions from other files: rollout dumps of a training, and plain responses with gold answers to grade them by.
+"""Predictions from other files: rollout dumps of a training run, and plain responses graded against gold answers.
 
-OpenCompass's output has an adapter of its own, :func:`.opencompass.output.read_opencompass`.
+:func:`.opencompass.output.read_opencompass` reads OpenCompass's output.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ _MAX_UNGRADABLE = 0.01
 
 
 def _prompt_text(prompt: Any, where: str) -> str:
-    """The user's words of a prompt that is text or chat messages."""
+    """The user's text of a prompt that is a string or chat messages."""
     if isinstance(prompt, str):
         return prompt
     if isinstance(prompt, list) and prompt and all(isinstance(m, dict) and "content" in m for m in prompt):
@@ -36,7 +36,7 @@ def _correct(row: Mapping[str, Any], where: str) -> bool | None:
     if isinstance(correct := row.get("correct"), bool):
         return correct
     grade = row.get("grade")
-    # The answer reward is exactly 0 or 1; a shaped reward says nothing about correctness.
+    # The answer reward is exactly 0 or 1; a shaped reward is not a verdict.
     if isinstance(grade, bool) or (isinstance(grade, int | float) and grade in (0, 1)):
         return bool(grade)
     if grade in ("right", "wrong"):
@@ -47,16 +47,12 @@ def _correct(row: Mapping[str, Any], where: str) -> bool | None:
 
 
 def read_rollouts(path: Path, *, dataset: str | None = None, parser: ResponseParser | None = None) -> list[Prediction]:
-    """Predictions of a rollout dump: a line a sample with ``prompt``, ``response`` and ``correct`` or ``grade``.
+    """Read the predictions of a rollout dump: JSON Lines with ``prompt``, ``response`` and ``correct`` or ``grade``.
 
-    Both engines' dumps are read: the local one calls the prompt ``question``, both call TTC ``confidence_tokens``.
-    ``confidence`` is taken as it stands and off the response where there is no such key; ``id``, ``dataset``,
-    ``tokens`` and ``tokens_to_confidence`` are taken where they are.  Samples of one prompt are numbered.
-
-    Args:
-        path: JSON Lines.
-        dataset: for rows that name none; the file's name by default.
-        parser: for rows without a confidence.
+    The dumps of all engines are read; some call the prompt ``question`` and TTC ``confidence_tokens``.  ``confidence``
+    is parsed from the response if there is no such key.  ``id``, ``dataset``, ``tokens`` and ``tokens_to_confidence``
+    are optional.  Samples of one prompt are numbered.  ``dataset`` is for rows that name none (default: the file's
+    name), ``parser`` for rows without a confidence.
 
     Raises:
         DataError: with file and line.
@@ -110,16 +106,12 @@ def read_responses(
 ) -> list[Prediction]:
     """Grade plain responses: a line each with the question's ``id`` and the ``response``.
 
-    Args:
-        path: JSON Lines.  A ``confidence`` key is used instead of what the response states.
-        gold: records with the same ids (see :mod:`coca_mindspeed.data.records`).
-        grader: decides what is right; it sees the answer without its confidence.
-        parser: takes the confidence off.
-        tokenizer: counts tokens to confidence; None leaves them unknown.
+    A ``confidence`` key takes precedence over the confidence in the response.  ``gold`` holds records with the same
+    ids. Without ``tokenizer``, tokens to confidence are unknown.
 
     Raises:
-        DataError: with file and line; also if a gold answer cannot be used, if a record has no response, or if more
-            than one answer in a hundred (and more than one) cannot be graded.  Fewer are left out of the metrics.
+        DataError: with file and line; also if a gold answer cannot be used, a record has no response, or more than one
+            answer in a hundred (and more than one) cannot be graded.  Fewer are left out of the metrics.
     """
     parser = parser or ResponseParser()
     records = {record.id: record for record in read_records(gold)}

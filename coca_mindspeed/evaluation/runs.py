@@ -1,4 +1,4 @@
-"""Runs: what a report compares.  A run is a label, its predictions, and its training metrics where it has any."""
+"""Runs: a label, predictions, and training metrics if there are any.  Reports compare runs."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -14,13 +14,13 @@ from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One line of a report's tables.
+    """One row of a report's tables.
 
     Attributes:
         label: unique within a report.
-        predictions: of one method and model; may be empty for a run that is still training.
+        predictions: of one method and model; may be empty while the run is training.
         training: the objects of metrics.jsonl.
-        method: as the predictions say it, or None.
+        method: as the predictions state it, or None.
     """
 
     label: str
@@ -29,19 +29,19 @@ class Run:
     method: str | None = None
 
     def by_dataset(self) -> dict[str, list[Prediction]]:
-        """The gradable predictions of each data set, data sets in order of appearance."""
+        """Return the gradable predictions of each data set, data sets in order of appearance."""
         groups: dict[str, list[Prediction]] = {prediction.dataset: [] for prediction in self.predictions}
         for prediction in gradable(self.predictions):
             groups[prediction.dataset].append(prediction)
         return groups
 
     def ungradable(self) -> dict[str, int]:
-        """Data set -> how many of its answers could not be graded; data sets without any are left out."""
+        """Return data set -> number of ungradable answers, for the data sets that have any."""
         return dict(Counter(prediction.dataset for prediction in self.predictions if prediction.correct is None))
 
 
 def split_runs(predictions: Sequence[Prediction], name: str) -> list[Run]:
-    """A run for each (model, method) of a file, labelled by them; a lone one is called ``name``."""
+    """Return a run for each (model, method) of a file, labelled by them; a single one is called ``name``."""
     groups: dict[tuple[str | None, str | None], list[Prediction]] = {}
     for prediction in predictions:
         groups.setdefault((prediction.model, prediction.method), []).append(prediction)
@@ -55,9 +55,9 @@ def split_runs(predictions: Sequence[Prediction], name: str) -> list[Run]:
 
 
 def read_runs(paths: Sequence[Path]) -> list[Run]:
-    """Runs of prediction files and of run directories (``predictions*.jsonl``, ``metrics.jsonl``).
+    """Read the runs of prediction files and of run directories (``predictions*.jsonl``, ``metrics.jsonl``).
 
-    A file named ``predictions.jsonl`` is called after its directory, ``predictions_after.jsonl`` that and ``after``.
+    A file named ``predictions.jsonl`` is labelled by its directory; ``predictions_after.jsonl`` adds ``after``.
 
     Raises:
         DataError: a path holds neither predictions nor metrics.
@@ -75,19 +75,19 @@ def read_runs(paths: Sequence[Path]) -> list[Run]:
         if training and len(found) == 1:
             found = [replace(found[0], training=training)]
         elif training:
-            # Predictions before and after a training: its curves belong to neither.
+            # With predictions before and after training, the curves belong to neither.
             found.append(Run(path.resolve().name, (), training))
         runs += found
     return unique_labels(runs)
 
 
 def prediction_files(directory: Path) -> list[Path]:
-    """The prediction files of a run directory, those from before its training first."""
-    return sorted(directory.glob("predictions*.jsonl"), key=_before_first)
+    """Return the prediction files of a run directory, those from before training first."""
+    return sorted(directory.glob("predictions*.jsonl"), key=lambda file: (not file.stem.endswith("before"), file.name))
 
 
 def read_named(file: Path) -> list[Prediction]:
-    """A file's predictions; those of a finished training that name no method have the one in its ``config.yaml``."""
+    """Read a file; predictions after training that name no method get the one in the run's ``config.yaml``."""
     predictions = read_predictions(file)
     config = file.parent / "config.yaml"
     if not file.stem.endswith("after") or not config.is_file():
@@ -102,24 +102,17 @@ def read_named(file: Path) -> list[Prediction]:
 
 
 def unique_labels(runs: Sequence[Run]) -> list[Run]:
-    """The runs, those of one label numbered."""
-    return [_unique(run, index, runs) for index, run in enumerate(runs)]
-
-
-def _before_first(file: Path) -> tuple[bool, str]:
-    return not file.stem.endswith("before"), file.name
+    """Number the runs that share a label."""
+    total, seen, result = Counter(run.label for run in runs), Counter[str](), []
+    for run in runs:
+        seen[run.label] += 1
+        result.append(run if total[run.label] == 1 else replace(run, label=f"{run.label} #{seen[run.label]}"))
+    return result
 
 
 def file_label(file: Path, path: Path) -> str:
-    """What the predictions of a file are called; ``path`` is the file, or the run directory that it lies in."""
+    """Return the label of a prediction file; ``path`` is the file, or the run directory that holds it."""
     if not path.is_dir():
         return file.stem if file.stem != "predictions" else file.resolve().parent.name
     suffix = file.stem.removeprefix("predictions").strip("_-. ")
     return f"{path.resolve().name} {suffix}".strip()
-
-
-def _unique(run: Run, index: int, runs: Sequence[Run]) -> Run:
-    same = [i for i, other in enumerate(runs) if other.label == run.label]
-    if len(same) == 1:
-        return run
-    return replace(run, label=f"{run.label} #{same.index(index) + 1}")

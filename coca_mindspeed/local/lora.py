@@ -28,8 +28,7 @@ def require_peft(config: LoraConfig) -> None:
     """
     if config.rank is not None and importlib.util.find_spec("peft") is None:
         raise ConfigError(
-            f"model.lora.rank={config.rank}: needs the extra 'lora' (pip install 'coca-mindspeed[lora]'), "
-            "which is not installed"
+            f"model.lora.rank={config.rank}: needs the extra 'lora' (pip install '.[lora]'), which is not installed"
         )
 
 

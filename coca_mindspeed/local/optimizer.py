@@ -31,7 +31,7 @@ def require_optimizer(config: OptimizerConfig, device: torch.device) -> None:
     where = f"optimizer.name={config.name}"
     if device.type not in _DEVICES:
         raise ConfigError(f"{where}: bitsandbytes computes on {' and '.join(_DEVICES)}, not {device.type}; use adamw")
-    install = "pip install 'coca-mindspeed[adamw-8bit]'"
+    install = "pip install '.[adamw-8bit]'"
     if find_spec("bitsandbytes") is None:
         raise ConfigError(f"{where}: needs the extra 'adamw-8bit' ({install}), which is not installed")
     found = version("bitsandbytes")

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.integrate import trapezoid
 
-from coca_mindspeed.evaluation.intervals.bootstrap import shifted_percentiles
-from coca_mindspeed.evaluation.intervals.bounds import Interval
+from coca_mindspeed.evaluation.intervals.bounds import Interval, shifted_percentiles
 from coca_mindspeed.serving.replay import Curve, Floats, Tiers, single_curve
 
 GAPS = (0.2, 0.5, 0.8)

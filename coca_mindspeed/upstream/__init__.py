@@ -1,1 +1,1 @@
-"""What an engine needs that stands on somebody else's program: which sources it knows, and changes on import."""
+"""Shared by the engines on other programs: source manifests, patches on import, waiting for a Ray cluster."""

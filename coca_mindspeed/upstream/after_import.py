@@ -1,4 +1,4 @@
-"""Change a module as soon as somebody imports it, without importing it early: MindSpeed patches Megatron in order."""
+"""Patch a module when it is imported, without importing it early: MindSpeed must patch Megatron first."""
 
 import importlib.abc
 import importlib.machinery
@@ -32,7 +32,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def after_import(name: str, callback: Callable[[Any], None]) -> None:
-    """Call ``callback`` with the module ``name`` when it is imported, or now if it has been."""
+    """Call ``callback`` with the module ``name`` when it is imported, or now if it already is."""
     if name in sys.modules:
         callback(sys.modules[name])
         return

@@ -1,7 +1,7 @@
-"""Fingerprints of source code: what a definition says, whatever its comments and blank lines.
+"""Fingerprints of source code, independent of comments and blank lines.
 
-A target is ``package.module:Name`` or ``package.module:Class.method``; it is found by parsing, never by importing,
-so that an installation can be checked on a machine that could not run it.
+A target is ``package.module:Name`` or ``package.module:Class.method``.  It is parsed, never imported, so that an
+installation can be checked on a machine that cannot run it.
 """
 
 import ast
@@ -15,24 +15,19 @@ from coca_mindspeed.errors import CocaError
 
 
 class TargetError(CocaError):
-    """A hook's target is not where its manifest says."""
+    """A hook's target does not exist."""
 
 
 def fingerprint(root: Path, target: str) -> str:
-    """SHA-256 of the normalised source of ``target`` below ``root``.
+    """Return the SHA-256 of the normalised source of ``target`` below ``root``.
 
-    Raises:
-        TargetError: the module or the definition does not exist, or does not parse.
+    Raises TargetError if the module or the definition does not exist or does not parse.
     """
     return hashlib.sha256(normalise(source_of(root, target)).encode("utf-8")).hexdigest()
 
 
 def source_of(root: Path, target: str) -> str:
-    """The source text of ``target``: a function, a class, an assignment or an import of that name.
-
-    Raises:
-        TargetError: as :func:`fingerprint`.
-    """
+    """Return the source of ``target``: a function, a class, an assignment or an import; raises TargetError."""
     module, _, qualified = target.partition(":")
     path = root.joinpath(*module.split("."))
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
@@ -66,10 +61,10 @@ def _names_bound_by(statement: ast.stmt) -> set[str]:
 
 
 def normalise(source: str) -> str:
-    """Source without what changes nothing: comments, blank lines, indentation of the whole, trailing white space.
+    """Remove comments, blank lines, common indentation and trailing white space.
 
-    Strings are left alone, docstrings included: the standard library prints syntax trees differently from one Python
-    version to the next, while comments are found at the same place by all of them.
+    Strings, docstrings included, are kept: syntax trees print differently between Python versions, while comments are
+    found at the same place by all of them.
     """
     source = textwrap.dedent(source.expandtabs())
     lines = source.splitlines()

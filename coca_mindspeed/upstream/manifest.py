@@ -1,7 +1,7 @@
-"""Which definitions of an upstream release an engine changes or leans on, and the fingerprints that they must have.
+"""Manifests: the definitions of an upstream release that an engine changes or relies on, with their fingerprints.
 
-One YAML file of ``patches/`` describes one release of MindSpeed-RL, verl or vLLM.  Nothing is ever applied to sources
-that differ from a manifest: a changed upstream is a loud stop.
+A YAML file of ``patches/`` describes one release of MindSpeed-RL, verl or vLLM.  Nothing is applied to sources that
+differ from a manifest.
 """
 
 import importlib.resources
@@ -15,8 +15,8 @@ from coca_mindspeed.errors import CocaError
 from coca_mindspeed.upstream.fingerprint import TargetError, fingerprint
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
-#: ``replace``: another object stands there.  ``wrap``: a function around the original.  ``subclass``: a class made
-#: from the original.  ``register``: an entry of a registry.  ``use``: relied upon as it is, and only verified.
+#: ``replace``: another object in its place.  ``wrap``: a function around the original.  ``subclass``: a class derived
+#: from the original.  ``register``: an entry of a registry.  ``use``: unchanged, and only verified.
 KINDS = ("replace", "wrap", "subclass", "register", "use")
 PROCESSES = ("driver", "worker", "both")
 PLATFORMS = ("npu", "host")
@@ -29,24 +29,22 @@ PROGRAMS = {"mindspeed_rl": "MindSpeed-RL", "verl": "verl", "vllm": "vLLM"}
 
 
 class ManifestError(CocaError):
-    """A manifest cannot be used, or an installation does not match any."""
+    """A manifest cannot be used, or an installation matches none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hook:
-    """One definition of an upstream that this project changes or relies upon.
+    """A definition of an upstream that this project changes or relies on.
 
     Attributes:
         target: ``package.module:Name`` or ``package.module:Class.method``.
-        kind: one of :data:`KINDS`.
-        process: ``driver`` where the training loop runs, ``worker`` in every other Ray process, or ``both``.
-        reason: why, for people.
+        process: ``driver`` (the training loop), ``worker`` (every other Ray process) or ``both``.
         sha256: of the normalised source.
-        replacement: ``package.module:Name`` of ours; for ``replace`` and ``register`` it is put there, for ``wrap``
-            and ``subclass`` it is called with the original and its result is put there.
+        replacement: ``package.module:Name`` of ours; put in place for ``replace`` and ``register``, called with the
+            original for ``wrap`` and ``subclass``.
         key: the registry's key, for ``register``.
-        platform: only on this platform, or None for both.
-        rollout: only where this engine samples, or None for both.
+        platform: only on this platform; None for both.
+        rollout: only with this rollout engine; None for both.
     """
 
     target: str
@@ -77,7 +75,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class HookCheck:
-    """One hook looked up in an installation; ``found`` is its fingerprint there, or why there is none."""
+    """A hook looked up in an installation; ``found`` is its fingerprint there, or why there is none."""
 
     hook: Hook
     found: str
@@ -88,18 +86,14 @@ class HookCheck:
 
 
 def manifest_directory() -> Path:
-    """``patches/`` of the repository, or where an installed package carries it."""
+    """Return ``patches/`` of the repository or of the installed package."""
     if importlib.util.find_spec("coca_mindspeed._patches") is not None:
         return Path(str(importlib.resources.files("coca_mindspeed._patches")))
     return Path(__file__).parents[2] / "patches"
 
 
 def load_manifest(path: Path) -> Manifest:
-    """Read and check one manifest.
-
-    Raises:
-        ManifestError: naming the file and the key.
-    """
+    """Read and check a manifest; raises ManifestError with file and key."""
     try:
         content = read_yaml(path)
     except (OSError, YamlError) as error:
@@ -139,7 +133,7 @@ def _hook(entry: Any, where: str) -> Hook:
 
 
 def load_manifests(directory: Path | None = None, package: str = "mindspeed_rl") -> list[Manifest]:
-    """All manifests of one upstream in a directory, by name; default: those that this package carries."""
+    """Read all manifests of one upstream in a directory, by name; default: the packaged ones."""
     directory = manifest_directory() if directory is None else directory
     manifests = [load_manifest(path) for path in sorted(directory.glob("*.yaml"))]
     return [manifest for manifest in manifests if manifest.package == package]
@@ -159,10 +153,9 @@ def examine(manifest: Manifest, root: Path) -> list[HookCheck]:
 def matching_manifest(
     root: Path, manifests: Iterable[Manifest] | None = None, package: str = "mindspeed_rl"
 ) -> Manifest:
-    """The manifest that the ``package`` below ``root`` matches in every hook.
+    """Return the manifest that the ``package`` below ``root`` matches in every hook.
 
-    Raises:
-        ManifestError: none does; the message names the closest release and each target that differs.
+    Raises ManifestError if there is none; the message names the closest release and each target that differs.
     """
     known = load_manifests(package=package) if manifests is None else list(manifests)
     if not known:
@@ -181,7 +174,7 @@ def matching_manifest(
 
 
 def describe(finding: HookCheck) -> str:
-    """One finding that does not match, in one phrase."""
+    """Describe a finding that does not match."""
     found = finding.found
     return (
         f"{finding.hook.target} (expected {finding.hook.sha256[:12]}, found {found[:12]})"
@@ -191,9 +184,9 @@ def describe(finding: HookCheck) -> str:
 
 
 def skeleton(manifest: Manifest, root: Path, release: str, commit: str) -> dict[str, Any]:
-    """A manifest for another release: the hooks of ``manifest`` with the fingerprints found below ``root``.
+    """Return a manifest for another release: the hooks of ``manifest`` with the fingerprints found below ``root``.
 
-    A target that is not there keeps its hook, with the reason in place of a fingerprint: it has to be thought about.
+    A missing target keeps its hook, with the reason in place of the fingerprint.
     """
     hooks = []
     for finding in examine(manifest, root):

@@ -1,4 +1,4 @@
-"""Waiting for a Ray cluster to be whole.  Ray itself is handed in: the engines alone import it."""
+"""Waiting for a complete Ray cluster; the caller passes the ``ray`` module."""
 
 import time
 from collections.abc import Callable
@@ -18,19 +18,12 @@ def wait_for_cluster(
     sleep: Callable[[float], None] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
-    """Join the cluster that ``RAY_ADDRESS`` names, once it is there, and return as soon as it is whole.
+    """Join the cluster of ``RAY_ADDRESS`` and return once ``count()`` reaches ``wanted``.
 
-    Args:
-        ray: the module.
-        wanted: how many there have to be.
-        what: of what, for the message.
-        count: how many there are; asked once this process has joined.
-        timeout: seconds.
-        sleep: of the machine.
-        clock: of the machine, in seconds.
+    ``what`` names the counted things in the message.
 
     Raises:
-        TrainingError: they are not there in time; the message says how many are.
+        TrainingError: fewer than ``wanted`` after ``timeout`` seconds.
     """
     end = clock() + timeout
     while (found := count() if _has_joined(ray) else 0) < wanted:

@@ -1,7 +1,4 @@
-"""Names and texts from data, made fit for the places where people read them.
-
-A model's name or response may hold anything: terminal escapes, ``[markup]``, ``$math$``.  Shown, all of it is text.
-"""
+"""Safe console output: text of models and files is never interpreted as terminal escapes or rich markup."""
 
 import os
 import sys
@@ -15,27 +12,26 @@ from rich.table import Table
 from rich.text import Text
 
 _KEPT = frozenset("\n\t")
-# They reorder what stands beside them, so that a line reads otherwise than it is.
+# They reorder the text around them.
 _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})  # control, half of a pair, line and paragraph separators
 
 
 def printable(text: str) -> str:
-    r"""The text with control characters as escapes (``\x1b``); line ends and tabs stay."""
-    # The first is nearly all text, of which a report has tens of thousands of cells.  The text itself comes back, since
-    # it may be of a class that says more: markup of a template, for one.
+    r"""Return the text with control characters as escapes (``\x1b``); line ends and tabs stay."""
+    # The first test is fast and covers most text.  The object itself is returned, which may be a template's markup.
     if (text.isascii() and text.isprintable()) or not any(map(_is_unprintable, text)):
         return text
     return "".join(ascii(c)[1:-1] if _is_unprintable(c) else c for c in text)
 
 
 def one_line(text: str) -> str:
-    """The text as :func:`printable` on one line, runs of white space as single spaces."""
+    """Return :func:`printable` text on one line, with single spaces."""
     return printable(" ".join(text.split()))
 
 
 def terminal_text(text: str) -> Text:
-    """Text for rich, which takes plain strings for markup."""
+    """Return text for rich, which parses plain strings as markup."""
     return Text(printable(text))
 
 
@@ -47,12 +43,7 @@ _UNLIMITED = 10_000  # columns; what reads a pipe or a file has no edge to wrap 
 
 
 def print_text(text: object, file: TextIO | None = None) -> None:
-    """Print a line, or several, neither wrapped nor obeyed.
-
-    Args:
-        text: what to print; see :func:`~coca_mindspeed.utils.console.printable`.
-        file: where to; None for standard output.
-    """
+    """Print text without wrapping or interpretation; ``file`` None is standard output."""
     stream = sys.stdout if file is None else file
     line = f"{printable(str(text))}\n"
     encoding = stream.encoding or "utf-8"
@@ -60,17 +51,16 @@ def print_text(text: object, file: TextIO | None = None) -> None:
 
 
 def print_failure(message: object, code: int) -> int:
-    """Say on standard error why a command failed, and return the exit code that it ends with."""
+    """Print why a command failed on standard error, and return its exit code."""
     print_text(f"coca-mindspeed: {message}", sys.stderr)
     return code
 
 
 class PlainConsole(Console):
-    """A console for which square brackets, colons and control characters in a string are only characters.
+    """A console that does not interpret brackets, colons or control characters in strings, and does not wrap them.
 
-    Strings are never wrapped.  Tables are as wide as they need to be in a pipe or a file, unless COLUMNS says
-    otherwise, and fit the terminal where there is one: a table that does not fit by wrapping its words is printed as
-    a list of its rows.
+    In a pipe or a file, tables are as wide as needed, unless COLUMNS is set.  On a terminal they are fitted; a table
+    whose words do not fit is printed as a list of its rows.
     """
 
     def __init__(self, *, stderr: bool = False, file: TextIO | None = None, width: int | None = None) -> None:
@@ -85,7 +75,7 @@ class PlainConsole(Console):
         return super().render_str(printable(text), **options)
 
     def print_table(self, table: Table) -> None:
-        """Print a table, or, where its longest words do not fit side by side, each row as lines of heading and cell."""
+        """Print a table, or a list of its rows if the longest words do not fit next to each other."""
         unlimited = self.options.update(width=_UNLIMITED)
         wanted = [Measurement.get(self, unlimited, Group(column.header, *column.cells)) for column in table.columns]
         whole = Measurement.get(self, unlimited, table)
@@ -101,7 +91,7 @@ class PlainConsole(Console):
 
 
 def _share(spare: int, table: Table, wanted: Sequence[Measurement]) -> None:
-    """Give each column the width of its longest word, and part of the spare width to those that want more."""
+    """Give each column the width of its longest word, and distribute the spare width."""
     order = sorted(range(len(wanted)), key=lambda index: wanted[index].span)
     for place, index in enumerate(order):
         more = min(wanted[index].span, spare // (len(order) - place))
@@ -110,7 +100,7 @@ def _share(spare: int, table: Table, wanted: Sequence[Measurement]) -> None:
 
 
 def _as_list(table: Table) -> RenderableType:
-    """The rows one under the other, a line for each cell that holds something."""
+    """The rows below each other, a line for each non-empty cell."""
     lines: list[RenderableType] = [] if table.title is None else [table.title]
     for cells in zip(*(column.cells for column in table.columns), strict=True):
         lines.append("")

@@ -1,8 +1,8 @@
-"""How many CPUs there are for this process."""
+"""Number of usable CPUs."""
 
 
 def usable_cpus() -> int:
-    """CPUs that this process may keep busy: by its affinity, and by the quota of its container."""
+    """Return the number of CPUs by this process's affinity and its container's quota."""
     from joblib import cpu_count  # a third of a second
 
     return int(cpu_count())

@@ -1,4 +1,4 @@
-"""How long work of many steps will still take, by how long its last ones took."""
+"""Estimates of the remaining time."""
 
 import sys
 import time
@@ -13,35 +13,34 @@ _SILENT_SECONDS = 10.0
 
 
 class Pace:
-    """Seconds a step, and an evaluation at every so many steps; several steps may be told as one."""
+    """Remaining time of ``total`` steps, with an evaluation every ``interval`` steps (0: none), from recent steps."""
 
     def __init__(self, total: int, interval: int = 0) -> None:
-        """``total`` steps in all, and an evaluation behind every ``interval`` of them; 0: none."""
         self._total, self._interval = total, interval
         self._last: deque[tuple[int, float]] = deque(maxlen=STEPS)
         self._evaluation = 0.0
 
     @classmethod
     def of_training(cls, total: int, interval: int, timing: Iterable[Mapping[str, float | None]]) -> "Pace":
-        """The pace of a training by rows of its ``timing.jsonl``; the newest last, earlier ones may be missing."""
+        """Return the pace by rows of a training run's ``timing.jsonl``, oldest first; earlier ones may be missing."""
         pace = cls(total, interval)
         for row in timing:
             pace.add_training_step(row)
         return pace
 
     def add(self, steps: int, seconds: float) -> None:
-        """So many more steps took so long together."""
+        """Add ``steps`` steps that took ``seconds`` together."""
         self._last.append((steps, seconds))
 
     def add_training_step(self, timing: Mapping[str, float | None]) -> None:
-        """One more step of a training, by its row of ``timing.jsonl``; what does not say takes no part."""
+        """Add a step by its row of ``timing.jsonl``."""
         seconds = {name: value for name, value in timing.items() if name.startswith("seconds/") and value is not None}
         self._evaluation = seconds.pop(_EVALUATION, self._evaluation)
         if seconds:
             self.add(1, sum(seconds.values()))
 
     def left(self, done: int) -> float | None:
-        """Seconds that the steps behind the ``done`` first and their evaluations will take; None: nothing is known."""
+        """Return the seconds left after the first ``done`` steps, evaluations included; None if unknown."""
         steps = sum(steps for steps, _ in self._last)
         if not steps:
             return None
@@ -51,14 +50,13 @@ class Pace:
 
 
 class SlowProgress:
-    """Tells on standard error how far work has come, every ten seconds; nothing where it takes less."""
+    """Prints progress on standard error every ten seconds."""
 
     def __init__(self, title: str, total: int) -> None:
         self._title, self._total = title, total
         self._started = self._told = time.monotonic()
 
     def show(self, done: int) -> None:
-        """So many are done."""
         now = time.monotonic()
         if now - self._told < _SILENT_SECONDS or done >= self._total:
             return
@@ -68,7 +66,7 @@ class SlowProgress:
 
 
 def duration(seconds: float) -> str:
-    """A duration in words: ``50 s``, ``4 min``, ``2 h 10 min``, ``3 d 4 h``."""
+    """Format a duration: ``50 s``, ``4 min``, ``2 h 10 min``, ``3 d 4 h``."""
     if seconds < 59.5:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)

@@ -1,4 +1,4 @@
-"""Files and directories that are whole or absent: atomic writes, and JSON Lines with errors that name the line."""
+"""Atomic files and directories, JSON Lines with errors that name the line, and markers of our directories."""
 
 import fcntl
 import hashlib
@@ -22,7 +22,7 @@ LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 def fsync_directory(directory: Path) -> None:
-    """Make renames inside ``directory`` durable (POSIX only guarantees them after this)."""
+    """Make renames inside ``directory`` durable (POSIX)."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -32,9 +32,9 @@ def fsync_directory(directory: Path) -> None:
 
 @contextmanager
 def whole_directory(path: Path) -> Iterator[Path]:
-    """Yield a directory that becomes ``path`` if the block succeeds, in place of what stood there, and vanishes if not.
+    """Yield a directory that replaces ``path`` if the block succeeds, and is removed if it fails.
 
-    A killed process leaves it under its temporary name, ``.NAME.writing``; see :func:`put_in_place` for the rest.
+    A killed process leaves it as ``.NAME.writing``; see :func:`put_in_place` for the rest.
     """
     temporary = path.with_name(f".{path.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -48,9 +48,9 @@ def whole_directory(path: Path) -> Iterator[Path]:
 
 
 def put_in_place(finished: Path, path: Path, aside: Path) -> None:
-    """Rename a finished directory to ``path``, once all of it is on disk, and remove what stood there.
+    """Rename a finished directory to ``path`` once it is on disk, and remove the previous one.
 
-    Two renames: a crash between them leaves what stood there whole, as ``aside``.
+    There are two renames: a crash between them leaves the previous one whole, as ``aside``.
     """
     for root, _, names in os.walk(finished):
         for name in names:
@@ -74,14 +74,14 @@ def put_in_place(finished: Path, path: Path, aside: Path) -> None:
 
 
 def _usual_mode() -> int:
-    """Of a file that is no secret, by the user's umask."""
+    """File mode by the user's umask."""
     umask = os.umask(0)
     os.umask(umask)
     return 0o666 & ~umask
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Replace ``path`` by ``content``; a crash or a full disk leaves the old file as it was."""
+    """Replace ``path`` by ``content``; a crash or a full disk leaves the old file unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     data = content.encode("utf-8") if isinstance(content, str) else content
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -104,7 +104,6 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's content, in hexadecimal."""
     hashed = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -112,8 +111,8 @@ def file_sha256(path: Path) -> str:
     return hashed.hexdigest()
 
 
-def nulls_for_what_json_lacks(scalars: Mapping[str, Any]) -> dict[str, Any]:
-    """A row of scalars for :func:`to_json_line`, in which NaN and infinity are null."""
+def replace_nonfinite(scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the row with NaN and infinity replaced by None."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in scalars.items()
@@ -121,27 +120,25 @@ def nulls_for_what_json_lacks(scalars: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_json_line(row: Mapping[str, Any]) -> str:
-    """One JSON object on one line, with its newline; NaN and infinity raise ``ValueError``."""
+    """Return one JSON object as a line; NaN and infinity raise ``ValueError``."""
     return _dump(row) + "\n"
 
 
 def _dump(value: Any, indent: int | None = None) -> str:
-    """Strict JSON that UTF-8 can hold; a lone surrogate, which can only stand inside a string, is escaped."""
+    """Strict JSON; a lone surrogate, which UTF-8 cannot encode, is escaped."""
     text = json.dumps(value, indent=indent, ensure_ascii=False, allow_nan=False)
     return LONE_SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def write_json_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write rows atomically, one JSON object a line."""
+    """Write rows atomically, one JSON object per line."""
     write_atomically(path, "".join(map(to_json_line, rows)))
 
 
 def read_json_lines(path: Path, *, surrogates: bool = True) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield ``(line number from 1, object)`` for each line that is not blank.
 
-    Args:
-        path: of the file.
-        surrogates: let halves of surrogate pairs pass, which what we write ourselves may hold, as escapes.
+    ``surrogates`` allows lone surrogates, which our own files may hold as escapes.
 
     Raises:
         DataError: the file cannot be read, or a line is too long, not UTF-8 or not a JSON object.
@@ -169,18 +166,12 @@ _MAKER = "coca-mindspeed"
 
 
 def write_marker(directory: Path, kind: str, fields: Mapping[str, Any] | None = None) -> None:
-    """Make ``directory`` ours.
-
-    Args:
-        directory: it is made if it is not there.
-        kind: what it is: ``run``, ``data`` or ``model``.
-        fields: what else the marker says about it.
-    """
+    """Mark ``directory`` (created if missing) as ours; ``kind`` is ``run``, ``data`` or ``model``."""
     write_json(directory / MARKER, {"made_by": _MAKER, "kind": kind, **(fields or {})})
 
 
 def read_marker(directory: Path, kind: str) -> dict[str, Any] | None:
-    """The marker of a directory of this kind; None where it is not one of ours."""
+    """Return the marker of a directory of ours of this kind, else None."""
     try:
         content = json.loads((directory / MARKER).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -195,25 +186,17 @@ def is_ours(directory: Path, kind: str) -> bool:
 
 
 def is_free(directory: Path) -> bool:
-    """Whether nothing is there, or an empty directory."""
+    """Whether the path does not exist or is an empty directory."""
     return not directory.exists() or (directory.is_dir() and not any(directory.iterdir()))
 
 
 def remove_entries(directory: Path, kind: str, names: Iterable[str]) -> None:
-    """Remove what we wrote into a directory of ours, and nothing else that stands there.
+    """Remove the entries ``names`` of a directory of ours and its marker, which goes last.
 
-    The marker goes last, so a kill in between leaves a directory that is still ours.
-
-    Args:
-        directory: one of ours.
-        kind: what it is.
-        names: of everything that we write there.
-
-    Raises:
-        ConfigError: it is not ours; nothing is removed.
+    Raises ConfigError if it is not ours; nothing is removed.
     """
     if not is_ours(directory, kind):
-        raise ConfigError(f"{directory}: holds no {MARKER} of a {kind} of ours, so nothing in it is removed")
+        raise ConfigError(f"{directory}: holds no {MARKER} of kind {kind}, so nothing in it is removed")
     for name in [*names, MARKER]:
         path = directory / name
         if path.is_dir() and not path.is_symlink():
@@ -224,12 +207,9 @@ def remove_entries(directory: Path, kind: str, names: Iterable[str]) -> None:
 
 
 def lock_of_process(path: Path) -> IO[bytes] | None:
-    """Hold ``path`` for this process until the file is closed or the process ends, however it ends.
+    """Lock ``path`` until the file is closed or the process ends; return the open file, or None if it is locked.
 
-    A POSIX record lock: worker processes do not inherit it, so those that outlive a killed parent hold nothing.
-
-    Returns:
-        The open file, or None if another process holds it.
+    A POSIX record lock is not inherited by worker processes, so those that outlive a killed parent hold nothing.
     """
     file = path.open("ab")
     try:

@@ -1,4 +1,4 @@
-"""Logs that grow by a row a step: what a resumed run finds of them, and cuts off."""
+"""JSON Lines logs with one row per training step."""
 
 from pathlib import Path
 from typing import Any
@@ -8,10 +8,9 @@ from coca_mindspeed.utils.files import read_json_lines, write_atomically, write_
 
 
 def cut_back(path: Path, step: int) -> None:
-    """Remove rows of later steps, and a last line that a full disk or a crash left without its end.
+    """Remove rows of later steps, and an incomplete last line; a missing file is left missing.
 
-    Raises:
-        DataError: a line before the last one is no JSON object, or one says no whole-number ``step``.
+    Raises DataError if a line before the last one is not a JSON object with an integer ``step``.
     """
     if not path.exists():
         return
@@ -25,23 +24,25 @@ def cut_back(path: Path, step: int) -> None:
         write_json_lines(path, kept)
 
 
-def read_steps(path: Path, *, torn_end: bool = False) -> list[dict[str, Any]]:
-    """The rows of a log, every one of them with a whole-number ``step``.
-
-    Args:
-        path: of the log.
-        torn_end: leave a last line out that is not whole.
-
-    Raises:
-        DataError: naming the line that is something else.
-    """
+def read_complete_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Read ``(line number, row)`` of a growing log; a broken last line without newline is skipped."""
     rows = []
     try:
-        for number, row in read_json_lines(path):
-            if not isinstance(row.get("step"), int):
-                raise DataError(f"{path}:{number}: expected a whole-number 'step', found {row.get('step')!r}")
+        for row in read_json_lines(path):
             rows.append(row)
     except DataError:
-        if not torn_end or path.read_bytes().endswith(b"\n"):
+        if path.read_bytes().endswith(b"\n"):
             raise
     return rows
+
+
+def read_steps(path: Path, *, torn_end: bool = False) -> list[dict[str, Any]]:
+    """Read the rows of a log; ``torn_end`` skips an incomplete last line.
+
+    Raises DataError if a line is not a JSON object with an integer ``step``.
+    """
+    rows = read_complete_rows(path) if torn_end else list(read_json_lines(path))
+    for number, row in rows:
+        if not isinstance(row.get("step"), int):
+            raise DataError(f"{path}:{number}: expected an integer 'step', found {row.get('step')!r}")
+    return [row for _, row in rows]

@@ -1,4 +1,4 @@
-"""JSON of strangers: what Python's parser would stumble over later, or fall over, is refused with its reason."""
+"""JSON and YAML from users, with limits and one error type each."""
 
 import json
 import re
@@ -15,23 +15,19 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class JsonError(ValueError):
-    """The text is not JSON that can be used; the message says why, in words for the user."""
+    """The text is not usable JSON."""
 
 
 class JsonLimitError(JsonError):
-    """It is JSON, and beyond what is read: too deep, or an integer too long."""
+    """The JSON exceeds a limit: nesting depth or integer length."""
 
 
 def parse_json(text: str, *, surrogates: bool = False) -> Any:
-    r"""The value of a JSON text.
-
-    Args:
-        text: the JSON.
-        surrogates: let halves of surrogate pairs (``\ud800``) pass, which no UTF-8 can hold.
+    """Parse a JSON text; ``surrogates`` allows lone surrogates, which UTF-8 cannot encode.
 
     Raises:
-        JsonError: it is broken, nested more than :data:`DEEPEST` levels deep, holds an integer beyond Python's limit
-            of 4300 digits, or half of a surrogate pair.
+        JsonError: it is broken, nested more than :data:`DEEPEST` levels deep, or holds an integer of more than 4300
+            digits or a lone surrogate.
     """
     try:
         value = json.loads(text)
@@ -51,11 +47,7 @@ def parse_json(text: str, *, surrogates: bool = False) -> Any:
 
 
 def check_depth(value: Any, text: str) -> None:
-    """Refuse a value that ``text`` nests too deeply.
-
-    Raises:
-        JsonError: it does.
-    """
+    """Raise JsonError if ``value``, parsed from ``text``, is nested too deeply."""
     if text.count("[") + text.count("{") <= DEEPEST:
         return
     waiting = [(value, 1)]
@@ -70,9 +62,9 @@ def check_depth(value: Any, text: str) -> None:
 
 
 def numbered_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
-    """Yield ``(number from 1, line)``, without the byte order mark that a file may begin with.
+    """Yield ``(number from 1, line)``, without a byte order mark.
 
-    None stands for a line of more than :data:`LONGEST_LINE` bytes, which is read past without being held.
+    A line of more than :data:`LONGEST_LINE` bytes is skipped and yielded as None.
     """
     number = 0
     while line := file.readline(LONGEST_LINE + 1):
@@ -86,27 +78,25 @@ def numbered_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
 
 
 def line_bound() -> str:
-    """Why a line is not read."""
     return f"longer than the {LONGEST_LINE} bytes that a line may have"
 
 
 class YamlError(ValueError):
-    """The text is not YAML that can be used; the message says why, without the file's name."""
+    """The text is not usable YAML."""
 
 
 def read_yaml(path: Path) -> Any:
-    """The value of a file's only document; None if it is empty.
+    """Return the value of a file's only document; None if it is empty.
 
     Raises:
         OSError: it cannot be read.
-        YamlError: it is not UTF-8, broken, nested too deeply for Python, or holds what YAML takes for a number or a
-            date and Python cannot make one of: an integer of more than 4300 digits, the 31st of a thirteenth month.
+        YamlError: it is not UTF-8, broken, nested too deeply, or holds an invalid number or date.
     """
     return parse_yaml(path.read_bytes())
 
 
 def parse_yaml(text: bytes) -> Any:
-    """The same of a text; see :func:`read_yaml`."""
+    """Parse a YAML text; see :func:`read_yaml`."""
     try:
         return yaml.safe_load(text.decode("utf-8"))
     except RecursionError as error:
@@ -120,12 +110,9 @@ Difference = tuple[str, Any, Any]
 
 
 def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], *, under: str = "") -> Difference | None:
-    """The dotted key, what stood there before and what stands there now, of the first key in order that differs.
+    """Return dotted key, old and new value of the first key that differs between two nested mappings.
 
-    Args:
-        before: nested mappings; a key that one of the two lacks is None there.
-        now: the same.
-        under: what the keys' names begin with.
+    A missing key counts as None; ``under`` prefixes the keys.
     """
     for name in sorted({*before, *now}):
         one, other, key = before.get(name), now.get(name), f"{under}{name}"

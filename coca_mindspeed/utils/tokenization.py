@@ -1,29 +1,44 @@
-"""From a Hugging Face tokenizer to the bytes of each of its tokens."""
+"""Hugging Face tokenizers: loading, and the bytes of each token."""
 
 import json
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, DataError
 
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-def token_text(tokenizer: Any, vocabulary_size: int) -> TokenText:
-    """The bytes that each id of a fast Hugging Face tokenizer stands for.
+def load_tokenizer(directory: Path) -> Any:
+    """Load a Hugging Face tokenizer from a local directory, without running its code.
 
-    Special tokens are control symbols and have no text, unless the confidence tags themselves were added as such.
+    Raises DataError if there is none.
+    """
+    from transformers import AutoTokenizer
+
+    if not directory.is_dir():
+        raise DataError(f"{directory}: no such directory; expected one with tokenizer.json and tokenizer_config.json")
+    try:
+        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise DataError(f"{directory}: transformers cannot load a tokenizer from it: {error}") from error
+
+
+def token_text(tokenizer: Any, vocabulary_size: int) -> TokenText:
+    """Return the bytes of each id of a fast Hugging Face tokenizer.
+
+    Special tokens have no text, unless the confidence tags were added as such.
 
     Args:
         tokenizer: a ``PreTrainedTokenizerFast``.
-        vocabulary_size: rows of the model's output layer.  It is often padded beyond the tokenizer's vocabulary;
-            an id that only the model knows has no text.
+        vocabulary_size: rows of the model's output layer, often padded; an id that only the model knows has no text.
 
     Raises:
-        ConfigError: the tokenizer is slow, or joins its tokens in a way that has no bytes per token.
+        ConfigError: the tokenizer is slow, or its decoder has no bytes per token.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
@@ -49,14 +64,9 @@ def token_text(tokenizer: Any, vocabulary_size: int) -> TokenText:
 
 
 def tokens_as_written(tokenizer: Any, table: TokenText, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of texts that were made of a model's own tokens.
+    """Tokenize texts that were decoded from a model's tokens by ``table``.
 
-    A tokenizer in Llama 2's style puts a blank before whatever it is given; such a text has that blank already.
-
-    Args:
-        tokenizer: a fast Hugging Face tokenizer.
-        table: its :func:`token_text`.
-        texts: decoded by the table.
+    A tokenizer in Llama 2's style adds a space before its input; the one in such a text is removed first.
     """
     [zero] = tokenizer(["0"], add_special_tokens=False)["input_ids"]
     blank = b"".join(map(table.bytes_of, zero)) == b" 0"
@@ -74,7 +84,7 @@ def _decoder_kinds(decoder: dict[str, Any] | None) -> set[str]:
 
 
 def _byte_level_alphabet() -> dict[str, int]:
-    """The characters by which byte-level BPE writes bytes: printable Latin-1 as itself, the others from U+0100 on."""
+    """Characters by which byte-level BPE writes bytes: printable Latin-1 as itself, the others from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}

@@ -13,7 +13,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from coca_mindspeed.data.prepare.output import check_place, output_directory
+from coca_mindspeed.data.prepare.output import check_output_path, output_directory
 from coca_mindspeed.errors import DataError, MissingDependencyError
 from experiments.gguf_import.architectures import check_architecture
 from experiments.gguf_import.header import read_header
@@ -37,7 +37,7 @@ def import_gguf(file: Path, output: Path, *, overwrite: bool = False) -> Importe
     Raises:
         DataError: the file cannot be converted exactly, or the output exists.
     """
-    check_place(output, overwrite)
+    check_output_path(output, overwrite)
     before = _identity(file)
     header = read_header(file)
     architecture = check_architecture(header, file)

@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from coca_mindspeed.data.prepare.output import check_place, output_directory
+from coca_mindspeed.data.prepare.output import check_output_path, output_directory
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import MissingDependencyError
 from experiments.real_world import questions
@@ -149,7 +149,7 @@ def write_real_world(output: Path, sizes: Sizes, seed: int, *, overwrite: bool =
         DataError: the output exists.
         MissingDependencyError: a package that contains the data is not installed.
     """
-    check_place(output, overwrite)
+    check_output_path(output, overwrite)
     with output_directory(output, overwrite) as directory:
         sets = real_world_sets(sizes, seed)
         for part, records in sets.items():

@@ -5,7 +5,7 @@ import sys
 import time
 from pathlib import Path
 
-from coca_mindspeed.baselines.parts import check_directory, claim_directory
+from coca_mindspeed.baselines.resumable import check_directory, claim_directory
 from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.utils.console import PlainConsole, print_text

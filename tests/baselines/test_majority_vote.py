@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coca_mindspeed.baselines.equivalence import Equivalences
+from coca_mindspeed.baselines.equivalence import Equivalences, ProgramEquivalence, program_inputs
 from coca_mindspeed.baselines.majority_vote import Vote, cluster, vote
-from coca_mindspeed.baselines.same_programs import SamePrograms, test_inputs
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.code.grader import CodeGrader
@@ -33,6 +32,18 @@ def by_value(pairs):
 def test_hand_made_votes(finals, clusters, expected):
     assert cluster(finals, by_value) == clusters
     assert vote(clusters) == expected
+
+
+@pytest.mark.parametrize(
+    ("clusters", "weights", "expected"),
+    [
+        ([0, 0, 1], [0.2, 0.3, 0.9], Vote(2, 0.9 / 1.4)),  # the confident one wins against the majority
+        ([0, 1, None], [0.5, 0.25, 0.25], Vote(0, 0.5)),
+        ([0, 1], [0.0, 0.0], Vote(0, 0.0)),
+    ],
+)
+def test_weighted_votes(clusters, weights, expected):
+    assert vote(clusters, weights) == pytest.approx(expected)
 
 
 def test_a_relation_that_is_not_transitive_still_gives_one_result():
@@ -88,22 +99,19 @@ ASSERTS = {"kind": "asserts", "code": "assert add(1, 2) == 3\nassert add(-1, 5) 
 
 
 def test_the_inputs_of_tests_are_found_without_their_outputs():
-    assert test_inputs(record("code", "mbpp", tests=ASSERTS)) == [
-        {"call": "add(1, 2)"},
-        {"call": "add(-1, 5)"},
-    ]
+    assert program_inputs(record("code", "mbpp", tests=ASSERTS)) == [{"call": "add(1, 2)"}, {"call": "add(-1, 5)"}]
     check = (
         "def check(candidate):\n    assert candidate([1]) == 2\n    for i in range(3):\n        assert candidate(i)\n"
     )
     human_eval = record("code", "humaneval", tests={"kind": "asserts", "code": check, "entry_point": "f"})
-    assert test_inputs(human_eval) == [{"call": "f([1])"}]
+    assert program_inputs(human_eval) == [{"call": "f([1])"}]
 
 
 def test_programs_without_a_plain_call_in_their_tests_agree_by_their_text():
     """HumanEval encodes a value it made before it calls the program."""
     check = "def check(candidate):\n    for x in ['a', 'b']:\n        assert candidate(x + x) == x\n"
     code = record("code", "humaneval", tests={"kind": "asserts", "code": check, "entry_point": "f"})
-    assert test_inputs(code) == []
+    assert program_inputs(code) == []
     with Equivalences() as equivalences:
         pairs = [("def f(x): return x", "def f(x): return x"), ("def f(x): return x", "def f(y): return y")]
         assert equivalences.same(code, pairs) == [True, False]
@@ -115,7 +123,7 @@ def test_what_the_tests_wrap_around_a_call_is_no_call_of_the_program():
         "assert math.floor(f(2)) == 2"
     )
     tests = {"kind": "asserts", "code": wrapped, "entry_point": None}
-    assert test_inputs(record("code", "mbpp", tests=tests)) == [
+    assert program_inputs(record("code", "mbpp", tests=tests)) == [
         {"call": "f([1, 2])"},
         {"call": "f(x=[3, 1])"},
         {"call": "f(2)"},
@@ -128,7 +136,7 @@ def programs():
         grader = CodeGrader(workers=2, seconds=5.0)
     except GradingError as error:
         pytest.skip(f"no sandbox: {error}")
-    yield SamePrograms(grader)
+    yield ProgramEquivalence(grader)
     grader.close()
 
 

@@ -1,1 +1,1 @@
-"""From a publisher's file to a data set that can be trained on: filtered, checked, written whole or not at all."""
+"""Preparing data sets: filtering, decontamination, deduplication, label check, atomic output."""

@@ -1,6 +1,6 @@
-"""Text as sets of hashed n-grams: what near-duplicate search and decontamination compare.
+"""Duplicates, near duplicates and contamination, by hashed n-grams.
 
-Hashes are 64-bit and depend on nothing but the text, so results are the same on every machine and in every run.
+Hashes are 64-bit and depend on the text alone, so results are the same on every machine.
 """
 
 import re
@@ -30,27 +30,27 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # 2^64 / golden ratio: odd, well mi
 
 
 def normalise(text: str) -> str:
-    """Unicode compatibility form, case folded, runs of white space as one space."""
+    """Unicode compatibility form, case folded, with single spaces."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def words(text: str) -> list[str]:
-    """The words of a normalised text, without symbols."""
+    """Words of a normalised text, without symbols."""
     return _WORDS.findall(text)
 
 
 def tokens(text: str) -> list[str]:
-    """The words and symbols of a normalised text."""
+    """Words and symbols of a normalised text."""
     return _TOKENS.findall(text)
 
 
 def numbers(text: str) -> tuple[str, ...]:
-    """The numbers of a normalised text, sorted, repeats kept."""
+    """Numbers of a normalised text, sorted, with repeats."""
     return tuple(sorted(_NUMBERS.findall(text)))
 
 
 def digest(text: str) -> int:
-    """A 64-bit hash of a text."""
+    """64-bit hash of a text."""
     return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
@@ -60,18 +60,14 @@ def _word_hash(word: str) -> int:
 
 
 def mix(values: Hashes) -> Hashes:
-    """Spread 64-bit values over all bits (the finaliser of MurmurHash3); equal values stay equal."""
+    """Spread 64-bit values over all bits (the finaliser of MurmurHash3); a bijection."""
     values = (values ^ (values >> np.uint64(33))) * np.uint64(0xFF51AFD7ED558CCD)
     values = (values ^ (values >> np.uint64(33))) * np.uint64(0xC4CEB9FE1A85EC53)
     return values ^ (values >> np.uint64(33))
 
 
 def ngram_hashes(units: list[str], n: int) -> Hashes:
-    """Hashes of the n-grams of ``units`` in order, shape ``[len(units) - n + 1]``, or of the whole if it is shorter.
-
-    Raises:
-        ValueError: ``n`` is not positive.
-    """
+    """Hashes of the n-grams of ``units`` in order, ``[len(units) - n + 1]``; of all units if they are fewer than n."""
     if n < 1:
         raise ValueError(f"n should be positive, found {n}")
     hashes = np.fromiter(map(_word_hash, units), dtype=np.uint64, count=len(units))
@@ -91,20 +87,20 @@ _DOCUMENTS_PER_FLUSH = 512
 
 
 class ExactDuplicates:
-    """Remembers questions by a 64-bit hash of their normalised text."""
+    """Finds repeated questions by a 64-bit hash of their normalised text."""
 
     def __init__(self) -> None:
         self._first: dict[int, tuple[int, int]] = {}
 
     def first(self, record: Record, index: int) -> tuple[int, bool] | None:
-        """``(index of the record that asked this, whether its gold answer is the same)``, or None and remember."""
+        """Return ``(index of the record with this question, whether the gold answers are equal)``, or None."""
         answer = digest(normalise(record.answer))
         known = self._first.setdefault(digest(normalise(record.question)), (index, answer))
         return None if known[0] == index else (known[0], known[1] == answer)
 
 
 def shingles(question: str) -> Hashes:
-    """The sorted distinct hashed token trigrams of a question."""
+    """Sorted distinct hashed token trigrams of a question."""
     return np.unique(ngram_hashes(tokens(normalise(question)), _SHINGLE))
 
 
@@ -115,7 +111,7 @@ def jaccard(left: Hashes, right: Hashes) -> float:
 
 
 def bands_for(threshold: float, permutations: int = _PERMUTATIONS) -> tuple[int, int]:
-    """``(bands, rows)``: the longest bands whose chance of a collision at ``threshold`` is at least 99.9%.
+    """Return ``(bands, rows)``: the longest bands whose probability of a collision at ``threshold`` is at least 99.9%.
 
     Two sets of similarity s collide in at least one of b bands of r rows with probability ``1 - (1 - s^r)^b``.
     """
@@ -127,12 +123,12 @@ def bands_for(threshold: float, permutations: int = _PERMUTATIONS) -> tuple[int,
 
 
 class NearDuplicates:
-    """Collects records in order, then says which repeat an earlier one.
+    """Finds records that repeat an earlier one, by MinHash.
 
-    Memory: 8 bytes a record and band, and the shingles of those that collide.
+    Memory: 8 bytes per record and band, and the shingles of colliding records.
 
     Args:
-        threshold: Jaccard similarity of token trigrams from which two questions are near duplicates, in (0.3, 1].
+        threshold: Jaccard similarity of token trigrams, in (0.3, 1].
     """
 
     def __init__(self, threshold: float) -> None:
@@ -173,10 +169,10 @@ class NearDuplicates:
         self._waiting.clear()
 
     def repeats(self, questions: Callable[[int], str]) -> dict[int, tuple[int, float]]:
-        """For each record that repeats an earlier kept one: ``{its index: (the earlier index, their similarity)}``.
+        """Return ``{index: (earlier index, similarity)}`` of the records that repeat an earlier kept one.
 
         Args:
-            questions: the question of the record with this index, counted in the order of :meth:`add`.
+            questions: index in the order of :meth:`add` -> question.
         """
         self._flush()
         if not self._keys:
@@ -201,7 +197,7 @@ class NearDuplicates:
 
 
 def _collisions(keys: npt.NDArray[np.uint64]) -> Iterator[tuple[int, Sequence[int]]]:
-    """``(record, bands in which its key is not the only one)`` in the order of records."""
+    """Yield ``(record, bands in which its key is not unique)`` in the order of records."""
     shared = np.zeros(keys.shape, dtype=bool)
     for band in range(keys.shape[1]):
         _, inverse, counts = np.unique(keys[:, band], return_inverse=True, return_counts=True)
@@ -211,7 +207,7 @@ def _collisions(keys: npt.NDArray[np.uint64]) -> Iterator[tuple[int, Sequence[in
 
 
 def near_duplicates(records: Iterable[Record], threshold: float) -> dict[int, tuple[int, float]]:
-    """:class:`NearDuplicates` for records that are in memory."""
+    """Run :class:`NearDuplicates` on records in memory."""
     search, questions = NearDuplicates(threshold), []
     for record in records:
         search.add(record)
@@ -224,7 +220,7 @@ SHORTEST = 6  # words
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """What a training question shares with an evaluation question."""
+    """A passage of a training question that is also in an evaluation question."""
 
     dataset: str
     record: str
@@ -232,15 +228,7 @@ class Overlap:
 
 
 class EvaluationIndex:
-    """The runs of words of evaluation questions.
-
-    Args:
-        records: the evaluation questions.
-        n: length of a run, in words.
-
-    Raises:
-        DataError: ``n`` is below :data:`SHORTEST`.
-    """
+    """Index of n-word passages of evaluation questions; raises DataError if ``n`` is below :data:`SHORTEST`."""
 
     def __init__(self, records: Iterable[Record], n: int) -> None:
         if n < SHORTEST:
@@ -262,7 +250,7 @@ class EvaluationIndex:
         self._runs = {length: _sorted(found) for length, found in sorted(runs.items(), reverse=True)}
 
     def overlap(self, record: Record) -> Overlap | None:
-        """The longest indexed run that the question holds, the first if there are several; None if there is none."""
+        """Return the longest indexed passage in the question, the first of several; None if there is none."""
         units = words(normalise(record.question))
         if not units:
             return None

@@ -1,4 +1,4 @@
-"""Which records to keep: by difficulty, source and length of the prompt in tokens."""
+"""Filters by difficulty, source and prompt length, and the label check of preparation."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +10,15 @@ from coca_mindspeed.data.prompts import prompt_messages, prompt_tokens
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError
 from coca_mindspeed.grading.registry import grader_class, grader_name
+from coca_mindspeed.utils.tokenization import load_tokenizer
 
 
 class Filter(Protocol):
-    """Says why a record is not wanted, or None if it is.  Reasons are counted, so they name no single record."""
+    """Returns why a record is dropped, or None to keep it.  Reasons are counted, so they name no single record."""
 
     @property
     def name(self) -> str:
-        """One of the stages of a report."""
+        """A stage of the report."""
         ...
 
     def __call__(self, record: Record) -> str | None: ...
@@ -25,7 +26,7 @@ class Filter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DifficultyFilter:
-    """Keeps records whose ``metadata["difficulty"]`` is in ``[low, high]``; 0 is easiest."""
+    """Keep records whose ``metadata["difficulty"]`` is in ``[low, high]``; 0 is easiest."""
 
     low: float
     high: float
@@ -47,7 +48,7 @@ class DifficultyFilter:
 
 @dataclass(frozen=True, slots=True)
 class SourceFilter:
-    """Keeps records whose ``metadata["source"]`` is among ``include`` (empty: any) and not among ``exclude``."""
+    """Keep records whose ``metadata["source"]`` is in ``include`` (empty: any) and not in ``exclude``."""
 
     include: Collection[str]
     exclude: Collection[str]
@@ -59,19 +60,13 @@ class SourceFilter:
 
 
 class LengthFilter:
-    """Keeps records whose whole prompt (system prompt, chat template and all) has at most so many tokens.
-
-    A tokenizer without a chat template counts the messages' texts alone.
-
-    Raises:
-        DataError: the directory holds no tokenizer.
-    """
+    """Keep records whose whole prompt has between ``shortest`` and ``longest`` tokens."""
 
     name = "length"
 
     def __init__(self, tokenizer: Path, shortest: int, longest: int | None, system_prompt: str | None) -> None:
         if longest is not None and shortest > longest:
-            raise DataError(f"the shortest prompt ({shortest} tokens) is longer than the longest ({longest})")
+            raise DataError(f"expected shortest <= longest prompt, found {shortest} and {longest} tokens")
         self._count = PromptCounter(tokenizer, system_prompt)
         self._shortest, self._longest = shortest, longest
 
@@ -85,16 +80,9 @@ class LengthFilter:
 
 
 class PromptCounter:
-    """Counts the tokens of a record's prompt."""
+    """Counts the tokens of a record's prompt; without a chat template, of the messages' texts."""
 
     def __init__(self, tokenizer: Path, system_prompt: str | None, variables: Mapping[str, Any] | None = None) -> None:
-        """Load the tokenizer.
-
-        Args:
-            tokenizer: its directory.
-            system_prompt: the method's.
-            variables: of the chat template.
-        """
         self._tokenizer = load_tokenizer(tokenizer)
         self._system_prompt = system_prompt
         if variables:
@@ -107,34 +95,19 @@ class PromptCounter:
         return len(prompt_tokens(self._tokenizer, messages))
 
 
-def load_tokenizer(directory: Path) -> Any:
-    """A tokenizer of ``transformers`` from a local directory; no code of strangers runs and nothing is downloaded.
-
-    Raises:
-        DataError: there is none.
-    """
-    from transformers import AutoTokenizer
-
-    if not directory.is_dir():
-        raise DataError(f"{directory}: no such directory; expected one with tokenizer.json and tokenizer_config.json")
-    try:
-        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise DataError(f"{directory}: holds no tokenizer that transformers can load: {error}") from error
-
-
-#: For each record, why its gold cannot be graded against, or an empty string.
-GoldChecker = Callable[[Sequence[Record]], Sequence[str]]
+#: For each record, why its gold answer cannot be graded, or an empty string.
+LabelChecker = Callable[[Sequence[Record]], Sequence[str]]
 #: For each gold answer of mathematics, why it cannot be parsed, or an empty string.
-MathGoldProblems = Callable[[Sequence[str]], Sequence[str]]
+MathProblems = Callable[[Sequence[str]], Sequence[str]]
 
 
-def gold_checker(math: MathGoldProblems) -> GoldChecker:
-    """The checker of all records: what each one's grader asks for is there, and mathematics parses.
+def label_checker(math: MathProblems) -> LabelChecker:
+    """Return the label check of all records: the grader's requirements, and that mathematics parses.
 
     Args:
-        math: :meth:`~coca_mindspeed.grading.math.grader.MathGrader.gold_problems`, asked for all math records
-            of a batch at once, because it parses in processes of its own.
+        math: :meth:`~coca_mindspeed.grading.math.grader.MathGrader.gold_problems`, called once for all math records of
+            a
+            batch, because it parses in processes of its own.
     """
 
     def check(records: Sequence[Record]) -> list[str]:
@@ -147,7 +120,7 @@ def gold_checker(math: MathGoldProblems) -> GoldChecker:
 
 
 def _problem(record: Record) -> str | None:
-    """Why the record's grader would refuse it, or an empty string; None where its answer has yet to be parsed."""
+    """Why the record's grader would refuse it, or an empty string; None if its answer has yet to be parsed."""
     try:
         name = grader_name(record)
         if name == "math":

@@ -1,4 +1,4 @@
-"""Whether an output can be made, asked before the work and not after."""
+"""Atomic output directories."""
 
 import fcntl
 import os
@@ -7,33 +7,27 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import IO
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.utils.files import MARKER, is_free, is_ours, put_in_place, write_marker
 
 
-def check_place(path: Path, overwrite: bool) -> None:
-    """Refuse an output directory that could not be made; nothing is written.
+def check_output_path(path: Path, overwrite: bool) -> None:
+    """Check that an output directory can be created, without writing.
 
-    Raises:
-        DataError: it is there and holds something, or a parent is a file or may not be written to.
+    Raises DataError if it is not empty, or a parent is a file or not writable.
     """
     check_not_taken(path, overwrite)
-    # It is built beside its place, so the parent's permissions count.
+    # It is built next to its final path, so the parent's permissions count.
     parent = next(parent for parent in path.absolute().parents if parent.exists())
     if not parent.is_dir():
-        raise DataError(f"{path}: cannot be made: {parent} is a file")
+        raise DataError(f"{path}: cannot be created: {parent} is a file")
     if not os.access(parent, os.W_OK | os.X_OK):
-        raise DataError(f"{path}: cannot be made: {parent} may not be written to")
+        raise DataError(f"{path}: cannot be created: {parent} is not writable")
 
 
 def check_not_taken(path: Path, overwrite: bool) -> None:
-    """Refuse a file, and without ``overwrite`` a directory that holds something.
-
-    Raises:
-        DataError: it is one of these.
-    """
+    """Raise DataError for a file, and without ``overwrite`` for a directory that is not empty."""
     if path.exists() and not path.is_dir():
         raise DataError(f"{path}: is a file; the output is a directory")
     if not is_free(path) and not overwrite:
@@ -42,19 +36,14 @@ def check_not_taken(path: Path, overwrite: bool) -> None:
 
 @contextmanager
 def output_directory(path: Path, overwrite: bool, kind: str = "data") -> Iterator[Path]:
-    """Yield a temporary directory that becomes ``path`` if the block succeeds and vanishes if it fails.
+    """Yield a temporary directory that becomes ``path`` if the block succeeds, and is removed if it fails.
 
     The directory holds our marker (see :mod:`coca_mindspeed.utils.files`), which its process keeps locked.  A killed
-    process leaves only its temporary directory (``.NAME.partial-*``) and, if it was killed between the two renames of
-    a replacement, the earlier output (``.NAME.earlier-*``); the next run puts the second back and removes the first.
-
-    Args:
-        path: the final place; it may exist if it is empty, or with ``overwrite`` if it is an earlier output.
-        overwrite: replace an earlier output of this kind.
-        kind: what the directory is, as its marker says it.
+    process leaves its temporary directory (``.NAME.partial-*``) and, between the two renames of a replacement, the
+    earlier output (``.NAME.earlier-*``); the next run restores the second and removes the first.
 
     Raises:
-        DataError: the place is taken.
+        DataError: ``path`` is not empty, and is no earlier output of this kind that ``overwrite`` replaces.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _restore_or_remove_abandoned(path, kind)
@@ -75,7 +64,7 @@ def output_directory(path: Path, overwrite: bool, kind: str = "data") -> Iterato
 def _check_free(path: Path, overwrite: bool, kind: str) -> None:
     check_not_taken(path, overwrite)
     if not is_free(path) and not is_ours(path, kind):
-        raise DataError(f"{path}: holds no {MARKER} of our {kind}, so it is not an earlier output and is not replaced")
+        raise DataError(f"{path}: holds no {MARKER} of kind {kind}, so it is not an earlier output and is not replaced")
 
 
 def _replace(path: Path, temporary: Path) -> None:
@@ -84,38 +73,32 @@ def _replace(path: Path, temporary: Path) -> None:
     with ExitStack() as stack:
         if not is_free(path):
             marker = stack.enter_context((path / MARKER).open("rb"))
-            fcntl.flock(marker, fcntl.LOCK_EX)  # says that somebody is at work between the renames
+            fcntl.flock(marker, fcntl.LOCK_EX)  # marks a replacement between its two renames
         put_in_place(temporary, path, earlier)
 
 
 def _restore_or_remove_abandoned(path: Path, kind: str) -> None:
-    """Clean up after killed processes: nobody holds the lock of what they left."""
+    """Clean up after killed processes, whose locks are free."""
     for earlier in sorted(path.parent.glob(f".{path.name}.earlier-*")):
-        with _abandoned(earlier, kind) as lock:
-            if lock is None:
-                continue
-            if is_free(path):
+        with _abandoned(earlier, kind) as abandoned:
+            if abandoned and is_free(path):
                 earlier.rename(path)
-            else:
+            elif abandoned:
                 shutil.rmtree(earlier)
     for partial in path.parent.glob(f".{path.name}.partial-*"):
-        with _abandoned(partial, kind) as lock:
-            if lock is not None:
+        with _abandoned(partial, kind) as abandoned:
+            if abandoned:
                 shutil.rmtree(partial)
 
 
 @contextmanager
-def _abandoned(directory: Path, kind: str) -> Iterator[IO[bytes] | None]:
-    """The lock of a directory of ours that nobody works on; None where somebody does, or where it is not ours."""
-    try:
-        marker = (directory / MARKER).open("rb")
-    except OSError:  # not ours, or gone, or another process is about to mark it
-        yield None
-        return
-    with marker:
+def _abandoned(directory: Path, kind: str) -> Iterator[bool]:
+    """Lock a directory and yield whether it is ours and was not in use."""
+    with ExitStack() as stack:
         try:
+            marker = stack.enter_context((directory / MARKER).open("rb"))
             fcntl.flock(marker, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-            return
-        yield marker if is_ours(directory, kind) else None
+        except OSError:  # no marker, gone, not marked yet, or locked
+            yield False
+        else:
+            yield is_ours(directory, kind)

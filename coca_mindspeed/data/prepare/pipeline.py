@@ -1,4 +1,4 @@
-"""Records on disk with random access, so that a data set is cleaned and shuffled without being held in memory."""
+"""The preparation pipeline, in bounded memory: records are buffered on disk."""
 
 import json
 from array import array
@@ -9,12 +9,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
 
-from coca_mindspeed.data.prepare.deduplication import EvaluationIndex, ExactDuplicates, NearDuplicates
-from coca_mindspeed.data.prepare.filters import Filter, GoldChecker
+from coca_mindspeed.data.prepare.deduplication import EvaluationIndex, ExactDuplicates, NearDuplicates, digest
+from coca_mindspeed.data.prepare.filters import Filter, LabelChecker
 from coca_mindspeed.data.prepare.output import output_directory
-from coca_mindspeed.data.prepare.report import DoubtfulRow, FindingLog, PreparationReport
+from coca_mindspeed.data.prepare.report import Finding, FindingLog, PreparationReport
 from coca_mindspeed.data.records import Record, record_to_json
-from coca_mindspeed.data.registry import DataSource, Publication
+from coca_mindspeed.data.registry import DataSource, HubDataset
 from coca_mindspeed.data.sources.fields import RowError, Ungradable
 from coca_mindspeed.data.sources.formats import Row, data_files, read_rows
 from coca_mindspeed.data.sources.reading import hub_rows
@@ -22,33 +22,16 @@ from coca_mindspeed.errors import DataError
 from coca_mindspeed.utils.files import file_sha256
 
 
-def record_line(record: Record) -> bytes:
-    """A record as one line of JSON, as :func:`coca_mindspeed.data.records.read_records` reads it.
-
-    Raises:
-        TypeError: it holds a value that JSON has no form for.
-        ValueError: it holds NaN, infinity or half of a surrogate pair.
-    """
-    # Not as an escape, which readers of records refuse.
-    return (json.dumps(record_to_json(record), ensure_ascii=False, allow_nan=False) + "\n").encode("utf-8")
-
-
-class RecordSpool:
-    """Appended records, each with the place it came from; 24 bytes of memory a record.
-
-    Args:
-        path: a file to be made; it is removed at the end.
-    """
+class RecordBuffer:
+    """Records appended to a temporary file, each with its origin; 24 bytes of memory per record."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file = path.open("w+b")
-        self._offsets = array("Q")
-        self._files = array("L")
-        self._rows = array("Q")
+        self._offsets, self._files, self._rows = array("Q"), array("L"), array("Q")
         self._end = 0
 
-    def __enter__(self) -> "RecordSpool":
+    def __enter__(self) -> "RecordBuffer":
         return self
 
     def __exit__(
@@ -61,30 +44,27 @@ class RecordSpool:
         return len(self._offsets)
 
     def append(self, line: bytes, file: int, row: int) -> None:
-        """Add a record's :func:`record_line`, which came from row ``row`` of the file with this index."""
+        """Add a record's JSON line, from row ``row`` of the file with index ``file``."""
         self._file.seek(self._end)
         self._file.write(line)
-        self._offsets.append(self._end)
-        self._files.append(file)
-        self._rows.append(row)
+        for column, value in ((self._offsets, self._end), (self._files, file), (self._rows, row)):
+            column.append(value)
         self._end += len(line)
 
-    def place(self, index: int) -> tuple[int, int]:
-        """``(index of the file, row)`` that the record came from."""
+    def origin(self, index: int) -> tuple[int, int]:
+        """Return ``(index of the file, row)``."""
         return self._files[index], self._rows[index]
 
     def line(self, index: int) -> bytes:
-        """The record's line."""
         self._file.seek(self._offsets[index])
         return self._file.readline()
 
     def values(self, index: int) -> dict[str, Any]:
-        """The record's fields."""
         values: dict[str, Any] = json.loads(self.line(index))
         return values
 
     def copy(self, indices: Iterable[int], target: Path) -> None:
-        """Write the records with these indices, in this order, as JSON Lines."""
+        """Write these records, in this order, as JSON Lines."""
         with target.open("wb") as out:
             out.writelines(map(self.line, indices))
 
@@ -95,27 +75,21 @@ _GOLD_BATCH = 512  # records
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """Everything that decides what comes out.
+    """All settings that decide the output.
 
     Attributes:
-        source: the data set.
-        inputs: files and directories, or where the data set is on the hub.
-        check_gold: says why records cannot be graded against; it is given them in batches.
-        skip_bad: how many malformed rows are stepped over; one more stops the run.
-        filters: applied in this order.
-        evaluation: the questions to keep clear of, or None.
-        gold: what to do with records whose gold answer cannot be graded against.
-        drop_duplicates: drop questions that were asked before.
-        near_duplicates: also those whose similarity to an earlier one is at least this, or None.
-        validation: share of the records, in [0, 1), that goes to ``validation.jsonl``.
-        shuffle: write in the order that the seed gives, else in the order of the input.
-        seed: decides order and split.
-        described: what the report says about options that are not told from the values above.
+        check_labels: returns why each record of a batch cannot be graded.
+        skip_bad: number of malformed rows to skip; one more stops the run.
+        evaluation: for decontamination, or None.
+        gold: treatment of records whose gold answer cannot be graded.
+        near_duplicates: drop questions of at least this similarity to an earlier one; None: keep them.
+        validation: fraction of the records, in [0, 1), for ``validation.jsonl``.
+        described: further options for the report.
     """
 
     source: DataSource
-    inputs: Sequence[Path] | Publication
-    check_gold: GoldChecker
+    inputs: Sequence[Path] | HubDataset
+    check_labels: LabelChecker
     skip_bad: int = 0
     filters: Sequence[Filter] = ()
     evaluation: EvaluationIndex | None = None
@@ -138,8 +112,7 @@ class Preparation:
             )
 
     def rows(self) -> Iterator[Row]:
-        """All rows of all inputs."""
-        if isinstance(self.inputs, Publication):
+        if isinstance(self.inputs, HubDataset):
             yield from hub_rows(self.inputs, self.source.columns)
             return
         for path in data_files(self.inputs):
@@ -149,33 +122,28 @@ class Preparation:
 def prepare(
     preparation: Preparation, output: Path, overwrite: bool = False, on_row: Callable[[], None] = lambda: None
 ) -> PreparationReport:
-    """Prepare a data set into the directory ``output``, which appears whole or not at all.
+    """Prepare a data set into the directory ``output``, atomically.
 
-    It holds ``train.jsonl`` (``test.jsonl`` for a benchmark), ``validation.jsonl`` if a share was asked for,
-    ``findings.jsonl``, ``report.json`` and ``report.md``.  The same input and options give the same bytes.
-
-    Args:
-        preparation: what to do.
-        output: the directory to make.
-        overwrite: replace an earlier output there.
-        on_row: called after each row read, for a progress bar.
+    It holds ``train.jsonl`` (``test.jsonl`` for a benchmark), optionally ``validation.jsonl``, ``findings.jsonl``,
+    ``report.json`` and ``report.md``.  The same input and options give the same bytes.  ``on_row`` is called after
+    each row.
 
     Raises:
-        DataError: an input cannot be read, too many rows are malformed, nothing is left, or the output exists.
+        DataError: an input cannot be read, too many rows are malformed, no row is left, or the output exists.
     """
     with (
         output_directory(output, overwrite) as directory,
-        RecordSpool(directory / "spool") as spool,
+        RecordBuffer(directory / "buffer") as records,
         FindingLog(directory / "findings.jsonl") as log,
     ):
-        cleaning = _Cleaning(preparation, spool, log)
+        cleaning = _Cleaning(preparation, records, log)
         for row in preparation.rows():
             cleaning.take(row)
             on_row()
         kept = cleaning.kept()
         if not kept:
             raise DataError(f"{preparation.source.name}: no row is left of {cleaning.rows_in}: {_why_empty(log)}")
-        outputs = _write(preparation, spool, kept, directory)
+        outputs = _write(preparation, records, kept, directory)
         report = PreparationReport(
             dataset=preparation.source.name,
             inputs=cleaning.inputs(),
@@ -191,10 +159,10 @@ def prepare(
 
 
 class _Cleaning:
-    """The first pass: takes rows one by one, spools records, logs what it drops."""
+    """First pass: buffer records row by row, and log dropped rows."""
 
-    def __init__(self, preparation: Preparation, spool: RecordSpool, log: FindingLog) -> None:
-        self._preparation, self._spool, self._log = preparation, spool, log
+    def __init__(self, preparation: Preparation, records: RecordBuffer, log: FindingLog) -> None:
+        self._preparation, self._records, self._log = preparation, records, log
         self._files: dict[str, int] = {}  # rows of each file, in order
         self._ids: dict[int, tuple[int, int]] = {}
         self._exact = ExactDuplicates()
@@ -205,7 +173,7 @@ class _Cleaning:
         self.rows_in = 0
 
     def take(self, row: Row) -> None:
-        """Spool the row's record, or log why not."""
+        """Buffer the row's record, or log why it is dropped."""
         number = self.rows_in
         self.rows_in += 1
         self._files[row.file] = self._files.get(row.file, 0) + 1
@@ -224,16 +192,15 @@ class _Cleaning:
         except Ungradable as error:
             self._drop(row, "ungradable", str(error))
         else:
-            self._judge(record, row)
+            self._filter(record, row)
 
     def _check_id(self, record: Record, row: Row) -> None:
         place = (len(self._files) - 1, row.number)
-        # A hash of the id keeps the table small; 64 bits do not collide in any data set that fits on a disk.
-        key = int.from_bytes(blake2b(record.id.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
+        key = digest(record.id)  # keeps the table small; 64 bits do not collide in any data set that fits on a disk
         if (first := self._ids.setdefault(key, place)) != place:
             raise RowError(f"id {record.id!r} was already used by {self._name(*first)}")
 
-    def _judge(self, record: Record, row: Row) -> None:
+    def _filter(self, record: Record, row: Row) -> None:
         preparation = self._preparation
         if preparation.source.outside is not None and (reason := preparation.source.outside(record)):
             self._drop(row, "split", "not in the test split", reason)
@@ -250,67 +217,71 @@ class _Cleaning:
             return
         self._unchecked.append((record, row))
         if len(self._unchecked) == _GOLD_BATCH:
-            self._check_gold()
+            self._check_labels()
 
-    def _check_gold(self) -> None:
-        """Check the gold answers of a batch; what is left of it is kept, in order."""
+    def _check_labels(self) -> None:
+        """Check the gold answers of a batch, and keep the remaining records in order."""
         drop = self._preparation.gold == "drop"
-        problems = self._preparation.check_gold([record for record, _ in self._unchecked])
+        problems = self._preparation.check_labels([record for record, _ in self._unchecked])
         for (record, row), problem in zip(self._unchecked, problems, strict=True):
             if problem:
-                self._log.add(DoubtfulRow(row.file, row.number, "gold", problem, record.answer[:200], drop))
+                self._log.add(Finding(row.file, row.number, "gold", problem, record.answer[:200], drop))
             if not (problem and drop):
                 self._keep(record, row)
         self._unchecked.clear()
 
     def _keep(self, record: Record, row: Row) -> None:
         try:
-            line = record_line(record)
+            # Lone surrogates are not escaped: readers of records refuse them.
+            line = (json.dumps(record_to_json(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
         except (TypeError, ValueError) as error:
-            self._drop(row, "ungradable", "holds a value that JSON has no form for", str(error))
+            self._drop(row, "ungradable", "holds a value that JSON cannot represent", str(error))
             return
-        if self._preparation.drop_duplicates and (first := self._exact.first(record, len(self._spool))) is not None:
+        if self._preparation.drop_duplicates and (first := self._exact.first(record, len(self._records))) is not None:
             earlier, same_answer = first
             reason = "same gold answer" if same_answer else "another gold answer"
-            self._drop(row, "duplicate", reason, f"of {self._name(*self._spool.place(earlier))}")
+            self._drop(row, "duplicate", reason, f"of {self._name(*self._records.origin(earlier))}")
             return
-        self._spool.append(line, list(self._files).index(row.file), row.number)
+        self._records.append(line, list(self._files).index(row.file), row.number)
         if self._near is not None:
             self._near.add(record)
 
     def kept(self) -> list[int]:
-        """Indices in the spool of the records that remain once near duplicates are dropped."""
+        """Return the buffer indices of the records that remain after near duplicates are dropped."""
         if self._unchecked:
-            self._check_gold()
-        repeats = {} if self._near is None else self._near.repeats(lambda index: self._spool.values(index)["question"])
+            self._check_labels()
+        repeats = (
+            {} if self._near is None else self._near.repeats(lambda index: self._records.values(index)["question"])
+        )
         for index, (earlier, similarity) in repeats.items():
-            file, row = self._spool.place(index)
-            detail = f"{similarity:.3f} to {self._name(*self._spool.place(earlier))}"
-            self._log.add(
-                DoubtfulRow(list(self._files)[file], row, "near_duplicate", "same numbers and gold answer", detail)
-            )
-        return [index for index in range(len(self._spool)) if index not in repeats]
+            file, row = self._records.origin(index)
+            detail = f"{similarity:.3f} to {self._name(*self._records.origin(earlier))}"
+            reason = "same numbers and gold answer"
+            self._log.add(Finding(list(self._files)[file], row, "near_duplicate", reason, detail))
+        return [index for index in range(len(self._records)) if index not in repeats]
 
     def inputs(self) -> list[dict[str, Any]]:
-        """Name, rows and SHA-256 of each file that was read."""
-        local = not isinstance(self._preparation.inputs, Publication)
+        """Name, rows and SHA-256 of each file read."""
+        local = not isinstance(self._preparation.inputs, HubDataset)
         return [
             {"file": file, "rows": rows, "sha256": file_sha256(Path(file)) if local else None}
             for file, rows in self._files.items()
         ]
 
     def _drop(self, row: Row, stage: str, reason: str, detail: str = "") -> None:
-        self._log.add(DoubtfulRow(row.file, row.number, stage, reason, detail))
+        self._log.add(Finding(row.file, row.number, stage, reason, detail))
 
     def _name(self, file: int, row: int) -> str:
         return f"{list(self._files)[file]}:{row}"
 
 
-def _write(preparation: Preparation, spool: RecordSpool, kept: list[int], directory: Path) -> dict[str, dict[str, Any]]:
-    """Write the splits; a record's place depends on the seed and its id alone, not on the other records' number."""
+def _write(
+    preparation: Preparation, records: RecordBuffer, kept: list[int], directory: Path
+) -> dict[str, dict[str, Any]]:
+    """Write the splits; a record's position depends on the seed and its id alone."""
 
     def drawn(index: int) -> bytes:
-        identity = spool.values(index)["id"]
+        identity = records.values(index)["id"]
         return blake2b(f"{preparation.seed}\0{identity}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
     held_out = round(preparation.validation * len(kept))
@@ -321,22 +292,14 @@ def _write(preparation: Preparation, spool: RecordSpool, kept: list[int], direct
     outputs = {}
     for name, indices in splits.items():
         target = directory / f"{name}.jsonl"
-        spool.copy(indices if preparation.shuffle else sorted(indices), target)
+        records.copy(indices if preparation.shuffle else sorted(indices), target)
         outputs[target.name] = {"rows": len(indices), "sha256": file_sha256(target)}
     return outputs
 
 
 def _options(preparation: Preparation) -> dict[str, Any]:
-    return {
-        "skip_bad": preparation.skip_bad,
-        "gold": preparation.gold,
-        "drop_duplicates": preparation.drop_duplicates,
-        "near_duplicates": preparation.near_duplicates,
-        "validation": preparation.validation,
-        "shuffle": preparation.shuffle,
-        "seed": preparation.seed,
-        **preparation.described,
-    }
+    names = ("skip_bad", "gold", "drop_duplicates", "near_duplicates", "validation", "shuffle", "seed")
+    return {**{name: getattr(preparation, name) for name in names}, **preparation.described}
 
 
 def _why_empty(log: FindingLog) -> str:

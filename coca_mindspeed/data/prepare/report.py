@@ -1,4 +1,4 @@
-"""What became of each row: counts in JSON and Markdown, and one line for every row that was dropped."""
+"""Preparation report: counts in JSON and Markdown, and one line for every dropped row."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -11,34 +11,25 @@ from coca_mindspeed.utils.console import one_line
 from coca_mindspeed.utils.files import to_json_line, write_atomically, write_json
 from coca_mindspeed.utils.markdown import markdown_table
 
-# In the order in which a row meets them.
+# In the order of the pipeline.
 STAGES = {
-    "malformed": "not in the publisher's form",
-    "ungradable": "well-formed, but without anything to grade an answer by",
+    "malformed": "not in the source's form",
+    "ungradable": "well-formed, but nothing to grade an answer by",
     "split": "not in the benchmark's test split",
-    "source": "source not wanted",
-    "difficulty": "difficulty not wanted",
+    "source": "excluded source",
+    "difficulty": "excluded difficulty",
     "length": "prompt too short or too long",
     "contamination": "shares a passage with an evaluation question",
-    "gold": "gold answer cannot be graded against",
-    "duplicate": "the same question was asked before",
-    "near_duplicate": "nearly the same question was asked before",
+    "gold": "gold answer cannot be graded",
+    "duplicate": "repeats an earlier question",
+    "near_duplicate": "nearly repeats an earlier question",
 }
 _EXAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class DoubtfulRow:
-    """One row and what was found about it.
-
-    Attributes:
-        file: the file, as the user named it.
-        row: the row or line, from 1.
-        stage: one of :data:`STAGES`.
-        reason: why, in words that many rows share.
-        detail: what is particular to this row.
-        dropped: False for what is only reported.
-    """
+class Finding:
+    """A finding about one row: a stage of :data:`STAGES`, a reason shared by many rows, and a detail of this one."""
 
     file: str
     row: int
@@ -55,7 +46,7 @@ class FindingLog:
         self._file = path.open("w", encoding="utf-8")
         self.dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.kept: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self.examples: defaultdict[str, list[DoubtfulRow]] = defaultdict(list)
+        self.examples: defaultdict[str, list[Finding]] = defaultdict(list)
 
     def __enter__(self) -> "FindingLog":
         return self
@@ -65,29 +56,18 @@ class FindingLog:
     ) -> None:
         self._file.close()
 
-    def add(self, finding: DoubtfulRow) -> None:
+    def add(self, finding: Finding) -> None:
         (self.dropped if finding.dropped else self.kept)[finding.stage][finding.reason] += 1
         if len(self.examples[finding.stage]) < _EXAMPLES:
             self.examples[finding.stage].append(finding)
-        line = {name: getattr(finding, name) for name in DoubtfulRow.__slots__}
-        # A row may hold half of a surrogate pair, which has no UTF-8.
+        line = {name: getattr(finding, name) for name in Finding.__slots__}
+        # A row may hold a lone surrogate, which UTF-8 cannot encode.
         self._file.write(to_json_line(line).encode("utf-8", "backslashreplace").decode("utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
 class PreparationReport:
-    """What ``prepare`` did.
-
-    Attributes:
-        dataset: the data set's name.
-        inputs: of each file, its name, rows and SHA-256 (none for the hub).
-        options: the choices made, for the reader and for doing it again.
-        rows_in: rows read.
-        dropped: ``{stage: {reason: rows}}``.
-        reported: likewise, of rows that were kept all the same.
-        outputs: of each file written, its rows and SHA-256.
-        examples: the first findings of each stage.
-    """
+    """Result of ``prepare``; ``dropped`` and ``reported`` (kept) are ``{stage: {reason: rows}}``."""
 
     dataset: str
     inputs: list[dict[str, Any]]
@@ -96,7 +76,7 @@ class PreparationReport:
     dropped: Mapping[str, Mapping[str, int]]
     reported: Mapping[str, Mapping[str, int]]
     outputs: dict[str, dict[str, Any]]
-    examples: Mapping[str, list[DoubtfulRow]] = field(default_factory=dict)
+    examples: Mapping[str, list[Finding]] = field(default_factory=dict)
 
     @property
     def rows_out(self) -> int:
@@ -108,10 +88,8 @@ class PreparationReport:
             "dataset": self.dataset,
             "rows_in": self.rows_in,
             "rows_out": self.rows_out,
-            "dropped": {stage: _most_common(self.dropped[stage]) for stage in STAGES if stage in self.dropped},
-            "reported_and_kept": {
-                stage: _most_common(self.reported[stage]) for stage in STAGES if stage in self.reported
-            },
+            "dropped": _sorted(self.dropped),
+            "reported_and_kept": _sorted(self.reported),
             "outputs": self.outputs,
             "inputs": self.inputs,
             "options": self.options,
@@ -120,7 +98,6 @@ class PreparationReport:
         write_atomically(directory / "report.md", self.markdown())
 
     def markdown(self) -> str:
-        """The report for people."""
         lines = [
             f"# {self.dataset}: {self.rows_in} rows in, {self.rows_out} rows out",
             "",
@@ -128,35 +105,39 @@ class PreparationReport:
             "",
             "## Dropped",
             "",
-            self._counts(self.dropped),
+            _counts(self.dropped),
             "",
-            "Each dropped row, with file, row and reason, is a line of `findings.jsonl`.",
+            "`findings.jsonl` has a line for each dropped row, with file, row and reason.",
         ]
         if self.reported:
-            lines += ["", "## Reported and kept", "", self._counts(self.reported)]
+            lines += ["", "## Reported and kept", "", _counts(self.reported)]
         if self.examples:
             lines += ["", "## Examples", ""]
             for stage in (stage for stage in STAGES if stage in self.examples):
-                lines += [f"- `{f.file}:{f.row}` {stage}: {_inline(_sentence(f))}" for f in self.examples[stage]]
+                for f in self.examples[stage]:
+                    text = f"{f.reason}: {f.detail}" if f.detail else f.reason
+                    lines.append(f"- `{f.file}:{f.row}` {stage}: {_inline(text)}")
         lines += ["", "## Inputs", "", _table(("file", "rows"), [(i["file"], i["rows"]) for i in self.inputs])]
         lines += ["", "## Options", "", _table(("option", "value"), list(self.options.items())), ""]
         return "\n".join(lines)
 
-    def _counts(self, counts: Mapping[str, Mapping[str, int]]) -> str:
-        rows = [
-            (stage, reason, number, STAGES[stage])
-            for stage in STAGES
-            for reason, number in _most_common(counts.get(stage, {})).items()
-        ]
-        return _table(("stage", "reason", "rows", "meaning"), rows) if rows else "Nothing."
+
+def _counts(counts: Mapping[str, Mapping[str, int]]) -> str:
+    rows = [
+        (stage, reason, number, STAGES[stage])
+        for stage, reasons in _sorted(counts).items()
+        for reason, number in reasons.items()
+    ]
+    return _table(("stage", "reason", "rows", "meaning"), rows) if rows else "Nothing."
 
 
-def _most_common(counts: Mapping[str, int]) -> dict[str, int]:
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _sentence(finding: DoubtfulRow) -> str:
-    return f"{finding.reason}: {finding.detail}" if finding.detail else finding.reason
+def _sorted(counts: Mapping[str, Mapping[str, int]]) -> dict[str, dict[str, int]]:
+    """Stages in order, the reasons of each by falling count."""
+    return {
+        stage: dict(sorted(counts[stage].items(), key=lambda item: (-item[1], item[0])))
+        for stage in STAGES
+        if stage in counts
+    }
 
 
 def _inline(text: str) -> str:

@@ -1,1 +1,1 @@
-"""Publishers' files as they publish them, read row by row into records."""
+"""Conversion of published data files into records."""

@@ -1,4 +1,4 @@
-"""The paper's eight evaluation sets, each from any of the forms in which it is published."""
+"""The paper's eight evaluation sets, each in all published forms."""
 
 import re
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ _AIME_ANSWER = re.compile(r"0*([0-9]{1,3})(?:\.0)?\s*(?:\^?\{?\\?circ\}?|°)?")
 
 
 def gsm8k(row: Mapping[str, Any], number: int) -> Record:
-    """``question`` and ``answer``, whose last line is ``#### gold``; thousands separators are removed from the gold."""
+    """Convert ``question`` and ``answer`` with a last line ``#### gold``, without the gold's thousands separators."""
     head, marker, gold = text(row, "answer").rpartition("####")
     if not marker or not gold.strip():
         raise RowError(f"column 'answer' should end with '#### ' and the gold answer, found {(head or gold)[-60:]!r}")
@@ -51,17 +51,15 @@ def math500(row: Mapping[str, Any], number: int) -> Record:
 
 
 def aime24(row: Mapping[str, Any], number: int) -> Record:
-    """AIME 2024 in any of its spellings; see :func:`_aime`."""
     return _aime(row, number, "aime24")
 
 
 def aime25(row: Mapping[str, Any], number: int) -> Record:
-    """AIME 2025 in any of its spellings; see :func:`_aime`."""
     return _aime(row, number, "aime25")
 
 
 def _aime(row: Mapping[str, Any], number: int, dataset: str) -> Record:
-    """A problem and an integer; OpenCompass calls them ``origin_prompt`` and ``gold_answer``."""
+    """Convert a problem and an integer; OpenCompass calls them ``origin_prompt`` and ``gold_answer``."""
     answer = scalar_text(row, "answer", "Answer", "gold_answer")
     match = _AIME_ANSWER.fullmatch(answer.strip("$ "))
     if match is None:
@@ -71,7 +69,7 @@ def _aime(row: Mapping[str, Any], number: int, dataset: str) -> Record:
 
 
 def mbpp_sanitized(row: Mapping[str, Any], number: int) -> Record:
-    """``task_id``, ``prompt``, ``test_imports``, ``test_list``; the model is shown the tests, as is usual with MBPP."""
+    """Convert ``task_id``, ``prompt``, ``test_imports``, ``test_list``; the tests are shown, as is usual with MBPP."""
     imports, asserts = text_list(row, "test_imports"), text_list(row, "test_list")
     if not asserts:
         raise Ungradable("no tests")
@@ -86,7 +84,7 @@ def mbpp_sanitized(row: Mapping[str, Any], number: int) -> Record:
 
 
 def outside_mbpp_test(record: Record) -> str | None:
-    """MBPP's authors test on tasks 11 to 510; the rest is for prompts, training and validation."""
+    """MBPP's test split is tasks 11 to 510."""
     task = record.metadata["task_id"]
     return None if 11 <= task <= 510 else f"task {task} is not in the test split (11 to 510)"
 
@@ -99,7 +97,7 @@ def _task_id(row: Mapping[str, Any]) -> int:
 
 
 def humaneval(row: Mapping[str, Any], number: int) -> Record:
-    """``task_id``, ``prompt``, ``test``, ``entry_point``; the grader may put the prompt before a bare function body."""
+    """Convert ``task_id``, ``prompt``, ``test``, ``entry_point``; an answer may be the function body alone."""
     entry_point, prompt = text(row, "entry_point"), text(row, "prompt")
     metadata = {
         "tests": {
@@ -115,7 +113,7 @@ def humaneval(row: Mapping[str, Any], number: int) -> Record:
 
 
 def simpleqa(row: Mapping[str, Any], number: int) -> Record:
-    """``metadata`` (a Python dictionary written as text), ``problem``, ``answer``."""
+    """Convert ``metadata`` (a Python dictionary as text), ``problem``, ``answer``."""
     metadata: dict[str, Any] = {"instruction": _SHORT_ANSWER, "grader": "simpleqa"}
     if details := row.get("metadata"):
         parsed = literal(details, "metadata", "a dictionary") if isinstance(details, str) else details
@@ -128,7 +126,7 @@ def simpleqa(row: Mapping[str, Any], number: int) -> Record:
 
 
 def triviaqa(row: Mapping[str, Any], number: int) -> Record:
-    """The authors' JSON, its copy with lower-case names, or OpenCompass's question and list of answers.
+    """Convert the authors' JSON, its copy with lower-case names, or OpenCompass's question and list of answers.
 
     Raises:
         RowError: the row is in none of these forms.

@@ -1,4 +1,4 @@
-"""Columns of a publisher's row, checked: what is missing or of the wrong type is said, never guessed."""
+"""Checked access to the columns of a source's row."""
 
 import ast
 import math
@@ -7,19 +7,15 @@ from typing import Any
 
 
 class RowError(ValueError):
-    """The row is not in the publisher's form."""
+    """The row is not in the source's form."""
 
 
 class Ungradable(ValueError):  # noqa: N818 - a fact about a well-formed row, not an error of the file
-    """The row is well-formed, but nothing can grade an answer to it."""
+    """The row is well-formed, but there is nothing to grade an answer by."""
 
 
 def column(row: Mapping[str, Any], *names: str) -> Any:
-    """The value of the first of ``names`` that the row has; publishers of the same data spell columns differently.
-
-    Raises:
-        RowError: the row has none of them.
-    """
+    """Return the value of the first of ``names`` that the row has; raises RowError if it has none."""
     for name in names:
         if name in row:
             return row[name]
@@ -28,11 +24,7 @@ def column(row: Mapping[str, Any], *names: str) -> Any:
 
 
 def text(row: Mapping[str, Any], *names: str) -> str:
-    """A string that is not blank, as it stands.
-
-    Raises:
-        RowError: it is missing, blank or not a string.
-    """
+    """Return a non-blank string; raises RowError if it is missing, blank or not a string."""
     value = column(row, *names)
     if not isinstance(value, str):
         raise RowError(f"column {names[0]!r} should be a string, found {describe(value)}")
@@ -42,11 +34,7 @@ def text(row: Mapping[str, Any], *names: str) -> str:
 
 
 def scalar_text(row: Mapping[str, Any], *names: str) -> str:
-    """A string or a number, as stripped text: some publishers write a gold answer of 42 as a number.
-
-    Raises:
-        RowError: it is missing, blank or neither.
-    """
+    """Return a string or number as stripped text; raises RowError if it is missing, blank or neither."""
     value = column(row, *names)
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise RowError(f"column {names[0]!r} should be a string or a number, found {describe(value)}")
@@ -61,11 +49,7 @@ def scalar_text(row: Mapping[str, Any], *names: str) -> str:
 
 
 def text_list(row: Mapping[str, Any], name: str) -> list[str]:
-    """A list of strings; null counts as empty.
-
-    Raises:
-        RowError: it is missing or something else.
-    """
+    """Return a list of strings, empty for null; raises RowError for anything else."""
     value = column(row, name)
     if value is None:
         return []
@@ -75,17 +59,13 @@ def text_list(row: Mapping[str, Any], name: str) -> list[str]:
 
 
 def optional(row: Mapping[str, Any], **columns: str) -> dict[str, Any]:
-    """Metadata ``{key: value}`` of the columns that are there and hold something JSON can keep."""
+    """Return metadata ``{key: value}`` of the columns that exist and hold a JSON value."""
     found = {key: row[name] for key, name in columns.items() if row.get(name) not in (None, "", [])}
     return {key: value for key, value in found.items() if isinstance(value, (str, int, float, list, dict))}
 
 
 def literal(value: str, name: str, expected: str) -> Any:
-    """A list or dictionary that a publisher wrote as a Python literal inside a string.
-
-    Raises:
-        RowError: it is none, or so large or deep that Python does not read it.
-    """
+    """Parse a Python literal in a string; raises RowError if it is not one, or too large or deep."""
     try:
         return ast.literal_eval(value)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
@@ -93,5 +73,5 @@ def literal(value: str, name: str, expected: str) -> Any:
 
 
 def describe(value: Any) -> str:
-    """The value's type and beginning, for messages."""
+    """Return the value's type and beginning, for messages."""
     return "null" if value is None else f"{type(value).__name__} {value!r:.60}"

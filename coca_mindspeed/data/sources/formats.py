@@ -1,4 +1,4 @@
-"""Elements of a large JSON array, one at a time, without holding the array."""
+"""Streaming readers of data files: Parquet, Arrow, JSON Lines, large JSON arrays, CSV and TSV."""
 
 import csv
 import gzip
@@ -22,19 +22,19 @@ from coca_mindspeed.utils.text_formats import (
 )
 
 _CHUNK = 1 << 20  # characters
-_TAIL = 4  # a number cut by the end of a chunk parses without its last ".", "e" or "e-"
+_TAIL = 4  # a number split by a chunk's end parses without its last ".", "e" or "e-"
 _WHITESPACE = " \t\r\n"
 # TriviaQA's own files are one object whose first key holds the rows.
 _WRAPPED = re.compile(r'\s*(?:\{\s*"(?:Data|data|rows|examples)"\s*:\s*)?\[')
 
 
 def wrapped_elements(file: TextIO, name: str) -> Iterator[Any] | None:
-    """Elements of the array that the file is, or that is the value of its first key; None if it starts otherwise.
+    """Yield the elements of a JSON array, or of the array under an object's first key; None for other files.
 
     An element that is nested too deeply is yielded as a :class:`~coca_mindspeed.utils.text_formats.JsonError`.
 
     Raises:
-        DataError: while iterating: the array is broken, or its parser cannot go on; the message names the element.
+        DataError: while iterating, with the element, if the array is broken.
     """
     head = file.read(_CHUNK)
     match = _WRAPPED.match(head)
@@ -60,7 +60,7 @@ def _elements(file: TextIO, name: str, buffer: str) -> Iterator[Any]:
                 start += 1
             value, end = decode(buffer, start)
             if len(buffer) - end < _TAIL and not ended:
-                raise json.JSONDecodeError("may go on", buffer, end)
+                raise json.JSONDecodeError("may continue", buffer, end)
         except json.JSONDecodeError as error:
             if ended or len(buffer) - position > LONGEST_LINE:
                 raise DataError(f"{name}: element {number + 1} of the array is not JSON: {error.msg}") from error
@@ -83,18 +83,15 @@ def _elements(file: TextIO, name: str, buffer: str) -> Iterator[Any]:
 
 
 SUFFIXES = (".parquet", ".arrow", ".jsonl", ".ndjson", ".json", ".csv", ".tsv")
+_UNKNOWN_SUFFIX = f"unknown suffix; expected one of {', '.join(SUFFIXES)}, text formats also with .gz"
 _ROWS_PER_BATCH = 256  # TACO's rows reach megabytes
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of a data file, or why it is not one.
+    """A row of a data file, or the ``error`` why it cannot be read.
 
-    Attributes:
-        file: the file, as the user named it.
-        number: the line in JSON Lines, else the row, both from 1 (a CSV header is not a row).
-        values: the columns; empty if ``error`` is set.
-        error: why the row cannot be read, or empty.
+    ``number`` is the line in JSON Lines, otherwise the row, from 1 (a CSV header is not a row).
     """
 
     file: str
@@ -108,31 +105,28 @@ class Row:
 
 
 def data_files(inputs: Sequence[Path]) -> list[Path]:
-    """The data files that ``inputs`` name: files as they are, directories as their data files in name order.
+    """Return the given files, and the data files of the given directories in name order.
 
-    Raises:
-        DataError: an input is missing, a directory holds no data file, or a suffix is unknown.
+    Raises DataError if an input is missing, a directory holds no data file, or a suffix is unknown.
     """
     files: list[Path] = []
     for path in inputs:
         if path.is_dir():
             found = sorted(child for child in path.iterdir() if child.is_file() and file_format(child) is not None)
             if not found:
-                raise DataError(
-                    f"{path}: no data file in this directory; expected one of {', '.join(SUFFIXES)} (or .gz)"
-                )
+                raise DataError(f"{path}: no data file in this directory; expected {', '.join(SUFFIXES)} (or .gz)")
             files += found
         elif not path.exists():
             raise DataError(f"{path}: no such file or directory")
         elif file_format(path) is None:
-            raise DataError(f"{path}: unknown suffix; expected one of {', '.join(SUFFIXES)}, text ones also with .gz")
+            raise DataError(f"{path}: {_UNKNOWN_SUFFIX}")
         else:
             files.append(path)
     return files
 
 
 def file_format(path: Path) -> str | None:
-    """The file's format as its suffix without ``.gz``, or None if it is not one of :data:`SUFFIXES`."""
+    """Return the suffix without ``.gz``, or None if it is not one of :data:`SUFFIXES`."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     zipped = suffixes[-1:] == [".gz"]
     suffix = suffixes[-2:-1] if zipped else suffixes[-1:]
@@ -142,7 +136,7 @@ def file_format(path: Path) -> str | None:
 
 
 def count_rows(path: Path) -> int | None:
-    """The number of rows where the file says it without being read (Parquet), else None."""
+    """Return the number of rows if the format stores it (Parquet), else None."""
     if file_format(path) != ".parquet":
         return None
     import pyarrow as pa
@@ -155,12 +149,9 @@ def count_rows(path: Path) -> int | None:
 
 
 def read_rows(path: Path, columns: Collection[str] | None = None, header: Sequence[str] | None = None) -> Iterator[Row]:
-    """Stream the rows of a file, in the format that its suffix names.
+    """Stream the rows of a file of :func:`data_files`.
 
-    Args:
-        path: one of :func:`data_files`.
-        columns: of columnar files, only these columns, where they exist; None for all.
-        header: column names of a CSV or TSV file that has no header line.
+    ``columns`` restricts columnar files; ``header`` names the columns of a CSV or TSV file without a header line.
 
     Raises:
         DataError: the file cannot be read, or not any further.
@@ -178,7 +169,7 @@ def read_rows(path: Path, columns: Collection[str] | None = None, header: Sequen
         elif form in (".csv", ".tsv"):
             yield from _csv_rows(path, header)
         else:
-            raise DataError(f"{path}: unknown suffix; expected one of {', '.join(SUFFIXES)}, text ones also with .gz")
+            raise DataError(f"{path}: {_UNKNOWN_SUFFIX}")
     except (OSError, EOFError) as error:
         raise DataError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
@@ -237,7 +228,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
 
 def _json_row(file: str, number: int, line: bytes) -> Row:
     try:
-        # Half of a surrogate pair is told later, where the row has to be written.
+        # Lone surrogates are reported where the row is written.
         value = parse_json(line.decode("utf-8"), surrogates=True)
     except (UnicodeDecodeError, JsonError) as error:
         return Row(file, number, error=f"expected one JSON object a line; {error}")
@@ -251,7 +242,7 @@ def _object_row(file: str, number: int, value: Any) -> Row:
 
 
 def _json_rows(path: Path) -> Iterator[Row]:
-    """``.json`` is an array, an object around an array (TriviaQA's ``Data``), or JSON Lines by another name."""
+    """Rows of ``.json``: an array, an object around an array (TriviaQA's ``Data``), or JSON Lines."""
     try:
         with _open_text(path) as file:
             elements = wrapped_elements(file, str(path))
@@ -273,7 +264,7 @@ def _csv_rows(path: Path, header: Sequence[str] | None) -> Iterator[Row]:
     number = 0
     try:
         with _open_text(path, newline="") as file:
-            # OpenCompass writes, and reads, its headerless files without care for quotes.
+            # OpenCompass's headerless files are not quoted consistently.
             reader = csv.reader(file, delimiter=delimiter, strict=header is None)
             names = list(header) if header is not None else next(reader, None)
             if names is None:

@@ -1,17 +1,17 @@
-"""Rows of a data set by its name on the Hugging Face hub, through the optional ``datasets`` package."""
+"""Reading sources: rows from the Hugging Face hub, records from published files, evaluation sets."""
 
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from coca_mindspeed.data.records import Record, read_records
-from coca_mindspeed.data.registry import DataSource, Publication, source_named
+from coca_mindspeed.data.registry import DataSource, HubDataset, source_named
 from coca_mindspeed.data.sources.fields import RowError, Ungradable
 from coca_mindspeed.data.sources.formats import Row, data_files, read_rows
 from coca_mindspeed.errors import DataError, MissingDependencyError
 
 
-def hub_rows(publication: Publication, columns: Collection[str] | None = None) -> Iterator[Row]:
-    """Stream a data set's rows; the row's ``file`` is its name on the hub.
+def hub_rows(dataset: HubDataset, columns: Collection[str] | None = None) -> Iterator[Row]:
+    """Stream a data set's rows from the hub; the row's ``file`` is its name there.
 
     Raises:
         MissingDependencyError: ``datasets`` is not installed.
@@ -21,15 +21,12 @@ def hub_rows(publication: Publication, columns: Collection[str] | None = None) -
         import datasets
     except ImportError as error:
         raise MissingDependencyError(
-            "--hub needs the package 'datasets': pip install 'coca-mindspeed[datasets]', or download the files "
-            "and pass them with --input"
+            "--hub needs the package 'datasets': pip install '.[datasets]', or pass downloaded files with --input"
         ) from error
-    name = "/".join(filter(None, (publication.repository, publication.configuration, publication.split)))
+    name = "/".join(filter(None, (dataset.repository, dataset.configuration, dataset.split)))
     number = 0
     try:
-        stream = datasets.load_dataset(
-            publication.repository, publication.configuration, split=publication.split, streaming=True
-        )
+        stream = datasets.load_dataset(dataset.repository, dataset.configuration, split=dataset.split, streaming=True)
         if columns is not None and stream.column_names is not None:
             stream = stream.select_columns([column for column in stream.column_names if column in columns])
         for number, values in enumerate(stream, start=1):
@@ -37,16 +34,15 @@ def hub_rows(publication: Publication, columns: Collection[str] | None = None) -
     # datasets, huggingface_hub, requests and fsspec each raise their own kinds when there is no network.
     except Exception as error:
         raise DataError(
-            f"{name}: cannot be read from the hub beyond row {number}: {type(error).__name__}: {str(error)[:300]}. "
-            "Where there is no network, download the files elsewhere and pass them with --input"
+            f"{name}: cannot be read from the hub beyond row {number}: {type(error).__name__}: {str(error)[:300]}; "
+            "without network access, pass downloaded files with --input"
         ) from error
 
 
 def read_published(source: DataSource, inputs: Sequence[Path]) -> Iterator[Record]:
-    """Stream the records of a publisher's files; rows that nothing can grade are left out.
+    """Stream the records of published files; ungradable rows are left out.
 
-    Raises:
-        DataError: with file and row, for a row that is not in the publisher's form.
+    Raises DataError with file and row, for a row that is not in the source's form.
     """
     number = -1
     for path in data_files(inputs):
@@ -65,10 +61,9 @@ def read_published(source: DataSource, inputs: Sequence[Path]) -> Iterator[Recor
 
 
 def read_evaluation_sets(named: Sequence[str]) -> Iterator[Record]:
-    """Stream the records of evaluation sets, each given as ``DATASET=PATH`` or as the path of prepared records.
+    """Stream the records of evaluation sets, each given as ``DATASET=PATH`` or as a file of prepared records.
 
-    Raises:
-        DataError: a data set is unknown, or a file cannot be read.
+    Raises DataError if a data set is unknown, or a file cannot be read.
     """
     sets = [_evaluation_set(name) for name in named]
     for source, path in sets:
@@ -76,7 +71,7 @@ def read_evaluation_sets(named: Sequence[str]) -> Iterator[Record]:
 
 
 def _evaluation_set(name: str) -> tuple[DataSource | None, Path]:
-    """``(publisher's form, or None for prepared records; path)``, both of which are there."""
+    """Return the source (None for prepared records) and the path."""
     if "=" not in name or Path(name).exists():
         path = Path(name)
         if not path.is_file():

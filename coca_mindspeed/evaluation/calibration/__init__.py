@@ -1,1 +1,1 @@
-"""What labels say about confidences: maps that recalibrate them, and errors that can be certified."""
+"""Recalibration maps and certified error bounds, from labelled predictions."""

@@ -1,11 +1,11 @@
-"""Maps from a stated confidence to the share of right answers behind it: Platt's, the beta family's, isotonic."""
+"""Recalibration maps from stated confidence to the fraction of correct answers: Platt, beta, isotonic."""
 
 import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,22 +16,24 @@ from sklearn.linear_model import LogisticRegression
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.calibration.guarantee import Certificate
+from coca_mindspeed.evaluation.metrics.binning import Floats
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, gradable
 from coca_mindspeed.utils.files import write_json
 
-Floats = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.bool_]
+_Form = TypeVar("_Form", bound=BaseModel)
 CurveKind = Literal["platt", "beta", "isotonic"]
 
-_EDGE = 1e-4  # stated 0 and 1 have no logarithms; about as close as a stated confidence comes to them
-_WEAK_PENALTY = 1e6  # C of the logistic regressions: next to none, so that separable labels still have a fit
+_EDGE = 1e-4  # stated 0 and 1 are clipped, for their logarithms
+_WEAK_PENALTY = 1e6  # C of the logistic regressions: almost no penalty; separable labels still have a fit
 
 
 class Curve(Section):
-    """A fitted map, never falling: a higher stated confidence is never worth less.
+    """A fitted non-decreasing map.
 
     ``platt``: logistic in logit(s); ``beta``: logistic in ln(s) and -ln(1 - s) (Kull, Silva Filho and Flach, 2017);
-    ``isotonic``: straight lines between knots.
+    ``isotonic``: piecewise linear between knots.
     """
 
     kind: CurveKind
@@ -39,7 +41,7 @@ class Curve(Section):
     knots: list[tuple[float, float]] = Field(default_factory=list, description="of the isotonic map")
 
     def __call__(self, confidence: Floats) -> Floats:
-        """The recalibrated confidences, shape as ``confidence``; NaN stays NaN."""
+        """Recalibrate confidences of any shape; NaN stays NaN."""
         if self.kind == "isotonic":
             x, y = np.array(self.knots).T
             return np.asarray(np.where(np.isnan(confidence), np.nan, np.interp(confidence, x, y)))
@@ -48,19 +50,13 @@ class Curve(Section):
         return np.asarray(1 / (1 + np.exp(-score)))
 
 
-def fit_curve(kind: CurveKind, confidence: Floats, correct: npt.NDArray[np.bool_]) -> Curve:
-    """Fit a map.
+def fit_curve(kind: CurveKind, confidence: Floats, correct: Labels) -> Curve:
+    """Fit a map to valid confidences (n,) and labels (n,).
 
-    Args:
-        kind: which.
-        confidence: (n,), valid.
-        correct: (n,), right and wrong ones among them.
-
-    Raises:
-        ValueError: nothing can be fitted, because all labels are equal or there are none.
+    Raises ValueError if all labels are equal, or there are none.
     """
     if len(np.unique(correct)) < 2:
-        raise ValueError(f"a map needs right and wrong answers, found {len(correct)} labels that are all equal")
+        raise ValueError(f"a map needs correct and wrong answers, found {len(correct)} labels that are all equal")
     if kind == "isotonic":
         fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(confidence, correct)
         pairs = zip(fitted.X_thresholds_.tolist(), fitted.y_thresholds_.tolist(), strict=True)
@@ -69,7 +65,7 @@ def fit_curve(kind: CurveKind, confidence: Floats, correct: npt.NDArray[np.bool_
     used = list(range(features.shape[1]))
     while used:
         model = LogisticRegression(C=_WEAK_PENALTY, max_iter=1000, tol=1e-8).fit(features[:, used], correct)
-        # A negative weight would make the map fall somewhere; the family without that term is the next best.
+        # A negative weight would make the map decrease somewhere: drop its term.
         if (model.coef_[0] >= 0).all():
             weights = np.zeros(features.shape[1])
             weights[used] = model.coef_[0]
@@ -82,21 +78,21 @@ def fit_curve(kind: CurveKind, confidence: Floats, correct: npt.NDArray[np.bool_
 def _features(kind: CurveKind, confidence: Floats) -> Floats:
     s = np.clip(confidence, _EDGE, 1 - _EDGE)
     log_s, log_rest = np.log(s), np.log1p(-s)
-    columns: Sequence[Floats] = [log_s - log_rest] if kind == "platt" else [log_s, -log_rest]
-    return np.stack(columns, axis=1)
+    return np.stack([log_s - log_rest] if kind == "platt" else [log_s, -log_rest], axis=1)
 
 
 def kind_for(labels: int) -> CurveKind:
-    """The map that so many labels can carry: two parameters below 200, three below 1,000, steps from there on."""
+    """Choose the map by number of labels: two parameters below 200, three below 1,000, isotonic from there on."""
     return "platt" if labels < 200 else "beta" if labels < 1000 else "isotonic"
 
 
+STATED = "(as stated)"  # row of the transfer matrix without a map
 SHRINKAGE = 200.0
-_LEAST_OF_A_DOMAIN = 20
+_MIN_DOMAIN_LABELS = 20
 
 
 class Identity(Section):
-    """What a map belongs to."""
+    """Model, prompt, sampling and data that a map was fitted for."""
 
     model: str = Field(description="its name at the backend")
     prompt_sha256: str = Field(description="of the system prompt")
@@ -108,16 +104,9 @@ class Identity(Section):
     )
 
     def require(self, model: str, prompt: str, temperature: float | None, *, where: str) -> None:
-        """Refuse any use but that for which the map was fitted.
+        """Refuse to use a map for another model, system prompt or temperature (None: not checked).
 
-        Args:
-            model: its name at the backend.
-            prompt: the system prompt.
-            temperature: of sampling; None: the map's own.
-            where: for the message.
-
-        Raises:
-            ConfigError: model, prompt or temperature is another.
+        Raises ConfigError if one of them differs; ``where`` begins the message.
         """
         asked = {"model": model, "prompt_sha256": prompt_hash(prompt), "temperature": temperature}
         for name, value in asked.items():
@@ -136,7 +125,7 @@ class DomainCurve(Section):
 
 
 class RecalibrationMap(Section):
-    """The global map, and each domain's, which counts for ``labels / (labels + shrinkage)`` of the mixture."""
+    """The global map, and each domain's, which has weight ``labels / (labels + shrinkage)`` in the mixture."""
 
     version: int = Field(1, ge=1, le=1, description="of this file's form")
     identity: Identity
@@ -147,14 +136,9 @@ class RecalibrationMap(Section):
     certificate: Certificate | None = Field(None, description="the certified set of accepted answers, if one was asked")
 
     def apply(self, confidence: Floats, domains: Sequence[str | None]) -> Floats:
-        """Recalibrated confidences (n,), NaN where invalid.
-
-        Args:
-            confidence: stated ones (n,).
-            domains: (n,); an unknown one is recalibrated by the global map.
-        """
+        """Recalibrate confidences (n,), NaN where invalid; an unknown domain uses the global map."""
         result = self.curve(confidence)
-        of_row = np.array([domain or "" for domain in domains], dtype=object)
+        of_row = np.array(domains, dtype=object)
         for name, domain in self.domains.items():
             rows = of_row == name
             if rows.any():
@@ -163,29 +147,28 @@ class RecalibrationMap(Section):
         return result
 
     def apply_one(self, confidence: float, domain: str | None) -> float:
-        """One recalibrated confidence."""
+        """Recalibrate one confidence."""
         return float(np.clip(self.apply(np.array([confidence]), [domain])[0], 0, 1))
 
 
 def prompt_hash(prompt: str) -> str:
-    """SHA-256 of a system prompt."""
     return hashlib.sha256(prompt.encode()).hexdigest()
 
 
 def data_hash(predictions: Sequence[Prediction]) -> str:
-    """SHA-256 of what labelled predictions say, in any order."""
+    """SHA-256 of labelled predictions, independent of their order."""
     rows = sorted(json.dumps([*p.key, p.confidence, p.correct]) for p in predictions)
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
 
 def question_hashes(predictions: Sequence[Prediction]) -> tuple[str, ...]:
-    """The questions of predictions, each once, in an order that says nothing."""
+    """Hashes of the distinct questions, sorted."""
     keys = {f"{p.dataset}\0{p.id}" for p in predictions}
     return tuple(sorted(hashlib.sha256(key.encode()).hexdigest()[:16] for key in keys))
 
 
-def labelled(predictions: Sequence[Prediction]) -> tuple[Floats, npt.NDArray[np.bool_], list[str], list[str]]:
-    """Valid confidences (n,), labels (n,), domains and questions of gradable predictions."""
+def labelled(predictions: Sequence[Prediction]) -> tuple[Floats, Labels, list[str], list[str]]:
+    """Return valid confidences (n,), labels (n,), domains and questions of gradable predictions."""
     valid = [p for p in gradable(predictions) if p.confidence is not None]
     return (
         np.array([p.confidence for p in valid], dtype=np.float64),
@@ -197,7 +180,7 @@ def labelled(predictions: Sequence[Prediction]) -> tuple[Floats, npt.NDArray[np.
 
 def fit_map(
     confidence: Floats,
-    correct: npt.NDArray[np.bool_],
+    correct: Labels,
     domains: Sequence[str],
     identity: Identity,
     *,
@@ -205,16 +188,9 @@ def fit_map(
     domain_kinds: Mapping[str, CurveKind] | None = None,
     shrinkage: float = SHRINKAGE,
 ) -> RecalibrationMap:
-    """Fit the global map and one of each domain that has labels of both kinds.
+    """Fit the global map, and one for each domain that has labels of both classes; inputs are (n,) and valid.
 
-    Args:
-        confidence: (n,), valid.
-        correct: (n,).
-        domains: (n,).
-        identity: what it belongs to.
-        kind: None: what the number of labels can carry, for each map its own.
-        domain_kinds: of domains' own maps, where these shall not follow from ``kind`` or the number of labels.
-        shrinkage: labels at which a domain's own map counts for half.
+    ``kind`` None chooses each map by its number of labels; ``domain_kinds`` overrides it for domains' own maps.
 
     Raises:
         DataError: all labels are equal, or there are none.
@@ -229,7 +205,7 @@ def fit_map(
     for name in names if len(names) > 1 else ():
         rows = of_row == name
         count = int(rows.sum())
-        if count >= _LEAST_OF_A_DOMAIN and 0 < correct[rows].sum() < count:
+        if count >= _MIN_DOMAIN_LABELS and 0 < correct[rows].sum() < count:
             own_kind = (domain_kinds or {}).get(name) or kind or kind_for(count)
             fitted = fit_curve(own_kind, confidence[rows], correct[rows])
             own[name] = DomainCurve(curve=fitted, labels=count)
@@ -237,10 +213,9 @@ def fit_map(
 
 
 def question_folds(questions: Sequence[str], folds: int, seed: int) -> npt.NDArray[np.intp]:
-    """The fold (n,) of each row; samples of one question fall into one.
+    """Return the fold (n,) of each row; samples of one question share a fold.
 
-    Raises:
-        DataError: there are fewer questions than folds.
+    Raises DataError if there are fewer questions than folds.
     """
     unique, question = np.unique(np.array(questions, dtype=object).astype(str), return_inverse=True)
     if len(unique) < folds:
@@ -250,7 +225,7 @@ def question_folds(questions: Sequence[str], folds: int, seed: int) -> npt.NDArr
 
 def cross_fitted(
     confidence: Floats,
-    correct: npt.NDArray[np.bool_],
+    correct: Labels,
     domains: Sequence[str],
     questions: Sequence[str],
     identity: Identity,
@@ -260,105 +235,66 @@ def cross_fitted(
     folds: int = 5,
     seed: int = 0,
 ) -> Floats:
-    """Each confidence (n,) recalibrated by a map that has not seen its question's labels.
+    """Recalibrate each confidence (n,) with a map fitted without its question.
 
-    Raises:
-        DataError: there are fewer questions than folds, or a fold leaves labels that are all equal.
+    Raises DataError if there are fewer questions than folds, or the labels outside a fold are all equal.
     """
     fold = question_folds(questions, folds, seed)
-    # The kinds of the map that is judged, which is fitted on all labels.
+    # The kinds of the map that is fitted on all labels.
     domain_kinds = {name: kind or kind_for(count) for name, count in Counter(domains).items()}
     kind = kind or kind_for(len(correct))
     result = np.empty(len(confidence))
     names = np.array(domains, dtype=object)
     for index in range(folds):
         inside = fold == index
-        fitted = fit_map(
-            confidence[~inside],
-            correct[~inside],
-            names[~inside].tolist(),
-            identity,
-            kind=kind,
-            domain_kinds=domain_kinds,
-            shrinkage=shrinkage,
-        )
+        outside = (confidence[~inside], correct[~inside], names[~inside].tolist())
+        fitted = fit_map(*outside, identity, kind=kind, domain_kinds=domain_kinds, shrinkage=shrinkage)
         result[inside] = fitted.apply(confidence[inside], names[inside].tolist())
     return np.clip(result, 0, 1)
 
 
 def write_map(path: Path, fitted: RecalibrationMap) -> None:
-    """Save it as JSON."""
     write_json(path, fitted.model_dump(mode="json"))
 
 
 def read_map(path: Path) -> RecalibrationMap:
-    """Read a saved map.
-
-    Raises:
-        ConfigError: the file is not there, or is none of ours.
-    """
-    try:
-        return RecalibrationMap.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(
-            f"{path}: is no calibration map: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-        ) from error
+    """Read a saved map; raises ConfigError if it is missing or invalid."""
+    return _read(path, RecalibrationMap, "a calibration map")
 
 
 class _CertificateFile(BaseModel):
-    """A map with a certificate, or a file that holds a certificate alone."""
+    """A map with a certificate, or a file with a certificate only."""
 
     identity: Identity
     certificate: Certificate
 
 
 def read_certificate(path: Path) -> tuple[Identity, Certificate]:
-    """Read the certificate in a file of ``calibrate --risk``, and what it belongs to.
-
-    Raises:
-        ConfigError: the file cannot be read, or holds no certificate.
-    """
-    try:
-        found = _CertificateFile.model_validate_json(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValidationError as error:
-        raise ConfigError(f"{path}: holds no certificate; expected the file of `calibrate --risk`") from error
+    """Read the certificate in a file of ``calibrate --risk``, and its identity; raises ConfigError if there is none."""
+    found = _read(path, _CertificateFile, "a file with a certificate, written by `calibrate --risk`")
     return found.identity, found.certificate
 
 
-STATED = "(as stated)"
-
-Labels = npt.NDArray[np.bool_]
-
-
-def _smooth_ece(confidence: Floats, correct: Labels) -> float:
-    return calibration_metrics(confidence, correct, coverages=()).smooth_ece
+def _read(path: Path, form: type[_Form], expected: str) -> _Form:
+    try:
+        return form.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{path}: expected {expected}; {place}: {first['msg']}") from error
 
 
 def _fitted(confidence: Floats, correct: Labels) -> Callable[[Floats], Floats]:
-    """A map of the kind that so many labels can carry.
-
-    Raises:
-        ValueError: the labels are all equal.
-    """
     curve = fit_curve(kind_for(len(correct)), confidence, correct)
     return lambda stated: np.clip(curve(stated), 0, 1)
 
 
 def transfer_matrix(predictions: Sequence[Prediction], *, folds: int = 5, seed: int = 0) -> dict[str, dict[str, float]]:
-    """Smooth ECE on each data set after the map of each; its own is cross-fitted by question.
+    """Smooth ECE on each data set after the map of each; a data set's own map is cross-fitted by question.
 
-    Args:
-        predictions: of one model and method, on several data sets.
-        folds: of a data set's own map, which must not have seen the questions that it is tested on.
-        seed: draws the folds.
-
-    Returns:
-        fitted on -> tested on -> error, NaN where no map can be fitted; :data:`STATED` is fitted on nothing.
+    Returns fitted on -> tested on -> error, NaN where no map can be fitted; the row :data:`STATED` is without a map.
     """
     stated, correct, datasets, questions = labelled(predictions)
     of_row, question = np.array(datasets, dtype=object), np.array(questions, dtype=object)
@@ -377,6 +313,10 @@ def transfer_matrix(predictions: Sequence[Prediction], *, folds: int = 5, seed: 
                 else _error_within(stated[tested], correct[tested], question[tested].tolist(), folds, seed)
             )
     return matrix
+
+
+def _smooth_ece(confidence: Floats, correct: Labels) -> float:
+    return calibration_metrics(confidence, correct, coverages=()).smooth_ece
 
 
 def _error_within(stated: Floats, correct: Labels, questions: Sequence[str], folds: int, seed: int) -> float:

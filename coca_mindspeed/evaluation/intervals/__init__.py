@@ -1,1 +1,1 @@
-"""Intervals of the metrics, shown by simulation to hold."""
+"""Confidence intervals of the metrics; their coverage is tested by simulation."""

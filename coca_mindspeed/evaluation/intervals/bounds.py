@@ -1,9 +1,8 @@
-"""Intervals of bounded quantities that hold on small sets and at their extremes.
+"""Intervals of bounded quantities that hold for small sets and at the extremes.
 
-A bootstrap has nothing to vary where all answers are right, and a normal interval has no width there; the exact
-binomial interval (Clopper and Pearson, 1934) holds for every share and every count.  For other means of values
-between two bounds it serves with an *effective size*: the number of right-or-wrong answers that would vary as much
-(Korn and Graubard, 1998, do so for survey samples).
+A bootstrap has no variation where all answers are correct, and a normal interval has no width there.  The exact
+binomial interval (Clopper and Pearson, 1934) holds for every proportion and count.  Other means of values in a bounded
+range use it with an *effective size*: the number of binary answers of the same variance (Korn and Graubard, 1998).
 """
 
 import math
@@ -12,23 +11,22 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from scipy.stats import beta, norm
 from scipy.stats import t as student_t
 
-Floats = npt.NDArray[np.float64]
+from coca_mindspeed.evaluation.metrics.binning import Floats
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate between two bounds; NaN where undefined."""
+    """An estimate with two bounds; NaN where undefined."""
 
     estimate: float
     low: float
     high: float
 
     def as_dict(self) -> dict[str, float | None]:
-        """Strict JSON, None for NaN."""
+        """Return strict JSON, None for NaN."""
         values = {"estimate": self.estimate, "low": self.low, "high": self.high}
         return {name: None if math.isnan(value) else value for name, value in values.items()}
 
@@ -37,12 +35,9 @@ UNDEFINED_INTERVAL = Interval(math.nan, math.nan, math.nan)
 
 
 def share_low(share: Any, size: Any, tail: float) -> Floats:
-    """Exact binomial lower bound of a share observed on ``size`` answers; too high with probability ``tail``.
+    """Exact binomial lower bound of a proportion; it exceeds the true value with probability at most ``tail``.
 
-    Args:
-        share: observed, in [0, 1]; arrays are broadcast.
-        size: how many answers; need not be whole.
-        tail: one-sided.
+    Arrays are broadcast; ``size``, the number of answers, need not be whole.
     """
     right = np.asarray(share, dtype=np.float64) * size
     found = beta.ppf(tail, np.where(right > 0, right, 1.0), size - right + 1)
@@ -50,22 +45,19 @@ def share_low(share: Any, size: Any, tail: float) -> Floats:
 
 
 def share_high(share: Any, size: Any, tail: float) -> Floats:
-    """Exact binomial upper bound of a share; as :func:`share_low`."""
+    """Exact binomial upper bound of a proportion; as :func:`share_low`."""
     return 1 - share_low(1 - np.asarray(share, dtype=np.float64), size, tail)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundedMean:
-    """An estimated mean of values in [0, 1], or of paired differences in [-1, 1].
+    """An estimated mean of values in [0, 1], or of paired differences in [-1, 1] (``lower`` -1).
 
     Attributes:
-        value: the estimate, NaN where undefined.
-        variance: of the estimate, from the spread of the values.
-        units: independent questions that it rests on.
-        most: answers that it rests on where each is right or wrong, so that no variance is smaller; None otherwise.
-        lower: 0, or -1 for differences.
-        is_mean: whether no variance is larger than that of ``units`` right-or-wrong values.  False for functions of
-            ranked answers (AURC, selective accuracy), where one answer can move many.
+        units: number of independent questions.
+        most: number of answers if each is binary, which bounds the effective size; None otherwise.
+        is_mean: the variance is at most that of ``units`` binary values.  False for functions of ranked answers (AURC,
+            selective accuracy), where one answer can move many.
     """
 
     value: float
@@ -76,10 +68,10 @@ class BoundedMean:
     is_mean: bool = True
 
     def interval(self, level: float = 0.95) -> Interval:
-        """The exact binomial interval of the effective size, at most ``most`` and for means at least ``units``.
+        """Exact binomial interval of the effective size, at most ``most`` and, for means, at least ``units``.
 
-        Without ``is_mean`` it is not narrower than the normal interval on either side: near 0 and 1 the binomial one
-        presumes a variance that shrinks with the value, and that of ranked answers need not.
+        Without ``is_mean`` it is at least as wide as the normal interval on both sides: near 0 and 1 the binomial
+        interval assumes a variance that shrinks with the value, which need not hold for ranked answers.
         """
         if math.isnan(self.value) or self.units <= 0:
             return Interval(self.value, math.nan, math.nan)
@@ -102,10 +94,10 @@ class BoundedMean:
         )
 
     def _effective(self, share: float, width: float) -> tuple[float, float]:
-        """How many right-or-wrong values would vary as much, and the estimate's deviation, on the scale of ``share``.
+        """Effective size and standard deviation of the estimate, on the scale of ``share``.
 
-        Both are those of the values and two more at either end, as Agresti and Coull (1998) add them: values that are
-        all equal do not promise that none is different.
+        Both include two added values at either end (Agresti and Coull, 1998), since equal values do not prove that no
+        value differs.
         """
         smooth = (self.units * share + 2) / (self.units + 4)
         spread = self.units * self.variance / width**2 + (share - smooth) ** 2
@@ -116,7 +108,7 @@ class BoundedMean:
 
 
 def plain_mean(parts: Sequence[BoundedMean]) -> BoundedMean:
-    """The plain mean of estimates from independent data sets, all of which are defined."""
+    """Return the plain mean of defined estimates from independent data sets."""
     if len(parts) == 1:
         return parts[0]
     count = len(parts)
@@ -127,3 +119,19 @@ def plain_mean(parts: Sequence[BoundedMean]) -> BoundedMean:
         lower=parts[0].lower,
         is_mean=parts[0].is_mean,
     )
+
+
+def shifted_percentiles(
+    estimate: float, values: Floats, level: float = 0.95, lower: float = -math.inf, upper: float = math.inf
+) -> Interval:
+    """Return percentiles of the replicates, shifted so that their mean is the estimate, clipped to [lower, upper].
+
+    Not valid for ECE: its estimate exceeds the true error by about as much as its replicates exceed the estimate.
+    ``values`` are replicates (r,); NaN is left out.
+    """
+    known = values[~np.isnan(values)]
+    if math.isnan(estimate) or not len(known):
+        return Interval(estimate, math.nan, math.nan)
+    tail = (1 - level) / 2
+    low, high = np.quantile(known, [tail, 1 - tail]) + (estimate - known.mean())
+    return Interval(estimate, float(np.clip(low, lower, estimate)), float(np.clip(high, estimate, upper)))

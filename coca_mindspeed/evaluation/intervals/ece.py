@@ -1,23 +1,19 @@
-"""An interval of the expected calibration error that holds where calibration is good.
+"""Interval of the expected calibration error that holds for well calibrated models too.
 
-The estimate is the sum over bins of |mean gap| and noise only ever raises it, so neither percentiles of a bootstrap
-nor their recentring cover a true error near zero.  But the error is a maximum of plain means: over all ways to give
-each bin a sign, of the mean of sign * (confidence - correct).  For signs that were fixed beforehand this is a mean of
-independent values with an interval of its own, and
+ECE is the sum over bins of |mean gap|, and noise only raises it, so neither bootstrap percentiles nor recentred ones
+cover a true error near zero.  ECE is the maximum, over all signs of the bins, of the mean of
+sign * (confidence - correct).  For fixed signs this is a mean of independent values with an interval of its own, and
 
-- the true signs are one of the ways, so the largest upper bound over *all* signs is an upper bound of the error, and
-  no correction for their number is needed;
-- the error is at least the mean for *any* signs, so the largest lower bound over a few of them, corrected for how few,
-  is a lower bound.  They are those that change at most once from the lowest bin to the highest: over-confident
-  throughout, under-confident below a point and over-confident above it, and the reverse.
+- the true signs are among them, so the largest upper bound over *all* signs bounds the error from above, without a
+  correction for their number;
+- the error is at least the mean for *any* signs, so the largest lower bound over a few of them, corrected for their
+  number, bounds it from below.  These are the signs that change at most once from the lowest bin to the highest.
 
-For fixed signs the bound of the mean is the wider of two.  The exact binomial one (answers that count for the error
-under these signs, of all answers) holds for the error of these very confidences at every size; Student's, on the
-values themselves, adds that other questions would have drawn other confidences.
+For fixed signs the wider of two bounds is used: the exact binomial one (answers that count for the error, of all
+answers) holds for these confidences at every size; Student's, on the values, adds the variation of the confidences.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,14 +25,9 @@ from coca_mindspeed.evaluation.intervals.bounds import UNDEFINED_INTERVAL, Float
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """What the calibration errors need of b bins that are not empty, from the lowest confidences up.
+    """Sums of b non-empty bins, in ascending confidence: answers, correct answers and confidences, (b,) each.
 
-    Attributes:
-        count: answers (b,).
-        right: right answers (b,).
-        stated: sum of the confidences (b,).
-        brier: mean squared error of all answers.
-        units: independent questions among them (see :func:`.influence.independent_units`).
+    ``brier`` is the mean squared error of all answers, ``units`` the number of independent questions.
     """
 
     count: Floats
@@ -56,7 +47,7 @@ class Bins:
 
 
 def ece_interval(bins: Bins, level: float = 0.95) -> Interval:
-    """The interval of ECE, with its plain estimate; NaN where there is no answer."""
+    """Return the interval of ECE with its plain estimate; NaN without answers."""
     if not len(bins.count):
         return UNDEFINED_INTERVAL
     estimate, tail = float(np.abs(bins.gaps).sum()), (1 - level) / 2
@@ -65,7 +56,7 @@ def ece_interval(bins: Bins, level: float = 0.95) -> Interval:
 
 
 def _low(bins: Bins, tail: float) -> float:
-    """The largest lower bound over the signs that change at most once."""
+    """Largest lower bound over the signs that change at most once."""
     b = len(bins.count)
     once = np.where(np.arange(b) < np.arange(b)[:, None], -1, 1)  # (b, b): minus below the i-th bin
     signs = np.concatenate([once, -once])  # (2 b, b)
@@ -79,10 +70,10 @@ def _low(bins: Bins, tail: float) -> float:
 
 
 def _high_exact(bins: Bins, tail: float) -> float:
-    """The largest exact upper bound over all 2^b signs.
+    """Largest exact upper bound over all 2^b signs.
 
-    Signs matter through two sums only: the mean gap and how many answers count for it (wrong ones in bins of sign
-    plus, right ones in the others).  So the largest mean gap for each count is found bin by bin.
+    Signs enter by two sums only: the mean gap and the number of answers that count for it (wrong answers in bins of
+    sign plus, correct ones in the others).  The largest mean gap for each number is found bin by bin.
     """
     n = round(bins.n)
     largest = np.full(n + 1, -np.inf)
@@ -100,10 +91,11 @@ def _high_exact(bins: Bins, tail: float) -> float:
 
 
 def _high_student(bins: Bins, estimate: float, tail: float) -> float:
-    """The largest upper bound by Student's t over all signs.
+    """Largest upper bound by Student's t over all signs.
 
-    The mean square of sign * (confidence - correct) is the Brier score whatever the signs, so the bound depends on the
-    mean m alone: m + t sqrt((brier - m^2) / (units - 1)), which rises up to m = sqrt(brier / (1 + h)) and then falls.
+    The mean square of sign * (confidence - correct) is the Brier score for all signs, so the bound depends on the mean
+    m
+    alone: m + t sqrt((brier - m^2) / (units - 1)), which rises up to m = sqrt(brier / (1 + h)) and then falls.
     """
     freedom = max(bins.units - 1, 1)
     h = float(student_t.ppf(1 - tail, freedom)) ** 2 / freedom
@@ -111,16 +103,14 @@ def _high_student(bins: Bins, estimate: float, tail: float) -> float:
     return mean + math.sqrt(h * max(bins.brier - mean**2, 0.0))
 
 
-# Numbers drawn at once: draws times distinct confidences.
-_BLOCK = 1 << 18
+_BLOCK = 1 << 18  # numbers drawn at once: draws times distinct confidences
 
 
 @dataclass(frozen=True, slots=True)
-class CalibratedEce:
-    """ECE of redrawn answers.
+class EceUnderCalibration:
+    """ECE under perfect calibration: of answers redrawn with the stated confidences as probabilities.
 
-    Attributes:
-        draws: one for each redrawing (r,); NaN where no answer has a confidence.
+    ``draws`` (r,) has one value for each redrawing; NaN without valid answers.
     """
 
     draws: Floats
@@ -131,30 +121,26 @@ class CalibratedEce:
 
     @property
     def high(self) -> float:
-        """95 in a hundred calibrated models show less."""
+        """The 95% quantile."""
         return float(np.quantile(self.draws, 0.95))
 
     def as_dict(self) -> dict[str, float | None]:
-        """Strict JSON, None where undefined."""
+        """Return strict JSON, None where undefined."""
         if bool(np.isnan(self.draws).any()):
             return {"mean": None, "p95": None}
         return {"mean": self.mean, "p95": self.high}
 
 
-def calibrated_ece(
+def ece_under_calibration(
     values: Floats, counts: Floats, bin_starts: npt.NDArray[np.intp], *, draws: int = 1000, seed: int = 0
-) -> CalibratedEce:
-    """Redraw the answers.
+) -> EceUnderCalibration:
+    """Redraw the answers ``draws`` times.
 
-    Args:
-        values: distinct confidences (g,), those of one bin side by side.
-        counts: answers that state each (g,).
-        bin_starts: where each bin begins among them.
-        draws: how many.
-        seed: equal seeds give equal draws.
+    ``values`` are the distinct confidences (g,) grouped by bin, ``counts`` the answers with each (g,), ``bin_starts``
+    the index of each bin's first value.
     """
     if not len(values):
-        return CalibratedEce(np.full(draws, np.nan))
+        return EceUnderCalibration(np.full(draws, np.nan))
     rng, whole = np.random.default_rng(seed), counts.astype(np.int64)
     size = max(1, _BLOCK // len(values))
     alone, found = bool(whole.max() == 1), []
@@ -164,9 +150,4 @@ def calibrated_ece(
         right = rng.random(shape) < values if alone else rng.binomial(whole, values, size=shape)
         gap = np.add.reduceat(right - whole * values, bin_starts, axis=1)
         found.append(np.abs(gap).sum(axis=1) / whole.sum())
-    return CalibratedEce(np.concatenate(found))
-
-
-def mean_calibrated(parts: Sequence[CalibratedEce]) -> CalibratedEce:
-    """The plain mean over data sets, whose answers are drawn independently."""
-    return CalibratedEce(np.mean([part.draws for part in parts], axis=0))
+    return EceUnderCalibration(np.concatenate(found))

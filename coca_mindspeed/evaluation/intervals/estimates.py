@@ -1,31 +1,36 @@
-"""Every metric of a set of predictions with an interval that was shown to hold, and differences of two methods.
+"""Every metric of a set of predictions with its interval, and differences of two methods.
 
-Which interval a metric gets:
+Intervals by metric:
 
-- means over predictions (:data:`.influence.MEANS`), the area under risk and coverage and selective accuracy: the exact
-  binomial one of an effective size (:class:`.intervals.BoundedMean`);
-- ECE: bounds over the signs of its bins (:mod:`.ece_interval`);
-- tokens to confidence: percentiles of the bootstrap, since they have no upper bound;
-- MCE, the parts of the Brier score and the log score: none.  The first ones are biased by noise as ECE is, and one
-  unseen wrong answer of confidence 1 moves the log score further than any data tell.
+- means over predictions (:data:`.influence.MEANS`), AURC and selective accuracy: exact binomial interval of an
+  effective size (:class:`.bounds.BoundedMean`);
+- ECE: bounds over the signs of its bins (:mod:`.ece`);
+- tokens to confidence, which has no upper bound: bootstrap percentiles;
+- MCE, the parts of the Brier score and the log score: none.  The first are biased by noise as ECE is, and one unseen
+  wrong answer of confidence 1 changes the log score without limit.
 
-``tests/evaluation/test_coverage.py`` and ``benchmarks/interval_coverage.py`` measure what they cover.
+``tests/evaluation/test_coverage.py`` and ``benchmarks/interval_coverage.py`` measure the coverage.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from coca_mindspeed.evaluation.intervals.bootstrap import Replicates, resample, shifted_percentiles
-from coca_mindspeed.evaluation.intervals.bounds import UNDEFINED_INTERVAL, BoundedMean, Interval, plain_mean
-from coca_mindspeed.evaluation.intervals.ece import Bins, CalibratedEce, calibrated_ece, ece_interval, mean_calibrated
+from coca_mindspeed.evaluation.intervals.bounds import (
+    UNDEFINED_INTERVAL,
+    BoundedMean,
+    Floats,
+    Interval,
+    plain_mean,
+    shifted_percentiles,
+)
+from coca_mindspeed.evaluation.intervals.ece import Bins, EceUnderCalibration, ece_interval, ece_under_calibration
 from coca_mindspeed.evaluation.intervals.influence import (
     MEANS,
-    Influence,
     difference,
     independent_units,
     influences,
@@ -39,14 +44,10 @@ _RESAMPLED = "tokens_to_confidence"
 
 
 class Estimates:
-    """The metrics of n predictions.
+    """The metrics of n predictions with their intervals.
 
-    Args:
-        data: the predictions' arrays.
-        questions: (n,), equal for samples of the same question; None where every prediction is of its own.
-        replicates: of the bootstrap, and redrawings of a calibrated model's answers.
-        seed: equal seeds give equal intervals.
-        options: of the metrics.
+    ``questions`` (n,) are equal for samples of the same question (None: every prediction has its own).  ``replicates``
+    and ``seed`` are of the bootstrap and of the redrawings under perfect calibration.
     """
 
     def __init__(
@@ -70,54 +71,53 @@ class Estimates:
         self.influences = influences(data, self.question)
 
     @cached_property
-    def replicates(self) -> Replicates:
-        """The bootstrap's; made when a metric needs them."""
-        [values] = resample([self.sample], self.question, self._replicates, self._seed)
-        return Replicates(self.values, values)
+    def replicates(self) -> dict[str, Floats]:
+        """Bootstrap replicates (r,) of every metric, NaN where undefined."""
+        return resample([self.sample], self.question, self._replicates, self._seed)[0]
 
     @cached_property
-    def calibrated(self) -> CalibratedEce:
-        """The ECE that a calibrated model with these confidences shows."""
+    def calibrated(self) -> EceUnderCalibration:
+        """ECE under perfect calibration with these confidences."""
         sample = self.sample
-        return calibrated_ece(
+        return ece_under_calibration(
             sample.values, sample.group_counts, sample.bin_starts, draws=self._replicates, seed=self._seed
         )
 
     @cached_property
     def bins(self) -> Bins:
-        """Counts of the bins that are not empty."""
+        """Sums of the non-empty bins."""
         count, right, stated = (sums[::-1] for sums in self.sample.bin_sums())
         return Bins(count, right, stated, self.values["brier"], self._units(self.sample.n_valid))
 
     def bounded(self, name: str) -> BoundedMean:
-        """A metric in [0, 1] that is a mean, or behaves like one."""
+        """Return a metric in [0, 1] that is a mean or behaves like one."""
         if name in MEANS:
             return self.influences[name].mean(self.question)
         units, most = self._places(name)
-        return _resampled_mean(self.values[name], self.replicates.values[name], units, most=most)
+        return _resampled_mean(self.values[name], self.replicates[name], units, most=most)
 
     def interval(self, name: str, level: float = 0.95) -> Interval:
-        """The interval of a metric; NaN bounds where it has none."""
+        """Return the interval of a metric; NaN bounds if it has none."""
         estimate = self.values[name]
         if math.isnan(estimate):
             return UNDEFINED_INTERVAL
         if name == "ece":
             found = ece_interval(self.bins, level)
-            # The estimate may have its bias taken off (MetricOptions.debias).
+            # The estimate may be debiased (MetricOptions.debias).
             return Interval(estimate, min(found.low, estimate), max(found.high, estimate))
         if name == _RESAMPLED:
-            return self.replicates.interval(name, level)
+            return shifted_percentiles(estimate, self.replicates[name], level, 0.0)
         if has_interval(name):
             return self.bounded(name).interval(level)
         return Interval(estimate, math.nan, math.nan)
 
     def _units(self, answers: float) -> float:
-        """Independent questions in so many answers of those with a confidence."""
+        """Independent questions in this many answers of those with a confidence."""
         valid = ~np.isnan(self.data.confidence)
         return independent_units(self.question[valid]) * answers / max(self.sample.n_valid, 1)
 
     def _places(self, name: str) -> tuple[float, float | None]:
-        """Independent questions that a metric of ranked answers rests on, and their number if it is a share."""
+        """Independent questions of a metric of ranked answers, and their number if it is a proportion."""
         if (coverage := coverage_of(name)) is not None:
             places = math.ceil(round(coverage * self.sample.n_valid, 9))
             return self._units(places), float(places)
@@ -126,15 +126,15 @@ class Estimates:
 
 
 def has_interval(name: str) -> bool:
-    """Whether a metric has an interval at all (see above)."""
+    """Whether a metric has an interval."""
     return name in (*MEANS, "ece", _RESAMPLED, "aurc") or coverage_of(name) is not None
 
 
 def paired_intervals(first: Estimates, second: Estimates, level: float = 0.95) -> dict[str, Interval]:
-    """Intervals of ``second - first`` for each metric that has one.
+    """Return intervals of ``second - first`` for each metric that has one; rows are paired by question and sample.
 
-    The two are of the same questions: row i of both is one question's i-th sample.  ECE has no paired
-    interval that is known to hold, so its is the difference of both methods' intervals, each at half the error.
+    ECE has no paired interval of known coverage; its interval is the difference of both methods' intervals, each at
+    half the error.
 
     Raises:
         ValueError: the predictions do not correspond.
@@ -153,8 +153,8 @@ def paired_intervals(first: Estimates, second: Estimates, level: float = 0.95) -
             one, other = (each.interval(name, 1 - (1 - level) / 2) for each in (first, second))
             found[name] = Interval(estimate, other.low - one.high, other.high - one.low)
         elif name in MEANS:
-            both: tuple[Influence, Influence] = (first.influences[name], second.influences[name])
-            found[name] = difference(*both, first.question).interval(level)
+            change = difference(first.influences[name], second.influences[name], first.question)
+            found[name] = change.interval(level)
         elif name == _RESAMPLED:
             found[name] = shifted_percentiles(estimate, after[name] - before[name], level)
         elif has_interval(name):
@@ -166,25 +166,25 @@ def paired_intervals(first: Estimates, second: Estimates, level: float = 0.95) -
 
 
 def average_interval(parts: Sequence[Estimates], name: str, level: float = 0.95) -> Interval:
-    """The interval of the plain mean over independent data sets, on each of which the metric is defined."""
+    """Return the interval of the plain mean over independent data sets, on each of which the metric is defined."""
     if len(parts) == 1:
         return parts[0].interval(name, level)
     estimate = float(np.mean([part.values[name] for part in parts]))
     if name == "ece":
-        # All of them hold together with the error shared out; noise is no smaller in the mean of raised estimates.
+        # A union bound: noise is not smaller in the mean of estimates that are biased upwards.
         each = [part.interval(name, 1 - (1 - level) / len(parts)) for part in parts]
         return Interval(estimate, float(np.mean([i.low for i in each])), float(np.mean([i.high for i in each])))
     if name == _RESAMPLED:
-        values = np.mean([part.replicates.values[name] for part in parts], axis=0)
+        values = np.mean([part.replicates[name] for part in parts], axis=0)
         return shifted_percentiles(estimate, values, level, 0.0)
     if has_interval(name):
         return plain_mean([part.bounded(name) for part in parts]).interval(level)
     return Interval(estimate, math.nan, math.nan)
 
 
-def average_calibrated(parts: Sequence[Estimates]) -> CalibratedEce:
-    """The mean over data sets of what calibrated models show."""
-    return mean_calibrated([part.calibrated for part in parts])
+def average_under_calibration(parts: Sequence[Estimates]) -> EceUnderCalibration:
+    """Return the mean over data sets of the ECE under perfect calibration."""
+    return EceUnderCalibration(np.mean([part.calibrated.draws for part in parts], axis=0))
 
 
 def _resampled_mean(
@@ -194,3 +194,35 @@ def _resampled_mean(
     if math.isnan(value) or not len(known) or units <= 0:
         return BoundedMean(math.nan, math.nan, 0.0, lower=lower)
     return BoundedMean(value, float(known.var()), units, most, lower, is_mean=False)
+
+
+_BLOCK = 1 << 16  # weights computed at once, replicates times predictions; larger blocks leave the processor's cache
+
+
+def _draws(units: int, replicates: int, rows: int, rng: np.random.Generator) -> Iterator[Floats]:
+    """Yield blocks of bootstrap weights (r, units); each row draws ``units`` out of ``units`` with replacement."""
+    size = max(1, _BLOCK // max(rows, 1))
+    for start in range(0, replicates, size):
+        count = min(size, replicates - start)
+        drawn = rng.integers(0, units, size=(count, units))
+        drawn += np.arange(count)[:, None] * units
+        yield np.bincount(drawn.ravel(), minlength=count * units).reshape(count, units).astype(np.float64)
+
+
+def resample(
+    samples: list[WeightedSample], question: npt.NDArray[np.intp], replicates: int, seed: int
+) -> list[dict[str, Floats]]:
+    """Return the replicates of every sample; all samples get the same draws of questions.
+
+    Predictions of the samples correspond row by row; ``question`` is the number of each row's question (n,).
+    """
+    rows, count = samples[0].n, int(question.max(initial=-1)) + 1
+    blocks: list[list[dict[str, Floats]]] = [[] for _ in samples]
+    # Draws are exchangeable: a single sample with one answer per question needs no reordering.
+    in_order = len(samples) == 1 and count == rows
+    if not rows:
+        return [sample.metrics(np.ones((replicates, 0))) for sample in samples]
+    for weights in _draws(count, replicates, rows, np.random.default_rng(seed)):
+        for sample, done in zip(samples, blocks, strict=True):
+            done.append(sample.metrics(weights if in_order else weights[:, question[sample.order]]))
+    return [{name: np.concatenate([block[name] for block in done]) for name in done[0]} for done in blocks]

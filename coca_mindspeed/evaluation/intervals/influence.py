@@ -1,8 +1,8 @@
-"""Metrics that are means over predictions, with the variance that their questions give them.
+"""Metrics that are means over predictions, with the variance over questions.
 
-A prediction's influence is how far it moves the estimate (times n): its deviation from the mean for a plain mean, and
-for AUROC the deviation of its placement among the answers of the other kind (DeLong, DeLong and Clarke-Pearson, 1988).
-Influences of the samples of one question are added before they are squared, so that samples which agree count once.
+A prediction's influence is how far it moves the estimate (times n): its deviation from the mean, or for AUROC the
+deviation of its placement among the answers of the other class (DeLong, DeLong and Clarke-Pearson, 1988).  Influences
+of the samples of one question are added before they are squared, so that samples which agree count once.
 """
 
 import math
@@ -21,10 +21,9 @@ MEANS = ("accuracy", "success_rate", "brier", "auroc")
 
 
 def question_index(questions: npt.NDArray[Any] | None, rows: int) -> npt.NDArray[np.intp]:
-    """The number of each row's question (rows,), from 0; without ``questions`` every row is of its own.
+    """Return the number of each row's question (rows,), from 0; without ``questions`` every row has its own.
 
-    Raises:
-        ValueError: there are not as many as rows.
+    Raises ValueError if the lengths differ.
     """
     if questions is None:
         return np.arange(rows)
@@ -34,24 +33,16 @@ def question_index(questions: npt.NDArray[Any] | None, rows: int) -> npt.NDArray
 
 
 def independent_units(question: npt.NDArray[np.intp]) -> float:
-    """How many independent answers a sum over these rows holds if all samples of a question agree: (sum k)^2 / sum k^2.
-
-    Args:
-        question: of each row (n,), from :func:`question_index` or a part of it.
-    """
+    """Return the effective number of independent answers if all samples of a question agree: (sum k)^2 / sum k^2."""
     samples = np.unique(question, return_counts=True)[1].astype(np.float64)
     return float(samples.sum() ** 2 / (samples**2).sum()) if len(samples) else 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Influence:
-    """A mean and what each of n predictions adds to it.
+    """A mean (NaN where undefined) and the influence ``moves`` (n,) of each prediction on it.
 
-    Attributes:
-        value: the mean, NaN where undefined.
-        moves: influence of each prediction (n,), zero for those that it is not over.
-        units: independent questions that it rests on.
-        most: answers, where each is right or wrong; None otherwise.
+    ``units`` is the number of independent questions, ``most`` the number of answers if each is binary.
     """
 
     value: float
@@ -60,25 +51,19 @@ class Influence:
     most: float | None = None
 
     def variance(self, question: npt.NDArray[np.intp]) -> float:
-        """Of the mean, each question's predictions taken together."""
+        """Variance of the mean, with each question's predictions taken together."""
         together = np.bincount(question, weights=self.moves)
         factor = len(together) / max(len(together) - 1, 1)
         return float((together**2).sum() / len(question) ** 2 * factor)
 
     def mean(self, question: npt.NDArray[np.intp]) -> BoundedMean:
-        """The mean with its variance."""
         if math.isnan(self.value):
             return BoundedMean(math.nan, math.nan, 0.0)
         return BoundedMean(self.value, self.variance(question), self.units, self.most)
 
 
 def influences(data: Outcomes, question: npt.NDArray[np.intp]) -> Mapping[str, Influence]:
-    """The influences on every metric of :data:`MEANS`.
-
-    Args:
-        data: n predictions.
-        question: of each (n,).
-    """
+    """Return the influences on every metric of :data:`MEANS`; ``question`` is the question of each prediction (n,)."""
     everywhere = np.ones(len(data), dtype=np.bool_)
     valid = ~np.isnan(data.confidence)
     right = data.correct.astype(np.float64)
@@ -92,7 +77,7 @@ def influences(data: Outcomes, question: npt.NDArray[np.intp]) -> Mapping[str, I
 
 
 def difference(first: Influence, second: Influence, question: npt.NDArray[np.intp]) -> BoundedMean:
-    """``second - first`` of two methods on the same predictions, row by row."""
+    """Return ``second - first`` of two methods on the same predictions, row by row."""
     value = second.value - first.value
     if math.isnan(value):
         return BoundedMean(math.nan, math.nan, 0.0, lower=-1.0)
@@ -120,11 +105,11 @@ def _auroc(data: Outcomes, valid: npt.NDArray[np.bool_], question: npt.NDArray[n
         return Influence(math.nan, moves, 0.0)
     ranks = np.zeros(len(data))
     ranks[valid] = rankdata(data.confidence[valid])
-    # The share of answers of the other kind below a right one, and above a wrong one; ties half.
+    # Fraction of the other class below a correct answer, and above a wrong one; ties half.
     placed_right = (ranks[right] - rankdata(data.confidence[right])) / n_wrong
     placed_wrong = 1 - (ranks[wrong] - rankdata(data.confidence[wrong])) / n_right
     area = float(placed_right.mean())
     moves[right] = (placed_right - area) * len(data) / n_right
     moves[wrong] = (placed_wrong - area) * len(data) / n_wrong
-    # No law has a larger variance than area (1 - area) / (the rarer kind) (Birnbaum and Klose, 1957).
+    # The variance is at most area (1 - area) / size of the rarer class (Birnbaum and Klose, 1957).
     return Influence(area, moves, min(independent_units(question[right]), independent_units(question[wrong])))

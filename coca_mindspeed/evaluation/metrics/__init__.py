@@ -1,1 +1,1 @@
-"""The metrics of calibration, and the one catalogue of their names."""
+"""Calibration metrics and their specs."""

@@ -1,9 +1,9 @@
 """Bins of confidence, for calibration errors and reliability diagrams.
 
 Equal-width bins are closed on the right, the first also on the left: [0, 0.1], (0.1, 0.2], ..., (0.9, 1].  Closed on
-the left they are [0, 0.1), ..., [0.8, 0.9), [0.9, 1].  An edge is the floating-point number nearest to the exact
-decimal, so a confidence that was written "0.3" lies in (0.2, 0.3], or in [0.3, 0.4).
-``numpy.linspace(0, 1, 11)`` does not have this property: its fourth edge is 0.30000000000000004.
+the left they are [0, 0.1), ..., [0.8, 0.9), [0.9, 1].  Each edge is the float nearest to the exact decimal, so that a
+confidence written "0.3" lies in (0.2, 0.3] or in [0.3, 0.4).  ``numpy.linspace(0, 1, 11)`` does not have this
+property: its fourth edge is 0.30000000000000004.
 """
 
 from dataclasses import dataclass
@@ -28,16 +28,25 @@ def check_confidence(confidence: npt.NDArray[Any]) -> None:
         raise ValueError("confidence should lie in [0, 1], NaN where invalid; found a value outside")
 
 
+def clopper_pearson(right: Any, count: Any, level: float = 0.95) -> tuple[Floats, Floats]:
+    """Return the exact binomial interval of a proportion, elementwise; NaN where ``count`` is 0."""
+    right, count, tail = np.asarray(right), np.asarray(count), (1 - level) / 2
+    with np.errstate(invalid="ignore", divide="ignore"):
+        low = np.where(right == 0, 0.0, beta.ppf(tail, right, count - right + 1))
+        high = np.where(right == count, 1.0, beta.ppf(1 - tail, right + 1, count - right))
+    return np.where(count == 0, np.nan, low), np.where(count == 0, np.nan, high)
+
+
 def bin_edges(
     confidence: npt.NDArray[Any], bins: int = 10, scheme: BinScheme = "equal_width", closed: BinsClosed = "right"
 ) -> npt.NDArray[Any]:
-    """Edges from 0 to 1, in the dtype of ``confidence``.
+    """Return the bin edges from 0 to 1, in the dtype of ``confidence``.
 
     Args:
-        confidence: valid confidences (n,); decides the dtype and, for equal mass, the edges.
-        bins: how many; ``equal_mass`` gives fewer where values are tied, because ties are never parted.
-        scheme: ``equal_width``, or ``equal_mass`` for bins that hold about n / bins predictions each.
-        closed: the side on which a bin holds its edge.
+        confidence: valid confidences (n,); they determine the edges of equal-mass bins.
+        bins: number of bins; ``equal_mass`` gives fewer if values are tied, because ties are not split.
+        scheme: ``equal_width``, or ``equal_mass`` for bins of about n / bins predictions each.
+        closed: the side on which a bin includes its edge.
     """
     if bins < 1:
         raise ValueError(f"bins should be at least 1, found {bins}")
@@ -58,10 +67,10 @@ def bin_edges(
 def bin_index(
     confidence: npt.NDArray[Any], edges: npt.NDArray[Any], closed: BinsClosed = "right"
 ) -> npt.NDArray[np.intp]:
-    """Bin of each valid confidence (n,).
+    """Return the bin of each valid confidence (n,).
 
     Closed on the right: i where ``edges[i] < s <= edges[i + 1]``, and 0 for s = 0.  Closed on the left: i where
-    ``edges[i] <= s < edges[i + 1]``, and the last for s = 1.
+    ``edges[i] <= s < edges[i + 1]``, and the last bin for s = 1.
     """
     if closed not in ("right", "left"):
         raise ValueError(f"closed should be 'right' or 'left', found {closed!r}")
@@ -70,15 +79,9 @@ def bin_index(
 
 @dataclass(frozen=True, slots=True)
 class BinTable:
-    """A reliability table over b bins; all arrays are (b,) but ``edges`` (b + 1,).
+    """A reliability table over b bins; arrays are (b,), ``edges`` is (b + 1,).
 
-    Attributes:
-        edges: bin edges.
-        count: predictions in the bin.
-        confidence: their mean confidence, NaN where the bin is empty.
-        accuracy: their share of right answers, NaN where empty.
-        low: lower end of the interval of ``accuracy``, NaN where empty.
-        high: upper end.
+    ``confidence`` and ``accuracy`` are means; ``low`` and ``high`` bound the accuracy.  Empty bins are NaN.
     """
 
     edges: Floats
@@ -98,15 +101,10 @@ def bin_table(
     closed: BinsClosed = "right",
     level: float = 0.95,
 ) -> BinTable:
-    """The numbers of a reliability diagram; invalid (NaN) confidences are left out.
+    """Compute a reliability table of n predictions; invalid (NaN) confidences are left out.
 
-    Args:
-        confidence: (n,), NaN where invalid.
-        correct: (n,).
-        bins: see :func:`bin_edges`.
-        scheme: see :func:`bin_edges`.
-        closed: see :func:`bin_edges`.
-        level: of the Clopper-Pearson (exact binomial) interval of each bin's accuracy.
+    ``level`` is that of the Clopper-Pearson interval of each bin's accuracy; the other options are those of
+    :func:`bin_edges`.
     """
     check_confidence(confidence)
     valid = ~np.isnan(confidence)
@@ -116,11 +114,6 @@ def bin_table(
     count = np.bincount(index, minlength=size)
     right = np.bincount(index, weights=correct, minlength=size)
     total = np.bincount(index, weights=confidence.astype(np.float64), minlength=size)
-    tail = (1 - level) / 2
     with np.errstate(invalid="ignore", divide="ignore"):
-        low = np.where(right == 0, 0.0, beta.ppf(tail, right, count - right + 1))
-        high = np.where(right == count, 1.0, beta.ppf(1 - tail, right + 1, count - right))
         mean_confidence, accuracy = total / count, right / count
-    empty = count == 0
-    low, high = np.where(empty, np.nan, low), np.where(empty, np.nan, high)
-    return BinTable(edges.astype(np.float64), count, mean_confidence, accuracy, low, high)
+    return BinTable(edges.astype(np.float64), count, mean_confidence, accuracy, *clopper_pearson(right, count, level))

@@ -1,7 +1,7 @@
 """Calibration and discrimination of stated confidence (method, section 7).
 
 AUROC, ECE, Brier and the other metrics of confidence are over the valid predictions; accuracy and success rate are
-over all.  What is undefined is NaN, and :attr:`CalibrationMetrics.undefined` says why; it is never a silent zero.
+over all.  Undefined values are NaN, and :attr:`CalibrationMetrics.undefined` gives the reason.
 """
 
 import math
@@ -13,38 +13,18 @@ import numpy as np
 import numpy.typing as npt
 
 from coca_mindspeed.evaluation.metrics.binning import BinScheme, BinsClosed
-from coca_mindspeed.evaluation.metrics.smooth_ece import smooth_ece
-from coca_mindspeed.evaluation.metrics.specs import CATALOGUE, HEADLINE_METRICS
-from coca_mindspeed.evaluation.metrics.weighted import MetricOptions, WeightedSample, coverage_name
+from coca_mindspeed.evaluation.metrics.specs import HEADLINE_METRICS, METRIC_SPECS
+from coca_mindspeed.evaluation.metrics.weighted import Floats, MetricOptions, WeightedSample, coverage_name
 
 HEADLINE = (*HEADLINE_METRICS, "n")
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationMetrics:
-    """What is known about one set of predictions; NaN where undefined.
+    """Metrics of one set of predictions, defined in :data:`.specs.METRIC_SPECS`; NaN where undefined.
 
-    Attributes:
-        n: predictions.
-        n_valid: those with a valid confidence.
-        accuracy: share of right answers, over all.
-        success_rate: n_valid / n (SR).
-        tokens_to_confidence: mean over the predictions where it is known (TTC), in tokens.
-        auroc: probability that a right answer has the higher confidence than a wrong one, ties counted half.
-        ece: expected calibration error: mean over bins of |mean confidence - accuracy|, weighted by count.
-        mce: the largest such gap of a bin.
-        brier: mean of (confidence - correct)^2 = reliability - resolution + uncertainty.
-        reliability: Murphy's decomposition, predictions grouped by confidence value; lower is better.
-        resolution: higher is better.
-        uncertainty: accuracy * (1 - accuracy) of the valid ones; not the model's merit.
-        log_score: mean negative log-likelihood of the verdicts, in nats.
-        aurc: area under the risk-coverage curve: mean error rate of the k most confident, over k = 1 to n_valid.
-        excess_aurc: E-AURC: ``aurc`` less that of the best ranking of the same answers, every right one first.
-        smooth_ece: see :func:`.smooth_ece.smooth_ece`.
-        ks: largest gap between the running sums of confidence and of correctness, by confidence, as a share of n_valid
-            (Gupta et al., 2021).
-        selective_accuracy: coverage -> accuracy of that share of most confident answers.
-        undefined: metric -> why it is NaN.
+    ``n`` counts all predictions, ``n_valid`` those with a valid confidence; ``selective_accuracy`` maps a coverage to
+    the accuracy of that fraction of the most confident answers, ``undefined`` a metric to the reason for its NaN.
     """
 
     n: int
@@ -68,17 +48,17 @@ class CalibrationMetrics:
     undefined: Mapping[str, str]
 
     def values(self) -> dict[str, float]:
-        """Every metric by name, NaN where undefined; selective accuracy as ``accuracy_at_0.5``."""
+        """Return every metric by name; selective accuracy as ``accuracy_at_0.5``."""
         selective = {coverage_name(c): value for c, value in self.selective_accuracy.items()}
-        return {name: getattr(self, name) for name in CATALOGUE} | selective
+        return {name: getattr(self, name) for name in METRIC_SPECS} | selective
 
     def as_dict(self) -> dict[str, Any]:
-        """Strict JSON: every metric with None for NaN, ``n``, ``n_valid`` and the reasons under ``undefined``."""
+        """Return strict JSON: every metric (None for NaN), ``n``, ``n_valid`` and ``undefined``."""
         values = {name: None if math.isnan(value) else value for name, value in self.values().items()}
         return {**values, "n": self.n, "n_valid": self.n_valid, "undefined": dict(self.undefined)}
 
     def headline(self) -> dict[str, Any]:
-        """The seven numbers that summaries print: :data:`HEADLINE`, None for NaN."""
+        """Return the metrics of :data:`HEADLINE`, None for NaN."""
         values = self.as_dict()
         return {name: values[name] for name in HEADLINE}
 
@@ -90,9 +70,9 @@ def _reasons(values: Mapping[str, float], sample: WeightedSample) -> dict[str, s
         reason = dict.fromkeys(values, "no response has a valid confidence")
     else:
         all_right = bool(sample.correct[: sample.n_valid].all())
-        reason = {"auroc": f"all answers with a valid confidence are {'right' if all_right else 'wrong'}"}
+        reason = {"auroc": f"all answers with a valid confidence are {'correct' if all_right else 'wrong'}"}
     if sample.n:
-        reason["tokens_to_confidence"] = "no prediction says after how many tokens its confidence was known"
+        reason["tokens_to_confidence"] = "no prediction has tokens_to_confidence"
     return {name: reason[name] for name, value in values.items() if math.isnan(value)}
 
 
@@ -107,18 +87,12 @@ def calibration_metrics(
     debias: bool = False,
     coverages: tuple[float, ...] = (0.25, 0.5, 0.75),
 ) -> CalibrationMetrics:
-    """All metrics of n predictions.
+    """Compute all metrics of n predictions; the options are those of :class:`MetricOptions`.
 
     Args:
-        confidence: float64 (n,) in [0, 1], NaN where the response states no valid confidence.  float32 is binned
-            by the float32 nearest to each edge, so that 0.3 means 0.3 there too.
+        confidence: float64 (n,) in [0, 1], NaN where invalid.  float32 is binned by the float32 nearest to each edge.
         correct: bool (n,).
-        tokens_to_confidence: (n,), NaN where unknown; None where nobody counted.
-        bins: of ECE and MCE.
-        scheme: ``equal_width`` (the paper's tables) or ``equal_mass``.
-        closed: see :class:`MetricOptions`.
-        debias: see :class:`MetricOptions`.
-        coverages: see :class:`MetricOptions`.
+        tokens_to_confidence: (n,), NaN where unknown.
 
     Raises:
         ValueError: lengths differ, or a confidence lies outside [0, 1].
@@ -129,15 +103,43 @@ def calibration_metrics(
 
 
 def metrics_of(sample: WeightedSample) -> CalibrationMetrics:
-    """All metrics of a prepared sample, every prediction with weight one."""
+    """Compute all metrics of a prepared sample with equal weights."""
     values = {name: float(value[0]) for name, value in sample.metrics(np.ones((1, sample.n))).items()}
     values["smooth_ece"] = smooth_ece(sample.values, sample.group_counts, sample.group_right())
     selective = {coverage: values.pop(coverage_name(coverage)) for coverage in sample.options.coverages}
     named = values | {coverage_name(c): value for c, value in selective.items()}
     return CalibrationMetrics(
-        n=sample.n,
-        n_valid=sample.n_valid,
-        **values,
-        selective_accuracy=selective,
-        undefined=_reasons(named, sample),
+        n=sample.n, n_valid=sample.n_valid, **values, selective_accuracy=selective, undefined=_reasons(named, sample)
     )
+
+
+_SMOOTH_GRID = 1000  # cells of [0, 1]
+
+
+def smooth_ece(values: Floats, counts: Floats, right: Floats) -> float:
+    """Calibration error without bins (Blasiok and Nakkiran, 2023); NaN without valid answers.
+
+    The residuals are smoothed by a Gaussian kernel reflected at 0 and 1, whose width equals the resulting error.
+
+    Args:
+        values: distinct confidences (g,).
+        counts: answers with each (g,).
+        right: correct answers among them (g,).
+    """
+    if not len(values):
+        return float("nan")
+    places = np.minimum((values * _SMOOTH_GRID).astype(np.intp), _SMOOTH_GRID - 1)
+    residual = np.bincount(places, weights=right - values * counts, minlength=_SMOOTH_GRID) / counts.sum()
+    # Reflected at both ends, a function on [0, 1] has period 2; smoothing damps each of its frequencies f = k / 2.
+    spectrum = np.fft.rfft(np.concatenate([residual, residual[::-1]]))
+    decay = -((np.pi * np.arange(len(spectrum))) ** 2) / 2
+
+    def smoothed(width: float) -> float:
+        damped = np.fft.irfft(spectrum * np.exp(decay * width**2), 2 * _SMOOTH_GRID)
+        return float(np.abs(damped[:_SMOOTH_GRID]).sum())
+
+    low, high = 1e-3, 1.0
+    for _ in range(20):  # the error falls as the width grows, so the two meet once
+        width = (low + high) / 2
+        low, high = (width, high) if smoothed(width) > width else (low, width)
+    return smoothed((low + high) / 2)

@@ -1,11 +1,10 @@
-"""The metrics of weighted predictions, for many weightings at once.
+"""Metrics of weighted predictions, for many weightings at once.
 
-A bootstrap replicate is the same predictions with other whole-number weights, so one kernel serves the estimate
-(all weights 1) and every replicate.  Predictions are sorted by confidence once; everything after that is prefix
-sums over the G distinct confidence values, along the last axis of arrays (r, G) for r weightings.
+A bootstrap replicate is the same predictions with other whole-number weights, so one kernel computes the estimate (all
+weights 1) and every replicate.  Predictions are sorted by confidence once; the rest is prefix sums over the G distinct
+confidence values, along the last axis of arrays (r, G) for r weightings.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,25 +12,30 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm
 
-from coca_mindspeed.evaluation.metrics.binning import BinScheme, BinsClosed, bin_edges, bin_index, check_confidence
+from coca_mindspeed.evaluation.metrics.binning import (
+    BinScheme,
+    BinsClosed,
+    Floats,
+    bin_edges,
+    bin_index,
+    check_confidence,
+)
 from coca_mindspeed.evaluation.metrics.specs import CONFIDENCE_METRICS
-
-Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class MetricOptions:
-    """How the metrics are computed where the field has more than one way.
+    """How the metrics are computed.
 
     Attributes:
         bins: number of bins of ECE and MCE.
-        scheme: ``equal_width`` or ``equal_mass`` bins.
-        closed: the side on which a bin holds its edge, ``right`` or ``left``.
-        debias: subtract from ECE the share that sampling noise alone would add (Kumar, Liang and Ma, 2019: the
-            plug-in error of each bin is |gap|, and the noise adds E|N(gap, sd^2)| - |gap|, here in closed form).
-        coverages: shares of most confident answers at which selective accuracy is measured.
-        log_epsilon: confidences are kept this far from 0 and 1 in the log score, which a single wrong answer of
-            confidence 1 would otherwise make infinite.
+        scheme: ``equal_width`` (the paper's tables) or ``equal_mass`` bins.
+        closed: the side on which a bin includes its edge.
+        debias: subtract the noise of each bin, E|N(gap, sd^2)| - |gap|, from ECE (Kumar, Liang and Ma, 2019).
+        coverages: fractions of most confident answers for selective accuracy.
+        log_epsilon: confidences are clipped to [log_epsilon, 1 - log_epsilon] in the log score, which would otherwise
+            be
+            infinite for a wrong answer of confidence 1.
     """
 
     bins: int = 10
@@ -51,40 +55,33 @@ class MetricOptions:
 
     @property
     def bins_text(self) -> str:
-        """The bins as tables name them: ``10 equal-width bins closed on the right``."""
+        """The bins as named in tables: ``10 equal-width bins closed on the right``."""
         return f"{self.bins} {self.scheme.replace('_', '-')} bins closed on the {self.closed}"
 
 
 def harmonic_numbers(up_to: int) -> Floats:
-    """H_0 = 0, H_1 = 1, ..., H_k = 1 + 1/2 + ... + 1/k; shape (up_to + 1,)."""
+    """Return H_0 = 0, H_1 = 1, ..., H_k = 1 + 1/2 + ... + 1/k; shape (up_to + 1,)."""
     return np.concatenate([[0.0], np.cumsum(1 / np.arange(1, up_to + 1))])
 
 
 def _dot(rows: Floats, vector: Floats) -> Floats:
-    """Product (r,) of (r, n) and (n,).  BLAS would start threads for it, which cost more than they save here."""
+    """Product (r,) of (r, n) and (n,), without the threads that BLAS would start."""
     return np.asarray(np.einsum("rn,n->r", rows, vector))
 
 
 def coverage_name(coverage: float) -> str:
-    """The metric name of selective accuracy at a coverage: ``accuracy_at_0.5``."""
+    """Return the name of selective accuracy at a coverage: ``accuracy_at_0.5``."""
     return f"accuracy_at_{coverage:g}"
 
 
 def coverage_of(name: str) -> float | None:
-    """The coverage of a metric that is selective accuracy; None for any other."""
+    """Return the coverage of a selective-accuracy metric; None for other metrics."""
     prefix, _, coverage = name.partition("accuracy_at_")
     return float(coverage) if coverage and not prefix else None
 
 
 class WeightedSample:
-    """Predictions prepared for :meth:`metrics`.
-
-    Args:
-        confidence: float (n,), NaN where invalid.
-        correct: bool (n,).
-        tokens_to_confidence: float (n,), NaN where unknown; or None.
-        options: see :class:`MetricOptions`.
-    """
+    """Predictions prepared for :meth:`metrics`; arguments as in :func:`.calibration.calibration_metrics`."""
 
     def __init__(
         self,
@@ -102,7 +99,7 @@ class WeightedSample:
         if len(set(shapes.values())) > 1:
             raise ValueError(f"arrays should have one length, found {shapes}")
         self.options = options
-        # From the most confident down; NaN sorts last, so the valid predictions are the first n_valid.
+        # Descending confidence; NaN sorts last, so the valid predictions are the first n_valid.
         self.order = np.argsort(-confidence, kind="stable")
         self.n, self.n_valid = len(confidence), int(np.count_nonzero(~np.isnan(confidence)))
         self.correct = correct[self.order].astype(np.float64)
@@ -125,13 +122,13 @@ class WeightedSample:
         self.harmonic = harmonic_numbers(self.n)
 
     def group_right(self) -> Floats:
-        """Right answers of each distinct confidence (G,)."""
+        """Correct answers of each distinct confidence (G,)."""
         if not self.n_valid:
             return np.zeros(0)
         return np.asarray(np.add.reduceat(self.correct[: self.n_valid], self.group_starts))
 
     def bin_sums(self) -> tuple[Floats, Floats, Floats]:
-        """Answers, right answers and sum of confidences of each bin that is not empty, (bins,) each."""
+        """Answers, correct answers and sum of confidences of each non-empty bin, (bins,) each."""
         if not self.n_valid:
             return np.zeros(0), np.zeros(0), np.zeros(0)
         sums = (self.group_counts, self.group_right(), self.group_counts * self.values)
@@ -139,13 +136,13 @@ class WeightedSample:
         return count, of_them_right, stated
 
     def metrics(self, weights: Floats) -> dict[str, Floats]:
-        """Every metric (r,) under each weighting; NaN where undefined.
+        """Compute every metric (r,) under each weighting; NaN where undefined.
 
         Args:
             weights: whole numbers (r, n), column j for prediction ``order[j]``.
         """
         total = weights.sum(axis=1)
-        # Whole questions are resampled with all their samples, so a replicate may be larger than the sample.
+        # Questions are resampled with all their samples, so a replicate may be larger than the sample.
         if (largest := int(total.max(initial=0))) >= len(self.harmonic):
             self.harmonic = harmonic_numbers(largest)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -159,10 +156,11 @@ class WeightedSample:
             return result | {"success_rate": calibration.pop("count") / total} | calibration
 
     def _calibration(self, weights: Floats) -> dict[str, Floats]:
-        """Metrics of the valid predictions, and their count; weights (r, n_valid) from the most confident down."""
+        """Metrics of the valid predictions, and their count; weights (r, n_valid) in descending confidence."""
         if self.n_valid == 0:
-            undefined: dict[str, Floats] = {"count": np.zeros(len(weights))}
-            return undefined | {name: np.full(len(weights), np.nan) for name in calibration_names(self.options)}
+            names = (*CONFIDENCE_METRICS, *map(coverage_name, self.options.coverages))
+            undefined: dict[str, Floats] = {name: np.full(len(weights), np.nan) for name in names}
+            return undefined | {"count": np.zeros(len(weights))}
         right = weights * self.correct[: self.n_valid]
         if len(self.group_starts) < self.n_valid:
             right = np.add.reduceat(right, self.group_starts, axis=1)  # (r, G)
@@ -170,7 +168,7 @@ class WeightedSample:
         accepted, accepted_right = np.cumsum(weights, axis=1), np.cumsum(right, axis=1)  # (r, G)
         n, n_right = accepted[:, -1], accepted_right[:, -1]  # (r,)
         wrong = weights - right
-        # Pairs in which the wrong answer ranks above the right one; within a group half of the pairs do.
+        # Pairs in which the wrong answer ranks above the correct one; within a group, half of the pairs.
         misranked = np.einsum("rg,rg->r", right, accepted) - np.einsum("rg,rg->r", right, accepted_right)
         misranked -= np.einsum("rg,rg->r", right, wrong) / 2
         result = {"count": n, "auroc": 1 - misranked / (n_right * (n - n_right))}
@@ -186,16 +184,16 @@ class WeightedSample:
         result["log_score"] = (_dot(right, self.loss_if_right) + _dot(wrong, self.loss_if_wrong)) / n
         result["aurc"] = self._aurc(accepted, frequency, n_right)
         result["excess_aurc"] = result["aurc"] - self._best_aurc(n, n_right)
-        running = np.cumsum((weights * self.values - right)[:, ::-1], axis=1)  # from the least confident up
+        running = np.cumsum((weights * self.values - right)[:, ::-1], axis=1)  # ascending confidence
         result["ks"] = np.abs(running).max(axis=1) / n
         return result | self._selective(accepted, accepted_right)
 
     def _aurc(self, accepted: Floats, frequency: Floats, n_right: Floats) -> Floats:
-        """Mean risk over all places, ties in random order, of which this is the expectation.
+        """Expected mean risk over all places, with ties in random order.
 
-        A right answer at place j is among the accepted for every k >= j, and so adds 1/j + ... + 1/n = H_n - H_(j-1)
-        to the sum of the accuracies of the k most confident.  In a group that fills places a+1 to b, the sum of
-        H_(j-1) over its places is S_b - S_a with S_b = b H_b - b, and the share f of them is right.
+        A correct answer at place j is accepted for every k >= j, and so adds 1/j + ... + 1/n = H_n - H_(j-1) to the
+        sum of the accuracies of the k most confident.  In a group that fills places a+1 to b, the sum of H_(j-1) over
+        its places is S_b - S_a with S_b = b H_b - b, and the fraction f of them is correct.
         """
         places = accepted.astype(np.intp)
         sums = places * (np.take(self.harmonic, places) - 1)
@@ -204,12 +202,12 @@ class WeightedSample:
         return np.asarray(1 - (self.harmonic[places[:, -1]] * n_right - np.einsum("rg,rg->r", frequency, sums)) / n)
 
     def _best_aurc(self, n: Floats, n_right: Floats) -> Floats:
-        """AURC with every right answer first: k accepted hold max(0, k - n_right) wrong ones."""
+        """AURC with all correct answers first: k accepted answers include max(0, k - n_right) wrong ones."""
         tail = np.take(self.harmonic, n.astype(np.intp)) - np.take(self.harmonic, n_right.astype(np.intp))
         return np.asarray((n - n_right - n_right * tail) / n)
 
     def _binned(self, weights: Floats, accepted: Floats, accepted_right: Floats) -> dict[str, Floats]:
-        """ECE and MCE; counts of bins are differences of the running counts (r, G)."""
+        """ECE and MCE; bin counts are differences of the running counts (r, G)."""
         n = accepted[:, -1]
         count = np.diff(accepted[:, self.bin_ends], axis=1, prepend=0)  # (r, bins that are not empty)
         accuracy = np.diff(accepted_right[:, self.bin_ends], axis=1, prepend=0) / count
@@ -228,7 +226,7 @@ class WeightedSample:
         }
 
     def _selective(self, accepted: Floats, accepted_right: Floats) -> dict[str, Floats]:
-        """Accuracy of the most confident; counts accepted so far and right among them, (r, G)."""
+        """Accuracy of the most confident answers, from running counts (r, G)."""
         zeros = np.zeros((len(accepted), 1))
         accepted, accepted_right = np.hstack([zeros, accepted]), np.hstack([zeros, accepted_right])
         result = {}
@@ -238,8 +236,3 @@ class WeightedSample:
             expected = [np.interp(*row) for row in zip(places, accepted, accepted_right, strict=True)]
             result[coverage_name(coverage)] = np.array(expected) / places
         return result
-
-
-def calibration_names(options: MetricOptions) -> Sequence[str]:
-    """Names of the metrics that are over valid predictions only."""
-    return (*CONFIDENCE_METRICS, *map(coverage_name, options.coverages))

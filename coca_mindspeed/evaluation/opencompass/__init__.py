@@ -1,5 +1,5 @@
-"""The paper's evaluation in OpenCompass: its data sets and graders, with the confidence taken off first.
+"""OpenCompass plugin: the paper's data sets and graders, with the confidence removed before grading.
 
-``evaluator.py`` and ``sandbox.py`` run inside OpenCompass, ``config.py`` writes the configuration that OpenCompass
-is started with, and ``output.py`` reads what it leaves behind; the last two need no OpenCompass to be imported.
+``evaluator.py`` and ``sandbox.py`` run inside OpenCompass, ``config.py`` writes its configuration and ``output.py``
+reads its results; the last two do not import OpenCompass at load time.
 """

@@ -1,7 +1,7 @@
-"""OpenCompass's configuration of the paper's evaluation, made from its own data set configurations.
+"""OpenCompass configuration of the paper's evaluation, built from OpenCompass's own data set configurations.
 
 ``python -m coca_mindspeed.evaluation.opencompass.config --help`` writes it as JSON, which ``opencompass FILE`` reads.
-A Python configuration could not call these functions: OpenCompass parses such files without running what they import.
+A Python configuration could not call these functions: OpenCompass parses such files without executing imports.
 """
 
 import argparse
@@ -42,7 +42,7 @@ _CHAT = {
 
 
 def _import_paths(value: Any) -> Any:
-    """The configuration with every class and function written as its import path, as JSON needs it."""
+    """Replace classes and functions by their import paths, for JSON."""
     if isinstance(value, Mapping):
         return {key: _import_paths(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -53,11 +53,9 @@ def _import_paths(value: Any) -> Any:
 
 
 def stock_dataset(name: str) -> dict[str, Any]:
-    """OpenCompass's own configuration of one of the paper's data sets.
+    """Return OpenCompass's own configuration of one of the paper's data sets.
 
-    Raises:
-        ConfigError: the name is unknown, or this OpenCompass has no such configuration.
-        MissingDependencyError: OpenCompass is not installed.
+    Raises ConfigError if the name is unknown or this OpenCompass lacks it, MissingDependencyError without OpenCompass.
     """
     if name not in STOCK:
         raise ConfigError(f"data set {name!r} is unknown; known are {', '.join(STOCK)}")
@@ -86,18 +84,15 @@ def with_confidence(
     decimals: int | None = None,
     tokenizer_path: str | None = None,
 ) -> dict[str, Any]:
-    """A data set's configuration with our system prompt and our evaluator around its own.
+    """Add our system prompt to a data set's configuration and wrap its evaluator.
 
     Args:
-        dataset: any generation data set of OpenCompass without few-shot examples.
+        dataset: any generation data set of OpenCompass without few-shot examples, which contradict the response format.
         position: where the model states its confidence.
         system_prompt: replaces the position's own.
-        external: the confidence comes with the predictions and the model is not asked for one.
+        external: the confidence comes with the predictions; the model is not asked for one.
         decimals: see :class:`ResponseParser`.
-        tokenizer_path: counts tokens to confidence.
-
-    Raises:
-        ConfigError: the data set shows examples, which would contradict the response format.
+        tokenizer_path: tokenizer that counts tokens to confidence.
     """
     config = deepcopy(dict(dataset))
     infer = config["infer_cfg"]
@@ -105,22 +100,20 @@ def with_confidence(
         raise ConfigError(
             f"data set {config['abbr']}: has few-shot examples, whose answers state no confidence; use a zero-shot one"
         )
-    # A length here would override the model's, and a stop word would cut the response after its confidence.
+    # A length here would override the model's; a stop word would cut the response after its confidence.
     for key in ("max_out_len", "stopping_criteria"):
         infer["inferencer"].pop(key, None)
     if not external:
         prompt = SYSTEM_PROMPTS[position] if system_prompt is None else system_prompt
         _add_system_prompt(infer["prompt_template"], prompt)
     evaluation = config["eval_cfg"]
-    wrapper: dict[str, Any] = {
+    evaluation["evaluator"] = {
         "type": f"{_EVALUATORS}.{'ExternalConfidenceEvaluator' if external else 'ConfidenceEvaluator'}",
         "evaluator": evaluation["evaluator"],
         "answer_postprocessor": evaluation.pop("pred_postprocessor", None),
         "tokenizer_path": tokenizer_path,
+        **({} if external else {"position": position, "decimals": decimals}),
     }
-    if not external:
-        wrapper |= {"position": position, "decimals": decimals}
-    evaluation["evaluator"] = wrapper
     return config
 
 
@@ -131,17 +124,16 @@ def _add_system_prompt(template: dict[str, Any], prompt: str) -> None:
     body = template["template"]
     if isinstance(body, str):
         body = {"round": [{"role": "HUMAN", "prompt": body}]}
-    # A reply that the template begins for the model ("A:") would stand before the confidence.
+    # A reply prefix in the template ("A:") would precede the confidence.
     rounds = body["round"][:-1] if body["round"][-1]["role"] == "BOT" else body["round"]
     system = {"role": "SYSTEM", "fallback_role": "HUMAN", "prompt": prompt}
     template["template"] = {**body, "begin": [system], "round": rounds}
 
 
 def paper_dataset(name: str, judge: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A data set of the paper with the grader that we use, still without confidence.
+    """Return a data set of the paper with the grader that we use, before :func:`with_confidence`.
 
-    AIME 2025 is asked and graded like AIME 2024, code in this project's sandbox instead of in OpenCompass's own
-    process, and SimpleQA by a judge, whose verdict is read word for word.
+    AIME 2025 uses AIME 2024's prompt and rule; code runs in this project's sandbox; SimpleQA is graded by ``judge``.
 
     Raises:
         ConfigError: SimpleQA without a judge.
@@ -180,17 +172,10 @@ def served_model(
     max_out_len: int = MAX_OUT_LEN,
     concurrency: int = 32,
 ) -> dict[str, Any]:
-    """A model behind an OpenAI-compatible endpoint, such as vLLM's or vLLM-Ascend's.
+    """Return the configuration of a model behind an OpenAI-compatible endpoint (``api_base``: ``http://host:8000/v1``).
 
-    Args:
-        abbr: its name in tables.
-        name: its name at the endpoint.
-        api_base: ``http://host:8000/v1``.
-        tokenizer_path: directory of its tokenizer; OpenCompass would ask the internet for GPT-4's otherwise.
-        key: API key; vLLM takes any.
-        temperature: of sampling.
-        max_out_len: in tokens.
-        concurrency: requests at a time.
+    ``abbr`` is its name in tables, ``name`` at the endpoint.  Without a local tokenizer OpenCompass would download
+    GPT-4's.
     """
     return {
         "type": "opencompass.models.OpenAISDK",
@@ -218,15 +203,9 @@ def paper_config(
     external: bool = False,
     samples: int = 1,
 ) -> dict[str, Any]:
-    """The whole configuration: data sets, model, and a summary that prints every metric.
+    """Return the whole configuration: data sets of :data:`STOCK`, model, and a summary of every metric.
 
-    Args:
-        model: see :func:`served_model`.
-        datasets: names of :data:`STOCK`.
-        judge: model that grades SimpleQA; its temperature should be 0.
-        position: where the confidence stands in the response.
-        external: see :func:`with_confidence`.
-        samples: of every question (n).
+    ``judge`` grades SimpleQA, at temperature 0.  ``samples`` is the number of samples of every question (n).
     """
     tokenizer = model.get("tokenizer_path")
     wrapped = [
@@ -248,49 +227,34 @@ def main(argv: list[str] | None = None) -> int:
         prog="python -m coca_mindspeed.evaluation.opencompass.config",
         description="Write OpenCompass's configuration of the paper's evaluation as JSON.",
     )
-    parser.add_argument("--model", required=True, help="the model's name at the endpoint")
-    parser.add_argument("--abbr", default="coca", help="the model's name in tables (default: %(default)s)")
-    parser.add_argument("--api-base", required=True, help="OpenAI-compatible endpoint: http://host:8000/v1")
-    parser.add_argument("--tokenizer", required=True, type=Path, help="directory of the model's tokenizer")
-    parser.add_argument("--judge", help="name of the model that grades SimpleQA")
-    parser.add_argument("--judge-api-base", help="its endpoint (default: that of the model)")
-    parser.add_argument("--judge-key", default="EMPTY", help="its key; ENV reads OPENAI_API_KEY (default: %(default)s)")
-    parser.add_argument("--datasets", nargs="+", choices=STOCK, default=list(STOCK), metavar="NAME", help="some of all")
-    parser.add_argument("--position", choices=("first", "last"), default="first", help="last: answer-first models")
-    parser.add_argument("--external", action="store_true", help="confidences come as keys of the predictions")
-    parser.add_argument("--samples", type=int, default=1, help="samples of every question (default: %(default)s)")
-    parser.add_argument("--output", type=Path, required=True, help="the file to write, ending in .json")
-    arguments = parser.parse_args(argv)
-    if arguments.samples < 1:
-        parser.error(f"--samples: expected 1 or more, found {arguments.samples}")
-    tokenizer = str(arguments.tokenizer.absolute())
-    judge = None
+    option = parser.add_argument
+    option("--model", required=True, help="the model's name at the endpoint")
+    option("--abbr", default="coca", help="the model's name in tables (default: %(default)s)")
+    option("--api-base", required=True, help="OpenAI-compatible endpoint: http://host:8000/v1")
+    option("--tokenizer", required=True, type=Path, help="directory of the model's tokenizer")
+    option("--judge", help="name of the model that grades SimpleQA")
+    option("--judge-api-base", help="its endpoint (default: that of the model)")
+    option("--judge-key", default="EMPTY", help="its key; ENV reads OPENAI_API_KEY (default: %(default)s)")
+    option("--datasets", nargs="+", choices=STOCK, default=list(STOCK), metavar="NAME", help="default: all")
+    option("--position", choices=("first", "last"), default="first", help="last: answer-first models")
+    option("--external", action="store_true", help="confidences come as keys of the predictions")
+    option("--samples", type=int, default=1, help="samples of every question (default: %(default)s)")
+    option("--output", type=Path, required=True, help="the file to write, ending in .json")
+    given = parser.parse_args(argv)
+    if given.samples < 1:
+        parser.error(f"--samples: expected 1 or more, found {given.samples}")
+    shared = {"api_base": given.api_base, "tokenizer_path": str(given.tokenizer.absolute())}
+    model, judge = served_model(given.abbr, name=given.model, **shared), None
+    if given.judge is not None:
+        shared["api_base"] = given.judge_api_base or given.api_base
+        answer: dict[str, Any] = {"temperature": 0.0, "max_out_len": 16}
+        judge = served_model("judge", name=given.judge, key=given.judge_key, **shared, **answer)
+    choices = {"position": given.position, "external": given.external, "samples": given.samples}
     try:
-        if arguments.judge is not None:
-            base = arguments.judge_api_base or arguments.api_base
-            judge = served_model(
-                "judge",
-                name=arguments.judge,
-                api_base=base,
-                tokenizer_path=tokenizer,
-                key=arguments.judge_key,
-                temperature=0.0,
-                max_out_len=16,
-            )
-        model = served_model(
-            arguments.abbr, name=arguments.model, api_base=arguments.api_base, tokenizer_path=tokenizer
-        )
-        config = paper_config(
-            model,
-            datasets=tuple(arguments.datasets),
-            judge=judge,
-            position=arguments.position,
-            external=arguments.external,
-            samples=arguments.samples,
-        )
+        config = paper_config(model, datasets=tuple(given.datasets), judge=judge, **choices)
     except CocaError as error:
         return print_failure(error, error.exit_code)
-    write_json(arguments.output, config)
+    write_json(given.output, config)
     return 0
 
 

@@ -1,8 +1,7 @@
-"""An OpenCompass evaluator around any other: it takes the confidence off, has the answer graded, and scores both.
+"""OpenCompass evaluator that removes the confidence, has the answer graded by another evaluator, and scores both.
 
-OpenCompass applies a data set's ``pred_postprocessor`` before the evaluator sees anything, which would strip the
-confidence with the rest.  The wrapped configuration therefore moves it inside (see :mod:`.config`), and this
-evaluator gets the raw response.
+OpenCompass applies a data set's ``pred_postprocessor`` before the evaluator, which would remove the confidence.  The
+configuration therefore moves it inside (see :mod:`.config`), and this evaluator gets the raw response.
 """
 
 from collections.abc import Sequence
@@ -16,8 +15,9 @@ import numpy as np
 from coca_mindspeed.algorithm.parsing import ConfidencePosition, ResponseParser
 from coca_mindspeed.errors import DataError, MissingDependencyError
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
-from coca_mindspeed.evaluation.metrics.specs import CATALOGUE, HEADLINE_METRICS
+from coca_mindspeed.evaluation.metrics.specs import HEADLINE_METRICS, METRIC_SPECS
 from coca_mindspeed.evaluation.opencompass.output import correctness
+from coca_mindspeed.evaluation.predictions import is_confidence
 from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
 
 try:
@@ -28,20 +28,13 @@ except ImportError as error:
         f"OpenCompass cannot be imported ({error}); it needs its own environment, requirements/opencompass.txt"
     ) from error
 
-# Percent where OpenCompass writes percent; the same names for every model, NaN where undefined.
-PERCENT = tuple(name for name in HEADLINE_METRICS if CATALOGUE[name].percent)
-
 
 @ICL_EVALUATORS.register_module()
 class ConfidenceEvaluator(BaseEvaluator):
-    """Grades answers with the data set's own evaluator and confidences against its verdicts.
+    """Grades answers with the data set's own evaluator, and confidences against its verdicts.
 
-    Args:
-        evaluator: configuration of the data set's evaluator.
-        answer_postprocessor: the data set's ``pred_postprocessor``, applied to the answer without its confidence.
-        position: where the confidence stands: ``first``, or ``last`` for answer-first methods.
-        decimals: see :class:`ResponseParser`.
-        tokenizer_path: directory of the model's tokenizer, which counts tokens to confidence; None leaves them NaN.
+    ``answer_postprocessor`` is the data set's ``pred_postprocessor``, applied to the answer without its confidence;
+    ``tokenizer_path`` names the tokenizer that counts tokens to confidence (None: NaN).
     """
 
     def __init__(
@@ -64,10 +57,10 @@ class ConfidenceEvaluator(BaseEvaluator):
         return self.evaluate(1, 1, test_set, predictions=predictions, references=references, test_set=test_set)
 
     def evaluate(self, k: int | list[int], n: int, original_dataset: Any, **columns: Any) -> dict[str, Any]:
-        """Score n samples of every question, replica after replica.
+        """Score n samples of every question, ordered replica by replica.
 
-        Metrics are over all samples together.  OpenCompass itself would average them over replicas, which for AUROC
-        and ECE is another quantity, under another name.
+        Metrics are over all samples together.  OpenCompass would average them over replicas, which differs for AUROC
+        and ECE.
 
         Raises:
             DataError: the data set's evaluator does not grade every sample.
@@ -80,35 +73,34 @@ class ConfidenceEvaluator(BaseEvaluator):
             )
         if len(responses) != len(original_dataset) or len(responses) % n:
             raise DataError(f"{self._name}: {len(responses)} responses to {len(original_dataset)} questions, n = {n}")
-        confidence, tokens, answers = self._take_off_confidence(responses, columns)
+        confidence, tokens, answers = self._split(responses, columns)
         size = len(responses) // n
         correct: list[bool] = []
         for replica in range(n):
             part = slice(replica * size, (replica + 1) * size)
             correct += self._grade(replica, answers[part], columns, part)
         metrics = calibration_metrics(
-            np.array([np.nan if s is None else s for s in confidence], dtype=np.float64),
+            np.array(confidence, dtype=np.float64),  # None becomes NaN
             np.array(correct, dtype=np.bool_),
-            np.array([np.nan if t is None else t for t in tokens], dtype=np.float64),
+            np.array(tokens, dtype=np.float64),
         )
         values = metrics.values()
-        result: dict[str, Any] = {name: values[name] * (100 if name in PERCENT else 1) for name in HEADLINE_METRICS}
-        result["n_samples"] = metrics.n
-        rows = zip(range(len(responses)), responses, confidence, answers, correct, tokens, strict=True)
-        result["details"] = [
-            {
-                **{"question": i % size, "sample": i // size, "response": response, "answer": answer},
-                **{"confidence": stated, "correct": right, "tokens_to_confidence": count},
-            }
-            for i, response, stated, answer, right, count in rows
-        ]
-        return result
+        names = ("response", "answer", "confidence", "correct", "tokens_to_confidence")
+        rows = zip(responses, answers, confidence, correct, tokens, strict=True)
+        return {
+            **{name: values[name] * METRIC_SPECS[name].scale for name in HEADLINE_METRICS},
+            "n_samples": metrics.n,
+            "details": [
+                {"question": i % size, "sample": i // size, **dict(zip(names, row, strict=True))}
+                for i, row in enumerate(rows)
+            ],
+        }
 
     @property
     def _name(self) -> str:
         return str(getattr(self, "_out_dir", type(self).__name__))
 
-    def _take_off_confidence(
+    def _split(
         self, responses: Sequence[str], columns: dict[str, Any]
     ) -> tuple[list[float | None], list[int | None], list[str]]:
         """Confidence, tokens to confidence and answer segment of each response."""
@@ -151,10 +143,10 @@ class ConfidenceEvaluator(BaseEvaluator):
 
 @ICL_EVALUATORS.register_module()
 class ExternalConfidenceEvaluator(ConfidenceEvaluator):
-    """For confidences that no response states: probe, assessor, question probability, majority voting.
+    """For confidences that are not in the response: probe, assessor, question probability, majority voting.
 
-    Every prediction carries the keys ``confidence`` (null where there is none) and ``tokens_to_confidence`` (null
-    where unknown); the response is all answer.
+    Every prediction has the keys ``confidence`` and ``tokens_to_confidence`` (null where unknown); the response is all
+    answer.
     """
 
     def score(  # type: ignore[override]  # OpenCompass passes what the signature names
@@ -170,13 +162,12 @@ class ExternalConfidenceEvaluator(ConfidenceEvaluator):
         base = {"predictions": predictions, "references": references, "test_set": test_set}
         return self.evaluate(1, 1, test_set, **base, **columns)
 
-    def _take_off_confidence(
+    def _split(
         self, responses: Sequence[str], columns: dict[str, Any]
     ) -> tuple[list[float | None], list[int | None], list[str]]:
         confidence = list(columns["confidence"])
         for index, value in enumerate(confidence):
-            ok = value is None or (isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1)
-            if not ok:
+            if value is not None and not is_confidence(value):
                 raise DataError(
                     f"{self._name}: prediction {index} has confidence {value!r}, expected null or a number in [0, 1]"
                 )

@@ -1,8 +1,8 @@
-"""Which answers were right, according to OpenCompass; and predictions from the files that it leaves behind.
+"""Predictions and verdicts from OpenCompass's output.
 
-Evaluators of OpenCompass disagree on how they say it: ``details`` is a list or a dict, the key is ``correct``,
-``is_correct`` or ``cascade_correct``, a judge leaves its words instead, and after OpenCompass has grouped repeated
-samples every value is a list.  What does not say it for every sample raises; nothing is guessed or left out.
+Evaluators of OpenCompass report verdicts differently: ``details`` is a list or a dict, the key is ``correct``,
+``is_correct`` or ``cascade_correct``, a judge leaves its text, and grouped samples turn every value into a list.  A
+result without a verdict for every sample raises.
 """
 
 import json
@@ -31,7 +31,7 @@ _UNFINISHED = "tmp_"
 
 
 def read_judgement(text: str) -> bool | None:
-    """Whether a judge found the answer right; None if its words are neither verdict."""
+    """Whether a judge found the answer correct; None if its text is neither verdict."""
     words = text.strip().strip("\"'`*.[]()").strip().upper()
     if _JUDGED_RIGHT.fullmatch(words):
         return True
@@ -48,8 +48,8 @@ def _rows(details: Any, where: str) -> list[Any]:
     if isinstance(details, Sequence) and not isinstance(details, str):
         return list(details)
     raise DataError(
-        f"{where}: the evaluator's result has no per-sample details, found {type(details).__name__}; confidence can "
-        "only be judged where it says which answers were right"
+        f"{where}: the evaluator's result has no verdict per sample, which scoring confidence needs; found details "
+        f"of type {type(details).__name__}"
     )
 
 
@@ -63,25 +63,21 @@ def _flatten(rows: Sequence[Any]) -> list[Any]:
 
 
 def correctness(result: Mapping[str, Any], count: int, where: str) -> list[bool]:
-    """One verdict a sample from an evaluator's result, in the order of the predictions.
+    """Return one verdict per sample from an evaluator's result, in the order of the predictions.
 
-    A judge's words that are no verdict count as wrong, up to one sample in a hundred (at least one).
-
-    Args:
-        result: what ``score`` or ``evaluate`` of an OpenCompass evaluator returned, or a results file.
-        count: number of predictions.
-        where: what it was about, for messages.
+    ``result`` was returned by an OpenCompass evaluator or read from a results file.  A judge's text that is not a
+    verdict counts as wrong, up to one sample in a hundred (at least one).
 
     Raises:
-        DataError: it does not say of each of ``count`` samples whether it was right, or a judge is undecided too often.
+        DataError: there is no verdict for some of the ``count`` samples, or a judge is undecided too often.
     """
     if "error" in result:
         raise DataError(f"{where}: the evaluator failed: {result['error']}")
     rows = _flatten(_rows(result.get("details"), where))
     if len(rows) != count:
         raise DataError(
-            f"{where}: the evaluator graded {len(rows)} of {count} samples; it drops those whose gold answer it cannot "
-            "parse, which would pair the rest with other answers' confidences: correct or remove these questions"
+            f"{where}: the evaluator graded {len(rows)} of {count} samples; it drops samples whose gold answer it "
+            "cannot parse, so that the rest cannot be matched: correct or remove these questions"
         )
     decisions = [_verdict(row, f"{where}, sample {index}") for index, row in enumerate(rows)]
     undecided = [index for index, decision in enumerate(decisions) if decision is None]
@@ -89,13 +85,13 @@ def correctness(result: Mapping[str, Any], count: int, where: str) -> list[bool]
         said = str(_judgement(rows[undecided[0]]))
         raise DataError(
             f"{where}: the judge gave no verdict on {len(undecided)} of {count} samples; on sample {undecided[0]} it "
-            f"said {said[:200]!r}, expected A, B, C or their words alone: take a judge that keeps to its "
-            "instruction, or extract its verdict by its pred_postprocessor"
+            f"answered {said[:200]!r}, expected A, B, C or their words alone: use a judge that follows its "
+            "instruction, or extract the verdict by its pred_postprocessor"
         )
     verdicts = [decision is True for decision in decisions]
     judged = any(isinstance(row, Mapping) and not any(key in row for key in _CORRECT_KEYS) for row in rows)
     for key in ("accuracy", "score"):
-        # A judge's own total is left alone: it counts the A of NOT_ATTEMPTED as a verdict.
+        # A judge's total is not compared: it counts the A of NOT_ATTEMPTED as a verdict.
         if not judged and isinstance(result.get(key), float) and count:
             ours = 100 * sum(verdicts) / count
             if abs(result[key] - ours) > 1e-6:
@@ -108,14 +104,14 @@ def _judgement(row: Mapping[str, Any]) -> Any:
 
 
 def _verdict(row: Any, where: str) -> bool | None:
-    """Right or wrong; None where a judge's words are neither."""
+    """Correct or wrong; None where a judge's text is neither."""
     if isinstance(row, Mapping):
         for key in _CORRECT_KEYS:
             if row.get(key) is not None:
                 return bool(row[key])
         if isinstance(judgement := _judgement(row), str):
             return read_judgement(judgement)
-    raise DataError(f"{where}: says neither of {', '.join(_CORRECT_KEYS)} nor a judgement; found {row!s:.200}")
+    raise DataError(f"{where}: expected one of {', '.join(_CORRECT_KEYS)} or a judgement, found {row!s:.200}")
 
 
 def _read(path: Path) -> Any:
@@ -139,7 +135,7 @@ def _predicted(work_dir: Path, model: str, dataset: str) -> list[Mapping[str, An
         try:
             part = [content[str(index)] for index in range(len(content))]
         except (KeyError, TypeError) as error:
-            raise DataError(f"{path}: expected predictions numbered from 0 without a gap; {error} is none") from error
+            raise DataError(f"{path}: expected predictions numbered from 0 without gaps; {error} is missing") from error
         if nameless := [index for index, row in enumerate(part) if "prediction" not in row]:
             raise DataError(f"{path}, sample {nameless[0]}: expected a 'prediction', found {sorted(part[nameless[0]])}")
         rows += part
@@ -147,7 +143,7 @@ def _predicted(work_dir: Path, model: str, dataset: str) -> list[Mapping[str, An
 
 
 def _shards(folder: Path, dataset: str) -> list[Path]:
-    """The files ``DATASET_0.json``, ``DATASET_1.json``, ... that OpenCompass parts a large data set into."""
+    """Files ``DATASET_0.json``, ``DATASET_1.json``, ... into which OpenCompass splits a large data set."""
     names = [_SHARD.fullmatch(path.stem) for path in folder.glob("*.json")]
     numbers = sorted(int(name["number"]) for name in names if name is not None and name["dataset"] == dataset)
     for place, number in enumerate(numbers):
@@ -157,7 +153,7 @@ def _shards(folder: Path, dataset: str) -> list[Path]:
 
 
 def _refuse_ungraded(work_dir: Path, results: Sequence[Path]) -> None:
-    """Refuse responses without a result: OpenCompass writes none where an evaluator failed, and goes on."""
+    """Refuse responses without a result: OpenCompass writes none where an evaluator failed, and continues."""
     graded = {(path.parent.name, path.stem) for path in results}
     answered = {(path.parent.name, path.stem) for path in (work_dir / "predictions").glob("*/*.json")}
     ungraded: dict[str, None] = {}
@@ -175,8 +171,8 @@ def _refuse_ungraded(work_dir: Path, results: Sequence[Path]) -> None:
     if ungraded:
         raise DataError(
             f"{work_dir}: there are responses, but no results/MODEL/DATASET.json for {', '.join(ungraded)}; the "
-            "inference was stopped or the evaluation failed (logs/ says why), and averages without them would not be "
-            "what they are called: run opencompass again with -r, or take their files out of predictions/"
+            "inference was stopped or the evaluation failed (see logs/): run opencompass again with -r, or remove the "
+            "files from predictions/"
         )
 
 
@@ -194,17 +190,13 @@ def read_opencompass(
     tokenizer: TokenCounter | None = None,
     categories: Mapping[str, str] | None = None,
 ) -> list[Prediction]:
-    """Predictions of every model and data set of an OpenCompass run.
+    """Read the predictions of an OpenCompass run, from its directory with ``predictions/`` and ``results/``.
 
-    Args:
-        work_dir: a run's directory, the one that holds ``predictions/`` and ``results/``.
-        parser: takes the confidence off; confidence first by default.  A ``confidence`` key of a prediction
-            (probe, assessor, question probability, voting) is used instead where there is one.
-        tokenizer: counts tokens to confidence; None leaves them unknown unless the prediction says them.
-        categories: data set -> category.
+    A ``confidence`` key of a prediction (probe, assessor, question probability, voting) takes precedence over the
+    confidence in the response.  Without ``tokenizer``, tokens to confidence are unknown unless the prediction has them.
 
     Raises:
-        DataError: a file is missing or does not say which answers were right, or responses have no result.
+        DataError: a file is missing or has no verdicts, or responses have no result.
     """
     parser = parser or ResponseParser()
     results = sorted((work_dir / "results").glob("*/*.json"))
@@ -241,13 +233,13 @@ def read_opencompass(
 
 
 def _own(details: Any, index: int) -> Mapping[str, Any] | None:
-    """The row of our own evaluator, which has taken the confidence off already."""
+    """The row of our own evaluator, which has already removed the confidence."""
     row = details[index] if isinstance(details, list) else None
     return row if isinstance(row, Mapping) and "tokens_to_confidence" in row else None
 
 
 def _questions(details: Any, count: int) -> int:
-    """How many questions there are when ``count`` responses were graded, replica after replica."""
+    """Number of questions behind ``count`` graded responses."""
     own = _own(details, count - 1)
     if own is not None:
         return int(own["question"]) + 1
@@ -258,7 +250,7 @@ def _questions(details: Any, count: int) -> int:
 def _confidence(
     row: Mapping[str, Any], predicted: Mapping[str, Any], parser: ResponseParser, tokenizer: TokenCounter | None
 ) -> tuple[float | None, int | None]:
-    """Confidence and tokens to it: as the row says, or else off the response."""
+    """Confidence and tokens to it, from the row or else from the response."""
     if "confidence" in row:
         return row["confidence"], row.get("tokens_to_confidence")
     parsed = parser(predicted["prediction"])

@@ -1,7 +1,7 @@
 """MBPP and HumanEval for OpenCompass, graded in this project's sandbox.
 
-OpenCompass runs the model's programs in its own process, as the user who evaluates; HumanEval's package has that line
-commented out.  Extraction of the program and MBPP's type-aware comparison are OpenCompass's own.
+OpenCompass runs the model's programs in its own process.  Program extraction and MBPP's type-aware comparison are
+OpenCompass's own.
 """
 
 import inspect
@@ -20,14 +20,14 @@ from coca_mindspeed.grading.verdict import Outcome
 
 
 def _result(records: Sequence[Record], programs: Sequence[str]) -> dict[str, Any]:
-    """Grade in the sandbox, in the form of OpenCompass's evaluators."""
+    """Grade in the sandbox; the result has the form of OpenCompass's evaluators."""
     grader = CodeGrader()
     try:
         verdicts = grader.grade(records, programs)
     finally:
         grader.close()
     for record, verdict in zip(records, verdicts, strict=True):
-        if verdict.outcome is Outcome.UNGRADABLE:  # OpenCompass knows right and wrong only
+        if verdict.outcome is Outcome.UNGRADABLE:  # OpenCompass has no such verdict
             raise GradingError(f"question {record.id!r} of {record.dataset!r} cannot be graded: {verdict.reason}")
     details = [
         {"programs": program, "correct": verdict.correct, "result": verdict.reason or verdict.outcome.value}
@@ -37,7 +37,7 @@ def _result(records: Sequence[Record], programs: Sequence[str]) -> dict[str, Any
 
 
 def _comparison_source() -> str:
-    """The source of OpenCompass's type-aware comparison, for the tests inside the sandbox."""
+    """Source of OpenCompass's type-aware comparison, for the tests inside the sandbox."""
     imports = "from collections.abc import Mapping\nfrom typing import Any\n"
     return f"{imports}{inspect.getsource(type_aware_equal)}\n{TYPE_AWARE_EQUAL_NAME} = type_aware_equal\n"
 
@@ -66,7 +66,7 @@ class SandboxedMBPPEvaluator(BaseEvaluator):
 
 @ICL_EVALUATORS.register_module()
 class SandboxedHumanEvalEvaluator(BaseEvaluator):
-    """HumanEval's check functions, run in the sandbox on the whole function or on the rest of the prompt's."""
+    """HumanEval's check functions, run in the sandbox on a whole function or on the completion of the prompt's."""
 
     def score(self, predictions: list[str], references: list[str], test_set: Any) -> dict[str, Any]:
         """Grade answers to HumanEval questions, whose prompts and tests are in ``test_set``."""

@@ -1,1 +1,1 @@
-"""The paper's figures as data, and ours beside them."""
+"""The paper's figures, and comparisons with them."""

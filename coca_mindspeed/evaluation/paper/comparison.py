@@ -1,19 +1,20 @@
-"""The paper's tables as text, and our figures beside them."""
+"""Tables of our figures next to the paper's, and of the paper's own."""
 
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from itertools import product
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics.specs import (
-    CALIBRATED_LABEL,
-    CATALOGUE,
     HEADLINE_METRICS,
+    METRIC_SPECS,
     UNDEFINED,
+    UNDER_CALIBRATION_LABEL,
     show,
-    show_calibrated,
     show_range,
+    show_under_calibration,
 )
 from coca_mindspeed.evaluation.paper.published import (
     PaperFigure,
@@ -31,14 +32,7 @@ from coca_mindspeed.utils.markdown import markdown_cell, markdown_table
 
 @dataclass(frozen=True, slots=True)
 class PaperComparison:
-    """Our runs beside the paper's table.
-
-    Attributes:
-        setting: the paper's, such as ``qwen2.5-3b/math``.
-        header: names of the columns.
-        rows: printed cells.
-        left_out: the averages of ours that are not over the data sets of the paper's, a line each.
-    """
+    """Our runs next to the paper's table; ``left_out`` names our averages over other data sets than the paper's."""
 
     setting: str
     header: Sequence[str]
@@ -46,63 +40,50 @@ class PaperComparison:
     left_out: Sequence[str]
 
     def markdown(self) -> str:
-        """The table, and below it what is not compared."""
         listed = "".join(f"- {markdown_cell(line)}\n" for line in self.left_out)
         return markdown_table(self.header, self.rows) + (f"\nNot compared:\n\n{listed}" if listed else "")
 
 
 def compare_with_paper(board: Scoreboard, setting: str) -> PaperComparison:
-    """Our figure, the paper's, and the difference with our interval, for every cell that the paper prints.
+    """Compare every cell that the paper prints: our figure, the paper's, and the difference with our interval.
 
-    A run is compared with the paper's method of the same name: its predictions' ``method``, or else its label.  An
-    average is compared with the paper's of the same data sets only.
+    A run is compared with the paper's method named by its predictions' ``method``, or else by its label.  An average is
+    compared only with the paper's average of the same data sets.
 
     Raises:
-        ConfigError: the setting is unknown, a run's method is not the paper's, or there is nothing to compare.
+        ConfigError: the setting or a run's method is not the paper's, or there is nothing to compare.
     """
     methods = {run.label: _method(run, setting) for run in board.runs}
     columns = [column for column in board.columns if _is_papers(column)]
     rows = []
-    for run in board.runs:
-        for column in columns:
-            for metric in HEADLINE_METRICS:
-                theirs = published(setting, methods[run.label], metric, column.name)
-                ours = board.interval(run.label, column, metric)
-                if math.isnan(theirs) or math.isnan(ours.estimate):
-                    continue
-                rows.append(
-                    [
-                        run.label,
-                        column.name,
-                        CATALOGUE[metric].label,
-                        show(metric, ours.estimate),
-                        printed(metric, theirs),
-                        show(metric, ours.estimate - theirs, signed=True),
-                        show_range(metric, ours.low - theirs, ours.high - theirs, signed=True),
-                        _calibrated(board, run, column) if metric == "ece" else "",
-                    ]
-                )
+    for run, column, metric in product(board.runs, columns, HEADLINE_METRICS):
+        theirs = published(setting, methods[run.label], metric, column.name)
+        ours = board.interval(run.label, column, metric)
+        if math.isnan(theirs) or math.isnan(ours.estimate):
+            continue
+        figures = [show(metric, ours.estimate), printed(metric, theirs)]
+        figures.append(show(metric, ours.estimate - theirs, signed=True))
+        figures.append(show_range(metric, ours.low - theirs, ours.high - theirs, signed=True))
+        found = board.ece_under_calibration(run.label, column) if metric == "ece" else None
+        figures.append("" if found is None else show_under_calibration(found.mean, found.high))
+        rows.append([run.label, column.name, METRIC_SPECS[metric].label, *figures])
     if not rows:
+        theirs_sets = [name for sets in paper().categories.values() for name in sets]
         raise ConfigError(
             f"nothing to compare: the runs' data sets are {', '.join(board.datasets)}, the paper's "
-            f"{', '.join(name for sets in paper().categories.values() for name in sets)}"
+            f"{', '.join(theirs_sets)}"
         )
-    return PaperComparison(
-        setting,
-        ["run", "data", "metric", "ours", "paper", "difference", "95% interval", CALIBRATED_LABEL],
-        rows,
-        list(_left_out(board)),
-    )
+    header = ["run", "data", "metric", "ours", "paper", "difference", "95% interval", UNDER_CALIBRATION_LABEL]
+    return PaperComparison(setting, header, rows, list(_left_out(board)))
 
 
 def _is_papers(column: Column) -> bool:
-    """Whether the paper's figure of this name, if it has one, is of the same data sets."""
+    """Whether the paper's figure of this name, if any, is over the same data sets."""
     sets = paper().categories.get(column.name)
     return sets is None or (column.is_average and set(column.datasets) == set(sets))
 
 
 def _left_out(board: Scoreboard) -> Iterator[str]:
-    """The averages that bear the name of one of the paper's and are not over its data sets."""
     for column in board.columns:
         sets = paper().categories.get(column.name)
         if sets is None or not column.is_average:
@@ -111,17 +92,12 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
             without = ", ".join(name for name in sets if name not in column.datasets)
             foreign = ", ".join(name for name in column.datasets if name not in sets)
             parts = [f"{word} {names}" for word, names in (("without", without), ("with", foreign)) if names]
-            yield f"{column.name}: {' and '.join(parts)} it is not the paper's average"
+            yield f"{column.name}: not the paper's average, {' and '.join(parts)}"
             continue
         for run in board.runs:
             answered = run.by_dataset()
             if lacking := [name for name in sets if name not in answered]:
-                yield f"{column.name}, {run.label}: without {', '.join(lacking)} it is not the paper's average"
-
-
-def _calibrated(board: Scoreboard, run: Run, column: Column) -> str:
-    found = board.calibrated(run.label, column)
-    return UNDEFINED if found is None else show_calibrated(found.mean, found.high)
+                yield f"{column.name}, {run.label}: not the paper's average, without {', '.join(lacking)}"
 
 
 def _method(run: Run, setting: str) -> str:
@@ -141,13 +117,13 @@ def _figure(value: Decimal | None) -> str:
 
 
 def paper_report() -> str:
-    """The paper's category tables rebuilt from its per-dataset tables, and the cells where the two disagree."""
+    """Return the paper's category tables rebuilt from its per-dataset tables, and the cells that disagree."""
     tables = paper()
     by_cell = {(c.setting, c.method, c.metric, c.category): c for c in rebuilt_cells()}
     parts = ["# The paper's category tables, rebuilt from its per-dataset tables\n"]
     for setting, methods in tables.per_category.items():
         metrics = list(next(iter(methods.values())))
-        header = ["method", *(f"{CATALOGUE[m].label} {category}" for m in metrics for category in tables.categories)]
+        header = ["method", *(f"{METRIC_SPECS[m].label} {category}" for m in metrics for category in tables.categories)]
         rows = [
             [method, *(_rebuilt(by_cell.get((setting, method, m, c))) for m in metrics for c in tables.categories)]
             for method in methods
@@ -155,18 +131,16 @@ def paper_report() -> str:
         parts.append(f"## {setting}\n\n{markdown_table(header, rows)}")
     cells = disagreements()
     listed = [
-        [c.setting, c.method, CATALOGUE[c.metric].label, c.category, _figure(c.printed), _figure(c.rebuilt)]
+        [c.setting, c.method, METRIC_SPECS[c.metric].label, c.category, _figure(c.printed), _figure(c.rebuilt)]
         for c in cells
     ]
     header = ["setting", "method", "metric", "category", "printed", "rebuilt"]
     parts.append(
-        f"## Where the paper disagrees with itself: {len(cells)} of {len(by_cell)} cells\n\n"
-        "A star marks them above.\n\n" + markdown_table(header, listed)
+        f"## Cells where the paper's tables disagree: {len(cells)} of {len(by_cell)}\n\n"
+        "They are marked with a star above.\n\n" + markdown_table(header, listed)
     )
     return "\n".join(parts)
 
 
 def _rebuilt(cell: PaperFigure | None) -> str:
-    if cell is None:
-        return UNDEFINED
-    return _figure(cell.rebuilt) + ("" if cell.agrees else "*")
+    return UNDEFINED if cell is None else _figure(cell.rebuilt) + ("" if cell.agrees else "*")

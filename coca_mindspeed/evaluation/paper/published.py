@@ -1,7 +1,7 @@
-"""The paper's figures as data, its category averages, and where its tables disagree with each other.
+"""The paper's figures as data, its category averages, and the cells where its tables disagree.
 
-``paper_figures.json`` holds the numbers of the paper's tables: per data set (its appendix) and per category (its main
-text).  Accuracy and success rate are in percent there, as printed.
+``paper_figures.json`` holds the paper's tables per data set (appendix) and per category (main text).  Accuracy and
+success rate are in percent there, as printed.
 """
 
 import json
@@ -13,19 +13,16 @@ from functools import cache
 from importlib.resources import files
 
 from coca_mindspeed.errors import ConfigError, UsageError
-from coca_mindspeed.evaluation.metrics.specs import CATALOGUE, UNDEFINED, round_half_up
+from coca_mindspeed.evaluation.metrics.specs import METRIC_SPECS, UNDEFINED, round_half_up
 
 Figures = Mapping[str, Mapping[str, Mapping[str, Mapping[str, Decimal | None]]]]
 
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """The paper's tables.
+    """The paper's tables; ``categories`` maps a category to its data sets.
 
-    Attributes:
-        categories: category -> its data sets.
-        per_dataset: setting -> method -> metric -> data set -> figure; None where the paper prints ``--``.
-        per_category: the same with categories in the place of data sets.
+    Figures are setting -> method -> metric -> data set (or category), None where the paper prints ``--``.
     """
 
     categories: Mapping[str, Sequence[str]]
@@ -35,16 +32,7 @@ class Paper:
 
 @dataclass(frozen=True, slots=True)
 class PaperFigure:
-    """A cell of the paper's category tables, beside its reconstruction.
-
-    Attributes:
-        setting: base model and training data, such as ``qwen2.5-3b/math``.
-        method: ``coca``, ``rlvr+probe``, ...
-        metric: see :data:`CATALOGUE`.
-        category: ``math``, ``code`` or ``factual``.
-        printed: as the paper's category table has it.
-        rebuilt: mean of the paper's own per-dataset figures; None where all are undefined.
-    """
+    """A cell of the paper's category tables, with the mean of its per-dataset figures (None if all are undefined)."""
 
     setting: str
     method: str
@@ -60,25 +48,22 @@ class PaperFigure:
 
 @cache
 def paper() -> Paper:
-    """The figures that come with this package."""
+    """Load the packaged figures."""
     text = files(__package__).joinpath("paper_figures.json").read_text(encoding="utf-8")
     # Decimals, so that a mean of printed figures is exact and its halves are halves.
     return Paper(**json.loads(text, parse_float=Decimal))
 
 
 def printed(metric: str, value: float) -> str:
-    """A figure of the paper as it prints it, with two decimals; ``--`` where there is none."""
+    """Format a figure of the paper with two decimals; ``--`` for NaN."""
     if math.isnan(value):
         return UNDEFINED
-    info = CATALOGUE[metric]
+    info = METRIC_SPECS[metric]
     return f"{round_half_up(value * info.scale, 2)}{'%' if info.percent else ''}"
 
 
 def category_mean(values: Sequence[Decimal | None]) -> Decimal | None:
-    """The paper's rule: plain mean over a category's data sets, undefined ones left out, in hundredths, halves up.
-
-    None if all are undefined.
-    """
+    """Plain mean over a category's data sets without undefined ones (None: all are), rounded half up to hundredths."""
     known = [value for value in values if value is not None]
     if not known:
         return None
@@ -86,42 +71,33 @@ def category_mean(values: Sequence[Decimal | None]) -> Decimal | None:
 
 
 def rebuilt_cells() -> Iterator[PaperFigure]:
-    """Every cell of the paper's category tables, rebuilt from its per-dataset tables."""
+    """Yield every cell of the paper's category tables, rebuilt from its per-dataset tables."""
     tables = paper()
     for setting, methods in tables.per_category.items():
         for method, metrics in methods.items():
             for metric, cells in metrics.items():
                 source = tables.per_dataset[setting][method][metric]
-                for category, printed in cells.items():
-                    if printed is None:
-                        continue
-                    mean = category_mean([source[name] for name in tables.categories[category]])
-                    yield PaperFigure(setting, method, metric, category, printed, mean)
+                for category, figure in cells.items():
+                    if figure is not None:
+                        mean = category_mean([source[name] for name in tables.categories[category]])
+                        yield PaperFigure(setting, method, metric, category, figure, mean)
 
 
 def disagreements() -> list[PaperFigure]:
-    """The cells in which the paper disagrees with itself."""
+    """Return the cells in which the paper's tables disagree."""
     return [cell for cell in rebuilt_cells() if not cell.agrees]
 
 
 def check_setting(setting: str) -> None:
-    """Refuse a setting that the paper does not have.
-
-    Raises:
-        UsageError: it has others.
-    """
+    """Raise UsageError unless the paper has this setting."""
     if setting not in (known := paper().per_dataset):
         raise UsageError(f"the paper has no setting {setting!r}; it has {', '.join(known)}")
 
 
 def published(setting: str, method: str, metric: str, dataset: str) -> float:
-    """A figure of the paper in our units (accuracy as a fraction), NaN where it prints none.
+    """Return a figure of the paper in our units (accuracy as a fraction), NaN where it prints none.
 
-    Args:
-        setting: see :class:`PaperFigure`.
-        method: see :class:`PaperFigure`.
-        metric: see :data:`CATALOGUE`.
-        dataset: a data set or a category.
+    ``dataset`` is a data set or a category.
 
     Raises:
         ConfigError: the paper has no such setting or method.
@@ -133,4 +109,4 @@ def published(setting: str, method: str, metric: str, dataset: str) -> float:
         raise ConfigError(f"the paper has no method {method!r} in {setting}; it has {', '.join(methods)}")
     source = tables.per_category if dataset in tables.categories else tables.per_dataset
     value = source.get(setting, {}).get(method, {}).get(metric, {}).get(dataset)
-    return float("nan") if value is None else float(value) / CATALOGUE[metric].scale
+    return float("nan") if value is None else float(value) / METRIC_SPECS[metric].scale

@@ -1,1 +1,1 @@
-"""What people look at: tables, pictures, reports, a running training."""
+"""Tables, plots, reports and the live view of a running training."""

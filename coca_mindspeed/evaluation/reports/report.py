@@ -1,4 +1,4 @@
-"""Reports: one self-contained HTML page, and Markdown with its pictures beside it."""
+"""Reports: a self-contained HTML page, and Markdown with separate plots."""
 
 import base64
 from collections.abc import Callable, Sequence
@@ -13,14 +13,7 @@ from coca_mindspeed import __version__
 from coca_mindspeed.evaluation.metrics.specs import FURTHER_METRICS, HEADLINE_METRICS
 from coca_mindspeed.evaluation.paper.comparison import PaperComparison
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
-from coca_mindspeed.evaluation.reports.plots import (
-    cost_scatter,
-    histogram_grid,
-    png_bytes,
-    reliability_grid,
-    threshold_curves,
-    training_curves,
-)
+from coca_mindspeed.evaluation.reports import plots
 from coca_mindspeed.evaluation.reports.scoreboard import Scoreboard
 from coca_mindspeed.evaluation.reports.tables import result_tables, risk_tables
 from coca_mindspeed.evaluation.runs import Run
@@ -34,7 +27,7 @@ _SHOWN_CHARACTERS = 1200
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A figure with what a reader who cannot see it should know."""
+    """A plot with its caption."""
 
     name: str
     heading: str
@@ -48,7 +41,7 @@ class Picture:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A response and how far its confidence is from what it was worth."""
+    """A response with the distance between its confidence and its correctness."""
 
     run: str
     prediction: Prediction
@@ -61,36 +54,36 @@ def _pictures(board: Scoreboard, runs: Sequence[Run]) -> list[Picture]:
 
     def add(name: str, heading: str, caption: str, figure: Figure | None) -> None:
         if figure is not None:
-            pictures.append(Picture(name, heading, caption, png_bytes(figure, _REPORT_DPI)))
+            pictures.append(Picture(name, heading, caption, plots.png_bytes(figure, _REPORT_DPI)))
 
     if training := {run.label: run.training for run in runs if run.training}:
         caption = "A line for each run; faint: every step, strong: moving average."
-        add("training", "Training", caption, training_curves(training))
+        add("training", "Training", caption, plots.training_curves(training))
     averages = [column for column in board.columns if column.is_average]
     lone = [c for c in board.columns if not c.is_average and not any(c.name in a.datasets for a in averages)]
     if board.runs:
         caption = "Bars are 95% intervals of accuracy. Up and to the left is better."
-        add("cost", "Accuracy against tokens to confidence", caption, cost_scatter(board, [*averages, *lone]))
+        add("cost", "Accuracy against tokens to confidence", caption, plots.cost_scatter(board, [*averages, *lone]))
     closed = board.options.closed
     drawings: list[tuple[str, str, str, Callable[..., Figure]]] = [
         (
             "reliability",
             "Reliability",
-            "Filled: share of right answers; hatched: gap to the stated confidence; vertical lines: 95% intervals; "
+            "Filled: fraction correct; hatched: gap to the stated confidence; vertical lines: 95% intervals; "
             f"dashed: perfect calibration; above each bar its number of answers. Bins are closed on the {closed}.",
-            partial(reliability_grid, closed=closed),
+            partial(plots.reliability_grid, closed=closed),
         ),
         (
             "histogram",
             "Confidence by correctness",
-            "Answers by stated confidence: right ones filled above the line, wrong ones hatched below it.",
-            partial(histogram_grid, closed=closed),
+            "Answers by stated confidence: correct ones filled above the line, wrong ones hatched below it.",
+            partial(plots.histogram_grid, closed=closed),
         ),
         (
             "thresholds",
             "Risk-coverage and ROC curves",
             "Left: error rate when only the most confident answers are given. Right: the area is AUROC.",
-            threshold_curves,
+            plots.threshold_curves,
         ),
     ]
     for dataset in board.datasets:
@@ -105,7 +98,7 @@ def _slug(text: str) -> str:
 
 
 def most_miscalibrated(run: Run, count: int) -> list[Sample]:
-    """The responses of each data set whose confidence is furthest from their correctness, worst first."""
+    """Return the ``count`` responses of each data set whose confidence is furthest from correctness, worst first."""
     samples = []
     for predictions in run.by_dataset().values():
         stated = [(abs(p.confidence - bool(p.correct)), p) for p in predictions if p.confidence is not None]
@@ -130,18 +123,9 @@ def write_report(
     board: Scoreboard | None = None,
     samples: int = 3,
 ) -> list[Path]:
-    """Write ``report.html`` (nothing outside it is needed), ``report.md`` and ``figures/*.png``.
+    """Write ``report.html`` (self-contained), ``report.md`` and ``figures/*.png``; return the paths of the first two.
 
-    Args:
-        runs: what is compared.
-        directory: made if it does not exist.
-        title: of the page.
-        comparison: our figures beside the paper's.
-        board: the runs' numbers, where the caller has them.
-        samples: responses to show for each run and data set.
-
-    Returns:
-        The paths of the page and the Markdown file.
+    ``board`` has the numbers of ``runs``, if already computed; ``samples`` responses are shown per run and data set.
     """
     board = board or Scoreboard(runs)
     pictures = _pictures(board, runs)
@@ -158,12 +142,12 @@ def write_report(
     }
     environment = Environment(
         loader=PackageLoader("coca_mindspeed.evaluation.reports", "templates"),
-        # Responses are strangers' text: in the page they must not become markup.
+        # Text of models must not become markup in the page.
         autoescape=lambda name: name is not None and "html" in name,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        # Whatever is put into a page is text from somewhere: a control character never gets there as such.
+        # Control characters become escapes.
         finalize=lambda value: printable(value) if isinstance(value, str) else value,
     )
     environment.filters["cell"] = markdown_cell

@@ -1,4 +1,4 @@
-"""Numbers of many runs on many data sets, with intervals, and their category averages by the paper's rule."""
+"""Metrics of runs by data set, with intervals, and category averages by the paper's rule."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -10,15 +10,15 @@ import numpy as np
 
 from coca_mindspeed.evaluation.calibration.maps import transfer_matrix
 from coca_mindspeed.evaluation.intervals.bounds import UNDEFINED_INTERVAL, Interval
-from coca_mindspeed.evaluation.intervals.ece import CalibratedEce
+from coca_mindspeed.evaluation.intervals.ece import EceUnderCalibration
 from coca_mindspeed.evaluation.intervals.estimates import (
     Estimates,
-    average_calibrated,
     average_interval,
+    average_under_calibration,
     paired_intervals,
 )
 from coca_mindspeed.evaluation.metrics.calibration import CalibrationMetrics
-from coca_mindspeed.evaluation.metrics.specs import metric_info, round_half_up
+from coca_mindspeed.evaluation.metrics.specs import metric_spec, round_half_up
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
 from coca_mindspeed.evaluation.paper.published import paper
 from coca_mindspeed.evaluation.predictions import CATEGORIES, Prediction, outcomes
@@ -27,22 +27,22 @@ from coca_mindspeed.evaluation.runs import Run
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of the tables: a data set, or the average over a category's."""
+    """A table column: a data set, or the average over a category's data sets."""
 
     name: str
     datasets: tuple[str, ...]
     is_average: bool
 
+    @property
+    def heading(self) -> str:
+        return f"{self.name} (mean)" if self.is_average else self.name
+
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """Of two runs, on the responses of a data set that both have: to the same question, of the same sample number.
+    """Differences (metric -> interval) of two runs on their ``n`` common responses of a data set (question and sample).
 
-    Attributes:
-        n: how many these are.
-        first: how many the first run has.
-        second: how many the second has.
-        intervals: metric -> difference; empty where they share none.
+    ``first`` and ``second`` are the runs' numbers of responses.
     """
 
     n: int
@@ -52,14 +52,7 @@ class PairedDifference:
 
 
 class Scoreboard:
-    """Every metric of every run on every data set.
-
-    Args:
-        runs: with predictions; others have no cells.
-        replicates: of the bootstrap.
-        seed: of the bootstrap.
-        options: of the metrics.
-    """
+    """Every metric of every run on every data set; runs without predictions are left out."""
 
     def __init__(
         self, runs: Sequence[Run], *, replicates: int = 1000, seed: int = 0, options: MetricOptions | None = None
@@ -84,7 +77,7 @@ class Scoreboard:
         return [column.name for column in self.columns if not column.is_average]
 
     def count(self, run: str, column: Column) -> int:
-        """Predictions of a run in a column."""
+        """Return the number of predictions of a run in a column."""
         return sum(self.metrics[run, name].n for name in column.datasets if (run, name) in self.metrics)
 
     @cached_property
@@ -94,20 +87,20 @@ class Scoreboard:
         return {run.label: transfer_matrix(run.predictions) for run in several}
 
     def interval(self, run: str, column: Column, metric: str) -> Interval:
-        """A cell: the estimate and its bounds; NaN where undefined or where a run lacks one of the data sets.
+        """Return the estimate with its bounds; NaN where undefined or where a run lacks one of the data sets.
 
-        A category's average is the plain mean over its data sets, those where the metric is undefined left out.
+        A category's average is the plain mean over its data sets without those where the metric is undefined.
         """
         cells = self._defined(run, column, metric)
         return average_interval(cells, metric) if cells else UNDEFINED_INTERVAL
 
-    def calibrated(self, run: str, column: Column) -> CalibratedEce | None:
-        """The ECE that a calibrated model with the same confidences shows; None where ECE is undefined."""
+    def ece_under_calibration(self, run: str, column: Column) -> EceUnderCalibration | None:
+        """Return the ECE under perfect calibration; None where ECE is undefined."""
         cells = self._defined(run, column, "ece")
-        return average_calibrated(cells) if cells else None
+        return average_under_calibration(cells) if cells else None
 
     def _defined(self, run: str, column: Column, metric: str) -> list[Estimates]:
-        """The cells that a figure is over; empty where the run lacks one of the data sets."""
+        """The estimates behind a figure; empty if the run lacks one of the data sets."""
         cells = [self._cells.get((run, name)) for name in column.datasets]
         if any(cell is None for cell in cells):
             return []
@@ -124,8 +117,8 @@ class Scoreboard:
         )
 
     def best(self, column: Column, metric: str) -> set[str]:
-        """Labels of the runs with the best printed value in a column; none where no direction is better."""
-        info = metric_info(metric)
+        """Return the labels of the runs with the best printed value in a column; none if no direction is better."""
+        info = metric_spec(metric)
         values = {run.label: self.interval(run.label, column, metric).estimate for run in self.runs}
         known = {
             label: round_half_up(value * info.scale, info.decimals) * info.better
@@ -137,7 +130,7 @@ class Scoreboard:
         return {label for label, value in known.items() if value == max(known.values())}
 
     def difference(self, first: Run, second: Run, dataset: str) -> PairedDifference:
-        """Differences ``second - first`` on what both answered of a data set."""
+        """Return the differences ``second - first`` on the common responses of a data set."""
         ours, theirs = ({p.key: p for p in run.by_dataset().get(dataset, [])} for run in (first, second))
         shared = [key for key in ours if key in theirs]
         intervals: dict[str, Interval] = {}
@@ -148,14 +141,14 @@ class Scoreboard:
 
 
 def _category(dataset: str, stated: Collection[str]) -> str | None:
-    """The category that a data set's predictions state, or the paper's of it; None where they state several."""
+    """The category stated by a data set's predictions, or else the paper's; None if they state several."""
     if stated:
         return next(iter(stated)) if len(stated) == 1 else None
     return next((name for name, sets in paper().categories.items() if dataset in sets), None)
 
 
 def _columns(categories: Mapping[str, str | None]) -> list[Column]:
-    """Data sets by category, in the paper's order where it has them, and each category's average behind them."""
+    """Data sets by category, in the paper's order where it has them, each category followed by its average."""
     order = [name for sets in paper().categories.values() for name in sets]
     datasets = sorted(categories, key=lambda name: (name not in order, order.index(name) if name in order else 0, name))
     known = [*CATEGORIES, *sorted({c for c in categories.values() if c is not None} - set(CATEGORIES))]

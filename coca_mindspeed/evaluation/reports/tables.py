@@ -1,7 +1,7 @@
-"""The tables of reports: metrics by run and data set, error by threshold, maps carried from one data set to another."""
+"""Tables of reports and of the terminal: metrics by run and data set, error by threshold, transfer of maps."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,16 +9,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from coca_mindspeed.evaluation.calibration.maps import STATED
+from coca_mindspeed.evaluation.metrics import specs
 from coca_mindspeed.evaluation.metrics.calibration import HEADLINE, calibration_metrics
 from coca_mindspeed.evaluation.metrics.curves import THRESHOLDS, RiskRow, risk_table
-from coca_mindspeed.evaluation.metrics.specs import (
-    CALIBRATED_LABEL,
-    UNDEFINED,
-    metric_info,
-    show,
-    show_calibrated,
-    show_range,
-)
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.evaluation.runs import Run
@@ -30,12 +23,12 @@ _BINNED = ("ece", "mce")
 
 @dataclass(frozen=True, slots=True)
 class TableCell:
-    """A number as it is printed; ``beside`` is what belongs to it, such as the ECE of a calibrated model."""
+    """A printed number; ``beside`` holds a related one, such as the ECE under perfect calibration."""
 
     text: str
-    interval: str
-    best: bool
-    reason: str
+    interval: str = ""
+    best: bool = False
+    reason: str = ""
     beside: str = ""
 
     def markdown(self) -> str:
@@ -45,7 +38,7 @@ class TableCell:
 
 @dataclass(frozen=True, slots=True)
 class Heading:
-    """A table's column as it is printed; averages stand out."""
+    """A table column's heading; averages are highlighted."""
 
     text: str
     is_average: bool = False
@@ -54,7 +47,7 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Numbers; ``rows`` are (label, cells in the order of ``columns``), and ``corner`` heads the labels."""
+    """A table of numbers; ``rows`` are (label, cells in the order of ``columns``), and ``corner`` heads the labels."""
 
     name: str
     heading: str
@@ -63,55 +56,58 @@ class Table:
     rows: Sequence[tuple[str, Sequence[TableCell]]]
     corner: str = "run"
 
+    @property
+    def header(self) -> list[str]:
+        return [self.corner, *(column.text for column in self.columns)]
+
+    def cells(self) -> list[tuple[str, ...]]:
+        """The rows as Markdown text."""
+        return [(label, *(cell.markdown() for cell in cells)) for label, cells in self.rows]
+
     def markdown(self) -> str:
-        rows = [(label, *(cell.markdown() for cell in cells)) for label, cells in self.rows]
-        return markdown_table(
-            [self.corner, *(column.text for column in self.columns)], rows, numbers=range(1, len(self.columns) + 1)
-        )
+        return markdown_table(self.header, self.cells(), numbers=range(1, len(self.columns) + 1))
 
 
 def result_tables(board: Scoreboard, metrics: Sequence[str]) -> list[Table]:
-    """A table for each metric with data sets as columns; of a single data set, one table with metrics as columns."""
+    """Return a table per metric with data sets as columns; for a single data set, one table with metrics as columns."""
+    tables = [metric_table(board, metric) for metric in metrics]
     if len(board.columns) != 1:
-        return [metric_table(board, metric) for metric in metrics]
-    [column] = board.columns
-    parts = [metric_table(board, metric) for metric in metrics]
-    columns = [Heading(part.heading, meaning=part.meaning) for part in parts]
+        return tables
+    columns = [Heading(table.heading, meaning=table.meaning) for table in tables]
     rows = [
-        (run.label, [cell for part in parts for cell in part.rows[index][1]]) for index, run in enumerate(board.runs)
+        (run.label, [cell for table in tables for cell in table.rows[index][1]]) for index, run in enumerate(board.runs)
     ]
-    binned = [metric_info(metric).label for metric in metrics if metric in _BINNED]
+    binned = [specs.metric_spec(metric).label for metric in metrics if metric in _BINNED]
     meaning = f"{' and '.join(binned)}: {board.options.bins_text}" if binned else ""
-    return [Table(metrics[0], column.name, meaning, columns, rows)]
+    return [Table(metrics[0], board.columns[0].name, meaning, columns, rows)]
 
 
 def metric_table(board: Scoreboard, metric: str) -> Table:
-    """One metric's table, the best of each column marked."""
-    info = metric_info(metric)
+    """Return one metric's table, with the best of each column marked."""
+    info = specs.metric_spec(metric)
     best = {column: board.best(column, metric) for column in board.columns}
     rows = [
         (run.label, [_cell(board, run, column, metric, run.label in best[column]) for column in board.columns])
         for run in board.runs
     ]
-    columns = [
-        Heading(f"{column.name} (mean)" if column.is_average else column.name, column.is_average)
-        for column in board.columns
-    ]
+    columns = [Heading(column.heading, column.is_average) for column in board.columns]
     how = ", percent" if info.percent else f", {board.options.bins_text}" if metric in _BINNED else ""
     return Table(metric, info.heading, info.meaning + how, columns, rows)
 
 
 def _cell(board: Scoreboard, run: Run, column: Column, metric: str, is_best: bool) -> TableCell:
     interval = board.interval(run.label, column, metric)
-    bounds = show_range(metric, interval.low, interval.high)
+    bounds = specs.show_range(metric, interval.low, interval.high)
     beside = ""
-    if metric == "ece" and (found := board.calibrated(run.label, column)) is not None:
-        beside = f"{CALIBRATED_LABEL}: {show_calibrated(found.mean, found.high)}"
-    return TableCell(show(metric, interval.estimate), bounds, is_best, _reason(board, run, column, metric), beside)
+    if metric == "ece" and (found := board.ece_under_calibration(run.label, column)) is not None:
+        beside = f"{specs.UNDER_CALIBRATION_LABEL}: {specs.show_under_calibration(found.mean, found.high)}"
+    return TableCell(
+        specs.show(metric, interval.estimate), bounds, is_best, _reason(board, run, column, metric), beside
+    )
 
 
 def _reason(board: Scoreboard, run: Run, column: Column, metric: str) -> str:
-    """Why a cell is undefined; empty where it is not."""
+    """Why a cell is undefined; empty if it is defined."""
     if missing := [name for name in column.datasets if (run.label, name) not in board.metrics]:
         return f"no predictions on {', '.join(missing)}"
     reasons = [board.metrics[run.label, name].undefined.get(metric, "") for name in column.datasets]
@@ -119,11 +115,11 @@ def _reason(board: Scoreboard, run: Run, column: Column, metric: str) -> str:
 
 
 def risk_tables(board: Scoreboard) -> list[Table]:
-    """Error and coverage of what each threshold accepts, a table for each data set."""
+    """Return, for each data set, error and coverage of accepting from each threshold on."""
     columns = [Heading(f"≥ {threshold:g}") for threshold in THRESHOLDS]
     meaning = (
-        "wrong answers among those of at least that stated confidence, percent, with the exact interval of each "
-        "threshold by itself, and the share of all answers that is accepted; `calibrate --risk` certifies a threshold"
+        "error rate, percent, of the answers with at least this stated confidence, the exact 95% interval of a single "
+        "threshold, and the fraction of all answers accepted; `calibrate --risk` certifies a threshold"
     )
     tables = []
     for dataset in board.datasets:
@@ -137,76 +133,68 @@ def risk_tables(board: Scoreboard) -> list[Table]:
 
 def _risk_cell(row: RiskRow) -> TableCell:
     if math.isnan(row.risk):
-        return TableCell(UNDEFINED, "", False, "no answer states so high a confidence")
+        return TableCell(specs.UNDEFINED, reason="no answer states so high a confidence")
     bounds = f"{row.low * 100:.1f} to {row.high * 100:.1f}"
-    return TableCell(f"{row.risk:.1%}", bounds, False, "", f"{row.coverage:.1%} accepted")
+    return TableCell(f"{row.risk:.1%}", bounds, beside=f"{row.coverage:.1%} accepted")
 
 
 def transfer_tables(board: Scoreboard) -> list[Table]:
-    """What a recalibration map of one data set is worth on another; a table for each run with several data sets."""
+    """Return, for each run with several data sets, the error of each data set's recalibration map on the others."""
     meaning = (
-        f"{metric_info('smooth_ece').label} of each column's answers after the map of each row; on the diagonal no "
-        "question is recalibrated by its own label"
+        f"{specs.metric_spec('smooth_ece').label} on each column's answers with the recalibration map of each row; the "
+        "diagonal is cross-fitted by question"
     )
+    reason = "undefined: all labels are equal, or there are too few"
     tables = []
     for label, matrix in board.transfers.items():
         columns = [Heading(name) for name in matrix[STATED]]
         rows = [
-            (source, [TableCell(show("smooth_ece", value), "", False, _UNFITTED) for value in row.values()])
+            (source, [TableCell(specs.show("smooth_ece", value), reason=reason) for value in row.values()])
             for source, row in matrix.items()
         ]
-        heading = f"Recalibrated on one, tested on another: {label}"
+        heading = f"Transfer of recalibration maps: {label}"
         tables.append(Table(f"transfer_{label}", heading, meaning, columns, rows, "map fitted on"))
     return tables
 
 
-_UNFITTED = "undefined where the labels to fit by are all equal, or too few"
-
-
 def summary_metrics(predictions: Sequence[Prediction]) -> dict[str, Any]:
-    """The seven headline metrics of a summary, None where undefined, and how many answers were ``ungradable``."""
+    """Return the headline metrics, None where undefined, and the number of ``ungradable`` answers."""
     data = outcomes(predictions)
     metrics = calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence)
     return {**metrics.headline(), "ungradable": len(predictions) - len(data)}
 
 
 def metrics_table(rows: Mapping[str, Mapping[str, Any]], width: int) -> RichTable:
-    """A terminal table of several sets of metrics.
-
-    Args:
-        rows: name -> metrics.
-        width: columns of the terminal.  Where a row for each set would not fit, each set is a column.
-    """
+    """Return a terminal table of metrics by name; if it is wider than ``width`` columns, it is transposed."""
     cells = {name: [shown_value(key, metrics[key]) for key in HEADLINE] for name, metrics in rows.items()}
     titles = [column_title(name) for name in HEADLINE]
-    wide = RichTable()
-    wide.add_column("")
-    for title in titles:
-        wide.add_column(title, justify="right", no_wrap=True)
-    for name, values in cells.items():
-        wide.add_row(terminal_text(name), *values)
+    wide = _terminal_table(titles, cells.items())
     if Console(width=10_000).measure(wide).minimum <= width:
         return wide
-    tall = RichTable()
-    tall.add_column("")
-    for name in cells:
-        tall.add_column(terminal_text(name), justify="right", no_wrap=True)
-    for title, *values in zip(titles, *cells.values(), strict=True):
-        tall.add_row(title, *values)
-    return tall
+    columns = zip(*cells.values(), strict=True)
+    return _terminal_table(list(cells), zip(titles, columns, strict=True))
+
+
+def _terminal_table(header: Sequence[str], rows: Iterable[tuple[str, Iterable[str]]]) -> RichTable:
+    table = RichTable()
+    table.add_column("")
+    for title in header:
+        table.add_column(terminal_text(title), justify="right", no_wrap=True)
+    for label, values in rows:
+        table.add_row(terminal_text(label), *values)
+    return table
 
 
 def print_metrics(rows: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print :func:`metrics_table` on standard output, as wide as it is where that is no terminal."""
+    """Print :func:`metrics_table` on standard output."""
     console = PlainConsole()
     console.print(metrics_table(rows, console.width))
 
 
 def column_title(name: str) -> str:
-    """A metric's title, with an arrow to where it is better."""
-    return "questions" if name == "n" else metric_info(name).heading
+    """Return a metric's title, with an arrow in the better direction."""
+    return "questions" if name == "n" else specs.metric_spec(name).heading
 
 
 def shown_value(name: str, value: float | None) -> str:
-    """A metric's value as people read it; ``--`` where it is undefined."""
-    return f"{value:,}" if name == "n" else show(name, value)
+    return f"{value:,}" if name == "n" else specs.show(name, value)

@@ -1,40 +1,61 @@
-"""TACO, the paper's code training set (BAAI/TACO): programming problems with stdin/stdout or call-based tests."""
+"""The paper's training sets: Big-Math-Verified (SynthLabsAI/Big-Math-RL-Verified) and TACO (BAAI/TACO)."""
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.data.sources.fields import RowError, Ungradable, column, describe, literal, optional, text
+from coca_mindspeed.data.sources.fields import (
+    RowError,
+    Ungradable,
+    column,
+    describe,
+    literal,
+    optional,
+    scalar_text,
+    text,
+)
 from coca_mindspeed.utils.text_formats import JsonError, JsonLimitError, parse_json
 
+BIG_MATH_COLUMNS = frozenset({"problem", "answer", "source", "domain", "llama8b_solve_rate"})
+
+
+def big_math(row: Mapping[str, Any], number: int) -> Record:
+    """Convert a row with ``problem``, ``answer``, ``source``, ``domain``, ``llama8b_solve_rate``.
+
+    The solve rate (of 64 attempts by Llama-3.1-8B) becomes ``metadata["solve_rate"]``; ``metadata["difficulty"]`` is
+    one minus it, so that 0 is easiest.
+    """
+    metadata = {**optional(row, source="source", domain="domain"), **_solve_rate(column(row, "llama8b_solve_rate"))}
+    return Record(
+        f"big_math-{number}", "big_math", "math", text(row, "problem"), scalar_text(row, "answer"), None, metadata
+    )
+
+
+def _solve_rate(value: Any) -> dict[str, float]:
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return {}
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= 1:
+        raise RowError(f"column 'llama8b_solve_rate' should be between 0 and 1 or null, found {describe(value)}")
+    return {"solve_rate": float(value), "difficulty": 1.0 - value}
+
+
 # The solutions, most of the data, are not needed.
-COLUMNS = frozenset(
-    {
-        "question",
-        "starter_code",
-        "input_output",
-        "difficulty",
-        "name",
-        "source",
-        "tags",
-        "skill_types",
-        "url",
-        "time_limit",
-    }
-)
+_TESTS = ("question", "starter_code", "input_output", "time_limit")
+TACO_COLUMNS = frozenset((*_TESTS, "difficulty", "name", "source", "tags", "skill_types", "url"))
 _LEVELS = ("EASY", "MEDIUM", "MEDIUM_HARD", "HARD", "VERY_HARD")
 _SECONDS = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:s|sec|secs|second|seconds)?\s*", re.IGNORECASE)
 
 
 def taco(row: Mapping[str, Any], number: int) -> Record:
-    """One row; its tests become ``metadata["tests"]`` of kind ``stdio`` or ``call``.
+    """Convert a row; its tests become ``metadata["tests"]`` of kind ``stdio`` or ``call``.
 
-    Difficulty is the level's place among TACO's five: EASY is 0, VERY_HARD is 1; UNKNOWN_DIFFICULTY sets none.
+    Difficulty is the level's position among TACO's five: EASY is 0, VERY_HARD is 1; UNKNOWN_DIFFICULTY sets none.
 
     Raises:
         RowError: the row is not in TACO's form.
-        Ungradable: it has no tests, or tests that JSON cannot say.
+        Ungradable: it has no tests, or tests that JSON cannot represent.
     """
     tests = _tests(column(row, "input_output"))
     starter = row.get("starter_code") or ""
@@ -61,7 +82,7 @@ def taco(row: Mapping[str, Any], number: int) -> Record:
 
 
 def _names(value: Any, name: str) -> list[str]:
-    """TACO writes lists as Python literals inside strings."""
+    """TACO writes lists as Python literals in strings."""
     names = literal(value, name, "a list") if isinstance(value, str) and value else value or []
     if not isinstance(names, list) or not all(isinstance(item, str) for item in names):
         raise RowError(f"column {name!r} should be a list of strings, found {describe(value)}")
@@ -85,12 +106,12 @@ def _tests(value: Any) -> dict[str, Any]:
     if not inputs:
         raise Ungradable("no tests")
     if not (entry_point := parsed.get("fn_name")):
-        cases = [{"input": _stream(i), "output": _stream(o)} for i, o in zip(inputs, outputs, strict=True)]
-        return {"kind": "stdio", "cases": cases}
+        pairs = zip(map(_stream, inputs), map(_stream, outputs), strict=True)
+        return {"kind": "stdio", "cases": [{"input": i, "output": o} for i, o in pairs]}
     if not isinstance(entry_point, str):
         raise RowError(f"column 'input_output': 'fn_name' should be a string, found {describe(entry_point)}")
     if _has_integer_keys(inputs):
-        raise Ungradable("an argument is a dictionary with integer keys, which JSON turned into strings")
+        raise Ungradable("an argument is a dictionary with integer keys, which JSON has turned into strings")
     calls = [
         {"arguments": i if isinstance(i, list) else [i], "expected": o}
         for i, o in zip(inputs, _unwrapped(outputs), strict=True)
@@ -99,7 +120,7 @@ def _tests(value: Any) -> dict[str, Any]:
 
 
 def _stream(value: Any) -> str:
-    """What goes through stdin or stdout: text, or in some rows a list of its lines."""
+    """Text of stdin or stdout; some rows hold a list of lines."""
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
     if not isinstance(value, str):
@@ -108,17 +129,17 @@ def _stream(value: Any) -> str:
 
 
 def _unwrapped(outputs: list[Any]) -> list[Any]:
-    """Expected values without the one-element list that most call-based problems put around each of them.
+    """Remove the one-element list that most call-based problems put around each expected value.
 
-    TACO's own checker accepts both readings of a one-element list.  Here a problem is read in one way: wrapped if
-    every one of its outputs is such a list, plain if any is not.
+    TACO's own checker accepts both readings of a one-element list.  Here a problem is wrapped if all of its outputs are
+    such lists, and plain otherwise.
     """
     wrapped = all(isinstance(output, list) and len(output) == 1 for output in outputs)
     return [output[0] for output in outputs] if wrapped else outputs
 
 
 def _has_integer_keys(value: Any) -> bool:
-    """Whether an argument cannot be told from the tests; of results, graders compare the keys' spelling."""
+    """Whether an argument had integer keys, which JSON turned into strings."""
     if isinstance(value, dict):
         integers = bool(value) and all(re.fullmatch(r"-?[0-9]+", key) for key in value)
         return integers or any(_has_integer_keys(item) for item in value.values())

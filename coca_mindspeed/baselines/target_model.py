@@ -1,4 +1,4 @@
-"""The model whose confidence is asked for, how it is prompted, and its answers."""
+"""The target model of a baseline: its prompt, its answers and its hidden states."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,15 +19,15 @@ from coca_mindspeed.local.schedule import generator
 
 
 @dataclass(frozen=True)
-class Subject:
-    """A model under test.
+class TargetModel:
+    """A target model.
 
     Attributes:
         policy: the model; it is never changed.
-        grader: says which of its answers are right.
-        method: gives the prompt, and the place and width of the verbalised confidence.
-        rollout: length limits and how many responses to sample at once.
-        seed: draws its answers.
+        grader: grades its answers.
+        method: prompt, and position and width of the stated confidence.
+        rollout: length limits and batch size of sampling.
+        seed: of its answers.
     """
 
     policy: Policy
@@ -37,47 +37,32 @@ class Subject:
     seed: int
 
     def generator(self, *purpose: object) -> torch.Generator:
-        """Random numbers for one purpose, on the policy's device."""
+        """Return a random generator for one purpose, on the policy's device."""
         return generator(self.policy.device, self.seed, "baseline", *purpose)
 
     def answers(self, records: Sequence[Record], *purpose: object) -> list[Prediction]:
-        """One graded answer at temperature 1 to each record, with the confidence that it states itself."""
+        """Sample one graded answer at temperature 1 to each record, with its stated confidence."""
         draw = self.generator(*purpose)
         return predict(self.policy, records, self.grader, self.method, self.rollout, draw)
 
 
 def check_layer(layer: int, config: Any, *, where: str) -> None:
-    """Refuse a layer that a model has not; see :func:`prompt_states`.
-
-    Args:
-        layer: counted as there.
-        config: the model's Hugging Face configuration.
-        where: the option that named it.
-
-    Raises:
-        UsageError: the model has no such layer.
-    """
+    """Raise UsageError unless the model of this Hugging Face configuration has the layer; ``where`` is the option."""
     layers = int(config.num_hidden_layers) + 1
     if not -layers <= layer < layers:
         raise UsageError(f"{where} {layer}: expected one from {-layers} to {layers - 1}, which the model has")
 
 
-def prompt_states(subject: Subject, records: Sequence[Record], layer: int) -> Tensor:
-    """Hidden states of each prompt's last token, where the answer is about to begin.
+def prompt_states(target: TargetModel, records: Sequence[Record], layer: int) -> Tensor:
+    """Return the hidden states of each prompt's last token: float32 ``[n, hidden]`` on the CPU; one batch.
 
-    Args:
-        subject: the frozen model.
-        records: n questions, all in one batch.
-        layer: as in :func:`coca_mindspeed.local.prompt_states.prompt_states`.
-
-    Returns:
-        float32 ``[n, hidden]`` on the CPU.
+    ``layer`` counts as in :func:`coca_mindspeed.local.prompt_states.prompt_states`.
 
     Raises:
         UsageError: the model has no such layer.
     """
-    policy = subject.policy
+    policy = target.policy
     check_layer(layer, policy.model.config, where="layer")
-    system_prompt = subject.method.training_method.system_prompt
-    prompts = policy.encode_prompts(records, system_prompt, subject.rollout.max_prompt_tokens)
+    system_prompt = target.method.training_method.system_prompt
+    prompts = policy.encode_prompts(records, system_prompt, target.rollout.max_prompt_tokens)
     return local_prompt_states.prompt_states(policy, prompts, layer)

@@ -81,4 +81,4 @@ def test_the_command_line_prints_errors_so():
     command = [sys.executable, "-m", "coca_mindspeed.cli", "config", "show", "\x1b[31m[bold].yaml"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert "\x1b" not in done.stderr
-    assert "\\x1b[31m[bold].yaml: no such configuration file" in done.stderr
+    assert "\\x1b[31m[bold].yaml: " in done.stderr

@@ -34,7 +34,6 @@ def usage_error(capsys, *arguments):
         (["data", "inspect", "a", "b"], "coca-mindspeed data inspect"),
         (["data", "export", "mindspeed-rl", "--inputs"], "coca-mindspeed data export mindspeed-rl"),
         (["doctor", "--onlyproblems"], "coca-mindspeed doctor"),
-        ([], "coca-mindspeed"),
         (["trian"], "coca-mindspeed"),
         (["train", "demo", "--output", ""], "coca-mindspeed train"),
     ],
@@ -48,41 +47,35 @@ def test_usage_is_that_of_the_subcommand(capsys, arguments, usage):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["config", "show", "demoo"], "unknown run 'demoo', did you mean 'demo'?"),
-        (["config", "show", "demo", "rollout.promts=3"], "did you mean 'prompts'?"),
-        (["config", "show", "demo", "method=coka"], "did you mean 'coca'?"),
-        (["config", "get", "demo", "rollout.promts"], "did you mean 'prompts'?"),
+        (["config", "show", "demoo"], "'demo'"),
+        (["config", "show", "demo", "rollout.promts=3"], "'prompts'"),
+        (["config", "show", "demo", "method=coka"], "'coca'"),
+        (["config", "get", "demo", "rollout.promts"], "'prompts'"),
         (["reproduce", "--seeds", "3"], "python -m experiments.reproduce"),
         (["import-gguf", "a.gguf", "hf"], "python -m experiments.gguf_import"),
         (["data", "real-world", "--output", "o"], "python -m experiments.real_world"),
         (["check", "qwen25_7b_910b", "--stage", "-1"], "--stage: "),
-        (["patches", "verify"], "which checkout?"),
+        (["trian"], "'train'"),
+        (["data", "prepare", "bigmath", "--input", "x", "--output", "o"], "'big_math'"),
+        (["data", "prepair"], "'prepare'"),
+        (["config", "show", "no.yaml"], "no.yaml: "),
+        (["patches", "verify"], "MINDSPEED_RL_HOME"),
         (["data", "inspect", "x.jsonl", "--show", "-1"], "--show: "),
-        (
-            ["data", "prepare", "records", "--input", "a.jsonl", "--output", "o", "--max-tokens", "5"],
-            "need --tokenizer",
-        ),
-        (["data", "prepare", "records", "--input", "a.jsonl", "--output", "o", "--max-tokens", "0"], "--max-tokens: "),
-        (
-            ["data", "prepare", "records", "--input", "a.jsonl", "--output", "o", "--validation", "nan"],
-            "--validation: ",
-        ),
-        (["data", "prepare", "records", "--input", "a.jsonl", "--output", "o", "--seed", "-1"], "--seed: "),
-        (["data", "prepare", "records", "--hub", "--output", "o"], "no place on the hub"),
+        (["data", "prepare", "records", "--hub", "--output", "o"], "--hub"),
         (["demo", "--seed", "-1"], "--seed: "),
-        (["report"], "name at least one run"),
-        (["report", "--paper", "x"], "--paper takes no runs"),
-        (["report", "--paper", "--output", "o", "--seed", "0"], "--output, --seed: means nothing with --paper"),
-        (["report", "--paper", "--compare-paper"], "--compare-paper: means nothing with --paper"),
+        (["report"], "--paper"),
+        (["report", "--paper", "x"], "--paper"),
+        (["report", "--paper", "--output", "o", "--seed", "0"], "--output, --seed: "),
+        (["report", "--paper", "--compare-paper"], "--compare-paper: "),
         (["report", "x", "--samples", "-1"], "--samples: "),
         (["report", "x", "--replicates", "0"], "--replicates: "),
         (["report", "x", "--seed", "-1"], "--seed: "),
-        (["report", "x", "--compare-paper", "gpt/math"], "the paper has no setting 'gpt/math'"),
+        (["report", "x", "--compare-paper", "gpt/math"], "'gpt/math'"),
         (["evaluate", "x", "--output", "o", "--bins", "0"], "--bins: "),
         (["evaluate", "x", "--output", "o", "--replicates", "0"], "--replicates: "),
         (["evaluate", "x", "--output", "o", "--format", "rollouts", "--decimals", "0"], "--decimals: "),
-        (["evaluate", "x", "--output", "o", "--decimals", "2"], "--decimals: means nothing with --format predictions"),
-        (["evaluate", "x", "--output", "o", "--format", "responses"], "needs --gold"),
+        (["evaluate", "x", "--output", "o", "--decimals", "2"], "--decimals: "),
+        (["evaluate", "x", "--output", "o", "--format", "responses"], "--gold"),
         (["watch", "x", "--interval", "0"], "--interval: "),
         (["watch", "x", "--interval", "nan"], "--interval: "),
         (["calibrate", "x", "--output", "o", "--folds", "1"], "--folds: "),
@@ -114,7 +107,7 @@ def test_what_is_typed_wrong_ends_with_two(capsys, monkeypatch, arguments, messa
         (["--assessor-epochs", "0"], "--assessor-epochs: "),
         (["--seed", "-1"], "--seed: "),
         (["--device", "abacus"], "--device: "),
-        ([], "needs --train"),
+        ([], "--train"),
     ],
 )
 def test_what_is_typed_wrong_of_a_baseline(capsys, arguments, message):
@@ -141,11 +134,11 @@ def test_every_number_has_a_range(command):
 
 def test_a_release_that_is_not_known(tmp_path, capsys):
     (tmp_path / "mindspeed_rl").mkdir()
-    assert "no manifest for release '9.9'" in usage_error(capsys, "patches", "verify", tmp_path, "--release", "9.9")
+    assert "'9.9'" in usage_error(capsys, "patches", "verify", tmp_path, "--release", "9.9")
 
 
 def test_a_stage_that_the_method_does_not_have(capsys):
-    assert "method coca has stages 0 to 0" in usage_error(capsys, "check", "qwen25_7b_910b", "--quiet", "--stage", "7")
+    assert "0 to 0" in usage_error(capsys, "check", "qwen25_7b_910b", "--quiet", "--stage", "7")
 
 
 def test_what_a_file_says_wrong_ends_with_one(tmp_path, capsys):
@@ -167,11 +160,11 @@ def raising(error):
         (KeyboardInterrupt(), 130, "interrupted"),
         (FileExistsError(17, "File exists", "/data/out"), 1, "/data/out: File exists"),
         (OSError(28, "No space left on device"), 1, "No space left on device"),
-        (ModuleNotFoundError("No module named 'wandb'", name="wandb"), 1, "pip install 'coca-mindspeed[wandb]'"),
+        (ModuleNotFoundError("No module named 'wandb'", name="wandb"), 1, "pip install '.[wandb]'"),
         (
             ModuleNotFoundError("No module named 'scipy.stats'", name="scipy.stats"),
             1,
-            "package 'scipy' is not installed",
+            "'scipy'",
         ),
     ],
 )
@@ -218,4 +211,4 @@ def test_any_locale_can_print_any_path(tmp_path, environment):
     command = [sys.executable, "-m", "coca_mindspeed.cli", "config", "show", path]
     done = subprocess.run(command, capture_output=True, env={**os.environ, **environment}, check=False)
     assert b"Traceback" not in done.stderr
-    assert b"no such configuration file" in done.stderr
+    assert b".yaml: " in done.stderr

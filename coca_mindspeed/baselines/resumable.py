@@ -1,4 +1,4 @@
-"""Long work in parts: each is written whole when it is done, so that a stopped run goes on behind the last one."""
+"""Resumable map over items, in parts that are written atomically."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,7 +14,7 @@ _Item = TypeVar("_Item")
 Rows = Sequence[Mapping[str, Any]]
 
 
-def work_in_parts(
+def resumable_map(
     directory: Path,
     items: Sequence[_Item],
     size: int,
@@ -23,22 +23,13 @@ def work_in_parts(
     title: str,
     show_progress: bool = True,
 ) -> list[dict[str, Any]]:
-    """Run ``work(part number, items of the part)`` on each part that ``directory`` does not hold yet.
+    """Run ``work(part number, items of the part)`` on the parts that ``directory`` lacks; return all rows in order.
 
-    Args:
-        directory: of the parts' JSON Lines.
-        items: everything there is to do.
-        size: items of a part.
-        work: returns a JSON row for each item; it must draw its random numbers from the part's number alone, so that a
-            run that was stopped gives the same result as one that was not.
-        title: for the progress bar.
-        show_progress: draw one.
-
-    Returns:
-        The rows of all parts, in order.
+    ``work`` returns a JSON row for each item.  It must draw its random numbers from the part's number alone, so that a
+    resumed run gives the same result.
 
     Raises:
-        ConfigError: a part that is there has another number of rows than it has items now.
+        ConfigError: an existing part has another number of rows than items.
     """
     if size < 1:
         raise ValueError(f"size should be at least 1, found {size}")
@@ -61,15 +52,12 @@ def work_in_parts(
 
 
 def check_directory(directory: Path, settings: Mapping[str, Any], *, among: Collection[str] | None = None) -> bool:
-    """Make sure that ``directory`` is free or holds this very work, and return whether it holds it; nothing is written.
+    """Check that ``directory`` is free or holds results of the same settings; return whether it holds them.
 
-    Args:
-        directory: of the work.
-        settings: what the work is.
-        among: the settings that are compared; None: all.
+    ``among`` names the settings to compare (None: all).
 
     Raises:
-        ConfigError: it holds another work's results; the message names the first setting that differs.
+        ConfigError: it holds results of other settings.
     """
     path = directory / "settings.json"
     if path.exists():
@@ -92,10 +80,9 @@ def check_directory(directory: Path, settings: Mapping[str, Any], *, among: Coll
 
 
 def claim_directory(directory: Path, settings: Mapping[str, Any]) -> None:
-    """Make ``directory`` this work's own, or make sure that it already is.
+    """Write the settings into ``directory``, or check that they are there.
 
-    Raises:
-        ConfigError: as :func:`check_directory`, or it cannot be written.
+    Raises ConfigError as :func:`check_directory`, or it cannot be written.
     """
     if not check_directory(directory, settings):
         try:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from coca_mindspeed.evaluation.calibration.maps import STATED, transfer_matrix
-from tests.calibration.labelled_rows import rows
+from tests.evaluation.labelled_rows import rows
 
 
 def test_a_map_is_worth_something_where_both_err_alike():
