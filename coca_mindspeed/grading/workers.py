@@ -28,10 +28,8 @@ from pebble import ProcessExpired, ProcessPool
 from pebble.pool.process import PoolManager
 
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading import watchdog as lifeline
+from coca_mindspeed.grading.code.inside import process as processes
 from coca_mindspeed.grading.code.inside.clock import WALL_FACTOR
-from coca_mindspeed.grading.code.inside.lifeline import end_with_writer
-from coca_mindspeed.grading.code.inside.limits import limit_resource
 
 # How long to wait until no worker is sending; one that died while it was keeps all others from it.
 _SILENCE_SECONDS = 1.0
@@ -181,15 +179,15 @@ class _Context(multiprocessing.context.SpawnContext):
 
 def _start_worker(memory_bytes: int, warm_up: Callable[[], None] | None, caller: Connection) -> None:
     # Opened anew, because the kernel tells one process for each open file, and all workers inherit the same.
-    end_with_writer(os.open(f"/proc/self/fd/{caller.fileno()}", os.O_RDONLY | os.O_CLOEXEC))
+    processes.end_with_writer(os.open(f"/proc/self/fd/{caller.fileno()}", os.O_RDONLY | os.O_CLOEXEC))
     # pebble installs a handler for SIGTERM, but Python runs handlers between bytecodes, and 9**9**9 is one bytecode.
     # With the default action, pebble's terminate() works at once; otherwise the whole pool would wait for it.
     # So do the kernel's two signals at the end of a task's processor time and of an inherited limit (``ulimit -t``).
     for number in (signal.SIGTERM, signal.SIGPROF, signal.SIGXCPU):
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGPROF, signal.SIGXCPU))
-    limit_resource("RLIMIT_CORE", 0)
-    limit_resource("RLIMIT_AS", memory_bytes)
+    processes.limit_resource("RLIMIT_CORE", 0)
+    processes.limit_resource("RLIMIT_AS", memory_bytes)
     soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
     if soft == hard > 1:  # SIGKILL would not say why
         resource.setrlimit(resource.RLIMIT_CPU, (hard - 1, hard))
@@ -256,7 +254,7 @@ class Workers:
         self._seconds, self._wall_seconds = seconds, WALL_FACTOR * seconds
         # Every worker inherits the first end; the second one is closed by close(), or by the end of this process.
         self._caller, self._alive = multiprocessing.Pipe(duplex=False)
-        lifeline.hold(self._alive.fileno())
+        processes.hold(self._alive.fileno())
         self._pool_options = {
             "max_workers": count,
             "max_tasks": tasks_per_worker,
@@ -377,6 +375,6 @@ class Workers:
             return
         self._closed = True
         self._discard_pool()
-        lifeline.let_go(self._alive.fileno())
+        processes.release(self._alive.fileno())
         self._alive.close()
         self._caller.close()

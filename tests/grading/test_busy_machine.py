@@ -15,7 +15,8 @@ import pytest
 
 from coca_mindspeed.grading.code import sandbox as sandboxes
 from coca_mindspeed.grading.code.grader import CodeGrader
-from coca_mindspeed.grading.code.inside import scripts, waiting
+from coca_mindspeed.grading.code.inside import process as processes
+from coca_mindspeed.grading.code.inside import scripts
 from coca_mindspeed.grading.code.inside.clock import descendants
 from coca_mindspeed.grading.code.sandbox import Sandbox
 from coca_mindspeed.grading.verdict import Outcome
@@ -123,7 +124,7 @@ def test_all_calls_of_a_program_share_its_time(kind: str) -> None:
 def test_what_ended_in_time_counts_where_its_reader_was_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text("print(42)")
-    until_ready, start = waiting.until_ready, scripts.remote.start
+    until_ready, start = processes.until_ready, scripts.remote.start
     started: list[subprocess.Popen[bytes]] = []
 
     def remember(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
@@ -137,7 +138,7 @@ def test_what_ended_in_time_counts_where_its_reader_was_late(monkeypatch: pytest
         return until_ready(reading, writing, deadline)
 
     monkeypatch.setattr(scripts.remote, "start", remember)
-    monkeypatch.setattr(scripts.waiting, "until_ready", late)
+    monkeypatch.setattr(scripts.process_module, "until_ready", late)
     assert scripts.run_script(str(script), b"", 100, seconds=0.5).output == b"42\n"
 
 
@@ -157,13 +158,13 @@ os._exit(0)
 
 
 def test_children_that_write_on_win_no_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    until_ready = waiting.until_ready
+    until_ready = processes.until_ready
 
     def slow(*arguments: Any) -> Any:
         time.sleep(0.01)  # so that there is always something left to read
         return until_ready(*arguments)
 
-    monkeypatch.setattr(scripts.waiting, "until_ready", slow)
+    monkeypatch.setattr(scripts.process_module, "until_ready", slow)
     script = tmp_path / "program.py"
     script.write_text(FLOOD)
     started = time.monotonic()
@@ -176,7 +177,7 @@ def test_a_verdict_that_is_read_late_counts(sandbox: Sandbox, monkeypatch: pytes
     """The caller stood still, say, from when the program had started until long behind its limit."""
     monkeypatch.setattr(sandboxes, "_GRACE_SECONDS", 0.1)
     monkeypatch.setattr(sandboxes, "WALL_FACTOR", 1.0)
-    poll, calls = sandboxes.waiting.poll, 0
+    poll, calls = sandboxes.processes.poll, 0
 
     def late(*arguments: Any) -> Any:
         nonlocal calls
@@ -188,7 +189,7 @@ def test_a_verdict_that_is_read_late_counts(sandbox: Sandbox, monkeypatch: pytes
             time.sleep(2.5)
         return found
 
-    monkeypatch.setattr(sandboxes.waiting, "poll", late)
+    monkeypatch.setattr(sandboxes.processes, "poll", late)
     assert sandbox.run(job("print(42)", 2.0), total_seconds=2.0).outcome == "right"
 
 

@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading import watchdog as lifeline
 from coca_mindspeed.grading.code.bubblewrap import environment, locked_user_id, sandbox_command
-from coca_mindspeed.grading.code.inside import waiting
+from coca_mindspeed.grading.code.inside import process as processes
 from coca_mindspeed.grading.code.inside.clock import WALL_FACTOR
 
 _INSIDE = Path(__file__).with_name("inside")
@@ -254,7 +253,7 @@ class Sandbox:
         assert process.stdout is not None
         assert process.stderr is not None
         stdin, stdout, stderr = process.stdin.fileno(), process.stdout.fileno(), process.stderr.fileno()
-        lifeline.hold(stdin)
+        processes.hold(stdin)
         os.set_blocking(stdin, False)
         received = {stdout: bytearray(), stderr: bytearray()}
         unsent, writing, killed, timed_out, starved = memoryview(data), [stdin], "", False, False
@@ -262,7 +261,7 @@ class Sandbox:
         open_pipes = [stdout, stderr]
         try:
             while open_pipes and not killed and not stop.is_set():
-                readable, writable = waiting.poll(open_pipes, writing, _TICK_SECONDS)
+                readable, writable = processes.poll(open_pipes, writing, _TICK_SECONDS)
                 for descriptor in readable:
                     chunk = os.read(descriptor, 1 << 16)
                     if not chunk:
@@ -288,7 +287,7 @@ class Sandbox:
                     killed = "used too much memory"
         finally:
             _kill(process)
-            lifeline.let_go(stdin)
+            processes.release(stdin)
             for pipe in (process.stdin, process.stdout, process.stderr):
                 pipe.close()
         return bytes(received[stdout]), bytes(received[stderr]), killed, timed_out, starved

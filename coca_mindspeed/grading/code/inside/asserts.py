@@ -8,12 +8,11 @@ from contextlib import suppress
 from typing import Any
 
 sys.path.insert(0, __file__.rpartition("/")[0])
-ending = importlib.import_module("ending")
 names = importlib.import_module("names")
 remote = importlib.import_module("remote")
 
 _FLOAT_TOLERANCE = 1e-6
-Ending, RIGHT, WRONG, UNGRADABLE = ending.Ending, ending.RIGHT, ending.WRONG, ending.UNGRADABLE
+JobResult, RIGHT, WRONG, UNGRADABLE = remote.JobResult, remote.RIGHT, remote.WRONG, remote.UNGRADABLE
 
 
 def run_asserts(job: dict[str, Any]) -> Any:
@@ -24,9 +23,9 @@ def run_asserts(job: dict[str, Any]) -> Any:
         wanted = names.undefined(job["tests"], namespace.keys(), job["entry_point"])
         modules = names.imported(job["tests"])
     except (SyntaxError, ValueError) as error:
-        return Ending(UNGRADABLE, f"the tests do not compile: {error}")
+        return JobResult(UNGRADABLE, f"the tests do not compile: {error}")
     if not wanted.program:
-        return Ending(UNGRADABLE, "the tests use nothing of the program's, so that any program would pass or none")
+        return JobResult(UNGRADABLE, "the tests use nothing of the program's, so that any program would pass or none")
     for module in sorted(modules):
         _import(module)
     for name, (module, attribute) in wanted.standard.items():
@@ -41,21 +40,21 @@ def run_asserts(job: dict[str, Any]) -> Any:
         except (remote.ProgramError, remote.CannotTestError):
             raise
         except Exception as error:  # noqa: BLE001  # what the program raises is up to it
-            return Ending(WRONG, f"the program does not load: {type(error).__name__}: {error}")
+            return JobResult(WRONG, f"the program does not load: {type(error).__name__}: {error}")
         for name in program.exports:
             namespace[name] = program.value_of(name)
         exec(tests, namespace)  # noqa: S102  # in the sandbox
     except (remote.ProgramError, remote.CannotTestError):
         raise
     except BaseException as error:  # noqa: BLE001  # tests end in any way that they like
-        return Ending(WRONG, f"{type(error).__name__}: {error}")
+        return JobResult(WRONG, f"{type(error).__name__}: {error}")
     finally:
         if program is not None:
             program.close()
     # Tests that expect an exception catch these two as well; a program that died has raised nothing.
     if program.failure is not None:
         raise program.failure
-    return Ending(RIGHT)
+    return JobResult(RIGHT)
 
 
 def _after_prompt(prompt: str | None) -> dict[str, Any]:
@@ -90,26 +89,26 @@ def run_calls(job: dict[str, Any]) -> Any:
     except (remote.ProgramError, remote.CannotTestError):
         raise
     except Exception as error:  # noqa: BLE001  # what the program raises is up to it
-        return Ending(WRONG, f"the program does not load: {type(error).__name__}: {error}")
+        return JobResult(WRONG, f"the program does not load: {type(error).__name__}: {error}")
     try:
         try:
             function = program.value_of(job["entry_point"])
         except KeyError:
-            return Ending(WRONG, f"the program does not define {job['entry_point']}")
+            return JobResult(WRONG, f"the program does not define {job['entry_point']}")
         if type(function) is not remote.Remote:
-            return Ending(WRONG, f"{job['entry_point']} is not a function")
+            return JobResult(WRONG, f"{job['entry_point']} is not a function")
         for number, case in enumerate(job["cases"], start=1):
             try:
                 found = function(*case["arguments"])
             except remote.ProgramError as error:
-                return Ending(WRONG, f"case {number}: the program {error}", error.timed_out)
+                return JobResult(WRONG, f"case {number}: the program {error}", error.timed_out)
             except Exception as error:  # noqa: BLE001  # what the program raises is up to it
-                return Ending(WRONG, f"case {number}: {type(error).__name__}: {error}")
+                return JobResult(WRONG, f"case {number}: {type(error).__name__}: {error}")
             if not same_result(as_json(found), case["expected"]):
-                return Ending(WRONG, f"case {number}: another result")
+                return JobResult(WRONG, f"case {number}: another result")
     finally:
         program.close()
-    return Ending(RIGHT)
+    return JobResult(RIGHT)
 
 
 def as_json(value: Any) -> Any:

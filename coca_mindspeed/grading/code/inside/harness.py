@@ -17,12 +17,9 @@ import sys
 from typing import Any
 
 sys.path.insert(0, __file__.rpartition("/")[0])
-ending = importlib.import_module("ending")
-lifeline = importlib.import_module("lifeline")
-limits = importlib.import_module("limits")
+process = importlib.import_module("process")
 remote = importlib.import_module("remote")
 seccomp = importlib.import_module("seccomp")
-waiting = importlib.import_module("waiting")
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
 # The module and function of each kind of job; a program waits for the compilation of no other.
@@ -43,13 +40,13 @@ def main() -> None:
     try:
         said = getattr(importlib.import_module(module), function)(job)
     except remote.ProgramError as error:
-        said = ending.Ending(ending.WRONG, f"the program {error}", error.timed_out)
+        said = remote.JobResult(remote.WRONG, f"the program {error}", error.timed_out)
     except remote.UnavailableError as error:
-        said = ending.Ending(ending.UNAVAILABLE, str(error))
+        said = remote.JobResult(remote.UNAVAILABLE, str(error))
     except remote.StarvedError as error:
-        said = ending.Ending(ending.STARVED, str(error), timed_out=True)
+        said = remote.JobResult(remote.STARVED, str(error), timed_out=True)
     except remote.CannotTestError as error:
-        said = ending.Ending(ending.UNGRADABLE, str(error))
+        said = remote.JobResult(remote.UNGRADABLE, str(error))
     say(report, job, **said._replace(reason=said.reason[:500])._asdict())
 
 
@@ -80,11 +77,11 @@ def confine(allowed: dict[str, Any]) -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         # The time of children that are waited for is counted, and not where the caller had this signal ignored.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        lifeline.end_with_writer(sys.stdin.fileno())
+        process.end_with_writer(sys.stdin.fileno())
         for directory in ("/tmp", "/dev/shm"):  # bubblewrap limits their size only; empty files have none
-            waiting.limit_files(directory, allowed["files"])
+            process.limit_files(directory, allowed["files"])
     else:
-        lifeline.end_group_with_writer(sys.stdin.fileno())
+        process.end_group_with_writer(sys.stdin.fileno())
     for name, value in (
         ("RLIMIT_NPROC", allowed["processes"]),
         ("RLIMIT_AS", allowed["memory_bytes"]),
@@ -96,7 +93,7 @@ def confine(allowed: dict[str, Any]) -> None:
         ("RLIMIT_CORE", 0),
     ):
         if value is not None:
-            limits.limit_resource(name, value)
+            process.limit_resource(name, value)
     if allowed["alone"]:
         seccomp.install()
     # Changing the user has cleared what --die-with-parent had set.

@@ -10,7 +10,6 @@ from typing import Any
 sys.path.insert(0, __file__.rpartition("/")[0])
 asserts = importlib.import_module("asserts")
 clock = importlib.import_module("clock")
-ending = importlib.import_module("ending")
 remote = importlib.import_module("remote")
 scripts = importlib.import_module("scripts")
 values = importlib.import_module("values")
@@ -23,7 +22,7 @@ def collect(job: dict[str, Any]) -> Any:
     """
     found = _of_script(job) if "stdin" in job["inputs"][0] else _of_functions(job)
     digests = (None if text is None else hashlib.sha256(text.encode()).hexdigest()[:32] for text in found)
-    return ending.Ending(ending.RIGHT, outputs=tuple(digests))
+    return remote.JobResult(remote.RIGHT, outputs=tuple(digests))
 
 
 def _of_script(job: dict[str, Any]) -> list[str | None]:

@@ -8,16 +8,37 @@ import os
 import subprocess
 import sys
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, __file__.rpartition("/")[0])
 clock = importlib.import_module("clock")
 names = importlib.import_module("names")
 values = importlib.import_module("values")
-waiting = importlib.import_module("waiting")
+process = importlib.import_module("process")
 
 _MAX_ANSWER_BYTES = 64 << 20
 _ENDS_LOOPS = (StopIteration, StopAsyncIteration)
+
+
+RIGHT, WRONG, UNGRADABLE = "right", "wrong", "ungradable"
+UNAVAILABLE, STARVED = "unavailable", "starved"
+
+
+class JobResult(NamedTuple):
+    """The harness's report on a job.
+
+    Attributes:
+        outcome: one of the five above. Another attempt may succeed after ``unavailable`` (no process available) and
+            ``starved`` (too little processor time).
+        reason: for people.
+        timed_out: whether a time limit ended the program.
+        outputs: of a job of the kind ``outputs``: a digest for each input.
+    """
+
+    outcome: str
+    reason: str = ""
+    timed_out: bool = False
+    outputs: tuple[str | None, ...] = ()
 
 
 class ProgramError(Exception):
@@ -145,8 +166,8 @@ class RemoteProgram:
 
     def _wait(self, reading: list[int], writing: list[int], deadline: Any) -> None:
         try:
-            ready = waiting.until_ready(reading, writing, deadline)
-        except waiting.TooManyFilesError as error:
+            ready = process.until_ready(reading, writing, deadline)
+        except process.TooManyFilesError as error:
             raise self._fails(str(error)) from None
         if not any(ready):
             in_all = deadline.charged == self._deadline.charged

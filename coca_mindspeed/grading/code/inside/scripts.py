@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, __file__.rpartition("/")[0])
 clock = importlib.import_module("clock")
-ending = importlib.import_module("ending")
+process_module = importlib.import_module("process")
 remote = importlib.import_module("remote")
-waiting = importlib.import_module("waiting")
 
 _STDERR_BYTES = 4_096
 _OUTPUT_SLACK = 1 << 20
@@ -23,7 +22,7 @@ _LATE_SECONDS = 0.5
 # How often a program that has closed its output is asked whether it has ended; so long it has in any case.
 _EXIT_SECONDS = 0.1
 _FLOAT_TOLERANCE = 1e-6
-Ending, RIGHT, WRONG = ending.Ending, ending.RIGHT, ending.WRONG
+JobResult, RIGHT, WRONG = remote.JobResult, remote.RIGHT, remote.WRONG
 
 
 class ScriptRun(NamedTuple):
@@ -51,7 +50,7 @@ def run_stdio(job: dict[str, Any]) -> Any:
     for number, case in enumerate(job["cases"], start=1):
         if remote.expired(deadline, job["total_seconds"]):
             reason = f"case {number}: all cases together took longer than {job['total_seconds']:g} s"
-            return Ending(WRONG, reason, timed_out=True)
+            return JobResult(WRONG, reason, timed_out=True)
         expected = case["output"].encode("utf-8", "surrogatepass")
         data = case["input"].encode("utf-8", "surrogatepass")
         try:
@@ -61,13 +60,13 @@ def run_stdio(job: dict[str, Any]) -> Any:
             # its own doing.
             if number == 1 or type(error) is not remote.CannotTestError:
                 raise
-            return Ending(WRONG, f"case {number}: {error}")
+            return JobResult(WRONG, f"case {number}: {error}")
         end_leftovers(job)
         if run.problem:
-            return Ending(WRONG, f"case {number}: {run.problem}", run.timed_out)
+            return JobResult(WRONG, f"case {number}: {run.problem}", run.timed_out)
         if not same_output(run.output.decode("utf-8", "replace"), case["output"]):
-            return Ending(WRONG, f"case {number}: another output")
-    return Ending(RIGHT)
+            return JobResult(WRONG, f"case {number}: another output")
+    return JobResult(RIGHT)
 
 
 def write_script(job: dict[str, Any]) -> str:
@@ -121,7 +120,7 @@ def run_script(script: str, data: bytes, expected_bytes: int, seconds: float, wi
                 process.stdin.close()
                 writing = []
             late = remote.expired(deadline, seconds)
-            readable, writable = waiting.until_ready(reading, writing, deadline)
+            readable, writable = process_module.until_ready(reading, writing, deadline)
             if late and not readable:
                 return too_slow
             for descriptor in readable:
@@ -149,7 +148,7 @@ def run_script(script: str, data: bytes, expected_bytes: int, seconds: float, wi
         if code != 0:
             last_line = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
             return ScriptRun(b"", f"exit code {code}: {last_line}", exit_code=code, error=last_line)
-    except waiting.TooManyFilesError as error:
+    except process_module.TooManyFilesError as error:
         return ScriptRun(b"", str(error))
     finally:
         process.kill()
