@@ -9,11 +9,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from coca_mindspeed.data.records import Record, RecordError
+from coca_mindspeed.grading.math import words
 from coca_mindspeed.grading.math.final_answer import final_answer, is_cut_off
-from coca_mindspeed.grading.math.notation import same_digits, same_product, same_ratio
 from coca_mindspeed.grading.math.quantity import Answer, assigned_number, read_answer, same_number, units_agree
 from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
-from coca_mindspeed.grading.words import choice, chosen, is_phrase, is_words, plain_text, same_words
 from coca_mindspeed.grading.workers import Failure, TaskResult, Workers
 from coca_mindspeed.utils.cpus import usable_cpus
 from coca_mindspeed.utils.eta import SlowProgress
@@ -243,10 +242,10 @@ def _plain_gold_problem(gold: str) -> str | None:
     answer = read_answer(gold)
     if not answer.body:
         return "it is empty"
-    text = plain_text(answer.body)
+    text = words.plain_text(answer.body)
     if answer.value is not None or assigned_number(answer):
         return ""
-    return "" if is_words(text) or is_phrase(text) or choice(text) else None
+    return "" if words.is_words(text) or words.is_phrase(text) or words.choice(text) else None
 
 
 def plain_verdict(gold: Answer, answer: Answer) -> Verdict | None:
@@ -255,33 +254,33 @@ def plain_verdict(gold: Answer, answer: Answer) -> Verdict | None:
         return Verdict(Outcome.UNGRADABLE, "the gold answer is empty") if not gold.body else _WRONG
     if not units_agree(gold, answer):
         return Verdict(Outcome.WRONG, f"the unit is {answer.unit}, not {gold.unit}")
-    if (ratio := same_ratio(gold.body, answer.body)) is not None:
+    if (ratio := words.same_ratio(gold.body, answer.body)) is not None:
         return _RIGHT if ratio else _WRONG
     if gold.value is not None and answer.value is not None:
         return _RIGHT if same_number(gold, answer) else _WRONG
-    if (digits := same_digits(gold.body, answer.body)) is not None:
+    if (digits := words.same_digits(gold.body, answer.body)) is not None:
         return _RIGHT if digits else _WRONG
-    if (product := same_product(gold.body, answer.body)) is not None:
+    if (product := words.same_product(gold.body, answer.body)) is not None:
         return _RIGHT if product else _WRONG
     # 5m, which may be metres or a product, is 5 m, whichever of them was read as a unit.
     same_whole = _spelling(gold.whole) == _spelling(answer.whole)
     if same_whole or (gold.percent == answer.percent and _spelling(gold.body) == _spelling(answer.body)):
         # "no on" is not "noon", but "x y" is "xy".
-        words = is_words(gold.body) and is_words(answer.body)
-        return _RIGHT if not words or same_words(gold.body, answer.body) else _WRONG
+        both_words = words.is_words(gold.body) and words.is_words(answer.body)
+        return _RIGHT if not both_words or words.same_words(gold.body, answer.body) else _WRONG
     if (verdict := _assigned_verdict(gold, answer)) is not None:
         return verdict
     return _verbal_verdict(gold, answer)
 
 
 def _verbal_verdict(gold: Answer, answer: Answer) -> Verdict | None:
-    wanted, given = plain_text(gold.body), plain_text(answer.body)
-    if letter := choice(wanted):
-        chose = chosen(given)
+    wanted, given = words.plain_text(gold.body), words.plain_text(answer.body)
+    if letter := words.choice(wanted):
+        chose = words.chosen(given)
         return None if chose is None else _RIGHT if chose == letter else _WRONG
-    if is_words(wanted) or (gold.value is None and is_phrase(wanted)):
-        return _RIGHT if same_words(wanted, given) else _WRONG
-    if is_words(given) and gold.value is not None:
+    if words.is_words(wanted) or (gold.value is None and words.is_phrase(wanted)):
+        return _RIGHT if words.same_words(wanted, given) else _WRONG
+    if words.is_words(given) and gold.value is not None:
         return _WRONG
     return None
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from coca_mindspeed.grading.math.qualifiers import is_denied, is_hedged, is_qualified, is_retracted
 from coca_mindspeed.grading.math.units import COUNTED, UNNAMED, leaves_value, read_unit
 
 # Pandoc's rule for dollars: no blank inside of them, no digit behind the closing one, so that "$20 and $30" is money.
@@ -207,7 +206,7 @@ def stated_answer(text: str) -> str | None:
         stated = _read_statement(text[start : min(end, start + _MAX_SENTENCE)])
         if stated is None:
             continue
-        retracted = is_retracted(masked[end:])
+        retracted = _is_retracted(masked[end:])
         if retracted or (explains and not _leads(masked[start:end]) and _CONCLUSION.search(masked, end)):
             return _last_value(text, masked, end)
         return stated or None
@@ -282,8 +281,8 @@ def _last_value(text: str, masked: str, start: int) -> str | None:
             if _BARE.fullmatch(previous) and _BARE.fullmatch(sentence):
                 return None  # one value a line is a list
             start_of_line = begin + len(sentence) - len(sentence.lstrip())
-            doubted = is_retracted(masked[end:]) or (
-                values[0].start + begin == start_of_line and is_qualified(text, start_of_line, end)
+            doubted = _is_retracted(masked[end:]) or (
+                values[0].start + begin == start_of_line and _is_qualified(text, start_of_line, end)
             )
             return None if doubted else _read(sentence, values, explicit=False) or None
     return None
@@ -351,9 +350,9 @@ def _read(sentence: str, values: list[_Value], *, explicit: bool) -> str:
     operand = value is not None and bool(_OPERAND.search(masked, 0, value.start))
     side = value is not None and verb > 0 and bool(_LETTER.search(masked, verb, value.start))
     if operand or side or _COMMAND.search(masked):  # of an expression, which counts as a whole or not at all
-        whole = verb and not _PROSE.search(masked, verb) and not is_denied(masked[:verb])
+        whole = verb and not _PROSE.search(masked, verb) and not _is_denied(masked[:verb])
         return _plain(sentence, masked, verb, len(sentence)) if whole else ""
-    if value is None or is_qualified(sentence, value.start, value.end) or is_denied(masked[: value.start]):
+    if value is None or _is_qualified(sentence, value.start, value.end) or _is_denied(masked[: value.start]):
         return ""
     if _STARTS_WITH_OR.match(masked):
         return ""
@@ -366,7 +365,7 @@ def _read(sentence: str, values: list[_Value], *, explicit: bool) -> str:
     else:
         asides = [match.span() for match in _ASIDE.finditer(masked, end)]
         others = [v for v in values if v.start >= end and not any(low < v.start < high for low, high in asides)]
-        if is_hedged(masked[end:]) or any(not _is_explained(sentence, masked, end, value, other) for other in others):
+        if _is_hedged(masked[end:]) or any(not _is_explained(sentence, masked, end, value, other) for other in others):
             return ""
     subject = _VARIABLE_IS.fullmatch(masked[: value.start])
     variable = _plain(sentence, masked, *subject.span(1)) if subject else ""
@@ -472,3 +471,83 @@ def _plain(sentence: str, masked: str, start: int, end: int) -> str:
     if formula is None:
         return text
     return _LABEL.sub("", _inside(formula)).strip()
+
+
+_QUALIFIER_WINDOW = 80  # characters on either side; a word further off is about something else
+
+_RESULT = r"(?:so|is|are|equals|gets?|gives?|makes?|leaves?|then|hence|thus|therefore|but)\b"
+_BEFORE = re.compile(
+    rf"""(?:
+        (?:\b(?:not|never|cannot|neither|nor|except)\b | n['’]t\b | \b(?:anything|everything|all)\s+but\b)
+            (?:\s+(?!{_RESULT})[^\W\d]+){{0,3}}                 # cannot possibly be 6, is not equal to 6
+      | \b(?:than(?:\s+or\s+equal\s+to)? | instead\s+of | at\s+(?:least|most) | up\s+to
+            | above | below | under | over | beyond | exceed(?:s|ing)?)
+      | \b(?:twice|double|triple|(?:half|halves|thirds?|quarters?|root|square|cube|logarithm|log|factorial|reciprocal
+            |inverse|multiples?|divisors?|factors?|powers?|percent)\s+of) | %\s+of
+      | (?<![-=<>])[<>]=? | != | \\(?:n?leq?|n?geq?|[lg]t|neq?|neg|pm)     # x \neq 6, > 6; no arrows
+      | \d[^\w.;:!?\n]{{0,3}}\s*(?<!\\)\b(?:or|to|and|through|versus|vs)\b(?:\s+(?:even|maybe|perhaps|possibly|rather))?
+    )[\s$*\\(\[]*$""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_AFTER = re.compile(
+    r"""^[\s$*\\)\]]*(?:
+        (?:is|was|are|were|be|being|seems|looks)(?:n['’]t\b | \s+(?:\w+\s+)?(?:not|wrong|incorrect|false|impossible)\b)
+      | (?:can|could|does|do|will|would|must)(?:not\b | n['’]t\b | \s+not\b)
+      | or\s+(?:more|less|fewer|above|below|over|under|higher|lower|greater|larger|smaller)\b
+    )""",
+    re.VERBOSE | re.IGNORECASE,
+)
+# A clause that says of what follows that it is not so: "it is false that x is 5", "I do not think that it is 5".
+_DENIED = re.compile(
+    r"""(?:\b(?:not|never|cannot|false|wrong|incorrect|untrue|doubt\w*|unlikely|impossible)\b | n['’]t\b)[^,;:.]*
+        \b(?:that|think|believe|say|claim|mean|sure|certain|if|whether|true|case|correct)\b
+        (?:(?!\b(?:so|hence|thus|therefore|then|but)\b)[^,;:.])*$
+      | \b(?:wrong|incorrect|false|untrue)\s+(?:answer|value|result|solution)\b[^,;:.]*$""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_HEDGED = re.compile(
+    r"""\b(?:or\s+(?:even|rather|else|more|less|fewer) | maybe | perhaps | possibly | alternatively | unless | if
+        | otherwise | either | neither | (?:could|might|may)\s+(?:also\s+)?be
+        | also\s+(?:possible|correct|right|valid|works?|a\s+solution) | another\s+(?:answer|solution|possibility|option)
+        | as\s+well\s+as | along\s+with | (?:a|my|just)\s+guess
+        | not\s+(?:sure|certain|right|correct|true|it\b|the\s+(?:right|correct|answer)))\b
+      | \b(?:is|are|was|be|seems|looks)\s+(?:\w+\s+)?(?:wrong|incorrect|false|impossible)\b
+      | n['’]t\s+(?:right|correct|true|it|the\s+(?:right|correct|answer))\b""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_RETRACTED = re.compile(
+    r"""(?:^|[.!?\n])[\s*_]*(?:
+        (?:(?:oh|but|hmm+|no)\s*[,.]?\s*)*(?:wait|actually|no\s*[,.]|correction|sorry|oops|scratch\s+that|i\s+mean
+            |on\s+second\s+thought|alternatively|or(?!\s+(?:equivalently|simply|more\s+precisely|in)\b))\b
+      | (?:this|that|it|the\s+(?:above\s+)?answer)
+            (?:\s+(?:is|was|must\s+be|seems))(?:n['’]t|\s+(?:\w+\s+)?(?:wrong|incorrect|false|not)\b)
+    )""",
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def _is_denied(before: str) -> bool:
+    """Whether the clause that leads to a value denies the whole statement (``it is false that x is``)."""
+    return bool(_DENIED.search(before[-_QUALIFIER_WINDOW:]))
+
+
+def _is_hedged(after: str) -> bool:
+    """Whether the rest of the sentence makes a condition or a guess of a value, or takes it back."""
+    return bool(_HEDGED.search(after))
+
+
+def _is_retracted(following: str) -> bool:
+    """Whether a later sentence takes the answer back or starts anew (``Wait, ...``)."""
+    return bool(_RETRACTED.search(following))
+
+
+def _is_qualified(text: str, start: int, end: int) -> bool:
+    """Whether ``text[start:end]`` is denied (``not 6``), a bound (``more than 6``) or one of several (``5 or 6``).
+
+    Args:
+        text: of a response, its characters plain.
+        start: where the number or formula begins.
+        end: where it ends.
+    """
+    before, after = text[max(0, start - _QUALIFIER_WINDOW) : start], text[end : end + _QUALIFIER_WINDOW]
+    return bool(_BEFORE.search(before) or _AFTER.match(after))
