@@ -1,4 +1,4 @@
-"""Answers in words: choices, names, truth values, dates.  Compared as words, never as products of letters."""
+"""Answers that are compared as text: words, choices, ratios and times, digits in a base, products of letters."""
 
 import itertools
 import re
@@ -24,7 +24,7 @@ _VOWEL = re.compile(r"[aeiouy]|[^a-z]")
 
 _CHOICE = re.compile(r"\(?\s*([A-Za-z])\s*[).]?")
 _CHOICE_WITH_TEXT = re.compile(r"(?:\(\s*([A-H])\s*\)|([A-H])[).:])\s*([^()]+)")
-# What follows a choice is its option's text, unless it names another choice or takes this one back.
+# The text after a choice must not name another choice or withdraw this one.
 _OTHER_CHOICE = re.compile(r"(?<![A-Za-z\\])[B-H](?![A-Za-z])|(?<![A-Za-z\\])A(?! [a-z])(?![A-Za-z])")
 _ONLY_LETTERS = re.compile(r"[ ,;/|&]*(?:(?:[A-Za-z]|and|or)(?:[ ,;/]+|$))+")
 _LETTER_IN_A_LIST = re.compile(r"[,;|&]\s*[a-df-h](?:\s*[,;|&]\s*[a-h])*\s*$")
@@ -34,24 +34,24 @@ _DENIAL = re.compile(
 
 
 def plain_text(body: str) -> str:
-    r"""The text with what stands in ``\text{}`` taken out of it, single blanks and NFC characters."""
+    r"""The text without ``\text{}``, with single blanks, in NFC."""
     return " ".join(unicodedata.normalize("NFC", re.sub(TEXT, r"\1", body)).split())
 
 
 def is_words(body: str) -> bool:
-    """Whether an answer is nothing but words, none of which is mathematics."""
+    """Whether an answer consists of words that are not mathematics."""
     return _WORDS.fullmatch(body) is not None and _MATH_WORDS.search(body) is None
 
 
 def is_phrase(body: str) -> bool:
-    """Whether an answer is words and whole numbers side by side, such as ``May 12``, and no formula."""
+    """Whether an answer consists of words and whole numbers, such as ``May 12``."""
     return _PHRASE.fullmatch(body) is not None and _LONG_WORD.search(body) is not None and not _MATH_WORDS.search(body)
 
 
 def same_words(gold: str, answer: str) -> bool:
-    """Whether two answers are the same words and numbers in the same order, without punctuation.
+    """Whether two answers have the same words and numbers in order, ignoring punctuation.
 
-    Nor does case count, unless the gold answer may be symbols: ``AB`` is another segment than ``ab``.
+    Case is ignored too, unless the gold answer may be symbols: the segment ``AB`` is not ``ab``.
     """
     if _PHRASE.fullmatch(answer) is None:
         return False
@@ -68,7 +68,7 @@ def _folded(tokens: list[str]) -> list[str]:
 
 
 def _may_be_symbols(token: str) -> bool:
-    """Whether letters in a row may be names of points or factors: short ones, ``ABCD``, ``PQRS``, ``mMkK``."""
+    """Whether letters may name points or factors: short ones, ``ABCD``, ``PQRS``, ``mMkK``."""
     letters = token.casefold()
     if letters in _SHORT_WORDS:
         return False
@@ -78,13 +78,13 @@ def _may_be_symbols(token: str) -> bool:
 
 
 def choice(body: str) -> str | None:
-    """The letter of an answer that is a single letter, as of a multiple choice."""
+    """The letter of an answer that is a single letter, else None."""
     match = _CHOICE.fullmatch(body)
     return match[1] if match else None
 
 
 def chosen(body: str) -> str | None:
-    """The one letter that an answer chooses, alone or before its option's text; None if it does not."""
+    """The letter that an answer chooses, alone or before its option's text; "" if it names several; else None."""
     body = plain_text(body)
     if (alone := choice(body)) is not None:
         return alone
@@ -92,8 +92,8 @@ def chosen(body: str) -> str | None:
     if match is None:
         return None
     option = match[3].strip()
-    others = (_OTHER_CHOICE.search, _ONLY_LETTERS.fullmatch, _LETTER_IN_A_LIST.search, _DENIAL.search)
-    if any(names_another(option) for names_another in others):
+    excluded = (_OTHER_CHOICE.search, _ONLY_LETTERS.fullmatch, _LETTER_IN_A_LIST.search, _DENIAL.search)
+    if any(matches(option) for matches in excluded):
         return ""
     return match[1] or match[2]
 
@@ -112,9 +112,9 @@ _NO_PRODUCTS = frozenset(_NO_PRODUCT_WORDS.split())
 
 
 def same_product(gold: str, answer: str) -> bool | None:
-    r"""``x\cdot y`` for ``xy``: the same letters, and capital ones (matrices, points) in the same order.
+    r"""``x\cdot y`` for ``xy``: the same letters; capital letters (matrices, points) also in the same order.
 
-    None where it is not one product with signs and one without.
+    None unless one side is a product with signs and the other one without.
     """
     for letters, product in ((gold, answer), (answer, gold)):
         if _LETTERS.fullmatch(letters) and letters.lower() not in _NO_PRODUCTS and _PRODUCT.fullmatch(product):
@@ -129,15 +129,12 @@ def same_product(gold: str, answer: str) -> bool | None:
 
 
 def same_ratio(gold: str, answer: str) -> bool | None:
-    """``3:4`` or ``12:30``: the same terms, since nobody can tell a ratio from a time; or one fraction of them.
-
-    None where neither is a ratio of numbers.
-    """
+    """``3:4`` or ``12:30``: the same terms, or one fraction of them; None if neither side is a ratio of numbers."""
     if ":" not in gold and ":" not in answer:
         return None
     wanted, given = _ratio_terms(gold), _ratio_terms(answer)
     if (wanted is None and ":" in gold) or (given is None and ":" in answer):
-        return None  # of other things than numbers
+        return None
     return wanted is not None and wanted == given
 
 
@@ -150,10 +147,7 @@ def _ratio_terms(body: str) -> list[Fraction] | None:
 
 
 def same_digits(gold: str, answer: str) -> bool | None:
-    """``1011_2``: the same digits and the same base; a base that one side leaves out is the other's.
-
-    None where neither has a base.
-    """
+    """``1011_2``: the same digits and base; a missing base is the other side's. None if neither side has a base."""
     wanted, given = _based(gold), _based(answer)
     if wanted is None or given is None or (wanted[1] is None and given[1] is None):
         return None
@@ -162,7 +156,7 @@ def same_digits(gold: str, answer: str) -> bool | None:
 
 
 def _based(body: str) -> tuple[str, int | None] | None:
-    """Digits and base of a number in a base that has these digits; ``a_1`` is a variable with an index."""
+    """Digits and base of a number; None for ``a_1`` or digits that the base does not have."""
     if "_" in body:
         body = re.sub(TEXT, r"\1", body)
     match = _BASED.fullmatch(body)
