@@ -138,7 +138,7 @@ def test_what_ended_in_time_counts_where_its_reader_was_late(monkeypatch: pytest
         return until_ready(reading, writing, deadline)
 
     monkeypatch.setattr(scripts.remote, "start", remember)
-    monkeypatch.setattr(scripts.process_module, "until_ready", late)
+    monkeypatch.setattr(scripts.processes, "until_ready", late)
     assert scripts.run_script(str(script), b"", 100, seconds=0.5).output == b"42\n"
 
 
@@ -164,7 +164,7 @@ def test_children_that_write_on_win_no_time(monkeypatch: pytest.MonkeyPatch, tmp
         time.sleep(0.01)  # so that there is always something left to read
         return until_ready(*arguments)
 
-    monkeypatch.setattr(scripts.process_module, "until_ready", slow)
+    monkeypatch.setattr(scripts.processes, "until_ready", slow)
     script = tmp_path / "program.py"
     script.write_text(FLOOD)
     started = time.monotonic()

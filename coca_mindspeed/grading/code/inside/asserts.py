@@ -16,7 +16,7 @@ JobResult, RIGHT, WRONG, UNGRADABLE = remote.JobResult, remote.RIGHT, remote.WRO
 
 
 def run_asserts(job: dict[str, Any]) -> Any:
-    """The ending of test code run against the program's functions; the prompt's helpers are the tests', not its own."""
+    """Run test code against the program's functions; helpers of the prompt belong to the tests."""
     namespace = _after_prompt(job["prompt"])
     try:
         tests = compile(job["tests"], "<tests>", "exec")
@@ -25,22 +25,14 @@ def run_asserts(job: dict[str, Any]) -> Any:
     except (SyntaxError, ValueError) as error:
         return JobResult(UNGRADABLE, f"the tests do not compile: {error}")
     if not wanted.program:
-        return JobResult(UNGRADABLE, "the tests use nothing of the program's, so that any program would pass or none")
+        return JobResult(UNGRADABLE, "the tests use nothing of the program")
     for module in sorted(modules):
         _import(module)
     for name, (module, attribute) in wanted.standard.items():
         found = _import(module)
         namespace[name] = found if attribute is None else getattr(found, attribute)
-    program = None
+    program = remote.load(job, wanted.program)
     try:
-        try:
-            program = remote.RemoteProgram(
-                job["source"], job["entry_point"], wanted.program, job["seconds"], job["total_seconds"]
-            )
-        except (remote.ProgramError, remote.CannotTestError):
-            raise
-        except Exception as error:  # noqa: BLE001  # what the program raises is up to it
-            return JobResult(WRONG, f"the program does not load: {type(error).__name__}: {error}")
         for name in program.exports:
             namespace[name] = program.value_of(name)
         exec(tests, namespace)  # noqa: S102  # in the sandbox
@@ -49,9 +41,8 @@ def run_asserts(job: dict[str, Any]) -> Any:
     except BaseException as error:  # noqa: BLE001  # tests end in any way that they like
         return JobResult(WRONG, f"{type(error).__name__}: {error}")
     finally:
-        if program is not None:
-            program.close()
-    # Tests that expect an exception catch these two as well; a program that died has raised nothing.
+        program.close()
+    # Tests that expect an exception may have caught these.
     if program.failure is not None:
         raise program.failure
     return JobResult(RIGHT)
@@ -70,10 +61,10 @@ def _after_prompt(prompt: str | None) -> dict[str, Any]:
 
 
 def _import(module: str) -> Any:
-    """A module that the tests need, from where the program finds its own."""
+    """Import a module that the tests need, from where the program finds its own."""
     with suppress(ImportError):
         return importlib.import_module(module)
-    importlib.import_module("site").main()  # this process has started without, which is faster
+    importlib.import_module("site").main()  # this process starts without it, which is faster
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -81,15 +72,8 @@ def _import(module: str) -> Any:
 
 
 def run_calls(job: dict[str, Any]) -> Any:
-    """The ending of calls with each case's arguments; JSON knows no tuples, so they count as lists."""
-    try:
-        program = remote.RemoteProgram(
-            job["source"], job["entry_point"], [job["entry_point"]], job["seconds"], job["total_seconds"]
-        )
-    except (remote.ProgramError, remote.CannotTestError):
-        raise
-    except Exception as error:  # noqa: BLE001  # what the program raises is up to it
-        return JobResult(WRONG, f"the program does not load: {type(error).__name__}: {error}")
+    """Call the program with each case's arguments; tuples count as lists, because JSON has none."""
+    program = remote.load(job, [job["entry_point"]])
     try:
         try:
             function = program.value_of(job["entry_point"])
@@ -112,7 +96,7 @@ def run_calls(job: dict[str, Any]) -> Any:
 
 
 def as_json(value: Any) -> Any:
-    """The value with tuples as lists and keys as JSON has them."""
+    """The value with tuples as lists and keys as in JSON."""
     if isinstance(value, list | tuple):
         return [as_json(item) for item in value]
     if isinstance(value, dict):

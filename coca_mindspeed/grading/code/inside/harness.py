@@ -1,10 +1,9 @@
-"""The process that holds the tests.  Reads one job (a line of JSON) and says how it went, with the job's token.
+"""The process that runs the tests: reads one job (a JSON line) and reports the result with the job's token.
 
-The model's program runs in another process, which never sees the tests, the expected outputs or the token: this
-process gives up every privilege and cannot be traced (``PR_SET_DUMPABLE`` 0), so that a program of the same user
-cannot read its memory or its files.  As the first process of its namespace it cannot be killed from inside either, and
-everything in the namespace ends with it; it ends when the process that started the sandbox does.  The tests run in this
-process: what they print goes nowhere, and what is said here goes through a descriptor of its own.
+The model's program runs in another process, which never sees tests, expected outputs or token: this process drops all
+privileges and is not traceable (``PR_SET_DUMPABLE`` 0), so that a program of the same user cannot read its memory or
+files. As the first process of its namespace it cannot be killed from inside, and the namespace ends with it; it ends
+with the process that started the sandbox. Output of the tests is discarded; reports use a descriptor of their own.
 """
 
 import ctypes
@@ -22,7 +21,7 @@ remote = importlib.import_module("remote")
 seccomp = importlib.import_module("seccomp")
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
-# The module and function of each kind of job; a program waits for the compilation of no other.
+# Module and function of each kind of job; only one is imported, for speed.
 _KINDS = {
     "asserts": ("asserts", "run_asserts"),
     "call": ("asserts", "run_calls"),
@@ -51,7 +50,7 @@ def main() -> None:
 
 
 def keep_output_apart() -> int:
-    """A descriptor for what is said here, which no child inherits; standard output becomes /dev/null."""
+    """Return a descriptor for reports that no child inherits; standard output becomes /dev/null."""
     report = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -66,19 +65,19 @@ def say(report: int, job: dict[str, Any], **content: Any) -> None:
 
 
 def confine(allowed: dict[str, Any]) -> None:
-    """Give up root, set the limits that the program inherits, filter system calls, and forbid tracing."""
+    """Drop root, set the limits that the program inherits, filter system calls, and forbid tracing."""
     libc = ctypes.CDLL(None, use_errno=True)
     if allowed["uid"] is not None:
         os.setgroups([])
         os.setresgid(allowed["uid"], allowed["uid"], allowed["uid"])
         os.setresuid(allowed["uid"], allowed["uid"], allowed["uid"])
     if allowed["alone"]:
-        # The kernel delivers to a namespace's first process only what it handles; Python would handle this one.
+        # A namespace's first process gets only signals that it handles; Python would handle this one.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        # The time of children that are waited for is counted, and not where the caller had this signal ignored.
+        # If the caller ignored this signal, the time of waited-for children would not be counted.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         process.end_with_writer(sys.stdin.fileno())
-        for directory in ("/tmp", "/dev/shm"):  # bubblewrap limits their size only; empty files have none
+        for directory in ("/tmp", "/dev/shm"):  # bubblewrap limits only their size
             process.limit_files(directory, allowed["files"])
     else:
         process.end_group_with_writer(sys.stdin.fileno())
@@ -96,7 +95,7 @@ def confine(allowed: dict[str, Any]) -> None:
             process.limit_resource(name, value)
     if allowed["alone"]:
         seccomp.install()
-    # Changing the user has cleared what --die-with-parent had set.
+    # Changing the user has cleared the setting of --die-with-parent.
     for option, value in ((_PR_SET_PDEATHSIG, signal.SIGKILL), (_PR_SET_DUMPABLE, 0)):
         if libc.prctl(option, value, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), f"the kernel refuses prctl({option}, {value})")

@@ -1,9 +1,8 @@
-"""A filter for system calls: what docker's default profile denies, and what would get around the sandbox's limits.
+"""A system call filter: denies what docker's default profile denies, and calls that evade the sandbox's limits.
 
-bubblewrap has set up the namespaces by then.  Without the filter a program could make a user namespace of its own,
-in which it may mount a tmpfs of any size.  Beyond docker's list are denied: all System V and POSIX queues and shared
-memory, memory files, watches of files and asynchronous I/O (memory of the kernel, or numbers of the whole machine, that
-no resource limit counts), all tracing, and whatever would change how a process is scheduled.
+Without it a program could create a user namespace of its own and mount a tmpfs of any size in it. Beyond docker's list
+it denies System V and POSIX queues and shared memory, memory files, file watches and asynchronous I/O (kernel memory
+that no resource limit counts), all tracing, and changes of scheduling.
 """
 
 import ctypes
