@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +104,7 @@ def test_a_caller_with_many_open_files_grades_as_well(sandbox: Sandbox) -> None:
 @pytest.mark.parametrize("kind", ["asserts", "call"])
 def test_all_calls_of_a_program_share_its_time(kind: str) -> None:
     """Whatever the machine took to start it."""
-    grader = CodeGrader(seconds=2.0, total_seconds=2.0, workers=1)
-    try:
+    with closing(CodeGrader(seconds=2.0, total_seconds=2.0, workers=1)) as grader:
         calls = range(3)
         if kind == "asserts":
             tested = asserts("\n".join(f"assert f({n}) == {n}" for n in calls))
@@ -117,8 +116,6 @@ def test_all_calls_of_a_program_share_its_time(kind: str) -> None:
         assert "took longer than 2 s" in verdict.reason
         assert grader.metrics()["timeouts"] == 1
         assert grade(grader, tested, "def f(n): return n").outcome is Outcome.RIGHT
-    finally:
-        grader.close()
 
 
 def test_what_ended_in_time_counts_where_its_reader_was_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

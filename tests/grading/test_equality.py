@@ -4,6 +4,7 @@ import json
 import resource
 import time
 from collections.abc import Sequence
+from contextlib import closing
 
 import pytest
 from hypothesis import given, settings
@@ -66,14 +67,11 @@ def test_gold_answers_of_math_500_are_right_against_themselves_and_not_the_next(
     with shared_data("math500_test.jsonl").open(encoding="utf-8") as file:
         golds = list(dict.fromkeys(json.loads(line)["answer"] for line in file))
     records = [Record(id=gold, dataset="test", category="math", question="?", answer=gold) for gold in golds]
-    grader = MathGrader(seconds=60.0, workers=2)
-    try:
+    with closing(MathGrader(seconds=60.0, workers=2)) as grader:
         assert [gold for gold, problem in zip(golds, grader.gold_problems(golds), strict=True) if problem] == []
         itself = grader.grade(records, [rf"\boxed{{{gold}}}" for gold in golds])
         bracketed = grader.grade(records, [rf"\boxed{{{{{gold}}} }}" for gold in golds])
         following = grader.grade(records, [rf"\boxed{{{gold}}}" for gold in [*golds[1:], golds[0]]])
-    finally:
-        grader.close()
     assert [gold for gold, verdict in zip(golds, itself, strict=True) if not verdict.correct] == []
     assert sum(verdict.correct for verdict in bracketed) > 0.7 * len(golds)
     assert [gold for gold, verdict in zip(golds, following, strict=True) if verdict.correct] == []

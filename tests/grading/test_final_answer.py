@@ -29,21 +29,8 @@ def test_finding_never_raises_and_gives_a_part_of_the_text(text: str) -> None:
     final_answer(text)
 
 
-HOSTILE = [
-    r"\boxed{",
-    "{",
-    "$",
-    "answer is ",
-    "1,",
-    r"\(",
-    r"\[",
-    "answer",
-    " ",
-    r"\boxed{1}",
-    "answer is 5 ",
-    "5 and ",
-]
-HOSTILE += ["$5 ", "x = 5, ", "#### ", "5\n", "A: 1\n", "( 5 ", r"\frac{", "5 if ", "not 5. ", "<answer>"]
+HOSTILE = [r"\boxed{", "{", "$", "answer is ", "1,", r"\(", r"\[", "answer", " ", r"\boxed{1}", "answer is 5 "]
+HOSTILE += ["5 and ", "$5 ", "x = 5, ", "#### ", "5\n", "A: 1\n", "( 5 ", r"\frac{", "5 if ", "not 5. ", "<answer>"]
 HOSTILE += ["answer is not 5. ", "The answer a ", "because 5 ", "**", "5 (", r"\begin{a}", "$x$ "]
 
 

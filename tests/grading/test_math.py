@@ -3,6 +3,7 @@
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -74,11 +75,8 @@ def test_verdicts_do_not_depend_on_order_batches_or_the_number_of_workers(patien
     expected = outcomes(grader, pairs)
     assert outcomes(grader, pairs[::-1])[::-1] == expected
     assert [outcomes(grader, [pair])[0] for pair in pairs] == expected
-    alone = MathGrader(seconds=60.0, workers=1)
-    try:
+    with closing(MathGrader(seconds=60.0, workers=1)) as alone:
         assert outcomes(alone, pairs) == expected
-    finally:
-        alone.close()
 
 
 @settings(max_examples=200, deadline=None)
@@ -140,12 +138,9 @@ def test_each_distinct_answer_is_compared_once(impatient_grader: MathGrader) -> 
 
 
 def test_metrics_count_every_outcome() -> None:
-    grader = MathGrader(seconds=1.0, workers=1)
-    try:
+    with closing(MathGrader(seconds=1.0, workers=1)) as grader:
         grader.grade([record("7")] * 4, [r"\boxed{7}", r"\boxed{8}", "", r"\boxed{9^{9^{9^9}}}"])
         metrics = grader.metrics()
-    finally:
-        grader.close()
     assert {k: metrics[k] for k in ("right", "wrong", "ungradable", "timeouts", "restarts")} == {
         "right": 1,
         "wrong": 3,
