@@ -67,7 +67,7 @@ class _ReadingFirst(PoolManager):
 
     def handle_worker_expiration(self, expiration: tuple[int, int]) -> None:
         with self.worker_manager.workers_channel.lock(timeout=_SILENCE_SECONDS) as silent:
-            if not silent:  # nobody else can send: pebble would blame them a minute later
+            if not silent:  # no other worker can send
                 raise BrokenProcessPool("a worker died while it was sending")
             self._read_all()
         super().handle_worker_expiration(expiration)

@@ -146,7 +146,7 @@ def _called(code: str) -> frozenset[str]:
     try:
         return undefined(code).called
     except (SyntaxError, ValueError):
-        return frozenset()  # the harness says that they do not compile
+        return frozenset()  # reported by the harness
 
 
 def time_limit(record: Record, default: float) -> float:

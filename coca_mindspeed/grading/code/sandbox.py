@@ -159,16 +159,16 @@ class Sandbox:
         if stop.is_set():
             return Report("ungradable", "grading was stopped")
         why = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        said = _statements(output, token)
-        if not any(line.get("ready") for line in said):
+        messages = _messages(output, token)
+        if not any(message.get("ready") for message in messages):
             # The program has not run yet.
             return Report("unavailable", killed or why or "the harness ended at once")
-        has_verdict = "outcome" in said[-1]
+        has_verdict = "outcome" in messages[-1]
         if killed and not (timed_out and has_verdict):  # a verdict in time may be read late
             return Report("starved" if starved else "wrong", killed, timed_out)
         if not has_verdict:
             return Report("wrong", f"the tests did not come to their end{': ' if why else ''}{why}")
-        last = said[-1]
+        last = messages[-1]
         return Report(last["outcome"], last["reason"], last["timed_out"], tuple(last["outputs"]))
 
     @contextmanager
@@ -287,14 +287,14 @@ class Sandbox:
         return bytes(received[stdout]), bytes(received[stderr]), killed, timed_out, starved
 
 
-def _statements(output: bytes, token: str) -> list[dict[str, Any]]:
+def _messages(output: bytes, token: str) -> list[dict[str, Any]]:
     """The output lines with the token, which only the harness can write."""
     found = []
     for line in output.splitlines():
         try:
-            said = json.loads(line)
-            if secrets.compare_digest(said["token"], token):
-                found.append(said)
+            message = json.loads(line)
+            if secrets.compare_digest(message["token"], token):
+                found.append(message)
         except (ValueError, KeyError, TypeError):
             continue
     return found

@@ -78,7 +78,7 @@ def _without_thousands_commas(text: str) -> str:
 
 
 def stated_fact(answer: str) -> str:
-    r"""The line that holds the answer: a box, or what follows the last "answer is", or the first line with text."""
+    """The line with the answer: a box, else the text after the last "answer is", else the first non-blank line."""
     return _stated(answer)[0]
 
 

@@ -205,7 +205,7 @@ class JudgeGrader:
             return Verdict(outcome, reason, time.perf_counter() - started)
         if self._cache is not None:
             self._cache[key] = grade.value
-        return Verdict(_OUTCOMES[grade], f"judged {grade.value}", time.perf_counter() - started)
+        return Verdict(_OUTCOMES[grade], f"judge: {grade.value}", time.perf_counter() - started)
 
     async def _blame(self, record: Record) -> Outcome:
         """Wrong if the judge can grade the reference as an answer, else ungradable."""

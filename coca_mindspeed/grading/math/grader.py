@@ -93,7 +93,8 @@ class MathGrader:
             DataError: a gold answer is empty, too long or too deeply nested; nothing is graded then.
         """
         started = time.perf_counter()
-        _refuse(records, {record.answer: _unusable(record.answer) for record in records})
+        golds = {record.answer for record in records}
+        _refuse(records, {gold: _unreadable(gold) or ("" if gold.strip() else "it is empty") for gold in golds})
         finals = self.final_answers(answers)
         verdicts = self._verdicts([(record.answer, final) for record, final in zip(records, finals, strict=True)])
         for index, (final, answer) in enumerate(zip(finals, answers, strict=True)):
@@ -121,7 +122,10 @@ class MathGrader:
             else:
                 problems[gold] = problem
         unique = list(dict.fromkeys(bodies.values()))
-        parsed = dict(zip(unique, map(_task_problem, self._workers.map(_gold_problem, unique)), strict=True))
+        parsed = {
+            body: f"it cannot be parsed and compared: {result.detail}" if result.value is None else result.value
+            for body, result in zip(unique, self._workers.map(_gold_problem, unique), strict=True)
+        }
         problems.update({gold: parsed[body] for gold, body in bodies.items()})
         return [problems[gold] for gold in golds]
 
@@ -202,15 +206,6 @@ def _refuse(records: Sequence[Record], problems: Mapping[str, str]) -> None:
         "answer alone: correct it, or prepare the original file with coca-mindspeed data prepare, which extracts the "
         "answer from a worked solution and drops records that cannot be graded",
     )
-
-
-def _unusable(gold: str) -> str:
-    """Why a gold answer cannot be used, as far as is known without parsing, or ``""``."""
-    return _unreadable(gold) or ("" if gold.strip() else "it is empty")
-
-
-def _task_problem(result: TaskResult[str]) -> str:
-    return f"it cannot be parsed and compared: {result.detail}" if result.value is None else result.value
 
 
 def _unreadable(text: str) -> str:

@@ -38,7 +38,7 @@ def run_asserts(job: dict[str, Any]) -> Any:
         exec(tests, namespace)  # noqa: S102  # in the sandbox
     except (remote.ProgramError, remote.CannotTestError):
         raise
-    except BaseException as error:  # noqa: BLE001  # tests end in any way that they like
+    except BaseException as error:  # noqa: BLE001  # any exception of the tests
         return JobResult(WRONG, f"{type(error).__name__}: {error}")
     finally:
         program.close()
@@ -86,7 +86,7 @@ def run_calls(job: dict[str, Any]) -> Any:
                 found = function(*case["arguments"])
             except remote.ProgramError as error:
                 return JobResult(WRONG, f"case {number}: the program {error}", error.timed_out)
-            except Exception as error:  # noqa: BLE001  # what the program raises is up to it
+            except Exception as error:  # noqa: BLE001  # any exception of the program
                 return JobResult(WRONG, f"case {number}: {type(error).__name__}: {error}")
             if not same_result(as_json(found), case["expected"]):
                 return JobResult(WRONG, f"case {number}: another result")
@@ -111,5 +111,5 @@ def same_result(found: Any, expected: Any) -> bool:
         return len(found) == len(expected) and all(map(same_result, found, expected))
     if isinstance(found, dict) and isinstance(expected, dict):
         return found.keys() == expected.keys() and all(same_result(found[key], expected[key]) for key in found)
-    # 1 is not True here, although Python says so.
+    # 1 is not True here.
     return isinstance(found, bool) == isinstance(expected, bool) and bool(found == expected)

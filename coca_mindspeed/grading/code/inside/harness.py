@@ -34,19 +34,19 @@ def main() -> None:
     report = keep_output_apart()
     job = json.loads(sys.stdin.buffer.readline())
     confine(job["limits"])
-    say(report, job, ready=True)
+    send(report, job, ready=True)
     module, function = _KINDS[job["kind"]]
     try:
-        said = getattr(importlib.import_module(module), function)(job)
+        result = getattr(importlib.import_module(module), function)(job)
     except remote.ProgramError as error:
-        said = remote.JobResult(remote.WRONG, f"the program {error}", error.timed_out)
+        result = remote.JobResult(remote.WRONG, f"the program {error}", error.timed_out)
     except remote.UnavailableError as error:
-        said = remote.JobResult(remote.UNAVAILABLE, str(error))
+        result = remote.JobResult(remote.UNAVAILABLE, str(error))
     except remote.StarvedError as error:
-        said = remote.JobResult(remote.STARVED, str(error), timed_out=True)
+        result = remote.JobResult(remote.STARVED, str(error), timed_out=True)
     except remote.CannotTestError as error:
-        said = remote.JobResult(remote.UNGRADABLE, str(error))
-    say(report, job, **said._replace(reason=said.reason[:500])._asdict())
+        result = remote.JobResult(remote.UNGRADABLE, str(error))
+    send(report, job, **result._replace(reason=result.reason[:500])._asdict())
 
 
 def keep_output_apart() -> int:
@@ -58,10 +58,10 @@ def keep_output_apart() -> int:
     return report
 
 
-def say(report: int, job: dict[str, Any], **content: Any) -> None:
-    unsaid = memoryview(json.dumps({"token": job["token"], **content}).encode("ascii") + b"\n")
-    while unsaid:
-        unsaid = unsaid[os.write(report, unsaid) :]
+def send(report: int, job: dict[str, Any], **content: Any) -> None:
+    unsent = memoryview(json.dumps({"token": job["token"], **content}).encode("ascii") + b"\n")
+    while unsent:
+        unsent = unsent[os.write(report, unsent) :]
 
 
 def confine(allowed: dict[str, Any]) -> None:

@@ -78,7 +78,7 @@ def _result(
                 return None  # an object
     except (remote.ProgramError, remote.CannotTestError):
         raise
-    except Exception as error:  # noqa: BLE001  # what the program raises is up to it
+    except Exception as error:  # noqa: BLE001  # any exception of the program
         return json.dumps(["raises", _kind(error)])
     try:
         encoded = values.encode(asserts.as_json(value) if tuples_are_lists else value, _no_reference)

@@ -141,13 +141,13 @@ class RemoteProgram:
         self._requests, self._answers = requests_writer, answers
         self._buffer = bytearray()
         try:
-            said = self._ask({"source": source, "entry_point": entry_point, "names": sorted(wanted)}, "exports")
-            if type(said) is not dict or not said.keys() <= set(wanted) or any(map(names.is_dunder, said)):
+            exports = self._ask({"source": source, "entry_point": entry_point, "names": sorted(wanted)}, "exports")
+            if type(exports) is not dict or not exports.keys() <= set(wanted) or any(map(names.is_dunder, exports)):
                 raise self._fails("sent invalid data")
         except BaseException:
             self.close()
             raise
-        self.exports: dict[str, Any] = said
+        self.exports: dict[str, Any] = exports
 
     def value_of(self, name: str) -> Any:
         """The program's value of an exported name, or ``KeyError``."""

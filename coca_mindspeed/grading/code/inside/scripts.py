@@ -135,7 +135,7 @@ def run_script(script: str, data: bytes, expected_bytes: int, seconds: float, wi
                     errors = (errors + chunk)[-_STDERR_BYTES:]
             if len(output) > expected_bytes + _OUTPUT_SLACK:
                 return ScriptRun(b"", "printed too much")
-            if remote.expired(deadline, seconds):  # what has ended by then is read to its end
+            if remote.expired(deadline, seconds):  # if it has ended, read the rest
                 late_since = late_since or time.monotonic()
                 if process.poll() is None or time.monotonic() - late_since > _LATE_SECONDS:
                     return too_slow

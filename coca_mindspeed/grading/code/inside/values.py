@@ -72,12 +72,7 @@ def decode(value: Any, dereference: Callable[[Any], Any]) -> Any:
     return _SCALARS[name](content)
 
 
-_SEQUENCES: dict[str, Any] = {
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "deque": collections.deque,
-}
+_SEQUENCES: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset, "deque": collections.deque}
 _SCALARS: dict[str, Callable[[Any], Any]] = {
     "int": lambda text: int(text, 16),
     "float": float.fromhex,
