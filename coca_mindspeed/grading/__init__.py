@@ -1,1 +1,1 @@
-"""Is this answer right?  Graders, and the processes that keep hostile answers from hurting anybody."""
+"""Graders, and the processes that isolate untrusted answers."""

@@ -1,4 +1,4 @@
-"""Exact match after stripping white space: for data whose answers have one spelling, such as the embedded task."""
+"""Exact match of stripped text, for data whose answers have one spelling (synthetic arithmetic)."""
 
 import time
 from collections.abc import Sequence
@@ -8,14 +8,14 @@ from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict, refuse_empty
 
 
 class ExactGrader:
-    """Right if and only if the stripped answer is the stripped gold answer, character for character."""
+    """Right if and only if answer and gold answer are equal after ``strip()``."""
 
     def __init__(self) -> None:
         self._tally = Tally()
 
     @staticmethod
     def check(records: Sequence[Record]) -> None:
-        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: a response without an answer is not right."""
+        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: a gold answer is not blank."""
         refuse_empty(records)
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
@@ -37,4 +37,4 @@ class ExactGrader:
         return self._tally.metrics()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Hold no resources."""

@@ -1,4 +1,4 @@
-"""A grader that answers whatever happens, for loops in which an error would cost more than the answer."""
+"""A grader that returns a verdict even if another grader fails, for training loops."""
 
 import logging
 from collections.abc import Sequence
@@ -8,29 +8,25 @@ from coca_mindspeed.errors import CocaError
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 
 logger = logging.getLogger(__name__)
+# Errors that a grader raises itself, and system errors.
+_NOT_THE_ANSWERS_FAULT = (CocaError, OSError, MemoryError)
 
 
-# Errors that a grader raises itself, and errors of the system, are not the answer's fault.
-_NOT_THE_ANSWERS = (CocaError, OSError, MemoryError)
+class FaultTolerantGrader:
+    """Wraps a grader; an exception becomes a verdict with the exception as the reason.
 
-
-class SteadyGrader:
-    """Gives a verdict where another grader fails on an answer, with the failure as the reason.
-
-    An answer at which it fails otherwise than by an error of its own or of the system's is wrong, unless it fails at
-    the gold answer as well: a policy must not be able to leave its group by writing what breaks a grader.  Every other
-    failure makes the answer ungradable.  What a grader cannot do at all should be found before the first answer, by
-    building it and by its ``check``.
+    If the exception is neither the grader's own nor the system's, and the gold answer can be graded, the answer is
+    wrong: a policy must not gain by breaking the grader. Otherwise it is ungradable. Permanent failures are to be found
+    before training, by building the grader and by its ``check``.
     """
 
     def __init__(self, grader: Grader) -> None:
         self._grader = grader
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        """See :class:`~coca_mindspeed.grading.verdict.Grader`; an answer fails alone, not with its neighbours.
+        """See :class:`~coca_mindspeed.grading.verdict.Grader`; a failing answer does not affect the others.
 
-        Which one it is, halves of what fails tell: the others are graded side by side, as they would have been.  Where
-        all fail, that is twice as many calls as answers.
+        It is found by bisection: at most twice as many calls as answers.
         """
         if not records:
             return []
@@ -41,17 +37,17 @@ class SteadyGrader:
                 first = self.grade(records[:half], answers[:half])
                 return first + self.grade(records[half:], answers[half:])
             logger.warning("record %r of %r: the grader failed", records[0].id, records[0].dataset, exc_info=True)
-            answers_fault = not isinstance(failure, _NOT_THE_ANSWERS) and self._grades(records[0])
+            answers_fault = not isinstance(failure, _NOT_THE_ANSWERS_FAULT) and self._grades(records[0])
             outcome = Outcome.WRONG if answers_fault else Outcome.UNGRADABLE
             return [Verdict(outcome, f"the grader failed: {type(failure).__name__}: {failure}")]
 
     def _grades(self, record: Record) -> bool:
-        """Whether the other grader has a verdict on the record's gold answer."""
+        """Whether the wrapped grader has a verdict on the record's gold answer."""
         try:
             return self._grader.grade([record], [record.answer])[0].outcome is not Outcome.UNGRADABLE
         except Exception:  # noqa: BLE001  # as above
             return False
 
     def close(self) -> None:
-        """The other grader's own."""
+        """Close the wrapped grader."""
         self._grader.close()

@@ -1,4 +1,4 @@
-"""Gold answers, checked before a run loads its model: nothing can be graded by one that its grader cannot use."""
+"""Label check: refuse records whose gold answers cannot be used, before a run loads its model."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,11 +9,11 @@ from coca_mindspeed.grading.verdict import MeasuredGrader
 
 
 def check_records(grader: MeasuredGrader, sources: Mapping[Path | str, Sequence[Record]]) -> None:
-    """Have a grader check all records of a run at once, each distinct gold answer once.
+    """Check all records of a run at once.
 
     Args:
         grader: will grade their answers.
-        sources: records by their file; by the name of their set where they come from no file of records.
+        sources: records by file, or by the name of their set if they come from no file.
 
     Raises:
         DataError: a record lacks what its answers are graded by; names file and line.

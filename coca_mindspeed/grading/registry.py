@@ -1,4 +1,4 @@
-"""Graders by name, and the one that picks by record for files that mix data sets."""
+"""Graders by name, and a grader that chooses one for each record."""
 
 import difflib
 import importlib
@@ -10,7 +10,7 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.verdict import MeasuredGrader, Verdict
 
-# Imported when asked for: the exact grader needs neither pebble nor openai.
+# Imported on use: the exact grader needs neither pebble nor openai.
 _GRADERS = {
     "exact": "coca_mindspeed.grading.exact:ExactGrader",
     "math": "coca_mindspeed.grading.math.grader:MathGrader",
@@ -20,6 +20,7 @@ _GRADERS = {
     "auto": "coca_mindspeed.grading.registry:AutoGrader",
 }
 GRADER_NAMES = tuple(_GRADERS)
+_Options = Mapping[str, Any] | None
 
 # A record's own metadata["grader"] wins over its data set, and that over its category.
 _BY_DATASET = {"arithmetic": "exact", "simpleqa": "simpleqa", "triviaqa": "factual"}
@@ -27,7 +28,7 @@ _BY_CATEGORY = {"math": "math", "code": "code", "factual": "factual"}
 
 
 def known_grader(name: str) -> str:
-    """``name``, if it is one of ``GRADER_NAMES``.
+    """Return ``name`` if it is one of ``GRADER_NAMES``.
 
     Raises:
         GradingError: it is not.
@@ -36,7 +37,7 @@ def known_grader(name: str) -> str:
 
 
 def grader_class(name: str) -> type[Any]:
-    """The class of a grader; its ``check`` can be asked without making one, but for ``math`` and ``auto``.
+    """The class of a grader; ``check`` is a static method except for ``math`` and ``auto``.
 
     Raises:
         GradingError: an unknown name.
@@ -51,10 +52,10 @@ def build_grader(name: str, config: Mapping[str, Any] | None = None) -> Measured
 
     Args:
         name: one of ``GRADER_NAMES``.
-        config: its options, as its class documents them; for ``auto``, options of the others by their names.
+        config: its options (see its class); for ``auto``, options of the others by name.
 
     Raises:
-        GradingError: an unknown name or option, or what the grader itself needs is missing.
+        GradingError: an unknown name or option, or something that the grader needs is missing.
     """
     grader = grader_class(name)
     options = dict(config or {})
@@ -65,10 +66,10 @@ def build_grader(name: str, config: Mapping[str, Any] | None = None) -> Measured
 
 
 def grader_name(record: Record) -> str:
-    """Which grader a record is for.
+    """The grader for a record.
 
     Raises:
-        GradingError: it names an unknown one, or nothing about it says which.
+        GradingError: the record names an unknown grader, or nothing determines one.
     """
     where = f"record {record.id!r} of {record.dataset!r}: grader"
     if (named := record.metadata.get("grader")) is not None:
@@ -83,20 +84,16 @@ def grader_name(record: Record) -> str:
 
 
 class AutoGrader:
-    """Gives each record to the grader that it names, or its data set's, or its category's.
+    """Uses for each record the grader that it names, or its data set's, or its category's.
 
     Args:
-        exact, math, code, factual, simpleqa: options of each; a grader is made when its first record comes.
+        exact, math, code, factual, simpleqa: options of each; a grader is made for its first record.
     """
 
     def __init__(
-        self,
-        exact: Mapping[str, Any] | None = None,
-        math: Mapping[str, Any] | None = None,
-        code: Mapping[str, Any] | None = None,
-        factual: Mapping[str, Any] | None = None,
-        simpleqa: Mapping[str, Any] | None = None,
-    ) -> None:
+        self, exact: _Options = None, math: _Options = None, code: _Options = None,
+        factual: _Options = None, simpleqa: _Options = None,
+    ) -> None:  # fmt: skip
         self._options = {"exact": exact, "math": math, "code": code, "factual": factual, "simpleqa": simpleqa}
         self._graders: dict[str, MeasuredGrader] = {}
 
@@ -106,7 +103,7 @@ class AutoGrader:
             self._graders[name].check([records[i] for i in indices])
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        """See :class:`~coca_mindspeed.grading.verdict.Grader`; nothing is graded if any record has no grader."""
+        """See :class:`~coca_mindspeed.grading.verdict.Grader`; grades nothing if any record has no grader."""
         if len(records) != len(answers):
             raise ValueError(f"{len(records)} records and {len(answers)} answers")
         places = self._places(records)
@@ -117,7 +114,7 @@ class AutoGrader:
         return [verdicts[index] for index in range(len(records))]
 
     def metrics(self) -> dict[str, float]:
-        """Totals of all graders, and each one's own as ``name/...``."""
+        """Totals of all graders, and each grader's own as ``name/...``."""
         totals: dict[str, float] = {}
         parts: dict[str, float] = {}
         for name, grader in self._graders.items():
@@ -131,7 +128,7 @@ class AutoGrader:
             grader.close()
 
     def _places(self, records: Sequence[Record]) -> dict[str, list[int]]:
-        """Grader name -> indices of its records; the graders are there afterwards."""
+        """Grader name -> indices of its records; makes the graders."""
         places: dict[str, list[int]] = {}
         for index, record in enumerate(records):
             places.setdefault(grader_name(record), []).append(index)

@@ -1,4 +1,4 @@
-"""What a grader says, and what every grader looks like."""
+"""Verdicts and the interfaces of graders."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +11,9 @@ from coca_mindspeed.data.records import Record, RecordError
 class Outcome(str, Enum):
     """The grade of an answer.
 
-    ``wrong`` is also an answer that cannot be read, or whose comparison exceeds a limit: a policy could hide behind any
-    other outcome.  ``ungradable`` is for faults that are not the answer's: of the gold answer, the grader, or what the
-    grader needs.  An ungradable answer is neither right nor wrong, and is left out of rewards and metrics, and counted.
+    ``WRONG`` includes answers that cannot be read or whose comparison exceeds a limit: otherwise a policy could choose
+    that outcome. ``UNGRADABLE`` is for faults of the gold answer, the grader or its infrastructure; such answers are
+    counted and left out of rewards and metrics.
     """
 
     RIGHT = "right"
@@ -27,8 +27,8 @@ class Verdict:
 
     Attributes:
         outcome: right, wrong or ungradable.
-        reason: why, for people: always set when ungradable.
-        seconds: wall time that grading took, 0 where it was not measured.
+        reason: description; always set if ungradable.
+        seconds: wall time of grading; 0 if not measured.
     """
 
     outcome: Outcome
@@ -41,27 +41,27 @@ class Verdict:
 
     @property
     def correct_or_none(self) -> bool | None:
-        """As a prediction says it: None where ungradable."""
+        """The ``correct`` field of a prediction: None if ungradable."""
         return None if self.outcome is Outcome.UNGRADABLE else self.correct
 
 
 class Grader(Protocol):
-    """Grades answers of one kind of data set.  Verdicts come in the order of the answers."""
+    """Grades answers. Verdicts come in the order of the answers."""
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        """Grade ``answers[i]`` (the answer segment, confidence removed) to ``records[i]``."""
+        """Grade ``answers[i]`` (the answer segment without its confidence) to ``records[i]``."""
         ...
 
     def close(self) -> None:
-        """Release processes and connections; the grader is not used afterwards."""
+        """Release processes and connections; the grader cannot be used afterwards."""
         ...
 
 
 class MeasuredGrader(Grader, Protocol):
-    """A grader that counts what it does, and says beforehand what it cannot grade; all of this package's own are."""
+    """A grader with counters and a check of records; all of this package's own are."""
 
     def check(self, records: Sequence[Record]) -> None:
-        """Refuse gold answers that no answer can be graded by, without running a program or asking an endpoint.
+        """Refuse gold answers that cannot be graded by, without running programs or asking an endpoint.
 
         Raises:
             RecordError: a record lacks what its answers are graded by.
@@ -75,10 +75,10 @@ class MeasuredGrader(Grader, Protocol):
 
 
 def refuse_empty(records: Sequence[Record]) -> None:
-    """Refuse gold answers of nothing but white space.
+    """Refuse blank gold answers.
 
     Raises:
-        RecordError: of the first.
+        RecordError: for the first one.
     """
     for record in records:
         if not record.answer.strip():
@@ -87,14 +87,14 @@ def refuse_empty(records: Sequence[Record]) -> None:
 
 @runtime_checkable
 class Equivalence(Protocol):
-    """Whether two answers mean the same, without a gold one: what majority voting clusters by."""
+    """Compares two answers without a gold answer, for majority voting."""
 
     def final_answers(self, answers: Sequence[str]) -> list[str | None]:
-        """The final answer of each response; None where it gives none."""
+        """The final answer of each response, or None."""
         ...
 
     def equivalent(self, pairs: Sequence[tuple[str, str]]) -> list[bool]:
-        """For each pair of final answers, whether they are the same; the order within a pair does not matter."""
+        """Whether the two final answers of each pair are the same; symmetric."""
         ...
 
 
@@ -115,8 +115,5 @@ class Tally:
     def metrics(self) -> dict[str, float]:
         counts = {outcome.value: float(count) for outcome, count in self.outcomes.items()}
         return {
-            **counts,
-            "seconds": self.seconds,
-            "timeouts": float(self.timeouts),
-            "restarts": float(self.restarts),
-        }
+            **counts, "seconds": self.seconds, "timeouts": float(self.timeouts), "restarts": float(self.restarts)
+        }  # fmt: skip

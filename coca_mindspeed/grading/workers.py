@@ -1,8 +1,7 @@
-"""pebble's pool of processes, in which a failure is put down to the task that it is of.
+"""Process pool with limits on processor time, wall time and memory.
 
-pebble judges timeouts and deaths by what it has read of the workers' messages, and a busy caller reads them late.  So a
-task whose result lay unread was said to have killed its worker, or to have passed its limit, in the place of one that
-its worker had begun since.  Here all that workers have sent is read before one of them is judged.
+Built on pebble, which judges timeouts and deaths by the worker messages that it has read. A busy caller reads late, so
+that pebble blames a task whose unread result has long arrived. Here all messages are read before a worker is judged.
 """
 
 import multiprocessing
@@ -28,17 +27,15 @@ from pebble import ProcessExpired, ProcessPool
 from pebble.pool.process import PoolManager
 
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading import watchdog as lifeline
+from coca_mindspeed.grading.code.inside import process as processes
 from coca_mindspeed.grading.code.inside.clock import WALL_FACTOR
-from coca_mindspeed.grading.code.inside.lifeline import end_with_writer
-from coca_mindspeed.grading.code.inside.limits import limit_resource
 
-# How long to wait until no worker is sending; one that died while it was keeps all others from it.
+# Wait until no worker is sending; a worker that died while sending blocks the others.
 _SILENCE_SECONDS = 1.0
 
 
 class OrderlyPool(ProcessPool):
-    """A pebble pool with a manager that reads first and judges then; arguments are pebble's."""
+    """A pebble pool that reads all messages before it judges a worker."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -64,19 +61,19 @@ class _ReadingFirst(PoolManager):
             super().update_tasks()
             return
         with self.worker_manager.workers_channel.lock(block=False) as silent:
-            if silent:  # otherwise a worker is sending: a tenth of a second later, then
+            if silent:  # otherwise try again in a tenth of a second
                 self._read_all()
                 super().update_tasks()
 
     def handle_worker_expiration(self, expiration: tuple[int, int]) -> None:
         with self.worker_manager.workers_channel.lock(timeout=_SILENCE_SECONDS) as silent:
-            if not silent:  # and nobody else can send any more: pebble would blame them a minute later
+            if not silent:  # no other worker can send
                 raise BrokenProcessPool("a worker died while it was sending")
             self._read_all()
         super().handle_worker_expiration(expiration)
 
     def _read_all(self) -> None:
-        """Read what workers have sent; they are silent meanwhile, so that it comes to an end."""
+        """Read all sent messages; workers do not send meanwhile."""
         with self._reading:
             while self.worker_manager.pool_channel.poll(0):
                 super().process_next_message(0)
@@ -86,19 +83,16 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 Pending = TypeVar("Pending")
 
-# A pool that breaks on this many tasks in a row without one result is not going to work.
 _MAX_REBUILDS = 3
-# Tasks in flight for each worker: enough that the others have work while one sits out its time limit.
+# Tasks in flight per worker: enough for the others while one waits for its time limit.
 _IN_FLIGHT = 256
-# How long a worker may take to start and warm up before its pool counts as broken.
-_START_SECONDS = 60.0
+_START_SECONDS = 60.0  # for a worker to start and warm up
 _EXIT_OUT_OF_MEMORY = 77
-# A task that got too little processor time is run once more.
-_STARVED_ATTEMPTS = 2
+_STARVED_ATTEMPTS = 2  # of a task that got too little processor time
 
 
 class Failure(str, Enum):
-    """Why a task has no result; only ``STARVED`` is the machine's doing."""
+    """Why a task has no result; only ``STARVED`` is the machine's fault."""
 
     TIMEOUT = "timeout"
     STARVED = "starved"
@@ -108,13 +102,13 @@ class Failure(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class TaskResult(Generic[Result]):
-    """What became of one task.
+    """The result of one task.
 
     Attributes:
-        value: what the function returned; None if it failed.
+        value: return value of the function; None if it failed.
         failure: None if it returned.
-        detail: of a failure, for people.
-        seconds: wall time that the function ran; the limit, if it passed it; 0 if it raised or its process died.
+        detail: description of a failure.
+        seconds: wall time of the function; the limit after a timeout; 0 if it raised or its process died.
     """
 
     value: Result | None
@@ -126,9 +120,9 @@ class TaskResult(Generic[Result]):
 def in_order(
     submit: Callable[[Item], Pending], items: Iterable[Item], in_flight: int
 ) -> Iterator[tuple[Item, Pending]]:
-    """Submit lazily, never more than ``in_flight`` unanswered, and yield in the order of the items.
+    """Submit items lazily, at most ``in_flight`` unanswered, and yield pending results in order.
 
-    What ``submit`` returns may still be running when it is yielded; the caller waits for it.
+    A yielded result may still be running; the caller waits for it.
     """
     window: deque[tuple[Item, Pending]] = deque()
     for item in items:
@@ -140,10 +134,10 @@ def in_order(
 
 
 class _Popen(multiprocessing.popen_spawn_posix.Popen):
-    """Starts a fresh interpreter that does not import the caller's ``__main__``.
+    """Starts an interpreter that does not import the caller's ``__main__``.
 
-    The standard one does, so that functions defined there can be unpickled; ours live in importable modules.  A
-    training script imports torch: seconds and hundreds of megabytes for each worker that a bomb makes us replace.
+    The standard one does, to unpickle functions defined there. A training script imports torch: seconds and hundreds of
+    megabytes for each replaced worker.
     """
 
     def _launch(self, process_obj: Any) -> None:
@@ -153,7 +147,7 @@ class _Popen(multiprocessing.popen_spawn_posix.Popen):
 
             def without_main(name: str) -> dict[str, Any]:
                 data = original(name)
-                if threading.get_ident() != launching:  # somebody else's process, started at the same moment
+                if threading.get_ident() != launching:  # another thread's process
                     return data
                 return {key: value for key, value in data.items() if not key.startswith("init_main")}
 
@@ -174,37 +168,37 @@ class _Process(multiprocessing.context.SpawnProcess):
 
 
 class _Context(multiprocessing.context.SpawnContext):
-    """The spawn start method: safe while the caller's threads (torch, Ray) hold locks, which fork is not."""
+    """The spawn start method: unlike fork, safe while the caller's threads (torch, Ray) hold locks."""
 
     Process = _Process
 
 
 def _start_worker(memory_bytes: int, warm_up: Callable[[], None] | None, caller: Connection) -> None:
-    # Opened anew, because the kernel tells one process for each open file, and all workers inherit the same.
-    end_with_writer(os.open(f"/proc/self/fd/{caller.fileno()}", os.O_RDONLY | os.O_CLOEXEC))
-    # pebble installs a handler for SIGTERM, but Python runs handlers between bytecodes, and 9**9**9 is one bytecode.
-    # With the default action, pebble's terminate() works at once; otherwise the whole pool would wait for it.
-    # So do the kernel's two signals at the end of a task's processor time and of an inherited limit (``ulimit -t``).
-    for number in (signal.SIGTERM, signal.SIGPROF, signal.SIGXCPU):
+    # Reopened: the kernel notifies one process per open file description, and all workers inherit the same one.
+    processes.end_with_writer(os.open(f"/proc/self/fd/{caller.fileno()}", os.O_RDONLY | os.O_CLOEXEC))
+    # The default actions of pebble's terminate(), of the timer and of an inherited ``ulimit -t`` take effect at once.
+    # Python's handlers run between bytecodes, and 9**9**9 is one bytecode.
+    numbers = (signal.SIGTERM, signal.SIGPROF, signal.SIGXCPU)
+    for number in numbers:
         signal.signal(number, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM, signal.SIGPROF, signal.SIGXCPU))
-    limit_resource("RLIMIT_CORE", 0)
-    limit_resource("RLIMIT_AS", memory_bytes)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, numbers)
+    processes.limit_resource("RLIMIT_CORE", 0)
+    processes.limit_resource("RLIMIT_AS", memory_bytes)
     soft, hard = resource.getrlimit(resource.RLIMIT_CPU)
-    if soft == hard > 1:  # SIGKILL would not say why
+    if soft == hard > 1:  # for SIGXCPU before SIGKILL
         resource.setrlimit(resource.RLIMIT_CPU, (hard - 1, hard))
     if warm_up is not None:
         warm_up()
 
 
 def _run(function: Callable[[Item], Result], item: Item, seconds: float) -> tuple[Result, float]:
-    # Processor time, by the kernel: waiting for a processor costs nothing, and it holds if the caller is stopped.
+    # A timer of the kernel on processor time: it also works while the caller is stopped.
     signal.setitimer(signal.ITIMER_PROF, seconds)
     started = time.perf_counter()
     try:
         return function(item), time.perf_counter() - started
     except MemoryError:
-        # The heap may be full of what did not fit: a fresh process is cheaper than a sick one.
+        # The heap may stay full: replace the process.
         os._exit(_EXIT_OUT_OF_MEMORY)
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0.0)
@@ -212,7 +206,7 @@ def _run(function: Callable[[Item], Result], item: Item, seconds: float) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A task on its way: its future, the pool that has it, and how often it was starved before."""
+    """A submitted task: its future, its pool, and how often it was starved before."""
 
     function: Callable[[Any], Any]
     item: Any
@@ -222,22 +216,20 @@ class _Task:
 
 
 def _has_result(future: Any) -> bool:
-    """Whether the task itself came to an end, not only its pool."""
+    """Whether the task itself ended, not only its pool."""
     return future.done() and not isinstance(future.exception(), BrokenProcessPool)
 
 
 class Workers:
-    """A pool of processes for functions of untrusted input.
+    """A pool of processes for functions of untrusted input. Not thread-safe.
 
     Args:
         count: number of processes.
-        seconds: limit for each task, in processor time.  One that does not end in ``WALL_FACTOR`` times that in wall
-            time, counted from when a worker takes it, is run once more, and then failed as starved.
-        tasks_per_worker: a worker is replaced after so many tasks, so that leaks stay small.
-        memory_bytes: address space of each worker; a task that wants more fails alone.
-        warm_up: run once in every new worker, before the clock of its first task starts.
-
-    Not for use by several threads at once.
+        seconds: processor time limit for each task. A task that does not end within ``WALL_FACTOR`` times that in wall
+            time runs once more, then fails as starved.
+        tasks_per_worker: a worker is replaced after so many tasks, to bound leaks.
+        memory_bytes: address space of each worker; a task that needs more fails alone.
+        warm_up: run once in every new worker, before its first task is timed.
     """
 
     def __init__(
@@ -254,9 +246,9 @@ class Workers:
             raise GradingError(f"the limit for one answer should be more than 0 seconds, found {seconds}")
         self._count = count
         self._seconds, self._wall_seconds = seconds, WALL_FACTOR * seconds
-        # Every worker inherits the first end; the second one is closed by close(), or by the end of this process.
+        # Workers inherit the reading end; close() or the end of this process closes the writing end.
         self._caller, self._alive = multiprocessing.Pipe(duplex=False)
-        lifeline.hold(self._alive.fileno())
+        processes.hold(self._alive.fileno())
         self._pool_options = {
             "max_workers": count,
             "max_tasks": tasks_per_worker,
@@ -264,17 +256,17 @@ class Workers:
             "initargs": (memory_bytes, warm_up, self._caller),
             "context": _Context(),
         }
-        self._pool: Any = None  # an OrderlyPool, once there is something to do
+        self._pool: Any = None  # an OrderlyPool, from the first task on
         self._closed = False
         self.timeouts = 0
         self.restarts = 0
 
     def map(self, function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[TaskResult[Result]]:
-        """Run ``function`` on every item; results come in order, and only so many tasks are in flight at once.
+        """Run ``function`` on every item; results come in order, and a limited number of tasks is in flight.
 
         Args:
-            function: importable by name, of one picklable argument; its result must be picklable.
-            items: taken as room comes free, so they may be a stream.
+            function: importable, of one picklable argument; its result must be picklable.
+            items: may be a stream; taken as tasks are finished.
         """
         waiting: deque[_Task] = deque()
         try:
@@ -285,7 +277,7 @@ class Workers:
             while waiting:
                 yield self._finish(waiting)
         finally:
-            if waiting:  # interrupted: nobody waits for the rest, which may take as long as it likes
+            if waiting:  # interrupted
                 self._discard_pool()
 
     def _finish(self, waiting: "deque[_Task]") -> TaskResult[Any]:
@@ -300,8 +292,7 @@ class Workers:
                     return result
                 waiting[0] = self._submit(task.function, task.item, task.starved + 1)
                 continue
-            # The pool broke under the task (a worker was killed from outside, between tasks), and under all others
-            # that have no result yet.
+            # The pool broke (a worker was killed between tasks) under all tasks that have no result yet.
             rebuilds += 1
             if rebuilds > _MAX_REBUILDS:
                 raise GradingError(
@@ -322,17 +313,17 @@ class Workers:
             try:
                 future = self._pool.schedule(_run, args=(function, item, self._seconds), timeout=self._wall_seconds)
                 return _Task(function, item, future, self._pool, starved)
-            except RuntimeError:  # it broke between the question and the call
+            except RuntimeError:  # it broke since the check
                 self.restarts += 1
         raise GradingError("the grading workers do not start; see the standard error output of the worker processes")
 
     def _result(self, pending: _Task) -> TaskResult[Any] | None:
-        """The task's result, or None if the pool itself broke."""
-        # pebble never answers tasks that were still queued in the caller when a pool broke, so the pool is watched as
-        # well.  All earlier tasks are done by now: this one runs already, or is next.
-        patience = time.perf_counter() + 2 * self._wall_seconds + _START_SECONDS
+        """The task's result, or None if the pool broke."""
+        # pebble never answers tasks that were queued when a pool broke, so the pool is watched too. All earlier tasks
+        # are done: this one is running or next.
+        timeout = time.perf_counter() + 2 * self._wall_seconds + _START_SECONDS
         while not wait([pending.future], timeout=0.5).done:
-            if pending.pool is not self._pool or not pending.pool.active or time.perf_counter() > patience:
+            if pending.pool is not self._pool or not pending.pool.active or time.perf_counter() > timeout:
                 self._broken(pending.pool)
                 return None
         failure: Failure
@@ -372,11 +363,11 @@ class Workers:
             self._pool = None
 
     def close(self) -> None:
-        """Stop every worker and wait until it is gone; closing twice is fine."""
+        """Stop every worker and wait for it; may be called twice."""
         if self._closed:
             return
         self._closed = True
         self._discard_pool()
-        lifeline.let_go(self._alive.fileno())
+        processes.release(self._alive.fileno())
         self._alive.close()
         self._caller.close()

@@ -9,7 +9,7 @@ from verl.experimental.reward_loop.reward_manager.registry import register
 from verl.utils.fs import copy_to_local
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.grading.fault_tolerant import SteadyGrader
+from coca_mindspeed.grading.fault_tolerant import FaultTolerantGrader
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.scoring.responses import response_judge
 from coca_mindspeed.utils.tokenization import token_text
@@ -45,7 +45,7 @@ class SegmentRewardManager(RewardManagerBase):
         """
         super().__init__(config, tokenizer, compute_score)
         settings = verl_settings(_plain(config))
-        grader = SteadyGrader(build_grader(settings.grader, settings.grading))
+        grader = FaultTolerantGrader(build_grader(settings.grader, settings.grading))
         text = token_text(tokenizer, _rows_of_output_layer(config, tokenizer))
         judge = response_judge(settings.method, text, grader)
         self._queue = JudgingQueue(judge, settings.method.name, settings.require_evaluated)

@@ -7,7 +7,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.grading import watchdog as lifeline
+from coca_mindspeed.grading.code.inside import process as watchdog
 from experiments.reproduce.cells import ReproductionCell
 from experiments.reproduce.work import Workplace, run_cell
 from experiments.reproduce.worker_process import end_with_parent
@@ -64,11 +64,11 @@ def _processes(count: int) -> Iterator[ProcessPoolExecutor]:
     # Spawned, not forked: a process that has used PyTorch's threads must not be forked.
     context = multiprocessing.get_context("spawn")
     parent, alive = context.Pipe(duplex=False)
-    lifeline.hold(alive.fileno())
+    watchdog.hold(alive.fileno())
 
     def end_them() -> None:
         if not alive.closed:
-            lifeline.let_go(alive.fileno())
+            watchdog.release(alive.fileno())
             alive.close()
 
     try:

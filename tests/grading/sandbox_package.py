@@ -8,12 +8,15 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from coca_mindspeed.errors import GradingError
 
 REPOSITORY = Path(__file__).parents[2]
 NOBODY = 65534
-_PARTS = ("__init__", "watchdog", *(f"code/{name}" for name in ("__init__", "sandbox", "bubblewrap")))
+_PARTS = ("__init__", *(f"code/{name}" for name in ("__init__", "sandbox", "bubblewrap")))
 
 
 def sandbox_problem() -> str:
@@ -60,5 +63,18 @@ def copied_package(*scripts: str) -> Iterator[Path]:
         yield directory
 
 
-def environment_of_nobody() -> dict[str, str]:
-    return {"PATH": os.environ["PATH"], "HOME": "/"}
+@contextmanager
+def script_of(user: str, name: str) -> Iterator[tuple[list[str], dict[str, Any]]]:
+    """Command and ``Popen`` options that run a script of these tests as ``this user`` or as ``nobody``."""
+    if user == "this user":
+        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
+        yield [sys.executable, str(REPOSITORY / "tests/grading" / name)], {"env": environment}
+        return
+    if os.geteuid() != 0:
+        pytest.skip("these tests run as a normal user already")
+    if (python := python_for_everybody()) is None:
+        pytest.skip("no Python 3.10 or newer that an unprivileged user may start")
+    with copied_package(name) as directory:
+        user_ids = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+        environment = {"PATH": os.environ["PATH"], "HOME": "/"}
+        yield [python, f"{directory}/{name}"], {**user_ids, "cwd": directory, "env": environment}

@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ import pytest
 
 from coca_mindspeed.grading.code import sandbox as sandboxes
 from coca_mindspeed.grading.code.grader import CodeGrader
-from coca_mindspeed.grading.code.inside import scripts, waiting
+from coca_mindspeed.grading.code.inside import process as processes
+from coca_mindspeed.grading.code.inside import scripts
 from coca_mindspeed.grading.code.inside.clock import descendants
 from coca_mindspeed.grading.code.sandbox import Sandbox
 from coca_mindspeed.grading.verdict import Outcome
@@ -103,8 +104,7 @@ def test_a_caller_with_many_open_files_grades_as_well(sandbox: Sandbox) -> None:
 @pytest.mark.parametrize("kind", ["asserts", "call"])
 def test_all_calls_of_a_program_share_its_time(kind: str) -> None:
     """Whatever the machine took to start it."""
-    grader = CodeGrader(seconds=2.0, total_seconds=2.0, workers=1)
-    try:
+    with closing(CodeGrader(seconds=2.0, total_seconds=2.0, workers=1)) as grader:
         calls = range(3)
         if kind == "asserts":
             tested = asserts("\n".join(f"assert f({n}) == {n}" for n in calls))
@@ -116,14 +116,12 @@ def test_all_calls_of_a_program_share_its_time(kind: str) -> None:
         assert "took longer than 2 s" in verdict.reason
         assert grader.metrics()["timeouts"] == 1
         assert grade(grader, tested, "def f(n): return n").outcome is Outcome.RIGHT
-    finally:
-        grader.close()
 
 
 def test_what_ended_in_time_counts_where_its_reader_was_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text("print(42)")
-    until_ready, start = waiting.until_ready, scripts.remote.start
+    until_ready, start = processes.until_ready, scripts.remote.start
     started: list[subprocess.Popen[bytes]] = []
 
     def remember(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
@@ -137,7 +135,7 @@ def test_what_ended_in_time_counts_where_its_reader_was_late(monkeypatch: pytest
         return until_ready(reading, writing, deadline)
 
     monkeypatch.setattr(scripts.remote, "start", remember)
-    monkeypatch.setattr(scripts.waiting, "until_ready", late)
+    monkeypatch.setattr(scripts.processes, "until_ready", late)
     assert scripts.run_script(str(script), b"", 100, seconds=0.5).output == b"42\n"
 
 
@@ -157,13 +155,13 @@ os._exit(0)
 
 
 def test_children_that_write_on_win_no_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    until_ready = waiting.until_ready
+    until_ready = processes.until_ready
 
     def slow(*arguments: Any) -> Any:
         time.sleep(0.01)  # so that there is always something left to read
         return until_ready(*arguments)
 
-    monkeypatch.setattr(scripts.waiting, "until_ready", slow)
+    monkeypatch.setattr(scripts.processes, "until_ready", slow)
     script = tmp_path / "program.py"
     script.write_text(FLOOD)
     started = time.monotonic()
@@ -176,7 +174,7 @@ def test_a_verdict_that_is_read_late_counts(sandbox: Sandbox, monkeypatch: pytes
     """The caller stood still, say, from when the program had started until long behind its limit."""
     monkeypatch.setattr(sandboxes, "_GRACE_SECONDS", 0.1)
     monkeypatch.setattr(sandboxes, "WALL_FACTOR", 1.0)
-    poll, calls = sandboxes.waiting.poll, 0
+    poll, calls = sandboxes.processes.poll, 0
 
     def late(*arguments: Any) -> Any:
         nonlocal calls
@@ -188,7 +186,7 @@ def test_a_verdict_that_is_read_late_counts(sandbox: Sandbox, monkeypatch: pytes
             time.sleep(2.5)
         return found
 
-    monkeypatch.setattr(sandboxes.waiting, "poll", late)
+    monkeypatch.setattr(sandboxes.processes, "poll", late)
     assert sandbox.run(job("print(42)", 2.0), total_seconds=2.0).outcome == "right"
 
 

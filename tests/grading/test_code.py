@@ -11,6 +11,7 @@ from coca_mindspeed.errors import DataError, GradingError
 from coca_mindspeed.grading.code.grader import CodeGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from tests.grading.sandbox_package import sandbox_problem
+from tests.grading.tables import read_programs
 
 PROBLEM = sandbox_problem()
 pytestmark = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
@@ -35,118 +36,14 @@ def grade(grader: CodeGrader, record: Record, answer: str) -> Verdict:
     return grader.grade([record], [answer])[0]
 
 
-# name: (tests, program, whether it passes)
-ASSERTS = {
-    "right": ("assert f(2) == 4", "def f(x): return 2 * x", True),
-    "wrong": ("assert f(2) == 5", "def f(x): return 2 * x", False),
-    "another name": ("assert f(2) == 4", "def g(x): return 2 * x", False),
-    "syntax error": ("assert f(2) == 4", "def f(x) return 2 * x", False),
-    "values keep their types": (
-        "assert f() == (1, [2.5, {3}], {'a': None, (1,): b'x'}, 2**70, -1j, 'ü')",
-        "def f(): return (1, [2.5, {3}], {'a': None, (1,): b'x'}, 2**70, -1j, 'ü')",
-        True,
-    ),
-    "a list is no tuple": ("assert f() == (1, 2)", "def f(): return [1, 2]", False),
-    "identity of constants": ("assert f() is True", "def f(): return True", True),
-    "special floats": (
-        "import math\nassert math.isnan(f()) and math.isinf(g())",
-        "def f(): return float('nan')\ndef g(): return float('-inf')",
-        True,
-    ),
-    "exact numbers": (
-        "from fractions import Fraction\nfrom decimal import Decimal\nassert f() == [Fraction(1, 3), Decimal('0.1')]",
-        "from fractions import *\nfrom decimal import *\ndef f(): return [Fraction(1, 3), Decimal('0.1')]",
-        True,
-    ),
-    "collections": (
-        "from collections import Counter, deque\nassert f() == Counter('aab') and g() == deque([1])",
-        "from collections import Counter, deque\ndef f(): return Counter('aab')\ndef g(): return deque([1])",
-        True,
-    ),
-    "a generator": ("assert list(f(3)) == [0, 1, 2]", "def f(n):\n    yield from range(n)", True),
-    "an iterator": ("assert list(f()) == [1, 2]", "def f(): return map(int, '12')", True),
-    "objects of the program": (
-        "root = Node(1)\nroot.left = Node(2)\nassert total(root) == 3 and root.left.value == 2",
-        "class Node:\n    def __init__(self, value): self.value, self.left = value, None\n"
-        "def total(n): return n.value + (total(n.left) if n.left else 0)",
-        True,
-    ),
-    "functions of the program": (
-        "assert apply(double, 4) == 8",
-        "def double(x): return 2 * x\ndef apply(f, x): return f(x)",
-        True,
-    ),
-    "keywords": ("assert f(key=3) == 3", "def f(*, key): return key", True),
-    "an expected exception": (
-        "try:\n    f()\n    assert False\nexcept ValueError as e:\n    assert str(e) == 'no'",
-        "def f(): raise ValueError('no')",
-        True,
-    ),
-    "an exception of its own": ("f()", "class Mine(Exception): pass\ndef f(): raise Mine()", False),
-    "a module that the program imported": ("assert math.sqrt(f()) == 2.0", "import math\ndef f(): return 4", True),
-    "a constant of the program": ("assert f() == LIMIT", "LIMIT = 7\ndef f(): return 7", True),
-    "a function named like a builtin": ("assert sum(10, 15) == 6", "def sum(a, b): return 6", True),
-    "printing and a main block": (
-        "assert f() == 1",
-        "print('x' * 10**6)\ndef f(): return 1\nif __name__ == '__main__':\n    input()",
-        True,
-    ),
-    "tests that print without an end": ('assert f() == 1\nprint("ok", end="")', "def f(): return 1", True),
-    "tests that print, and fail": ('print("ok", end="")\nassert f() == 2', "def f(): return 1", False),
-    "tests that write below Python's output": (
-        "import os, sys\nassert f() == 1\nsys.stdout.write('.')\nos.write(1, b'.')",
-        "def f(): return 1",
-        True,
-    ),
-    "tests that close the output": ("import sys\nassert f() == 1\nsys.stdout.close()", "def f(): return 1", True),
-    "tests that keep the output": (
-        "import io, sys\nsys.stdout = io.StringIO()\nassert f() == 1",
-        "def f(): return 1",
-        True,
-    ),
-    "tests that print much": ("print('x' * 2_000_000)\nassert f() == 1", "def f(): return 1", True),
-    "typing without an import": (
-        "assert f([1, None]) == 1",
-        "def f(values: List[Optional[int]]) -> Dict[str, int]: return values[0]",
-        True,
-    ),
-    "LeetCode's form": (
-        "assert Solution().f([3, 1]) == [1, 3]",
-        "class Solution:\n    def f(self, nums: List[int]) -> List[int]:\n        heapq.heapify(nums)\n"
-        "        return [heappop(nums) for _ in range(2)]",
-        True,
-    ),
-    "a name that is provided is not an answer": ("assert gcd(12, 8) == 4", "class Solution: pass  # gcd", False),
-    "truth of an object": (
-        "assert find('b', 'abc')\nassert not empty()",
-        "import re\nfind = re.search\nclass A:\n    def __len__(self): return 0\ndef empty(): return A()",
-        True,
-    ),
-    "a constant that refers to itself": ("assert f() == 1", "LOOP = []\nLOOP.append(LOOP)\ndef f(): return 1", True),
-    "a second block of usage": (
-        "assert f(2) == 4",
-        "```python\ndef f(x): return 2 * x\n```\nUse it like this:\n```python\nprint(f(3))\n```",
-        True,
-    ),
-    "a second block of tests": (
-        "assert f(2) == 4",
-        "```python\ndef f(x): return 2 * x\n```\n```python\ndef test():\n    assert f(1) == 2\n```",
-        True,
-    ),
-    "a dataclass": (
-        "assert f() == 1",
-        "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int = 1\ndef f(): return A().x",
-        True,
-    ),
-}
+PROGRAMS = read_programs()
 
 
-@pytest.mark.parametrize("name", ASSERTS)
-def test_asserts(grader: CodeGrader, name: str) -> None:
-    code, program, right = ASSERTS[name]
-    verdict = grade(grader, asserts(code), program)
-    assert verdict.correct is right, verdict.reason
-    assert right or verdict.reason
+@pytest.mark.parametrize(("name", "outcome", "tests", "program"), PROGRAMS, ids=[program[0] for program in PROGRAMS])
+def test_the_table_of_programs(grader: CodeGrader, name: str, outcome: str, tests: str, program: str) -> None:
+    verdict = grade(grader, asserts(tests), program)
+    assert verdict.outcome.value == outcome, (name, verdict.reason)
+    assert verdict.correct or verdict.reason
 
 
 def test_tests_that_cannot_cross_processes_are_ungradable_not_wrong(grader: CodeGrader) -> None:

@@ -75,61 +75,9 @@ def test_the_protocol_gives_no_more_than_a_function_does(grader: CodeGrader, nam
     assert outcome(grader, "assert sorted(f([1, 2])) == sorted([3, 4])", FORGED[name], "f") is Outcome.WRONG
 
 
-# name: (tests without imports, a program that brings its own, what the verdict is)
-FAKES = {
-    "a module": ("assert math.isclose(f(), 2.5)", "class math:\n    isclose = lambda *a: True\ndef f(): return 0"),
-    "a module, imported": (
-        "assert math.isclose(f(), 2.5)",
-        "import types\nmath = types.ModuleType('math')\nmath.isclose = lambda *a: True\ndef f(): return 0",
-    ),
-    "a function": ("assert isclose(f(), 2.5)", "def isclose(a, b): return True\ndef f(): return 0"),
-    "a class": ("assert Counter(f()) == Counter('ab')", "def Counter(x): return 0\ndef f(): return 0"),
-    "a constant": ("assert abs(f() - pi) < 1e-3", "pi = 0\ndef f(): return 0"),
-    "a builtin": ("assert abs(f() - 3) < 1e-3", "def abs(x): return 0\ndef f(): return 0"),
-    "a builtin, and no function": ("assert abs(f() - 3) < 1e-3", "def abs(x): return 0"),
-    "a builtin around a function named like one": (
-        "assert set(sum(1)) == set([5])",
-        "def set(x): return 0\ndef sum(x): return []",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", FAKES)
-def test_what_the_tests_need_for_themselves_is_pythons(grader: CodeGrader, name: str) -> None:
-    tests, program = FAKES[name]
-    assert outcome(grader, tests, program) is Outcome.WRONG
-
-
 def test_a_module_that_the_sandbox_lacks_is_not_taken_from_the_program(grader: CodeGrader) -> None:
     program = "class np:\n    allclose = lambda *a: True\ndef f(): return 0"
     assert outcome(grader, "assert np.allclose(f(), 2.5)", program) is not Outcome.RIGHT
-
-
-ENDINGS = {
-    "a loop that ends": ("assert all(map(f, [1, 2]))", "def f(x): raise StopIteration"),
-    "pairs that end": (
-        "for got, want in zip(map(f, [1]), [2]):\n    assert got == want",
-        "def f(x): raise StopIteration",
-    ),
-    "death for an exception": (
-        "try:\n    f(1)\nexcept Exception:\n    pass\nelse:\n    assert False",
-        "import os\ndef f(x): os._exit(1)",
-    ),
-    "a hang for an exception": (
-        "try:\n    f(1)\nexcept BaseException:\n    pass\nelse:\n    assert False",
-        "import time\ndef f(x): time.sleep(100)",
-    ),
-    "nonsense for an exception": (
-        "try:\n    f(1)\nexcept:\n    pass\nelse:\n    assert False",
-        "import os, sys\ndef f(x): os.write(int(sys.argv[2]), b'[\\n')",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", ENDINGS)
-def test_the_way_in_which_a_program_ends_passes_no_test(grader: CodeGrader, name: str) -> None:
-    tests, program = ENDINGS[name]
-    assert outcome(grader, tests, program) is Outcome.WRONG
 
 
 @pytest.mark.parametrize(

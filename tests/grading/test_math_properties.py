@@ -15,6 +15,7 @@ from coca_mindspeed.grading.math.final_answer import final_answer
 from coca_mindspeed.grading.math.grader import plain_verdict
 from coca_mindspeed.grading.math.quantity import read_answer
 from coca_mindspeed.grading.verdict import Outcome
+from tests.grading.tables import read_table
 
 compare = pytest.importorskip("coca_mindspeed.grading.math.symbolic").compare
 math_verify = pytest.importorskip("math_verify")
@@ -93,42 +94,12 @@ def test_words_that_change_a_value(n: int, word: str, form: str) -> None:
     assert outcome(str(n), form.format(n=n, w=word)) is not Outcome.RIGHT
 
 
-# Each line is one unit in several spellings.
-UNITS = [
-    [
-        r"\text{ m/s}^2",
-        r"\,m\,s^{-2}",
-        r"\ \mathrm{m \cdot s^{-2}}",
-        r"\ \frac{\text{m}}{\text{s}^2}",
-        " meters per second squared",
-    ],
-    [r"\text{ m/s}", r"\,m\,s^{-1}", " m/s", " meters per second", r"\,\mathrm{m}\cdot\mathrm{s}^{-1}"],
-    [" kg·m/s", r"\,\text{kg}\cdot\text{m/s}", r"\ \mathrm{kg\,m\,s^{-1}}"],
-    [r"\text{ J/(kg K)}", r"\,\mathrm{J\,kg^{-1}\,K^{-1}}"],
-    [" V", r"\text{ V}", r"\,\mathrm{V}", " volts"],
-    [" W", r"\text{ watts}", r"\;\mathrm{W}"],
-    [" kW", r"\text{ kW}", " kilowatts"],
-    [r"\text{ mW}", " milliwatts"],
-    [r"\text{ MW}", " megawatts"],
-    [r"\,\Omega", " ohms", r"\,\mathrm{\Omega}", "Ω"],
-    [r"\,\text{k}\Omega", r"\ \mathrm{k\Omega}", "kΩ"],
-    [r"\,\mu\text{m}", r"\,\mu\mathrm{m}", " μm", " micrometers"],
-    [" mm", r"\text{ millimeters}", "毫米"],
-    [" m", r"\text{ metres}", "米"],
-    [r"\text{ cm}^2", " sq. cm", r"\,\mathrm{cm}^{2}", " square centimeters", "平方厘米"],
-    [r"\text{ cm}^3", " cubic cm", "立方厘米"],
-    [r"^\circ C", r"^{\circ}\text{C}", "°C", " degrees Celsius", "摄氏度"],
-    [r"^\circ F", r"^\circ\mathrm{F}", " degrees Fahrenheit"],
-    [" Hz", "Hz", r"\text{ hertz}"],
-    [" Pa", r"\,\mathrm{Pa}", " pascals"],
-    ["元", " yuan", r"\text{元}"],
-    [" p.m.", r"\text{ PM}", "pm"],
-]
+UNITS = read_table("units.tsv")
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.integers(2, 999), st.sampled_from(UNITS), st.sampled_from(UNITS), st.randoms(use_true_random=False))
-def test_units_in_any_spelling(n: int, unit: list[str], other: list[str], draw: Any) -> None:
+def test_units_in_any_spelling(n: int, unit: tuple[str, ...], other: tuple[str, ...], draw: Any) -> None:
     first, second, third = draw.choice(unit), draw.choice(unit), draw.choice(other)
     assert outcome(f"{n}{first}", f"{n}{second}") is Outcome.RIGHT
     assert outcome(str(n), f"{n}{first}") is outcome(f"{n}{first}", str(n)) is Outcome.RIGHT

@@ -1,34 +1,23 @@
 """Whole responses: the table of settled ones, and the publishers' own solutions and gold answers."""
 
-import csv
 import json
 import re
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.data.sources.benchmarks import gsm8k, math500
-from coca_mindspeed.grading.math.final_answer import final_answer
 from coca_mindspeed.grading.math.grader import MathGrader
-from coca_mindspeed.grading.math.restated import left_undone
-from tests.processor import allowed
+from tests.grading.tables import read_table
 from tests.shared_data import shared_data
 
-RESPONSES_FILE = Path(__file__).with_name("math_responses.tsv")
-
-
-def read_responses() -> list[tuple[str, str, str]]:
-    r"""Gold answer, response and verdict; a line break is written ``\n`` in the table."""
-    with RESPONSES_FILE.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
-    return [(row["gold"], re.sub(r"\\n(?![a-z])", "\n", row["response"]), row["verdict"]) for row in rows]
-
-
-RESPONSES = read_responses()
+# A line break is written ``\n`` in this table.
+RESPONSES = [
+    (gold, re.sub(r"\\n(?![a-z])", "\n", response), verdict)
+    for gold, response, verdict, _ in read_table("math_responses.tsv")
+]
 
 
 @pytest.fixture(scope="module")
@@ -97,23 +86,3 @@ def test_gold_answers_of_math_500_are_right_in_every_form(grader: MathGrader, fo
 def test_solutions_of_math_500_are_right(grader: MathGrader) -> None:
     rows = published("math500_test.jsonl")
     assert all(right(grader, [math500(row, i) for i, row in enumerate(rows)], [row["solution"] for row in rows]))
-
-
-def test_money_in_a_question_hides_no_formula() -> None:
-    question = r"A ticket costs $5. Write $\frac{6}{8}+\frac{1}{8}$ in lowest terms."
-    assert left_undone(question, r"\frac{7}{8}", r"\boxed{\frac{1}{8}+\frac{6}{8}}")
-    assert not left_undone(question, r"\frac{7}{8}", r"\boxed{\frac{7}{8}}")
-
-
-HOSTILE = ["answer is 5 ", "5 and ", "$5 ", "x = 5, ", "#### ", "5\n", "A: 1\n", "( 5 ", r"\frac{", "5 if ", "not 5. "]
-HOSTILE += ["<answer>", "answer is not 5. ", "The answer a ", "because 5 ", "**", "5 (", r"\begin{a}", "$x$ "]
-
-
-@pytest.mark.parametrize("piece", HOSTILE)
-def test_reading_a_hostile_response_costs_milliseconds(piece: str) -> None:
-    text = piece * (100_000 // len(piece))
-    final_answer(text)
-    started = time.process_time()
-    for _ in range(10):
-        final_answer(text)
-    assert time.process_time() - started < allowed(0.3)

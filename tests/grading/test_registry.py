@@ -80,13 +80,7 @@ def test_mixed_records_are_graded_in_order() -> None:
     verdicts = grader.grade(records, [r"\boxed{7.0}", "7.0", "It is seven", "8", "8"])
     metrics = grader.metrics()
     grader.close()
-    assert [v.outcome for v in verdicts] == [
-        Outcome.RIGHT,
-        Outcome.WRONG,
-        Outcome.RIGHT,
-        Outcome.RIGHT,
-        Outcome.RIGHT,
-    ]
+    assert [v.outcome for v in verdicts] == [Outcome.RIGHT, Outcome.WRONG, Outcome.RIGHT, Outcome.RIGHT, Outcome.RIGHT]
     assert (metrics["right"], metrics["math/right"], metrics["exact/wrong"]) == (4.0, 2.0, 1.0)
 
 

@@ -2,7 +2,6 @@
 
 import http.server
 import json
-import os
 import subprocess
 import threading
 import time
@@ -15,14 +14,7 @@ from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.code import sandbox as sandbox_module
 from coca_mindspeed.grading.code.sandbox import Sandbox
 from tests.grading import sandbox_attacks
-from tests.grading.sandbox_package import (
-    NOBODY,
-    REPOSITORY,
-    copied_package,
-    environment_of_nobody,
-    python_for_everybody,
-    sandbox_problem,
-)
+from tests.grading.sandbox_package import REPOSITORY, sandbox_problem, script_of
 
 PROBLEM = sandbox_problem()
 needs_sandbox = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
@@ -44,22 +36,10 @@ def reports(request: pytest.FixtureRequest, server_port: int) -> dict[str, dict[
     """Every attack's report; run once as the user of these tests and, where that is root, once as nobody."""
     if request.param == "this user":
         return sandbox_attacks.run_all(str(REPOSITORY), server_port)
-    if os.geteuid() != 0:
-        pytest.skip("these tests run as a normal user already")
-    if (python := python_for_everybody()) is None:
-        pytest.skip("no Python 3.10 or newer that an unprivileged user may start")
-    with copied_package("sandbox_attacks.py") as directory:
-        done = subprocess.run(
-            [python, f"{directory}/sandbox_attacks.py", str(REPOSITORY), str(server_port)],
-            user=NOBODY,
-            group=NOBODY,
-            extra_groups=[],
-            cwd=directory,
-            env={**environment_of_nobody(), "GRADING_SECRET": "x"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+    with script_of("nobody", "sandbox_attacks.py") as (command, options):
+        options["env"]["GRADING_SECRET"] = "x"
+        arguments = [str(REPOSITORY), str(server_port)]
+        done = subprocess.run([*command, *arguments], capture_output=True, text=True, check=False, **options)
     if "no sandbox" in done.stderr or "there is none" in done.stderr:
         pytest.skip(f"a normal user has no sandbox here: {done.stderr.strip().splitlines()[-1]:.200}")
     assert done.returncode == 0, done.stderr

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from coca_mindspeed.grading.math.final_answer import final_answer
 from coca_mindspeed.grading.math.grader import plain_verdict
 from coca_mindspeed.grading.math.quantity import read_answer
+from coca_mindspeed.grading.math.words import same_words
 from coca_mindspeed.grading.verdict import Outcome
-from coca_mindspeed.grading.words import same_words
 
 symbolic = pytest.importorskip("coca_mindspeed.grading.math.symbolic")
 

@@ -1,22 +1,13 @@
 """Nothing of grading outlives the process that grades, however that one ends."""
 
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from tests.grading.dying_trainer import descendants, end_survivors
-from tests.grading.sandbox_package import (
-    NOBODY,
-    REPOSITORY,
-    copied_package,
-    environment_of_nobody,
-    python_for_everybody,
-)
+from tests.grading.sandbox_package import REPOSITORY, script_of
 from tests.grading.test_sandbox import PROBLEM
 
 needs_sandbox = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
@@ -49,37 +40,12 @@ def end_and_count(trainer: "subprocess.Popen[str]", how: int, at_least: int) -> 
 
 
 @needs_sandbox
+@pytest.mark.parametrize("user", ["this user", "nobody"])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_sandboxes_end_with_the_trainer(how: int) -> None:
-    script = REPOSITORY / "tests/grading/dying_trainer.py"
-    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-    trainer = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment)
-    assert end_and_count(trainer, how, at_least=12) == []
-
-
-@pytest.fixture
-def package() -> Iterator[Path]:
-    with copied_package("dying_trainer.py") as directory:
-        yield directory
-
-
-@needs_sandbox
-@pytest.mark.skipif(os.geteuid() != 0, reason="these tests run as a normal user already")
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_sandboxes_of_a_normal_user_end_with_the_trainer(package: Path, how: int) -> None:
-    if (python := python_for_everybody()) is None:
-        pytest.skip("no Python 3.10 or newer that an unprivileged user may start")
-    trainer = subprocess.Popen(
-        [python, "dying_trainer.py"],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=package,
-        user=NOBODY,
-        group=NOBODY,
-        extra_groups=[],
-        env=environment_of_nobody(),
-    )
-    assert end_and_count(trainer, how, at_least=12) == []
+def test_sandboxes_end_with_the_trainer(how: int, user: str) -> None:
+    with script_of(user, "dying_trainer.py") as (command, options):
+        trainer = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options)
+        assert end_and_count(trainer, how, at_least=12) == []
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])

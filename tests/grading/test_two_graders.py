@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,43 +13,20 @@ from coca_mindspeed.grading.code import bubblewrap as user_ids
 from coca_mindspeed.grading.code import sandbox as sandbox_module
 from coca_mindspeed.grading.code.bubblewrap import locked_user_id
 from coca_mindspeed.grading.code.sandbox import Sandbox
-from tests.grading.sandbox_package import (
-    NOBODY,
-    REPOSITORY,
-    copied_package,
-    environment_of_nobody,
-    python_for_everybody,
-)
+from tests.grading.sandbox_package import script_of
 from tests.grading.test_sandbox import PROBLEM
 
 pytestmark = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root has several user ids")
 
 
-@pytest.fixture(params=["this user", "nobody"])
-def grading(request: pytest.FixtureRequest) -> Iterator[tuple[list[str], dict[str, object]]]:
-    """A command that grades 16 right programs, and how to start it."""
-    if request.param == "this user":
-        environment = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
-        yield [sys.executable, str(REPOSITORY / "tests/grading/greedy_programs.py")], {"env": environment}
-        return
-    if os.geteuid() != 0:
-        pytest.skip("these tests run as a normal user already")
-    if (python := python_for_everybody()) is None:
-        pytest.skip("no Python 3.10 or newer that an unprivileged user may start")
-    with copied_package("greedy_programs.py") as directory:
-        user = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-        yield [python, "greedy_programs.py"], {**user, "cwd": directory, "env": environment_of_nobody()}
-
-
-def test_programs_that_use_all_their_processes_stay_right(
-    grading: tuple[list[str], dict[str, object]],
-) -> None:
-    command, options = grading
-    graders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) for _ in range(2)]  # type: ignore[call-overload]
-    for grader in graders:
-        said, _ = grader.communicate()
-        assert json.loads(said) == [["right", ""]] * 16
+@pytest.mark.parametrize("user", ["this user", "nobody"])
+def test_programs_that_use_all_their_processes_stay_right(user: str) -> None:
+    with script_of(user, "greedy_programs.py") as (command, options):
+        graders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options) for _ in range(2)]
+        for grader in graders:
+            said, _ = grader.communicate()
+            assert json.loads(said) == [["right", ""]] * 16
 
 
 @needs_root

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -122,14 +123,11 @@ def test_a_hang_is_killed_and_delays_only_itself(workers: Workers) -> None:
 
 def test_a_worker_that_ignores_termination_is_killed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers_module, "WALL_FACTOR", 1.0)
-    workers = Workers(count=1, seconds=0.5)
-    try:
+    with closing(Workers(count=1, seconds=0.5)) as workers:
         results = list(workers.map(ignore_termination_and_sleep, [1]))
         # It has used no processor time; so it was tried twice.
         assert (results[0].failure, workers.restarts, workers.timeouts) == (Failure.STARVED, 2, 0)
         assert next(iter(workers.map(double, [4]))).value == 8
-    finally:
-        workers.close()
 
 
 def test_other_failures_are_told_apart(workers: Workers) -> None:
@@ -168,45 +166,35 @@ def slow_reader(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_worker_that_dies_while_it_sends_costs_nobody_a_result(tmp_path: Path) -> None:
     """It keeps the lock of the pipe, and what it has sent never ends."""
-    workers = Workers(count=2, seconds=5.0)
-    try:
+    with closing(Workers(count=2, seconds=5.0)) as workers:
         started = time.perf_counter()
         tasks = [str(tmp_path / "died"), 1.0, 0.0, 0.5]
         assert [result.value for result in workers.map(nap_or_die_while_sending, tasks)] == [b"whole", 1.0, 0.0, 0.5]
         assert workers.restarts == 1
         assert time.perf_counter() - started < 50.0  # pebble's lock would time out after 60
-    finally:
-        workers.close()
 
 
 @pytest.mark.usefixtures("slow_reader")
 def test_a_death_is_blamed_on_nobody_but_the_task_that_died() -> None:
-    workers = Workers(count=1, seconds=5.0)
-    try:
+    with closing(Workers(count=1, seconds=5.0)) as workers:
         tasks = [("die", 0.0) if n in (40, 90) else ("double", float(n)) for n in range(120)]
         for (name, value), result in zip(tasks, workers.map(dispatch, tasks), strict=True):
             assert result.failure is (Failure.DIED if name == "die" else None), (value, result)
-    finally:
-        workers.close()
 
 
 @pytest.mark.usefixtures("slow_reader")
 def test_who_ends_in_time_is_not_too_late_because_nobody_read_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker floods the pipe; the other one's task needs most of its limit, and the next is its own."""
     monkeypatch.setattr(workers_module, "WALL_FACTOR", 1.0)
-    workers = Workers(count=2, seconds=2.0)
-    try:
+    with closing(Workers(count=2, seconds=2.0)) as workers:
         list(workers.map(nap, [0.1] * 4))  # both have started
         tasks = [("nap", 1.2), *[("double", float(n)) for n in range(300)], ("nap", 60.0), ("double", 1.0)]
         found = list(zip(tasks, workers.map(dispatch, tasks), strict=True))
         assert [(task, result.failure) for task, result in found if result.failure] == [(tasks[-2], Failure.STARVED)]
-    finally:
-        workers.close()
 
 
 def test_a_pool_that_breaks_under_many_tasks_is_rebuilt_once_for_all_of_them() -> None:
-    workers = Workers(count=2, seconds=5.0)
-    try:
+    with closing(Workers(count=2, seconds=5.0)) as workers:
         results = workers.map(double, range(200))
         found = [next(results)]
         assert workers._pool is not None
@@ -217,35 +205,26 @@ def test_a_pool_that_breaks_under_many_tasks_is_rebuilt_once_for_all_of_them() -
         assert [r.value for r in found] == [2 * n for n in range(200)]
         assert workers.restarts == 1
         assert time.perf_counter() - started < 50.0  # half a second for each would be 100
-    finally:
-        workers.close()
 
 
 def test_a_task_is_limited_in_processor_time_even_if_nobody_watches_the_clock() -> None:
     """By a timer of the kernel."""
-    workers = Workers(count=1, seconds=1.0)
-    try:
+    with closing(Workers(count=1, seconds=1.0)) as workers:
         (left,) = workers.map(processor_time_left, [0])
         assert left.value is not None
         assert 0 < left.value <= 1.1
         # Each task has its own.
         assert [result.value for result in workers.map(compute, [0.7, 0.7])] == [0.7, 0.7]
-    finally:
-        workers.close()
 
 
 def test_a_busy_machine_costs_a_task_time_and_not_its_result() -> None:
-    with one_processor(competitors=4):
-        workers = Workers(count=1, seconds=1.0)
-        try:
-            list(workers.map(double, [1]))  # it has started
-            started = time.perf_counter()
-            assert [result.value for result in workers.map(compute, [0.6])] == [0.6]
-            assert time.perf_counter() - started > 1.0
-            (result,) = workers.map(compute, [60.0])
-            assert result.failure is Failure.TIMEOUT
-        finally:
-            workers.close()
+    with one_processor(competitors=4), closing(Workers(count=1, seconds=1.0)) as workers:
+        list(workers.map(double, [1]))  # it has started
+        started = time.perf_counter()
+        assert [result.value for result in workers.map(compute, [0.6])] == [0.6]
+        assert time.perf_counter() - started > 1.0
+        (result,) = workers.map(compute, [60.0])
+        assert result.failure is Failure.TIMEOUT
 
 
 INTERRUPTED = """
@@ -294,11 +273,8 @@ def test_an_interrupt_ends_grading_and_the_process(task: str) -> None:
 
 
 def test_workers_are_recycled() -> None:
-    workers = Workers(count=1, seconds=5.0, tasks_per_worker=5)
-    try:
+    with closing(Workers(count=1, seconds=5.0, tasks_per_worker=5)) as workers:
         assert len({r.value for r in workers.map(process_id, range(12))}) == 3
-    finally:
-        workers.close()
 
 
 def test_closing_leaves_no_process_and_the_pool_refuses_more() -> None:

@@ -12,7 +12,7 @@ from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.exact import ExactGrader
-from coca_mindspeed.grading.fault_tolerant import SteadyGrader
+from coca_mindspeed.grading.fault_tolerant import FaultTolerantGrader
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
@@ -116,7 +116,7 @@ def test_an_answer_at_which_the_grader_fails_is_ungradable_and_its_neighbours_ar
         def close(self) -> None:
             pass
 
-    queue = queue_of(SteadyGrader(Failing()))
+    queue = queue_of(FaultTolerantGrader(Failing()))
     results = [queue.submit(tokens(f"<confidence>0.8</confidence>{i + 1}"), record(i)) for i in range(6)]
     rows = [result.result(240) for result in results]
     queue.close()
@@ -167,7 +167,7 @@ def test_columns_survive_their_way_through_verl():
 def test_graders_that_use_processes_work_from_the_queues_thread():
     """Mathematics in a pool of processes, and programs in the sandbox."""
     every_byte = TokenText([bytes([byte]) for byte in range(256)])
-    grader = SteadyGrader(build_grader("auto", {"math": {"workers": 1}, "code": {"workers": 1}}))
+    grader = FaultTolerantGrader(build_grader("auto", {"math": {"workers": 1}, "code": {"workers": 1}}))
     queue = JudgingQueue(ResponseJudge(every_byte, ResponseParser(), grader, 16), "coca", require_evaluated=True)
     half = record(1, question="Halve 1.", answer="0.5")
     tests = {"kind": "asserts", "code": "assert f(1) == 1"}

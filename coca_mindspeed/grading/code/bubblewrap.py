@@ -1,7 +1,4 @@
-"""What the sandbox's file system, namespaces and environment hold, as a command of bubblewrap.
-
-Standard library only.
-"""
+"""The bubblewrap command: file system, namespaces and environment of the sandbox. Standard library only."""
 
 import fcntl
 import os
@@ -25,11 +22,10 @@ def sandbox_command(bwrap: str, file_bytes: int) -> list[str]:
 
     Args:
         bwrap: path of bubblewrap.
-        file_bytes: size of each of the two file systems that can be written to.
+        file_bytes: size of each of the two writable file systems.
     """
-    # As root, bubblewrap mounts as root (the Python may lie in /root) and makes no user namespace, because that
-    # would map to root; the harness then gives up root itself, which is why it needs those two capabilities.
-    # As anybody else, bubblewrap needs a user namespace and leaves no capabilities.
+    # As root, bubblewrap mounts as root (Python may be in /root) and makes no user namespace, which would map to root;
+    # the harness then drops root, for which it needs two capabilities. Other users need a user namespace.
     root = os.geteuid() == 0
     user = (
         ["--cap-drop", "ALL", *(word for name in _CAPABILITIES for word in ("--cap-add", name))]
@@ -40,9 +36,9 @@ def sandbox_command(bwrap: str, file_bytes: int) -> list[str]:
     size = str(file_bytes)
     command = [bwrap, *user, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts"]
     command += ["--unshare-cgroup-try", "--die-with-parent", "--new-session", "--hostname", "sandbox"]
-    # The harness is the namespace's first process: nothing inside can signal it, and all ends when it does.
+    # As the namespace's first process the harness cannot be signalled from inside, and all ends with it.
     command += ["--as-pid-1"]
-    for directory in ("/usr", "/etc", "/python", "/python/bin"):  # as parents of a mount they would be for root alone
+    for directory in ("/usr", "/etc", "/python", "/python/bin"):  # parents of a mount would be root's
         command += ["--perms", "0755", "--dir", directory]
     command += ["--ro-bind-try", "/usr/lib", "/usr/lib", "--ro-bind-try", "/usr/lib64", "/usr/lib64"]
     for library in ("/lib", "/lib64"):
@@ -51,15 +47,15 @@ def sandbox_command(bwrap: str, file_bytes: int) -> list[str]:
         else:
             command += ["--ro-bind-try", library, library]
     command += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
-    # Not its directory: a system's Python lies among the shells.
+    # Not its directory, which may hold other programs of the system.
     command += ["--ro-bind", str(python), f"/python/bin/{python.name}"]
     for name in dict.fromkeys(("lib", sysconfig.get_config_var("platlibdir") or "lib")):
         command += ["--ro-bind-try", str(Path(sys.base_prefix) / name), f"/python/{name}"]
     command += ["--ro-bind", str(_INSIDE), "/inside", "--proc", "/proc", "--dev", "/dev"]
     for directory in ("/tmp", "/dev/shm"):  # inside
         command += ["--perms", "1777", "--size", size, "--tmpfs", directory]
-    # Without the first two, the mounts that bubblewrap makes itself could be filled without a limit; by the third, a
-    # program could give up its share of the processors (autogroup) and pass for one that the machine starves.
+    # The first two could be filled without a limit; through the third, a program could lower its share of the
+    # processors (autogroup) and appear starved.
     command += ["--remount-ro", "/dev", "--remount-ro", "/", "--remount-ro", "/proc", "--chdir", "/tmp", "--clearenv"]
     for name, value in environment("/tmp", "/python/lib").items():  # inside
         command += ["--setenv", name, value]
@@ -67,18 +63,17 @@ def sandbox_command(bwrap: str, file_bytes: int) -> list[str]:
 
 
 def environment(home: str, libraries: str) -> dict[str, str]:
-    """The variables that a harness and its program see.
+    """The environment variables of a harness and its program.
 
     Args:
-        home: a directory that the program may write to.
-        libraries: where the loader looks for the Python's own libraries; empty for the usual places.
+        home: a writable directory.
+        libraries: search path for Python's own libraries; empty for the default.
     """
-    # One thread for numerical libraries: each would start one a core, and threads count as processes.
+    # One thread for numerical libraries: threads count as processes.
     return {
         "HOME": home,
         "LANG": "C.UTF-8",
-        # Each of the C library's arenas reserves 64 MiB of the address space, which is limited; by default there are
-        # eight a core.
+        # Each arena reserves 64 MiB of the limited address space; by default there are eight per core.
         "MALLOC_ARENA_MAX": "2",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
@@ -87,17 +82,15 @@ def environment(home: str, libraries: str) -> dict[str, str]:
     }
 
 
-# Ranges that systemd's list of user ids leaves unused.  The first is wide enough that containers that do not see each
-# other's locks hardly ever draw the same id; it is not mapped where root is root of a user namespace only.
+# Ranges that systemd leaves unused. The first is so wide that containers without common locks rarely draw the same id;
+# it may not be mapped in a user namespace.
 _RANGES = ((1_900_000_000, 4_096), (60_578, 606))
 _ATTEMPTS = 1_000
 
 
 @contextmanager
 def locked_user_id() -> Iterator[tuple[int, int]]:
-    """A free id, and the descriptor that holds its lock.
-
-    The lock is on the open file: whoever inherits the descriptor keeps the id taken until it ends.
+    """A free user id and the descriptor of its lock, which is held until all that inherit it have ended.
 
     Raises:
         GradingError: no id is free.

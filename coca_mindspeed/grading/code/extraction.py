@@ -1,9 +1,9 @@
-"""From a model's answer to its program, and from a record to the job that the sandbox runs.
+"""Extract the program of an answer, and build the sandbox's job for a record.
 
-``record.metadata["tests"]`` says how the program is tested:
+``record.metadata["tests"]`` is one of:
 
-- ``{"kind": "asserts", "code": str, "entry_point": str or null}``: test code that uses the program's functions.  With
-  ``metadata["prompt"]`` (HumanEval) the answer may also be the rest of that prompt's last function.
+- ``{"kind": "asserts", "code": str, "entry_point": str or null}``: test code that uses the program's functions. With
+  ``metadata["prompt"]`` (HumanEval) the answer may also continue the prompt's last function.
 - ``{"kind": "stdio", "cases": [{"input": str, "output": str}, ...]}``: one run for each case.
 - ``{"kind": "call", "entry_point": str, "cases": [{"arguments": list, "expected": any}, ...]}``.
 """
@@ -17,7 +17,7 @@ from typing import Any
 from coca_mindspeed.data.records import Record, RecordError
 from coca_mindspeed.grading.code.inside.names import undefined
 
-# Looked at in the calling process, so it has to be linear, and bounded before it starts.
+# Extraction runs in the calling process: it is linear, and its input bounded.
 MAX_ANSWER_CHARACTERS = 1_000_000
 
 _PYTHON = {"python", "python3", "py", "py3"}
@@ -29,10 +29,10 @@ Job = dict[str, Any]
 
 
 def extract_program(answer: str, wanted: Collection[str] = ()) -> str:
-    """The program of an answer: one of its blocks fenced as Python, else one of its fenced blocks, else the whole text.
+    """Return the program of an answer: one of its Python blocks, else one of its fenced blocks, else the whole text.
 
     Of several blocks it is the last one that defines a name of ``wanted``; else the last one that does more than use
-    functions and classes of an earlier block.
+    definitions of an earlier block.
 
     Args:
         answer: the answer segment of a response.
@@ -65,7 +65,7 @@ def extract_program(answer: str, wanted: Collection[str] = ()) -> str:
 
 
 def _fenced_blocks(answer: str) -> Iterator[tuple[str, str]]:
-    """Language and content of each block; the closing fence of the last may be missing where the answer was cut off."""
+    """Language and content of each block; the last closing fence may be missing."""
     fence = language = ""
     lines: list[str] = []
     for line in answer.split("\n"):
@@ -114,10 +114,10 @@ def build_job(record: Record, answer: str) -> Job:
 
 
 def check_asserts(record: Record) -> None:
-    """Refuse test code that no program can be tested by, whatever it is; tests of other kinds are no code.
+    """Refuse test code that cannot test any program; other kinds of tests are not code.
 
     Raises:
-        RecordError: it does not compile, or uses nothing of the program's.
+        RecordError: it does not compile, or uses nothing of the program.
     """
     tests = record.metadata.get("tests")
     if not isinstance(tests, Mapping) or tests.get("kind") != "asserts":
@@ -127,11 +127,11 @@ def check_asserts(record: Record) -> None:
     except (SyntaxError, ValueError) as error:
         raise RecordError(record, f"tests['code'] does not compile: {error}") from error
     if not wanted.program:
-        raise RecordError(record, "tests['code'] uses nothing of the program's, so that any program would pass or none")
+        raise RecordError(record, "tests['code'] uses nothing of the program")
 
 
 def wanted_names(record: Record) -> frozenset[str]:
-    """Names of which the record's tests call at least one; empty where the program is run as a script."""
+    """Names of which the record's tests call at least one; empty if the program is a script."""
     tests = record.metadata.get("tests")
     if not isinstance(tests, Mapping):
         return frozenset()
@@ -146,11 +146,11 @@ def _called(code: str) -> frozenset[str]:
     try:
         return undefined(code).called
     except (SyntaxError, ValueError):
-        return frozenset()  # the harness says that they do not compile
+        return frozenset()  # reported by the harness
 
 
 def time_limit(record: Record, default: float) -> float:
-    """Seconds for one run of the record's program.
+    """Time limit in seconds for one run of the record's program.
 
     Raises:
         RecordError: ``metadata["time_limit"]`` is not a positive number.
@@ -166,7 +166,7 @@ def time_limit(record: Record, default: float) -> float:
 def _with_prompt(prompt: str, program: str, entry_point: str | None) -> str:
     name = re.escape(entry_point) if entry_point else r"\w+"
     if re.search(rf"^(?:async\s+)?def\s+{name}\b|^{name}\s*=|^class\s", program, re.MULTILINE):
-        # A whole function: the prompt's imports and helpers come first, and its unfinished function is replaced.
+        # A whole function: it replaces the prompt's unfinished one.
         return f"{prompt}\n    pass\n\n{program}"
     body = program if program.startswith((" ", "\t")) else textwrap.indent(program, "    ")
     return prompt + ("" if prompt.endswith("\n") else "\n") + body

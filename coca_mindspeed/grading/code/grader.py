@@ -1,4 +1,4 @@
-"""Does the model's program pass its tests?  Runs it in the sandbox and nowhere else."""
+"""Grades programs: runs them against their tests in the sandbox."""
 
 import threading
 import time
@@ -22,16 +22,16 @@ class CodeGrader:
     """Right if and only if the program passes all of its tests.
 
     Args:
-        seconds: limit for one run of a program (one case, or one set of asserts) where the record sets none.  In wall
-            time without the time in which the program waits for a processor; never less than its processor time.
+        seconds: limit for one run of a program (one case, or one set of asserts) if the record sets none: wall time
+            without waiting for a processor, and never less than processor time.
         total_seconds: limit for all cases of one program together.
-        workers: number of sandboxes at one time; None for one a core, at most 32.
+        workers: number of sandboxes at one time; None for one per core, at most 32.
         memory_mib: for each process, and for all processes of a program together.
         processes: processes and threads of a program at one time.
-        allow_unsandboxed: see :class:`~coca_mindspeed.grading.code.sandbox.Sandbox`; an explicit choice.
+        allow_unsandboxed: see :class:`~coca_mindspeed.grading.code.sandbox.Sandbox`.
 
     Raises:
-        GradingError: there is no sandbox; says what to install.
+        GradingError: there is no sandbox.
     """
 
     def __init__(
@@ -50,7 +50,6 @@ class CodeGrader:
             raise GradingError(f"expected 0 < seconds <= total_seconds, found {seconds:g} and {total_seconds:g}")
         self._seconds, self._total_seconds = seconds, total_seconds
         self._sandbox = Sandbox(Limits(memory_bytes=memory_mib << 20, processes=processes), allow_unsandboxed)
-        # Threads only wait here: the work is done by the processes of the sandboxes.
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="sandbox")
         self._count = count
         self._tally = Tally()
@@ -78,7 +77,7 @@ class CodeGrader:
         return verdicts
 
     def outputs(self, jobs: Sequence[Job]) -> list[tuple[str | None, ...]]:
-        """Run jobs of the kind ``outputs``: for each a digest of what the program gives on each input.
+        """Run jobs of the kind ``outputs``: for each a digest of the program's result on each input.
 
         Raises:
             GradingError: a program could not be run.
@@ -87,7 +86,6 @@ class CodeGrader:
         for report, _ in self._reports([{**job, "seconds": self._seconds} for job in jobs]):
             if report.outcome == Outcome.UNGRADABLE.value:
                 raise GradingError(f"a program could not be run on the inputs of its tests: {report.reason}")
-            # A program that was killed gives nothing on any input.
             found.append(report.outputs or (None,))
         return found
 
@@ -98,16 +96,16 @@ class CodeGrader:
         self._threads.shutdown(wait=True, cancel_futures=True)
 
     def _job(self, record: Record, answer: str) -> Job:
-        too_long = (
-            f"the answer is over {MAX_ANSWER_CHARACTERS} characters" if len(answer) > MAX_ANSWER_CHARACTERS else ""
-        )
-        job = build_job(record, "" if too_long else answer)
+        too_long = ""
+        if len(answer) > MAX_ANSWER_CHARACTERS:
+            answer, too_long = "", f"the answer is over {MAX_ANSWER_CHARACTERS} characters"
+        job = build_job(record, answer)
         if len(job["source"]) > _MAX_PROGRAM_CHARACTERS:
             too_long = f"the program is over {_MAX_PROGRAM_CHARACTERS} characters"
         return {**job, "seconds": time_limit(record, self._seconds), "too_long": too_long}
 
     def _reports(self, jobs: Sequence[Job]) -> Iterator[tuple[Report, float]]:
-        """The report on each job and its seconds, in order; whatever ends the iteration early ends all jobs."""
+        """The report and seconds of each job, in order; ending the iteration early ends all jobs."""
         stop = threading.Event()
         try:
             pending = in_order(lambda job: self._threads.submit(self._run, job, stop), jobs, in_flight=4 * self._count)
@@ -120,7 +118,6 @@ class CodeGrader:
         started = time.perf_counter()
         if job.get("too_long"):
             return Report("wrong", job["too_long"]), 0.0
-        # One set of asserts is one run; cases have a limit each and a limit together.
         total = job["seconds"] if job["kind"] == "asserts" else max(self._total_seconds, job["seconds"])
         report = self._sandbox.run(job, total, stop)
         return report, time.perf_counter() - started

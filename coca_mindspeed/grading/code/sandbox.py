@@ -1,7 +1,7 @@
-"""A sandbox for programs that a model wrote: bubblewrap around the harness of :mod:`.inside`.
+"""A sandbox for programs written by a model: bubblewrap around the harness of :mod:`.inside`.
 
-No network, a file system that holds a Python and nothing of the host's, a user that is not root, limits on time,
-memory, processes, files and output.  Standard library only, so that any Python can use and test it.
+No network, no files of the host but Python, a user that is not root, and limits on time, memory, processes, files and
+output. Standard library only.
 """
 
 import compileall
@@ -24,39 +24,32 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading import watchdog as lifeline
 from coca_mindspeed.grading.code.bubblewrap import environment, locked_user_id, sandbox_command
-from coca_mindspeed.grading.code.inside import waiting
+from coca_mindspeed.grading.code.inside import process as processes
 from coca_mindspeed.grading.code.inside.clock import WALL_FACTOR
 
 _INSIDE = Path(__file__).with_name("inside")
 _MAX_REPORT_BYTES = 1 << 20
 _TICK_SECONDS = 0.05
-# For starting the sandbox and its first interpreter, on a busy machine: nothing of it is a program's time.
-_START_SECONDS = 30.0
-# A program's time is counted inside; so long after its limit in wall time, it is ended from outside.
-_GRACE_SECONDS = 5.0
+_START_SECONDS = 30.0  # for the sandbox and its first interpreter; not charged to the program
+_GRACE_SECONDS = 5.0  # after the wall time limit, which the harness enforces first
 _TEARDOWN_SECONDS = 5.0
-
-# A sandbox that does not start, because the machine has no process to give, is started again after a while.
-_ATTEMPTS, _PAUSE_SECONDS = 4, 0.25
-# A program that the machine starves of processor time is run once more.
-_STARVED_ATTEMPTS = 2
-_NOTHING_TO_GIVE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
-# What the kernel may keep for a socket's unread data beyond any limit of the process.
-_SOCKET_BYTES = 256 << 10
+_ATTEMPTS, _PAUSE_SECONDS = 4, 0.25  # to start a sandbox when no process is available
+_STARVED_ATTEMPTS = 2  # of a program that got too little processor time
+_UNAVAILABLE = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+_SOCKET_BYTES = 256 << 10  # kernel memory for a socket's unread data, which no limit of the process counts
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one sandbox may use.
+    """Resource limits of one sandbox.
 
     Attributes:
         memory_bytes: address space of each process, and resident memory of all of them together.
         processes: processes and threads at one time.
         file_bytes: size of one file, and of everything in ``/tmp`` together.
         open_files: descriptors of each process.
-        files: files and directories in each place that can be written to; looked at 20 times a second.
+        files: files and directories in each writable file system; checked 20 times a second.
     """
 
     memory_bytes: int = 1 << 30
@@ -68,13 +61,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a job went.
+    """The result of a job.
 
     Attributes:
         outcome: ``right``, ``wrong`` or ``ungradable``.
-        reason: why, for people.
-        timed_out: whether a limit on its time has ended it.
-        outputs: of a job of the kind ``outputs``, a digest for each input; None compares to nothing.
+        reason: for people.
+        timed_out: whether a time limit ended it.
+        outputs: of a job of the kind ``outputs``: a digest for each input; None equals nothing.
     """
 
     outcome: str
@@ -85,15 +78,15 @@ class Report:
 
 @dataclass(slots=True)
 class Sandbox:
-    """Runs jobs; several threads may run one each at the same time.
+    """Runs jobs. Thread-safe.
 
     Args:
-        limits: what one job may use.
-        allow_unsandboxed: run the harness as an ordinary process of this user where bubblewrap does not work.  The
-            program can then read and write what this user can.  Resource limits and the time limit still hold.
+        limits: of one job.
+        allow_unsandboxed: without a working bubblewrap, run the harness as an ordinary process of this user, which can
+            read and write all of this user's files. Resource and time limits still hold.
 
     Raises:
-        GradingError: there is no working sandbox, and running without one was not allowed.
+        GradingError: there is no working sandbox, and running without one is not allowed.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -104,7 +97,7 @@ class Sandbox:
         problem = self._start_problem()
         if problem and not self.allow_unsandboxed:
             raise GradingError(
-                f"programs that a model wrote run only in a sandbox, and there is none: {problem}. Install bubblewrap "
+                f"programs written by a model need a sandbox, and there is none: {problem}. Install bubblewrap "
                 "0.8 or newer (Debian and Ubuntu: apt-get install bubblewrap) where user namespaces are allowed (in a "
                 "container: --privileged), or accept the risk with allow_unsandboxed: true"
             )
@@ -117,9 +110,9 @@ class Sandbox:
         """Run one job of the harness.
 
         Args:
-            job: ``kind``, ``source`` and what that kind needs; see :mod:`.programs`.
-            total_seconds: limit for all of it, as ``inside/clock.py`` counts, which is wall time unless the machine is
-                busy; ``WALL_FACTOR`` times that in wall time, enforced from outside as well.
+            job: ``kind``, ``source`` and what that kind needs; see :mod:`.extraction`.
+            total_seconds: limit for all of it, as ``inside/clock.py`` counts: wall time without waiting for a
+                processor. ``WALL_FACTOR`` times that is the limit in wall time.
             stop: ends the job early, as ungradable, when it is set.
         """
         if 0 <= (cpu_limit := resource.getrlimit(resource.RLIMIT_CPU)[1]) <= total_seconds:
@@ -135,7 +128,7 @@ class Sandbox:
             try:
                 report = self._attempt(job, total_seconds, stop)
             except OSError as error:
-                if error.errno not in _NOTHING_TO_GIVE:
+                if error.errno not in _UNAVAILABLE:
                     raise
                 report = Report("unavailable", f"the sandbox does not start: {error}")
             if report.outcome not in ("unavailable", "starved"):
@@ -166,21 +159,21 @@ class Sandbox:
         if stop.is_set():
             return Report("ungradable", "grading was stopped")
         why = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        said = _statements(output, token)
-        if not any(line.get("ready") for line in said):
-            # Nothing of the program has run yet, so this cannot be its doing.
+        messages = _messages(output, token)
+        if not any(message.get("ready") for message in messages):
+            # The program has not run yet.
             return Report("unavailable", killed or why or "the harness ended at once")
-        judged = "outcome" in said[-1]
-        if killed and not (timed_out and judged):  # a verdict that was given in time may be read late
+        has_verdict = "outcome" in messages[-1]
+        if killed and not (timed_out and has_verdict):  # a verdict in time may be read late
             return Report("starved" if starved else "wrong", killed, timed_out)
-        if not judged:
+        if not has_verdict:
             return Report("wrong", f"the tests did not come to their end{': ' if why else ''}{why}")
-        last = said[-1]
+        last = messages[-1]
         return Report(last["outcome"], last["reason"], last["timed_out"], tuple(last["outputs"]))
 
     @contextmanager
     def _user(self) -> Iterator[tuple[int | None, list[int]]]:
-        """The user id that the harness takes on, and the descriptors that keep it taken."""
+        """The user id for the harness, and the descriptors that lock it."""
         if self.sandboxed and os.geteuid() == 0:
             with locked_user_id() as (uid, lock):
                 yield uid, [lock]
@@ -188,8 +181,8 @@ class Sandbox:
             yield None, []
 
     def _process_limit(self) -> int | None:
-        # Since Linux 5.14 the sandbox's own user namespace counts; before, all processes of the user do, this one's
-        # threads included.  As root every slot has a user of its own, which has no other processes.
+        # As root, each sandbox has a user of its own. Otherwise the kernel counts per user namespace since Linux 5.14,
+        # before that all processes and threads of the user.
         if os.geteuid() == 0:
             return self.limits.processes if self.sandboxed else None
         release = tuple(int(part) for part in os.uname().release.split("-")[0].split(".")[:2])
@@ -198,14 +191,14 @@ class Sandbox:
         return self.limits.processes + _threads_of_user(os.getuid())
 
     def _start_problem(self) -> str:
-        """Try the sandbox out, and say why it does not work, or ``""``."""
+        """Run a first program; return why that fails, or ``""``."""
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             return "bwrap is not installed"
         options = subprocess.run([bwrap, "--help"], capture_output=True, text=True, check=False).stdout
         if "--size" not in options:
             return f"{bwrap} is too old to limit the size of a file system"
-        # Two interpreters start for every program; where the package cannot be written to they compile each time.
+        # Two interpreters start for every program.
         compileall.compile_dir(str(_INSIDE), quiet=2)
         self._prefix = sandbox_command(bwrap, self.limits.file_bytes)
         probe = {"kind": "stdio", "source": "print(6 * 7)", "cases": [{"input": "", "output": "42"}], "seconds": 10.0}
@@ -236,10 +229,10 @@ class Sandbox:
     def _communicate(
         self, command: list[str], inherited: list[int], data: bytes, seconds: float, stop: threading.Event
     ) -> tuple[bytes, bytes, str, bool, bool]:
-        """Output, error output, why the job was killed or ``""``, whether for its time, and whether it was starved.
+        """Return output, error output, why the job was killed or ``""``, whether by time, and whether it was starved.
 
-        Standard input stays open for as long as this process lives: the harness ends when it is closed.  Its first line
-        says that it is ready; a job's time begins there.
+        Standard input stays open: the harness ends when it is closed. Its first output line says that it is ready; the
+        job's time starts then.
         """
         process = subprocess.Popen(
             command,
@@ -254,7 +247,7 @@ class Sandbox:
         assert process.stdout is not None
         assert process.stderr is not None
         stdin, stdout, stderr = process.stdin.fileno(), process.stdout.fileno(), process.stderr.fileno()
-        lifeline.hold(stdin)
+        processes.hold(stdin)
         os.set_blocking(stdin, False)
         received = {stdout: bytearray(), stderr: bytearray()}
         unsent, writing, killed, timed_out, starved = memoryview(data), [stdin], "", False, False
@@ -262,7 +255,7 @@ class Sandbox:
         open_pipes = [stdout, stderr]
         try:
             while open_pipes and not killed and not stop.is_set():
-                readable, writable = waiting.poll(open_pipes, writing, _TICK_SECONDS)
+                readable, writable = processes.poll(open_pipes, writing, _TICK_SECONDS)
                 for descriptor in readable:
                     chunk = os.read(descriptor, 1 << 16)
                     if not chunk:
@@ -282,36 +275,36 @@ class Sandbox:
                 elif time.monotonic() > deadline:
                     late = f"the sandbox did not start within {_START_SECONDS:g} s"
                     killed, timed_out = f"took longer than {seconds:g} s" if ready else late, ready
-                    # Asleep, the harness is held up by its tests; otherwise it would have reported by now.
+                    # A sleeping harness waits for its tests; a running one would have reported by now.
                     starved = ready and not self._harness_sleeps(process.pid)
                 elif not readable and not writable and self._memory_bytes(process.pid) > self.limits.memory_bytes:
                     killed = "used too much memory"
         finally:
             _kill(process)
-            lifeline.let_go(stdin)
+            processes.release(stdin)
             for pipe in (process.stdin, process.stdout, process.stderr):
                 pipe.close()
         return bytes(received[stdout]), bytes(received[stderr]), killed, timed_out, starved
 
 
-def _statements(output: bytes, token: str) -> list[dict[str, Any]]:
-    """The lines that bear the token; nothing but the harness can write others, but nothing is believed for that."""
+def _messages(output: bytes, token: str) -> list[dict[str, Any]]:
+    """The output lines with the token, which only the harness can write."""
     found = []
     for line in output.splitlines():
         try:
-            said = json.loads(line)
-            if secrets.compare_digest(said["token"], token):
-                found.append(said)
+            message = json.loads(line)
+            if secrets.compare_digest(message["token"], token):
+                found.append(message)
         except (ValueError, KeyError, TypeError):
             continue
     return found
 
 
 def _kill(process: "subprocess.Popen[bytes]") -> None:
-    """End everything that the command started, and wait until it is gone.
+    """Kill the command and everything that it started, and wait.
 
-    The first process inside goes before bubblewrap, which then waits until the whole namespace is gone.  The other way
-    round that would happen some time later, and the next program of the same user would find its processes counted.
+    The first process inside is killed before bubblewrap, which then waits for the whole namespace. Otherwise the next
+    program of the same user might find its processes counted.
     """
     with suppress(OSError, ValueError, subprocess.TimeoutExpired):
         for child in _children(process.pid):
@@ -324,7 +317,7 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
 
 
 def _resident_bytes(root: int) -> int:
-    """Resident memory of a process and all of its descendants; pages that they share count for each."""
+    """Resident memory of a process and its descendants; shared pages count for each."""
     total, pending = 0, [root]
     while pending:
         process = Path("/proc") / str(pending.pop())
@@ -338,7 +331,7 @@ def _resident_bytes(root: int) -> int:
 
 
 def _socket_bytes(bubblewrap: int) -> int:
-    """What the sockets of the sandbox's network namespace may hold, sent and never received ones included."""
+    """An upper bound for the memory of sockets in the sandbox's network namespace."""
     try:
         return _SOCKET_BYTES * sum(
             int(Path(f"/proc/{child}/net/sockstat").read_text().split()[2]) for child in _children(bubblewrap)

@@ -1,1 +1,1 @@
-"""Facts: by their aliases, or by a language model that is asked."""
+"""Facts: compared with aliases, or judged by a language model."""

@@ -1,10 +1,8 @@
-"""Short facts with known aliases (TriviaQA): right if the answer is one of them, after the usual normalisation.
+"""Short facts with known aliases (TriviaQA), compared after normalisation.
 
-Normalisation, as in TriviaQA's own evaluation: lower case; underscores, punctuation and quotation marks become
-spaces; the articles a, an and the go; white space is one space.  Composed and decomposed characters are the same.
-Beyond it, a number stays the number that it is: its sign, its decimal point and what bounds it (``<5``) are no
-punctuation, and commas between thousands are nothing.  So does a short name that ends in a sign: ``C``, ``C#`` and
-``C++``, or the blood groups ``A+`` and ``A-``.
+Normalisation follows TriviaQA's evaluation: lower case; underscores, punctuation and quotation marks become spaces; the
+articles a, an and the are removed. In addition, text is NFC, numbers keep sign, decimal point and bounds (``<5``),
+commas between thousands are removed, and short names keep a sign at the end: ``C#``, ``C++``, the blood group ``A-``.
 """
 
 import re
@@ -26,8 +24,7 @@ _DECIMAL = r"(?<![\w.])[0-9]*\.[0-9]+(?!\.?[0-9])"
 _NAME_WITH_SIGN = r"(?<![^\W_])(?:[a-z]+\+\+|[a-z][#♯+]|ab\+|(?:[abo]|ab)[−-])(?![\w+#])"
 _KEPT = re.compile(rf"({_DECIMAL}|{_NAME_WITH_SIGN})")
 _SIGN_CHARACTERS = str.maketrans("♯−", "#-")
-# What says another thing than the word or number behind it, and how that is said in words.  A dash between two words
-# or numbers is none of these.
+# Signs that change the following word or number, and their words; not a dash between two words or numbers.
 _SIGNS = (
     (re.compile(r"(?:\A\W*|(?<!\w))[-−]\s*(?=[$€£]?\.?[0-9])"), " minus "),
     (re.compile(r"(?<!\w)<(?==?\s*[$€£−-]?\.?[0-9])"), " less than "),
@@ -40,7 +37,7 @@ _PHRASE = re.compile(
     r"(?<!wrong )(?<!incorrect )(?<!false )(?<![^\W_])answer[*_]*(?:\s+is\b|\s*:|[*_]*\n)\s*:?", re.IGNORECASE
 )
 
-# Words that name a second candidate or take the first one back.
+# Words that introduce a second candidate or withdraw the first one.
 _HEDGING = """or nor not never neither no without except unless instead rather versus vs alternatively either otherwise
 but cannot isn wasn aren weren doesn didn don won t wrong incorrect false maybe perhaps possibly unlikely other
 actually hardly barely scarcely unlike excluding besides minus than"""
@@ -48,12 +45,12 @@ _HEDGES = frozenset(_HEDGING.split())
 # Where one candidate of a list ends and the next begins.
 _LIST = re.compile(r"[,;:/|&()\[\]\n]|\s[-–—+]+\s|(?<=\w)\+(?=\w)|[.!?](?=\s|$)|\band\b", re.IGNORECASE)
 _DISCOURSE = frozenset(("yes", "well", "ok", "okay", "so", "sure", "indeed", "certainly", "hence", "thus", "therefore"))
-# What holds a sentence or a long name together; names side by side without any are a list.
+# Function words of sentences and long names; names side by side without any are a list.
 _FUNCTIONAL = "it is was were are be by he she they we i in of on to for at from as this that his her"
 _FUNCTION_WORDS = frozenset(_FUNCTIONAL.split())
 _CANDIDATE_WORDS = 3
 
-# A fact is short.  Without this, an answer that lists everything would contain every alias.
+# Without a limit, a long enough answer would contain every alias.
 _MAX_WORDS_AROUND = 30
 
 MatchRule = Literal["exact", "contains"]
@@ -67,7 +64,7 @@ def normalise(text: str) -> str:
 
 
 def _with_numbers_kept(text: str) -> str:
-    """Punctuation as blanks, but for what makes a number or a short name another one."""
+    """Replace punctuation by blanks, except in numbers and short names."""
     for sign, words in _SIGNS:
         text = sign.sub(words, text)
     pieces = _KEPT.split(_without_thousands_commas(text))  # every other one is a decimal number or a name
@@ -81,12 +78,12 @@ def _without_thousands_commas(text: str) -> str:
 
 
 def stated_fact(answer: str) -> str:
-    r"""The line that holds the answer: a box, or what follows the last "answer is", or the first line with text."""
+    """The line with the answer: a box, else the text after the last "answer is", else the first non-blank line."""
     return _stated(answer)[0]
 
 
 def _stated(answer: str) -> tuple[str, list[str]]:
-    """The line that holds the answer, and the lines with text behind it; nothing follows a box."""
+    """The line with the answer, and the non-blank lines after it; none after a box."""
     if (tagged := last_tagged(answer)) is not None:
         answer = tagged
     if (boxed := last_boxed(answer)) is not None:
@@ -103,11 +100,10 @@ class FactualGrader:
     """Compares with ``record.metadata["aliases"]``.
 
     Args:
-        match: ``exact``: the stated fact is an alias, with nothing else on its line.  ``contains``: an alias stands
-            in it, as whole words, among at most 30 words that neither deny it nor name other candidates; nearer to
-            OpenCompass, and easier to satisfy by guessing.
+        match: ``exact``: the stated fact is an alias, alone on its line. ``contains``: an alias occurs as whole words
+            among at most 30, without denial or other candidates; closer to OpenCompass, and easier to guess.
 
-    In both, a line after the stated fact that names another candidate makes it wrong.
+    With both, a later line that names another candidate makes the answer wrong.
     """
 
     def __init__(self, match: MatchRule = "exact") -> None:
@@ -118,7 +114,7 @@ class FactualGrader:
 
     @staticmethod
     def check(records: Sequence[Record]) -> None:
-        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: every record has its aliases."""
+        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: every record has aliases."""
         for record in records:
             aliases_of(record)
 
@@ -146,7 +142,7 @@ class FactualGrader:
         return self._tally.metrics()
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Hold no resources."""
 
     def _verdict(self, aliases: set[str], answer: str) -> Verdict:
         fact, following = _stated(answer)
@@ -161,7 +157,7 @@ class FactualGrader:
 
 
 def _contains(aliases: set[str], fact: str) -> bool:
-    """Whether an alias stands in a fact that names nothing else and does not deny it."""
+    """Whether a fact contains an alias, names nothing else and does not deny it."""
     padded = f" {normalise(fact)} "
     if len(padded.split()) > _MAX_WORDS_AROUND:
         return False
@@ -180,13 +176,13 @@ def _contains(aliases: set[str], fact: str) -> bool:
 
 
 def _names_another(part: str, found: str) -> bool:
-    """Whether a part of a list is a short candidate of its own; one that shares a word with the alias is not."""
+    """Whether a part of a list is a short candidate that shares no word with the alias."""
     words = set(part.split()) - _DISCOURSE
     return 0 < len(words) <= _CANDIDATE_WORDS and words.isdisjoint(found.split())
 
 
 def _is_candidate(line: str, aliases: set[str]) -> bool:
-    """Whether a line behind the answer is one more answer, or a second thought, and not a reason."""
+    """Whether a line after the answer is another answer or a correction, and no reason."""
     words = normalise(line).split()
     if " ".join(words) in aliases or words == ["because"]:
         return False
@@ -194,21 +190,14 @@ def _is_candidate(line: str, aliases: set[str]) -> bool:
 
 
 def aliases_of(record: Record) -> list[str]:
-    """The names of the gold answer.
+    """The aliases of the gold answer.
 
     Raises:
-        RecordError: there is none.
+        RecordError: there are none.
     """
     aliases = record.metadata.get("aliases")
     if not isinstance(aliases, list) or not aliases or not all(isinstance(alias, str) for alias in aliases):
-        raise RecordError(
-            record,
-            f"metadata['aliases'] should be a list of at least one string, found {aliases!r:.80}",
-        )
+        raise RecordError(record, f"metadata['aliases'] should be a list of at least one string, found {aliases!r:.80}")
     if not any(map(normalise, aliases)):
-        raise RecordError(
-            record,
-            f"metadata['aliases'] {aliases!r:.80} are nothing but articles "
-            "and punctuation, which no answer is compared by",
-        )
+        raise RecordError(record, f"metadata['aliases'] {aliases!r:.80} have only articles and punctuation")
     return aliases

@@ -1,7 +1,7 @@
-"""Short facts judged by a language model (SimpleQA), over any endpoint that speaks OpenAI's chat completions.
+"""Short facts judged by a language model (SimpleQA) behind an OpenAI-compatible endpoint.
 
-Three grades, read strictly: a reply that is not exactly one of them is no grade.  (Looking for the first of the letters
-A, B and C in a reply, as is common, reads ``NOT_ATTEMPTED`` as A, which is correct.)
+A reply must be exactly one of three grades. (A search for the first of the letters A, B and C, as is common, reads
+``NOT_ATTEMPTED`` as A, i.e. correct.)
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from coca_mindspeed.grading.workers import in_order
 
 
 class Grade(str, Enum):
-    """What the judge says about an answer."""
+    """The judge's grade of an answer."""
 
     CORRECT = "CORRECT"
     INCORRECT = "INCORRECT"
@@ -47,18 +47,18 @@ says that it does not know.
 Reply with the grade and nothing else: CORRECT, INCORRECT or NOT_ATTEMPTED."""
 
 _REPLY = re.compile(r"[\s*`\"']*(CORRECT|INCORRECT|NOT[_ ]ATTEMPTED)[\s*`\"'.]*", re.IGNORECASE)
-# An answer to a short question that is longer than this is an attempt on the judge.
+# Longer answers to short questions try to influence the judge.
 _MAX_ANSWER_CHARACTERS = 4_000
 _MAX_REPLY_BYTES = 1 << 20
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 30.0
-_PASSING_STATUSES = {408, 409, 429}
-_REFUSING_STATUSES = {400, 413, 422, 500}  # maybe for what this one request holds; 500 after all retries
+_TRANSIENT_STATUSES = {408, 409, 429}
+_REFUSING_STATUSES = {400, 413, 422, 500}  # possibly for the content of the request; 500 after all retries
 
 _OUTCOMES = {Grade.CORRECT: Outcome.RIGHT, Grade.INCORRECT: Outcome.WRONG, Grade.NOT_ATTEMPTED: Outcome.WRONG}
 
 
 def parse_grade(reply: str) -> Grade | None:
-    """The grade that a reply consists of, or None if it is anything else."""
+    """The grade if the reply is nothing else, or None."""
     match = _REPLY.fullmatch(reply)
     return Grade(match[1].upper().replace(" ", "_")) if match else None
 
@@ -67,14 +67,14 @@ class JudgeGrader:
     """Asks a language model whether the answer states the gold answer.
 
     Args:
-        url: base address of the endpoint, such as ``http://127.0.0.1:8000/v1``.
-        model: its model's name.
-        key_variable: environment variable that holds the key; None if the endpoint needs none.
-        concurrency: requests at one time.
-        retries: further attempts on connection errors, rate limits, server errors and replies that are no chat
-            completion, with exponential backoff.
-        seconds: limit for one attempt, until its last byte.
-        total_seconds: limit for one question with all attempts and the pauses between them.
+        url: base URL of the endpoint, such as ``http://127.0.0.1:8000/v1``.
+        model: name of the model.
+        key_variable: environment variable with the key; None if the endpoint needs none.
+        concurrency: number of simultaneous requests.
+        retries: further attempts, with exponential backoff, on connection errors, rate limits, server errors and
+            replies that are no chat completion.
+        seconds: timeout of one attempt, until its last byte.
+        total_seconds: timeout of all attempts at one question.
         cache: directory that keeps grades, so that a run can be repeated; None for no cache.
         options: further fields of the request, such as ``max_tokens``.
 
@@ -96,8 +96,8 @@ class JudgeGrader:
     ) -> None:
         if not url or not model:
             raise GradingError(
-                "these answers are judged by a language model, and none is configured: set the judge's url (an "
-                "endpoint that speaks OpenAI's chat completions, for example http://127.0.0.1:8000/v1) and its model"
+                "the language model judge is not configured: set its url (an OpenAI-compatible endpoint, for example "
+                "http://127.0.0.1:8000/v1) and model"
             )
         if seconds <= 0 or total_seconds < seconds:
             raise GradingError(f"expected 0 < seconds <= total_seconds, found {seconds:g} and {total_seconds:g}")
@@ -118,34 +118,30 @@ class JudgeGrader:
         self._retries, self._seconds, self._total_seconds = retries, seconds, total_seconds
         self._concurrency = concurrency
         self._at_once = asyncio.Semaphore(concurrency)
-        # One thread for all requests: only a task can be stopped in the middle of a reply that never ends.
+        # Requests are tasks of one thread, so that an endless reply can be cancelled.
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="judge", daemon=True)
         self._thread.start()
         self._cache = None if cache is None else _open_cache(Path(cache))
         self._tally = Tally()
         self._replies = 0
-        # Whether the judge grades a record's reference as an answer, by question and reference; asked where it fails.
+        # By question and reference: whether the judge can grade the reference as an answer; asked after a failure.
         self._grades_reference: dict[tuple[str, str], asyncio.Future[bool]] = {}
 
     @staticmethod
     def check(records: Sequence[Record]) -> None:
-        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: there is a reference.
-
-        Whether the endpoint answers is seen when it is asked.
-        """
+        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: there is a reference; asks no endpoint."""
         refuse_empty(records)
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         """See :class:`~coca_mindspeed.grading.verdict.Grader`.
 
-        A request that is refused for what it holds (too long, a filter of contents), and a reply that is no grade, are
-        the answer's doing: it is wrong.  Unless the same happens to the reference in the answer's place, which is asked
-        about once: then it is ungradable.
+        A request that is refused for its content, or a reply that is no grade, makes the answer wrong, or ungradable if
+        the same happens to the reference in its place (asked once).
 
         Raises:
-            GradingError: the endpoint has refused everything so far, or fails after all retries.  Grades until then are
-                in the cache.
+            GradingError: the endpoint has refused everything so far, or fails after all retries. Earlier grades are
+                cached.
         """
         started = time.perf_counter()
         submitted: list[Future[Verdict]] = []
@@ -167,9 +163,9 @@ class JudgeGrader:
                 if len(refusals) >= in_flight and not self._replies:
                     break
         finally:
-            for future in submitted:  # all done, unless one of them or the user has stopped the run
+            for future in submitted:
                 future.cancel()
-        if refusals and not self._replies:  # it has never taken any, so it is not about these answers
+        if refusals and not self._replies:  # it has refused every request so far
             raise refusals[0]
         self._tally.add(verdicts, time.perf_counter() - started)
         return verdicts
@@ -192,7 +188,7 @@ class JudgeGrader:
             return Verdict(Outcome.WRONG, "no answer was found")
         if len(answer) > _MAX_ANSWER_CHARACTERS:
             return Verdict(Outcome.WRONG, f"the answer is over {_MAX_ANSWER_CHARACTERS} characters")
-        request = self._about(record, answer)
+        request = self._grading_request(record, answer)
         key = hashlib.sha256(json.dumps([self._url, request], sort_keys=True).encode()).hexdigest()
         reply = self._cache.get(key) if self._cache is not None else None
         try:
@@ -209,13 +205,13 @@ class JudgeGrader:
             return Verdict(outcome, reason, time.perf_counter() - started)
         if self._cache is not None:
             self._cache[key] = grade.value
-        return Verdict(_OUTCOMES[grade], f"judged {grade.value}", time.perf_counter() - started)
+        return Verdict(_OUTCOMES[grade], f"judge: {grade.value}", time.perf_counter() - started)
 
     async def _blame(self, record: Record) -> Outcome:
-        """Wrong, if the judge grades the reference as an answer: then a failure is the answer's; else ungradable."""
+        """Wrong if the judge can grade the reference as an answer, else ungradable."""
         key = (record.question, record.answer)
         if key not in self._grades_reference:
-            # Several answers to a question ask for this at once; they wait for the same reply.
+            # Shared by all answers to the question.
             self._grades_reference[key] = asyncio.ensure_future(self._is_graded(record))
         try:
             graded = await asyncio.shield(self._grades_reference[key])
@@ -227,14 +223,13 @@ class JudgeGrader:
     async def _is_graded(self, record: Record) -> bool:
         try:
             async with self._at_once:
-                reply = await self._ask(self._about(record, record.answer))
+                reply = await self._ask(self._grading_request(record, record.answer))
         except _RefusedError:
             return False
         self._replies += 1
         return parse_grade(reply) is not None
 
-    def _about(self, record: Record, answer: str) -> dict[str, Any]:
-        """The request for a grade."""
+    def _grading_request(self, record: Record, answer: str) -> dict[str, Any]:
         content = json.dumps({"question": record.question, "reference": record.answer, "answer": answer})
         messages = [{"role": "system", "content": INSTRUCTIONS}, {"role": "user", "content": content}]
         return {**self._request, "messages": messages}
@@ -251,7 +246,7 @@ class JudgeGrader:
             except self._errors as failure:
                 error, problem = failure, f"{type(failure).__name__}: {failure!s:.300}"
                 if (status := getattr(failure, "status_code", None)) is not None:
-                    if status not in _PASSING_STATUSES and status < 500:
+                    if status not in _TRANSIENT_STATUSES and status < 500:
                         break
                     pause = _asked_pause(failure, pause)
             except asyncio.TimeoutError as failure:
@@ -286,21 +281,21 @@ class JudgeGrader:
 
 
 class _RefusedError(GradingError):
-    """The endpoint refuses a request, which need not say anything about others.
+    """The endpoint refused one request.
 
     Attributes:
-        outcome: of the answer that the request was about.
+        outcome: of the answer in the request.
     """
 
     outcome = Outcome.UNGRADABLE
 
 
 class _UnusableReplyError(Exception):
-    """What came with status 200 is no chat completion."""
+    """A reply with status 200 is no chat completion."""
 
 
 def _reply_text(body: bytes) -> str:
-    """The text of a chat completion; empty if the model said nothing."""
+    """The text of a chat completion; empty if there is none."""
     try:
         choices = json.loads(body)["choices"]
         content = choices[0]["message"]["content"] if choices else None
@@ -312,7 +307,7 @@ def _reply_text(body: bytes) -> str:
 
 
 def _asked_pause(error: Any, otherwise: float) -> float:
-    """Seconds to wait, as the endpoint asks for them."""
+    """Seconds to wait as given by the endpoint, else ``otherwise``."""
     for header, scale in (("retry-after-ms", 1e-3), ("retry-after", 1.0)):
         try:
             seconds = float(error.response.headers.get(header, "")) * scale
@@ -326,5 +321,5 @@ def _asked_pause(error: Any, otherwise: float) -> float:
 def _open_cache(directory: Path) -> Any:
     import diskcache
 
-    # JSON, because diskcache's own format is pickle, which runs code when a stranger's file is read.
+    # diskcache's default format is pickle, which runs code when a file is read.
     return diskcache.Cache(str(directory), disk=diskcache.JSONDisk)

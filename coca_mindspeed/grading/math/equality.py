@@ -1,13 +1,11 @@
-r"""Whether two expressions have the same value, decided exactly where that can be done.  Runs in worker processes only.
+r"""Decide exactly whether two expressions have the same value. Runs in worker processes only.
 
-Free symbols get random rational values, and so does each transcendental part (``\pi``, ``e^x``, ``\log 2``), near its
-own value; exponentials, powers, trigonometric functions and logarithms of rationals are first written by parts that do
-not depend on each other.  What is left are algebraic numbers.  The difference of two is zero or greater than a bound
-that follows from its roots (Burnikel, Funke, Mehlhorn, Schirra and Schmitt, "A separation bound for real algebraic
-expressions", 2001), so that so many bits of it decide.  A rational difference is computed exactly, or, where its
-numbers would be too long, modulo a random prime of 127 bits.
-
-Functions without such a form (``\arctan``, ``x!``) are compared to 250 digits.
+Free symbols get random rational values, and each transcendental part (``\pi``, ``e^x``, ``\log 2``) a random number
+near its own value; exponentials, powers, trigonometric functions and logarithms of rationals are first written in terms
+of independent parts. The rest are algebraic numbers: their difference is zero or larger than a separation bound
+(Burnikel, Funke, Mehlhorn, Schirra and Schmitt, "A separation bound for real algebraic expressions", 2001). A rational
+difference is computed exactly or, if its numbers are too long, modulo a random 127-bit prime. Functions without such a
+form (``\arctan``, ``x!``) are compared to 250 digits.
 """
 
 import hashlib
@@ -24,20 +22,18 @@ import mpmath
 import sympy
 from sympy import QQ_I
 
-# The first digits tell most different values apart; values that agree in them are decided exactly.
-_FILTER_DIGITS = 40
+_FILTER_DIGITS = 40  # rejects most different values; values that agree are decided exactly
 _FILTER_AGREEMENT = sympy.Float("1e-25", _FILTER_DIGITS)
-_UNRESOLVED = sympy.Float("1e-60", _FILTER_DIGITS)  # a sum that cancels may be no more than its rounding
-# Where nothing exact is known.
-_DIGITS = 300
+_UNRESOLVED = sympy.Float("1e-60", _FILTER_DIGITS)  # a sum that cancels may be rounding alone
+_DIGITS = 300  # where no exact form is known
 _AGREEMENT = sympy.Float("1e-250", _DIGITS)
 
-_MAX_BITS = 100_000  # of the separation bound, beyond which digits decide
-_MAX_RATIONAL_BITS = 100_000  # beyond which a prime takes over
+_MAX_BITS = 100_000  # of the separation bound; beyond it, digits decide
+_MAX_RATIONAL_BITS = 100_000  # beyond it, arithmetic is modulo a prime
 _MAX_WRITTEN_BITS = 1_000_000
 _MAX_EXPANDED = 200  # operations of an exponent
 _MAX_EXPONENT = 50  # of a power in an exponent
-_NEAR, _FURTHEST = 3, 10**6  # how far from 0 points lie; beyond every number of the two, as far as that
+_NEAR, _FURTHEST = 3, 10**6  # distance of points from 0; at least as far as the numbers in the expressions
 _GRAIN = (1 << 61) - 1  # denominator of random values
 
 _UNEVALUATED = (sympy.Integral, sympy.Sum, sympy.Product, sympy.Limit, sympy.Derivative)
@@ -45,10 +41,11 @@ _INFINITE = (sympy.oo, -sympy.oo, sympy.zoo, sympy.nan)
 _HALF = Fraction(1, 2)
 
 Point = dict[Any, Any]
+_Prime = tuple[int, int]
 
 
 class _UndecidedError(Exception):
-    """Too large to be decided exactly."""
+    """The expression is too large to be decided exactly."""
 
 
 class _NoValueError(Exception):
@@ -57,17 +54,17 @@ class _NoValueError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Sum:
-    terms: tuple[Any, ...]
+    parts: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    factors: tuple[Any, ...]
+    parts: tuple[Any, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Power:
-    """A principal power; the base -1 makes roots of unity."""
+    """A principal power; a power of -1 is a root of unity."""
 
     base: Any
     exponent: Fraction
@@ -75,7 +72,7 @@ class _Power:
 
 @dataclass(frozen=True, slots=True)
 class _Residue:
-    """A rational number, or one with a rational imaginary part, modulo a prime of which -1 is a square."""
+    """An element of QQ_I modulo a prime of which -1 is a square."""
 
     value: int
     prime: int
@@ -93,18 +90,17 @@ class _Residue:
         return self.value != 0
 
 
-# A number is a constant (an element of QQ_I, that is a rational number with a rational imaginary part, or a residue) or
-# one of the three above it.
+# A number is a constant (an element of QQ_I, i.e. with rational real and imaginary part, or a residue) or one of these.
 _COMPOSED = (_Sum, _Product, _Power)
 
 
 def equal(a: sympy.Expr, b: sympy.Expr, rounding: Any = None) -> bool | None:
-    """Whether two scalar expressions have the same value for all values of their symbols.
+    """Whether two scalar expressions of real symbols are equal for all values of the symbols.
 
     Args:
-        a: an expression of real symbols.
-        b: another one.
-        rounding: relative tolerance of two numbers, one of which is a rounded decimal; None compares exactly.
+        a: one side.
+        b: the other side.
+        rounding: relative tolerance if one of two numbers is a rounded decimal; None compares exactly.
 
     Returns:
         None if neither has a value that could be compared.
@@ -112,18 +108,17 @@ def equal(a: sympy.Expr, b: sympy.Expr, rounding: Any = None) -> bool | None:
     if a in _INFINITE or b in _INFINITE:
         return bool(a == b) and a not in (sympy.zoo, sympy.nan)
     a, b = (side.doit() if side.has(*_UNEVALUATED) else side for side in (a, b))
-    a, b = (side.replace(_is_float, lambda value: sympy.Rational(str(value))) for side in (a, b))
+    a, b = (side.replace(lambda part: part.is_Float, lambda value: sympy.Rational(str(value))) for side in (a, b))
     if a == b and not a.has(*_INFINITE):
         return True
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
-    # The points depend on the pair and on nothing else: a verdict is the same in every batch, and no answer can be
-    # made to fit points that follow from its own text.
+    # Seeded by the pair: verdicts do not depend on the batch, and an answer cannot be fitted to the points.
     draw = random.Random(hashlib.sha256(f"{a}\0{b}".encode()).digest())
     if rounding is not None:
         return _close_everywhere(a, b, [{}], _FILTER_DIGITS, rounding, 0)
     points = list(_points(symbols, (a, b), draw))
     first = _exactly(a, b, points[0], draw)
-    if first.equal is not None and not first.cells and (first.equal or first.independent):
+    if first.equal is not None and not first.piecewise and (first.equal or first.independent):
         return first.equal
     close = _close_everywhere(a, b, points, _FILTER_DIGITS, _FILTER_AGREEMENT, _UNRESOLVED)
     if close is False:
@@ -145,15 +140,15 @@ class _Exact:
 
     Attributes:
         equal: None if it is too large to be decided.
-        independent: whether no relation is known to hold between the parts that were replaced by random numbers, so
-            that a difference that is not zero for these is not zero.
-        cells: whether the two are other functions at other points (``|x|``, roots), so that all have to be looked at.
-        has_value: False where something is divided by zero.
+        independent: whether the random parts are independent as far as is known, so that a nonzero difference proves
+            inequality.
+        piecewise: whether the sides may differ elsewhere (``|x|``, roots), so that all points count.
+        has_value: False on a division by zero.
     """
 
     equal: bool | None
     independent: bool = False
-    cells: bool = True
+    piecewise: bool = True
     has_value: bool = True
 
 
@@ -163,12 +158,12 @@ def _exactly(a: sympy.Expr, b: sympy.Expr, point: Point, draw: random.Random) ->
     for modulo in (False, True):
         prime = _prime(draw) if modulo else None
         try:
-            algebraic = _Algebraic(point, draw, base, scales, prime)
-            difference = algebraic.difference(a, b)
-            if algebraic.rescaled:
+            for _ in range(2):
                 algebraic = _Algebraic(point, draw, base, scales, prime)
-                difference = algebraic.difference(a, b)
-            return _Exact(_is_zero(difference), algebraic.independent, algebraic.cells)
+                difference = _sum([algebraic.number(a), algebraic.negative(b)])
+                if not algebraic.rescaled:
+                    break
+            return _Exact(_is_zero(difference), algebraic.independent, algebraic.piecewise)
         except _NoValueError:
             return _Exact(None, has_value=False)
         except (_UndecidedError, RecursionError):
@@ -176,8 +171,8 @@ def _exactly(a: sympy.Expr, b: sympy.Expr, point: Point, draw: random.Random) ->
     return _Exact(None)
 
 
-def _prime(draw: random.Random) -> tuple[int, int]:
-    """A random prime, and a number whose square is -1 modulo it."""
+def _prime(draw: random.Random) -> _Prime:
+    """A random prime and a square root of -1 modulo it."""
     prime = sympy.nextprime(draw.getrandbits(126) | 1 << 126)
     while prime % 4 == 3:
         prime = sympy.nextprime(prime)
@@ -186,41 +181,26 @@ def _prime(draw: random.Random) -> tuple[int, int]:
 
 
 class _Algebraic:
-    """Expressions as algebraic numbers, with their transcendental parts replaced by random numbers.
+    """Convert expressions to algebraic numbers; transcendental parts become random numbers.
 
     Args:
         point: a value for each symbol.
-        draw: what the random numbers come from.
-        base: integers whose logarithms stand for those of all rational numbers.
-        scales: for each m that is met in e^{qm} a common denominator of the rational numbers q; it grows, and then
-            the numbers have to be made again (``rescaled``).
-        prime: compute modulo this one, with a root of -1 beside it; that takes no roots, and large powers are cheap.
+        draw: source of the random numbers.
+        base: coprime integers; their logarithms express those of all rationals.
+        scales: for each m in e^{qm}, a common denominator of the rationals q; if it grows, ``rescaled`` is set and the
+            numbers must be computed again.
+        prime: compute modulo this prime, given with a root of -1; fast for large powers, but takes no roots.
     """
 
     def __init__(
-        self,
-        point: Point,
-        draw: random.Random,
-        base: Sequence[int],
-        scales: dict[Any, int],
-        prime: tuple[int, int] | None,
+        self, point: Point, draw: random.Random, base: Sequence[int], scales: dict[Any, int], prime: _Prime | None
     ) -> None:
-        self._point = point
-        self._draw = draw
-        self._base = base
-        self._prime = prime
-        self._scales = scales
-        self.rescaled = False
+        self._point, self._draw, self._base, self._scales, self._prime = point, draw, base, scales, prime
         self._parts: dict[Any, Any] = {}
-        self.independent = True
-        self.cells = False
-
-    def difference(self, a: Any, b: Any) -> Any:
-        """The number that is zero if the two are equal."""
-        return _total([self.number(a), _product([self.constant(-1), self.number(b)])])
+        self.independent, self.piecewise, self.rescaled = True, False, False
 
     def number(self, expression: Any) -> Any:
-        """The number that an expression is at the point.
+        """The value of an expression at the point.
 
         Raises:
             _UndecidedError: it is too large.
@@ -232,22 +212,22 @@ class _Algebraic:
             return self.constant(0, 1)
         if expression in _INFINITE:
             raise _NoValueError
-        if expression.is_Symbol:
-            return self.constant(self._point[expression]) if expression in self._point else self._part(expression)
+        if expression in self._point:
+            return self.constant(self._point[expression])
+        if expression.is_Symbol or expression == sympy.pi:
+            return self._part(expression)
         if expression.is_Add:
-            return _total([self.number(term) for term in expression.args])
+            return _sum([self.number(term) for term in expression.args])
         if expression.is_Mul:
             return _product([self.number(factor) for factor in expression.args])
         if expression.is_Pow or isinstance(expression, sympy.exp):
             return self._power(*expression.as_base_exp()) if expression.is_Pow else self._exp(expression.args[0])
-        if expression == sympy.pi:
-            return self._part(expression)
         if expression == sympy.E:
             return self._exp(sympy.S.One)
         if isinstance(expression, sympy.UnevaluatedExpr):
             return self.number(expression.args[0])
         if isinstance(expression, sympy.Piecewise):
-            self.cells = True
+            self.piecewise = True
             return self.number(_branch(expression, self._point))
         for kind, convert in _CONVERSIONS.items():
             if isinstance(expression, kind):
@@ -255,13 +235,16 @@ class _Algebraic:
         return self._opaque(expression)
 
     def constant(self, real: Any, imaginary: Any = 0) -> Any:
-        """A rational number, or one with a rational imaginary part."""
+        """An element of QQ_I or, modulo a prime, its residue."""
         parts = [Fraction(int(part.numerator), int(part.denominator)) for part in (real, imaginary)]
         if self._prime is None:
             return QQ_I(*(sympy.QQ(part.numerator, part.denominator) for part in parts))
         prime, root = self._prime
         residues = [part.numerator * pow(part.denominator, -1, prime) for part in parts]
         return _Residue((residues[0] + root * residues[1]) % prime, prime)
+
+    def negative(self, expression: Any) -> Any:
+        return _product([self.constant(-1), self.number(expression)])
 
     def _raised(self, base: Any, exponent: Fraction) -> Any:
         if not isinstance(base, _Residue):
@@ -273,7 +256,7 @@ class _Algebraic:
         return base ** int(exponent)
 
     def _root(self, base: Any, exponent: Fraction) -> Any:
-        """A power, of a rational number by roots of the base: there are fewer of them."""
+        """A power; that of a rational number as a product of roots of the base, which are fewer."""
         if isinstance(base, _COMPOSED) or base.y or base.x <= 0:
             return _power(base, exponent)
         factors = _factors(Fraction(int(base.x.numerator), int(base.x.denominator)), self._base)
@@ -299,13 +282,13 @@ class _Algebraic:
             return self._exp(exponent)
         if rational is None:
             return self._exp(sympy.Mul(exponent, sympy.log(base, evaluate=False)))
-        self.cells = self.cells or (rational.denominator > 1 and bool(base.free_symbols))
+        self.piecewise = self.piecewise or (rational.denominator > 1 and bool(base.free_symbols))
         if base == -1:
             return self._turn(rational)
         return self._raised(self.number(base), rational)
 
     def _exp(self, exponent: Any) -> Any:
-        """A product over the terms of the exponent, so that e^{x/2} and e^{2x+1} are powers of the same parts."""
+        """A product over the terms of the exponent: e^{x/2} and e^{2x+1} are powers of the same parts."""
         factors = []
         for term in sympy.Add.make_args(self._expanded(exponent)):
             rational, rest = term.as_coeff_Mul()
@@ -315,7 +298,7 @@ class _Algebraic:
             if rest == sympy.I * sympy.pi:
                 factors.append(self._turn(power))
             elif isinstance(rest, sympy.log):
-                self.cells = self.cells or bool(rest.free_symbols)
+                self.piecewise = self.piecewise or bool(rest.free_symbols)
                 factors.append(self._raised(self.number(rest.args[0]), power))
             elif not term.is_zero:
                 self.independent = self.independent and _is_simple(rest)
@@ -341,10 +324,10 @@ class _Algebraic:
                 _product([self.constant(power), self._part(sympy.log(number, evaluate=False))])
                 for number, power in factors.items()
             ]
-            return _total([self.constant(0), *logarithms, *turn])
+            return _sum([self.constant(0), *logarithms, *turn])
         if argument.is_number and argument.is_positive:
             if argument.is_Mul and all(factor.is_positive for factor in argument.args):
-                return _total([self._log(factor) for factor in argument.args])
+                return _sum([self._log(factor) for factor in argument.args])
             base, exponent = argument.as_base_exp()
             power = _rational_value(exponent)
             if power not in (None, 1) and base.is_positive:
@@ -353,7 +336,7 @@ class _Algebraic:
         return self._opaque(sympy.log(self._expanded(argument)))
 
     def _expanded(self, expression: Any) -> Any:
-        """An exponent or argument as a sum of terms, with logarithms of rationals as those of the base."""
+        """An exponent or argument as a sum of terms; logarithms of rationals in terms of the base."""
         powers = [_rational_value(power.exp) for power in expression.atoms(sympy.Pow)]
         if expression.count_ops() > _MAX_EXPANDED or any(p is not None and abs(p) > _MAX_EXPONENT for p in powers):
             raise _UndecidedError
@@ -371,14 +354,11 @@ class _Algebraic:
         cosine, sine = self._halves(self._exp(sympy.Mul(sympy.I, argument)))
         return cosine, _product([sine, self.constant(0, -1)])
 
-    def _hyperbolic(self, argument: Any) -> tuple[Any, Any]:
-        return self._halves(self._exp(argument))
-
     def _halves(self, z: Any) -> tuple[Any, Any]:
         """Half the sum and half the difference of z and 1/z."""
         inverse = self._raised(z, Fraction(-1))
-        difference = _total([z, _product([self.constant(-1), inverse])])
-        return tuple(_product([self.constant(_HALF), twice]) for twice in (_total([z, inverse]), difference))
+        difference = _sum([z, _product([self.constant(-1), inverse])])
+        return tuple(_product([self.constant(_HALF), twice]) for twice in (_sum([z, inverse]), difference))
 
     def _ratio(self, numerator: Any, denominator: Any) -> Any:
         return _product([numerator, self._raised(denominator, Fraction(-1))])
@@ -389,23 +369,14 @@ class _Algebraic:
             return _power(QQ_I(number.x**2 + number.y**2, 0), _HALF)
         return _product([self.constant(self._sign_at_point(argument)), number])
 
-    def _sign(self, argument: Any) -> Any:
-        return self.constant(self._sign_at_point(argument))
-
     def _sign_at_point(self, expression: Any) -> int:
-        self.cells = True
+        self.piecewise = True
         value = self._value(expression)
         if not isinstance(value, sympy.Number) or abs(value) < _UNRESOLVED:
             raise _UndecidedError
         return 1 if value > 0 else -1
 
-    def _greatest(self, *arguments: Any) -> Any:
-        return self._extreme(arguments, 1)
-
-    def _least(self, *arguments: Any) -> Any:
-        return self._extreme(arguments, -1)
-
-    def _extreme(self, arguments: Sequence[Any], sign: int) -> Any:
+    def _extreme(self, sign: int, *arguments: Any) -> Any:
         best = arguments[0]
         for other in arguments[1:]:
             if self._sign_at_point(other - best) == sign:
@@ -413,7 +384,7 @@ class _Algebraic:
         return self.number(best)
 
     def _floor(self, argument: Any) -> Any:
-        self.cells = True
+        self.piecewise = True
         is_rational = all(_rational_value(power.exp) is not None for power in argument.atoms(sympy.Pow))
         rational = _rational_value(argument.subs(self._point)) if is_rational else None
         if rational is not None:
@@ -423,34 +394,28 @@ class _Algebraic:
             raise _UndecidedError
         return self.constant(int(sympy.floor(value)))
 
-    def _ceiling(self, argument: Any) -> Any:
-        return _product([self.constant(-1), self._floor(sympy.Mul(-1, argument))])
-
     def _mod(self, dividend: Any, divisor: Any) -> Any:
         turns = self._floor(sympy.Mul(dividend, sympy.Pow(divisor, -1)))
-        return _total([self.number(dividend), _product([self.constant(-1), turns, self.number(divisor)])])
+        return _sum([self.number(dividend), _product([turns, self.negative(divisor)])])
 
     def _opaque(self, expression: Any) -> Any:
-        """A part of which nothing is known but its value; or what sympy knows it to be."""
+        """A part of unknown form, unless sympy evaluates it to another one."""
         known = expression.func(*expression.args)
         if known.func is not expression.func:
             return self.number(known)
         self.independent = False
-        self.cells = True
+        self.piecewise = True
         return self._part(known)
 
     def _part(self, part: Any) -> Any:
+        """A random number near the part's value, so that signs and branches of roots are those of the value."""
         if part not in self._parts:
-            self._parts[part] = self._near(part)
+            value = self._value(part)
+            components = [each for each in value.as_real_imag() if isinstance(each, sympy.Number)]
+            if len(components) < 2 or not all(each.is_finite for each in components):
+                components = [sympy.Integer(1), sympy.Integer(0)]
+            self._parts[part] = self.constant(*map(self._near_real, components))
         return self._parts[part]
-
-    def _near(self, part: Any) -> Any:
-        """A random number near the part's value, so that roots and signs of what it is in are those of the value."""
-        value = self._value(part)
-        parts = [component for component in value.as_real_imag() if isinstance(component, sympy.Number)]
-        if len(parts) < 2 or not all(component.is_finite for component in parts):
-            parts = [sympy.Integer(1), sympy.Integer(0)]
-        return self.constant(*(self._near_real(component) for component in parts))
 
     def _near_real(self, value: Any) -> Fraction:
         if value == 0:
@@ -473,27 +438,26 @@ _CONVERSIONS: dict[Any, _Convert] = {
     sympy.cot: lambda self, x: self._ratio(*self._circular(x)),
     sympy.sec: lambda self, x: self._ratio(self.constant(1), self._circular(x)[0]),
     sympy.csc: lambda self, x: self._ratio(self.constant(1), self._circular(x)[1]),
-    sympy.sinh: lambda self, x: self._hyperbolic(x)[1],
-    sympy.cosh: lambda self, x: self._hyperbolic(x)[0],
-    sympy.tanh: lambda self, x: self._ratio(*reversed(self._hyperbolic(x))),
+    sympy.sinh: lambda self, x: self._halves(self._exp(x))[1],
+    sympy.cosh: lambda self, x: self._halves(self._exp(x))[0],
+    sympy.tanh: lambda self, x: self._ratio(*reversed(self._halves(self._exp(x)))),
     sympy.Abs: _Algebraic._abs,
-    sympy.sign: _Algebraic._sign,
-    sympy.Max: _Algebraic._greatest,
-    sympy.Min: _Algebraic._least,
+    sympy.sign: lambda self, x: self.constant(self._sign_at_point(x)),
+    sympy.Max: lambda self, *x: self._extreme(1, *x),
+    sympy.Min: lambda self, *x: self._extreme(-1, *x),
     sympy.floor: _Algebraic._floor,
-    sympy.ceiling: _Algebraic._ceiling,
+    sympy.ceiling: lambda self, x: _product([self.constant(-1), self._floor(sympy.Mul(-1, x))]),
     sympy.Mod: _Algebraic._mod,
 }
 
 
 def _coprime_base(expressions: Iterable[sympy.Expr]) -> list[int]:
-    """Integers without common factors, of which the bases of powers and arguments of logarithms are products.
+    """Pairwise coprime integers whose products are the bases of powers and the arguments of logarithms.
 
-    Their logarithms are linearly independent over the rational numbers, as those of primes are.
+    Like those of primes, their logarithms are linearly independent over the rationals.
     """
-    numbers = [
-        _rational_value(node.args[0]) for side in expressions for node in side.atoms(sympy.Pow, sympy.log)
-    ]  # fmt: skip
+    nodes = [node for side in expressions for node in side.atoms(sympy.Pow, sympy.log)]
+    numbers = [_rational_value(node.args[0]) for node in nodes]
     pending = [part for value in numbers if value is not None for part in (abs(value.numerator), value.denominator)]
     base: list[int] = []
     while pending:
@@ -513,7 +477,7 @@ def _is_log_of_rational(expression: Any) -> bool:
 
 
 def _factors(value: Fraction, base: Iterable[int]) -> dict[int, int]:
-    """The exponents of the numbers of a coprime base in a positive rational number, and what is left of it."""
+    """Exponents of a coprime base in a positive rational number; the rest is a factor of its own."""
     exponents: dict[int, int] = {}
     for size, sign in ((value.numerator, 1), (value.denominator, -1)):
         for number in base:
@@ -526,7 +490,7 @@ def _factors(value: Fraction, base: Iterable[int]) -> dict[int, int]:
 
 
 def _is_simple(monomial: Any) -> bool:
-    """Whether different ones are linearly independent: products of symbols, logarithms of integers and their roots."""
+    """Whether different monomials are linearly independent: products of symbols, logarithms and roots."""
     return all(
         factor in (sympy.I, sympy.pi, sympy.E)
         or factor.is_Symbol
@@ -538,7 +502,7 @@ def _is_simple(monomial: Any) -> bool:
 
 
 def _rational_value(expression: Any) -> Fraction | None:
-    """Of a number that arithmetic alone makes of integers, if it is not too large."""
+    """The value of integer arithmetic, or None if it is anything else or too large."""
     if expression.is_Rational:
         return Fraction(int(expression.p), int(expression.q))
     if not (expression.is_Add or expression.is_Mul or expression.is_Pow):
@@ -557,40 +521,34 @@ def _rational_value(expression: Any) -> Fraction | None:
 
 
 def has_long_power(expression: sympy.Expr) -> bool:
-    """Whether an expression holds a power of a rational number that is too long to be written out."""
-    for power in expression.atoms(sympy.Pow):
-        base, exponent = map(_rational_value, power.args)
-        if base is not None and exponent is not None and abs(exponent) * _bits(base) > _MAX_WRITTEN_BITS:
-            return True
-    return False
+    """Whether the expression has a power of a rational number that is too long to write out."""
+    powers = [map(_rational_value, power.args) for power in expression.atoms(sympy.Pow)]
+    return any(None not in (b, e) and abs(e) * _bits(b) > _MAX_WRITTEN_BITS for b, e in powers)  # type: ignore[arg-type]
 
 
 def _bits(value: Any) -> int:
     return int(value.numerator).bit_length() + int(value.denominator).bit_length()
 
 
-def _total(terms: Iterable[Any]) -> Any:
-    flat = [part for term in terms for part in (term.terms if isinstance(term, _Sum) else (term,))]
-    constants = [term for term in flat if not isinstance(term, _COMPOSED)]
-    composed = [term for term in flat if isinstance(term, _COMPOSED)]
-    if constants:
-        constant = reduce(operator.add, constants)
-        if not composed:
-            return constant
-        composed += [constant] if constant else []
-    return _Sum(tuple(composed)) if len(composed) > 1 else composed[0]
+def _sum(terms: Iterable[Any]) -> Any:
+    return _combined(_Sum, operator.add, QQ_I.zero, terms)
 
 
 def _product(factors: Iterable[Any]) -> Any:
-    flat = [part for factor in factors for part in (factor.factors if isinstance(factor, _Product) else (factor,))]
-    constants = [factor for factor in flat if not isinstance(factor, _COMPOSED)]
-    composed = [factor for factor in flat if isinstance(factor, _COMPOSED)]
+    return _combined(_Product, operator.mul, QQ_I.one, factors)
+
+
+def _combined(kind: type[_Sum | _Product], operation: Callable[..., Any], neutral: Any, parts: Iterable[Any]) -> Any:
+    """A flat sum or product; its constants are one part, which is left out if it is neutral."""
+    flat = [inner for part in parts for inner in (part.parts if isinstance(part, kind) else (part,))]
+    constants = [part for part in flat if not isinstance(part, _COMPOSED)]
+    composed = [part for part in flat if isinstance(part, _COMPOSED)]
     if constants:
-        constant = reduce(operator.mul, constants)
-        if not composed or not constant:
+        constant = reduce(operation, constants)
+        if not composed or (kind is _Product and not constant):
             return constant
-        composed += [constant] if constant != QQ_I.one else []
-    return _Product(tuple(composed)) if len(composed) > 1 else composed[0]
+        composed += [constant] if constant != neutral else []
+    return kind(tuple(composed)) if len(composed) > 1 else composed[0]
 
 
 def _power(base: Any, exponent: Fraction) -> Any:
@@ -619,7 +577,7 @@ def _power(base: Any, exponent: Fraction) -> Any:
 
 
 def _root_of_unity(exponent: Fraction) -> Any:
-    """The power of -1, by a power from -1/2 to 1/2 of it and a sign."""
+    """A power of -1, as a sign and a power between -1/2 and 1/2."""
     turns = round(exponent)
     rest, sign = exponent - turns, QQ_I(-1) ** abs(turns)
     if abs(rest) == _HALF:
@@ -631,7 +589,7 @@ def _is_zero(number: Any) -> bool:
     """Whether an algebraic number is zero.
 
     Raises:
-        _UndecidedError: that would take too many bits.
+        _UndecidedError: that takes too many bits.
     """
     if not isinstance(number, _COMPOSED):
         return not number
@@ -643,7 +601,7 @@ def _is_zero(number: Any) -> bool:
 
 
 def _separation_bits(number: Any) -> float:
-    """``-log2`` of a bound below the absolute value of a number that is not zero."""
+    """``-log2`` of a lower bound of the absolute value, if it is not zero."""
     roots: dict[Any, int] = {}
     upper, lower = _conjugate_bounds(number, roots)
     unity = roots.pop(QQ_I(-1), 1)
@@ -652,9 +610,9 @@ def _separation_bits(number: Any) -> float:
 
 
 def _conjugate_bounds(number: Any, roots: dict[Any, int]) -> tuple[float, float]:
-    """A number as a quotient of algebraic integers: ``log2`` of a bound of all conjugates of each.
+    """Write a number as a quotient of algebraic integers; return ``log2`` of a bound of all conjugates of each.
 
-    ``roots`` is given the degree of each root that the number is made of, and the order of its roots of unity (as -1).
+    Adds to ``roots`` the degree of each root in the number and the order of its roots of unity (with the key -1).
     """
     if QQ_I.of_type(number):
         if number.y:
@@ -662,11 +620,11 @@ def _conjugate_bounds(number: Any, roots: dict[Any, int]) -> tuple[float, float]
         common = math.lcm(int(number.x.denominator), int(number.y.denominator))
         return _log2(int((abs(number.x) + abs(number.y)) * common)), _log2(common)
     if isinstance(number, _Sum):
-        bounds = [_conjugate_bounds(term, roots) for term in number.terms]
+        bounds = [_conjugate_bounds(term, roots) for term in number.parts]
         common_lower = math.fsum(lower for _, lower in bounds)
         return max(upper - lower for upper, lower in bounds) + common_lower + math.log2(len(bounds)), common_lower
     if isinstance(number, _Product):
-        bounds = [_conjugate_bounds(factor, roots) for factor in number.factors]
+        bounds = [_conjugate_bounds(factor, roots) for factor in number.parts]
         return math.fsum(upper for upper, _ in bounds), math.fsum(lower for _, lower in bounds)
     upper, lower = _conjugate_bounds(number.base, roots)
     degree = number.exponent.denominator
@@ -686,14 +644,14 @@ def _log2(value: int) -> float:
 
 
 def _numeric(number: Any) -> Any:
-    """The value of a number in mpmath's precision."""
+    """The value in mpmath's precision."""
     if QQ_I.of_type(number):
         x, y = (mpmath.mpf(int(part.numerator)) / int(part.denominator) for part in (number.x, number.y))
         return mpmath.mpc(x, y)
     if isinstance(number, _Sum):
-        return mpmath.fsum(_numeric(term) for term in number.terms)
+        return mpmath.fsum(_numeric(term) for term in number.parts)
     if isinstance(number, _Product):
-        return mpmath.fprod(_numeric(factor) for factor in number.factors)
+        return mpmath.fprod(_numeric(factor) for factor in number.parts)
     if number.exponent < 0 and not QQ_I.of_type(number.base) and _is_zero(number.base):
         raise _NoValueError
     if number.base == QQ_I(-1):
@@ -708,7 +666,7 @@ def _numeric(number: Any) -> Any:
 def _close_everywhere(
     a: sympy.Expr, b: sympy.Expr, points: Iterable[Point], digits: int, relative: Any, absolute: Any
 ) -> bool | None:
-    """Whether two expressions agree in so many digits at all points where they have values; None if there is none."""
+    """Whether two expressions agree at all points where both have values; None if there is none."""
     compared = False
     for point in points:
         first, second = (_decimal(side, point, digits) for side in (a, b))
@@ -722,7 +680,7 @@ def _close_everywhere(
 
 
 def _decimal(expression: sympy.Expr, point: Point, digits: int) -> Any:
-    # Not by putting the rational numbers in: sympy would take the roots of powers of long ones apart.
+    # Not by substitution: sympy would factor long rational numbers under roots.
     if expression.has(sympy.Piecewise):
         expression = expression.replace(sympy.Piecewise, lambda *pieces: _branch(sympy.Piecewise(*pieces), point))
     return expression.evalf(digits, subs=point, maxn=3 * digits)
@@ -734,10 +692,9 @@ def _branch(pieces: sympy.Piecewise, point: Point) -> Any:
 
 
 def _points(symbols: Sequence[Any], sides: Sequence[Any], draw: random.Random) -> Iterator[Point]:
-    """Values for the symbols where two functions that only agree on one side of 0, 5 or each other differ.
+    """Points at which functions differ that only agree on one side of 0, of a constant or of each other.
 
-    Every symbol is positive and negative, less and greater than every other one, and near and far; ``|x - 5|`` is
-    ``5 - x`` as far as 5.
+    Every symbol is positive and negative, less and greater than every other one, near and far.
     """
     if not symbols:
         yield {}
@@ -756,10 +713,6 @@ def _points(symbols: Sequence[Any], sides: Sequence[Any], draw: random.Random) -
 def _point(symbols: Sequence[Any], signs: list[int], reach: int, falling: bool, draw: random.Random) -> Point:
     sizes = sorted((draw.randint(_GRAIN * reach // 3, _GRAIN * reach) for _ in symbols), reverse=falling)
     return {s: sympy.Rational(sign * size, _GRAIN) for s, sign, size in zip(symbols, signs, sizes, strict=True)}
-
-
-def _is_float(expression: Any) -> bool:
-    return bool(expression.is_Float)
 
 
 def _is_finite(value: Any) -> bool:

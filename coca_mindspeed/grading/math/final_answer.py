@@ -1,7 +1,6 @@
-r"""From a whole response to its final answer, as text, in time linear in the response.
+"""Find the final answer of a response, as text, in time linear in the response.
 
-The trainer's own process runs this on hostile text, so nothing here evaluates anything, and every scan is a single
-pass: 100 kB of ``\boxed{`` take milliseconds.
+This runs in the trainer's process on untrusted text: nothing is evaluated, and every scan is a single pass.
 """
 
 import re
@@ -14,23 +13,13 @@ _BRACES = re.compile(r"\\(?:boxed|fbox)\s*\{|\\.|[{}]", re.DOTALL)
 # Fallbacks look only here: an answer that is not at the end is not a final answer.
 _TAIL_CHARACTERS = 2_000
 
-_ZERO_WIDTH = dict.fromkeys(
-    [
-        0x00AD,
-        0x034F,
-        0x061C,
-        0x180E,
-        0x2060,
-        0xFEFF,
-        *range(0x200B, 0x2010),
-        *range(0x202A, 0x202F),
-        *range(0x2061, 0x2070),
-    ]
+_ZERO_WIDTH = dict.fromkeys(map(ord, "\u00ad\u034f\u061c\u180e\u2060\ufeff")) | dict.fromkeys(
+    code for first, last in ((0x200B, 0x200F), (0x202A, 0x202E), (0x2061, 0x206F)) for code in range(first, last + 1)
 )
 
 
 def _raised_or_lowered(kind: str) -> dict[str, str]:
-    """Unicode's small digits and letters of one kind (``super`` or ``sub``), with what they stand for."""
+    """Unicode's small digits and letters (``super`` or ``sub``) and their plain forms."""
     names = {chr(code): unicodedata.decomposition(chr(code)).split() for code in range(0xB2, 0x2C7E) if code != 0xBA}
     return {
         character: "".join(chr(int(code, 16)) for code in name[1:]).replace("−", "-")
@@ -45,47 +34,20 @@ _SUBSCRIPTS = str.maketrans(_raised_or_lowered("sub"))
 _SUBSCRIPT_RUN = re.compile("[" + "".join(map(chr, _SUBSCRIPTS)) + "]+")
 _VULGAR_FRACTION = re.compile(r"[¼½¾⅐-⅞]")
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|[a-zA-Z]))")
-_SYMBOLS = {
-    "−": "-",
-    "–": "-",
-    "—": "-",
-    "×": r" \times ",
-    "·": r" \cdot ",
-    "⋅": r" \cdot ",
-    "÷": r" \div ",
-    "π": r"\pi ",
-    "∞": r"\infty ",
-    "≤": r"\le ",
-    "≥": r"\ge ",
-    "≈": r"\approx ",
-    "¬": r"\neg ",
-    "≠": r"\ne ",
-    "∪": r"\cup ",
-    "∩": r"\cap ",
-    "∅": r"\emptyset ",
-    "∈": r"\in ",
-    "±": r"\pm ",
-    "°": r"^\circ ",
-    "。": ".",
-    "′": "'",
-    "″": "''",
-    "‴": "'''",
-    # Compatibility forms would make other symbols of these.
-    "ℓ": r"\ell ",
-    "ℏ": r"\hbar ",
-    "ϖ": r"\varpi ",
-    "ϑ": r"\vartheta ",
-    "ϱ": r"\varrho ",
-    **{letter: rf"\mathbb{{{unicodedata.normalize('NFKC', letter)}}}" for letter in "ℕℤℚℝℂ"},
-}
+_COMMANDS = """× times; · cdot; ⋅ cdot; ÷ div; π pi; ∞ infty; ≤ le; ≥ ge; ≈ approx; ¬ neg; ≠ ne; ∪ cup; ∩ cap
+∅ emptyset; ∈ in; ± pm; ℓ ell; ℏ hbar; ϖ varpi; ϑ vartheta; ϱ varrho"""
+_SYMBOLS = {"−": "-", "–": "-", "—": "-", "°": r"^\circ ", "。": ".", "′": "'", "″": 2 * "'", "‴": 3 * "'"}
+_SYMBOLS |= {letter: rf"\mathbb{{{unicodedata.normalize('NFKC', letter)}}}" for letter in "ℕℤℚℝℂ"}
+for _entry in _COMMANDS.replace("\n", ";").split(";"):
+    _sign, _name = _entry.split()
+    _SYMBOLS[_sign] = rf" \{_name} " if _name in ("times", "cdot", "div") else rf"\{_name} "
 _SYMBOL = re.compile("[" + "".join(_SYMBOLS) + "]")
 
 
 def plain_characters(text: str) -> str:
-    """Drop characters without width and write full-width digits, superscripts, ``½`` and ``√`` as LaTeX does.
+    """Drop zero-width characters and write full-width digits, superscripts, ``½`` and ``√`` as LaTeX.
 
-    Superscripts and fractions go first: Unicode's own compatibility form (NFKC) would make ``2`` of ``²`` and
-    ``21/2`` of ``2½``.
+    Superscripts and fractions are replaced before NFKC, which would turn ``²`` into ``2`` and ``2½`` into ``21/2``.
     """
     if text.isascii():
         return text
@@ -104,7 +66,7 @@ def _latex_fraction(character: str) -> str:
 
 
 def _boxes(text: str) -> tuple[list[tuple[int, int]], int | None]:
-    r"""Where the content of each complete box starts and ends, by their ends, and of the last that is never closed."""
+    """Start and end of the content of each complete box, by their ends, and the start of the last unclosed one."""
     if "box" not in text:
         return [], None
     boxes: list[tuple[int, int]] = []
@@ -125,8 +87,7 @@ def _boxes(text: str) -> tuple[list[tuple[int, int]], int | None]:
 def last_boxed(text: str) -> str | None:
     r"""Content of the last complete ``\boxed{...}`` or ``\fbox{...}``; of nested ones, the outermost.
 
-    A box that is never closed (the response was cut off) is no answer, and takes back the complete ones before it,
-    unless it repeats the last of them as far as it goes.
+    An unclosed box after it means that the response was cut off: None, unless that box repeats the last one so far.
     """
     boxes, unclosed = _boxes(text)
     if not boxes:
@@ -137,13 +98,13 @@ def last_boxed(text: str) -> str | None:
 
 
 def is_cut_off(response: str) -> bool:
-    """Whether the last box of a response is never closed, so that it has not said its answer."""
+    """Whether a response ends inside an unclosed box."""
     boxes, unclosed = _boxes(response)
     return unclosed is not None and (not boxes or last_boxed(response) is None)
 
 
 def without_boxes(text: str) -> str:
-    """Content of the last complete box, of the last one inside of that, and so on; without a box, the text."""
+    """Content of the innermost last box; the text if there is none."""
     start, end = 0, len(text)
     # By falling ends: the first box that lies within the one before is the last one in it.
     for inner_start, inner_end in reversed(_boxes(text)[0]):
@@ -153,16 +114,15 @@ def without_boxes(text: str) -> str:
 
 
 def final_answer(response: str, boxed_only: bool = False) -> str | None:
-    r"""The answer that a response ends in, or None if it gives none.
+    r"""Return the final answer of a response, or None.
 
-    In this order: the last complete ``\boxed{}``, or ``<answer>`` behind it; the last statement such as ``#### 5`` or
-    "the answer is 5"; the value of the last sentence that has one.  The last two look at the last 2,000 characters
-    only, and only if no box was left open: a response that was cut off inside of its box has not said its answer.  A
-    value that is denied, bounded, in doubt or one of several is none (:mod:`.qualified`, :mod:`.statements`).
+    In this order: the last complete ``\boxed{}``, or ``<answer>`` after it; the last statement such as ``#### 5`` or
+    "the answer is 5"; the value of the last sentence that has one (:mod:`.statements`). The last two read the last
+    2,000 characters only, and only if no box was left open.
 
     Args:
         response: the answer segment of a response.
-        boxed_only: accept nothing but a box.
+        boxed_only: accept only a box.
     """
     tagged = None if boxed_only else last_tagged(response)
     if tagged is not None:
@@ -177,7 +137,7 @@ def final_answer(response: str, boxed_only: bool = False) -> str | None:
 
 
 def last_tagged(response: str) -> str | None:
-    """Content of ``<answer>...</answer>`` where no box stands behind it."""
+    """Content of ``<answer>...</answer>`` if no box follows it."""
     opened, closed = response.rfind("<answer>"), response.rfind("</answer>")
     if not 0 <= opened < closed or "\\boxed" in response[closed:] or "\\fbox" in response[closed:]:
         return None

@@ -1,7 +1,7 @@
-r"""latex2sympy's parser with symbols as they are written.  Runs in worker processes only.
+r"""latex2sympy's parser with symbols as they are written. Runs in worker processes only.
 
 The library lower-cases symbols, reads ``I`` as ``i`` and ``\gamma`` as a constant, and drops primes, indices of numbers
-and a superscript T.  Here two symbols are the same only if their letter, case, alphabet, index, prime and accent are.
+and a superscript T. Here two symbols are equal only if letter, case, alphabet, index, prime and accent are.
 """
 
 import functools
@@ -41,10 +41,10 @@ _PLAIN_STYLES = ("text", "textit", "textbf", "textnormal", "mathrm", "mathit", "
 
 
 class Parser(_Latex2Sympy):
-    """One parse of normalised LaTeX; symbols are real and keep their names.
+    """Parses normalised LaTeX once; symbols are real and keep their names.
 
     Args:
-        full: predict with all of the context; without it, several times faster, and syntax errors are more frequent.
+        full: use ANTLR's full-context prediction, which is slower and rejects less.
     """
 
     def __init__(self, full: bool) -> None:
@@ -61,7 +61,7 @@ class Parser(_Latex2Sympy):
         return sympy.Integer(int(text)) if text.isascii() and text.isdigit() else super().parse_number(text)
 
     def convert_atom_expr(self, atom_expr: Any) -> Any:
-        """A symbol, or its power, under the name that tells it from all other symbols."""
+        """A symbol under its distinctive name, or a power of it."""
         name = _letter_name(atom_expr)
         if index := atom_expr.subexpr():
             name += f"_{{{_index_name(index.getText())}}}"
@@ -84,7 +84,7 @@ class Parser(_Latex2Sympy):
         return super().convert_exp(exp)
 
     def convert_postfix(self, postfix: Any) -> Any:
-        """As the library does, but ``x^T`` is a power unless x is a matrix, and nothing but a number has a prime."""
+        """As in the library, but ``x^T`` is a power unless x is a matrix, and only numbers have primes."""
         converted = super().convert_postfix(postfix)
         signs = [op.transpose().getText() for op in postfix.postfix_op() if op.transpose()]
         if not signs or getattr(converted, "is_Matrix", False):
@@ -119,13 +119,13 @@ def _letter_name(atom_expr: Any) -> str:
 
 
 def _index_name(text: str) -> str:
-    """An index without the braces around it and around text in it."""
+    """An index without braces and text commands."""
     index = _TEXT_COMMAND.sub(r"\1", text.removeprefix("_"))
     return index[1:-1] if index.startswith("{") and index.endswith("}") else index
 
 
 def normalised(text: str) -> str:
-    """LaTeX as the grammar takes it, with a prime as a part of its symbol's index."""
+    """LaTeX for the grammar; a prime becomes part of its symbol's index."""
     text = _OPAQUE.sub(lambda match: match[1] + re.sub(r"'|\^\s*\\prime", r"\\prime ", match[2]) + "}", text)
     text = _PRIMED.sub(_primes_in_index, text)
     text = _GAMMA.sub(lambda match: "γ " if "g" in match[0] else "Γ ", text)
@@ -145,43 +145,26 @@ _OR = re.compile(r"(?<![a-zA-Z])or(?![a-zA-Z])")
 _TRIGONOMETRIC = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc)(?![a-zA-Z])")
 _DEGREES = re.compile(r"(\d+(?:\.\d+)?)\s*\^\s*\{?\s*\\circ\s*\}?")
 
-# One of each kind: the parser keeps tables of what it has seen, and the first look at a kind is slow.
-_WARM_UP = (
-    r"\frac{a+1}{\sqrt{2}}",
-    r"3\sqrt{5}",
-    r"\frac{2\pi}{3}\cdot 5",
-    r"-\frac{3}{2}x+7",
-    "x^2+3x-10",
-    "(x+2)(x-5)",
-    "2^{10}-1",
-    "(1, 2)",
-    r"(\frac{1}{2}, -\sqrt{3})",
-    r"[1, \infty)",
-    r"(-\infty, 1) \cup (2, 3]",
-    "1, 2, 3",
-    r"\{1, 2\}",
-    "x=2y",
-    "y=3x+4",
-    r"1 \le x < 2",
-    r"\sin(2x)",
-    r"\log_{2} 8",
-    r"e^{-x}+3+4i",
-    r"\begin{pmatrix}1&2\\3&4\end{pmatrix}",
-)
+# One example of each kind: the parser caches its tables, and building them is slow.
+_WARM_UP = r"""
+\frac{a+1}{\sqrt{2}}; 3\sqrt{5}; \frac{2\pi}{3}\cdot 5; -\frac{3}{2}x+7; x^2+3x-10; (x+2)(x-5); 2^{10}-1; (1, 2)
+(\frac{1}{2}, -\sqrt{3}); [1, \infty); (-\infty, 1) \cup (2, 3]; 1, 2, 3; \{1, 2\}; x=2y; y=3x+4; 1 \le x < 2
+\sin(2x); \log_{2} 8; e^{-x}+3+4i; \begin{pmatrix}1&2\\3&4\end{pmatrix}
+"""
 
 
 def warm_up() -> None:
-    """Build the parser's tables before the first clock starts."""
-    if hasattr(sys, "set_int_max_str_digits"):  # Python's own guard against long integers; here the pool's limit is one
+    """Build the parser's tables before the first task is timed."""
+    if hasattr(sys, "set_int_max_str_digits"):  # the pool's limits replace this one
         sys.set_int_max_str_digits(0)
-    for text in _WARM_UP:
-        parse_latex(text)
+    for text in _WARM_UP.strip().replace("\n", ";").split(";"):
+        parse_latex(text.strip())
 
 
-# The samples of a group have one gold answer, and often the same wrong one.
+# Samples of a group share the gold answer and often a wrong one.
 @functools.lru_cache(maxsize=256)
 def parse_latex(text: str) -> Any | None:
-    """Sympy's reading of a LaTeX answer (a list as a set, a relation as a relation), or None if there is none."""
+    """Parse a LaTeX answer with sympy (a list becomes a set, a relation stays one); None if that fails."""
     if _TRIGONOMETRIC.search(text):
         text = _DEGREES.sub(r"(\\frac{\1\\pi}{180})", text)
     expression = parse_quickly(text)
@@ -189,15 +172,12 @@ def parse_latex(text: str) -> Any | None:
         expression = parse_fully(text)
     if expression is None:
         return None
-    expression = _with_imaginary_unit(expression)
+    expression = with_imaginary_unit(expression)
     return _union_of_conditions(expression) if _OR.search(text) else expression
 
 
 def parse_quickly(text: str) -> Any | None:
-    """What :func:`parse_fully` would say, or None if the quick way does not get there.
-
-    ANTLR's own advice: predict with less context first, and start again with all of it on a syntax error.
-    """
+    """The result of :func:`parse_fully`, or None if limited context does not suffice (ANTLR's two-stage parsing)."""
     try:
         return Parser(full=False).parse(normalised(text))
     except Exception:  # noqa: BLE001  # the parser raises plain Exception; the full one decides
@@ -205,7 +185,7 @@ def parse_quickly(text: str) -> Any | None:
 
 
 def parse_fully(text: str) -> Any | None:
-    """The whole grammar's reading; of a chain of equations that it cannot read, the last right-hand side's."""
+    """Parse with the full grammar; if that fails, parse the last right-hand side of a chain of equations."""
     try:
         prepared = normalised(text)
     except ValueError:
@@ -218,7 +198,7 @@ def parse_fully(text: str) -> Any | None:
     return None
 
 
-def _with_imaginary_unit(expression: Any) -> Any:
+def with_imaginary_unit(expression: Any) -> Any:
     """Read the symbol i as the imaginary unit, as answers mean it."""
     # Relations and sets keep their form; xreplace would evaluate them away.
     if not isinstance(expression, sympy.Expr | sympy.MatrixBase):
@@ -228,7 +208,7 @@ def _with_imaginary_unit(expression: Any) -> Any:
 
 
 def _union_of_conditions(expression: Any) -> Any:
-    """``x < 1 or x > 2``, which the parser reads as a set of two relations, as the set of numbers that it means."""
+    """``x < 1 or x > 2``, which the parser reads as a set of two relations, as a set of numbers."""
     if not isinstance(expression, sympy.FiniteSet) or len(expression.free_symbols) != 1:
         return expression
     if not all(isinstance(part, Relational) and not isinstance(part, sympy.Eq) for part in expression.args):

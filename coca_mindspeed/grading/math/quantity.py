@@ -1,7 +1,7 @@
-r"""The fast exact path of math grading: numbers, with their units, read without evaluating anything.
+"""The exact path of math grading: numbers and their units, without evaluating anything.
 
-Most answers are integers, decimals and simple fractions.  They are compared here as exact rationals, in the calling
-process, in time linear in their length; whatever this page does not understand is left to :mod:`.symbolic`.
+Most answers are integers, decimals and simple fractions. They are compared as exact rationals in the calling process,
+in time linear in their length; everything else is left to :mod:`.symbolic`.
 """
 
 import math
@@ -11,30 +11,30 @@ from fractions import Fraction
 
 from coca_mindspeed.grading.math.final_answer import plain_characters, without_boxes
 from coca_mindspeed.grading.math.spelling import TEXT, standard_spelling
-from coca_mindspeed.grading.math.units import UNNAMED, currency_unit, read_unit, same_unit
+from coca_mindspeed.grading.math.units import UNNAMED, currency_unit, read_unit
 
-# Longer numbers go to the workers: the cost of int() grows with the square of the length, and 1e999999999 fills memory.
+# Longer numbers go to the workers: int() takes quadratic time, and 1e999999999 fills the memory.
 _MAX_DIGITS = 200
 _MAX_EXPONENT = 200
 
-# A unit is short; looking for one from every letter of a long text would be quadratic.
+# Units are short; a search from every letter of a long text would be quadratic.
 _MAX_UNIT_CHARACTERS = 60
 
-# A decimal stands for an exact value that it cannot write (1/3, the root of 2) if it is within one part in a million.
+# A decimal matches a value without a finite decimal form (1/3, the root of 2) within one part in a million.
 DECIMAL_TOLERANCE = Fraction(1, 10**6)
 
-# A row break takes both of its backslashes, so that the second one and the blank behind it are not a space.
+# Matches both backslashes, so that the second one and the blank after it are not read as a space.
 _ROW_BREAK = r"(\\\\)(?: ?\[[\d. -]{0,9}(?:pt|em|ex|mm|cm)\])?"
 _SPACING = re.compile(
     _ROW_BREAK + r"|\\[,;:! ]|\\(?:quad|qquad|displaystyle|textstyle|limits)(?![a-zA-Z])|(?<=[^\\\s])~|&nbsp;"
 )
 _SIZING = re.compile(r"\\(?:left|middle|right|[bB]igg?[lmr]?)(?![a-zA-Z])\s*\.?")
-# Nothing of it opens or closes another: of two formulas beside each other neither takes both.
+# Contains no other delimiter: two formulas side by side do not match as one.
 _FORMULA = re.compile(r"(?<!\\)\\[(\[]((?:\\[^()\[\]]|[^\\])*)\\[)\]]")
 _DOLLARS = re.compile(r"(?<!\\)\$")
 _ALL_TEXT = re.compile(rf"^{TEXT}$")
 _EMPTY_TEXT = re.compile(r"\\(?:text|mathrm|mbox)\s*\{\s*\}")
-# Where a unit may begin: at a letter or sign outside of braces that is no part of a longer name.
+# A unit may begin at a letter or sign outside of braces that is not inside a longer name.
 _UNIT_START = re.compile(
     r"""(?:\{\s*\}\s*)?\^\s*\{?\s*\\circ(?![a-zA-Z])
     | \\(?:text|textrm|textbf|textit|textnormal|mathrm|mathbf|mathit|mbox|rm|operatorname|mu|Omega|degree|[dt]?frac|\$)
@@ -53,7 +53,7 @@ _PERCENT = re.compile(
 )
 _CURRENCY = re.compile(r"^([-+]?)\s*(\\\$|[$€£¥₹]|(?:USD|EUR|GBP|Rs)(?![a-zA-Z])\.?)\s*", re.IGNORECASE)
 _CURRENCY_IN_TEXT = re.compile(r"^\\text\s*\{\s*(\\?\$|[€£¥₹]|USD|EUR|GBP|Rs\.?)\s*\}\s*", re.IGNORECASE)
-# What introduces a value and says nothing about it.
+# Introduces a value without changing it.
 _LEAD_WORDS = r"(?:about|approximately|approx\.?|roughly|around|nearly|exactly|equals|therefore|thus|hence|so|is)"
 _LEAD = re.compile(
     rf"^(?:=|~(?=\s*[-+\d$])|\\(?:approx|simeq|therefore|implies|Rightarrow)(?![a-zA-Z])|\\text\s*\{{\s*{_LEAD_WORDS}\s*,?\s*\}}"
@@ -74,7 +74,7 @@ _FRAC_PARTS = (
 )
 _FRACTION = re.compile(rf"^([-+]?)\s*(?:(\d+)\s*)?{_FRAC_PARTS}$")
 _QUOTIENT = r"([-+]?\d+(?:\.\d+)?)\s*/\s*(\d+(?:\.\d+)?)"
-# "3 1/2" is a mixed number; 3 + 1/2 is a sum, whose sign is that of the 3 alone.
+# "3 1/2" is a mixed number; 3 + 1/2 is a sum.
 _SLASHED = re.compile(rf"^([-+]?)\s*(?:(?:(\d+)\s+)?{_QUOTIENT}|\(\s*{_QUOTIENT}\s*\))$")
 
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
@@ -84,16 +84,15 @@ _SCALED = re.compile(rf"^(.*\d)\s*(?:(?:\\text\s*\{{)?\s*({'|'.join(_SCALES)})\s
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A final answer taken apart.
+    """A parsed final answer.
 
     Attributes:
         body: LaTeX without spacing commands, dollars, unit and percent sign.
         whole: the same with unit and percent sign.
-        unit: one name for a unit in all of its spellings (``cm^2``, ``m s^-2``), ``""`` for things that are counted, or
-            None.  A modulus counts as a unit.
-        percent: whether a percent sign followed.
-        value: the exact number that ``body`` writes, or None if it is anything else.
-        decimal: whether ``value`` was written with a point or an exponent.
+        unit: canonical name of a unit (``cm^2``, ``m s^-2``), ``""`` for counted things, or None. A modulus is a unit.
+        percent: whether it ends in a percent sign.
+        value: the exact number in ``body``, or None.
+        decimal: whether ``value`` was written with a point or a negative exponent.
     """
 
     body: str
@@ -105,7 +104,7 @@ class Answer:
 
 
 def read_answer(text: str) -> Answer:
-    """Take a final answer apart; never raises, whatever the text."""
+    """Parse a final answer; never raises."""
     whole = body = clean_latex(text)
     percent = False
     unit: str | None = None
@@ -123,7 +122,7 @@ def read_answer(text: str) -> Answer:
     if unit == UNNAMED:
         unit = None
     if (assigned := _ASSIGNED.match(body)) and _exact(assigned[1].strip())[0] is not None:
-        # Only for the number: the symbolic path must still see which variable it is.
+        # The symbolic path needs the variable.
         return Answer(body, whole, unit, percent, None, False)
     value, decimal = _exact(body)
     return Answer(body, whole, unit, percent, value, decimal)
@@ -136,7 +135,7 @@ def _read_residue(body: str, whole: str, unit: str) -> Answer:
 
 
 def assigned_number(answer: Answer) -> Answer | None:
-    """``5`` of ``x = 5``, or None if the answer is not a number given to one variable."""
+    """``5`` of ``x = 5``, or None if the answer does not assign a number to one variable."""
     match = _ASSIGNED.match(answer.body)
     if match is None:
         return None
@@ -145,10 +144,10 @@ def assigned_number(answer: Answer) -> Answer | None:
 
 
 def clean_latex(text: str) -> str:
-    r"""Drop what only changes the looks: spacing, sizing, dollars, a full stop, a box or ``\text{}`` around it all."""
+    r"""Remove formatting: spacing, sizing, dollars, a full stop, a box or ``\text{}`` around the whole."""
     text = without_boxes(plain_characters(text))
     text = _THOUSANDS_SPACED.sub("", text.strip())
-    text = _SPACING.sub(_row_break_or_blank, text)
+    text = _SPACING.sub(lambda match: match[1] or " ", text)
     text = _SIZING.sub("", text)
     text = _CURRENCY_IN_TEXT.sub(lambda match: match[1] + " ", text)
     if not _CURRENCY.match(text) or text.endswith("$"):
@@ -168,26 +167,22 @@ def clean_latex(text: str) -> str:
 
 
 def _apart(formula: re.Match[str]) -> str:
-    """A formula within a text: a number stands by itself, anything else in brackets, as it is evaluated."""
+    """A formula within a text: numbers stay, anything else gets brackets."""
     return f" {formula[1]} " if re.fullmatch(r"\s*[-+]?[\d.,/ ]+\s*", formula[1]) else f"({formula[1]})"
 
 
-def _row_break_or_blank(match: re.Match[str]) -> str:
-    return match[1] or " "
-
-
 def _split_unit(body: str) -> tuple[str, str | None]:
-    """The value and its unit; two units beside each other, as in ``5 m dollars``, are none."""
+    """The value and its unit; two units side by side, as in ``5 m dollars``, are none."""
     value, unit, is_number = _split_words(body)
     return (body, None) if unit is not None and not is_number and _split_words(value)[1] is not None else (value, unit)
 
 
 def _split_words(body: str) -> tuple[str, str | None, bool]:
-    """Split an answer into the value, its unit, and whether the value is a number."""
+    """The value, its unit, and whether the value is a number."""
     for match in _UNIT_START.finditer(body, max(0, len(body) - _MAX_UNIT_CHARACTERS)):
         value, words = body[: match.start()].strip(), body[match.start() :]
         if not value or _ENDS_IN_OPERATOR.search(value) or value.count("{") != value.count("}"):
-            continue  # what follows an operator or a comma is an operand or an element of a list
+            continue  # an operand, or an element of a list
         if match[0].isalpha() and not _FORMULA_SIGN.search(value):
             continue  # "square feet" is words
         assigned = _ASSIGNED.match(value)
@@ -204,7 +199,7 @@ def _split_words(body: str) -> tuple[str, str | None, bool]:
 
 
 def _exact(body: str) -> tuple[Fraction | None, bool]:
-    """The number that the text writes, and whether it was written as a decimal."""
+    """The number that the text is, and whether it was written as a decimal."""
     if len(body) > _MAX_DIGITS:
         return None, False
     if (scaled := _SCALED.match(body)) and (value := _exact(scaled[1].strip())[0]) is not None:
@@ -230,33 +225,24 @@ def _exact(body: str) -> tuple[Fraction | None, bool]:
         repeating = Fraction(int(period), 10 ** len(fixed) * (10 ** len(period) - 1))
         return _signed(match[1], Fraction(f"{match[2] or 0}.{fixed or 0}") + repeating), False
     if fraction := _read_fraction(body):
-        return _signed(fraction.sign, fraction.whole + fraction.numerator / fraction.denominator), False
+        sign, whole, numerator, denominator = fraction
+        return _signed(sign, whole + numerator / denominator), False
     return None, False
 
 
-@dataclass(frozen=True, slots=True)
-class WrittenFraction:
-    """A fraction in its own terms: ``-3 2/4`` has the sign ``-``, the whole 3 and the terms 2 and 4."""
-
-    sign: str
-    whole: Fraction
-    numerator: Fraction
-    denominator: Fraction
-
-    @property
-    def can_be_reduced(self) -> bool:
-        """Whether its terms are not the least whole numbers that say the same."""
-        terms = self.numerator / self.denominator
-        return abs(self.numerator) != abs(terms.numerator) or self.denominator != terms.denominator
-
-
-def written_fraction(text: str) -> WrittenFraction | None:
-    """The one fraction or mixed number that a final answer is, or None."""
+def is_reducible(text: str) -> bool:
+    """Whether a final answer is a fraction or mixed number that is not in lowest terms."""
     answer = read_answer(text)
-    return _read_fraction((assigned_number(answer) or answer).body)
+    fraction = _read_fraction((assigned_number(answer) or answer).body)
+    if fraction is None:
+        return False
+    _, _, numerator, denominator = fraction
+    lowest = numerator / denominator
+    return abs(numerator) != abs(lowest.numerator) or denominator != lowest.denominator
 
 
-def _read_fraction(body: str) -> WrittenFraction | None:
+def _read_fraction(body: str) -> tuple[str, Fraction, Fraction, Fraction] | None:
+    """Sign, whole part, numerator and denominator as written: ``-``, 3, 2 and 4 of ``-3 2/4``."""
     match = _FRACTION.match(body) or _SLASHED.match(body)
     if match is None:
         return None
@@ -264,7 +250,7 @@ def _read_fraction(body: str) -> WrittenFraction | None:
     numerator, denominator = (Fraction(term) for term in terms if term is not None)
     if denominator == 0 or (whole and not 0 <= numerator < denominator):
         return None
-    return WrittenFraction(sign, Fraction(whole or 0), numerator, denominator)
+    return sign, Fraction(whole or 0), numerator, denominator
 
 
 def _signed(sign: str, value: Fraction) -> Fraction:
@@ -272,7 +258,7 @@ def _signed(sign: str, value: Fraction) -> Fraction:
 
 
 def same_number(gold: Answer, answer: Answer) -> bool:
-    """Whether two exact numbers are the same, by the rules of docs/grading.md for decimals and percent signs."""
+    """Compare two numbers by the rules of docs/grading.md for decimals and percent signs."""
     if gold.value is None or answer.value is None:
         raise ValueError("same_number takes answers that are numbers")
     if _close(gold.value, answer.value, gold.decimal or answer.decimal):
@@ -289,7 +275,7 @@ def same_number(gold: Answer, answer: Answer) -> bool:
 def _close(a: Fraction, b: Fraction, decimal: bool) -> bool:
     if a == b:
         return True
-    # Two values that decimals can write are equal or they are not; only an endless one may be rounded.
+    # Only a value without a finite decimal form may be rounded.
     if not decimal or (_terminates(a) and _terminates(b)):
         return False
     return abs(a - b) <= DECIMAL_TOLERANCE * max(abs(a), abs(b))
@@ -301,8 +287,3 @@ def _terminates(value: Fraction) -> bool:
         while denominator % prime == 0:
             denominator //= prime
     return denominator == 1
-
-
-def units_agree(gold: Answer, answer: Answer) -> bool:
-    """False only if both carry a unit and the units differ; there is no conversion."""
-    return same_unit(gold.unit, answer.unit)

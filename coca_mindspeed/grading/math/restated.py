@@ -1,7 +1,7 @@
-r"""Answers that leave the work undone: for training, where restating the question must not be the easy way to a reward.
+r"""Reject unevaluated answers in training.
 
-A grader by value says that ``\sum_{k=1}^{100} k`` is 5050, and so it is; a policy that boxes the question's own
-expression would earn everything and compute nothing.  The rule is in docs/grading.md.  It looks at spelling alone.
+By value, ``\sum_{k=1}^{100} k`` equals 5050; a policy could earn the reward by restating the question. The rule is in
+docs/grading.md. It reads spelling only.
 """
 
 import re
@@ -9,17 +9,11 @@ from collections.abc import Sequence
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.math.final_answer import final_answer
-from coca_mindspeed.grading.math.quantity import (
-    Answer,
-    assigned_number,
-    clean_latex,
-    read_answer,
-    written_fraction,
-)
+from coca_mindspeed.grading.math.quantity import Answer, assigned_number, clean_latex, is_reducible, read_answer
 from coca_mindspeed.grading.math.statements import formulas
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 
-# Work that nobody calls an answer unless the gold answer does.
+# Unevaluated unless the gold answer has one too.
 _UNDONE = {
     "sum": r"\\sum(?![a-z])|∑",
     "product": r"\\prod(?![a-z])|∏",
@@ -33,7 +27,7 @@ _UNDONE = {
     "determinant": r"\\det(?![a-z])|\{vmatrix\}",
     "average": r"\b(?:mean|average|median)\b",
 }
-# Closed forms: an answer of their own, unless the question asked for their value.
+# Closed forms: answers, unless the question asks for their value.
 _CLOSED_FORMS = {
     "power": r"\^|\*\*",
     "root": r"\\sqrt|sqrt|√",
@@ -57,11 +51,11 @@ _EQUALS = re.compile(r"(?<![<>!\\])=")
 
 
 def left_undone(question: str, gold: str, response: str) -> str:
-    """What a right answer leaves undone or restates, or ``""`` if it is an answer.
+    """Return why a right answer is unevaluated or restates the question, or an empty string.
 
     Args:
-        question: as it was asked.
-        gold: the gold answer, whose form is always good enough.
+        question: the question's text.
+        gold: the gold answer; its form is always accepted.
         response: a response, or a bare final answer.
     """
     final = final_answer(response)
@@ -78,13 +72,18 @@ def left_undone(question: str, gold: str, response: str) -> str:
     for name, sign in _CLOSED_SIGNS.items():
         if sign.search(value) and sign.search(question) and not sign.search(gold):
             return f"the question asks for the value of the {name}"
-    if _numbers_alone(wanted.body) and (undone := _arithmetic_in(value, as_fraction=bool(_FRACTION.search(gold)))):
-        return f"arithmetic is left to do: {undone:.40}"
+    wanted_elements = _elements(wanted.body)
+    if wanted_elements and all(map(_is_number, wanted_elements)):
+        # 391/17 has to be worked out, unless the gold answer is a fraction as well.
+        as_fraction = bool(_FRACTION.search(gold))
+        undone = next((element for element in _elements(value) if _is_undone(element, as_fraction)), "")
+        if undone:
+            return f"arithmetic is left to do: {undone:.40}"
     return "it restates the question" if _restates(question, given, tokens) else ""
 
 
 def _plain_form(answer: Answer) -> tuple[object, ...] | None:
-    """How a number is written, up to blanks and zeros: as a decimal by its value, as a fraction by its terms."""
+    """A number up to blanks and zeros: the value of a decimal, the terms of a fraction."""
     answer = assigned_number(answer) or answer
     if answer.value is None:
         return None
@@ -92,31 +91,16 @@ def _plain_form(answer: Answer) -> tuple[object, ...] | None:
     return (answer.value, answer.percent) if whole_or_decimal else (answer.value, answer.percent, *_tokens(answer.body))
 
 
-def _numbers_alone(body: str) -> bool:
-    elements = _elements(body)
-    return bool(elements) and all(_is_number(element) for element in elements)
-
-
-def _arithmetic_in(value: str, *, as_fraction: bool) -> str:
-    """The first element that is not worked out; 391/17 is not, unless the gold answer is a fraction as well."""
-    return next((element for element in _elements(value) if _is_undone(element, as_fraction)), "")
-
-
 def _is_undone(element: str, as_fraction: bool) -> bool:
     if not _is_number(element):
         return bool(_ARITHMETIC.search(element) or _ONLY_DIGITS.fullmatch(element))
-    fraction = written_fraction(element)
-    return not as_fraction and fraction is not None and fraction.can_be_reduced
+    return not as_fraction and is_reducible(element)
 
 
 def _elements(body: str) -> list[str]:
-    elements = (element.strip() for element in _ELEMENTS.split(_without_outer_brackets(body)))
-    return [element for element in elements if element]
-
-
-def _without_outer_brackets(body: str) -> str:
     match = re.fullmatch(r"(?:[(\[]|\\\{)([^()\[\]]*?)(?:[)\]]|\\\})", body)
-    return match[1] if match else body
+    elements = (element.strip() for element in _ELEMENTS.split(match[1] if match else body))
+    return [element for element in elements if element]
 
 
 def _is_number(element: str) -> bool:
@@ -125,7 +109,7 @@ def _is_number(element: str) -> bool:
 
 
 def _restates(question: str, given: Answer, tokens: list[str]) -> bool:
-    """Whether a formula of the question holds the same signs, in whatever order, or the answer stands in its text."""
+    """Whether a formula of the question has the same tokens in any order, or its text contains the answer."""
     if not any(not token.isalnum() for token in tokens):
         return False  # a bare number or word: many questions hold their answer
     if given.value is not None and re.fullmatch(r"[-+]?[\d,.]+", given.body) and not given.percent:
@@ -138,19 +122,19 @@ def _restates(question: str, given: Answer, tokens: list[str]) -> bool:
 
 
 def _tokens(text: str) -> list[str]:
-    r"""Signs of a formula without what groups them: ``\frac{17}{4}``, ``(17)/4`` and ``17 \div 4`` are the same."""
+    r"""Tokens without grouping: ``\frac{17}{4}``, ``(17)/4`` and ``17 \div 4`` are the same."""
     text = re.sub(r"\\[dtc]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r"\1/\2", text)
     text = re.sub(r"\\(?:cdot|times)(?![a-zA-Z])|\*", "*", re.sub(r"\\div(?![a-zA-Z])", "/", text))
     return re.findall(r"\\[a-zA-Z]+|\d+(?:\.\d+)?|[a-zA-Z]+|[^\s\w(){}\[\]$\\]", text)
 
 
 class EvaluatedOnly:
-    """A grader for training: what another one calls right is wrong where :func:`left_undone` says so.
+    """Wraps a grader for training: a right math answer is wrong if :func:`left_undone` gives a reason.
 
-    Only mathematics is looked at.  The other grader stays as it is, and may grade evaluations meanwhile.
+    The wrapped grader is not changed and may be used for evaluation.
 
     Attributes:
-        unevaluated: how many answers the other grader called right and this one wrong.
+        unevaluated: number of verdicts that were changed.
     """
 
     def __init__(self, grader: Grader) -> None:
@@ -163,11 +147,11 @@ class EvaluatedOnly:
         return [self.look_again(*each) for each in zip(records, answers, verdicts, strict=True)]
 
     def close(self) -> None:
-        """The other grader's own."""
+        """Close the wrapped grader."""
         self._grader.close()
 
     def look_again(self, record: Record, answer: str, verdict: Verdict) -> Verdict:
-        """What becomes of the other grader's verdict on one answer."""
+        """The verdict on one answer, given that of the wrapped grader."""
         named = record.metadata.get("grader")
         if not verdict.correct or (record.category != "math" if named is None else named != "math"):
             return verdict

@@ -1,29 +1,19 @@
-r"""Other spellings of a final answer, written as the parser and the exact path read them.
+r"""Rewrite alternative spellings of a final answer as the parser and the exact path read them.
 
-``\frac\pi4`` becomes ``\frac{\pi}{4}``, ``\operatorname{ln}3`` becomes ``\ln 3``, ``[2,5[`` becomes ``[2,5)``.  Nothing
-is evaluated, and the cost grows linearly with the text.
+``\frac\pi4`` becomes ``\frac{\pi}{4}``, ``\operatorname{ln}3`` becomes ``\ln 3``, ``[2,5[`` becomes ``[2,5)``. Nothing
+is evaluated; the time is linear in the text.
 """
 
 import re
 
 TEXT = r"\\(?:text|textrm|textbf|textit|textnormal|mathrm|mathbf|mathit|mbox|rm|operatorname)\s*\{([^{}]*)\}"
 
-_COMMANDS = {
-    r"\lbrace": r"\{",
-    r"\rbrace": r"\}",
-    r"\lbrack": "[",
-    r"\rbrack": "]",
-    r"\nicefrac": r"\frac",
-    r"\sfrac": r"\frac",
-    r"\ast": r"\cdot ",
-    r"\uppi": r"\pi ",
-    r"\lg": r"\log_{10} ",
-    r"\R": r"\mathbb{R}",
-}
+_COMMANDS = {r"\lbrace": r"\{", r"\rbrace": r"\}", r"\lbrack": "[", r"\rbrack": "]", r"\nicefrac": r"\frac"}
+_COMMANDS |= {r"\sfrac": r"\frac", r"\ast": r"\cdot ", r"\uppi": r"\pi ", r"\lg": r"\log_{10} ", r"\R": r"\mathbb{R}"}
 _COMMAND = re.compile(r"\\(?:[lr]brace|[lr]brack|nicefrac|sfrac|ast|uppi|lg|R)(?![a-zA-Z])")
 _POWER_SIGN = re.compile(r"(?<=[\w)}\]])(?:\*\*| \*\* )(?=[\w({\\-])")
 
-# The longer names first.  "sec" and "min" are units as well: "sec" is a function only where it cannot be one.
+# Longer names first. "sec" is also a unit, and a function only where it cannot be one.
 _INVERSES = "|".join(f"arc{name}" for name in ("sinh", "cosh", "tanh", "sin", "cos", "tan", "cot", "sec", "csc"))
 _NAMES = rf"{_INVERSES}|sinh|cosh|tanh|sin|cos|tan|cot|csc|log|ln|exp"
 _NAMED_FUNCTION = re.compile(
@@ -38,11 +28,11 @@ _PLAIN_PI = re.compile(r"(?<![a-zA-Z\\])pi(?![a-zA-Z])")
 _CONSTANT = re.compile(r"\\(?:mathrm|operatorname|text|textrm|mathit)\s*\{\s*(e|i|\\pi)\s*\}")
 _ROMAN = re.compile(r"\{\s*\\rm(?![a-zA-Z])\s*([^{}]*)\}")
 _NATURAL_LOG = re.compile(r"\\log\s*_\s*(?:\{\s*e\s*\}|e(?![a-zA-Z]))")
-_LOG_10 = re.compile(r"\\log\s*_\s*10(?!\d)")  # to TeX the logarithm of 0 to base 1
+_LOG_10 = re.compile(r"\\log\s*_\s*10(?!\d)")  # in TeX the index is the 1 alone
 _DOUBLE_FACTORIAL = re.compile(r"(?<![\d.!])(\d{1,3})!!(?!!)")
 _MAX_DOUBLE_FACTORIAL = 200
 
-# How many arguments a command takes, each a group in braces or a single token.
+# Number of arguments, each a group in braces or a single token.
 _ARGUMENTS = {"^": 1, r"\frac": 2, r"\dfrac": 2, r"\tfrac": 2, r"\cfrac": 2, r"\binom": 2, r"\dbinom": 2, r"\tbinom": 2}
 _ARGUMENTS |= {r"\sqrt": 1, r"\overline": 1, r"\bar": 1, r"\vec": 1, r"\hat": 1, r"\text": 1, r"\mathbb": 1}
 _ARGUMENTS |= {r"\mathrm": 1, r"\mathbf": 1, r"\mathit": 1}
@@ -61,16 +51,14 @@ _SET_OF_SOLUTIONS = re.compile(
     rf"(?:\\(?:mid|vert|colon)(?![a-zA-Z])|[|:]|\\text\s*\{{\s*such that\s*\}})(.+)\\\}}"
 )
 _SIGN = re.compile(rf"({_RELATION})")
-_INFINITY = r"\infty"
+_STRICT = ("<", ">", r"\lt", r"\gt")
 _AND = re.compile(r"\s*(?:\\text\s*\{\s*,?\s*and\s*\}|(?<![a-zA-Z\\])and(?![a-zA-Z])|\\(?:land|wedge)(?![a-zA-Z]))\s*")
 _OR = re.compile(r"\s*\\(?:lor|vee)(?![a-zA-Z])\s*")
 _BOUND = re.compile(rf"([^<>]*?)\s*({_RELATION})\s*([^<>]*)")
 _CUP = re.compile(r"\s*\\cup(?![a-zA-Z])\s*")
 _ELEMENT_OF = re.compile(rf"{_VARIABLE}\s*\\in(?![a-zA-Z])\s*")
 
-_BASE_WORDS = """
-two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen
-"""
+_BASE_WORDS = "two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 _BASES = {word: str(base) for base, word in enumerate(_BASE_WORDS.split(), start=2)}
 _BASE = rf"(\d{{1,2}}|{'|'.join(_BASES)})"
 _DIGITS = r"(\(?\s*[0-9A-Fa-f.]+\s*\)?)\s*"
@@ -83,7 +71,7 @@ _REMAINDER = re.compile(r"(\d{1,50})\s*\\?b?mod(?:ulo)?(?![a-zA-Z])\s*\{?(\d{1,5
 
 
 def standard_spelling(text: str) -> str:
-    """The same answer in the spelling that the parser reads."""
+    """Return the answer in the spelling that the parser reads."""
     if "\\" in text or "^" in text:
         text = _COMMAND.sub(lambda match: _COMMANDS[match[0]], text)
         text = _ROMAN.sub(r"\\mathrm{\1}", text)
@@ -103,13 +91,13 @@ def standard_spelling(text: str) -> str:
 
 
 def _with_braces(text: str) -> str:
-    r"""Put braces around arguments that are single tokens: of ``\frac\pi4``, ``\sqrt[3]2`` and ``2^\frac12``."""
+    r"""Put braces around single-token arguments, as in ``\frac\pi4``, ``\sqrt[3]2`` and ``2^\frac12``."""
     tokens = _TOKEN.findall(text)
     closing = _matching(tokens)
     if closing is None:
         return text
     opened, closed = [0] * (len(tokens) + 1), [0] * (len(tokens) + 1)
-    ends = [0] * len(tokens)  # behind the token and all of its arguments
+    ends = [0] * len(tokens)  # after the token and its arguments
     for place in range(len(tokens) - 1, -1, -1):
         token = tokens[place]
         end = closing.get(place, place) + 1 if token == "{" else place + 1
@@ -147,7 +135,7 @@ def _next(tokens: list[str], place: int) -> int:
 
 
 def _matching(tokens: list[str]) -> dict[int, int] | None:
-    """For each opening bracket the place of the one that closes it; None where braces do not match."""
+    """Position of the closing bracket for each opening one; None if braces do not match."""
     closing: dict[int, int] = {}
     opened: list[int] = []
     for place, token in enumerate(tokens):
@@ -165,7 +153,7 @@ def _matching(tokens: list[str]) -> dict[int, int] | None:
 
 
 def _double_factorial(match: re.Match[str]) -> str:
-    """``n!!`` by factorials: the parser reads it as the factorial of a factorial."""
+    """``n!!`` by factorials; the parser would read the factorial of a factorial."""
     number = int(match[1])
     if number > _MAX_DOUBLE_FACTORIAL:
         return match[0]
@@ -174,7 +162,7 @@ def _double_factorial(match: re.Match[str]) -> str:
 
 
 def _residue_class(text: str) -> str:
-    r"""``7 (mod 11)`` as ``7\pmod{11}``; without brackets only where that is the remainder as well."""
+    r"""``7 (mod 11)`` as ``7\pmod{11}``; without brackets only if 7 is also the remainder."""
     if "mod" not in text:
         return text
     plain = re.sub(TEXT, r"\1", text)
@@ -212,38 +200,30 @@ def _standard_set(text: str) -> str:
 
 
 def _chain(text: str) -> str | None:
-    r"""``2 < x \le 5`` of ``x > 2`` and ``x \le 5``; None of anything else."""
+    r"""``2 < x \le 5`` of ``x > 2`` and ``x \le 5``, else None."""
     parts = _AND.split(text)
-    bounds = [_BOUND.fullmatch(part.strip()) for part in parts]
-    if len(parts) != 2 or None in bounds:
-        return None
-    below: tuple[str, str, str] | None = None
-    above: tuple[str, str, str] | None = None
-    for bound in bounds:
-        assert bound is not None
-        left, sign, right = bound.groups()
-        less = sign == "<" or sign.startswith(r"\l")
-        if sign.startswith(r"\n") or not left or not right.strip():
+    bounds: dict[bool, tuple[str, str, str]] = {}  # upper and lower: variable, relation, value
+    for part in parts:
+        match = _BOUND.fullmatch(part.strip())
+        if len(parts) != 2 or match is None or match[2].startswith(r"\n") or not (match[1] and match[3].strip()):
             return None
-        strict = sign in ("<", ">", r"\lt", r"\gt")
-        relation = "<" if strict else r"\le"
+        left, sign, right = match[1], match[2], match[3].strip()
+        is_upper = sign == "<" or sign.startswith(r"\l")
+        relation = "<" if sign in _STRICT else r"\le"
         if re.fullmatch(_VARIABLE, left):
-            less, variable, value = less, left, right.strip()
-        elif re.fullmatch(_VARIABLE, right.strip()):
-            less, variable, value = not less, right.strip(), left
+            bounds[is_upper] = (left, relation, right)
+        elif re.fullmatch(_VARIABLE, right):
+            bounds[not is_upper] = (right, relation, left)
         else:
             return None
-        if less:
-            above = (variable, relation, value)
-        else:
-            below = (variable, relation, value)
-    if below is None or above is None or below[0] != above[0]:
+    if len(bounds) < 2 or bounds[True][0] != bounds[False][0]:
         return None
-    return f"{below[2]} {below[1]} {below[0]} {above[1]} {above[2]}"
+    (variable, above, high), (_, below, low) = bounds[True], bounds[False]
+    return f"{low} {below} {variable} {above} {high}"
 
 
 def _interval(variable: str, condition: str) -> str | None:
-    r"""``(2, 5]`` of ``2 < x \le 5``, so that the name of the bound variable does not count; None of anything else."""
+    r"""``(2, 5]`` of ``2 < x \le 5``, which does not depend on the variable's name; else None."""
     parts = [part.strip() for part in _SIGN.split(condition)]
     signs = parts[1::2]
     if any(sign.startswith(r"\n") for sign in signs) or parts.count(variable) != 1 or not all(parts):
@@ -253,12 +233,12 @@ def _interval(variable: str, condition: str) -> str | None:
         return None
     if greater[0]:
         parts.reverse()
-    closed = [sign not in ("<", ">", r"\lt", r"\gt") for sign in parts[1::2]]
+    closed = [sign not in _STRICT for sign in parts[1::2]]
     place = parts.index(variable)
     if len(parts) > 5 or (len(parts) == 5 and place != 2):
         return None
-    below = ("[" if closed[0] else "(") + parts[0] if place else f"(-{_INFINITY}"
-    above = parts[-1] + ("]" if closed[-1] else ")") if place + 1 < len(parts) else f"{_INFINITY})"
+    below = ("[" if closed[0] else "(") + parts[0] if place else r"(-\infty"
+    above = parts[-1] + ("]" if closed[-1] else ")") if place + 1 < len(parts) else r"\infty)"
     return f"{below}, {above}"
 
 
@@ -267,7 +247,7 @@ def _holds(variable: str, text: str) -> bool:
 
 
 def _with_standard_brackets(text: str) -> str:
-    """``]2,5]`` as ``(2,5]``, and a semicolon between the elements of one pair of brackets as a comma."""
+    """``]2,5]`` as ``(2,5]``, and a semicolon between elements as a comma."""
     element_of = _ELEMENT_OF.match(text)
     start = element_of.end() if element_of else 0
     pieces = [piece.strip() for piece in _CUP.split(text[start:])]

@@ -1,8 +1,7 @@
-r"""From prose to the value that it states, for responses without a box.
+"""Find the value that a response without a box states.
 
-An explicit statement (``#### 5``, ``A: 5``, ``the answer is 5``) wins over everything else; without one the last
-sentence with a value counts.  A sentence states one value or one bare list.  Every scan is linear in the text, whose
-length the caller bounds.
+An explicit statement (``#### 5``, ``A: 5``, ``the answer is 5``) comes first; else the last sentence with a value
+counts. A sentence states one value or one bare list. Every scan is linear in the text, whose length the caller bounds.
 """
 
 import re
@@ -10,12 +9,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 
-from coca_mindspeed.grading.math.qualifiers import is_denied, is_hedged, is_qualified, is_retracted
 from coca_mindspeed.grading.math.units import COUNTED, UNNAMED, leaves_value, read_unit
 
-# Pandoc's rule for dollars: no blank inside of them, no digit behind the closing one, so that "$20 and $30" is money.
-# Beyond it: no punctuation first and no operator last ("5$, 6$", "$4=$8"), and a formula without words may have blanks
-# on both sides ("$ \frac{1}{2} $"), as some models write it.
+# Pandoc's rule for dollars: no blank inside, no digit after the closing one, so that "$20 and $30" is money. Also, no
+# punctuation first and no operator last ("5$, 6$", "$4=$8"), and a formula without words may have blanks on both sides.
 _FORMULA = re.compile(
     r"""(?<!\\)\$\$((?:\\.|[^$\\])+)\$\$
     | (?<![\\$])\$(?![\s$,;:!?)]|\.(?!\d))((?:\\.|[^$\\\n])+)(?<![\s=+*/(<-])\$(?![\d$])
@@ -27,7 +24,7 @@ _FORMULA = re.compile(
         (?:\{(?:[^{}\n]|\{[^{}\n]*\})*\}|[^\s$.,;{}]|[.,](?=\w))*(?![^\s.,;:!?)]))""",
     re.VERBOSE | re.DOTALL,
 )
-_MASK = "\ue000"  # stands for each character of a formula, so that no rule for prose looks into it
+_MASK = "\ue000"  # replaces each character of a formula, so that rules for prose do not match inside
 _NAME = re.compile(r"(?:\\(?:triangle|angle)\s*)?\\?[a-zA-Z]+(?:_\{?\w\}?)?(?:\(-?\w+\))?|[A-Z]+")  # x, f(2), ABC
 
 _CURRENCY = r"(?:\\?\$|[€£¥₹]|(?<![A-Za-z])(?:USD|EUR|GBP|Rs\.?)(?![A-Za-z]))\ ?"
@@ -87,7 +84,7 @@ _ANNOUNCES = re.compile(
 _MAX_WORDS = 6
 _MAX_STATEMENTS = 8
 _MAX_SENTENCE = 400
-_WINDOW = 40  # what is said of a value stands within this many characters before it
+_WINDOW = 40  # characters before a value that are searched
 
 _LEAD = r"""(?:about|approximately|approx\.?|roughly|around|exactly|only|just|now|then|thus|also|therefore|equal\s+to
     |simply|actually|still|indeed|a\s+total\s+of|all|to\s+be|be|given\s+by|option|choice)"""
@@ -140,7 +137,7 @@ _PERCENT = re.compile(r"\s?\\?%|\s+(?:percent|per\s+cent|pct)\b", re.IGNORECASE)
 _SCALE = re.compile(r"\s+(?:hundred|thousand|million|billion|trillion)\b(?!\s+\w*(?:and|illion)\b)", re.IGNORECASE)
 _WORD = re.compile(r"[\s-]+([ap]\.m\b\.?|[A-Za-z]+(?:/[A-Za-z]+)?\.?(?:\s*\^\s*\{?[23]\}?)?)")
 _MAX_UNIT_WORDS = 4
-# Behind a number these say nothing about its value.
+# Words after a number that do not change its value.
 _NEUTRAL_WORDS = """
 more less fewer greater in on at for to from left per of and with each every is are was were than when where while since
 because as after before by so if which that this the a an who these those out away remaining total altogether unless or
@@ -181,10 +178,10 @@ class _Value:
     """A number, formula or calculation in a sentence.
 
     Attributes:
-        start: where it begins in the sentence.
-        end: where it ends.
-        stated: whether "is", "=" or the like stands before it.
-        adjunct: whether a preposition or an article stands before it (``after 3 days``).
+        start: offset of the first character in the sentence.
+        end: offset after the last one.
+        stated: whether "is", "=" or the like precedes it.
+        adjunct: whether a preposition or an article precedes it (``after 3 days``).
     """
 
     start: int
@@ -194,10 +191,10 @@ class _Value:
 
 
 def stated_answer(text: str) -> str | None:
-    """The value that the end of a response states outside of any box, or None.
+    """Return the value that the end of a response states outside of boxes, or None.
 
     Args:
-        text: the end of a response, its characters plain.
+        text: the end of a response, after :func:`~.final_answer.plain_characters`.
     """
     for markup in (_CALCULATOR, _LIST_MARKER, _HASHES_IN_FORMULA, _BOLD):
         text = markup.sub("", text)
@@ -207,7 +204,7 @@ def stated_answer(text: str) -> str | None:
         stated = _read_statement(text[start : min(end, start + _MAX_SENTENCE)])
         if stated is None:
             continue
-        retracted = is_retracted(masked[end:])
+        retracted = _is_retracted(masked[end:])
         if retracted or (explains and not _leads(masked[start:end]) and _CONCLUSION.search(masked, end)):
             return _last_value(text, masked, end)
         return stated or None
@@ -215,7 +212,7 @@ def stated_answer(text: str) -> str | None:
 
 
 def formulas(text: str) -> Iterator[str]:
-    """The insides of a text's formulas; amounts of money (``$20 and $30``) are none."""
+    """Yield the contents of a text's formulas; amounts of money (``$20 and $30``) are none."""
     for match in _FORMULA.finditer(text):
         yield _inside(match)
 
@@ -225,10 +222,10 @@ def _inside(formula: re.Match[str]) -> str:
 
 
 def boxed_statement(content: str) -> str:
-    r"""The value that a sentence in a box states (``\text{The sum is } 5``); anything else as it is.
+    r"""The value that a sentence in a box states (``\text{The sum is } 5``); other contents are returned as they are.
 
     Args:
-        content: of a box, its characters plain.
+        content: of a box, after :func:`~.final_answer.plain_characters`.
     """
     if not _VERB.search(content):
         return content
@@ -238,7 +235,7 @@ def boxed_statement(content: str) -> str:
 
 
 def _without_text_command(text: str) -> str:
-    r"""The text with ``\text{}`` taken off the words in it, outside of formulas."""
+    r"""Unwrap ``\text{}`` outside of formulas."""
     pieces, position = [], 0
     for match in _TEXT.finditer(_masked(text)):
         pieces += [text[position : match.start()], " ", match[1], " "]
@@ -251,7 +248,7 @@ def _masked(text: str) -> str:
 
 
 def _statements(masked: str) -> Iterator[tuple[int, int, bool]]:
-    """Explicit statements, the last one first: where each begins and ends, and whether it may open an explanation."""
+    """Yield explicit statements from the last to the first: start, end, whether an explanation may follow."""
     found = [(match.end(), match) for match in _OPENING.finditer(masked)]
     found += [(match.start(), match) for match in _CLOSING.finditer(masked)]
     ends = [match.end() for match in _SENTENCE_END.finditer(masked)]
@@ -271,7 +268,7 @@ def _statements(masked: str) -> Iterator[tuple[int, int, bool]]:
 
 
 def _last_value(text: str, masked: str, start: int) -> str | None:
-    """The value of the last sentence behind ``start`` that has one, unless it is qualified or taken back."""
+    """The value of the last sentence after ``start`` that has one, unless it is qualified or withdrawn."""
     ends = [start, *(match.end() for match in _SENTENCE_END.finditer(masked, start)), len(masked)]
     for begin, end in zip(ends[-2::-1], ends[:0:-1], strict=True):
         begin = max(begin, end - _MAX_SENTENCE)
@@ -282,15 +279,15 @@ def _last_value(text: str, masked: str, start: int) -> str | None:
             if _BARE.fullmatch(previous) and _BARE.fullmatch(sentence):
                 return None  # one value a line is a list
             start_of_line = begin + len(sentence) - len(sentence.lstrip())
-            doubted = is_retracted(masked[end:]) or (
-                values[0].start + begin == start_of_line and is_qualified(text, start_of_line, end)
+            doubted = _is_retracted(masked[end:]) or (
+                values[0].start + begin == start_of_line and _is_qualified(text, start_of_line, end)
             )
             return None if doubted else _read(sentence, values, explicit=False) or None
     return None
 
 
 def _read_statement(sentence: str) -> str | None:
-    """The value of an explicit statement; ``""`` if it names no single value, None if there is no statement."""
+    """The value of an explicit statement; ``""`` if it has no single value, None if there is no statement."""
     sentence = re.sub(r"^<([^<>]+)>$", r"\1", sentence.strip(_MARKUP))
     if _ANNOUNCES.fullmatch(sentence):
         return None
@@ -306,7 +303,7 @@ def _read_statement(sentence: str) -> str | None:
 
 
 def _words(sentence: str) -> str | None:
-    """``even`` of ``the function is even``; the sentence where it has no such subject."""
+    """``even`` of ``the function is even``; the sentence if it has no such subject."""
     subject, *rest = _COPULA.split(sentence, maxsplit=1)
     words = rest[0] if rest and not _NO_SUBJECT.search(subject) else sentence
     words = _OPTION.sub("", words)
@@ -314,7 +311,7 @@ def _words(sentence: str) -> str | None:
 
 
 def _values(sentence: str, masked: str) -> list[_Value]:
-    """The values in a sentence; ordinals and names (``$n$``, ``$f(x)$``) only where it has no others."""
+    """The values in a sentence; ordinals and names (``$n$``, ``$f(x)$``) only if there are no others."""
     values: list[_Value] = []
     others: list[_Value] = []
     position = 0
@@ -341,19 +338,18 @@ def _read(sentence: str, values: list[_Value], *, explicit: bool) -> str:
 
     Args:
         sentence: with at least one value.
-        values: of the sentence.
-        explicit: whether the sentence is a statement of the answer, which has one value; of any other sentence the
-            last one counts.
+        values: the values in the sentence.
+        explicit: whether the sentence is a statement of the answer; in other sentences the last value counts.
     """
     masked = _masked(sentence)
     value = _chosen(masked, values, explicit)
     verb = max((match.end() for match in _VERB.finditer(masked)), default=0)
     operand = value is not None and bool(_OPERAND.search(masked, 0, value.start))
     side = value is not None and verb > 0 and bool(_LETTER.search(masked, verb, value.start))
-    if operand or side or _COMMAND.search(masked):  # of an expression, which counts as a whole or not at all
-        whole = verb and not _PROSE.search(masked, verb) and not is_denied(masked[:verb])
+    if operand or side or _COMMAND.search(masked):  # an expression counts as a whole or not at all
+        whole = verb and not _PROSE.search(masked, verb) and not _is_denied(masked[:verb])
         return _plain(sentence, masked, verb, len(sentence)) if whole else ""
-    if value is None or is_qualified(sentence, value.start, value.end) or is_denied(masked[: value.start]):
+    if value is None or _is_qualified(sentence, value.start, value.end) or _is_denied(masked[: value.start]):
         return ""
     if _STARTS_WITH_OR.match(masked):
         return ""
@@ -366,7 +362,7 @@ def _read(sentence: str, values: list[_Value], *, explicit: bool) -> str:
     else:
         asides = [match.span() for match in _ASIDE.finditer(masked, end)]
         others = [v for v in values if v.start >= end and not any(low < v.start < high for low, high in asides)]
-        if is_hedged(masked[end:]) or any(not _is_explained(sentence, masked, end, value, other) for other in others):
+        if _is_hedged(masked[end:]) or any(not _is_explained(sentence, masked, end, value, other) for other in others):
             return ""
     subject = _VARIABLE_IS.fullmatch(masked[: value.start])
     variable = _plain(sentence, masked, *subject.span(1)) if subject else ""
@@ -376,7 +372,7 @@ def _read(sentence: str, values: list[_Value], *, explicit: bool) -> str:
 
 
 def _chosen(masked: str, values: list[_Value], explicit: bool) -> _Value | None:
-    """The value that a sentence is about, or None where it could be another one too."""
+    """The value that a sentence is about, or None if it is ambiguous."""
     if explicit and _leads(masked):
         value = values[0]
         for other in values[1:]:  # 2 cars * 3 seats = 6 seats
@@ -418,7 +414,7 @@ def _leads(masked: str) -> bool:
 
 
 def _is_explained(sentence: str, masked: str, start: int, value: _Value, other: _Value) -> bool:
-    """Whether a value behind the stated one is part of a reason or remark and no other answer."""
+    """Whether a later value belongs to a reason or remark and is no second answer."""
     between = masked[start : other.start]
     joint = max((match.end() for match in _JOINS.finditer(between)), default=None)
     reason = _EXPLAINED.search(between) if joint is None else _BECAUSE.search(between, joint)
@@ -429,18 +425,14 @@ def _is_explained(sentence: str, masked: str, start: int, value: _Value, other: 
 
 def _repeats(sentence: str, masked: str, value: _Value, other: _Value) -> bool:
     r"""Whether another value begins with the stated one: ``$42$, $42 = 6\cdot 7$``."""
-    return bool(
-        re.match(
-            re.escape(_plain(sentence, masked, value.start, value.end)) + r"(?![\d.,])",
-            _plain(sentence, masked, other.start, other.end),
-        )
-    )
+    stated, repeated = (_plain(sentence, masked, each.start, each.end) for each in (value, other))
+    return re.match(re.escape(stated) + r"(?![\d.,])", repeated) is not None
 
 
 def _with_unit(sentence: str, masked: str, value: _Value) -> tuple[str, int]:
-    """A value with what belongs to it (unit, percent, "million"), and where that ends.
+    """A value with its unit, percent sign or "million", and where that ends.
 
-    Words that make another number of it (``5 dozen``) stay as they are, so that it is no longer the number alone.
+    Words that change the number (``5 dozen``) are kept, so that the result is not the number alone.
     """
     text, end = _plain(sentence, masked, value.start, value.end), value.end
     if more := _PERCENT.match(masked, end) or _SCALE.match(masked, end):
@@ -466,9 +458,83 @@ def _names_unit(words: str) -> bool:
 
 
 def _plain(sentence: str, masked: str, start: int, end: int) -> str:
-    """A part of a sentence; the inside of the formula that it is."""
+    """A part of a sentence; the content of the formula if it is one."""
     text = sentence[start:end].strip(_MARKUP)
     formula = _FORMULA.fullmatch(text)
     if formula is None:
         return text
     return _LABEL.sub("", _inside(formula)).strip()
+
+
+_QUALIFIER_WINDOW = 80  # characters on either side that are searched
+
+_RESULT = r"(?:so|is|are|equals|gets?|gives?|makes?|leaves?|then|hence|thus|therefore|but)\b"
+_BEFORE = re.compile(
+    rf"""(?:
+        (?:\b(?:not|never|cannot|neither|nor|except)\b | n['’]t\b | \b(?:anything|everything|all)\s+but\b)
+            (?:\s+(?!{_RESULT})[^\W\d]+){{0,3}}                 # cannot possibly be 6, is not equal to 6
+      | \b(?:than(?:\s+or\s+equal\s+to)? | instead\s+of | at\s+(?:least|most) | up\s+to
+            | above | below | under | over | beyond | exceed(?:s|ing)?)
+      | \b(?:twice|double|triple|(?:half|halves|thirds?|quarters?|root|square|cube|logarithm|log|factorial|reciprocal
+            |inverse|multiples?|divisors?|factors?|powers?|percent)\s+of) | %\s+of
+      | (?<![-=<>])[<>]=? | != | \\(?:n?leq?|n?geq?|[lg]t|neq?|neg|pm)     # x \neq 6, > 6; no arrows
+      | \d[^\w.;:!?\n]{{0,3}}\s*(?<!\\)\b(?:or|to|and|through|versus|vs)\b(?:\s+(?:even|maybe|perhaps|possibly|rather))?
+    )[\s$*\\(\[]*$""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_AFTER = re.compile(
+    r"""^[\s$*\\)\]]*(?:
+        (?:is|was|are|were|be|being|seems|looks)(?:n['’]t\b | \s+(?:\w+\s+)?(?:not|wrong|incorrect|false|impossible)\b)
+      | (?:can|could|does|do|will|would|must)(?:not\b | n['’]t\b | \s+not\b)
+      | or\s+(?:more|less|fewer|above|below|over|under|higher|lower|greater|larger|smaller)\b
+    )""",
+    re.VERBOSE | re.IGNORECASE,
+)
+# A clause that denies what follows: "it is false that x is 5", "I do not think that it is 5".
+_DENIED = re.compile(
+    r"""(?:\b(?:not|never|cannot|false|wrong|incorrect|untrue|doubt\w*|unlikely|impossible)\b | n['’]t\b)[^,;:.]*
+        \b(?:that|think|believe|say|claim|mean|sure|certain|if|whether|true|case|correct)\b
+        (?:(?!\b(?:so|hence|thus|therefore|then|but)\b)[^,;:.])*$
+      | \b(?:wrong|incorrect|false|untrue)\s+(?:answer|value|result|solution)\b[^,;:.]*$""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_HEDGED = re.compile(
+    r"""\b(?:or\s+(?:even|rather|else|more|less|fewer) | maybe | perhaps | possibly | alternatively | unless | if
+        | otherwise | either | neither | (?:could|might|may)\s+(?:also\s+)?be
+        | also\s+(?:possible|correct|right|valid|works?|a\s+solution) | another\s+(?:answer|solution|possibility|option)
+        | as\s+well\s+as | along\s+with | (?:a|my|just)\s+guess
+        | not\s+(?:sure|certain|right|correct|true|it\b|the\s+(?:right|correct|answer)))\b
+      | \b(?:is|are|was|be|seems|looks)\s+(?:\w+\s+)?(?:wrong|incorrect|false|impossible)\b
+      | n['’]t\s+(?:right|correct|true|it|the\s+(?:right|correct|answer))\b""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_RETRACTED = re.compile(
+    r"""(?:^|[.!?\n])[\s*_]*(?:
+        (?:(?:oh|but|hmm+|no)\s*[,.]?\s*)*(?:wait|actually|no\s*[,.]|correction|sorry|oops|scratch\s+that|i\s+mean
+            |on\s+second\s+thought|alternatively|or(?!\s+(?:equivalently|simply|more\s+precisely|in)\b))\b
+      | (?:this|that|it|the\s+(?:above\s+)?answer)
+            (?:\s+(?:is|was|must\s+be|seems))(?:n['’]t|\s+(?:\w+\s+)?(?:wrong|incorrect|false|not)\b)
+    )""",
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def _is_denied(before: str) -> bool:
+    """Whether the clause before a value denies the whole statement (``it is false that x is``)."""
+    return bool(_DENIED.search(before[-_QUALIFIER_WINDOW:]))
+
+
+def _is_hedged(after: str) -> bool:
+    """Whether the rest of the sentence makes a value conditional or a guess, or withdraws it."""
+    return bool(_HEDGED.search(after))
+
+
+def _is_retracted(following: str) -> bool:
+    """Whether a later sentence withdraws the answer or starts anew (``Wait, ...``)."""
+    return bool(_RETRACTED.search(following))
+
+
+def _is_qualified(text: str, start: int, end: int) -> bool:
+    """Whether ``text[start:end]`` is denied (``not 6``), a bound (``more than 6``) or one of several (``5 or 6``)."""
+    before, after = text[max(0, start - _QUALIFIER_WINDOW) : start], text[end : end + _QUALIFIER_WINDOW]
+    return bool(_BEFORE.search(before) or _AFTER.match(after))

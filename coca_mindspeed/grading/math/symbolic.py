@@ -1,12 +1,12 @@
-"""Symbolic comparison of two final answers.  Runs in worker processes only: sympy can hang or explode.
+"""Symbolic comparison of two final answers. Runs in worker processes only: sympy may hang or exhaust memory.
 
-Scalars are compared by :mod:`.equality`; collections, intervals, equations and inequalities by their parts.  The pool
-in :mod:`coca_mindspeed.grading.workers` limits the time from outside.
+Scalars are compared by :mod:`.equality`; collections, intervals, equations and inequalities by their parts. The time is
+limited by :mod:`coca_mindspeed.grading.workers`.
 """
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -18,20 +18,20 @@ from sympy.core.relational import Relational
 from sympy.logic.boolalg import BooleanAtom
 
 from coca_mindspeed.grading.math.equality import equal, has_long_power
-from coca_mindspeed.grading.math.latex import parse_latex
+from coca_mindspeed.grading.math.latex import parse_latex, with_imaginary_unit
 from coca_mindspeed.grading.math.quantity import DECIMAL_TOLERANCE, read_answer, same_number
 from coca_mindspeed.grading.verdict import Outcome
 
-# 0.333333 is exactly one part in a million from a third: a hair more than that, for the rounding of 40 digits.
+# 0.333333 is exactly one millionth from 1/3: slightly more than the tolerance, for rounding at 40 digits.
 _ROUNDING = sympy.Rational(DECIMAL_TOLERANCE) * (1 + sympy.Rational(1, 10**20))
-# Signs that the parser passes over: 5' and 5\\ldots would both be 5.
+# The parser ignores these: 5' and 5\\ldots would both be 5.
 _DROPPED = re.compile(r"""(?<![a-zA-Z}_])['"]|\?|\\[lc]?dots[a-z]?(?![a-zA-Z])|\.\.\.""")
-# A comma inside of brackets is no separator of elements, and what follows "or" may be one.
+# In these lists a comma does not separate elements, or something else does.
 _SEVERAL = re.compile(r"\\pm|\\mp|[(\[]|(?<![a-z])(?:or|and)(?![a-z])")
 
 
 def gold_problem(text: str) -> str:
-    """Why a gold answer cannot be used, or ``""``."""
+    """Return why a gold answer cannot be used, or an empty string."""
     gold = parse_latex(text)
     if gold is None:
         return "it cannot be parsed as mathematics"
@@ -44,10 +44,10 @@ def gold_problem(text: str) -> str:
 
 
 def compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
-    """Compare ``(gold, answer)``, both LaTeX without units, and say why where it is not plain."""
+    """Compare ``(gold, answer)``, both LaTeX without units; return the outcome and the reason, if there is one."""
     gold_text, answer_text = pair
     if Counter(_DROPPED.findall(answer_text)) - Counter(_DROPPED.findall(gold_text)):
-        return Outcome.WRONG, "it holds what the parser would drop and the gold answer does not have"
+        return Outcome.WRONG, "it has characters that the parser ignores and the gold answer lacks"
     if problem := gold_problem(gold_text):
         return Outcome.UNGRADABLE, f"the gold answer cannot be used: {problem}"
     gold, answer = parse_latex(gold_text), parse_latex(answer_text)
@@ -61,7 +61,7 @@ def compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
 
 
 def _repeated(gold: Any, text: str) -> bool:
-    """Whether a list names an element twice, which the parser's set forgets."""
+    """Whether a list repeats an element; the parser makes a set of it."""
     return isinstance(gold, sympy.FiniteSet) and not _SEVERAL.search(text) and len(text.split(",")) > len(gold)
 
 
@@ -70,11 +70,11 @@ def _same_repetitions(gold_text: str, answer_text: str) -> bool:
     return _paired(*sides)
 
 
-def _paired(elements: Sequence[Any], others: Sequence[Any]) -> bool:
-    """Whether each element has another one for a partner, and none is left."""
+def _paired(elements: Sequence[Any], others: Sequence[Any], same: Callable[[Any, Any], bool] | None = None) -> bool:
+    """Whether the elements match the others one to one, in any order."""
     left = list(others)
     for element in elements:
-        place = next((n for n, other in enumerate(left) if _same(element, other)), None)
+        place = next((n for n, other in enumerate(left) if (same or _same)(element, other)), None)
         if place is None:
             return False
         del left[place]
@@ -92,13 +92,12 @@ def _exact_value(expression: Any, text: str) -> Fraction | None:
 
 
 def _same_exact_number(gold: Any, gold_text: str, answer: Any, answer_text: str) -> bool | None:
-    """Compare as exact rationals: 2**20 is 1048576 and not 1048576.5, which no tolerance would tell apart."""
+    """Compare as rational numbers (2**20 is not 1048576.5); None if one side is anything else."""
     gold_value, answer_value = _exact_value(gold, gold_text), _exact_value(answer, answer_text)
     if gold_value is None or answer_value is None:
         return None
-    return same_number(
-        replace(read_answer(gold_text), value=gold_value), replace(read_answer(answer_text), value=answer_value)
-    )
+    gold, answer = read_answer(gold_text), read_answer(answer_text)
+    return same_number(replace(gold, value=gold_value), replace(answer, value=answer_value))
 
 
 def _is_number(expression: Any) -> bool:
@@ -106,7 +105,7 @@ def _is_number(expression: Any) -> bool:
 
 
 def _same(gold: Any, answer: Any) -> bool:
-    """Whether two parsed answers are the same; a value may stand for the equation that names it, either way round."""
+    """Whether two parsed answers are the same; a value matches an equation that assigns it."""
     if _is_relation(gold) and _is_relation(answer):
         return _same_relations(gold, answer)
     if _is_relation(gold):
@@ -117,7 +116,8 @@ def _same(gold: Any, answer: Any) -> bool:
     if _is_relation(answer):
         if (named := _value_named(answer)) is not None:
             return _same(gold, named)
-        return isinstance(gold, sympy.Set) and not _has_equation(answer) and _same_or_none(gold, _solutions(answer))
+        solutions = _solutions(answer) if isinstance(gold, sympy.Set) and not _has_equation(answer) else None
+        return solutions is not None and _same(gold, solutions)
     if isinstance(gold, sympy.MatrixBase | sympy.MatrixExpr) or isinstance(answer, sympy.MatrixBase | sympy.MatrixExpr):
         return _same_matrices(gold, answer)
     if isinstance(gold, sympy.Set | sympy.Tuple) or isinstance(answer, sympy.Set | sympy.Tuple):
@@ -127,31 +127,22 @@ def _same(gold: Any, answer: Any) -> bool:
     return False
 
 
-def _same_or_none(gold: Any, answer: Any | None) -> bool:
-    return answer is not None and _same(gold, answer)
-
-
 def _same_scalars(gold: sympy.Expr, answer: sympy.Expr) -> bool:
-    gold, answer = (_with_imaginary_unit(side) for side in (gold, answer))
+    gold, answer = (with_imaginary_unit(side) for side in (gold, answer))
     if (name := _letters(gold)) is not None and name == _letters(answer):
         return True
-    # Only a number that is nothing but a decimal may stand for a value that it cannot write; in 0.5x it is exact.
+    # A decimal may be rounded if it is the whole number; in 0.5x it is exact.
     numbers = not gold.free_symbols and not answer.free_symbols
     rounded = numbers and any(side.has(sympy.Float) and side.doit().is_Float for side in (gold, answer))
     return bool(equal(gold, answer, _ROUNDING if rounded else None))
 
 
-def _with_imaginary_unit(expression: sympy.Expr) -> sympy.Expr:
-    """Read the symbol i as the imaginary unit, as answers mean it."""
-    units = {symbol: sympy.I for symbol in expression.free_symbols if symbol.name == "i"}
-    return expression.xreplace(units) if units else expression
-
-
 def _letters(expression: sympy.Expr) -> str | None:
     r"""``AB`` of ``\text{AB}`` and of the product A B."""
-    names = [factor.name if factor.is_Symbol else "e" for factor in sympy.Mul.make_args(expression)
-             if factor.is_Symbol or factor == sympy.E]  # fmt: skip
-    return "".join(names) if len(names) == len(sympy.Mul.make_args(expression)) else None
+    factors = sympy.Mul.make_args(expression)
+    if not all(factor.is_Symbol or factor == sympy.E for factor in factors):
+        return None
+    return "".join(factor.name if factor.is_Symbol else "e" for factor in factors)
 
 
 def _same_matrices(gold: Any, answer: Any) -> bool:
@@ -177,7 +168,7 @@ def _same_collections(gold: Any, answer: Any) -> bool:
 
 
 def _in_order(collection: Any) -> Sequence[Any] | None:
-    """The elements of a tuple or list as they are written; an open interval of two is written like a point."""
+    """The elements of a tuple or list as written; an open interval may be a point. None if it is anything else."""
     if isinstance(collection, sympy.Tuple):
         return tuple(collection.args)
     if isinstance(collection, sympy.FiniteSet):
@@ -188,7 +179,7 @@ def _in_order(collection: Any) -> Sequence[Any] | None:
 
 
 def _same_elements(gold: sympy.FiniteSet, others: Sequence[Any]) -> bool:
-    """Whether a list has the same elements, in any order; values of different names only beside their names."""
+    """Whether two lists have the same elements in any order; named values may lack their names only in order."""
     names = [_name(element) for element in gold.args]
     if len(set(names)) > 1 and None not in names and not all(map(_is_relation, others)):
         elements = _in_order(gold) or ()
@@ -223,7 +214,7 @@ def _has_equation(relation: Any) -> bool:
 
 
 def _parts(relation: Any) -> Sequence[Any]:
-    """The relations of a chain such as ``1 < x < 2``, as they are written."""
+    """The relations of a chain such as ``1 < x < 2``, as written."""
     if isinstance(relation, sympy.And):
         return tuple(getattr(relation, "_unsorted_args", relation.args))
     return (relation,)
@@ -234,7 +225,7 @@ def _names_a_value(left: Any) -> bool:
 
 
 def _chain(relation: Any) -> sympy.Eq | None:
-    """``x = b`` of ``x = a = b`` if a is b; a system such as ``x = y = z`` is no such chain."""
+    """``x = b`` of ``x = a = b`` if a equals b, else None; ``x = y = z`` is a system."""
     parts = _parts(relation)
     if not all(isinstance(part, sympy.Eq) for part in parts):
         return None
@@ -244,12 +235,12 @@ def _chain(relation: Any) -> sympy.Eq | None:
 
 
 def _shortened(relation: Any) -> Sequence[Any]:
-    """The parts of a relation, with a chain of equal values as one equation."""
+    """The parts of a relation; a chain of equal values is one equation."""
     return _parts(relation) if (chain := _chain(relation)) is None else (chain,)
 
 
 def _value_named(relation: Any) -> Any | None:
-    """6 of ``x = 6``, ``f(2) = 6`` and ``2 + 4 = 6``, but not of ``2x = 6`` or ``5 = 6``."""
+    """6 of ``x = 6``, ``f(2) = 6`` and ``2 + 4 = 6``; None for ``2x = 6`` or ``5 = 6``."""
     equation = _chain(relation)
     if equation is None:
         return None
@@ -259,7 +250,7 @@ def _value_named(relation: Any) -> Any | None:
 
 
 def _solutions(relation: Any) -> sympy.Set | None:
-    """The numbers for which relations in one unknown hold, or None if that is not what the expression is."""
+    """The solution set of relations in one unknown, or None."""
     if len(relation.free_symbols) != 1 or not all(isinstance(side, sympy.Expr) for side in _sides(_parts(relation))):
         return None
     try:
@@ -276,22 +267,16 @@ def _same_relations(gold: Any, answer: Any) -> bool:
     golds, answers = _shortened(gold), _shortened(answer)
     if len(golds) == len(answers) == 1 and isinstance(golds[0], sympy.Eq) and isinstance(answers[0], sympy.Eq):
         return _same_equations(golds[0], answers[0])
-    left = list(answers)
-    for part in golds:
-        place = next((n for n, other in enumerate(left) if _same_relation(part, other)), None)
-        if place is None:
-            break
-        del left[place]
-    else:
-        if not left:
-            return True
+    if _paired(golds, answers, _same_relation):
+        return True
     if _has_equation(gold) or _has_equation(answer) or gold.free_symbols != answer.free_symbols:
         return False
-    return (solutions := _solutions(gold)) is not None and _same_or_none(solutions, _solutions(answer))
+    wanted, given = _solutions(gold), _solutions(answer) if _solutions(gold) is not None else None
+    return wanted is not None and given is not None and _same(wanted, given)
 
 
 def _same_relation(gold: Any, answer: Any) -> bool:
-    """Whether two relations differ by no more than sides that were moved or multiplied."""
+    """Whether two relations differ only by terms moved across the sign or by a factor."""
     (wanted, left), (given, right) = _oriented(gold), _oriented(answer)
     if wanted is not given or left is None or right is None:
         return False
@@ -300,19 +285,23 @@ def _same_relation(gold: Any, answer: Any) -> bool:
 
 
 def _oriented(relation: Any) -> tuple[type, Any | None]:
-    """The kind of a relation with its greater side on the left, and the difference of the sides."""
+    """The kind of a relation with the greater side on the left, and left minus right."""
     left, right = relation.args
     kind = type(relation)
     if kind in (sympy.StrictLessThan, sympy.LessThan):
         left, right = right, left
         kind = sympy.StrictGreaterThan if kind is sympy.StrictLessThan else sympy.GreaterThan
+    return kind, _difference(left, right)
+
+
+def _difference(left: Any, right: Any) -> Any | None:
     if not isinstance(left, sympy.Expr) or not isinstance(right, sympy.Expr):
-        return kind, None
-    return kind, sympy.Add(left, sympy.Mul(-1, right, evaluate=False), evaluate=False)
+        return None
+    return sympy.Add(left, sympy.Mul(-1, right, evaluate=False), evaluate=False)
 
 
 def _factor(a: sympy.Expr, b: sympy.Expr) -> sympy.Number | None:
-    """The number c with a = c b for all values of the symbols, or None; 0 times anything is no relation."""
+    """The number c != 0 with a = c b for all values of the symbols, or None."""
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
     for values in (range(3, 3 + 2 * len(symbols), 2), range(-5, -5 - 3 * len(symbols), -3)):
         point = {symbol: sympy.Rational(value, 7) for symbol, value in zip(symbols, values, strict=True)}
@@ -333,7 +322,7 @@ def _same_equations(gold: sympy.Eq, answer: sympy.Eq) -> bool:
 
 
 def _same_roots(gold: sympy.Eq, answer: sympy.Eq) -> bool:
-    """Whether two equations, solved for the same symbol, have the same solutions."""
+    """Whether two equations, solved for one symbol, have the same solutions."""
     functions = [{function.func for function in side.atoms(AppliedUndef)} for side in (gold, answer)]
     if gold.free_symbols != answer.free_symbols or functions[0] != functions[1] or _is_settled(answer):
         return False
@@ -348,11 +337,10 @@ def _same_roots(gold: sympy.Eq, answer: sympy.Eq) -> bool:
 
 
 def _is_settled(relation: Any) -> bool:
-    """Whether a relation is true or false whatever its symbols are: ``x = x``, ``0 = 0``, ``1 < 2``, ``x = x + 1``."""
-    left, right = relation.args
-    if not isinstance(left, sympy.Expr) or not isinstance(right, sympy.Expr):
-        return bool(left == right)
-    difference = sympy.Add(left, sympy.Mul(-1, right, evaluate=False), evaluate=False)
+    """Whether a relation holds or fails for all values of its symbols: ``x = x``, ``1 < 2``, ``x = x + 1``."""
+    difference = _difference(*relation.args)
+    if difference is None:
+        return bool(relation.args[0] == relation.args[1])
     if not difference.free_symbols:
         return not difference.has(AppliedUndef)
     point = {symbol: sympy.Rational(n + 3, 7) for n, symbol in enumerate(sorted(difference.free_symbols, key=str))}

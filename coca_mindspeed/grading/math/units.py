@@ -1,6 +1,6 @@
-r"""Read the words behind a number: a unit, counted things, or words that change the value.
+r"""Read the words after a number: a unit, counted things, or words that change the value.
 
-A unit has one name in all of its spellings: ``9.8 m/s^2`` is ``9.8\,m\,s^{-2}``, and ``12 cm`` is not ``12 m``.
+All spellings of a unit have one name: ``9.8 m/s^2`` is ``9.8\,m\,s^{-2}``; ``12 cm`` is not ``12 m``.
 """
 
 import re
@@ -8,10 +8,10 @@ import string
 
 from coca_mindspeed.grading.math.spelling import TEXT
 
-#: The unit of things that are counted (``12 apples``), and of words that name neither a unit nor things (``12 units``).
+#: Counted things (``12 apples``); words that name neither a unit nor things (``12 units``).
 COUNTED, UNNAMED = "", "unit"
 
-# Symbol and long names, which take prefixes; elsewhere the first of the names is the canonical one.
+# Symbol and long names, which take prefixes. In the other tables the first name is the canonical one.
 _PREFIXES = {"n": "nano", "μ": "micro", "m": "milli", "k": "kilo", "M": "mega", "G": "giga", "T": "tera"}
 _SMALL_PREFIXES = {"c": "centi", "d": "deci"}
 _WITH_PREFIXES = """
@@ -43,8 +43,8 @@ _SCALE_OF_DEGREES = re.compile(r"\s*(?:(C(?:elsius)?|celsius)|F(?:ahrenheit)?|fa
 _POWER_WORDS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
 _CHINESE_POWERS = {"平方": 2, "立方": 3}
 _CURRENCIES = {"\\$": "dollar", "usd": "dollar", "eur": "euro", "gbp": "GBP", "rs": "rupee"}
-# Two names that may be meant for one unit.
-_SAID_SHORTER = frozenset(
+# Pairs of names that may mean the same unit.
+_ALIASES = frozenset(
     map(frozenset, (("celsius", "degree"), ("fahrenheit", "degree"), ("celsius", "C"), ("fahrenheit", "F"),
                     ("¥", "yuan"), ("¥", "yen"), ("GBP", "lb")))
 )  # fmt: skip
@@ -76,20 +76,20 @@ _FACTORS = frozenset(
     | {"K", "h", "min", "ft", "lb"}
 )
 
-# Behind a number and a blank, letters outside of \text{} may be variables.  These are units, and so are longer names.
+# After a number and a blank, letters outside of \text{} may be variables. These are units, like all longer names.
 _SYMBOLS = """
 m g s h l L N J V W K A cm mm km nm dm kg mg ms ns mL ml cL dL kN kJ MJ kW MW GW mW kV mV mA Hz Pa eV kB MB GB TB lb oz
 ft yd mi hr yr am pm AM PM in Rs Wh Ah ha dB hp pt qt CM KM KG ML FT LB IN HR Km Kg Cm
 """
 _PLAIN_SYMBOLS = frozenset(_SYMBOLS.split())
 _SINGLE_LETTERS = {(_UNITS[symbol], 1) for symbol in _PLAIN_SYMBOLS if len(symbol) == 1} | {("m", 2), ("m", 3)}
-# Single letters beside each other: m/g may be a quotient of variables.
+# Units of several single letters; others, like m/g, may be variables.
 _COMPOUNDS = """
 m s^-1; m s^-2; m^2 s^-1; m^3 s^-1; h^-1 m; L s^-1; L h^-1; L^-1 g; N m; N m^-1; N m^-2; N s; C^-1 N; V m^-1; J K^-1
 J s^-1; J s; C^-1 J; A V; A^-1 V; W m^-2; K^-1 W; A h; A s; W h; J K^-1 g^-1
 """
 _PLAIN_COMPOUNDS = frozenset(" ".join(entry) for entry in _entries(_COMPOUNDS))
-# Without a blank, letters are a unit only if they can be nothing else: 12cm, but not 12m.
+# Units even without a blank: 12cm, but not 12m.
 _SAFE = "cm mm km kg mg ml mL ft lb lbs oz mph min hr Hz kHz MHz GHz kPa MPa kWh mol am pm AM PM a.m p.m A.M P.M"
 _SAFE_WITHOUT_SPACE = frozenset(_SAFE.split())
 
@@ -112,8 +112,7 @@ _PIECE = re.compile(
     re.VERBOSE,
 )
 
-# Words after a number that change its value, take it back or belong to a date: never a unit, and nothing that is
-# counted.  Number words are made of few stems, so that their grammar is listed and not each of them.
+# Words after a number that change its value, withdraw it or belong to a date: neither units nor counted things.
 _OPERATIONS = """
 squared cubed factorial factorials subfactorial subfactorials primorial primorials over plus minus times divided
 multiplied by mod modulo choose base basis root power raised exponent exponents exponential exponentials logarithm
@@ -141,7 +140,7 @@ _NUMBER_WORD = re.compile(
     |\w+(?:fold|uple|upled)""",
     re.VERBOSE,
 )
-# Functions and pi multiply what stands before them; so do Greek letters, but there are beta testers.
+# Functions and pi are factors; so are Greek letters, except in names (beta testers).
 _FUNCTIONS = re.compile(
     r"a?(?:sin|cos|tan|cot|sec|csc)h?|arc(?:sin|cos|tan|cot|sec|csc)h?|log|ln|lg|exp|sqrt|gcd|lcm|pi|infinity|infty"
 )
@@ -149,16 +148,16 @@ _GREEK = re.compile(r"alpha|beta|gamma|delta|epsilon|zeta|eta|theta|kappa|lambda
 _CHANGING_PHRASE = re.compile(r"\b(?:square|cube) roots\b|\bper (?:cent|mille|mil)\b|\borders of\b")
 # Millions and the like: "5 K people".
 _SHORT_SCALES = frozenset("KMBG")
-# "5 doubled", "5 inverted": what was done to a number is no thing that is counted.
-_DONE_TO_IT = re.compile(r"(?!\w*eed$)\w{3,}ed")
+# "5 doubled", "5 inverted".
+_PARTICIPLE = re.compile(r"(?!\w*eed$)\w{3,}ed")
 _WORDS = re.compile(r"[a-zA-Z][a-zA-Z .'-]*")
-# Behind a unit or a counted thing these begin what says where, how or of what it is.
+# After a unit or a counted thing these begin a remark.
 _LINK_WORDS = """
 per a an each every apiece of in for from at on with away apart long tall wide high deep thick old later ago earlier
 left remaining total altogether overall together only
 """
 _LINKS = frozenset(_LINK_WORDS.split())
-# Counted things are plural, which words of scale are not: 5 apples, but not 5 grand.
+# Counted things are plural, words of scale are not: 5 apples, but not 5 grand.
 _IRREGULAR = """
 people men women children mice geese teeth oxen dice sheep fish deer police cattle salmon trout shrimp aircraft pcs pts
 toys data criteria vertices radii foci loci nuclei cacti fungi alumni bacteria maxima minima extrema formulae pence
@@ -172,13 +171,13 @@ _CHINESE_CHANGES = frozenset("十百千万亿半零不非约余多数分之")
 
 
 def read_unit(words: str, *, spaced: bool, several: bool, behind_number: bool) -> str | None:
-    r"""The unit that stands behind a value, ``COUNTED``, ``UNNAMED``, or None if the words are none of these.
+    """Return the unit after a value, ``COUNTED``, ``UNNAMED``, or None if the words are none of these.
 
     Args:
         words: LaTeX from the end of the value to the end of the answer.
         spaced: whether a blank separates them from the value, so that they cannot be a variable.
-        several: whether the value is an integer other than 0, 1 and -1, so that things that are counted are plural.
-        behind_number: whether the value is a number; behind an expression letters are more often variables.
+        several: whether the value is an integer other than 0, 1 and -1, so that counted things are plural.
+        behind_number: whether the value is a number; after an expression letters are more often variables.
     """
     text = _flat(words)
     upright = re.match(r".*\\(?:text|math|mbox|rm|operatorname)", words) is not None
@@ -201,7 +200,7 @@ def read_unit(words: str, *, spaced: bool, several: bool, behind_number: bool) -
 
 
 def _flat(words: str) -> str:
-    r"""The words without ``\text{}``, and powers, fractions and signs in one spelling each."""
+    r"""The words without ``\text{}``; powers, fractions and signs in one spelling each."""
     text = _POWER.sub(lambda match: f"^{match[1] or match[2]}", words)
     text = re.sub(TEXT, r" \1 ", text)
     text = _DEGREE_SIGN.sub(lambda match: "°" + (match[1] or ""), text)
@@ -212,7 +211,7 @@ def _flat(words: str) -> str:
 
 
 def _leading_unit(text: str) -> tuple[dict[str, int], list[str], int]:
-    """Exponents of the units that a text begins with, the names that they have there, and where they end."""
+    """Exponents of the units at the start of a text, their names in the text, and where they end."""
     exponents: dict[str, int] = {}
     names: list[str] = []
     last: tuple[tuple[str, int], ...] = ()
@@ -284,7 +283,7 @@ def _named(exponents: dict[str, int]) -> str:
 
 
 def _is_plain_unit(exponents: dict[str, int], names: list[str], spaced: bool, behind_number: bool) -> bool:
-    r"""Whether names outside of ``\text{}`` are a unit, and no variables."""
+    r"""Whether names outside of ``\text{}`` are a unit and not variables."""
     if not all(name.isascii() and name.isalpha() for name in names):
         return True  # Ω, €, 元, p.m.
     if not behind_number:
@@ -299,7 +298,7 @@ def _is_plain_unit(exponents: dict[str, int], names: list[str], spaced: bool, be
 
 
 def leaves_value(text: str) -> bool:
-    """Whether words leave the value in front of them as it is: no operation, denial, date, function or variable."""
+    """Whether words leave the value before them unchanged: no operation, denial, date, function or variable."""
     if _WORDS.fullmatch(text) is None:
         return False
     words = text.replace(".", " ").replace("-", " ").split()
@@ -308,11 +307,11 @@ def leaves_value(text: str) -> bool:
         return False
     if any(word in _NOT_UNITS or _NUMBER_WORD.fullmatch(word) or _FUNCTIONS.fullmatch(word) for word in lower):
         return False
-    return not (_DONE_TO_IT.fullmatch(lower[-1]) or _GREEK.fullmatch(lower[-1]) or _holds_variables(words))
+    return not (_PARTICIPLE.fullmatch(lower[-1]) or _GREEK.fullmatch(lower[-1]) or _holds_variables(words))
 
 
 def _holds_variables(words: list[str]) -> bool:
-    """Whether words are or hold letters that are no unit: ``xyz``, ``x y``, but not ``T shirts`` or ``a ticket``."""
+    """Whether words contain letters that are not units: ``xyz``, ``x y``, but not ``T shirts`` or ``a ticket``."""
     return any(
         (len(word) > 2 and word.lower() in string.ascii_lowercase)
         or (len(word) == 1 and (len(after) < 3 or word in _SHORT_SCALES or (word.islower() and word != "a")))
@@ -322,7 +321,7 @@ def _holds_variables(words: list[str]) -> bool:
 
 
 def _counted(text: str, several: bool) -> str | None:
-    """``COUNTED`` for things (``red apples``), ``UNNAMED`` for ``in total`` or ``a day``, None for any other words."""
+    """``COUNTED`` for things (``red apples``), ``UNNAMED`` for ``in total`` or ``a day``, else None."""
     text = text.replace("/", " per ")
     if not leaves_value(text):
         return None
@@ -338,12 +337,10 @@ def _is_plural(word: str) -> bool:
 
 
 def same_unit(first: str | None, second: str | None) -> bool:
-    """Whether two units are the same as far as both are said; nothing is converted."""
-    if None in (first, second) or UNNAMED in (first, second) or first == second:
+    """Whether two units agree; a missing unit agrees with any. Nothing is converted."""
+    if first is None or second is None or UNNAMED in (first, second) or first == second:
         return True
-    assert first is not None
-    assert second is not None
-    if frozenset((first, second)) in _SAID_SHORTER:
+    if frozenset((first, second)) in _ALIASES:
         return True
     # $3 for $3 an hour, but not for $3 a minute.
     shorter, longer = sorted((first.split(), second.split()), key=len)

@@ -1,1 +1,1 @@
-"""What runs inside of the sandbox.  Standard library only, and nothing of the rest of the package: it is not there."""
+"""The code inside of the sandbox. Standard library only; the rest of the package is not available there."""

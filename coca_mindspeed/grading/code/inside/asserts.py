@@ -8,54 +8,44 @@ from contextlib import suppress
 from typing import Any
 
 sys.path.insert(0, __file__.rpartition("/")[0])
-ending = importlib.import_module("ending")
 names = importlib.import_module("names")
 remote = importlib.import_module("remote")
 
 _FLOAT_TOLERANCE = 1e-6
-Ending, RIGHT, WRONG, UNGRADABLE = ending.Ending, ending.RIGHT, ending.WRONG, ending.UNGRADABLE
+JobResult, RIGHT, WRONG, UNGRADABLE = remote.JobResult, remote.RIGHT, remote.WRONG, remote.UNGRADABLE
 
 
 def run_asserts(job: dict[str, Any]) -> Any:
-    """The ending of test code run against the program's functions; the prompt's helpers are the tests', not its own."""
+    """Run test code against the program's functions; helpers of the prompt belong to the tests."""
     namespace = _after_prompt(job["prompt"])
     try:
         tests = compile(job["tests"], "<tests>", "exec")
         wanted = names.undefined(job["tests"], namespace.keys(), job["entry_point"])
         modules = names.imported(job["tests"])
     except (SyntaxError, ValueError) as error:
-        return Ending(UNGRADABLE, f"the tests do not compile: {error}")
+        return JobResult(UNGRADABLE, f"the tests do not compile: {error}")
     if not wanted.program:
-        return Ending(UNGRADABLE, "the tests use nothing of the program's, so that any program would pass or none")
+        return JobResult(UNGRADABLE, "the tests use nothing of the program")
     for module in sorted(modules):
         _import(module)
     for name, (module, attribute) in wanted.standard.items():
         found = _import(module)
         namespace[name] = found if attribute is None else getattr(found, attribute)
-    program = None
+    program = remote.load(job, wanted.program)
     try:
-        try:
-            program = remote.RemoteProgram(
-                job["source"], job["entry_point"], wanted.program, job["seconds"], job["total_seconds"]
-            )
-        except (remote.ProgramError, remote.CannotTestError):
-            raise
-        except Exception as error:  # noqa: BLE001  # what the program raises is up to it
-            return Ending(WRONG, f"the program does not load: {type(error).__name__}: {error}")
         for name in program.exports:
             namespace[name] = program.value_of(name)
         exec(tests, namespace)  # noqa: S102  # in the sandbox
     except (remote.ProgramError, remote.CannotTestError):
         raise
-    except BaseException as error:  # noqa: BLE001  # tests end in any way that they like
-        return Ending(WRONG, f"{type(error).__name__}: {error}")
+    except BaseException as error:  # noqa: BLE001  # any exception of the tests
+        return JobResult(WRONG, f"{type(error).__name__}: {error}")
     finally:
-        if program is not None:
-            program.close()
-    # Tests that expect an exception catch these two as well; a program that died has raised nothing.
+        program.close()
+    # Tests that expect an exception may have caught these.
     if program.failure is not None:
         raise program.failure
-    return Ending(RIGHT)
+    return JobResult(RIGHT)
 
 
 def _after_prompt(prompt: str | None) -> dict[str, Any]:
@@ -71,10 +61,10 @@ def _after_prompt(prompt: str | None) -> dict[str, Any]:
 
 
 def _import(module: str) -> Any:
-    """A module that the tests need, from where the program finds its own."""
+    """Import a module that the tests need, from where the program finds its own."""
     with suppress(ImportError):
         return importlib.import_module(module)
-    importlib.import_module("site").main()  # this process has started without, which is faster
+    importlib.import_module("site").main()  # this process starts without it, which is faster
     try:
         return importlib.import_module(module)
     except ImportError:
@@ -82,38 +72,31 @@ def _import(module: str) -> Any:
 
 
 def run_calls(job: dict[str, Any]) -> Any:
-    """The ending of calls with each case's arguments; JSON knows no tuples, so they count as lists."""
-    try:
-        program = remote.RemoteProgram(
-            job["source"], job["entry_point"], [job["entry_point"]], job["seconds"], job["total_seconds"]
-        )
-    except (remote.ProgramError, remote.CannotTestError):
-        raise
-    except Exception as error:  # noqa: BLE001  # what the program raises is up to it
-        return Ending(WRONG, f"the program does not load: {type(error).__name__}: {error}")
+    """Call the program with each case's arguments; tuples count as lists, because JSON has none."""
+    program = remote.load(job, [job["entry_point"]])
     try:
         try:
             function = program.value_of(job["entry_point"])
         except KeyError:
-            return Ending(WRONG, f"the program does not define {job['entry_point']}")
+            return JobResult(WRONG, f"the program does not define {job['entry_point']}")
         if type(function) is not remote.Remote:
-            return Ending(WRONG, f"{job['entry_point']} is not a function")
+            return JobResult(WRONG, f"{job['entry_point']} is not a function")
         for number, case in enumerate(job["cases"], start=1):
             try:
                 found = function(*case["arguments"])
             except remote.ProgramError as error:
-                return Ending(WRONG, f"case {number}: the program {error}", error.timed_out)
-            except Exception as error:  # noqa: BLE001  # what the program raises is up to it
-                return Ending(WRONG, f"case {number}: {type(error).__name__}: {error}")
+                return JobResult(WRONG, f"case {number}: the program {error}", error.timed_out)
+            except Exception as error:  # noqa: BLE001  # any exception of the program
+                return JobResult(WRONG, f"case {number}: {type(error).__name__}: {error}")
             if not same_result(as_json(found), case["expected"]):
-                return Ending(WRONG, f"case {number}: another result")
+                return JobResult(WRONG, f"case {number}: another result")
     finally:
         program.close()
-    return Ending(RIGHT)
+    return JobResult(RIGHT)
 
 
 def as_json(value: Any) -> Any:
-    """The value with tuples as lists and keys as JSON has them."""
+    """The value with tuples as lists and keys as in JSON."""
     if isinstance(value, list | tuple):
         return [as_json(item) for item in value]
     if isinstance(value, dict):
@@ -128,5 +111,5 @@ def same_result(found: Any, expected: Any) -> bool:
         return len(found) == len(expected) and all(map(same_result, found, expected))
     if isinstance(found, dict) and isinstance(expected, dict):
         return found.keys() == expected.keys() and all(same_result(found[key], expected[key]) for key in found)
-    # 1 is not True here, although Python says so.
+    # 1 is not True here.
     return isinstance(found, bool) == isinstance(expected, bool) and bool(found == expected)

@@ -1,14 +1,13 @@
-"""The time that a program is charged for, which does not grow while it only waits for a processor.
+"""The time that a program is charged for: waiting for a processor is free.
 
-A busy machine must not make a right program wrong, and a program must not gain time by sleeping, waiting or hiding its
-work in children.  The clock looks at the whole tree of processes 20 times a second and charges for each interval
+The clock samples the process tree 20 times a second and charges for each interval
 
-- the processor time of all processes, if a thread was runnable throughout the interval: it got what the machine had;
-- the wall time otherwise, or the processor time where that is more, because several processors were used.
+- the processor time of all processes, if a thread was runnable throughout the interval: it got all the machine had;
+- else the wall time, or the processor time if that is more, because several processors were used.
 
-A thread was runnable throughout if it is runnable at both ends and has not given up its processor between them, by the
-kernel's count of voluntary context switches; so short sleeps count as sleep.  Calls by which a thread could give up its
-processor without being counted are filtered (see ``seccomp.py``).
+A thread was runnable throughout if it is runnable at both ends and its kernel count of voluntary context switches has
+not changed; short sleeps therefore count as sleep. Calls that yield the processor without being counted are filtered
+(see ``seccomp.py``).
 """
 
 import functools
@@ -18,7 +17,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import NamedTuple
 
-# A program's limit in wall time, as a multiple of its limit: beyond it the machine is too busy to tell.
+# Wall time limit of a program, as a multiple of its limit; beyond it the machine is too busy.
 WALL_FACTOR = 10.0
 _INTERVAL_SECONDS = 0.045
 _TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
@@ -26,12 +25,12 @@ _SWITCHES = b"\nvoluntary_ctxt_switches:"
 
 
 class Sample(NamedTuple):
-    """A look at the processes.
+    """One sample of the process tree.
 
     Attributes:
         wall: seconds of the monotonic clock.
-        cpu: processor seconds of all processes, ended ones that were waited for included.
-        runnable: for each runnable thread, how often it has given up its processor.
+        cpu: processor seconds of all processes, including ended and waited-for ones.
+        runnable: voluntary context switches of each runnable thread.
     """
 
     wall: float
@@ -55,7 +54,7 @@ class Clock:
         """Seconds charged since the clock was made.
 
         Args:
-            look: look at the processes, even if the last look was less than an interval ago.
+            look: take a sample, even within the interval.
         """
         if look or time.monotonic() - self._last.wall >= _INTERVAL_SECONDS:
             last, self._last = self._last, self._sample()
@@ -67,11 +66,11 @@ class Clock:
         return self._charged + time.monotonic() - self._last.wall
 
     def excuse(self, seconds: float) -> None:
-        """Do not charge for so much wall time, in which this process itself was stopped or got no processor."""
+        """Do not charge for wall time in which this process itself was stopped or starved."""
         self._late += max(0.0, seconds)
 
     def deadline(self, seconds: float) -> "Deadline":
-        """The end of a limit that starts now."""
+        """A limit that starts now."""
         return Deadline(self, self.now() + seconds, time.monotonic() + WALL_FACTOR * seconds)
 
     def _sample(self) -> Sample:
@@ -89,37 +88,37 @@ class Clock:
 
 
 class Deadline:
-    """When a limit ends: in charged seconds, and in wall time at the latest."""
+    """The end of a limit, in charged seconds and in wall time."""
 
     def __init__(self, clock: Clock, charged: float, wall: float) -> None:
         self.clock, self.charged, self.wall = clock, charged, wall
 
     def left(self) -> float:
-        """Seconds until the first of the two ends may be reached; at most 0 if one has been."""
+        """Seconds until the first of the two ends; at most 0 if one is reached."""
         charged = self.charged - self.clock.now()
         if charged <= 0:
             charged = self.charged - self.clock.now(look=True)
         return min(charged, self.wall - time.monotonic())
 
     def starved(self) -> bool:
-        """Whether the wall time has ended before the charged time."""
+        """Whether the wall time ended before the charged time."""
         return time.monotonic() >= self.wall and self.clock.now() < self.charged
 
     def sooner(self, seconds: float) -> "Deadline":
-        """The end of another limit that starts now, but no later than this one."""
+        """Another limit that starts now and ends no later than this one."""
         other = self.clock.deadline(seconds)
         return Deadline(self.clock, min(self.charged, other.charged), min(self.wall, other.wall))
 
 
 @functools.cache
 def program_clock() -> Clock:
-    """The clock of this process and everything that it starts."""
+    """The clock of this process and its descendants."""
     own = os.getpid()
     return Clock(lambda: descendants(own))
 
 
 def descendants(root: int) -> list[int]:
-    """The process and all of its descendants; where it is the first of a namespace, all processes there."""
+    """The process and all its descendants; all processes of the namespace if it is the first one."""
     if root == 1:
         return [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
     found, pending = [], [root]

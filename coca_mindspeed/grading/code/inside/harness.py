@@ -1,10 +1,9 @@
-"""The process that holds the tests.  Reads one job (a line of JSON) and says how it went, with the job's token.
+"""The process that runs the tests: reads one job (a JSON line) and reports the result with the job's token.
 
-The model's program runs in another process, which never sees the tests, the expected outputs or the token: this
-process gives up every privilege and cannot be traced (``PR_SET_DUMPABLE`` 0), so that a program of the same user
-cannot read its memory or its files.  As the first process of its namespace it cannot be killed from inside either, and
-everything in the namespace ends with it; it ends when the process that started the sandbox does.  The tests run in this
-process: what they print goes nowhere, and what is said here goes through a descriptor of its own.
+The model's program runs in another process, which never sees tests, expected outputs or token: this process drops all
+privileges and is not traceable (``PR_SET_DUMPABLE`` 0), so that a program of the same user cannot read its memory or
+files. As the first process of its namespace it cannot be killed from inside, and the namespace ends with it; it ends
+with the process that started the sandbox. Output of the tests is discarded; reports use a descriptor of their own.
 """
 
 import ctypes
@@ -17,15 +16,12 @@ import sys
 from typing import Any
 
 sys.path.insert(0, __file__.rpartition("/")[0])
-ending = importlib.import_module("ending")
-lifeline = importlib.import_module("lifeline")
-limits = importlib.import_module("limits")
+process = importlib.import_module("process")
 remote = importlib.import_module("remote")
 seccomp = importlib.import_module("seccomp")
-waiting = importlib.import_module("waiting")
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
-# The module and function of each kind of job; a program waits for the compilation of no other.
+# Module and function of each kind of job; only one is imported, for speed.
 _KINDS = {
     "asserts": ("asserts", "run_asserts"),
     "call": ("asserts", "run_calls"),
@@ -38,23 +34,23 @@ def main() -> None:
     report = keep_output_apart()
     job = json.loads(sys.stdin.buffer.readline())
     confine(job["limits"])
-    say(report, job, ready=True)
+    send(report, job, ready=True)
     module, function = _KINDS[job["kind"]]
     try:
-        said = getattr(importlib.import_module(module), function)(job)
+        result = getattr(importlib.import_module(module), function)(job)
     except remote.ProgramError as error:
-        said = ending.Ending(ending.WRONG, f"the program {error}", error.timed_out)
+        result = remote.JobResult(remote.WRONG, f"the program {error}", error.timed_out)
     except remote.UnavailableError as error:
-        said = ending.Ending(ending.UNAVAILABLE, str(error))
+        result = remote.JobResult(remote.UNAVAILABLE, str(error))
     except remote.StarvedError as error:
-        said = ending.Ending(ending.STARVED, str(error), timed_out=True)
+        result = remote.JobResult(remote.STARVED, str(error), timed_out=True)
     except remote.CannotTestError as error:
-        said = ending.Ending(ending.UNGRADABLE, str(error))
-    say(report, job, **said._replace(reason=said.reason[:500])._asdict())
+        result = remote.JobResult(remote.UNGRADABLE, str(error))
+    send(report, job, **result._replace(reason=result.reason[:500])._asdict())
 
 
 def keep_output_apart() -> int:
-    """A descriptor for what is said here, which no child inherits; standard output becomes /dev/null."""
+    """Return a descriptor for reports that no child inherits; standard output becomes /dev/null."""
     report = os.dup(1)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
@@ -62,29 +58,29 @@ def keep_output_apart() -> int:
     return report
 
 
-def say(report: int, job: dict[str, Any], **content: Any) -> None:
-    unsaid = memoryview(json.dumps({"token": job["token"], **content}).encode("ascii") + b"\n")
-    while unsaid:
-        unsaid = unsaid[os.write(report, unsaid) :]
+def send(report: int, job: dict[str, Any], **content: Any) -> None:
+    unsent = memoryview(json.dumps({"token": job["token"], **content}).encode("ascii") + b"\n")
+    while unsent:
+        unsent = unsent[os.write(report, unsent) :]
 
 
 def confine(allowed: dict[str, Any]) -> None:
-    """Give up root, set the limits that the program inherits, filter system calls, and forbid tracing."""
+    """Drop root, set the limits that the program inherits, filter system calls, and forbid tracing."""
     libc = ctypes.CDLL(None, use_errno=True)
     if allowed["uid"] is not None:
         os.setgroups([])
         os.setresgid(allowed["uid"], allowed["uid"], allowed["uid"])
         os.setresuid(allowed["uid"], allowed["uid"], allowed["uid"])
     if allowed["alone"]:
-        # The kernel delivers to a namespace's first process only what it handles; Python would handle this one.
+        # A namespace's first process gets only signals that it handles; Python would handle this one.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-        # The time of children that are waited for is counted, and not where the caller had this signal ignored.
+        # If the caller ignored this signal, the time of waited-for children would not be counted.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        lifeline.end_with_writer(sys.stdin.fileno())
-        for directory in ("/tmp", "/dev/shm"):  # bubblewrap limits their size only; empty files have none
-            waiting.limit_files(directory, allowed["files"])
+        process.end_with_writer(sys.stdin.fileno())
+        for directory in ("/tmp", "/dev/shm"):  # bubblewrap limits only their size
+            process.limit_files(directory, allowed["files"])
     else:
-        lifeline.end_group_with_writer(sys.stdin.fileno())
+        process.end_group_with_writer(sys.stdin.fileno())
     for name, value in (
         ("RLIMIT_NPROC", allowed["processes"]),
         ("RLIMIT_AS", allowed["memory_bytes"]),
@@ -96,10 +92,10 @@ def confine(allowed: dict[str, Any]) -> None:
         ("RLIMIT_CORE", 0),
     ):
         if value is not None:
-            limits.limit_resource(name, value)
+            process.limit_resource(name, value)
     if allowed["alone"]:
         seccomp.install()
-    # Changing the user has cleared what --die-with-parent had set.
+    # Changing the user has cleared the setting of --die-with-parent.
     for option, value in ((_PR_SET_PDEATHSIG, signal.SIGKILL), (_PR_SET_DUMPABLE, 0)):
         if libc.prctl(option, value, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), f"the kernel refuses prctl({option}, {value})")

@@ -1,7 +1,6 @@
-"""Whose are the names that tests use: Python's, the tests' own, or the program's?
+"""Names that tests use: Python's, the tests' own, or the program's.
 
-The tests alone decide, never what a program offers: otherwise a program could bring a ``set`` or a ``math`` of its own
-to the tests that judge it.
+Only the tests decide, never the program: it could supply a ``set`` or ``math`` of its own to its tests.
 """
 
 import ast
@@ -11,7 +10,7 @@ import sys
 from collections.abc import Collection
 from typing import NamedTuple
 
-# What tests use without an import because programs used to be run together with them.
+# Names that tests use without importing them.
 _STANDARD_NAMES = {
     **dict.fromkeys(("ChainMap", "Counter", "OrderedDict", "defaultdict", "deque", "namedtuple"), "collections"),
     **dict.fromkeys(("ceil", "floor", "inf", "isclose", "isfinite", "isinf", "isnan", "nan", "pi", "sqrt"), "math"),
@@ -26,12 +25,12 @@ _OTHER_MODULES = {"np": "numpy", "numpy": "numpy", "pd": "pandas", "pandas": "pa
 
 
 class Names(NamedTuple):
-    """What the tests leave undefined, builtins apart.
+    """Names that the tests leave undefined, except builtins.
 
     Attributes:
-        program: names that stand for the program's functions, classes and constants.
+        program: the program's functions, classes and constants.
         called: those of ``program`` that the tests call.
-        standard: each name that stands for a module or for something of one, as ``(module, attribute or None)``.
+        standard: modules and their attributes by name, as ``(module, attribute or None)``.
     """
 
     program: frozenset[str]
@@ -42,14 +41,14 @@ class Names(NamedTuple):
 def undefined(tests: str, given: Collection[str] = (), entry_point: str | None = None) -> Names:
     """Sort the names that test code uses and does not define.
 
-    A builtin's name, or a standard one (``Counter``, ``math.``), is the program's only where it is the entry point, or
-    where no entry point is named and it is the one function that the tests call and do not wrap around another call
-    (MBPP tests a ``sum``).
+    A builtin or standard name (``Counter``, ``math.``) is the program's only if it is the entry point, or if there is
+    no
+    entry point and it is the one function that the tests call without wrapping another call (MBPP tests a ``sum``).
 
     Args:
         tests: Python source.
-        given: names that the tests find defined, such as the prompt's.
-        entry_point: the function under test, if the record names it; the program's in any case.
+        given: names that are defined for the tests, such as the prompt's.
+        entry_point: the function under test, if known; always the program's.
 
     Raises:
         SyntaxError: ``tests`` is not Python.
@@ -77,7 +76,7 @@ def undefined(tests: str, given: Collection[str] = (), entry_point: str | None =
 
 
 def imported(tests: str) -> frozenset[str]:
-    """Top-level modules that test code imports, but for what stands in a ``try``, which may do without.
+    """Top-level modules that test code imports, except in a ``try``, which may do without.
 
     Raises:
         SyntaxError: ``tests`` is not Python.
@@ -105,7 +104,7 @@ def _module(name: str) -> str | None:
 
 
 def _free(module: symtable.SymbolTable) -> set[str]:
-    """Names that some scope reads as a global and that the module never binds."""
+    """Names that some scope reads as a global and the module never binds."""
     scopes, read, bound = [module], set(), set()
     while scopes:
         scope = scopes.pop()
@@ -121,7 +120,7 @@ def _free(module: symtable.SymbolTable) -> set[str]:
 
 
 def _uses(tree: ast.AST) -> tuple[set[str], set[str], set[str]]:
-    """Names that are called, names whose arguments hold another call, and names that something is an attribute of."""
+    """Names that are called, names called with another call as argument, and names with an attribute access."""
     called, wrapping, bases = set(), set(), set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):

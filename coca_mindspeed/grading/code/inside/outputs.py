@@ -1,4 +1,4 @@
-"""What a program gives on each input, for comparison with another program outside.  No expected output is here."""
+"""Digests of a program's outputs on given inputs, for comparison with another program. Knows no expected outputs."""
 
 import ast
 import hashlib
@@ -10,20 +10,19 @@ from typing import Any
 sys.path.insert(0, __file__.rpartition("/")[0])
 asserts = importlib.import_module("asserts")
 clock = importlib.import_module("clock")
-ending = importlib.import_module("ending")
 remote = importlib.import_module("remote")
 scripts = importlib.import_module("scripts")
 values = importlib.import_module("values")
 
 
 def collect(job: dict[str, Any]) -> Any:
-    """The ending ``right`` with its outputs: a digest for each of ``job["inputs"]``.
+    """Return the result ``right`` with a digest for each of ``job["inputs"]``.
 
-    None stands for what compares to nothing, not even to itself: no result in time, a program that died, an object.
+    None equals nothing, not even itself: no result in time, a program that died, an object.
     """
     found = _of_script(job) if "stdin" in job["inputs"][0] else _of_functions(job)
     digests = (None if text is None else hashlib.sha256(text.encode()).hexdigest()[:32] for text in found)
-    return ending.Ending(ending.RIGHT, outputs=tuple(digests))
+    return remote.JobResult(remote.RIGHT, outputs=tuple(digests))
 
 
 def _of_script(job: dict[str, Any]) -> list[str | None]:
@@ -38,7 +37,7 @@ def _of_script(job: dict[str, Any]) -> list[str | None]:
         run = scripts.run_script(script, data, 0, job["seconds"], deadline)
         scripts.end_leftovers(job)
         if run.exit_code is not None:
-            # The kind of an error is a result, without its message: "ValueError: invalid ...".
+            # Without the message of the error.
             found.append(json.dumps(["fails", run.exit_code, run.error.partition(": ")[0]]))
         elif run.problem:
             found.append(None)
@@ -52,19 +51,13 @@ def _of_functions(job: dict[str, Any]) -> list[str | None]:
     found: list[str | None] = []
     program = None
     try:
-        try:
-            wanted = sorted({name for name, _, _ in calls})
-            program = remote.RemoteProgram(
-                job["source"], job["entry_point"], wanted, job["seconds"], job["total_seconds"]
-            )
-        except (remote.ProgramError, remote.CannotTestError):
-            raise
-        except Exception as error:  # noqa: BLE001  # what the program raises is up to it
-            return [json.dumps(["raises", _kind(error)])] * len(calls)
+        program = remote.load(job, sorted({name for name, _, _ in calls}))
         for name, arguments, keywords in calls:
             found.append(_result(program, name, arguments, keywords, job["tuples_are_lists"]))
+    except remote.LoadError as error:
+        return [json.dumps(["raises", _kind(error.__cause__)])] * len(calls)
     except remote.ProgramError:
-        pass  # and it answers nothing that comes after
+        pass  # the remaining calls have no result
     finally:
         if program is not None:
             program.close()
@@ -85,7 +78,7 @@ def _result(
                 return None  # an object
     except (remote.ProgramError, remote.CannotTestError):
         raise
-    except Exception as error:  # noqa: BLE001  # what the program raises is up to it
+    except Exception as error:  # noqa: BLE001  # any exception of the program
         return json.dumps(["raises", _kind(error)])
     try:
         encoded = values.encode(asserts.as_json(value) if tuples_are_lists else value, _no_reference)
@@ -104,7 +97,7 @@ def _call(case: dict[str, Any]) -> tuple[str, list[Any], dict[str, Any]]:
     return call.func.id, arguments, {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
 
 
-def _kind(error: Exception) -> str:
+def _kind(error: BaseException | None) -> str:
     return str(error).partition(":")[0] if isinstance(error, remote.RemoteError) else type(error).__name__
 
 
@@ -113,7 +106,7 @@ def _no_reference(value: Any) -> int:
 
 
 def _canonical(encoded: Any) -> Any:
-    """The JSON of a value with what has no order in one order."""
+    """The JSON of a value, with unordered collections sorted."""
     if isinstance(encoded, list):
         return [_canonical(item) for item in encoded]
     if isinstance(encoded, dict):

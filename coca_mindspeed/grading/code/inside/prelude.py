@@ -1,7 +1,6 @@
-"""What a program finds imported without having asked.
+"""Names that a program finds defined without importing them.
 
-Names of typing, for functions: they decorate signatures, and where the function is pasted into a judge's page they are
-there.  A class ``Solution``, the form in which LeetCode asks for answers, finds what LeetCode provides.
+Functions get names of typing, which decorate signatures. A class ``Solution`` (LeetCode) gets LeetCode's usual names.
 """
 
 import importlib
@@ -35,7 +34,7 @@ _LEETCODE_MODULES = (
 
 
 def names_for(source: str) -> dict[str, Any]:
-    """The names that the source mentions and may find defined; it can define any of them itself."""
+    """The provided names that the source mentions; it may define any of them itself."""
     mentioned = set(_NAME.findall(source))
     origins = {**_TYPING, **(_LEETCODE if "Solution" in mentioned else {})}
     names = {name: _attribute(origins[name], name) for name in sorted(mentioned & origins.keys())}

@@ -1,7 +1,7 @@
-"""The process of the model's program, as a server of its functions.  Nothing that it says is trusted.
+"""The process of the model's program, as an untrusted server of its functions.
 
-Usage: ``program.py REQUESTS_FD ANSWERS_FD``.  One JSON object a line each way; the tests are in another process.  The
-program can write to both descriptors and replace all code here: see ``remote.py`` for what that gives it.
+Usage: ``program.py REQUESTS_FD ANSWERS_FD``, one JSON object per line. The tests are in another process. The program
+can write to both descriptors and replace all code here; see ``remote.py``.
 """
 
 import importlib
@@ -16,7 +16,7 @@ values = importlib.import_module("values")
 
 
 class Server:
-    """Runs the program and then what the tests ask of it, one request after the other."""
+    """Loads the program and answers requests one by one."""
 
     def __init__(self) -> None:
         self._module = types.ModuleType("program")

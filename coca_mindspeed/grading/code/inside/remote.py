@@ -1,4 +1,4 @@
-"""The tests' view of the program: its functions as stand-ins, its results as plain data."""
+"""The tests' view of the program: proxies for its functions, plain data for its results."""
 
 import builtins
 import errno
@@ -8,20 +8,41 @@ import os
 import subprocess
 import sys
 from collections.abc import Collection
-from typing import Any
+from typing import Any, NamedTuple
 
 sys.path.insert(0, __file__.rpartition("/")[0])
 clock = importlib.import_module("clock")
 names = importlib.import_module("names")
 values = importlib.import_module("values")
-waiting = importlib.import_module("waiting")
+process = importlib.import_module("process")
 
 _MAX_ANSWER_BYTES = 64 << 20
 _ENDS_LOOPS = (StopIteration, StopAsyncIteration)
 
 
+RIGHT, WRONG, UNGRADABLE = "right", "wrong", "ungradable"
+UNAVAILABLE, STARVED = "unavailable", "starved"
+
+
+class JobResult(NamedTuple):
+    """The harness's report on a job.
+
+    Attributes:
+        outcome: one of the five above. Another attempt may succeed after ``unavailable`` (no process available) and
+            ``starved`` (too little processor time).
+        reason: for people.
+        timed_out: whether a time limit ended the program.
+        outputs: of a job of the kind ``outputs``: a digest for each input.
+    """
+
+    outcome: str
+    reason: str = ""
+    timed_out: bool = False
+    outputs: tuple[str | None, ...] = ()
+
+
 class ProgramError(Exception):
-    """The program ended, hung or answered nonsense; no test of it can pass any more."""
+    """The program ended, hung or sent invalid data; no further test can pass."""
 
     def __init__(self, why: str, timed_out: bool = False) -> None:
         super().__init__(why)
@@ -29,15 +50,15 @@ class ProgramError(Exception):
 
 
 class CannotTestError(Exception):
-    """The tests cannot be run, and that is not the program's fault."""
+    """The tests cannot be run, which is not the program's fault."""
 
 
 class UnavailableError(CannotTestError):
-    """This machine had no process to give; another attempt may go better."""
+    """No process was available; another attempt may succeed."""
 
 
 class StarvedError(CannotTestError):
-    """The program got too little processor time to tell whether it is too slow; another attempt may go better."""
+    """The program got too little processor time; another attempt may succeed."""
 
     def __init__(self, seconds: float) -> None:
         wall = clock.WALL_FACTOR * seconds
@@ -45,10 +66,10 @@ class StarvedError(CannotTestError):
 
 
 def expired(deadline: Any, seconds: float) -> bool:
-    """Whether a program has used up its limit of so many seconds.
+    """Whether a program has used up its time limit.
 
     Raises:
-        StarvedError: it has not, but there is no more time for it.
+        StarvedError: it has not, but there is no more wall time for it.
     """
     if deadline.left() > 0:
         return False
@@ -58,24 +79,43 @@ def expired(deadline: Any, seconds: float) -> bool:
 
 
 class RemoteError(Exception):
-    """The program raised an exception of its own making."""
+    """The program raised an exception of its own class."""
+
+
+class LoadError(ProgramError):
+    """The program raised an exception (the cause) while it was loaded."""
+
+
+def load(job: dict[str, Any], wanted: Collection[str]) -> "RemoteProgram":
+    """Start the program of a job; see :class:`RemoteProgram`.
+
+    Raises:
+        LoadError: the program raised an exception.
+    """
+    try:
+        return RemoteProgram(job["source"], job["entry_point"], wanted, job["seconds"], job["total_seconds"])
+    except (ProgramError, CannotTestError):
+        raise
+    except Exception as error:  # whatever the program raises
+        raise LoadError(f"does not load: {type(error).__name__}: {error}") from error
 
 
 class RemoteProgram:
-    """The model's program in a process of its own, which may say anything: all that counts is what it may say.
+    """The model's program in a process of its own.
 
-    Its code shares a process with the server that answers here, so every answer may be forged, early or twice.  An
-    answer is therefore data, or an exception, to the one request that waits for it, and nothing else.
+    The program shares that process with the server, so it may forge any answer, early or twice. An answer is therefore
+    only
+    data, or an exception, for the one pending request.
 
     Args:
         source: Python source.
         entry_point: the function under test, or None.
-        wanted: the names of the program's that the tests use; no other name is taken from it.
-        seconds: how long it may take to load, and for each request, as ``clock.py`` counts.
-        total_seconds: how long for all of it.
+        wanted: names of the program that the tests use; no other name is accepted from it.
+        seconds: time limit for loading and for each request, as ``clock.py`` counts.
+        total_seconds: time limit for all of it.
 
     Attributes:
-        failure: why no test of the program can pass any more, or None.
+        failure: why no further test can pass, or None.
     """
 
     def __init__(
@@ -101,16 +141,16 @@ class RemoteProgram:
         self._requests, self._answers = requests_writer, answers
         self._buffer = bytearray()
         try:
-            said = self._ask({"source": source, "entry_point": entry_point, "names": sorted(wanted)}, "exports")
-            if type(said) is not dict or not said.keys() <= set(wanted) or any(map(names.is_dunder, said)):
-                raise self._fails("answered nonsense")
+            exports = self._ask({"source": source, "entry_point": entry_point, "names": sorted(wanted)}, "exports")
+            if type(exports) is not dict or not exports.keys() <= set(wanted) or any(map(names.is_dunder, exports)):
+                raise self._fails("sent invalid data")
         except BaseException:
             self.close()
             raise
-        self.exports: dict[str, Any] = said
+        self.exports: dict[str, Any] = exports
 
     def value_of(self, name: str) -> Any:
-        """What the program calls ``name``; raises ``KeyError`` if it has no such value."""
+        """The program's value of an exported name, or ``KeyError``."""
         return self._decode(self.exports[name])
 
     def request(self, target: int, operation: str, arguments: Any, keywords: dict[str, Any] | None = None) -> Any:
@@ -139,14 +179,14 @@ class RemoteProgram:
 
     def _decode(self, encoded: Any) -> Any:
         try:
-            return values.decode(encoded, self._stand_in)
+            return values.decode(encoded, self._proxy)
         except (ValueError, TypeError, AttributeError, ArithmeticError, RecursionError):
-            raise self._fails("answered nonsense") from None
+            raise self._fails("sent invalid data") from None
 
     def _wait(self, reading: list[int], writing: list[int], deadline: Any) -> None:
         try:
-            ready = waiting.until_ready(reading, writing, deadline)
-        except waiting.TooManyFilesError as error:
+            ready = process.until_ready(reading, writing, deadline)
+        except process.TooManyFilesError as error:
             raise self._fails(str(error)) from None
         if not any(ready):
             in_all = deadline.charged == self._deadline.charged
@@ -158,7 +198,7 @@ class RemoteProgram:
             limit = f"{self._total_seconds:g} s in all" if in_all else f"{self._seconds:g} s"
             raise self._fails(f"took longer than {limit}", timed_out=True)
 
-    def _stand_in(self, target: Any) -> "Remote":
+    def _proxy(self, target: Any) -> "Remote":
         if type(target) is not int:
             raise ValueError("a reference should be a number")
         return Remote(self, target)
@@ -168,7 +208,7 @@ class RemoteProgram:
         return self.failure
 
     def _ask(self, request: dict[str, Any], expected: str) -> Any:
-        """The field ``expected`` of the answer, which has no other; raises what the program raised instead."""
+        """The field ``expected`` of the answer; raises the program's exception instead."""
         if self.failure is not None:
             raise self.failure
         deadline = self._deadline.sooner(self._seconds)
@@ -176,14 +216,14 @@ class RemoteProgram:
         try:
             answer = json.loads(self._line(deadline))
         except (ValueError, RecursionError):
-            raise self._fails("answered nonsense") from None
+            raise self._fails("sent invalid data") from None
         if type(answer) is dict and answer.keys() == {expected}:
             return answer[expected]
         if type(answer) is dict and answer.keys() == {"error", "message"}:
             name, message = answer["error"], answer["message"]
             if type(name) is str and type(message) is str:
                 _raise(name, message)
-        raise self._fails("answered nonsense")
+        raise self._fails("sent invalid data")
 
     def _send(self, data: bytes, deadline: Any) -> None:
         view = memoryview(data)
@@ -209,7 +249,7 @@ class RemoteProgram:
 
 
 def start(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
-    """Start the program's process."""
+    """Start a process of the program."""
     try:
         return subprocess.Popen(command, **options)
     except OSError as error:
@@ -219,8 +259,8 @@ def start(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
 
 def _raise(name: str, message: str) -> None:
     kind = getattr(builtins, name, None)
-    # Never SystemExit or the like: the tests' process goes on whatever the program raises.  Nor what ends a loop over
-    # its calls in silence: ``all(map(f, inputs))`` is true of an f that raises StopIteration.
+    # Not SystemExit or the like, which would end the tests, nor StopIteration, which silently ends a loop over calls:
+    # ``all(map(f, inputs))`` would be true.
     if isinstance(kind, type) and issubclass(kind, Exception) and not issubclass(kind, _ENDS_LOOPS):
         try:
             error = kind(message)
@@ -231,7 +271,7 @@ def _raise(name: str, message: str) -> None:
 
 
 class Remote:
-    """Stands for an object of the program's process: can be called, read, set and iterated over, and equals nothing."""
+    """A proxy for an object of the program: it can be called, read, set and iterated over, and equals nothing."""
 
     __slots__ = ("_program", "_target")
 
@@ -271,5 +311,5 @@ class Remote:
         found = self._request(operation)
         if type(found) is not kind:
             program = object.__getattribute__(self, "_program")
-            raise program._fails("answered nonsense")
+            raise program._fails("sent invalid data")
         return found

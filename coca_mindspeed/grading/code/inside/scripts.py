@@ -12,29 +12,28 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, __file__.rpartition("/")[0])
 clock = importlib.import_module("clock")
-ending = importlib.import_module("ending")
+processes = importlib.import_module("process")
 remote = importlib.import_module("remote")
-waiting = importlib.import_module("waiting")
 
 _STDERR_BYTES = 4_096
 _OUTPUT_SLACK = 1 << 20
-# For reading what a program has left that ended in time, once that is seen to be late; its children may write on.
+# For reading the rest of a program that ended in time; its children may go on writing.
 _LATE_SECONDS = 0.5
-# How often a program that has closed its output is asked whether it has ended; so long it has in any case.
+# Poll interval, and least time, for a program that has closed its output to exit.
 _EXIT_SECONDS = 0.1
 _FLOAT_TOLERANCE = 1e-6
-Ending, RIGHT, WRONG = ending.Ending, ending.RIGHT, ending.WRONG
+JobResult, RIGHT, WRONG = remote.JobResult, remote.RIGHT, remote.WRONG
 
 
 class ScriptRun(NamedTuple):
     """One run of a program that reads standard input.
 
     Attributes:
-        output: what it printed; empty where there is a problem.
+        output: of the program; empty if there is a problem.
         problem: why the output does not count, or ``""``.
-        timed_out: whether the problem is its time.
-        exit_code: where it ended by itself, and not well.
-        error: the last line of its standard error, of such an end.
+        timed_out: whether the problem is a time limit.
+        exit_code: if it ended by itself, and not with 0.
+        error: last line of its standard error in that case.
     """
 
     output: bytes
@@ -45,33 +44,32 @@ class ScriptRun(NamedTuple):
 
 
 def run_stdio(job: dict[str, Any]) -> Any:
-    """The ending of a program that is run once for each case, in a fresh process."""
+    """Run the program once for each case, in a fresh process."""
     script = write_script(job)
     deadline = clock.program_clock().deadline(job["total_seconds"])
     for number, case in enumerate(job["cases"], start=1):
         if remote.expired(deadline, job["total_seconds"]):
             reason = f"case {number}: all cases together took longer than {job['total_seconds']:g} s"
-            return Ending(WRONG, reason, timed_out=True)
+            return JobResult(WRONG, reason, timed_out=True)
         expected = case["output"].encode("utf-8", "surrogatepass")
         data = case["input"].encode("utf-8", "surrogatepass")
         try:
             run = run_script(script, data, len(expected), job["seconds"], deadline)
         except remote.CannotTestError as error:
-            # The program has run in the cases before: what keeps it from starting now, other than a busy machine, is
-            # its own doing.
+            # It has run before, so that a failure to start, other than on a busy machine, is its own fault.
             if number == 1 or type(error) is not remote.CannotTestError:
                 raise
-            return Ending(WRONG, f"case {number}: {error}")
+            return JobResult(WRONG, f"case {number}: {error}")
         end_leftovers(job)
         if run.problem:
-            return Ending(WRONG, f"case {number}: {run.problem}", run.timed_out)
+            return JobResult(WRONG, f"case {number}: {run.problem}", run.timed_out)
         if not same_output(run.output.decode("utf-8", "replace"), case["output"]):
-            return Ending(WRONG, f"case {number}: another output")
-    return Ending(RIGHT)
+            return JobResult(WRONG, f"case {number}: another output")
+    return JobResult(RIGHT)
 
 
 def write_script(job: dict[str, Any]) -> str:
-    """Put the program into its scratch directory, and say where."""
+    """Write the program into its scratch directory and return the path."""
     script = f"{job['scratch']}/program.py"
     with open(script, "w", encoding="utf-8", errors="surrogatepass") as file:  # noqa: PTH123  # pathlib takes 8 ms to import
         file.write(job["source"])
@@ -79,7 +77,7 @@ def write_script(job: dict[str, Any]) -> str:
 
 
 def end_leftovers(job: dict[str, Any]) -> None:
-    """End what a run of the program has left behind: it would count against the next run's limits."""
+    """Kill processes that a run has left behind: they count against the next run's limits."""
     if job["limits"]["alone"]:
         with suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
@@ -89,14 +87,17 @@ def end_leftovers(job: dict[str, Any]) -> None:
 
 
 def run_script(script: str, data: bytes, expected_bytes: int, seconds: float, within: Any = None) -> ScriptRun:
-    """Run the script on ``data``, as long as its output is not far longer than expected.
+    """Run the script on ``data``; its output may not be far longer than expected.
 
     Args:
+        script: path of the program.
+        data: standard input.
+        expected_bytes: length of the expected output.
         seconds: limit for this run, as ``clock.py`` counts.
-        within: the deadline of all runs together, if there are several.
+        within: deadline of all runs together, if there are several.
 
     Raises:
-        StarvedError: the machine was too busy to tell whether it is too slow.
+        StarvedError: the machine was too busy to tell whether the program is too slow.
     """
     deadline = within.sooner(seconds) if within else clock.program_clock().deadline(seconds)
     process = remote.start(
@@ -121,7 +122,7 @@ def run_script(script: str, data: bytes, expected_bytes: int, seconds: float, wi
                 process.stdin.close()
                 writing = []
             late = remote.expired(deadline, seconds)
-            readable, writable = waiting.until_ready(reading, writing, deadline)
+            readable, writable = processes.until_ready(reading, writing, deadline)
             if late and not readable:
                 return too_slow
             for descriptor in readable:
@@ -134,7 +135,7 @@ def run_script(script: str, data: bytes, expected_bytes: int, seconds: float, wi
                     errors = (errors + chunk)[-_STDERR_BYTES:]
             if len(output) > expected_bytes + _OUTPUT_SLACK:
                 return ScriptRun(b"", "printed too much")
-            if remote.expired(deadline, seconds):  # what has ended by then is read to its end
+            if remote.expired(deadline, seconds):  # if it has ended, read the rest
                 late_since = late_since or time.monotonic()
                 if process.poll() is None or time.monotonic() - late_since > _LATE_SECONDS:
                     return too_slow
@@ -149,7 +150,7 @@ def run_script(script: str, data: bytes, expected_bytes: int, seconds: float, wi
         if code != 0:
             last_line = errors.decode("utf-8", "replace").strip().rpartition("\n")[2]
             return ScriptRun(b"", f"exit code {code}: {last_line}", exit_code=code, error=last_line)
-    except waiting.TooManyFilesError as error:
+    except processes.TooManyFilesError as error:
         return ScriptRun(b"", str(error))
     finally:
         process.kill()
@@ -160,14 +161,14 @@ def run_script(script: str, data: bytes, expected_bytes: int, seconds: float, wi
 
 
 def _exit_code(process: "subprocess.Popen[bytes]") -> int | None:
-    """The code by which a program that has closed its output exits; None if it goes on."""
+    """The exit code of a program that has closed its output; None if it is still running."""
     with suppress(subprocess.TimeoutExpired):
         return process.wait(_EXIT_SECONDS)
     return None
 
 
 def same_output(found: str, expected: str) -> bool:
-    """Equal words, white space apart; decimals where decimals are expected may differ by one part in a million."""
+    """Whether the words are equal; decimals, if expected, may differ by one part in a million."""
     found_words, expected_words = found.split(), expected.split()
     return len(found_words) == len(expected_words) and all(map(_same_word, found_words, expected_words))
 

@@ -1,9 +1,8 @@
-"""A filter for system calls: what docker's default profile denies, and what would get around the sandbox's limits.
+"""A system call filter: denies what docker's default profile denies, and calls that evade the sandbox's limits.
 
-bubblewrap has set up the namespaces by then.  Without the filter a program could make a user namespace of its own,
-in which it may mount a tmpfs of any size.  Beyond docker's list are denied: all System V and POSIX queues and shared
-memory, memory files, watches of files and asynchronous I/O (memory of the kernel, or numbers of the whole machine, that
-no resource limit counts), all tracing, and whatever would change how a process is scheduled.
+Without it a program could create a user namespace of its own and mount a tmpfs of any size in it. Beyond docker's list
+it denies System V and POSIX queues and shared memory, memory files, file watches and asynchronous I/O (kernel memory
+that no resource limit counts), all tracing, and changes of scheduling.
 """
 
 import ctypes
@@ -13,7 +12,7 @@ import struct
 # Numbers on x86-64 and ARM64 (arch/x86/entry/syscalls/syscall_64.tbl and include/uapi/asm-generic/unistd.h); None
 # where a machine has no such call.
 _DENIED: dict[str, tuple[int | None, int | None]] = {
-    # Namespaces, mounts, and files by other ways than their paths.
+    # Namespaces, mounts, and files without a path.
     "unshare": (272, 97), "setns": (308, 268), "chroot": (161, 51), "pivot_root": (155, 41), "mount": (165, 40),
     "umount2": (166, 39), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
     "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442),
@@ -22,13 +21,13 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
     "pidfd_getfd": (438, 438), "process_madvise": (440, 440), "perf_event_open": (298, 241), "bpf": (321, 280),
     "userfaultfd": (323, 282), "move_pages": (279, 239), "migrate_pages": (256, 238), "lookup_dcookie": (212, 18),
-    # Memory of the kernel, or of nobody, that no limit counts.
+    # Memory that no limit counts.
     "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180), "memfd_create": (319, 279),
     "memfd_secret": (447, 447), "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219),
     "io_setup": (206, 0), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     "fanotify_init": (300, 262), "fanotify_mark": (301, 263), "inotify_init": (253, None), "inotify_init1": (294, 26),
     "inotify_add_watch": (254, 27),
-    # A program that gives up its share of the processors would pass for one that the machine starves (clock.py).
+    # A program with a lower share of the processors would appear starved (clock.py).
     "setpriority": (141, 140), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
     "sched_setaffinity": (203, 122), "sched_setattr": (314, 274), "ioprio_set": (251, 30), "mbind": (237, 235),
     "get_mempolicy": (239, 236), "set_mempolicy": (238, 237), "set_mempolicy_home_node": (450, 450),
@@ -43,16 +42,16 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "_sysctl": (156, None),
 }  # fmt: skip
 _MACHINES = ("x86_64", "aarch64")
-# Of all families of sockets only the local one: asyncio and multiprocessing use it.  Their buffers stay at their size.
+# Only local sockets, which asyncio and multiprocessing use, with buffers of the default size.
 _SOCKET_CALLS = {"x86_64": (41, 53), "aarch64": (198, 199)}  # socket, socketpair
 _SETSOCKOPT = {"x86_64": 54, "aarch64": 208}
 _AF_UNIX = 1
-# One process's limits set by another: the program and the harness may be of one user.
+# Limits of other processes: the program and the harness may have the same user.
 _PRLIMIT64 = {"x86_64": 302, "aarch64": 261}
-# Where a process ignores the death of its children, the kernel forgets the processor time that they have used.
+# If SIGCHLD is ignored, the kernel does not count the processor time of children.
 _RT_SIGACTION = {"x86_64": 13, "aarch64": 134}
 _SIGCHLD = 17
-# Succeeds without an effect: its caller asks for nothing, and it would count as runnable while it gives way to others.
+# Succeeds without effect: the caller would count as runnable while it yields.
 _SCHED_YIELD = {"x86_64": 24, "aarch64": 124}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CLONE3 = 435
@@ -91,7 +90,7 @@ def filter_program(machine: str) -> list[tuple[int, int, int, int]]:
     program += [(_JUMP_IF_EQUAL, 0, 1, _SCHED_YIELD[machine]), (_RETURN, 0, 0, _ERROR)]
     # clone3 hides its flags behind a pointer; the C library goes back to clone where it is missing.
     program += [(_JUMP_IF_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ERROR | _ENOSYS)]
-    # The number is loaded again after a first argument was looked at, which is compared in its lower half.
+    # Only the lower half of the first argument is compared; then the number is loaded again.
     for number in _SOCKET_CALLS[machine]:
         program += [
             (_JUMP_IF_EQUAL, 0, 4, number),

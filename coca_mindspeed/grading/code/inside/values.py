@@ -1,7 +1,6 @@
-"""Python values as JSON, between the process that holds the tests and the one that runs the model's program.
+"""Python values as JSON, between the process of the tests and that of the program.
 
-Only data crosses: an object that calls itself equal to everything arrives as an opaque handle, and pickle, which can
-run code, is not used.
+Only data crosses; other objects become opaque references. pickle is not used because it can run code.
 """
 
 import collections
@@ -14,13 +13,13 @@ _LARGEST_PLAIN_INTEGER = 2**53
 
 
 class CannotCrossError(TypeError):
-    """A value is neither plain data nor something that the other side owns."""
+    """A value is neither plain data nor a reference to the other side."""
 
 
 def encode(value: Any, reference: Callable[[Any], Any]) -> Any:
-    """JSON for ``value``; ``reference`` is asked for what is not data, and may raise ``CannotCrossError``."""
+    """JSON for ``value``; ``reference`` is called for objects that are not data and may raise ``CannotCrossError``."""
     if value is None or isinstance(value, bool | str):
-        # str() of a subclass may lie; its characters do not.
+        # A subclass may override str().
         return str.__str__(value) if isinstance(value, str) else value
     if isinstance(value, int):
         number = int.__int__(value)
@@ -40,7 +39,7 @@ def encode(value: Any, reference: Callable[[Any], Any]) -> Any:
         return {"bytes": bytes(value).hex()}
     if isinstance(value, range):
         return {"range": [value.start, value.stop, value.step]}
-    # Imported only where somebody uses them: these processes start once for each program.
+    # Not imported here: these processes start once for each program.
     if (fractions := sys.modules.get("fractions")) and isinstance(value, fractions.Fraction):
         return {"fraction": [hex(value.numerator), hex(value.denominator)]}
     if (decimal := sys.modules.get("decimal")) and isinstance(value, decimal.Decimal):
@@ -54,7 +53,7 @@ def encode(value: Any, reference: Callable[[Any], Any]) -> Any:
 
 
 def decode(value: Any, dereference: Callable[[Any], Any]) -> Any:
-    """The value of its JSON; raises ``ValueError`` or ``TypeError`` for JSON that :func:`encode` never makes."""
+    """The value of its JSON; ``ValueError`` or ``TypeError`` for JSON that :func:`encode` never makes."""
     if value is None or isinstance(value, bool | str | int):
         return value
     if isinstance(value, list):
@@ -73,12 +72,7 @@ def decode(value: Any, dereference: Callable[[Any], Any]) -> Any:
     return _SCALARS[name](content)
 
 
-_SEQUENCES: dict[str, Any] = {
-    "tuple": tuple,
-    "set": set,
-    "frozenset": frozenset,
-    "deque": collections.deque,
-}
+_SEQUENCES: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset, "deque": collections.deque}
 _SCALARS: dict[str, Callable[[Any], Any]] = {
     "int": lambda text: int(text, 16),
     "float": float.fromhex,

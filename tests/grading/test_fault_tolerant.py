@@ -6,7 +6,7 @@ import pytest
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError
-from coca_mindspeed.grading.fault_tolerant import SteadyGrader
+from coca_mindspeed.grading.fault_tolerant import FaultTolerantGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 
 
@@ -30,7 +30,7 @@ def test_whose_fault_a_failure_is(failure: Exception, gold_fails_too: bool, outc
             return [Verdict(Outcome.RIGHT) for _ in answers]
 
     record = Record(id="a", dataset="d", category="math", question="q", answer="1")
-    assert SteadyGrader(Failing("b")).grade([record], ["b"])[0].outcome is outcome
+    assert FaultTolerantGrader(Failing("b")).grade([record], ["b"])[0].outcome is outcome
 
 
 class _Grader:
@@ -49,7 +49,7 @@ class _Grader:
 
 def test_a_failure_is_its_own_answers_alone_and_says_why():
     grader = _Grader("b")
-    steady = SteadyGrader(grader)
+    steady = FaultTolerantGrader(grader)
     records = [Record(id=a, dataset="d", category="math", question="q", answer="1") for a in "abc"]
     verdicts = steady.grade(records, ["a", "b", "c"])
     assert [v.outcome for v in verdicts] == [Outcome.RIGHT, Outcome.UNGRADABLE, Outcome.RIGHT]
