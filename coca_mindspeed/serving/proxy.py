@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from prometheus_client import generate_latest
 from pydantic import BaseModel, ConfigDict
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -21,16 +22,16 @@ from coca_mindspeed.serving.chunks import BackendError
 from coca_mindspeed.serving.config import ServingConfig, tier_policies
 from coca_mindspeed.serving.http_server import (
     Access,
-    Endpoint,
     Reply,
     Shutdown,
-    internal_error,
-    not_found,
+    StreamingEndpoint,
+    error_handlers,
     read_body,
     until_client_leaves,
 )
 from coca_mindspeed.serving.metrics import DriftAlarm, ServingMetrics
 from coca_mindspeed.serving.openai_api import (
+    DONE,
     ApiError,
     ChatRequest,
     Envelope,
@@ -41,7 +42,7 @@ from coca_mindspeed.serving.openai_api import (
     threshold_of,
     usage,
 )
-from coca_mindspeed.serving.request_log import LogError, RequestLog, states_its_confidence
+from coca_mindspeed.serving.request_log import LogError, RequestLog
 from coca_mindspeed.serving.router import Router, Tier
 from coca_mindspeed.serving.trace import Trace
 
@@ -59,14 +60,10 @@ class LabelRequest(BaseModel):
 
 
 class Proxy:
-    """The proxy; :meth:`app` is the ASGI application."""
+    """The proxy of a configuration; :meth:`app` is the ASGI application."""
 
     def __init__(self, config: ServingConfig, environment: Mapping[str, str] | None = None) -> None:
-        """Check everything that can be wrong before the first request.
-
-        Args:
-            config: validated.
-            environment: with the keys; the process's own by default.
+        """Prepare; ``environment`` holds the keys (default: the process's).
 
         Raises:
             ConfigError: a key is not in the environment, a calibration or certificate does not match its tier, or the
@@ -108,18 +105,17 @@ class Proxy:
         self._router: Router
 
     def app(self) -> Starlette:
-        """The application."""
         return Starlette(
             routes=[
-                Route("/v1/chat/completions", Endpoint(self._chat, self._refused), methods=["POST"]),
-                Route("/v1/models", Endpoint(self._models, self._refused), methods=["GET"]),
-                Route("/v1/models/{name}", Endpoint(self._models, self._refused), methods=["GET"]),
-                Route("/v1/coca/labels", Endpoint(self._labels, self._refused), methods=["POST"]),
-                Route("/metrics", Endpoint(self._metrics, self._refused), methods=["GET"]),
+                Route("/v1/chat/completions", StreamingEndpoint(self._chat, self._refused), methods=["POST"]),
+                Route("/v1/models", self._models, methods=["GET"]),
+                Route("/v1/models/{name}", self._models, methods=["GET"]),
+                Route("/v1/coca/labels", self._labels, methods=["POST"]),
+                Route("/metrics", self._metrics, methods=["GET"]),
                 Route("/health", self._health, methods=["GET"]),
             ],
             lifespan=self._lifespan,
-            exception_handlers={404: not_found, 405: not_found, Exception: internal_error},
+            exception_handlers=error_handlers(self._refused),
         )
 
     @asynccontextmanager
@@ -141,26 +137,24 @@ class Proxy:
     async def _health(self, request: Request) -> Response:
         problem = None if self._log is None else self._log.problem
         waiting = 0 if self._log is None else self._log.waiting
-        state = {"status": "ok" if problem is None else "degraded", "drift": list(self._drift.alarms())}
+        state = {"status": "ok" if problem is None else "degraded", "drift": self._drift.alarms()}
         return JSONResponse({**state, "log": {"error": problem, "waiting": waiting}})
 
-    async def _models(self, request: Request, reply: Reply, receive: Receive) -> None:
+    async def _models(self, request: Request) -> Response:
         self._access.check(request)
         name, served = request.path_params.get("name"), self.config.name
         if name is None:
-            await reply.json({"object": "list", "data": [model_entry(served)]}, {})
-        elif name == served or name.startswith(f"{served}@"):
-            await reply.json(model_entry(name), {})
-        else:
+            return JSONResponse({"object": "list", "data": [model_entry(served)]})
+        if name != served and not name.startswith(f"{served}@"):
             raise no_such_model(name, served)
+        return JSONResponse(model_entry(name))
 
-    async def _metrics(self, request: Request, reply: Reply, receive: Receive) -> None:
+    async def _metrics(self, request: Request) -> Response:
         self._access.check(request, admin=True)
         self.metrics.log_waiting.set(0 if self._log is None else self._log.waiting)
-        await reply.text(self.metrics.page(), "text/plain; version=0.0.4")
+        return Response(generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4")
 
-    async def _labels(self, request: Request, reply: Reply, receive: Receive) -> None:
-        """Take a late verdict: ``{"id": ..., "correct": true}``."""
+    async def _labels(self, request: Request) -> Response:
         self._access.check(request, admin=True)
         if self._log is None:
             raise ApiError(400, "labels need the section log")
@@ -172,14 +166,13 @@ class Proxy:
         if row is None:
             raise ApiError(404, "no answer of this id waits for a label", param="id")
         self.metrics.labels.labels(str(label.correct).lower()).inc()
-        confidence = row["confidence"] if states_its_confidence(row) else None
+        confidence = row["confidence"] if row["basis"] is not None else None
         certified = row["basis"] == "confidence" and row["tier"] in self._risks
         self._drift.label(confidence, label.correct, answered=certified)
         self.metrics.observe_drift(self._drift)
-        await reply.json({"drift": list(self._drift.alarms())}, {})
+        return JSONResponse({"drift": self._drift.alarms()})
 
     async def _chat(self, request: Request, reply: Reply, receive: Receive) -> None:
-        """Answer one chat completion."""
         limits = self.config.limits
         self._access.check(request)
         if self._running >= limits.concurrent:
@@ -188,8 +181,7 @@ class Proxy:
         self.metrics.running.set(self._running)
         try:
             body = await read_body(request, limits.request_bytes, limits.body_s)
-            served, most = self.config.name, limits.messages
-            chat = read_request(body, ChatRequest, served, max_messages=most, thresholds=True)
+            chat = read_request(body, ChatRequest, self.config.name, max_messages=limits.messages, thresholds=True)
             for name in ("logprobs", "return_token_ids", "include_stop_str_in_output"):
                 if getattr(chat, name):
                     raise ApiError(400, f"{name}: the confidence is removed from the answer", param=name)
@@ -238,12 +230,12 @@ class Proxy:
 
 
 class _ClientSink:
-    """Writes an answer as the client wants it: streamed or whole."""
+    """Writes an answer, streamed or whole; ``given`` is the text of a whole or logged one."""
 
     def __init__(self, chat: ChatRequest, trace: Trace, reply: Reply, *, keep: bool) -> None:
-        self._stream, self._usage, self._keep = bool(chat.stream), chat.usage, keep
+        self._stream, self._keep = bool(chat.stream), keep
         self._trace, self._reply = trace, reply
-        self._envelope = Envelope.new(trace.id, chat.model, usage=bool(chat.stream) and chat.usage)
+        self._envelope = Envelope(trace.id, chat.model, usage=chat.stream_usage)
         self._text_chunk = self._envelope.text_chunks()
         self.given = ""
 
@@ -271,7 +263,6 @@ class _ClientSink:
         return not self._reply.begun
 
     async def end(self) -> None:
-        """End the answer."""
         trace = self._trace
         reason = trace.finish_reason or "stop"
         counted = usage(trace.prompt_tokens, trace.answer_tokens)
@@ -280,7 +271,8 @@ class _ClientSink:
             await self._reply.json(whole, trace.headers())
             return
         last = self._envelope.chunk(finish_reason=reason, coca=trace.fields())
-        await self._reply.end_stream(last + self._envelope.usage_chunk(counted) if self._usage else last)
+        last += self._envelope.usage_chunk(counted) if self._envelope.usage else b""
+        await self._reply.send(last + DONE, more=False)
 
 
 def _key(environment: Mapping[str, str], name: str | None, where: str) -> str | None:

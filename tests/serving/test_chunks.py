@@ -82,7 +82,7 @@ def test_a_line_without_end_is_garbage():
 @pytest.mark.parametrize("model", ["coca", "\0", '"\\u0000"', "é", '"'])
 @pytest.mark.parametrize("text", ["", " word", "\0", '"', "\\", "\r\n", "é 🙂", "\u2028\x7f", "data: [DONE]\n\n"])
 def test_an_event_of_text_alone_is_the_same_by_either_way(text, model):
-    envelope = Envelope("chatcmpl-\0", model, 7)
+    envelope = Envelope("chatcmpl-\0", model)
     assert envelope.text_chunks()(text) == envelope.chunk(text)
 
 

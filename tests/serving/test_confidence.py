@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.serving.confidence import mean_confidence
-from coca_mindspeed.serving.output_stream import StopStrings
+from coca_mindspeed.serving.output_stream import StopStrings, mean_confidence
 
 
 def test_the_mean_needs_half_of_them():

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coca_mindspeed.algorithm.parsing import ParsedResponse, ResponseParser
-from coca_mindspeed.serving.confidence import ConfidenceReader
+from coca_mindspeed.serving.output_stream import ConfidenceReader
 
 # Parts of which responses and nearly right responses are made.
 _PARTS = (
