@@ -38,8 +38,7 @@ from coca_mindspeed.local.setup import open_session
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
 from coca_mindspeed.local.warm_up import warm_up
 from coca_mindspeed.serving.config import ServingConfig
-from coca_mindspeed.serving.replay import join_tiers, oracle_curve, single_curve, threshold_curve
-from coca_mindspeed.serving.routing_scores import compare_routers
+from coca_mindspeed.serving.replay import compare_routers, join_tiers, oracle_curve, single_curve, threshold_curve
 from coca_mindspeed.utils.files import write_json
 from tests.serving.background import served_in_background
 
