@@ -119,7 +119,7 @@ def half_threshold(confidences: Floats) -> float:
     return float(min(values, key=lambda value: abs(float(np.mean(confidences >= value)) - 0.5)))
 
 
-def measure(models: dict[str, Path], tuning: Sequence[Record], records: Sequence[Record]) -> dict[str, float]:
+def measure(models: dict[str, Path], tuning: Sequence[Record], records: Sequence[Record]) -> dict[str, float | None]:
     """Figures of each router on ``records``, with thresholds from ``tuning``."""
     policies = {name: load_policy(path, ModelConfig(), torch.device("cpu")) for name, path in models.items()}
     with closing(build_grader("auto")) as grader, ExitStack() as stack:
@@ -155,11 +155,13 @@ def measure(models: dict[str, Path], tuning: Sequence[Record], records: Sequence
         tuned |= dict.fromkeys(EARLY, tuned[LOG_PROB])  # the same answers; the confidence stands in front of them
         thresholds = {r: half_threshold(judged(tuning, tuned[r], r)[0]) for r in ROUTERS}
         found = answers_of({r: thresholds[r] if r in EARLY else None for r in ROUTERS}, records)
-        result: dict[str, float] = {}
+        result: dict[str, float | None] = {}
         for router, answers in found.items():
             whole = found[LOG_PROB] if router in EARLY else answers
             confidence, correct = judged(records, whole, router)
-            auroc = calibration_metrics(confidence, correct.astype(bool)).as_dict()["auroc"]
+            auroc = calibration_metrics(np.where(confidence < 0, np.nan, confidence), correct.astype(bool)).as_dict()[
+                "auroc"
+            ]
             accepted = confidence >= thresholds[router]
             if router in EARLY:
                 accepted = np.array([-1.0 if a.stated is None else a.stated for a in answers]) >= thresholds[router]
@@ -175,7 +177,10 @@ def measure(models: dict[str, Path], tuning: Sequence[Record], records: Sequence
                 "right, of the accepted": correct[accepted].mean(),
                 "AUROC": auroc,
             }
-            result |= {f"{router}/{name}": float(value) for name, value in row.items()}
+            result |= {
+                f"{router}/{name}": None if value is None or np.isnan(value) else float(value)
+                for name, value in row.items()
+            }
     return result
 
 
@@ -215,7 +220,7 @@ def main() -> None:
         rows += [json.loads(result.read_text(encoding="utf-8"))] if result.exists() else []
     if not rows:
         return
-    found = summary(rows)
+    found = summary([{name: np.nan if value is None else value for name, value in row.items()} for row in rows])
     write_json(output / "summary.json", found)
     figure_of(found, output / "long_answers.png")
     for name, cell in found.items():

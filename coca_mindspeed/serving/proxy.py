@@ -31,19 +31,16 @@ from coca_mindspeed.serving.http_server import (
 )
 from coca_mindspeed.serving.metrics import DriftAlarm, ServingMetrics
 from coca_mindspeed.serving.openai_api import (
-    DONE,
     ApiError,
     ChatRequest,
-    Envelope,
     model_entry,
     no_such_model,
     read_json_body,
     read_request,
     threshold_of,
-    usage,
 )
 from coca_mindspeed.serving.request_log import LogError, RequestLog
-from coca_mindspeed.serving.router import Router, Tier
+from coca_mindspeed.serving.router import ClientSink, Router, Tier
 from coca_mindspeed.serving.trace import Trace
 
 _DOMAIN = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -74,16 +71,18 @@ class Proxy:
         self.config = config
         self.metrics = ServingMetrics()
         self.shutdown = Shutdown()
+        named = {"listen.api_key_env": listen.api_key_env, "listen.admin_key_env": listen.admin_key_env}
+        named |= {f"backends.{name}.api_key_env": backend.api_key_env for name, backend in config.backends.items()}
+        for key, variable in named.items():
+            if variable is not None and not environment.get(variable):
+                raise ConfigError(f"{key}: the environment variable {variable} is not set")
+        self._keys = {key: variable and environment[variable] for key, variable in named.items()}
         self._access = Access(
-            _key(environment, listen.api_key_env, "listen.api_key_env"),
-            _key(environment, listen.admin_key_env, "listen.admin_key_env"),
+            self._keys["listen.api_key_env"],
+            self._keys["listen.admin_key_env"],
             [listen.host, *listen.hosts],
             listen.origins,
         )
-        self._keys = {
-            name: _key(environment, backend.api_key_env, f"backends.{name}.api_key_env")
-            for name, backend in config.backends.items()
-        }
         self._policies = tier_policies(config)
         self._risks = {
             tier.name: policy.risk
@@ -122,7 +121,7 @@ class Proxy:
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         async with http_session() as session:
             backends = {
-                name: Backend(name, backend, self._keys[name], session)
+                name: Backend(name, backend, self._keys[f"backends.{name}.api_key_env"], session)
                 for name, backend in self.config.backends.items()
             }
             tiers = zip(self.config.tiers, self._policies, strict=True)
@@ -199,7 +198,7 @@ class Proxy:
         self, chat: ChatRequest, threshold: float | None, trace: Trace, reply: Reply, receive: Receive
     ) -> None:
         log, question = self._log, chat.messages[-1].as_dict()["content"]
-        sink = _ClientSink(chat, trace, reply, keep=self.config.log is not None and self.config.log.texts)
+        sink = ClientSink(chat, trace, reply, keep=self.config.log is not None and self.config.log.texts)
         outcome, logged = "error", False
 
         def note(outcome: str) -> None:
@@ -227,57 +226,3 @@ class Proxy:
         finally:
             if not logged:
                 note(outcome)
-
-
-class _ClientSink:
-    """Writes an answer, streamed or whole; ``given`` is the text of a whole or logged one."""
-
-    def __init__(self, chat: ChatRequest, trace: Trace, reply: Reply, *, keep: bool) -> None:
-        self._stream, self._keep = bool(chat.stream), keep
-        self._trace, self._reply = trace, reply
-        self._envelope = Envelope(trace.id, chat.model, usage=chat.stream_usage)
-        self._text_chunk = self._envelope.text_chunks()
-        self.given = ""
-
-    async def begin(self, trace: Trace, text: str) -> None:
-        self._note(text)
-        if self._stream:
-            await self._reply.begin_stream(trace.headers())
-            first = self._envelope.chunk("", first=True, coca=trace.fields())
-            await self._reply.send(first + self._text_chunk(text) if text else first)
-
-    async def text(self, text: str) -> None:
-        self._note(text)
-        if self._stream:
-            await self._reply.send(self._text_chunk(text))
-
-    def _note(self, text: str) -> None:
-        if text and self._trace.first_text is None:
-            self._trace.first_text = time.monotonic()
-        if self._keep or not self._stream:
-            self.given += text
-
-    def take_back(self) -> bool:
-        if not self._reply.begun:
-            self.given = ""
-        return not self._reply.begun
-
-    async def end(self) -> None:
-        trace = self._trace
-        reason = trace.finish_reason or "stop"
-        counted = usage(trace.prompt_tokens, trace.answer_tokens)
-        if not self._stream:
-            whole = self._envelope.whole(self.given, reason, counted, None, coca=trace.fields())
-            await self._reply.json(whole, trace.headers())
-            return
-        last = self._envelope.chunk(finish_reason=reason, coca=trace.fields())
-        last += self._envelope.usage_chunk(counted) if self._envelope.usage else b""
-        await self._reply.send(last + DONE, more=False)
-
-
-def _key(environment: Mapping[str, str], name: str | None, where: str) -> str | None:
-    if name is None:
-        return None
-    if not environment.get(name):
-        raise ConfigError(f"{where}: the environment variable {name} is not set")
-    return environment[name]

@@ -1,34 +1,69 @@
 """Answer a request: ask a tier, decide on its confidence, and escalate to the next tier."""
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from coca_mindspeed.algorithm.parsing import CLOSE_TAG
 from coca_mindspeed.serving.backends import Backend, Generate, gather
 from coca_mindspeed.serving.chunks import BackendError, Chunk
 from coca_mindspeed.serving.config import ServingConfig, TierConfig, TierPolicy
 from coca_mindspeed.serving.decision import Budget, Decision, ThresholdRule, answer_from, decide
-from coca_mindspeed.serving.openai_api import NEUTRAL_SAMPLING, ApiError, ChatRequest
+from coca_mindspeed.serving.http_server import Reply
+from coca_mindspeed.serving.openai_api import DONE, NEUTRAL_SAMPLING, ApiError, ChatRequest, Envelope, usage
 from coca_mindspeed.serving.output_stream import ConfidenceReader, OutputStream, mean_confidence
 from coca_mindspeed.serving.trace import Trace
 
 Messages = Sequence[Mapping[str, Any]]
 
 
-class Sink(Protocol):
-    """Receives an answer."""
+class ClientSink:
+    """Writes an answer, streamed or whole; ``given`` is the text of a whole or logged one."""
+
+    def __init__(self, chat: ChatRequest, trace: Trace, reply: Reply, *, keep: bool) -> None:
+        self._stream, self._keep = bool(chat.stream), keep
+        self._trace, self._reply = trace, reply
+        self._envelope = Envelope(trace.id, chat.model, usage=chat.stream_usage)
+        self._text_chunk = self._envelope.text_chunks()
+        self.given = ""
 
     async def begin(self, trace: Trace, text: str) -> None:
-        """Begin an answer or refusal; tier, action and confidence are known."""
+        self._note(text)
+        if self._stream:
+            await self._reply.begin_stream(trace.headers())
+            first = self._envelope.chunk("", first=True, coca=trace.fields())
+            await self._reply.send(first + self._text_chunk(text) if text else first)
 
-    async def text(self, text: str) -> None: ...
+    async def text(self, text: str) -> None:
+        self._note(text)
+        if self._stream:
+            await self._reply.send(self._text_chunk(text))
+
+    def _note(self, text: str) -> None:
+        if text and self._trace.first_text is None:
+            self._trace.first_text = time.monotonic()
+        if self._keep or not self._stream:
+            self.given += text
 
     def take_back(self) -> bool:
-        """Forget the text; False where the client has seen some of it."""
-        ...
+        if not self._reply.begun:
+            self.given = ""
+        return not self._reply.begun
+
+    async def end(self) -> None:
+        trace = self._trace
+        reason = trace.finish_reason or "stop"
+        counted = usage(trace.prompt_tokens, trace.answer_tokens)
+        if not self._stream:
+            whole = self._envelope.whole(self.given, reason, counted, None, coca=trace.fields())
+            await self._reply.json(whole, trace.headers())
+            return
+        last = self._envelope.chunk(finish_reason=reason, coca=trace.fields())
+        last += self._envelope.usage_chunk(counted) if self._envelope.usage else b""
+        await self._reply.send(last + DONE, more=False)
 
 
 @dataclass(frozen=True)
@@ -117,7 +152,7 @@ class Router:
         for tier in self._tiers:
             tier.check(request, threshold)
 
-    async def answer(self, request: ChatRequest, threshold: float | None, trace: Trace, sink: Sink) -> None:
+    async def answer(self, request: ChatRequest, threshold: float | None, trace: Trace, sink: ClientSink) -> None:
         """Write the answer to ``sink`` and fill the trace.
 
         ``threshold`` (None: the configuration's) is the confidence from which each tier but the last answers.
@@ -156,7 +191,7 @@ class _RoutedRequest:
     config: ServingConfig
     request: ChatRequest
     trace: Trace
-    sink: Sink
+    sink: ClientSink
 
     def tokens_left(self) -> int | None:
         cap = self.config.caps.tokens
@@ -230,7 +265,7 @@ class _RoutedRequest:
         output = self._output(tier)
         output.feed(chosen.rest, 0, "stop" if chosen.ended else None)
         await output.send()
-        if not output.finish_reason is not None:
+        if output.finish_reason is None:
             limit = least(self.request.limit, self.tokens_left())
             if limit is None:  # without a limit a completion ends after 16 tokens, unlike a chat's
                 limit = await tier.backend.context_tokens() - len(chosen.ids)
