@@ -173,16 +173,6 @@ class ServingConfig(Section):
         return self
 
 
-_KEYS = sorted(
-    {
-        key
-        for model in [ServingConfig, *Section.__subclasses__()]
-        if model.__module__ == __name__
-        for key in model.model_fields
-    }
-)
-
-
 @dataclass(frozen=True)
 class TierPolicy:
     """A tier's threshold rule (None: it states no confidence), with the content of the file that it names."""
@@ -241,7 +231,12 @@ def read_serving_config(path: Path) -> ServingConfig:
             key, found = ".".join(map(str, problem["loc"])), f", found {problem['input']!r:.80}"
             message = problem["msg"].removeprefix("Value error, ")
             if problem["type"] == "extra_forbidden":
-                message = f"unknown key{nearest(str(problem['loc'][-1]), _KEYS)}"
+                message = f"unknown key{nearest(str(problem['loc'][-1]), _known_keys())}"
             found = "" if problem["type"] in ("missing", "value_error") else found
             lines.append(f"{path}: {key}: {message}{found}" if key else f"{path}: {message}{found}")
         raise ConfigError("\n".join(lines)) from error
+
+
+def _known_keys() -> list[str]:
+    sections = (section for section in (ServingConfig, *Section.__subclasses__()) if section.__module__ == __name__)
+    return sorted({key for section in sections for key in section.model_fields})

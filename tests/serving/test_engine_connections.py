@@ -5,9 +5,19 @@ import json
 import httpx
 import pytest
 
-from tests.serving.raw_engine import HEAD, PART, WHOLE, RawEngine, before, chunk
-from tests.serving.servers_for_tests import FakeEngine, routed, until
-from tests.serving.test_proxy import QUESTION, SURE
+from tests.serving.servers_for_tests import (
+    HEAD,
+    PART,
+    QUESTION,
+    SURE,
+    WHOLE,
+    FakeEngine,
+    RawEngine,
+    before,
+    chunk,
+    routed,
+    until,
+)
 
 
 def post(url, stream):

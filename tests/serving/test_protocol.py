@@ -9,9 +9,23 @@ import httpx
 import openai
 import pytest
 
-from tests.serving.raw_engine import HEAD, PART, WHOLE, RawEngine, before, chunk, event, stream
-from tests.serving.servers_for_tests import FakeEngine, logged, routed
-from tests.serving.test_proxy import QUESTION, SURE, ask, client
+from tests.serving.servers_for_tests import (
+    HEAD,
+    PART,
+    QUESTION,
+    SURE,
+    WHOLE,
+    FakeEngine,
+    RawEngine,
+    ask,
+    before,
+    chunk,
+    client,
+    event,
+    logged,
+    routed,
+    stream,
+)
 
 
 def data(value):

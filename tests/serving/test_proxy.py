@@ -9,19 +9,19 @@ import pytest
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.serving.config import ServingConfig
 from coca_mindspeed.serving.proxy import Proxy
-from tests.serving.servers_for_tests import ESCALATE, FakeEngine, labelled, logged, routed, until
-
-SURE = ("<conf", "idence>", "0.9", "</confidence", ">\nForty", "-two", ".")
-UNSURE = ("<confidence>", "0.2", "</confidence>", *["no "] * 200)
-QUESTION = [{"role": "user", "content": "What is 6 times 7?"}]
-
-
-def client(url, key="none"):
-    return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=20)
-
-
-def ask(url, **more):
-    return client(url).chat.completions.create(model="coca", messages=QUESTION, **more)
+from tests.serving.servers_for_tests import (
+    ESCALATE,
+    QUESTION,
+    SURE,
+    UNSURE,
+    FakeEngine,
+    ask,
+    client,
+    labelled,
+    logged,
+    routed,
+    until,
+)
 
 
 def test_a_sure_answer_is_the_small_models_without_its_tag():

@@ -1,4 +1,4 @@
-"""Any way of cutting a response into pieces gives what the parser of the whole text gives."""
+"""Text in chunks: any cut of a response gives the parser's result; stop strings; the mean of confidences."""
 
 import itertools
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coca_mindspeed.algorithm.parsing import ParsedResponse, ResponseParser
-from coca_mindspeed.serving.output_stream import ConfidenceReader
+from coca_mindspeed.serving.output_stream import ConfidenceReader, StopStrings, mean_confidence
 
 # Parts of which responses and nearly right responses are made.
 _PARTS = (
@@ -81,3 +81,34 @@ def test_what_never_ends_is_invalid_and_given_back_whole():
 def test_an_answer_first_parser_is_refused():
     with pytest.raises(ValueError, match="stands last"):
         ConfidenceReader(ResponseParser("last"))
+
+
+def test_the_mean_needs_half_of_them():
+    assert mean_confidence([0.2, 0.6, None, None]) == pytest.approx(0.4)
+    assert mean_confidence([0.2, None, None]) is None
+    assert mean_confidence([]) is None
+
+
+@settings(deadline=None)
+@given(
+    st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=3), max_size=3), st.integers(1, 4),
+    st.booleans(),
+)  # fmt: skip
+def test_any_cut_stops_where_the_first_stop_text_is_whole(text, stops, size, include):
+    flow = StopStrings(stops, include=include)
+    given_ = "".join([*(flow.feed(text[i : i + size]) for i in range(0, len(text), size)), flow.finish()])
+    ends = [(end, -len(stop)) for end in range(len(text) + 1) for stop in stops if text[:end].endswith(stop)]
+    if not ends:
+        assert given_ == text
+        assert not flow.stopped
+        return
+    end, length = min(ends)
+    assert given_ == text[: end if include else end + length]
+    assert flow.stopped
+
+
+@pytest.mark.parametrize("samples", [2, 3, 5, 6, 7])
+def test_equal_confidences_have_their_own_value_for_a_mean(samples):
+    """A float below would be in another band."""
+    for hundredths in range(101):
+        assert mean_confidence([hundredths / 100] * samples) == hundredths / 100
