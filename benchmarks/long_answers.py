@@ -196,7 +196,7 @@ def figure_of(found: dict[str, dict[str, float | None]], path: Path) -> None:
     save_figure(figure, path)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=5, help="default: 5")
     parser.add_argument("--questions", type=int, default=200, help="measured (default: 200)")
@@ -204,7 +204,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path("runs/long_answers"), help="default: runs/long_answers")
     parser.add_argument("--train-only", action="store_true", help="stop when the models are trained")
     parser.add_argument("overrides", nargs="*", help="of the run demo, such as trainer.steps=20")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(argv)
     output: Path = arguments.output
     if not (output / "evaluate.jsonl").exists():
         data = miniature("long")

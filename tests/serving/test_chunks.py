@@ -1,4 +1,4 @@
-"""An engine's stream while it arrives: any way of cutting it gives the same chunks, and no wait is too long."""
+"""An engine's stream: any way of cutting it gives the same chunks."""
 
 import itertools
 import json
@@ -61,7 +61,7 @@ def test_an_answer_without_its_reason_is_not_finished():
         b"7",
     ],
 )
-def test_what_is_no_chunk_is_garbage_and_the_chunks_before_it_stand(data):
+def test_an_invalid_event_is_garbage_after_the_chunks_before_it(data):
     read = []
     with pytest.raises(BackendError) as error:
         read.extend(ChunkReader("engine").feed(event("a") + b"data: " + data + b"\n\n" + event("b")))

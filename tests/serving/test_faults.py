@@ -86,7 +86,7 @@ def test_half_an_answer_in_a_stream_ends_in_an_error_and_is_not_finished(name, t
     assert set(outcomes) <= {"cut", "garbage", "failed"}
 
 
-def test_an_engine_that_drips_forever_meets_the_deadline():
+def test_an_endless_answer_ends_at_the_deadline():
     small = FakeEngine(*SURE, *["."] * 1000, delay=0.05)
     with routed(small, limits={"deadline_s": 1.0}) as (url, _):
         with pytest.raises(openai.APIStatusError) as error:
@@ -103,7 +103,7 @@ def test_a_pause_that_the_engine_asked_for_is_kept():
     assert len(small.requests) == 1
 
 
-def test_nobody_listens_there():
+def test_an_unreachable_backend():
     nobody = {"url": "http://127.0.0.1:9/v1"}
     with routed(FakeEngine(*SURE), small_backend=nobody) as (url, _), pytest.raises(openai.APIStatusError) as error:
         ask(url)
@@ -111,7 +111,7 @@ def test_nobody_listens_there():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_when_the_client_leaves_the_engine_stops(stream, tmp_path):
+def test_the_engine_stops_when_the_client_leaves(stream, tmp_path):
     small = FakeEngine(*SURE, *[" and so on"] * 400, delay=0.02)
     with routed(small, log={"directory": str(tmp_path)}) as (url, proxy):
         with raw_post(url, json.dumps({"model": "coca", "messages": QUESTION, "stream": stream}).encode()):
@@ -210,7 +210,7 @@ def test_a_body_that_never_ends_frees_its_place():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_mistake_of_ours_is_an_error_in_openais_form_too(stream, monkeypatch):
+def test_an_internal_error_has_openais_form(stream, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("a secret of the request")
 

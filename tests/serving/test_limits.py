@@ -174,7 +174,7 @@ def test_refused_requests_are_counted():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("drain", "streamed", "whole"), [(20, False, True), (1, False, False), (1, True, False)])
-def test_a_proxy_that_is_told_to_stop_lets_requests_end_or_says_that_it_cut_them(drain, streamed, whole, tmp_path):
+def test_at_sigterm_requests_end_or_get_an_error(drain, streamed, whole, tmp_path):
     parts = [part for text in (WHOLE[:-60], WHOLE[-60:]) for part in (text, 4.0)][:3]
     with (
         RawEngine(stream(*parts), close=False).running() as engine,

@@ -44,7 +44,7 @@ def prompt_ids(policy):
     return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def test_the_stream_draws_what_the_sampler_draws(policy):
+def test_the_token_stream_equals_the_sampler(policy):
     prompt = prompt_ids(policy)
     for temperature in (1.0, 0.7):
         draws = {"temperature": temperature}
@@ -61,7 +61,7 @@ def test_the_stream_draws_what_the_sampler_draws(policy):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_whole_and_in_pieces_it_is_the_same(policy, stream):
+def test_whole_and_streamed_answers_are_equal_to_the_samplers(policy, stream):
     with served_in_background(ModelServer(policy, "tiny").app()) as url:
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         answer = client.chat.completions.create(
@@ -89,7 +89,7 @@ def test_whole_and_in_pieces_it_is_the_same(policy, stream):
     assert all(len(entry.top_logprobs) == 2 for entry in entries)
 
 
-def test_going_on_by_token_ids_gives_what_one_request_gives(babbler):
+def test_resuming_by_token_ids_equals_one_request(babbler):
     with served_in_background(ModelServer(babbler, "tiny").app()) as url, httpx.Client(timeout=30) as http:
         ids = prompt_ids(babbler)
         body = {"model": "tiny", "temperature": 0, "return_token_ids": True}

@@ -38,7 +38,7 @@ def read_whole(pieces, parser):
 
 @settings(deadline=None)
 @given(st.one_of(_NEAR, _RIGHT), st.lists(st.integers(0, 200), max_size=8), _PARSERS)
-def test_any_cut_gives_what_the_whole_text_gives(text, places, parser):
+def test_any_cut_equals_the_parser_on_the_whole_text(text, places, parser):
     assert read_whole(cut(text, places), parser) == parser(text)
     assert read_whole(list(text), parser) == parser(text)
 
@@ -67,7 +67,7 @@ def test_it_is_decided_at_the_first_character_that_decides_it(text, decided_by, 
     assert reader.state == state
 
 
-def test_what_never_ends_is_invalid_and_given_back_whole():
+def test_an_endless_confidence_is_invalid_and_returned_as_text():
     reader = ConfidenceReader(max_characters=40)
     endless = "<confidence>0." + "3" * 100
     given_back = "".join(map(reader.feed, endless))
@@ -108,7 +108,7 @@ def test_any_cut_stops_where_the_first_stop_text_is_whole(text, stops, size, inc
 
 
 @pytest.mark.parametrize("samples", [2, 3, 5, 6, 7])
-def test_equal_confidences_have_their_own_value_for_a_mean(samples):
+def test_the_mean_of_equal_confidences_is_exact(samples):
     """A float below would be in another band."""
     for hundredths in range(101):
         assert mean_confidence([hundredths / 100] * samples) == hundredths / 100

@@ -142,7 +142,7 @@ GROUNDS = {
 
 
 @pytest.mark.parametrize("basis", GROUNDS)
-def test_a_label_speaks_of_a_confidence_where_its_answer_states_it(basis, tmp_path):
+def test_a_label_counts_for_the_confidence_of_an_answer_that_states_it(basis, tmp_path):
     chunks, sections, speaks = GROUNDS[basis]
     more = {"log": {"directory": str(tmp_path)}, "drift": {"run_length": 1.01}, **sections}
     with routed(FakeEngine(*chunks), FakeEngine("L"), **more) as (url, _):
@@ -157,7 +157,7 @@ def test_a_label_speaks_of_a_confidence_where_its_answer_states_it(basis, tmp_pa
     assert (row["basis"], row["stated_confidence"]) == (basis, stated)
 
 
-def test_an_answer_that_the_clients_limit_cut_says_nothing_about_its_confidence(tmp_path):
+def test_a_label_of_a_cut_answer_does_not_count_for_its_confidence(tmp_path):
     with routed(FakeEngine(*SURE), small_backend={"dialect": "vllm"}, log={"directory": str(tmp_path)}) as (url, _):
         ids = [ask(url, **more).id for more in ({"max_tokens": 1}, {"stop": "-"}, {})]
         for id_ in ids:

@@ -118,7 +118,7 @@ def test_a_proxy_starts_on_a_full_disk(earlier, tmp_path):
     assert [row["id"] for row in logged(tmp_path)] == (["a", "b", "c"] if earlier else ["b", "c"])
 
 
-def test_a_log_that_is_none_is_refused(tmp_path):
+def test_a_file_that_is_no_log_is_refused(tmp_path):
     (tmp_path / "requests.sqlite").write_bytes(b"x" * 5000)
     with pytest.raises(ConfigError, match="cannot be opened"):
         RequestLog(tmp_path, "coca")
