@@ -108,6 +108,22 @@ def test_the_tokens_of_a_request_are_capped():
     assert not large.requests
 
 
+@pytest.mark.parametrize(
+    ("sections", "model", "messages", "found"),
+    [
+        ({"caps": {"escalations": 0}}, "coca", QUESTION, "answer"),
+        ({"caps": {"escalations": 0, "exhausted": "refuse"}}, "coca", QUESTION, "refuse"),
+        ({"name": "router"}, "router", QUESTION, "answer"),
+        ({"name": "router"}, "coca", QUESTION, "model_not_found"),
+        ({"limits": {"messages": 2}}, "coca", QUESTION * 3, None),
+    ],
+)
+def test_keys_of_the_file(sections, model, messages, found):
+    with routed(FakeEngine(*HALF_SURE), FakeEngine("LARGE"), **sections) as (url, _):
+        answer = httpx.post(f"{url}/chat/completions", json={"model": model, "messages": messages}).json()
+    assert (answer["error"]["code"] if "error" in answer else answer["coca"]["action"]) == found
+
+
 def test_the_log_holds_no_text_and_labels_make_predictions_of_it(tmp_path):
     with routed(FakeEngine(*SURE), FakeEngine("L"), log={"directory": str(tmp_path)}) as (url, _):
         ids = [ask(url, extra_headers={"x-coca-domain": "sums"}).id for _ in range(2)]
