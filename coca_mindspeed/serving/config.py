@@ -238,5 +238,5 @@ def read_serving_config(path: Path) -> ServingConfig:
 
 
 def _known_keys() -> list[str]:
-    sections = (section for section in (ServingConfig, *Section.__subclasses__()) if section.__module__ == __name__)
+    sections = [section for section in Section.__subclasses__() if section.__module__ == __name__]
     return sorted({key for section in sections for key in section.model_fields})

@@ -42,7 +42,7 @@ def answer_from(threshold: float, otherwise: Action = "escalate", *, strict: boo
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What is left of a request's caps: further tiers, and tokens over all tiers (None: no cap)."""
+    """The rest of a request's caps: further tiers, and tokens over all tiers (None: no cap)."""
 
     escalations: int
     tokens: int | None = None

@@ -134,13 +134,12 @@ class OutputStream:
         self.tokens = 0
         self.finish_reason: str | None = None
 
-    @property
-    def ended(self) -> bool:
+    def has_ended(self) -> bool:
         return self.finish_reason is not None
 
     def feed(self, text: str, tokens: int, finish_reason: str | None = None) -> None:
         """Add a chunk."""
-        if self.ended:
+        if self.has_ended():
             return
         self.tokens += tokens
         self._waiting += self._stops.feed(text)

@@ -240,7 +240,7 @@ class _RoutedRequest:
                     output.feed(text, tokens, chunk.finish_reason)
                 if reader is None:
                     await output.send()
-                if output.ended and not blocks.finished:
+                if output.has_ended() and not blocks.finished:
                     break
         if reader is not None:
             raise BackendError("cut", f"backend {tier.backend.name} ended before a confidence could be read")
@@ -265,7 +265,7 @@ class _RoutedRequest:
         output = self._output(tier)
         output.feed(chosen.rest, 0, "stop" if chosen.ended else None)
         await output.send()
-        if not output.ended:
+        if not output.has_ended():
             limit = least(self.request.limit, self.tokens_left())
             if limit is None:  # without a limit a completion ends after 16 tokens, unlike a chat's
                 limit = await tier.backend.context_tokens() - len(chosen.ids)
@@ -277,7 +277,7 @@ class _RoutedRequest:
                         trace.add_tokens(tier.name, chunk.tokens)
                         output.feed(chunk.text, chunk.tokens, chunk.finish_reason)
                     await output.send()
-                    if output.ended and not blocks.finished:
+                    if output.has_ended() and not blocks.finished:
                         break
         return await self._close(output)
 
