@@ -1,7 +1,7 @@
-"""What the proxy adds to an engine called directly: ``python -m benchmarks.proxy_overhead --output runs/bench``.
+"""Latency that the proxy adds to an engine called directly: ``python -m benchmarks.proxy_overhead``.
 
-The engine is a process of its own that sends pieces at a steady pace, so that nothing but the proxy's own work is
-measured, or a real one that runs already (``--engine``); both ways take turns in one run.
+The engine is a separate process that sends chunks at a steady pace, or a real engine (``--engine``); direct and proxied
+requests take turns in one run.
 """
 
 import argparse
@@ -20,11 +20,11 @@ import yaml
 
 from coca_mindspeed.utils.files import write_json
 
-_PIECES = ("<confidence>", "0.9", "</confidence>", *(" word" for _ in range(40)))
+_CHUNKS = ("<confidence>", "0.9", "</confidence>", *(" word" for _ in range(40)))
 
 
 def engine_process(port: int, pace_s: float) -> None:
-    """An engine that answers everything by the same pieces."""
+    """An engine that answers everything by the same chunks."""
     import uvicorn
     from starlette.applications import Starlette
     from starlette.responses import StreamingResponse
@@ -33,15 +33,15 @@ def engine_process(port: int, pace_s: float) -> None:
     def event(choice: object) -> bytes:
         return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
 
-    async def pieces():
-        for piece in _PIECES:
+    async def chunks():
+        for chunk in _CHUNKS:
             await asyncio.sleep(pace_s)
-            yield event({"delta": {"content": piece}, "finish_reason": None})
+            yield event({"delta": {"content": chunk}, "finish_reason": None})
         yield event({"delta": {}, "finish_reason": "stop"})
         yield b"data: [DONE]\n\n"
 
     async def chat(request):
-        return StreamingResponse(pieces(), media_type="text/event-stream")
+        return StreamingResponse(chunks(), media_type="text/event-stream")
 
     app = Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"])])
     uvicorn.run(app, port=port, log_level="critical", access_log=False)
@@ -172,7 +172,7 @@ def load_options(description: str | None) -> argparse.ArgumentParser:
     parser.add_argument("--clients", type=int, default=32, help="at once (default: 32)")
     parser.add_argument("--requests", type=int, default=320, help="a round (default: 320)")
     parser.add_argument("--rounds", type=int, default=3, help="default: 3")
-    parser.add_argument("--pace-ms", type=float, default=20.0, help="between two pieces of the engine (default: 20)")
+    parser.add_argument("--pace-ms", type=float, default=20.0, help="between two chunks of the engine (default: 20)")
     parser.add_argument("--output", type=Path, default=Path("runs/bench"), help="default: runs/bench")
     return parser
 

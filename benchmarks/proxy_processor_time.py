@@ -1,8 +1,7 @@
-"""The proxy's own processor time, a request and a streamed piece: ``python -m benchmarks.proxy_processor_time``.
+"""The proxy's processor time for a request and for a streamed chunk: ``python -m benchmarks.proxy_processor_time``.
 
-Clients, proxy and a stand-in engine are processes of their own, and answers have two lengths: the line through both
-says what a request costs and what each of its pieces adds.  Other work on the machine moves such figures less than it
-moves waiting times.
+Clients, proxy and a simulated engine are separate processes. Answers have two lengths; the line through both gives the
+cost of a request and of each chunk. Other work on the machine changes processor time less than latency.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Two tiers of tiny models, trained here and served: does the stated confidence route, and what does it save?
+"""Routing by the stated confidence between two tiny models, trained here and served: calls and cost saved.
 
-A small specialist stands before a large generalist: the small model was taught sums, the large one sums and small
-programs run by hand, and both are asked about both.  ``python -m benchmarks.routing_experiment --seeds 5 --output
+The first tier is a small specialist, taught sums; the second is a large generalist, taught sums and small programs run
+by hand. Both are asked about both subjects. ``python -m benchmarks.routing_experiment --seeds 5 --output
 runs/routing`` trains, for each seed, the small model by CoCA, the large one by RLVR and another small one by RLCR
 (answer first), replays them, and asks both tiers through the proxy with an unmodified ``openai`` client.  Every part is
 a file; the same command goes on where it was stopped.
@@ -36,8 +36,7 @@ from coca_mindspeed.local.setup import open_session
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
 from coca_mindspeed.local.warm_up import warm_up
 from coca_mindspeed.serving.config import ServingConfig
-from coca_mindspeed.serving.replay import join_tiers, oracle_curve, single_curve, threshold_curve
-from coca_mindspeed.serving.routing_scores import compare_routers
+from coca_mindspeed.serving.replay import compare_routers, join_tiers, oracle_curve, single_curve, threshold_curve
 from coca_mindspeed.utils.files import write_json
 from experiments.miniature import SYMBOLS, digit_records
 from tests.serving.background import served_in_background
@@ -48,7 +47,7 @@ PRICES = (1.0, 14.0)
 
 
 class Part(NamedTuple):
-    """One model of the experiment: how large, what it was taught first, and how it was trained on everything then."""
+    """One model: its size, the subjects of its SFT warm-up, and its training on all questions."""
 
     size: str
     taught: tuple[str, ...]
@@ -57,10 +56,9 @@ class Part(NamedTuple):
     overrides: tuple[str, ...] = ()
 
 
-# A specialist reads its subject until it knows it: after the demo's 700 updates some seeds still lag behind the large
-# model at sums, so that nothing could be kept from it without a loss.  Nothing is decided by the large model's
-# confidence, so it is trained to be right alone.  The demo's learning rate is the small model's: at eight times the
-# size it undoes the warm-up.
+# The specialist needs a longer SFT warm-up: after the demo's 700 updates, some seeds are worse than the large model at
+# sums. The large model's confidence decides nothing, so it is trained by RLVR. The demo's learning rate is too high for
+# it: at eight times the size it undoes the warm-up.
 SPECIALIST = ("warm_up.steps=2100",)
 PARTS = {
     "small": Part("small", ("sums",), "coca", 120, SPECIALIST),
@@ -79,7 +77,7 @@ def questions_about(subject: str, size: int, split: Split) -> list[Record]:
 
 
 def write_records_of(output: Path, train: int, evaluate: int) -> tuple[str, ...]:
-    """What all models are trained on and asked, half of it about either subject, as overrides of a run."""
+    """Write the training and evaluation records, half on each subject; returns the overrides of a run."""
     overrides = ["data=records"]
     for split, size in (("train", train), ("evaluate", evaluate)):
         mixed = [questions_about(subject, size // 2, split) for subject in ("sums", "programs")]
@@ -136,7 +134,7 @@ def train_part(output: Path, part: str, seed: int, lessons: int, overrides: Sequ
 
 
 def replayed(runs: dict[str, Path]) -> dict[str, float]:
-    """What routing costs and saves, from the predictions alone."""
+    """Costs and savings of routing, replayed from the predictions."""
     said = {name: read_predictions(runs[name] / "predictions.jsonl") for name in ("small", "large")}
     first = {**said, "small": read_predictions(runs["answer_first"] / "predictions.jsonl")}
     tiers = join_tiers(said, PRICES)
@@ -161,7 +159,7 @@ def replayed(runs: dict[str, Path]) -> dict[str, float]:
     result["calls_of_random_at_equal_accuracy"] = (
         min(1.0, (reached - result["accuracy_small"]) / gap) if gap > 0 else 1.0
     )
-    # What Student's t over the seeds is for: both numbers of calls are of the same models and questions.
+    # Paired: both numbers of calls come from the same models and questions.
     result["calls_saved_within_a_point"] = result["calls_of_random_at_equal_accuracy"] - calls
     return result
 
@@ -235,10 +233,10 @@ def run_experiment(
     train: int = 40_000,
     evaluate: int = 2000,
 ) -> dict[str, dict[str, float | None]]:
-    """Everything that is not there yet, and the summary.
+    """Run the parts that are missing, and summarize.
 
     Args:
-        output: where everything goes.
+        output: directory of all parts.
         seeds: 0 to so many less one.
         overrides: of the run ``demo``.
         questions: asked through the proxy.

@@ -1,4 +1,4 @@
-"""``coca-mindspeed route``: replay tiers from their predictions, with no model at all."""
+"""``coca-mindspeed route``: replay routing from the tiers' predictions."""
 
 import argparse
 import sys
@@ -21,6 +21,7 @@ from coca_mindspeed.serving.replay import (
     PolicyOutcome,
     Setting,
     Tiers,
+    compare_routers,
     join_tiers,
     oracle_curve,
     replay_policy,
@@ -29,7 +30,6 @@ from coca_mindspeed.serving.replay import (
     threshold_curve,
     tier_name,
 )
-from coca_mindspeed.serving.routing_scores import compare_routers
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import write_atomically, write_json
 
@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace) -> int:
     routers = compare_routers(tiers, curves, replicates=arguments.replicates, seed=arguments.seed)
     best = max(range(len(names)), key=lambda i: float(tiers.correct[i].mean()))
     text = f"{route_report.tier_table(tiers)}\nBest single model: {names[best]}.\n\n"
-    text += f"{route_report.routing_table(routers)}\n{route_report.note()}\n"
+    text += f"{route_report.routing_table(routers)}\n{route_report.NOTE}\n"
     if aurocs:
         shown = ", ".join(f"{name} {auroc:.3f}" for name, auroc in aurocs.items())
         text += f"\nAUROC of the first tier: {shown}.\n"
@@ -99,11 +99,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.share is not None:
         setting = setting_of_share(tiers, arguments.share)
         text += f"\n{route_report.share_sentence(setting)}\n\n```yaml\n{route_report.policy_yaml(tiers, setting)}```\n"
-    figure = route_report.routing_figure(tiers, routers, policy)
     output: Path = arguments.output
-    save_figure(figure, output / "route.png")
+    save_figure(route_report.routing_figure(tiers, routers, policy), output / "route.png")
     write_atomically(output / "route.md", f"# Routing\n\n{text}\n![Cost against quality](route.png)\n")
-    write_atomically(output / "route.html", route_report.html_page(text, figure))
     write_json(
         output / "route.json",
         {
@@ -124,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
             "policy": None if policy is None else {k: None if v != v else v for k, v in asdict(policy).items()},
         },
     )
-    sys.stdout.write(f"{text}\n{output / 'route.html'}\n")
+    sys.stdout.write(f"{text}\n{output / 'route.md'}\n")
     return 0
 
 

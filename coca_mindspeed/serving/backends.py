@@ -1,8 +1,4 @@
-"""Backends of the proxy: OpenAI-compatible servers, asked for streams only.
-
-A stream can be left at any time, which ends the generation, and it tells a whole answer from a part of one.  Every
-failure is a :class:`BackendError` of one kind.
-"""
+"""Backends of the proxy: OpenAI-compatible servers, asked for streams only, which can be aborted at any time."""
 
 import asyncio
 import json
@@ -44,8 +40,8 @@ class Generate:
 
 
 def http_session() -> aiohttp.ClientSession:
-    """The HTTP client of all backends; made in the event loop that uses it."""
-    # limits.concurrent bounds the requests; a pool's limit would make them wait unseen.  Timeout watches the waits.
+    """The HTTP client of all backends; created in the event loop that uses it."""
+    # limits.concurrent bounds the requests, and ChunkStream the waits.
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S),
         cookie_jar=aiohttp.DummyCookieJar(),
@@ -53,66 +49,21 @@ def http_session() -> aiohttp.ClientSession:
     )
 
 
-class Timeout:
-    """Cancels a scope when one of many waits takes too long; one timer serves all of them.
-
-    Attributes:
-        seconds: of the last wait.
-    """
-
-    def __init__(self, scope: anyio.CancelScope) -> None:
-        self._scope, self._loop = scope, asyncio.get_running_loop()
-        self._until = self.seconds = math.inf
-        self._timer: asyncio.TimerHandle | None = None
-
-    def start(self, seconds: float) -> None:
-        """Start a wait of at most ``seconds``."""
-        self.seconds, self._until = seconds, self._loop.time() + seconds
-        if self._timer is None or self._timer.when() > self._until:
-            self._set(self._until)
-
-    def stop(self) -> None:
-        """The wait is over; the timer looks at that when it rings."""
-        self._until = math.inf
-
-    def close(self) -> None:
-        """No wait follows."""
-        if self._timer is not None:
-            self._timer.cancel()
-
-    def _set(self, when: float) -> None:
-        self.close()
-        self._timer = self._loop.call_at(when, self._ring)
-
-    def _ring(self) -> None:
-        self._timer = None
-        if self._until <= self._loop.time():
-            self._scope.cancel()
-        elif self._until < math.inf:
-            self._set(self._until)
-
-
 class ChunkStream:
-    """Iterates over blocks of chunks: those that arrived at once.
+    """Iterates over blocks of chunks that arrived at once; BackendError ``cut`` if the answer is incomplete."""
 
-    Raises on iteration:
-        BackendError: ``cut`` where the stream ends before the answer does.
-    """
-
-    def __init__(self, name: str, config: BackendConfig, response: aiohttp.ClientResponse, timeout: Timeout) -> None:
-        self._name, self._config, self._response, self._timeout = name, config, response, timeout
-        self._reader = ChunkReader(name)
+    def __init__(self, backend: "Backend", response: aiohttp.ClientResponse, scope: anyio.CancelScope) -> None:
+        self._name, self._config, self._response, self._scope = backend.name, backend.config, response, scope
+        self._reader = ChunkReader(backend.name)
         self._first: list[Chunk] | None = None
         self._problem: BackendError | None = None
-        self._wait = config.first_token_s
+        self._wait = backend.config.first_token_s
 
     @property
     def finished(self) -> bool:
-        """Whether the engine has ended the answer."""
         return self._reader.finished
 
     async def prefetch(self) -> None:
-        """Wait for the first block."""
         self._first = await self._block(running=True)
 
     def __aiter__(self) -> "ChunkStream":
@@ -125,13 +76,13 @@ class ChunkStream:
         return block
 
     async def _block(self, *, running: bool = False) -> list[Chunk]:
-        """The next chunks, at least one of which progresses; none where the answer has ended.
+        """The next chunks, none where the answer has ended.
 
         The wait ends with the first chunk that progresses: comments and empty chunks do not prolong it.
         """
         block: list[Chunk] = []
         if not running:
-            self._timeout.start(self._wait)
+            self._scope.deadline = anyio.current_time() + self._wait
         while not any(chunk.progresses for chunk in block):
             if self._problem is not None:
                 raise self._problem
@@ -145,7 +96,7 @@ class ChunkStream:
                 continue
             if not received:
                 self._reader.ended = True
-        self._timeout.stop()
+        self._scope.deadline = math.inf
         if not block and not self._reader.finished:
             raise BackendError("cut", f"backend {self._name} ended in the middle of an answer")
         self._wait = self._config.between_tokens_s
@@ -164,17 +115,15 @@ class ChunkStream:
             raise BackendError("cut", f"backend {self._name} broke the connection") from error
 
     def leave(self) -> None:
-        """Return the connection to the pool, or close it, which ends a generation that has not ended by itself."""
+        """Return the connection to the pool, or close it, which aborts the generation."""
         if self._reader.finished and self._problem is None:
-            # It returns once the end of the message has arrived, which may take a moment.
+            # It returns once the end of the message has arrived.
             asyncio.get_running_loop().call_later(_LAST_EVENT_S, self._response.close)
         else:
             self._response.close()
 
 
 class Backend:
-    """One server."""
-
     def __init__(self, name: str, config: BackendConfig, key: str | None, session: aiohttp.ClientSession) -> None:
         self.name, self.config, self._session = name, config, session
         base = config.url.rstrip("/")
@@ -188,40 +137,28 @@ class Backend:
 
     @asynccontextmanager
     async def stream(self, generate: Generate) -> AsyncIterator[ChunkStream]:
-        """Iterate over an answer's blocks of chunks; leaving the block early ends the generation.
-
-        Raises:
-            BackendError: also from the iteration.
-        """
+        """Stream an answer; leaving the block early aborts the generation. Raises BackendError, also on iteration."""
         pause = self._not_before - time.monotonic()
         if pause > 0:
             raise BackendError("busy", f"backend {self.name} asked for a pause", pause)
         url, body = self._chat if generate.prompt_ids is None else self._completions, to_json(self._body(generate))
         with anyio.CancelScope() as scope:
-            timeout = Timeout(scope)
             try:
-                try:
-                    stream = await self._opened(url, body, timeout)
-                except BackendError as error:
-                    # A kept connection may have been closed meanwhile: ask once more before the first token.
-                    if error.kind not in ("unreachable", "cut"):
-                        raise
-                    stream = await self._opened(url, body, timeout)
-                try:
-                    yield stream
-                finally:
-                    stream.leave()
+                stream = await self._opened(url, body, scope)
+            except BackendError as error:
+                # A kept connection may have been closed meanwhile: ask once more before the first token.
+                if error.kind not in ("unreachable", "cut"):
+                    raise
+                stream = await self._opened(url, body, scope)
+            try:
+                yield stream
             finally:
-                timeout.close()
+                stream.leave()
         if scope.cancelled_caught:
-            raise BackendError("timeout", f"backend {self.name} sent no token for {timeout.seconds:g} s")
+            raise BackendError("timeout", f"backend {self.name} sent no token within first_token_s or between_tokens_s")
 
     async def context_tokens(self) -> int:
-        """The longest sequence, prompt included; the server is asked once.
-
-        Raises:
-            BackendError: the server does not say, or cannot be asked.
-        """
+        """The longest sequence, prompt included, which the server is asked for once. Raises BackendError."""
         if self._context is None:
             listed: Any = {}
             try:
@@ -261,13 +198,9 @@ class Backend:
                 body["include_stop_str_in_output"] = True
         return body
 
-    async def _opened(self, url: URL, body: bytes, timeout: Timeout) -> ChunkStream:
-        """A stream whose first block has arrived.
-
-        Raises:
-            BackendError: the request was not accepted, or the connection failed.
-        """
-        timeout.start(self.config.first_token_s)
+    async def _opened(self, url: URL, body: bytes, scope: anyio.CancelScope) -> ChunkStream:
+        """A stream whose first block has arrived. Raises BackendError."""
+        scope.deadline = anyio.current_time() + self.config.first_token_s
         try:
             response = await self._session.post(url, data=body, headers=self._headers, allow_redirects=False)
         except (aiohttp.ClientError, OSError) as error:
@@ -278,7 +211,7 @@ class Backend:
                 raise await self._refusal(response)
             if not kind.startswith("text/event-stream"):
                 raise BackendError("garbage", f"backend {self.name}: expected an event stream, found {kind[:60]!r}")
-            stream = ChunkStream(self.name, self.config, response, timeout)
+            stream = ChunkStream(self, response, scope)
             await stream.prefetch()
         except BaseException:
             response.close()
@@ -286,7 +219,6 @@ class Backend:
         return stream
 
     async def _refusal(self, response: aiohttp.ClientResponse) -> BackendError:
-        """The error that a status other than 200 means."""
         status = response.status
         if status == 429:
             pause = _retry_after(response.headers.get("retry-after"))
@@ -303,30 +235,24 @@ class Backend:
 
 
 async def gather(*calls: Callable[[], Awaitable[T]]) -> list[T]:
-    """The results of the calls that succeed; all run at once.
-
-    Raises:
-        BackendError: all failed; the first one's error.
-    """
-    results: dict[int, T] = {}
-    errors: dict[int, BackendError] = {}
+    """Run all calls at once; returns the results of those that succeed, or raises the first BackendError."""
+    outcomes: list[T | BackendError | None] = [None] * len(calls)
 
     async def run(index: int, call: Callable[[], Awaitable[T]]) -> None:
         try:
-            results[index] = await call()
+            outcomes[index] = await call()
         except BackendError as error:
-            errors[index] = error
+            outcomes[index] = error
 
     async with anyio.create_task_group() as group:
         for index, call in enumerate(calls):
             group.start_soon(run, index, call)
-    if not results:
-        raise errors[0]
-    return [results[index] for index in sorted(results)]
+    if isinstance(outcomes[0], BackendError) and all(isinstance(outcome, BackendError) for outcome in outcomes):
+        raise outcomes[0]
+    return [outcome for outcome in outcomes if outcome is not None and not isinstance(outcome, BackendError)]
 
 
 def _longest_sequence(listed: Any, model: str) -> int | None:
-    """``max_model_len`` of a model in an answer of ``/v1/models``; None where it is absent."""
     models = listed.get("data") if isinstance(listed, dict) else None
     for entry in models if isinstance(models, list) else []:
         if isinstance(entry, dict) and entry.get("id") == model and type(entry.get("max_model_len")) is int:
@@ -335,7 +261,7 @@ def _longest_sequence(listed: Any, model: str) -> int | None:
 
 
 def _retry_after(value: str | None) -> float | None:
-    """Seconds, given as such or as a date; None for anything else."""
+    """Seconds from a number or an HTTP date; None for anything else."""
     try:
         seconds = float(value or "nan")
     except ValueError:

@@ -7,9 +7,7 @@ from typing import Any, Literal, NamedTuple
 from pydantic_core import from_json
 
 _MAX_EVENT = 1 << 20  # bytes
-_FAILED = ("abort", "aborted", "error", "cancelled")  # finish reasons of an answer that is not whole
-
-ErrorKind = Literal["unreachable", "timeout", "busy", "rejected", "failed", "garbage", "cut"]
+_FAILED = ("abort", "aborted", "error", "cancelled")  # finish reasons of an incomplete answer
 
 
 class BackendError(Exception):
@@ -21,7 +19,9 @@ class BackendError(Exception):
         retry_after: seconds, where the backend named them.
     """
 
-    def __init__(self, kind: ErrorKind, message: str, retry_after: float | None = None) -> None:
+    Kind = Literal["unreachable", "timeout", "busy", "rejected", "failed", "garbage", "cut"]
+
+    def __init__(self, kind: Kind, message: str, retry_after: float | None = None) -> None:
         super().__init__(message)
         self.kind, self.retry_after = kind, retry_after
 
@@ -30,11 +30,9 @@ class Chunk(NamedTuple):
     """A chunk of an answer.
 
     Attributes:
-        text: new text.
         tokens: number of tokens; where the engine names no ids, 1 for a chunk with text.
-        token_ids: None where the engine names none.
+        token_ids, prompt_ids: None where the engine names none; those of the prompt are in one chunk.
         token_bytes: of its tokens, where log-probs were asked for.
-        prompt_ids: of the prompt, in one chunk, where the engine names them.
         usage: (prompt, completion) tokens, in one chunk, where the engine counts them.
         finish_reason: of the last chunk with text; None before.
     """
@@ -73,10 +71,13 @@ def parse_chunk(value: Mapping[str, Any]) -> Chunk:
         text=text,
         tokens=len(ids) if ids is not None else int(bool(text or thought)),
         token_ids=None if ids is None else tuple(map(int, ids)),
-        token_bytes=tuple(_token_bytes(entry) for entry in log_probs),
+        token_bytes=tuple(
+            bytes(entry["bytes"]) if entry.get("bytes") is not None else str(entry["token"]).encode()
+            for entry in log_probs
+        ),
         prompt_ids=None if prompt_ids is None else tuple(map(int, prompt_ids)),
         usage=_usage(value.get("usage")),
-        # Engines write "" or "null" before the end of the answer, too.
+        # Engines also write "" or "null" before the end of the answer.
         finish_reason=None if reason in (None, "", "null") else reason,
     )
 
@@ -90,22 +91,17 @@ def _usage(value: Mapping[str, Any] | None) -> tuple[int, int] | None:
     return counts
 
 
-def _token_bytes(entry: Mapping[str, Any]) -> bytes:
-    return bytes(entry["bytes"]) if entry.get("bytes") is not None else str(entry["token"]).encode()
-
-
 class ChunkReader:
     """Chunks from the bytes of an event stream, however they are cut.
 
     Attributes:
-        finished: whether a chunk named a finish reason: the answer is whole.
+        finished: whether a chunk named a finish reason, so that the answer is whole.
         ended: whether no further chunk of the answer follows.
     """
 
     def __init__(self, name: str) -> None:
-        """Start a stream; ``name`` is the backend's, for errors."""
-        self._name = name
-        self._held, self._half = b"", ""
+        self._name = name  # of the backend, for errors
+        self._held, self._surrogate = b"", ""
         self._data: list[bytes] = []
         self._after_cr = False
         self.finished = self.ended = False
@@ -144,46 +140,45 @@ class ChunkReader:
     def _event(self) -> Iterator[Chunk]:
         data, self._data = self._data, []
         try:
-            values = self._values(data)
-            for value in values:
+            for value in _values(data):
                 if value.get("error"):
                     raise BackendError("failed", f"backend {self._name} failed in the middle of an answer")
                 yield self._checked(parse_chunk(value))
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
             raise self._garbage("an event that is no chunk of an answer") from error
 
-    def _values(self, data: Sequence[bytes]) -> list[Any]:
-        """The JSON of an event; of several, where an engine ends each by one line end instead of two."""
-        if len(data) > 1:
-            try:
-                return [_json(b"\n".join(data))]
-            except ValueError:
-                pass
-        return [_json(line) for line in data]
-
     def _checked(self, chunk: Chunk) -> Chunk:
-        """The chunk with whole characters; updates the state of the stream."""
         if chunk.finish_reason in _FAILED:
             raise BackendError("failed", f"backend {self._name} aborted the answer ({chunk.finish_reason})")
-        if self._half or not chunk.text.isascii():
-            chunk = chunk._replace(text=self._whole_characters(chunk))
+        if self._surrogate or not chunk.text.isascii():
+            chunk = chunk._replace(text=self._join_surrogates(chunk))
         self.finished = self.finished or chunk.finish_reason is not None
         self.ended = self.finished and chunk.usage is not None
         return chunk
 
-    def _whole_characters(self, chunk: Chunk) -> str:
+    def _join_surrogates(self, chunk: Chunk) -> str:
         r"""Join surrogates that the engine split over two chunks (``\ud83d`` and ``\ude42``)."""
-        text, self._half = self._half + chunk.text, ""
+        text, self._surrogate = self._surrogate + chunk.text, ""
         if text and "\ud800" <= text[-1] <= "\udbff" and chunk.finish_reason is None:
-            text, self._half = text[:-1], text[-1]
+            text, self._surrogate = text[:-1], text[-1]
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
 
     def _garbage(self, found: str) -> BackendError:
         return BackendError("garbage", f"backend {self._name} sent {found}")
 
 
+def _values(data: Sequence[bytes]) -> list[Any]:
+    """The JSON of an event; of several, where an engine ends each by one line end instead of two."""
+    if len(data) > 1:
+        try:
+            return [_json(b"\n".join(data))]
+        except ValueError:
+            pass
+    return [_json(line) for line in data]
+
+
 def _json(data: bytes) -> Any:
     try:
         return from_json(data)
     except ValueError:
-        return json.loads(data)  # which lets half of a surrogate pair pass
+        return json.loads(data)  # accepts a lone surrogate

@@ -1,20 +1,26 @@
 """The configuration of ``coca-mindspeed serve``: backends, tiers, thresholds, caps and limits."""
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.config.overrides import nearest
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.calibration.maps import Identity, read_certificate, read_map
 from coca_mindspeed.serving.decision import Action, Band, ThresholdRule, answer_from
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
+
+
+def _beside_file(path: str, info: ValidationInfo) -> str:
+    return path if info.context is None else str(info.context / path)
+
+
+RelativePath = Annotated[str, AfterValidator(_beside_file)]  # to the configuration file
 
 
 class ListenConfig(Section):
@@ -78,8 +84,10 @@ class TierConfig(Section):
         "streaming", description="abort an unwanted answer; or stop at the tag and resume by token ids (dialect vllm)"
     )
     temperature: float | None = Field(None, ge=0, le=2, description="null: the client's, or the calibration's")
-    calibration: str | None = Field(None, description="a map of `coca-mindspeed calibrate`; pins the sampling")
-    certificate: str | None = Field(None, description="a file of `calibrate --risk`; pins threshold and sampling")
+    calibration: RelativePath | None = Field(None, description="a map of `coca-mindspeed calibrate`; pins the sampling")
+    certificate: RelativePath | None = Field(
+        None, description="a file of `calibrate --risk`; pins threshold and sampling"
+    )
     max_confidence_tokens: int = Field(32, ge=4, description="allowance for the confidence beyond max_tokens")
 
     @model_validator(mode="after")
@@ -113,7 +121,7 @@ class CapsConfig(Section):
 class LogConfig(Section):
     """The request log, an SQLite file."""
 
-    directory: str = Field(description="of requests.sqlite; created if it is missing")
+    directory: RelativePath = Field(description="of requests.sqlite; created if it is missing")
     texts: bool = Field(False, description="also questions and answers")
     max_days: float = Field(90.0, gt=0, description="older records are deleted")
 
@@ -167,19 +175,12 @@ class ServingConfig(Section):
 
 @dataclass(frozen=True)
 class TierPolicy:
-    """A tier's rule, with the files that it names.
-
-    Attributes:
-        rule: for its confidence; None where it states none.
-        recalibrate: from a stated confidence and a domain to the confidence that is decided by.
-        pinned: for what the tier was calibrated or certified; None: for nothing.
-        risk: certified error of its answers.
-    """
+    """A tier's threshold rule (None: it states no confidence), with the content of the file that it names."""
 
     rule: ThresholdRule | None
-    recalibrate: Callable[[float, str | None], float]
-    pinned: Identity | None = None
-    risk: float | None = None
+    recalibrate: Callable[[float, str | None], float] = lambda confidence, domain: confidence
+    pinned: Identity | None = None  # model, prompt and sampling of the calibration or certificate
+    risk: float | None = None  # certified error of its answers
 
 
 def tier_policies(config: ServingConfig) -> list[TierPolicy]:
@@ -193,34 +194,28 @@ def tier_policies(config: ServingConfig) -> list[TierPolicy]:
 
 def _policy(tier: TierConfig, model: str) -> TierPolicy:
     if not tier.states_confidence:
-        return TierPolicy(None, _as_stated)
-    rule = ThresholdRule([Band(band.at_least, band.action) for band in tier.bands or ()] or _ALL, tier.invalid)
+        return TierPolicy(None)
+    where = f"tiers: {tier.name}"
     if tier.certificate is not None:
         identity, certificate = read_certificate(Path(tier.certificate))
         if certificate.threshold is None:
             raise ConfigError(f"{tier.certificate}: {certificate.sentence()}")
-        identity.require(model, tier.prompt, tier.temperature, where=f"tiers: {tier.name}")
+        identity.require(model, tier.prompt, tier.temperature, where=where)
         rule = answer_from(certificate.threshold, tier.invalid, strict=True)
-        return TierPolicy(rule, _as_stated, identity, certificate.risk)
-    if tier.calibration is not None:
-        fitted = read_map(Path(tier.calibration))
-        fitted.identity.require(model, tier.prompt, tier.temperature, where=f"tiers: {tier.name}")
-        return TierPolicy(rule, fitted.apply_one, fitted.identity)
-    return TierPolicy(rule, _as_stated)
-
-
-_ALL = [Band(0.0, "answer")]
-
-
-def _as_stated(confidence: float, domain: str | None) -> float:
-    return confidence
+        return TierPolicy(rule, pinned=identity, risk=certificate.risk)
+    rule = ThresholdRule([Band(band.at_least, band.action) for band in tier.bands or ()], tier.invalid)
+    if tier.calibration is None:
+        return TierPolicy(rule)
+    fitted = read_map(Path(tier.calibration))
+    fitted.identity.require(model, tier.prompt, tier.temperature, where=where)
+    return TierPolicy(rule, fitted.apply_one, fitted.identity)
 
 
 def read_serving_config(path: Path) -> ServingConfig:
     """Read and check the file; paths in it are relative to it.
 
     Raises:
-        ConfigError: every problem, a line each, with file, key and what was found.
+        ConfigError: every problem, a line each, with file, key and value.
     """
     try:
         values = read_yaml(path)
@@ -229,45 +224,19 @@ def read_serving_config(path: Path) -> ServingConfig:
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected a mapping of keys, found {type(values).__name__}")
     try:
-        return _relative_to(ServingConfig.model_validate(values), path.parent)
+        return ServingConfig.model_validate(values, context=path.parent)
     except ValidationError as error:
         lines = []
         for problem in error.errors():
-            key = ".".join(map(str, problem["loc"]))
+            key, found = ".".join(map(str, problem["loc"])), f", found {problem['input']!r:.80}"
             message = problem["msg"].removeprefix("Value error, ")
             if problem["type"] == "extra_forbidden":
-                message = f"unknown key{_nearest(key)}"
-            found = "" if problem["type"] in ("missing", "value_error") else f", found {problem['input']!r:.80}"
+                message = f"unknown key{nearest(str(problem['loc'][-1]), _known_keys())}"
+            found = "" if problem["type"] in ("missing", "value_error") else found
             lines.append(f"{path}: {key}: {message}{found}" if key else f"{path}: {message}{found}")
         raise ConfigError("\n".join(lines)) from error
 
 
-def _relative_to(config: ServingConfig, directory: Path) -> ServingConfig:
-    def placed(tier: TierConfig) -> TierConfig:
-        files = {"calibration": tier.calibration, "certificate": tier.certificate}
-        return tier.model_copy(update={name: file and str(directory / file) for name, file in files.items()})
-
-    tiers = [placed(tier) for tier in config.tiers]
-    log = config.log and config.log.model_copy(update={"directory": str(directory / config.log.directory)})
-    return config.model_copy(update={"tiers": tiers, "log": log})
-
-
-def _nearest(key: str) -> str:
-    """The most similar key, and all known ones."""
-    *sections, name = key.split(".")
-    model: Any = ServingConfig
-    for part in sections:
-        if part in getattr(model, "model_fields", {}):
-            model = _section_of(model.model_fields[part].annotation)
-    known = list(getattr(model, "model_fields", {}))
-    close = difflib.get_close_matches(name, known, n=1)
-    return (f", did you mean {close[0]!r}?" if close else "") + f"; known: {', '.join(known)}"
-
-
-def _section_of(annotation: Any) -> Any:
-    """The section in an annotation, be it optional, in a list or in a mapping."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    if get_origin(annotation) in (Union, UnionType, list, dict):
-        return next((found for part in get_args(annotation) if (found := _section_of(part)) is not None), None)
-    return None
+def _known_keys() -> list[str]:
+    sections = [section for section in Section.__subclasses__() if section.__module__ == __name__]
+    return sorted({key for section in sections for key in section.model_fields})

@@ -1,4 +1,4 @@
-"""The decision on a stated confidence: one pure function for the proxy, for replay and for Python callers."""
+"""The decision on a stated confidence: one pure function for the proxy, replay and Python callers."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,12 +10,7 @@ Action = Literal["answer", "refuse", "escalate"]
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Confidences from ``at_least`` up to the band above.
-
-    Attributes:
-        at_least: lowest confidence of the band.
-        action: taken there.
-    """
+    """An action from the confidence ``at_least`` up to the band above."""
 
     at_least: float
     action: Action
@@ -23,12 +18,9 @@ class Band:
 
 @dataclass(frozen=True, slots=True)
 class ThresholdRule:
-    """Bands from the most confident down to 0, and the action without a valid confidence.
+    """Bands with thresholds that fall to exactly 0, and the action without a valid confidence.
 
-    Attributes:
-        bands: thresholds strictly falling, the last one 0.
-        invalid: the action without a valid confidence.
-        strict: refuse instead of ``Budget.exhausted`` where the budget forbids the action (a certified tier).
+    ``strict`` (a certified tier) refuses instead of ``Budget.exhausted`` where the budget forbids the action.
     """
 
     bands: Sequence[Band]
@@ -43,40 +35,26 @@ class ThresholdRule:
 
 
 def answer_from(threshold: float, otherwise: Action = "escalate", *, strict: bool = False) -> ThresholdRule:
-    """Answer from a threshold in (0, 1] on, and do ``otherwise`` below it and without a valid confidence."""
+    """Answer from ``threshold`` on; ``otherwise`` applies below it and without a valid confidence."""
     bands = [Band(threshold, "answer"), Band(0.0, otherwise)] if threshold > 0 else [Band(0.0, "answer")]
     return ThresholdRule(bands, otherwise, strict)
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The remaining budget of a request.
-
-    Attributes:
-        escalations: further tiers.
-        tokens: to generate, over all tiers; None: no cap.
-        exhausted: the action in place of one that the budget does not allow.
-    """
+    """The rest of a request's caps: further tiers, and tokens over all tiers (None: no cap)."""
 
     escalations: int
     tokens: int | None = None
     exhausted: Literal["answer", "refuse"] = "answer"
 
-    def spend(self, *, tokens: int = 0, escalations: int = 0) -> "Budget":
-        """The budget that remains."""
-        left = None if self.tokens is None else max(0, self.tokens - tokens)
-        return replace(self, escalations=self.escalations - escalations, tokens=left)
+    def spend_escalation(self) -> "Budget":
+        return replace(self, escalations=self.escalations - 1)
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """An action and its reason, in words that hold nothing of the request.
-
-    Attributes:
-        action: to be taken.
-        reason: for it.
-        exhausted: whether it replaces an action that the budget does not allow.
-    """
+    """An action and its reason, which holds no text of the request; ``exhausted`` as in :class:`Budget`."""
 
     action: Action
     reason: str
@@ -84,12 +62,7 @@ class Decision:
 
 
 def decide(confidence: float | None, rule: ThresholdRule, budget: Budget) -> Decision:
-    """Decide on a response from its confidence alone.
-
-    Args:
-        confidence: s in [0, 1], or None if it is invalid.
-        rule: of the tier.
-        budget: that remains; an action beyond it becomes ``budget.exhausted``.
+    """Decide on a response by its confidence in [0, 1]; None if it is invalid.
 
     Raises:
         ValueError: the confidence is not a number from 0 to 1.

@@ -1,4 +1,4 @@
-"""The HTTP side of both servers: limits, access, bodies, clients that leave, shutdown, errors in OpenAI's form."""
+"""HTTP of both servers: limits, access, request bodies, clients that leave, shutdown, errors in OpenAI's form."""
 
 import asyncio
 import hmac
@@ -10,12 +10,13 @@ from typing import Any
 
 import anyio
 import uvicorn
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from coca_mindspeed.serving.openai_api import DONE, ApiError, event, to_json
+from coca_mindspeed.serving.openai_api import ApiError, event, to_json
 
 _HEADER_BYTES, _HEADERS = 1 << 16, 100
 
@@ -23,9 +24,7 @@ _HEADER_BYTES, _HEADERS = 1 << 16, 100
 def limited_protocol(connections: int, header_s: float = 10.0) -> type[HttpToolsProtocol]:
     """Uvicorn's protocol with limits that hold before any key is checked.
 
-    Args:
-        connections: open at once; a further one gets 503.
-        header_s: longest time to send a request's headers, else 408; headers of more than 64 KiB get 431.
+    More than ``connections`` at once get 503, headers that take longer than ``header_s`` 408, larger ones 431.
     """
 
     class Limited(HttpToolsProtocol):
@@ -95,24 +94,20 @@ def limited_protocol(connections: int, header_s: float = 10.0) -> type[HttpTools
 
 
 class Shutdown:
-    """Requests that are cut where the server stops before they end."""
+    """The running requests, which are cancelled where the server stops before they end."""
 
     def __init__(self) -> None:
         self.scopes: set[anyio.CancelScope] = set()
         self.over = False
 
-    def start(self, seconds: float) -> None:
-        """Let running requests go on for ``seconds``."""
-        asyncio.get_running_loop().call_later(seconds, self._cut)
-
-    def _cut(self) -> None:
+    def cut(self) -> None:
         self.over = True
         for scope in list(self.scopes):
             scope.cancel()
 
 
 class Server(uvicorn.Server):
-    """uvicorn with our limits, which lets running requests end when it is told to stop."""
+    """Uvicorn with our limits; running requests may take ``drain_s`` seconds when it is told to stop."""
 
     def __init__(
         self,
@@ -125,8 +120,6 @@ class Server(uvicorn.Server):
         drain_s: float = 30.0,
         header_s: float = 10.0,
     ) -> None:
-        # There is no access log: it would hold paths only.  Nothing asks who a client is, so that headers of a proxy in
-        # front need no reading.
         config = uvicorn.Config(
             app,
             host=host,
@@ -143,21 +136,16 @@ class Server(uvicorn.Server):
         self._shutdown, self._drain_s = shutdown, drain_s
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """Let requests end for ``drain_s`` seconds, cut the others, and stop."""
-        self._shutdown.start(self._drain_s)
+        asyncio.get_running_loop().call_later(self._drain_s, self._shutdown.cut)
         await super().shutdown(sockets)
 
 
 @dataclass(frozen=True)
 class Access:
-    """Who may ask.
+    """Checks who may ask.
 
-    Attributes:
-        key: that clients show; None: none, and ``Host`` and ``Origin`` are checked instead, so that no web page can use
-            a server that listens on the user's own machine.
-        admin_key: for labels and metrics; None: as ``key``.
-        hosts: names in ``Host`` besides IP addresses and ``localhost``.
-        origins: web pages that may ask.
+    Without a ``key``, ``Host`` (besides IP addresses and ``localhost``) and ``Origin`` are checked instead, so that no
+    web page can use a server on the user's own machine. ``admin_key`` is for labels and metrics; None: as ``key``.
     """
 
     key: str | None = None
@@ -166,22 +154,18 @@ class Access:
     origins: Sequence[str] = ()
 
     def check(self, request: Request, *, admin: bool = False) -> None:
-        """Let a request pass; keys are compared in constant time.
-
-        Raises:
-            ApiError: 401, 403, or 415 for a body that is not declared as JSON.
-        """
+        """Raise ApiError 401 or 403, or 415 for a body that is not declared as JSON."""
         key = self.key if not admin or self.admin_key is None else self.admin_key
         shown = request.headers.get("authorization", "").removeprefix("Bearer ")
         if key is not None and not hmac.compare_digest(shown.encode(), key.encode()):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         if key is None:
-            self._check_page(request)
+            self._check_host_and_origin(request)
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if request.method == "POST" and kind != "application/json":
             raise ApiError(415, f"content-type: expected application/json, found {kind!r}", param="content-type")
 
-    def _check_page(self, request: Request) -> None:
+    def _check_host_and_origin(self, request: Request) -> None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
         if not _is_address(host) and host.rpartition(":")[0] not in self.hosts and host not in self.hosts:
             raise ApiError(
@@ -192,7 +176,7 @@ class Access:
 
 
 def _is_address(host: str) -> bool:
-    """Whether a ``Host`` header names an IP address or ``localhost``, which no other site's name can stand for."""
+    """Whether a ``Host`` header is an IP address or ``localhost``, so that no DNS name is rebound to this server."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdecimal() else host
     try:
         return name == "localhost" or bool(ipaddress.ip_address(name.strip("[]")))
@@ -201,11 +185,7 @@ def _is_address(host: str) -> bool:
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:
-    """The request's body.
-
-    Raises:
-        ApiError: 413 as soon as it is known to be larger than ``limit`` bytes; 408 if it takes more than ``seconds``.
-    """
+    """The request's body; ApiError 413 as soon as it exceeds ``limit`` bytes, 408 after ``seconds``."""
     too_large = ApiError(413, f"the request is larger than {limit} bytes", code="request_too_large")
     stated = request.headers.get("content-length", "")
     if stated.isdecimal() and int(stated[:20]) > limit:
@@ -226,10 +206,7 @@ async def read_body(request: Request, limit: int, seconds: float) -> bytes:
 async def until_client_leaves(
     receive: Receive, work: Callable[[], Awaitable[None]], shutdown: Shutdown, seconds: float = math.inf
 ) -> bool:
-    """Run ``work`` to its end, or stop it when the client leaves.
-
-    Returns:
-        Whether the client stayed.
+    """Run ``work``, or stop it when the client leaves; returns whether the client stayed.
 
     Raises:
         ApiError: 504, it took more than ``seconds``; or 503, the server stops.
@@ -259,16 +236,11 @@ async def until_client_leaves(
 
 
 class Reply:
-    """One HTTP answer that begins late: until then it can still become an error.
-
-    Attributes:
-        begun: whether the status has been sent.
-        ended: whether the last byte has been sent.
-    """
+    """One HTTP answer that begins late: until ``begun`` it can still become an error."""
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope, self._send = scope, send
-        self.begun = self.ended = False
+        self.begun = False
 
     async def begin_stream(self, headers: Mapping[str, str]) -> None:
         """Send status 200 of an event stream."""
@@ -277,73 +249,64 @@ class Reply:
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs.items()]
         await self._send({"type": "http.response.start", "status": 200, "headers": raw})
 
-    async def send(self, data: bytes) -> None:
-        """Send one event."""
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+    async def send(self, data: bytes, *, more: bool = True) -> None:
+        """Send events."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def end_stream(self, data: bytes = b"") -> None:
-        """Send the last events and ``[DONE]``."""
-        self.ended = True
-        await self._send({"type": "http.response.body", "body": data + DONE, "more_body": False})
-
-    async def json(self, value: Mapping[str, Any], headers: Mapping[str, str], status: int = 200) -> None:
+    async def json(self, value: Mapping[str, Any], headers: Mapping[str, str]) -> None:
         """Send a whole answer."""
-        self.begun = self.ended = True
-        await JSONResponse(value, status, dict(headers))(self._scope, _no_more, self._send)
-
-    async def text(self, text: bytes, kind: str) -> None:
-        """Send a page of text."""
-        self.begun = self.ended = True
-        await Response(text, media_type=kind)(self._scope, _no_more, self._send)
-
-    async def error(self, error: ApiError) -> None:
-        """Send an error; in the middle of a stream it is an event, and no ``[DONE]`` follows."""
-        if self.ended:
-            return
-        if self.begun:
-            self.ended = True
-            await self.send(event(error.body()))
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
-        else:
-            await self.json(error.body(), error.headers(), error.status)
+        self.begun = True
+        await JSONResponse(value, 200, dict(headers))(self._scope, _no_more, self._send)
 
 
-Answer = Callable[[Request, Reply, Receive], Awaitable[None]]
+class StreamingEndpoint:
+    """A handler as a plain ASGI application, so that it sees a client leave.
 
+    An error in the middle of a stream becomes an event, and no ``[DONE]`` follows; ``refused`` is told its status.
+    """
 
-class Endpoint:
-    """A handler as a plain ASGI application, which hears of a client that leaves; its errors become answers."""
-
-    def __init__(self, answer: Answer, refused: Callable[[int], None] = lambda status: None) -> None:
-        """``refused`` is told the status of each error."""
+    def __init__(
+        self,
+        answer: Callable[[Request, Reply, Receive], Awaitable[None]],
+        refused: Callable[[int], None] = lambda status: None,
+    ) -> None:
         self._answer, self._refused = answer, refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         reply = Reply(scope, send)
         try:
             await self._answer(Request(scope, receive), reply, receive)
-        except ApiError as error:
-            self._refused(error.status)
-            await reply.error(error)
-        except Exception:
-            self._refused(500)
-            await reply.error(_INTERNAL)
-            raise
+        except Exception as error:
+            if not reply.begun:
+                raise  # to error_handlers
+            known = error if isinstance(error, ApiError) else _INTERNAL
+            self._refused(known.status)
+            await reply.send(event(known.body()), more=False)
+            if known is _INTERNAL:
+                raise
 
 
 _INTERNAL = ApiError(500, "internal error; the server's log has it", code="internal_error")
 
 
-async def internal_error(request: Request, error: Exception) -> Response:
-    """For an application's ``exception_handlers``."""
-    return JSONResponse(_INTERNAL.body(), 500)
+def error_handlers(refused: Callable[[int], None] = lambda status: None) -> Mapping[Any, Any]:
+    """An application's ``exception_handlers``; ``refused`` is told the status, except for unknown paths."""
 
+    def answer(error: ApiError) -> Response:
+        refused(error.status)
+        return JSONResponse(error.body(), error.status, error.headers())
 
-async def not_found(request: Request, error: Exception) -> Response:
-    """For an application's ``exception_handlers``."""
-    status = getattr(error, "status_code", 404)
-    answer = ApiError(status, f"{request.method} {request.url.path} is not served here")
-    return JSONResponse(answer.body(), status)
+    async def api_error(request: Request, error: ApiError) -> Response:
+        return answer(error)
+
+    async def internal_error(request: Request, error: Exception) -> Response:
+        return answer(_INTERNAL)
+
+    async def no_route(request: Request, error: HTTPException) -> Response:
+        found = ApiError(error.status_code, f"{request.method} {request.url.path} is not served here")
+        return JSONResponse(found.body(), error.status_code)
+
+    return {ApiError: api_error, HTTPException: no_route, Exception: internal_error}
 
 
 async def _no_more() -> Any:

@@ -1,16 +1,13 @@
 """Prometheus metrics of the proxy, and the alarm for a calibration that labels contradict.
 
-Each label is a bet against "nothing has changed": the capital of the bet grows by ``1 + stake * (x - expected)``, whose
-mean is at most 1 while nothing has changed.  It starts anew from 1 wherever it falls below (a CUSUM of evidence), and
-the mean number of labels between false alarms is at least the ``run_length`` at which it rings (Shin, Ramdas and
-Rinaldo, 2022).
+The alarm is an e-CUSUM (Shin, Ramdas and Rinaldo, 2022): a capital is multiplied by ``1 + stake * (x - expected)`` for
+each label, which has a mean of at most 1 while the calibration holds, and is reset to 1 where it falls below.
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from coca_mindspeed.serving.trace import Trace
 
@@ -19,7 +16,7 @@ _STAKES = (0.1, 0.25, 0.5, 0.9)
 
 
 class ServingMetrics:
-    """The metrics of one proxy; their labels are names of the configuration and nothing of a request."""
+    """The metrics of one proxy; their labels hold names of the configuration and no text of a request."""
 
     def __init__(self) -> None:
         self.registry = new = CollectorRegistry()
@@ -52,7 +49,6 @@ class ServingMetrics:
         self.drift_alarm = gauge("drift_alarm", "1 since labels contradicted the calibration", "kind")
 
     def observe(self, trace: Trace, outcome: str, ended: float) -> None:
-        """Count one request."""
         self.requests.labels(trace.tier or "none", trace.action or "none", outcome).inc()
         for tier, tokens in trace.tokens.items():
             self.tokens.labels(tier).inc(tokens)
@@ -70,23 +66,16 @@ class ServingMetrics:
         self.seconds.observe(ended - trace.started)
 
     def observe_drift(self, alarm: "DriftAlarm") -> None:
-        """Show the state of the alarm."""
         for name, watch in alarm.watches.items():
             self.drift_evidence.labels(name).set(watch.evidence)
             self.drift_alarm.labels(name).set(watch.alarm)
 
-    def page(self) -> bytes:
-        """The text for Prometheus."""
-        return generate_latest(self.registry)
-
 
 @dataclass
 class EvidenceCusum:
-    """Evidence that the mean of numbers in [-1, 1] has risen above 0.
+    """Evidence that the mean of numbers in [-1, 1] has risen above 0; ``alarm`` stays set.
 
-    Attributes:
-        run_length: numbers between false alarms on average, at least.
-        alarm: whether it has ever rung.
+    The mean number of values between false alarms is at least ``run_length``.
     """
 
     run_length: float
@@ -94,12 +83,7 @@ class EvidenceCusum:
     _capital: list[float] = field(default_factory=lambda: [1.0] * len(_STAKES))
 
     def add(self, value: float, scale: float = 1.0) -> None:
-        """Take a number.
-
-        Args:
-            value: in [-1, 1]; its mean is at most 0 while nothing has changed.
-            scale: by which ``value`` may be multiplied and still be above -1.
-        """
+        """Add a value; ``value * scale`` has to stay above -1."""
         self._capital = [
             max(capital, 1.0) * (1 + stake * scale * value)
             for capital, stake in zip(self._capital, _STAKES, strict=True)
@@ -118,25 +102,14 @@ class DriftAlarm:
     """Watches whether confidences are too high or too low, and whether a certified error is exceeded."""
 
     def __init__(self, run_length: float, error: float | None = None) -> None:
-        """Begin.
-
-        Args:
-            run_length: labels between false alarms of each watch, on average at least.
-            error: certified share of wrong answers among those that are given; None: not watched.
-        """
+        """``error`` is the certified share of wrong answers among those given; None: not watched."""
         self.error = error
         self.watches = {name: EvidenceCusum(run_length) for name in ("overconfident", "underconfident")}
         if error is not None:
             self.watches["risk"] = EvidenceCusum(run_length)
 
     def label(self, confidence: float | None, correct: bool, *, answered: bool) -> None:
-        """Take a label.
-
-        Args:
-            confidence: that was decided by; None says nothing about calibration.
-            correct: the late verdict.
-            answered: whether the answer was given by its confidence, which is what an error was certified for.
-        """
+        """Add a label; ``answered``: by a certified tier because of its confidence."""
         if confidence is not None:
             self.watches["overconfident"].add(confidence - correct)
             self.watches["underconfident"].add(correct - confidence)
@@ -144,6 +117,5 @@ class DriftAlarm:
             # A right answer moves by -error only, so the stake may be larger than for numbers down to -1.
             self.watches["risk"].add((not correct) - self.error, scale=1 / max(self.error, 0.05))
 
-    def alarms(self) -> Sequence[str]:
-        """The watches that have rung."""
+    def alarms(self) -> list[str]:
         return [name for name, watch in self.watches.items() if watch.alarm]

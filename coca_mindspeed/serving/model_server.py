@@ -1,7 +1,6 @@
 """The local sampler behind the OpenAI API, for small models and demonstrations.
 
-One response is one loop over tokens; each token is computed on a worker thread, and the loop ends when its client
-leaves.  There is no continuous batching; vLLM serves large models.
+Each response is a loop over tokens on a worker thread, which ends when its client leaves. There is no batching.
 """
 
 import codecs
@@ -15,7 +14,6 @@ import anyio.to_thread
 import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -25,15 +23,15 @@ from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.token_stream import SampledToken, TokenStream
 from coca_mindspeed.serving.http_server import (
     Access,
-    Endpoint,
     Reply,
     Shutdown,
-    internal_error,
-    not_found,
+    StreamingEndpoint,
+    error_handlers,
     read_body,
     until_client_leaves,
 )
 from coca_mindspeed.serving.openai_api import (
+    DONE,
     NEUTRAL_SAMPLING,
     AnyRequest,
     ApiError,
@@ -41,6 +39,7 @@ from coca_mindspeed.serving.openai_api import (
     CompletionRequest,
     Envelope,
     model_entry,
+    no_such_model,
     read_request,
     usage,
 )
@@ -64,18 +63,7 @@ class ModelServer:
         hosts: Sequence[str] = (),
         request_bytes: int = 4_000_000,
     ) -> None:
-        """Prepare.
-
-        Args:
-            policy: the model.
-            name: by which clients ask for it.
-            concurrent: responses generated at once.
-            waiting: requests that may wait for their turn; further ones get 429.
-            max_tokens: of a response, where the client names no limit or a larger one.
-            key: that clients show; None: none.
-            hosts: names in ``Host`` besides IP addresses and localhost, where there is no key.
-            request_bytes: a larger request is refused.
-        """
+        """Serve ``policy`` as ``name``; further requests than ``concurrent + waiting`` get 429."""
         self._policy, self.name, self._access = policy, name, Access(key, hosts=hosts)
         self.shutdown = Shutdown()
         self._waiting, self._max_tokens, self._request_bytes = waiting, max_tokens, request_bytes
@@ -89,17 +77,17 @@ class ModelServer:
         self._generated = Counter("generation_tokens", "tokens generated", registry=self.registry)
 
     def app(self) -> Starlette:
-        """The application."""
+        chat, completion = partial(self._answer, ChatRequest), partial(self._answer, CompletionRequest)
         return Starlette(
             routes=[
-                Route("/v1/chat/completions", Endpoint(partial(self._answer, ChatRequest)), methods=["POST"]),
-                Route("/v1/completions", Endpoint(partial(self._answer, CompletionRequest)), methods=["POST"]),
+                Route("/v1/chat/completions", StreamingEndpoint(chat), methods=["POST"]),
+                Route("/v1/completions", StreamingEndpoint(completion), methods=["POST"]),
                 Route("/v1/models", self._models, methods=["GET"]),
                 Route("/v1/models/{name}", self._model, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
                 Route("/health", self._health, methods=["GET"]),
             ],
-            exception_handlers={404: not_found, 405: not_found, Exception: internal_error},
+            exception_handlers=error_handlers(),
         )
 
     async def _models(self, request: Request) -> Response:
@@ -107,7 +95,7 @@ class ModelServer:
 
     async def _model(self, request: Request) -> Response:
         if request.path_params["name"] != self.name:
-            return await not_found(request, HTTPException(404))
+            raise no_such_model(request.path_params["name"], self.name)
         return JSONResponse(model_entry(self.name, max_model_len=self._context))
 
     async def _metrics(self, request: Request) -> Response:
@@ -117,7 +105,6 @@ class ModelServer:
         return JSONResponse({"status": "ok"})
 
     async def _answer(self, kind: type[AnyRequest], http: Request, reply: Reply, receive: Receive) -> None:
-        """Answer one request; its turn comes when fewer than ``concurrent`` are being generated."""
         self._access.check(http)
         body = await read_body(http, self._request_bytes, _BODY_S)
         request = read_request(body, kind, self.name)
@@ -146,11 +133,7 @@ class ModelServer:
             self._accepted -= 1
 
     def _prompt(self, request: AnyRequest) -> list[int]:
-        """Token ids of the prompt.
-
-        Raises:
-            ApiError: there are none, one is not in the vocabulary, or they leave no room for an answer.
-        """
+        """Token ids of the prompt; ApiError if one is not in the vocabulary, or there is no room for an answer."""
         tokenizer = self._policy.tokenizer
         if isinstance(request, CompletionRequest):
             prompt = list(request.prompt)
@@ -188,20 +171,13 @@ class ModelServer:
 
 
 class _Writer:
-    """Writes one response as its client wants it."""
+    """Writes one response, streamed or whole."""
 
-    def __init__(
-        self,
-        request: AnyRequest,
-        prompt: Sequence[int],
-        model: str,
-        reply: Reply,
-        policy: Policy,
-    ) -> None:
+    def __init__(self, request: AnyRequest, prompt: Sequence[int], model: str, reply: Reply, policy: Policy) -> None:
         self._request, self._prompt, self._reply, self._policy = request, prompt, reply, policy
         self._chat = isinstance(request, ChatRequest)
         id_ = f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}"
-        self._envelope = Envelope.new(id_, model, chat=self._chat, usage=bool(request.stream) and request.usage)
+        self._envelope = Envelope(id_, model, chat=self._chat, usage=request.stream_usage)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopStrings(request.stops, include=bool(request.include_stop_str_in_output))
         self._text = ""
@@ -253,9 +229,8 @@ class _Writer:
     async def _end(self, reason: str) -> None:
         counted = usage(len(self._prompt), len(self._ids))
         if self._request.stream:
-            if self._request.usage:
-                await self._reply.send(self._envelope.usage_chunk(counted))
-            await self._reply.end_stream()
+            last = self._envelope.usage_chunk(counted) if self._envelope.usage else b""
+            await self._reply.send(last + DONE, more=False)
             return
         choice = self._choice(self._ids, self._log_probs)
         whole = self._envelope.whole(self._text, reason, counted, choice, **self._prompt_ids())

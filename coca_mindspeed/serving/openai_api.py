@@ -7,7 +7,7 @@ name.  A value that asks for nothing (``null``, ``tools: []``) is accepted.
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -27,7 +27,7 @@ NEUTRAL_SAMPLING: Mapping[str, Any] = {
 
 
 class ApiError(Exception):
-    """An error as a client sees it: status, OpenAI's type and code, and when to try again."""
+    """An error in OpenAI's form; ``retry_after`` in seconds."""
 
     def __init__(
         self,
@@ -42,16 +42,14 @@ class ApiError(Exception):
         self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
 
     def body(self) -> dict[str, Any]:
-        """The JSON object of the error."""
         kind = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}.get(
             self.status, "invalid_request_error" if self.status < 500 else "server_error"
         )
-        # An engine's message may hold halves of surrogate pairs, which UTF-8 cannot.
+        # An engine's message may hold lone surrogates.
         message = self.message.encode("utf-8", "backslashreplace").decode("utf-8")
         return {"error": {"message": message, "type": kind, "param": self.param, "code": self.code}}
 
     def headers(self) -> dict[str, str]:
-        """``Retry-After`` where it is known."""
         return {} if self.retry_after is None else {"retry-after": f"{max(0.0, self.retry_after):.0f}"}
 
 
@@ -65,14 +63,11 @@ class _TextPart(_Body):
 
 
 class Message(_Body):
-    """One message of a chat; ``name`` is passed on."""
-
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[_TextPart]
     name: str | None = None
 
     def as_dict(self) -> dict[str, Any]:
-        """The message for an engine."""
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": content} | ({} if self.name is None else {"name": self.name})
@@ -87,8 +82,6 @@ class _StreamOptions(_Body):
 
 
 class _Sampling(_Body):
-    """Parameters that both kinds of requests share."""
-
     model: str
     stream: bool | None = None
     stream_options: _StreamOptions | None = None
@@ -108,16 +101,15 @@ class _Sampling(_Body):
 
     @property
     def stops(self) -> tuple[str, ...]:
-        """The strings that end the answer."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
-    def usage(self) -> bool:
+    def stream_usage(self) -> bool:
         """Whether the last chunk of a stream counts tokens."""
-        return self.stream_options is not None and bool(self.stream_options.include_usage)
+        return bool(self.stream and self.stream_options is not None and self.stream_options.include_usage)
 
     def sampling(self) -> dict[str, Any]:
-        """The sampling parameters that were given, without the seed."""
+        """The sampling parameters that the client gave, without the seed."""
         values = {name: getattr(self, name) for name in ("temperature", *NEUTRAL_SAMPLING)}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -132,12 +124,12 @@ class ChatRequest(_Sampling):
 
     @property
     def limit(self) -> int | None:
-        """Largest number of tokens of the answer; None: the engine's limit."""
+        """Most tokens of the answer; None: the engine's limit."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
 
     @property
     def alternatives(self) -> int | None:
-        """Number of alternatives to name beside each token; None: no log-probs."""
+        """Alternatives to name beside each token; None: no log-probs."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -149,12 +141,10 @@ class CompletionRequest(_Sampling):
 
     @property
     def limit(self) -> int | None:
-        """Largest number of new tokens; None: the engine's limit."""
         return self.max_tokens
 
     @property
     def alternatives(self) -> int | None:
-        """Number of alternatives to name beside each token; None: no log-probs."""
         return self.logprobs
 
 
@@ -164,11 +154,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
 def read_json_body(body: bytes, model: type[ModelT]) -> ModelT:
-    """Validate a JSON body.
-
-    Raises:
-        ApiError: 400 with the parameter's name.
-    """
+    """Validate a JSON body; ApiError 400 names the parameter."""
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
@@ -182,14 +168,7 @@ def read_json_body(body: bytes, model: type[ModelT]) -> ModelT:
 def read_request(
     body: bytes, kind: type[RequestT], served: str, *, max_messages: int = 10_000, thresholds: bool = False
 ) -> RequestT:
-    """Validate a request.
-
-    Args:
-        body: JSON.
-        kind: of request.
-        served: the model's name here.
-        max_messages: of a chat.
-        thresholds: whether ``NAME@THRESHOLD`` is another name of the model.
+    """Validate a request for the model ``served``, also called ``NAME@THRESHOLD`` where there are ``thresholds``.
 
     Raises:
         ApiError: 400 with the parameter's name, or 404 for another model.
@@ -214,17 +193,12 @@ def read_request(
 
 
 def no_such_model(model: str, served: str) -> ApiError:
-    """The error of a request for another model."""
     message = f"model {model!r} is not served here; {served!r} is"
     return ApiError(404, message, param="model", code="model_not_found")
 
 
 def threshold_of(request: ChatRequest) -> float | None:
-    """The threshold in a model's name such as ``coca@0.2``; None where it names none.
-
-    Raises:
-        ApiError: 404, it is not a number from 0 to 1.
-    """
+    """The threshold in a model's name such as ``coca@0.2``, or None; ApiError 404 if it is not a number in [0, 1]."""
     _, at, text = request.model.rpartition("@")
     if not at:
         return None
@@ -246,7 +220,6 @@ def _refuse_extra(body: _Body, where: str, neutral: Mapping[str, Sequence[Any]])
 
 
 def model_entry(name: str, **fields: Any) -> dict[str, Any]:
-    """A model in ``/v1/models``."""
     return {"id": name, "object": "model", "created": 0, "owned_by": "coca-mindspeed", **fields}
 
 
@@ -254,23 +227,14 @@ def model_entry(name: str, **fields: Any) -> dict[str, Any]:
 class Envelope:
     """The fields that all chunks of one answer share.
 
-    Attributes:
-        id: of the request.
-        model: as the client named it.
-        created: seconds since 1970.
-        chat: of a chat; else of a completion.
-        usage: whether the last chunk counts tokens; the others say ``usage: null`` then.
+    ``chat`` is False for a completion; with ``usage`` the last chunk counts tokens and the others say ``usage: null``.
     """
 
     id: str
     model: str
-    created: int
     chat: bool = True
     usage: bool = False
-
-    @classmethod
-    def new(cls, id_: str, model: str, *, chat: bool = True, usage: bool = False) -> "Envelope":
-        return cls(id_, model, int(time.time()), chat, usage)
+    created: int = field(default_factory=lambda: int(time.time()))
 
     def chunk(
         self,
@@ -290,18 +254,16 @@ class Envelope:
         return event(self._object(".chunk" if self.chat else "", [chosen], fields))
 
     def text_chunks(self) -> Callable[[str], bytes]:
-        """A function that writes chunks of nothing but text; the rest is written once."""
+        """A function that writes chunks of text alone; the rest of their JSON is written once."""
         head, _, tail = self.chunk("\0").rpartition(to_json("\0"))
         return lambda text: head + to_json(text) + tail
 
     def usage_chunk(self, usage: Mapping[str, Any]) -> bytes:
-        """The last event, which counts tokens and has no choice."""
         return event(self._object(".chunk" if self.chat else "", [], {"usage": usage}))
 
     def whole(
         self, text: str, finish_reason: str, usage: Mapping[str, Any], choice: Mapping[str, Any] | None, **fields: Any
     ) -> dict[str, Any]:
-        """A whole answer."""
         message = {"role": "assistant", "content": text, "refusal": None}
         content: dict[str, Any] = {"message": message} if self.chat else {"text": text}
         chosen = {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason, **(choice or {})}
@@ -318,16 +280,13 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 
 
 def to_json(value: Any) -> bytes:
-    """JSON in UTF-8, without NaN."""
     return _ENCODER.encode(value).encode()
 
 
 def event(value: Mapping[str, Any]) -> bytes:
-    """One server-sent event."""
     return b"data: " + to_json(value) + b"\n\n"
 
 
 def usage(prompt_tokens: int, completion_tokens: int) -> dict[str, int]:
-    """OpenAI's count of tokens."""
     total = prompt_tokens + completion_tokens
     return {"prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "total_tokens": total}

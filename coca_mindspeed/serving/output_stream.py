@@ -1,28 +1,87 @@
-"""The answer on its way to the client, ended by the client's own limits."""
+"""Text in chunks: the confidence in front is read and removed, and the answer ends at the client's own limits.
 
+The result does not depend on how the text is cut into chunks.
+"""
+
+import math
 from collections.abc import Awaitable, Callable, Sequence
+from functools import lru_cache
+from typing import Literal
+
+import regex
+
+from coca_mindspeed.algorithm.parsing import ResponseParser
+
+MAX_CHARACTERS = 512  # of a confidence segment, white space included; a longer one is invalid
+
+
+class ConfidenceReader:
+    """Reads the confidence of one response by the grammar of :class:`ResponseParser`, matched partially.
+
+    Attributes:
+        state: ``reading`` while the text can still become a confidence; invalid at its first wrong character.
+        confidence: s in [0, 1] once the state is ``valid``, else None.
+    """
+
+    def __init__(self, parser: ResponseParser | None = None, max_characters: int = MAX_CHARACTERS) -> None:
+        parser = parser or ResponseParser()
+        if parser.position != "first":
+            raise ValueError("a confidence that stands last is known only at the end; use ResponseParser")
+        self._pattern = _compiled(parser.grammar)
+        self._held, self._limit = "", max_characters
+        self.state: Literal["reading", "valid", "invalid"] = "reading"
+        self.confidence: float | None = None
+
+    def feed(self, text: str) -> str:
+        """Add a chunk; returns the answer's text in it, which is all of an invalid response's."""
+        if self.state != "reading":
+            return text
+        self._held += text
+        match = self._pattern.match(self._held, partial=True)
+        if match is not None and match.partial and len(self._held) <= self._limit:
+            return ""
+        held, self._held = self._held, ""
+        if match is None or match.partial or match.end() > self._limit:
+            self.state = "invalid"
+            return held
+        self.state, self.confidence = "valid", float(match[1])
+        return held[match.end() :]
+
+    def finish(self) -> str:
+        """End the response; returns the text held back."""
+        if self.state == "reading":
+            self.state = "invalid"
+        held, self._held = self._held, ""
+        return held
+
+
+@lru_cache
+def _compiled(grammar: str) -> regex.Pattern[str]:
+    return regex.compile(grammar)  # regex's own cache takes longer than the match of a chunk
+
+
+def mean_confidence(stated: Sequence[float | None]) -> float | None:
+    """The mean of several confidences; None where fewer than half of them are valid.
+
+    Rounded to 12 digits, so that the mean of equal confidences is that confidence and stays in its band.
+    """
+    valid = [s for s in stated if s is not None]
+    return round(math.fsum(valid) / len(valid), 12) if valid and 2 * len(valid) >= len(stated) else None
 
 
 class StopStrings:
-    """Ends a streamed text at the first of several stop strings; holds back text that may begin one.
+    """Ends a text at the first of several non-empty strings; holds back text that may begin one.
 
-    Attributes:
-        stopped: whether one was found; text fed afterwards is dropped.
+    ``include`` keeps the string that was found. Text fed after ``stopped`` is dropped.
     """
 
     def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
-        """Start a text.
-
-        Args:
-            stops: the strings; none of them empty.
-            include: whether the string that was found is part of the output.
-        """
         self._stops, self._include = tuple(stops), include
         self._held = ""
         self.stopped = False
 
     def feed(self, text: str) -> str:
-        """Add text and return the part that is certainly output."""
+        """Add text; returns the part that is certainly output."""
         if self.stopped:
             return ""
         if not self._stops:
@@ -39,25 +98,24 @@ class StopStrings:
         return given
 
     def finish(self) -> str:
-        """End the text and return the part that was held back."""
+        """End the text; returns the part that was held back."""
         held, self._held = ("" if self.stopped else self._held), ""
         return held
 
     def _overlap(self, stop: str) -> int:
-        """The number of characters at the end that begin ``stop``."""
         longest = min(len(stop) - 1, len(self._held))
         return next((size for size in range(longest, 0, -1) if self._held.endswith(stop[:size])), 0)
 
 
 class OutputStream:
-    """The answer's text, without its confidence.
+    """The answer's text without its confidence, ended by the client's stop strings and token limit.
 
-    The client's stop strings are looked for here and not by the engine, which would find them in the confidence too.
+    The engine is not given the stop strings, since it would find them in the confidence too.
 
     Attributes:
         tokens: of the answer.
-        finish_reason: of the answer, once it has ended.
-        cut: whether a limit of the client's ended it here, and not the engine.
+        finish_reason: None until the answer has ended.
+        cut: whether a limit of the client's ended it, and not the engine.
     """
 
     def __init__(
@@ -68,14 +126,7 @@ class OutputStream:
         stops: Sequence[str],
         max_tokens: int | None,
     ) -> None:
-        """Start an answer.
-
-        Args:
-            begin: called once, with the first text, which may be empty.
-            send: takes further text.
-            stops: strings that end the answer.
-            max_tokens: of the answer; None: the engine's own limit.
-        """
+        """``begin`` is called once, with the first text (maybe empty); ``max_tokens`` None: the engine's limit."""
         self._begin, self._send = begin, send
         self._stops, self._max_tokens = StopStrings(stops), max_tokens
         self._begun = self.cut = False
@@ -83,13 +134,12 @@ class OutputStream:
         self.tokens = 0
         self.finish_reason: str | None = None
 
-    def is_full(self) -> bool:
-        """Whether the answer has ended."""
+    def has_ended(self) -> bool:
         return self.finish_reason is not None
 
     def feed(self, text: str, tokens: int, finish_reason: str | None = None) -> None:
         """Add a chunk."""
-        if self.is_full():
+        if self.has_ended():
             return
         self.tokens += tokens
         self._waiting += self._stops.feed(text)

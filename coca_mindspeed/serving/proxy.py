@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from prometheus_client import generate_latest
 from pydantic import BaseModel, ConfigDict
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -21,11 +22,10 @@ from coca_mindspeed.serving.chunks import BackendError
 from coca_mindspeed.serving.config import ServingConfig, tier_policies
 from coca_mindspeed.serving.http_server import (
     Access,
-    Endpoint,
     Reply,
     Shutdown,
-    internal_error,
-    not_found,
+    StreamingEndpoint,
+    error_handlers,
     read_body,
     until_client_leaves,
 )
@@ -33,16 +33,14 @@ from coca_mindspeed.serving.metrics import DriftAlarm, ServingMetrics
 from coca_mindspeed.serving.openai_api import (
     ApiError,
     ChatRequest,
-    Envelope,
     model_entry,
     no_such_model,
     read_json_body,
     read_request,
     threshold_of,
-    usage,
 )
-from coca_mindspeed.serving.request_log import LogError, RequestLog, states_its_confidence
-from coca_mindspeed.serving.router import Router, Tier
+from coca_mindspeed.serving.request_log import LogError, RequestLog
+from coca_mindspeed.serving.router import ClientSink, Router, Tier
 from coca_mindspeed.serving.trace import Trace
 
 _DOMAIN = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -59,14 +57,10 @@ class LabelRequest(BaseModel):
 
 
 class Proxy:
-    """The proxy; :meth:`app` is the ASGI application."""
+    """The proxy of a configuration; :meth:`app` is the ASGI application."""
 
     def __init__(self, config: ServingConfig, environment: Mapping[str, str] | None = None) -> None:
-        """Check everything that can be wrong before the first request.
-
-        Args:
-            config: validated.
-            environment: with the keys; the process's own by default.
+        """Prepare; ``environment`` holds the keys (default: the process's).
 
         Raises:
             ConfigError: a key is not in the environment, a calibration or certificate does not match its tier, or the
@@ -77,16 +71,18 @@ class Proxy:
         self.config = config
         self.metrics = ServingMetrics()
         self.shutdown = Shutdown()
+        named = {"listen.api_key_env": listen.api_key_env, "listen.admin_key_env": listen.admin_key_env}
+        named |= {f"backends.{name}.api_key_env": backend.api_key_env for name, backend in config.backends.items()}
+        for key, variable in named.items():
+            if variable is not None and not environment.get(variable):
+                raise ConfigError(f"{key}: the environment variable {variable} is not set")
+        self._keys = {key: variable and environment[variable] for key, variable in named.items()}
         self._access = Access(
-            _key(environment, listen.api_key_env, "listen.api_key_env"),
-            _key(environment, listen.admin_key_env, "listen.admin_key_env"),
+            self._keys["listen.api_key_env"],
+            self._keys["listen.admin_key_env"],
             [listen.host, *listen.hosts],
             listen.origins,
         )
-        self._keys = {
-            name: _key(environment, backend.api_key_env, f"backends.{name}.api_key_env")
-            for name, backend in config.backends.items()
-        }
         self._policies = tier_policies(config)
         self._risks = {
             tier.name: policy.risk
@@ -108,25 +104,24 @@ class Proxy:
         self._router: Router
 
     def app(self) -> Starlette:
-        """The application."""
         return Starlette(
             routes=[
-                Route("/v1/chat/completions", Endpoint(self._chat, self._refused), methods=["POST"]),
-                Route("/v1/models", Endpoint(self._models, self._refused), methods=["GET"]),
-                Route("/v1/models/{name}", Endpoint(self._models, self._refused), methods=["GET"]),
-                Route("/v1/coca/labels", Endpoint(self._labels, self._refused), methods=["POST"]),
-                Route("/metrics", Endpoint(self._metrics, self._refused), methods=["GET"]),
+                Route("/v1/chat/completions", StreamingEndpoint(self._chat, self._refused), methods=["POST"]),
+                Route("/v1/models", self._models, methods=["GET"]),
+                Route("/v1/models/{name}", self._models, methods=["GET"]),
+                Route("/v1/coca/labels", self._labels, methods=["POST"]),
+                Route("/metrics", self._metrics, methods=["GET"]),
                 Route("/health", self._health, methods=["GET"]),
             ],
             lifespan=self._lifespan,
-            exception_handlers={404: not_found, 405: not_found, Exception: internal_error},
+            exception_handlers=error_handlers(self._refused),
         )
 
     @asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
         async with http_session() as session:
             backends = {
-                name: Backend(name, backend, self._keys[name], session)
+                name: Backend(name, backend, self._keys[f"backends.{name}.api_key_env"], session)
                 for name, backend in self.config.backends.items()
             }
             tiers = zip(self.config.tiers, self._policies, strict=True)
@@ -141,26 +136,24 @@ class Proxy:
     async def _health(self, request: Request) -> Response:
         problem = None if self._log is None else self._log.problem
         waiting = 0 if self._log is None else self._log.waiting
-        state = {"status": "ok" if problem is None else "degraded", "drift": list(self._drift.alarms())}
+        state = {"status": "ok" if problem is None else "degraded", "drift": self._drift.alarms()}
         return JSONResponse({**state, "log": {"error": problem, "waiting": waiting}})
 
-    async def _models(self, request: Request, reply: Reply, receive: Receive) -> None:
+    async def _models(self, request: Request) -> Response:
         self._access.check(request)
         name, served = request.path_params.get("name"), self.config.name
         if name is None:
-            await reply.json({"object": "list", "data": [model_entry(served)]}, {})
-        elif name == served or name.startswith(f"{served}@"):
-            await reply.json(model_entry(name), {})
-        else:
+            return JSONResponse({"object": "list", "data": [model_entry(served)]})
+        if name != served and not name.startswith(f"{served}@"):
             raise no_such_model(name, served)
+        return JSONResponse(model_entry(name))
 
-    async def _metrics(self, request: Request, reply: Reply, receive: Receive) -> None:
+    async def _metrics(self, request: Request) -> Response:
         self._access.check(request, admin=True)
         self.metrics.log_waiting.set(0 if self._log is None else self._log.waiting)
-        await reply.text(self.metrics.page(), "text/plain; version=0.0.4")
+        return Response(generate_latest(self.metrics.registry), media_type="text/plain; version=0.0.4")
 
-    async def _labels(self, request: Request, reply: Reply, receive: Receive) -> None:
-        """Take a late verdict: ``{"id": ..., "correct": true}``."""
+    async def _labels(self, request: Request) -> Response:
         self._access.check(request, admin=True)
         if self._log is None:
             raise ApiError(400, "labels need the section log")
@@ -172,14 +165,13 @@ class Proxy:
         if row is None:
             raise ApiError(404, "no answer of this id waits for a label", param="id")
         self.metrics.labels.labels(str(label.correct).lower()).inc()
-        confidence = row["confidence"] if states_its_confidence(row) else None
+        confidence = row["confidence"] if row["basis"] is not None else None
         certified = row["basis"] == "confidence" and row["tier"] in self._risks
         self._drift.label(confidence, label.correct, answered=certified)
         self.metrics.observe_drift(self._drift)
-        await reply.json({"drift": list(self._drift.alarms())}, {})
+        return JSONResponse({"drift": self._drift.alarms()})
 
     async def _chat(self, request: Request, reply: Reply, receive: Receive) -> None:
-        """Answer one chat completion."""
         limits = self.config.limits
         self._access.check(request)
         if self._running >= limits.concurrent:
@@ -188,8 +180,7 @@ class Proxy:
         self.metrics.running.set(self._running)
         try:
             body = await read_body(request, limits.request_bytes, limits.body_s)
-            served, most = self.config.name, limits.messages
-            chat = read_request(body, ChatRequest, served, max_messages=most, thresholds=True)
+            chat = read_request(body, ChatRequest, self.config.name, max_messages=limits.messages, thresholds=True)
             for name in ("logprobs", "return_token_ids", "include_stop_str_in_output"):
                 if getattr(chat, name):
                     raise ApiError(400, f"{name}: the confidence is removed from the answer", param=name)
@@ -207,7 +198,7 @@ class Proxy:
         self, chat: ChatRequest, threshold: float | None, trace: Trace, reply: Reply, receive: Receive
     ) -> None:
         log, question = self._log, chat.messages[-1].as_dict()["content"]
-        sink = _ClientSink(chat, trace, reply, keep=self.config.log is not None and self.config.log.texts)
+        sink = ClientSink(chat, trace, reply, keep=self.config.log is not None and self.config.log.texts)
         outcome, logged = "error", False
 
         def note(outcome: str) -> None:
@@ -235,57 +226,3 @@ class Proxy:
         finally:
             if not logged:
                 note(outcome)
-
-
-class _ClientSink:
-    """Writes an answer as the client wants it: streamed or whole."""
-
-    def __init__(self, chat: ChatRequest, trace: Trace, reply: Reply, *, keep: bool) -> None:
-        self._stream, self._usage, self._keep = bool(chat.stream), chat.usage, keep
-        self._trace, self._reply = trace, reply
-        self._envelope = Envelope.new(trace.id, chat.model, usage=bool(chat.stream) and chat.usage)
-        self._text_chunk = self._envelope.text_chunks()
-        self.given = ""
-
-    async def begin(self, trace: Trace, text: str) -> None:
-        self._note(text)
-        if self._stream:
-            await self._reply.begin_stream(trace.headers())
-            first = self._envelope.chunk("", first=True, coca=trace.fields())
-            await self._reply.send(first + self._text_chunk(text) if text else first)
-
-    async def text(self, text: str) -> None:
-        self._note(text)
-        if self._stream:
-            await self._reply.send(self._text_chunk(text))
-
-    def _note(self, text: str) -> None:
-        if text and self._trace.first_text is None:
-            self._trace.first_text = time.monotonic()
-        if self._keep or not self._stream:
-            self.given += text
-
-    def take_back(self) -> bool:
-        if not self._reply.begun:
-            self.given = ""
-        return not self._reply.begun
-
-    async def end(self) -> None:
-        """End the answer."""
-        trace = self._trace
-        reason = trace.finish_reason or "stop"
-        counted = usage(trace.prompt_tokens, trace.answer_tokens)
-        if not self._stream:
-            whole = self._envelope.whole(self.given, reason, counted, None, coca=trace.fields())
-            await self._reply.json(whole, trace.headers())
-            return
-        last = self._envelope.chunk(finish_reason=reason, coca=trace.fields())
-        await self._reply.end_stream(last + self._envelope.usage_chunk(counted) if self._usage else last)
-
-
-def _key(environment: Mapping[str, str], name: str | None, where: str) -> str | None:
-    if name is None:
-        return None
-    if not environment.get(name):
-        raise ConfigError(f"{where}: the environment variable {name} is not set")
-    return environment[name]

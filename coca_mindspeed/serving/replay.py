@@ -1,8 +1,7 @@
-"""Routing replayed from stored predictions: cost and accuracy of each way of choosing a tier.
+"""Routing replayed from stored predictions, in which every tier has answered every question once.
 
-No model runs.  Every tier has answered every question once.  A router's answer is that of the tier at which it stops.
-Its cost is that tier's whole response and the tokens of the tiers before: up to the confidence where that comes first,
-the whole response where it comes after the answer.
+A router's answer is that of the tier at which it stops. Its cost is that tier's whole response and the tokens of the
+tiers before: up to the confidence where that comes first, the whole response where it comes after the answer.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.integrate import trapezoid
 from scipy.stats import beta
 
 from coca_mindspeed.errors import DataError
+from coca_mindspeed.evaluation.intervals.bounds import Interval, shifted_percentiles
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.serving.decision import Budget, ThresholdRule, decide
 
@@ -22,29 +23,21 @@ Floats = npt.NDArray[np.float64]
 
 _INVALID_TOKENS = 32  # read at most before a response without a confidence is left
 _MOST_THRESHOLDS = 200
+GAPS = (0.2, 0.5, 0.8)
+_BLOCK = 64  # replicates at once
 
 
 @dataclass(frozen=True, slots=True)
 class Tiers:
-    """What T tiers said to n questions.
-
-    Attributes:
-        names: of the tiers, from the cheapest.
-        confidence: float (T, n), NaN where invalid.
-        correct: bool (T, n).
-        whole: float (T, n), cost of the whole response.
-        opening: float (T, n), cost until the confidence is known.
-        question: int (n,), equal for samples of one question.
-        keys: (data set, question, sample) of each column.
-    """
+    """Responses of T tiers, from the cheapest, to n questions."""
 
     names: tuple[str, ...]
-    confidence: Floats
-    correct: npt.NDArray[np.bool_]
-    whole: Floats
-    opening: Floats
-    question: npt.NDArray[np.intp]
-    keys: Sequence[tuple[str, str, int]]
+    confidence: Floats  # (T, n), NaN where invalid
+    correct: npt.NDArray[np.bool_]  # (T, n)
+    whole: Floats  # (T, n), cost of the whole response
+    opening: Floats  # (T, n), cost until the confidence is known
+    question: npt.NDArray[np.intp]  # (n,), equal for samples of one question
+    keys: Sequence[tuple[str, str, int]]  # data set, question, sample
 
 
 def join_tiers(
@@ -52,15 +45,15 @@ def join_tiers(
     prices: Sequence[float],
     count_tokens: Callable[[str], int] | None = None,
 ) -> Tiers:
-    """Pair the tiers' predictions by data set, question and sample.
+    """Pair the tiers' predictions by data set, question and sample; ungraded answers are left out.
 
     Args:
-        tiers: name -> predictions, from the cheapest tier to the dearest.
+        tiers: name -> predictions, from the cheapest tier to the most expensive.
         prices: of a generated token, one a tier.
-        count_tokens: of a response whose prediction does not say.
+        count_tokens: of a response, for predictions without ``tokens``.
 
     Raises:
-        DataError: fewer than two tiers, questions that not every tier has answered, or tokens that nobody counted.
+        DataError: fewer than two tiers, different questions, or tokens are unknown.
     """
     if len(tiers) < 2 or len(prices) != len(tiers):
         raise DataError(f"routing needs two tiers or more with a price each, found {len(tiers)} and {len(prices)}")
@@ -73,24 +66,22 @@ def join_tiers(
             raise DataError(
                 f"{name}: every tier should answer the same questions; {min(missing)} is not in all of them"
             )
-    # A question counts where the answer of every tier could be graded.
     keys = [key for key in keys if all(found[key].correct is not None for found in by_key.values())]
     if not keys:
         raise DataError(f"none of the {len(tiers)} tiers' common questions has an answer of every tier that was graded")
     rows = {name: [found[key] for key in keys] for name, found in by_key.items()}
-    tokens = {name: [_tokens(p, name, count_tokens) for p in row] for name, row in rows.items()}
-    opening = [[_opening(p, t, name) for p, t in zip(rows[name], tokens[name], strict=True)] for name in tiers]
+    tokens = [[_tokens(p, name, count_tokens) for p in row] for name, row in rows.items()]
+    opening = [[_opening(p, name, count_tokens) for p in row] for name, row in rows.items()]
+    confidence = [[np.nan if p.confidence is None else p.confidence for p in row] for row in rows.values()]
     price = np.array(prices, dtype=np.float64)[:, None]
-    questions = [f"{dataset}\0{id_}" for dataset, id_, _ in keys]
+    questions = np.array([f"{dataset}\0{id_}" for dataset, id_, _ in keys])
     return Tiers(
         tuple(tiers),
-        np.array(
-            [[np.nan if p.confidence is None else p.confidence for p in row] for row in rows.values()], dtype=np.float64
-        ),
+        np.array(confidence, dtype=np.float64),
         np.array([[p.correct for p in row] for row in rows.values()]),
-        np.array(list(tokens.values())) * price,
+        np.array(tokens) * price,
         np.array(opening) * price,
-        np.unique(np.array(questions), return_inverse=True)[1],
+        np.unique(questions, return_inverse=True)[1],
         keys,
     )
 
@@ -103,9 +94,9 @@ def _tokens(p: Prediction, tier: str, count: Callable[[str], int] | None) -> int
     return count(p.response)
 
 
-def _opening(p: Prediction, tokens: int, tier: str) -> int:
+def _opening(p: Prediction, tier: str, count: Callable[[str], int] | None) -> int:
     if p.confidence is None:
-        return min(tokens, _INVALID_TOKENS)
+        return min(_tokens(p, tier, count), _INVALID_TOKENS)
     if p.tokens_to_confidence is None:
         raise DataError(f"{tier}: {p.dataset} {p.id} has a confidence, but no 'tokens_to_confidence'")
     return p.tokens_to_confidence
@@ -113,30 +104,17 @@ def _opening(p: Prediction, tokens: int, tier: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PolicyOutcome:
-    """What a policy would have done.
-
-    Attributes:
-        quality: share of right answers among all questions; a refusal is not one.
-        answered: share of questions that got an answer.
-        error: share of wrong ones among the answers, NaN where there are none.
-        cost: mean cost of a question.
-        stopped_at: tier -> share of questions that ended there.
-    """
-
-    quality: float
-    answered: float
-    error: float
-    cost: float
-    stopped_at: Mapping[str, float]
+    quality: float  # share of right answers among all questions; a refusal is none
+    answered: float  # share of questions with an answer
+    error: float  # share of wrong ones among the answers, NaN without answers
+    cost: float  # mean, of a question
+    stopped_at: Mapping[str, float]  # tier -> share of questions
 
 
 def replay_policy(tiers: Tiers, rules: Sequence[ThresholdRule | None], budget: Budget) -> PolicyOutcome:
-    """Replay a policy by the function that the proxy decides by.
+    """Replay a policy with the proxy's own :func:`decide`; ``budget.tokens`` is not counted.
 
-    Args:
-        tiers: what they said.
-        rules: one a tier; None: the tier states no confidence and answers.
-        budget: of each request; its tokens are not counted here.
+    ``rules`` has one rule a tier, None where the tier states no confidence and answers.
     """
     n = tiers.correct.shape[1]
     right = answers = 0
@@ -154,26 +132,25 @@ def replay_policy(tiers: Tiers, rules: Sequence[ThresholdRule | None], budget: B
                 answers += action == "answer"
                 right += action == "answer" and bool(tiers.correct[row, column])
                 break
-            left = left.spend(escalations=1)
+            left = left.spend_escalation()
     error = float("nan") if answers == 0 else 1 - right / answers
     return PolicyOutcome(right / n, answers / n, error, cost / n, {name: count / n for name, count in ended.items()})
 
 
 def tier_name(path: Path) -> str:
-    """What a tier of a predictions file is called."""
     return path.resolve().parent.name if path.stem == "predictions" else path.stem
 
 
 class Curve(NamedTuple):
-    """A router's settings from cheap to dear, per question: correct (G, n), cost (G, n), asked the last tier (G, n)."""
+    """A router with G settings, from cheap to expensive."""
 
-    correct: Floats
-    cost: Floats
-    last: Floats
+    correct: Floats  # (G, n)
+    cost: Floats  # (G, n)
+    last: Floats  # (G, n), 1 where the last tier was asked
 
 
 def thresholds_of(tiers: Tiers) -> Floats:
-    """Thresholds (G,) worth trying: the stated confidences of all tiers but the last, and one above them all."""
+    """Thresholds (G,): the stated confidences of all tiers but the last, and one above them all."""
     stated = np.unique(tiers.confidence[:-1][~np.isnan(tiers.confidence[:-1])])
     if len(stated) > _MOST_THRESHOLDS:
         stated = np.unique(np.quantile(stated, np.linspace(0, 1, _MOST_THRESHOLDS), method="nearest"))
@@ -183,30 +160,24 @@ def thresholds_of(tiers: Tiers) -> Floats:
 def threshold_curve(tiers: Tiers, *, answer_first: bool = False) -> Curve:
     """Stop at the first tier whose confidence reaches the threshold, the same for all tiers; the last one answers.
 
-    Args:
-        tiers: what they said.
-        answer_first: pay for the whole response of every tier on the way.
+    ``answer_first`` pays for the whole response of every tier before the last one asked.
     """
-    thresholds = thresholds_of(tiers)
-    shape = len(thresholds), tiers.correct.shape[1]
-    correct, cost = np.zeros(shape), np.zeros(shape)
-    going: npt.NDArray[np.bool_] = np.ones(shape, dtype=np.bool_)
+    thresholds = thresholds_of(tiers)[:, None]
     passing = tiers.whole if answer_first else tiers.opening
-    for tier in range(len(tiers.names)):
-        final = tier == len(tiers.names) - 1
+    correct, cost = np.zeros((len(thresholds), 1)), np.zeros((len(thresholds), 1))
+    going: npt.NDArray[np.bool_] = np.ones(correct.shape, dtype=np.bool_)
+    last = len(tiers.names) - 1
+    for tier in range(last):
         with np.errstate(invalid="ignore"):
-            sure: npt.NDArray[np.bool_] = np.asarray(tiers.confidence[tier][None] >= thresholds[:, None])
-        stops = going if final else going & sure
-        correct[stops] = np.broadcast_to(tiers.correct[tier], shape)[stops]
-        cost += np.where(stops, tiers.whole[tier], 0.0) + np.where(going & ~stops, passing[tier], 0.0)
-        if final:
-            return Curve(correct, cost, going.astype(np.float64))
+            stops = going & (tiers.confidence[tier] >= thresholds)
         going = going & ~stops
-    raise AssertionError("the last tier answers")
+        correct = correct + stops * tiers.correct[tier]
+        cost = cost + stops * tiers.whole[tier] + going * passing[tier]
+    return Curve(correct + going * tiers.correct[last], cost + going * tiers.whole[last], going.astype(np.float64))
 
 
 def single_curve(tiers: Tiers) -> Curve:
-    """Each tier on its own; random routing is the straight line between two of them."""
+    """Each tier alone; random routing is the straight line between two of them."""
     last = np.zeros(tiers.whole.shape)
     last[-1] = 1
     return Curve(tiers.correct.astype(np.float64), tiers.whole, last)
@@ -227,22 +198,14 @@ def oracle_curve(tiers: Tiers) -> Curve:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A threshold for all tiers but the last, and the share of questions that it sends to the last.
-
-    Attributes:
-        threshold: answer from this confidence on.
-        share: of the questions that reach the last tier.
-        low, high: 95% interval of that share on other questions (Clopper-Pearson).
-        quality: share of right answers.
-        cost: mean cost of a question.
-    """
+    """A threshold for all tiers but the last."""
 
     threshold: float
-    share: float
-    low: float
+    share: float  # of the questions that reach the last tier
+    low: float  # 95% interval of the share on other questions (Clopper-Pearson)
     high: float
-    quality: float
-    cost: float
+    quality: float  # share of right answers
+    cost: float  # mean, of a question
 
 
 def setting_of_share(tiers: Tiers, share: float) -> Setting:
@@ -258,3 +221,112 @@ def setting_of_share(tiers: Tiers, share: float) -> Setting:
     high = float(beta.ppf(0.975, reached + 1, n - reached)) if reached < n else 1.0
     quality, cost = float(curve.correct[best].mean()), float(curve.cost[best].mean())
     return Setting(float(thresholds[best]), float(shares[best]), low, high, quality, cost)
+
+
+def upper_hull(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """Corners of the smallest concave, never falling curve above points, which mixing settings at random reaches."""
+    order = np.lexsort((-y, x))
+    corners: list[tuple[float, float]] = []
+    for point in zip(x[order].tolist(), y[order].tolist(), strict=True):
+        if corners and point[1] <= corners[-1][1]:
+            continue
+        while len(corners) >= 2:
+            (x0, y0), (x1, y1) = corners[-2:]
+            if (y1 - y0) * (point[0] - x1) > (point[1] - y1) * (x1 - x0):
+                break
+            corners.pop()
+        corners.append(point)
+    hull = np.array(corners)
+    return hull[:, 0], hull[:, 1]
+
+
+class RouterScores(NamedTuple):
+    """Scores of one router.
+
+    Attributes:
+        aiq: mean quality over the costs from the cheapest tier's to the most expensive's (RouterBench's AIQ).
+        calls: share of questions sent to the last tier to close each of :data:`GAPS` of the gap in quality between the
+            first tier and the last (RouteLLM's call-performance thresholds).
+        cost: of closing it, as a share of the last tier's cost.
+    """
+
+    aiq: float
+    calls: tuple[float, ...]
+    cost: tuple[float, ...]
+
+
+def router_scores(quality: Floats, cost: Floats, last: Floats, singles: tuple[Floats, Floats]) -> RouterScores:
+    """Scores of a router with G settings, which may be mixed with always asking the first or the last tier.
+
+    Args:
+        quality, cost, last: (G,) each; ``last`` is the share of questions sent to the last tier.
+        singles: quality (T,) and cost (T,) of each tier alone.
+    """
+    single_quality, single_cost = singles
+    ends = [0, len(single_quality) - 1]
+    x, y = upper_hull(np.append(cost, single_cost[ends]), np.append(quality, single_quality[ends]))
+    low, high = float(single_cost[0]), float(single_cost[-1])
+    aiq = float("nan")
+    if high > low:
+        grid = np.unique(np.concatenate([[low, high], x[(x > low) & (x < high)]]))
+        aiq = float(trapezoid(np.interp(grid, x, y), grid) / (high - low))
+    gap = float(single_quality[-1] - single_quality[0])
+    undefined = (float("nan"),) * len(GAPS)
+    if gap <= 0:
+        return RouterScores(aiq, undefined, undefined)
+    called, reached = upper_hull(np.append(last, [0.0, 1.0]), np.append(quality, single_quality[ends]))
+    wanted = [float(single_quality[0]) + share * gap for share in GAPS]
+    return RouterScores(
+        aiq,
+        tuple(float(np.interp(q, reached, called)) for q in wanted),
+        tuple(float(np.interp(q, y, x)) / high for q in wanted),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A router's curve, and the intervals of its scores (``aiq``, ``calls_at_0.5``, ``cost_at_0.5``, ...)."""
+
+    name: str
+    quality: Floats  # (G,) share of right answers
+    cost: Floats  # (G,) mean, of a question
+    intervals: Mapping[str, Interval]
+
+
+def compare_routers(tiers: Tiers, curves: Mapping[str, Curve], *, replicates: int = 500, seed: int = 0) -> list[Routed]:
+    """Scores of each router with bootstrap intervals; questions are resampled with all their samples."""
+    n = tiers.correct.shape[1]
+    weights = _draws(tiers.question, replicates, seed)
+    singles = single_curve(tiers)
+    results = []
+    for name, curve in curves.items():
+        point = _scores(curve, singles, np.ones((1, n)))[0]
+        drawn = [
+            scores
+            for start in range(0, replicates, _BLOCK)
+            for scores in _scores(curve, singles, weights[start : start + _BLOCK])
+        ]
+        flat = np.array([[s.aiq, *s.calls, *s.cost] for s in [point, *drawn]])
+        names = ["aiq", *(f"calls_at_{gap:g}" for gap in GAPS), *(f"cost_at_{gap:g}" for gap in GAPS)]
+        intervals = {
+            score: shifted_percentiles(float(flat[0, i]), flat[1:, i], lower=0.0) for i, score in enumerate(names)
+        }
+        results.append(Routed(name, curve.correct.mean(axis=1), curve.cost.mean(axis=1), intervals))
+    return results
+
+
+def _draws(question: npt.NDArray[np.intp], replicates: int, seed: int) -> Floats:
+    """Weights (r, n): each replicate a draw of as many questions as there are, with replacement."""
+    count = int(question.max()) + 1
+    rng = np.random.default_rng(seed)
+    drawn = rng.integers(0, count, size=(replicates, count)) + np.arange(replicates)[:, None] * count
+    weights = np.bincount(drawn.ravel(), minlength=replicates * count).reshape(replicates, count)
+    return weights[:, question].astype(np.float64)
+
+
+def _scores(curve: Curve, singles: Curve, weights: Floats) -> list[RouterScores]:
+    def means(values: Floats) -> Floats:
+        return np.asarray(weights @ values.T / weights.sum(axis=1, keepdims=True))
+
+    parts = [means(values) for values in (*curve, singles.correct, singles.cost)]
+    return [router_scores(q, c, last, (sq, sc)) for q, c, last, sq, sc in zip(*parts, strict=True)]

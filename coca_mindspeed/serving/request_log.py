@@ -1,8 +1,7 @@
 """The request log: an SQLite file with a row for each request and its label, and its export as JSON Lines.
 
-A row is written before the end of its answer is sent, and a label before it is acknowledged; both survive the death of
-the process.  While the file cannot be written, rows wait in memory and labels are refused.  Several proxies may share
-one file.
+A row is written before the end of its answer is sent, and a label before it is acknowledged; both survive kill -9.
+While the file cannot be written, rows wait in memory and labels are refused. Several proxies may share one file.
 """
 
 import json
@@ -40,11 +39,7 @@ class LogError(Exception):
 
 
 class RequestLog:
-    """The log of one proxy.
-
-    Attributes:
-        problem: why the last write failed; None where it succeeded.
-    """
+    """The log of one proxy; ``problem`` says why the last write failed, if it did."""
 
     def __init__(
         self,
@@ -55,14 +50,7 @@ class RequestLog:
         max_days: float = 90.0,
         failed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Open the log.
-
-        Args:
-            directory: of ``requests.sqlite``.
-            model: the name that clients ask for.
-            texts: whether to keep questions and answers.
-            max_days: age at which rows are deleted.
-            failed: called for each failed write.
+        """Open ``requests.sqlite``; ``texts`` stores questions and answers, ``failed`` is called for a failed write.
 
         Raises:
             ConfigError: the file cannot be opened.
@@ -84,11 +72,10 @@ class RequestLog:
 
     @property
     def waiting(self) -> int:
-        """Number of rows that could not be written yet."""
         return len(self._waiting)
 
     def write(self, trace: Trace, outcome: str, ended: float, question: str, answer: str) -> None:
-        """Log a request; where that fails, the row waits for the next write."""
+        """Log a request; if that fails, the row waits for the next write."""
         row = {"time": time.time(), "model": self._model, **trace.record(outcome, ended)}
         if self._texts:
             row |= {"question": question, "response": answer}
@@ -98,11 +85,7 @@ class RequestLog:
             self._flush()
 
     def label(self, request_id: str, correct: bool) -> dict[str, Any] | None:
-        """Store the label of an answer; returns its row, None if there is no answer of this id without a label.
-
-        Raises:
-            LogError: the label cannot be stored.
-        """
+        """Store a label; returns the answer's row, or None if no answer of this id lacks a label. Raises LogError."""
         self._flush()
         stored = "UPDATE requests SET correct = ?, labelled = ? WHERE request_id = ? AND answered AND correct IS NULL"
         with self._writing():
@@ -114,7 +97,6 @@ class RequestLog:
         return row
 
     def close(self) -> None:
-        """Write the rows that wait, and close the file."""
         with suppress(LogError):
             self._flush()
         self._database.close()
@@ -132,10 +114,9 @@ class RequestLog:
         self._waiting.clear()
 
     def _prepare(self) -> None:
-        """Create the table once."""
         if not self._prepared:
             self._database.execute("PRAGMA journal_mode=WAL")
-            # The death of the process loses nothing; that of the machine may lose the last rows.
+            # kill -9 loses nothing; a power failure may lose the last rows.
             self._database.execute("PRAGMA synchronous=NORMAL")
             self._database.executescript(_SCHEMA)
             self._prepared = True
@@ -146,11 +127,7 @@ class RequestLog:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """A transaction.
-
-        Raises:
-            LogError: it failed, and nothing of it is stored.
-        """
+        """A transaction; LogError if it failed and was rolled back."""
         try:
             self._prepare()
             self._database.execute("BEGIN IMMEDIATE")
@@ -164,14 +141,9 @@ class RequestLog:
         self.problem = None
 
 
-def states_its_confidence(row: Mapping[str, Any]) -> bool:
-    """Whether the label of a logged answer says something about the confidence beside it."""
-    return row.get("basis") is not None
-
-
 def labelled_prediction(row: Mapping[str, Any], correct: bool) -> Prediction:
-    """The prediction that a labelled request amounts to."""
-    stated = states_its_confidence(row)
+    """A labelled row as a prediction; without a ``basis`` the label says nothing about the confidence."""
+    stated = row["basis"] is not None
     return Prediction(
         id=row["id"],
         dataset=row["domain"] or "served",
@@ -187,10 +159,7 @@ def labelled_prediction(row: Mapping[str, Any], correct: bool) -> Prediction:
 
 
 def export_log(directory: Path, output: Path) -> tuple[int, int]:
-    """Write ``requests.jsonl`` and ``labelled.jsonl`` (predictions) from a log, which a proxy may be writing.
-
-    Returns:
-        Number of rows of both.
+    """Write ``requests.jsonl`` and ``labelled.jsonl`` (predictions); returns their numbers of rows.
 
     Raises:
         DataError: there is no log.
@@ -205,16 +174,11 @@ def export_log(directory: Path, output: Path) -> tuple[int, int]:
         (output / "requests.jsonl").open("w", encoding="utf-8") as requests,
         (output / "labelled.jsonl").open("w", encoding="utf-8") as labelled,
     ):
-        for text, correct in _rows(database):
-            row = json.loads(text)
+        for text, label in database.execute("SELECT row, correct FROM requests ORDER BY time"):
+            row, correct = json.loads(text), None if label is None else bool(label)
             requests.write(to_json_line(row | {"correct": correct}))
             counts[0] += 1
             if correct is not None:
                 labelled.write(to_json_line(prediction_to_json(labelled_prediction(row, correct))))
                 counts[1] += 1
     return counts[0], counts[1]
-
-
-def _rows(database: sqlite3.Connection) -> Iterator[tuple[str, bool | None]]:
-    for text, correct in database.execute("SELECT row, correct FROM requests ORDER BY time"):
-        yield text, None if correct is None else bool(correct)

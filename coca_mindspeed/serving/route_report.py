@@ -1,7 +1,5 @@
-"""The page of ``coca-mindspeed route``: a table of the routers, and cost against quality."""
+"""The report of ``coca-mindspeed route``: tables, the policy as YAML, and a plot of cost against quality."""
 
-import base64
-import html
 import math
 import re
 from collections.abc import Sequence
@@ -11,38 +9,25 @@ import yaml
 from matplotlib.figure import Figure
 
 from coca_mindspeed.evaluation.intervals.bounds import Interval
-from coca_mindspeed.evaluation.reports.plots import line_style, new_figure, plot_text, png_bytes, tidy
-from coca_mindspeed.serving.replay import PolicyOutcome, Setting, Tiers
-from coca_mindspeed.serving.routing_scores import GAPS, Routed, upper_hull
+from coca_mindspeed.evaluation.reports.plots import line_style, new_figure, plot_text, tidy
+from coca_mindspeed.serving.replay import GAPS, PolicyOutcome, Routed, Setting, Tiers, upper_hull
 from coca_mindspeed.utils.markdown import markdown_table
 
-_NOTE = (
-    "AIQ: mean share of right answers over the costs from the cheapest tier's to the dearest's. Calls: share of "
-    "questions for which the last tier is asked, to close so much of the gap between the first tier and the last. "
-    "Cost: that this takes, as a share of the last tier's. In brackets: 95% intervals, by questions drawn with "
-    "replacement."
+NOTE = (
+    "AIQ: mean share of right answers over the costs from the cheapest tier's to the most expensive's. Calls: share of "
+    "questions sent to the last tier to close the given part of the gap between the first tier and the last. Cost: of "
+    "closing it, as a share of the last tier's cost. In brackets: 95% bootstrap intervals over questions."
 )
 
 
-def columns() -> list[str]:
-    """Names of the scores, in the order of the table."""
-    return ["aiq", *(f"calls_at_{gap:g}" for gap in GAPS), *(f"cost_at_{gap:g}" for gap in GAPS)]
-
-
 def routing_table(routers: Sequence[Routed]) -> str:
-    """Markdown."""
-    header = [
-        "router",
-        "AIQ",
-        *(f"calls, {g:.0%} of the gap" for g in GAPS),
-        *(f"cost, {g:.0%} of the gap" for g in GAPS),
-    ]
-    rows = [[router.name, *(_shown(router.intervals[name]) for name in columns())] for router in routers]
-    return markdown_table(header, rows)
+    """The scores of each router, in Markdown."""
+    header = ["router", "AIQ", *(f"{name}, {gap:.0%} of the gap" for name in ("calls", "cost") for gap in GAPS)]
+    return markdown_table(header, [[r.name, *map(_shown, r.intervals.values())] for r in routers])
 
 
 def tier_table(tiers: Tiers) -> str:
-    """Markdown: each tier on its own."""
+    """Each tier alone, in Markdown."""
     rows = [
         [name, f"{tiers.correct[i].mean():.3f}", f"{tiers.whole[i].mean():.4g}", f"{tiers.opening[i].mean():.4g}"]
         for i, name in enumerate(tiers.names)
@@ -51,7 +36,6 @@ def tier_table(tiers: Tiers) -> str:
 
 
 def policy_sentence(name: str, outcome: PolicyOutcome) -> str:
-    """What a policy would have done, in words."""
     error = "" if math.isnan(outcome.error) else f", of which {outcome.error:.1%} wrong"
     ended = ", ".join(f"{tier} {share:.1%}" for tier, share in outcome.stopped_at.items())
     return (
@@ -61,7 +45,6 @@ def policy_sentence(name: str, outcome: PolicyOutcome) -> str:
 
 
 def share_sentence(setting: Setting) -> str:
-    """The setting in words."""
     at = f"{setting.threshold:.6g}"
     return (
         f"Answer from confidence {at} on: {setting.share:.1%} of the questions (95% interval {setting.low:.1%} to "
@@ -71,7 +54,7 @@ def share_sentence(setting: Setting) -> str:
 
 
 def policy_yaml(tiers: Tiers, setting: Setting) -> str:
-    """The configuration of `serve` with a setting; the addresses are to be filled in."""
+    """A configuration of `serve` with the setting; its addresses are placeholders."""
     names = [re.sub(r"[^A-Za-z0-9._-]", "-", name) for name in tiers.names]
     urls = {name: {"url": f"http://127.0.0.1:{8001 + i}/v1", "model": name} for i, name in enumerate(names)}
     escalate = [{"at_least": setting.threshold, "action": "answer"}] if setting.threshold > 0 else []
@@ -91,18 +74,13 @@ def _shown(interval: Interval) -> str:
 
 
 def routing_figure(tiers: Tiers, routers: Sequence[Routed], policy: PolicyOutcome | None = None) -> Figure:
-    """Share of right answers against mean cost: settings as points, what mixing them reaches as lines."""
+    """Share of right answers against mean cost; lines mix two settings at random."""
     figure, [[axes]] = new_figure(1, 1, (7.5, 5.0))
     quality, cost = tiers.correct.mean(axis=1), tiers.whole.mean(axis=1)
     for index, router in enumerate(routers):
-        style = line_style(index)
         x, y = upper_hull(router.cost, router.quality)
-        if len(x) == 1:
-            axes.plot(
-                x, y, linestyle="none", marker=style["marker"], color=style["color"], label=plot_text(router.name)
-            )
-        else:
-            axes.plot(x, y, **style, markevery=max(1, len(x) // 8), markersize=5, label=plot_text(router.name))
+        style = {**line_style(index), "markevery": max(1, len(x) // 8), "markersize": 5}
+        axes.plot(x, y, **style, label=plot_text(router.name))
     for name, q, c in zip(tiers.names, quality, cost, strict=True):
         axes.annotate(plot_text(name), (c, q), (4, -10), textcoords="offset points", fontsize=8)
     if policy is not None:
@@ -112,19 +90,3 @@ def routing_figure(tiers: Tiers, routers: Sequence[Routed], policy: PolicyOutcom
     tidy(axes, xlabel="mean cost of a question", ylabel="share of right answers")
     axes.legend(fontsize=8)
     return figure
-
-
-def html_page(text: str, figure: Figure) -> str:
-    """One page that fetches nothing."""
-    image = base64.b64encode(png_bytes(figure, 110)).decode("ascii")
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Routing</title>'
-        "<style>body{font-family:sans-serif;max-width:75em;margin:2em auto}pre{overflow-x:auto}</style>"
-        f'<h1>Routing by the stated confidence</h1><img alt="Share of right answers against mean cost, by router" '
-        f'src="data:image/png;base64,{image}"><pre>{html.escape(text)}</pre></html>\n'
-    )
-
-
-def note() -> str:
-    """What the columns mean."""
-    return _NOTE

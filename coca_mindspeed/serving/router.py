@@ -1,49 +1,74 @@
 """Answer a request: ask a tier, decide on its confidence, and escalate to the next tier."""
 
 import math
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from coca_mindspeed.algorithm.parsing import CLOSE_TAG
 from coca_mindspeed.serving.backends import Backend, Generate, gather
 from coca_mindspeed.serving.chunks import BackendError, Chunk
-from coca_mindspeed.serving.confidence import ConfidenceReader, mean_confidence
 from coca_mindspeed.serving.config import ServingConfig, TierConfig, TierPolicy
 from coca_mindspeed.serving.decision import Budget, Decision, ThresholdRule, answer_from, decide
-from coca_mindspeed.serving.openai_api import NEUTRAL_SAMPLING, ApiError, ChatRequest
-from coca_mindspeed.serving.output_stream import OutputStream
+from coca_mindspeed.serving.http_server import Reply
+from coca_mindspeed.serving.openai_api import DONE, NEUTRAL_SAMPLING, ApiError, ChatRequest, Envelope, usage
+from coca_mindspeed.serving.output_stream import ConfidenceReader, OutputStream, mean_confidence
 from coca_mindspeed.serving.trace import Trace
 
 Messages = Sequence[Mapping[str, Any]]
 
 
-class Sink(Protocol):
-    """Receives an answer."""
+class ClientSink:
+    """Writes an answer, streamed or whole; ``given`` is the text of a whole or logged one."""
+
+    def __init__(self, chat: ChatRequest, trace: Trace, reply: Reply, *, keep: bool) -> None:
+        self._stream, self._keep = bool(chat.stream), keep
+        self._trace, self._reply = trace, reply
+        self._envelope = Envelope(trace.id, chat.model, usage=chat.stream_usage)
+        self._text_chunk = self._envelope.text_chunks()
+        self.given = ""
 
     async def begin(self, trace: Trace, text: str) -> None:
-        """Begin an answer or refusal with ``text``; tier, action and confidence are known."""
-        ...
+        self._note(text)
+        if self._stream:
+            await self._reply.begin_stream(trace.headers())
+            first = self._envelope.chunk("", first=True, coca=trace.fields())
+            await self._reply.send(first + self._text_chunk(text) if text else first)
 
     async def text(self, text: str) -> None:
-        """Add text."""
-        ...
+        self._note(text)
+        if self._stream:
+            await self._reply.send(self._text_chunk(text))
+
+    def _note(self, text: str) -> None:
+        if text and self._trace.first_text is None:
+            self._trace.first_text = time.monotonic()
+        if self._keep or not self._stream:
+            self.given += text
 
     def take_back(self) -> bool:
-        """Forget the text; False where the client has seen some of it."""
-        ...
+        if not self._reply.begun:
+            self.given = ""
+        return not self._reply.begun
+
+    async def end(self) -> None:
+        trace = self._trace
+        reason = trace.finish_reason or "stop"
+        counted = usage(trace.prompt_tokens, trace.answer_tokens)
+        if not self._stream:
+            whole = self._envelope.whole(self.given, reason, counted, None, coca=trace.fields())
+            await self._reply.json(whole, trace.headers())
+            return
+        last = self._envelope.chunk(finish_reason=reason, coca=trace.fields())
+        last += self._envelope.usage_chunk(counted) if self._envelope.usage else b""
+        await self._reply.send(last + DONE, more=False)
 
 
 @dataclass(frozen=True)
 class Tier:
-    """A tier with its backend.
-
-    Attributes:
-        config: its section of the file.
-        backend: its server.
-        policy: its rule and pinned sampling.
-    """
+    """A tier of the configuration, with its backend, threshold rule and pinned sampling."""
 
     config: TierConfig
     backend: Backend
@@ -54,34 +79,27 @@ class Tier:
         return self.config.name
 
     def pinned_sampling(self) -> dict[str, Any] | None:
-        """The sampling parameters for which the tier is calibrated or certified; None: it is for none."""
+        """The sampling parameters that the tier's calibration or certificate prescribes, if it has one."""
         pinned = self.policy.pinned
-        if pinned is None:
-            return None
-        return {"temperature": pinned.temperature, **NEUTRAL_SAMPLING, **pinned.sampling}
+        return None if pinned is None else {"temperature": pinned.temperature, **NEUTRAL_SAMPLING, **pinned.sampling}
 
     def sampling(self, request: ChatRequest, sample: int = 0) -> dict[str, Any]:
         """The sampling parameters for the engine; further samples get further seeds."""
-        values = self.pinned_sampling() or request.sampling()
-        if self.policy.pinned is not None and self.backend.config.dialect == "openai":
-            for name in ("top_k", "min_p", "repetition_penalty"):  # unknown to OpenAI's own servers
-                if values[name] == NEUTRAL_SAMPLING[name]:
-                    del values[name]
-        if self.policy.pinned is None and self.config.temperature is not None:
+        pinned = self.pinned_sampling()
+        values = request.sampling() if pinned is None else pinned
+        if pinned is None and self.config.temperature is not None:
             values["temperature"] = self.config.temperature
-        if not values.get("logit_bias"):
-            values.pop("logit_bias", None)
+        unknown = ("top_k", "min_p", "repetition_penalty") if self.backend.config.dialect == "openai" else ()
+        for name in ("logit_bias", *(unknown if pinned else ())):  # unknown to OpenAI's own servers
+            if name in values and values[name] == NEUTRAL_SAMPLING[name]:
+                del values[name]
         values.pop("max_tokens", None)
         if request.seed is not None:
             values["seed"] = request.seed + sample
         return values
 
     def check(self, request: ChatRequest, threshold: float | None) -> None:
-        """Refuse a request for which the tier's calibration or certificate does not hold.
-
-        Raises:
-            ApiError: 400 with the parameter's name.
-        """
+        """Raise ApiError 400 for a request to which the tier's calibration or certificate does not apply."""
         pinned = self.pinned_sampling()
         if pinned is None:
             return
@@ -103,7 +121,7 @@ class Tier:
             raise ApiError(400, message, param=name, code="pinned_parameter")
 
     def messages(self, messages: Messages) -> list[Mapping[str, Any]]:
-        """The client's messages; the tier's prompt stands before their system message."""
+        """The client's messages with the tier's prompt in front of their system message."""
         if not self.config.states_confidence:
             return list(messages)
         if messages[0]["role"] == "system":
@@ -113,22 +131,14 @@ class Tier:
 
 
 @dataclass(frozen=True)
-class Opening:
-    """A confidence segment that a request of its own generated.
+class Segment:
+    """A confidence segment that was generated by a request of its own."""
 
-    Attributes:
-        ids: of prompt and segment, to resume from.
-        confidence: as stated.
-        rest: text of the answer in the token that closes the tag.
-        tokens: of the segment.
-        ended: whether the whole response has ended with it.
-    """
-
-    ids: tuple[int, ...]
+    ids: tuple[int, ...]  # of prompt and segment, to resume from
     confidence: float | None
-    rest: str
+    rest: str  # text of the answer in the token that closes the tag
     tokens: int
-    ended: bool
+    ended: bool  # whether the whole response ended with it
 
 
 class Router:
@@ -138,28 +148,20 @@ class Router:
         self._config, self._tiers = config, tiers
 
     def check(self, request: ChatRequest, threshold: float | None) -> None:
-        """Refuse a request for which a tier's calibration or certificate does not hold.
-
-        Raises:
-            ApiError: 400 with the parameter's name.
-        """
+        """Raise ApiError 400 for a request to which a tier's calibration or certificate does not apply."""
         for tier in self._tiers:
             tier.check(request, threshold)
 
-    async def answer(self, request: ChatRequest, threshold: float | None, trace: Trace, sink: Sink) -> None:
-        """Answer, and fill the trace.
+    async def answer(self, request: ChatRequest, threshold: float | None, trace: Trace, sink: ClientSink) -> None:
+        """Write the answer to ``sink`` and fill the trace.
 
-        Args:
-            request: checked.
-            threshold: from which on each tier but the last answers; None: as the configuration says.
-            trace: filled.
-            sink: receives the answer.
+        ``threshold`` (None: the configuration's) is the confidence from which each tier but the last answers.
 
         Raises:
             BackendError: no tier that the policy allows gave a whole answer.
         """
         caps = self._config.caps
-        routed = _Routed(self._config, request, trace, sink)
+        routed = _RoutedRequest(self._config, request, trace, sink)
         budget = Budget(min(caps.escalations, len(self._tiers) - 1), caps.tokens, caps.exhausted)
         for index, tier in enumerate(self._tiers):
             last = index + 1 == len(self._tiers)
@@ -181,39 +183,36 @@ class Router:
                 await sink.begin(trace, self._config.refusal)
                 trace.finish_reason = "stop"
                 return
-            budget = budget.spend(escalations=1)
+            budget = budget.spend_escalation()
 
 
 @dataclass(frozen=True)
-class _Routed:
-    """A request on its way through the tiers."""
-
+class _RoutedRequest:
     config: ServingConfig
     request: ChatRequest
     trace: Trace
-    sink: Sink
+    sink: ClientSink
 
     def tokens_left(self) -> int | None:
-        """Tokens that it may still generate; None: no cap."""
         cap = self.config.caps.tokens
         return None if cap is None else max(0, cap - sum(self.trace.tokens.values()))
 
     async def ask(self, tier: Tier, rule: ThresholdRule | None, budget: Budget) -> Decision:
-        """Ask one tier; the decision ``answer`` says that the answer was given."""
+        """Ask one tier; after the decision ``answer`` the answer has been given."""
         trace = self.trace
         trace.stated = trace.confidence = trace.tokens_to_confidence = trace.basis = None
         if rule is None:
             spent = budget.tokens == 0
-            decision = Decision("answer", "the tier states no confidence")
-            decision = Decision("refuse", "the request's tokens are spent") if spent else decision
-            trace.decide(tier.name, decision)
+            decision = Decision("refuse", "the request's tokens are spent")
+            decision = decision if spent else Decision("answer", "the tier states no confidence")
+            trace.add_decision(tier.name, decision)
             return decision if spent else await self._stream(tier, None, budget)
         if tier.config.style == "stop_and_resume" or tier.config.confidence.source == "mean":
             return await self._stop_and_resume(tier, rule, budget)
         return await self._stream(tier, rule, budget)
 
     async def _stream(self, tier: Tier, rule: ThresholdRule | None, budget: Budget) -> Decision:
-        """Ask by one streamed request, which is left at the closing tag if its answer is not wanted."""
+        """Ask by one streamed request, which is aborted at the closing tag if its answer is not wanted."""
         trace, limit = self.trace, tier.config.max_confidence_tokens
         reader = None if rule is None else ConfidenceReader()
         output, seen, counted = self._output(tier), 0, None
@@ -241,7 +240,7 @@ class _Routed:
                     output.feed(text, tokens, chunk.finish_reason)
                 if reader is None:
                     await output.send()
-                if output.is_full() and not blocks.finished:
+                if output.has_ended() and not blocks.finished:
                     break
         if reader is not None:
             raise BackendError("cut", f"backend {tier.backend.name} ended before a confidence could be read")
@@ -252,21 +251,21 @@ class _Routed:
         return await self._close(output)
 
     async def _stop_and_resume(self, tier: Tier, rule: ThresholdRule, budget: Budget) -> Decision:
-        """Stop at the tag, once or several times at once, decide, and resume from one of the openings."""
+        """Stop at the closing tag of one or several samples, decide, and resume from one of them."""
         trace, wanted, left = self.trace, tier.config.confidence.samples, self.tokens_left()
         each = least(tier.config.max_confidence_tokens, None if left is None else max(1, left // wanted))
-        openings = await gather(*(partial(self._open, tier, sample, each) for sample in range(wanted)))
-        trace.tokens_to_confidence = sum(opening.tokens for opening in openings)
-        confidences = [opening.confidence for opening in openings]
+        segments = await gather(*(partial(self._open, tier, sample, each) for sample in range(wanted)))
+        trace.tokens_to_confidence = sum(segment.tokens for segment in segments)
+        confidences = [segment.confidence for segment in segments]
         stated = mean_confidence(confidences) if wanted > 1 else confidences[0]
-        chosen = min(openings, key=lambda o: math.inf if o.confidence is None else abs(o.confidence - (stated or 0.0)))
+        chosen = min(segments, key=lambda o: math.inf if o.confidence is None else abs(o.confidence - (stated or 0.0)))
         decision = self._decide(tier, rule, stated, replace(budget, tokens=self.tokens_left()))
         if decision.action != "answer":
             return decision
         output = self._output(tier)
         output.feed(chosen.rest, 0, "stop" if chosen.ended else None)
         await output.send()
-        if not output.is_full():
+        if not output.has_ended():
             limit = least(self.request.limit, self.tokens_left())
             if limit is None:  # without a limit a completion ends after 16 tokens, unlike a chat's
                 limit = await tier.backend.context_tokens() - len(chosen.ids)
@@ -275,15 +274,14 @@ class _Routed:
             async with tier.backend.stream(resumed) as blocks:
                 async for block in blocks:
                     for chunk in block:
-                        trace.generated(tier.name, chunk.tokens)
+                        trace.add_tokens(tier.name, chunk.tokens)
                         output.feed(chunk.text, chunk.tokens, chunk.finish_reason)
                     await output.send()
-                    if output.is_full() and not blocks.finished:
+                    if output.has_ended() and not blocks.finished:
                         break
         return await self._close(output)
 
-    async def _open(self, tier: Tier, sample: int, max_tokens: int | None) -> Opening:
-        """Generate up to the closing tag."""
+    async def _open(self, tier: Tier, sample: int, max_tokens: int | None) -> Segment:
         generate = Generate(
             messages=tier.messages([message.as_dict() for message in self.request.messages]),
             max_tokens=max_tokens,
@@ -309,18 +307,17 @@ class _Routed:
         reader = ConfidenceReader()
         rest = reader.feed(b"".join(token_bytes).decode("utf-8", "replace") if stopped else text) + reader.finish()
         ended = not stopped and any(chunk.finish_reason == "stop" for chunk in chunks)
-        return Opening((*prompt_ids, *ids), reader.confidence, rest, len(ids), ended)
+        return Segment((*prompt_ids, *ids), reader.confidence, rest, len(ids), ended)
 
     def _count(self, tier: Tier, chunk: Chunk) -> int | None:
-        """Count a chunk's tokens; returns the engine's own count of all of the response's, once it is known."""
-        self.trace.generated(tier.name, chunk.tokens)
+        """Count a chunk's tokens; returns the engine's own count for the whole response, once it is known."""
+        self.trace.add_tokens(tier.name, chunk.tokens)
         if chunk.usage is None:
             return None
         self.trace.prompt_tokens = chunk.usage[0] or self.trace.prompt_tokens
         return chunk.usage[1]
 
     def _whole_response(self, tier: Tier, budget: Budget) -> Generate:
-        """The request for a whole response."""
         allowance = tier.config.max_confidence_tokens if tier.config.states_confidence else 0
         limit = least(self.request.limit, (tier.pinned_sampling() or {}).get("max_tokens"))
         limit = None if limit is None else limit + allowance
@@ -328,24 +325,21 @@ class _Routed:
         return Generate(messages=messages, max_tokens=least(budget.tokens, limit), sampling=tier.sampling(self.request))
 
     def _decide(self, tier: Tier, rule: ThresholdRule, stated: float | None, budget: Budget) -> Decision:
-        """Note a stated confidence and the decision on it."""
         trace = self.trace
         trace.stated = stated
         trace.confidence = None if stated is None else tier.policy.recalibrate(stated, trace.domain)
         decision = decide(trace.confidence, rule, budget)
         trace.basis = None if stated is None else "exhausted" if decision.exhausted else "confidence"
-        trace.decide(tier.name, decision)
+        trace.add_decision(tier.name, decision)
         return decision
 
     def _output(self, tier: Tier) -> OutputStream:
-        """The stream of a tier's answer to the client."""
         exact = tier.backend.config.dialect == "vllm"
         begin, text = partial(self.sink.begin, self.trace), self.sink.text
         limit = self.request.limit if exact else None
         return OutputStream(begin, text, stops=self.request.stops, max_tokens=limit)
 
     async def _close(self, output: OutputStream) -> Decision:
-        """Send the rest of the answer."""
         await output.close()
         self.trace.answer_tokens, self.trace.finish_reason = output.tokens, output.finish_reason
         if output.cut or (output.finish_reason == "length" and self.request.limit is not None):
@@ -354,5 +348,4 @@ class _Routed:
 
 
 def least(*limits: int | None) -> int | None:
-    """The smallest limit; None where there is none."""
     return min((limit for limit in limits if limit is not None), default=None)

@@ -1,4 +1,4 @@
-"""The record of one request: for its answer's fields and headers, the log and the metrics."""
+"""The record of one request, for its answer's fields and headers, the log and the metrics; holds no text of it."""
 
 import time
 from dataclasses import dataclass, field
@@ -6,30 +6,20 @@ from typing import Any, Literal
 
 from coca_mindspeed.serving.decision import Decision
 
-#: The grounds of an answer: its confidence, or a cap that allowed nothing else.
-Basis = Literal["confidence", "exhausted"]
-
 
 @dataclass(slots=True)
 class Trace:
-    """Filled while the request is answered; holds no text of it.
+    """Filled while the request is answered.
 
     Attributes:
-        id: of the request.
-        domain: of the calibration map, as the client named it.
-        tier: that answered, or was asked last.
-        action: taken in the end.
-        reason: for it.
-        basis: the grounds of an answer that states its confidence; None for any other, and where a limit of the
-            client's own cut it.
-        stated: the confidence as the model stated it; None where it is invalid or none was asked for.
-        confidence: the one that was decided by: recalibrated, where the tier has a map.
-        tokens_to_confidence: generated at ``tier`` until its confidence was known.
+        tier: the tier asked last.
+        basis: why an answer that states its confidence was given: the confidence, or a cap that allowed no escalation;
+            None for other answers, and where a limit of the client's cut it.
+        stated: confidence as the model stated it; None where it is invalid or absent.
+        confidence: the confidence used for the decision, recalibrated where the tier has a map.
+        tokens_to_confidence: generated at ``tier`` until the decision.
         tokens: generated, by tier.
-        prompt_tokens: of the prompt at ``tier``, 0 where the engine did not say.
-        answer_tokens: of the answer.
-        steps: decisions and failures at each tier.
-        finish_reason: of a whole answer.
+        prompt_tokens: at ``tier``; 0 where the engine does not count.
         started, decided, first_text: seconds of a monotonic clock.
     """
 
@@ -38,7 +28,7 @@ class Trace:
     tier: str = ""
     action: str = ""
     reason: str = ""
-    basis: Basis | None = None
+    basis: Literal["confidence", "exhausted"] | None = None
     stated: float | None = None
     confidence: float | None = None
     tokens_to_confidence: int | None = None
@@ -51,12 +41,10 @@ class Trace:
     decided: float | None = None
     first_text: float | None = None
 
-    def generated(self, tier: str, tokens: int) -> None:
-        """Count tokens."""
+    def add_tokens(self, tier: str, tokens: int) -> None:
         self.tokens[tier] = self.tokens.get(tier, 0) + tokens
 
-    def decide(self, tier: str, decision: Decision) -> None:
-        """Note a decision; the last one stands."""
+    def add_decision(self, tier: str, decision: Decision) -> None:
         self.tier, self.action, self.reason = tier, decision.action, decision.reason
         self.decided = time.monotonic()
         step = {"tier": tier, "action": decision.action, "confidence": self.confidence, "reason": decision.reason}
@@ -75,7 +63,7 @@ class Trace:
         }
 
     def headers(self) -> dict[str, str]:
-        """The same in headers, as far as it is known when the answer begins."""
+        """The response headers, as far as they are known when the answer begins."""
         return {
             "x-request-id": self.id,
             "x-coca-confidence": "invalid" if self.confidence is None else f"{self.confidence:.6g}",

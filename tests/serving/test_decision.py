@@ -85,10 +85,3 @@ def test_other_numbers_are_refused():
     for wrong in (1.01, -0.1, float("nan")):
         with pytest.raises(ValueError, match=r"\[0, 1\]"):
             decide(wrong, BANDS, RICH)
-
-
-def test_spending():
-    left = RICH.spend(tokens=30, escalations=1)
-    assert (left.tokens, left.escalations) == (70, 0)
-    assert left.spend(tokens=100).tokens == 0
-    assert Budget(1).spend(tokens=10**9).tokens is None

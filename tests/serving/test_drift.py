@@ -14,7 +14,7 @@ def labels_until(alarm, rng, truth, most, name):
     return most + 1
 
 
-def test_it_is_quiet_while_nothing_has_changed():
+def test_no_alarm_without_a_change():
     """Runs of 200 labels: with a mean run length of 2,000 or more, at most about one in ten rings."""
     rung = 0
     for seed in range(200):
@@ -24,7 +24,7 @@ def test_it_is_quiet_while_nothing_has_changed():
     assert rung <= 0.1 * 3 * 200  # three watches
 
 
-def test_it_rings_soon_after_a_change_whatever_was_before():
+def test_an_alarm_soon_after_a_change():
     for name, truth, error in (
         ("overconfident", lambda s: s - 0.3, None),
         ("underconfident", lambda s: min(1.0, s + 0.3), None),
@@ -39,7 +39,7 @@ def test_it_rings_soon_after_a_change_whatever_was_before():
         assert np.median(waits) < 150, name
 
 
-def test_what_was_not_answered_by_its_confidence_says_nothing_about_the_certified_error():
+def test_only_answers_given_by_their_confidence_move_the_risk_watch():
     alarm = DriftAlarm(100, error=0.1)
     for _ in range(100):
         alarm.label(None, False, answered=False)

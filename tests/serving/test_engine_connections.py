@@ -1,13 +1,23 @@
-"""Connections to an engine, byte by byte: what ends an answer, what breaks one, and which connection is used again."""
+"""Connections to an engine, byte by byte: ends of answers, broken connections, and reuse of connections."""
 
 import json
 
 import httpx
 import pytest
 
-from tests.serving.raw_engine import HEAD, PART, WHOLE, RawEngine, before, chunk
-from tests.serving.servers_for_tests import FakeEngine, routed, until
-from tests.serving.test_proxy import QUESTION, SURE
+from tests.serving.servers_for_tests import (
+    HEAD,
+    PART,
+    QUESTION,
+    SURE,
+    WHOLE,
+    FakeEngine,
+    RawEngine,
+    before,
+    chunk,
+    routed,
+    until,
+)
 
 
 def post(url, stream):
@@ -22,7 +32,7 @@ def texts(answer):
     return [choice["delta"]["content"] for choice in choices if choice["delta"].get("content")]
 
 
-def test_what_comes_at_once_is_written_at_once_and_counted_one_by_one():
+def test_chunks_that_arrive_together_are_written_together_and_counted_one_by_one():
     with before(RawEngine(HEAD + chunk(WHOLE) + chunk(b""), close=False)) as url:
         assert texts(post(url, True)) == ["\nForty-two."]
         whole = post(url, False).json()
@@ -32,7 +42,7 @@ def test_what_comes_at_once_is_written_at_once_and_counted_one_by_one():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_comes_before_garbage_is_given_and_not_passed_off_as_whole(stream):
+def test_text_before_garbage_is_sent_without_a_finish_reason(stream):
     with before(RawEngine(HEAD + chunk(PART + b"data: {\n\n") + chunk(b""), close=False)) as url:
         answer = post(url, stream)
     assert "[DONE]" not in answer.text

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import json
-import socket
 import time
 from http.client import HTTPResponse
 
@@ -11,8 +10,18 @@ import openai
 import pytest
 from starlette.responses import Response
 
-from tests.serving.servers_for_tests import FakeEngine, logged, routed, until
-from tests.serving.test_proxy import QUESTION, SURE, UNSURE, ask, client
+from tests.serving.servers_for_tests import (
+    QUESTION,
+    SURE,
+    UNSURE,
+    FakeEngine,
+    ask,
+    client,
+    logged,
+    raw_post,
+    routed,
+    until,
+)
 
 # What goes wrong, and the status that a client sees where there is no tier to fall back on.
 FAULTS = {
@@ -30,7 +39,6 @@ FAULTS = {
 
 
 JSON = {"content-type": "application/json"}
-JSON_LINE = "content-type: application/json"
 
 
 def timeouts(name):
@@ -78,7 +86,7 @@ def test_half_an_answer_in_a_stream_ends_in_an_error_and_is_not_finished(name, t
     assert set(outcomes) <= {"cut", "garbage", "failed"}
 
 
-def test_an_engine_that_drips_forever_meets_the_deadline():
+def test_an_endless_answer_ends_at_the_deadline():
     small = FakeEngine(*SURE, *["."] * 1000, delay=0.05)
     with routed(small, limits={"deadline_s": 1.0}) as (url, _):
         with pytest.raises(openai.APIStatusError) as error:
@@ -95,7 +103,7 @@ def test_a_pause_that_the_engine_asked_for_is_kept():
     assert len(small.requests) == 1
 
 
-def test_nobody_listens_there():
+def test_an_unreachable_backend():
     nobody = {"url": "http://127.0.0.1:9/v1"}
     with routed(FakeEngine(*SURE), small_backend=nobody) as (url, _), pytest.raises(openai.APIStatusError) as error:
         ask(url)
@@ -103,16 +111,10 @@ def test_nobody_listens_there():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_when_the_client_leaves_the_engine_stops(stream, tmp_path):
+def test_the_engine_stops_when_the_client_leaves(stream, tmp_path):
     small = FakeEngine(*SURE, *[" and so on"] * 400, delay=0.02)
     with routed(small, log={"directory": str(tmp_path)}) as (url, proxy):
-        host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
-        body = json.dumps({"model": "coca", "messages": QUESTION, "stream": stream}).encode()
-        head = (
-            f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\n{JSON_LINE}\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
-        with socket.create_connection((host, int(port))) as connection:
-            connection.sendall(head.encode() + body)
+        with raw_post(url, json.dumps({"model": "coca", "messages": QUESTION, "stream": stream}).encode()):
             until(lambda: small.generated > 8)
         until(lambda: small.running == 0)
         stopped_at = small.generated
@@ -144,11 +146,9 @@ BAD_BODIES = {
     "wrong role": b'{"model": "coca", "messages": [{"role": "king", "content": "x"}]}',
     "picture": b'{"model": "coca", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]}',
     "no model": b'{"messages": [{"role": "user", "content": "x"}]}',
-    "n": b'{"model": "coca", "n": 3, "messages": [{"role": "user", "content": "x"}]}',
     "temperature": b'{"model": "coca", "temperature": "hot", "messages": [{"role": "user", "content": "x"}]}',
     "nan": b'{"model": "coca", "temperature": NaN, "messages": [{"role": "user", "content": "x"}]}',
     "max_tokens": b'{"model": "coca", "max_tokens": 0.5, "messages": [{"role": "user", "content": "x"}]}',
-    "stop": b'{"model": "coca", "stop": [""], "messages": [{"role": "user", "content": "x"}]}',
     "seed": b'{"model": "coca", "seed": "x", "messages": [{"role": "user", "content": "x"}]}',
     "huge seed": b'{"model": "coca", "seed": 1e30, "messages": [{"role": "user", "content": "x"}]}',
     "long seed": b'{"model": "coca", "seed": 1180591620717411303424, "messages": [{"role": "user", "content": "x"}]}',
@@ -162,8 +162,6 @@ BAD_BODIES = {
     "bias": b'{"model": "coca", "logit_bias": {"1": "a"}, "messages": [{"role": "user", "content": "x"}]}',
     "half a character": b'{"model": "coca", "messages": [{"role": "user", "content": "\\ud800"}]}',
     "half a stop": b'{"model": "coca", "stop": "\\ud800", "messages": [{"role": "user", "content": "x"}]}',
-    "tools": b'{"model": "coca", "tools": [{}], "messages": [{"role": "user", "content": "x"}]}',
-    "logprobs": b'{"model": "coca", "logprobs": true, "messages": [{"role": "user", "content": "x"}]}',
 }
 
 
@@ -203,10 +201,7 @@ def test_an_engines_error_with_half_a_character_is_passed_on():
 def test_a_body_that_never_ends_frees_its_place():
     small = FakeEngine(*SURE)
     with routed(small, limits={"concurrent": 1, "body_s": 0.5}) as (url, proxy):
-        host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\n{JSON_LINE}\r\ncontent-length: 100\r\n\r\n{{"
-        with socket.create_connection((host, int(port)), timeout=60) as connection:
-            connection.sendall(head.encode())
+        with raw_post(url, b"{", length=100) as connection:
             answer = HTTPResponse(connection)
             answer.begin()
             assert (answer.status, json.load(answer)["error"]["code"]) == (408, "request_timeout")
@@ -215,7 +210,7 @@ def test_a_body_that_never_ends_frees_its_place():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_mistake_of_ours_is_an_error_in_openais_form_too(stream, monkeypatch):
+def test_an_internal_error_has_openais_form(stream, monkeypatch):
     def broken(*_):
         raise ZeroDivisionError("a secret of the request")
 
@@ -231,13 +226,8 @@ def test_a_mistake_of_ours_is_an_error_in_openais_form_too(stream, monkeypatch):
 def test_a_thousand_connections_are_answered_or_told_to_wait():
     small = FakeEngine(*SURE, delay=0.01)
     with routed(small, limits={"concurrent": 100}) as (url, proxy):
-        host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
         body = json.dumps({"model": "coca", "messages": QUESTION}).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: {host}\r\n{JSON_LINE}\r\nconnection: close\r\n"
-        request = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
-        connections = [socket.create_connection((host, int(port)), timeout=60) for _ in range(1000)]
-        for connection in connections:
-            connection.sendall(request)
+        connections = [raw_post(url, body, end="close") for _ in range(1000)]
         statuses = []
         for connection in connections:
             answer = b""

@@ -1,11 +1,8 @@
 """Limits that hold before any key is checked, keys, web pages, and a proxy that is told to stop."""
 
 import json
-import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 
@@ -13,16 +10,21 @@ import httpx
 import pytest
 
 from tests.serving.background import served_in_background
-from tests.serving.raw_engine import WHOLE, RawEngine, stream
-from tests.serving.servers_for_tests import FakeEngine, routed, until
-from tests.serving.test_proxy import QUESTION, SURE, ask
+from tests.serving.servers_for_tests import (
+    QUESTION,
+    SURE,
+    WHOLE,
+    FakeEngine,
+    RawEngine,
+    address,
+    ask,
+    proxy_process,
+    routed,
+    stream,
+    until,
+)
 
 BODY = {"model": "coca", "messages": QUESTION}
-
-
-def address(url):
-    host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
-    return host, int(port)
 
 
 def status_of(connection):
@@ -172,48 +174,28 @@ def test_refused_requests_are_counted():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("drain", "streamed", "whole"), [(20, False, True), (1, False, False), (1, True, False)])
-def test_a_proxy_that_is_told_to_stop_lets_requests_end_or_says_that_it_cut_them(drain, streamed, whole, tmp_path):
+def test_at_sigterm_requests_end_or_get_an_error(drain, streamed, whole, tmp_path):
     parts = [part for text in (WHOLE[:-60], WHOLE[-60:]) for part in (text, 4.0)][:3]
-    with RawEngine(stream(*parts), close=False).running() as engine:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        config = {
-            "listen": {"port": port},
-            "limits": {"drain_s": drain},
-            "backends": {"e": {"url": engine, "model": "m"}},
-            "tiers": [{"name": "t", "backend": "e", "bands": [{"at_least": 0.0, "action": "answer"}]}],
-        }
-        (tmp_path / "serving.yaml").write_text(json.dumps(config))
-        command = [sys.executable, "-m", "coca_mindspeed.cli", "serve", str(tmp_path / "serving.yaml")]
-        with subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"}) as process:
-            try:
-                url, answers = f"http://127.0.0.1:{port}/v1", []
-
-                def listening():
-                    try:
-                        return httpx.get(f"{url}/models").status_code == 200
-                    except httpx.ConnectError:
-                        return False
-
-                until(listening, 60)
-                body = {**BODY, "stream": streamed}
-                asking = threading.Thread(
-                    target=lambda: answers.append(httpx.post(f"{url}/chat/completions", json=body, timeout=60))
-                )
-                asking.start()
-                time.sleep(1.5)
-                process.send_signal(signal.SIGTERM)
-                asking.join(30)
-                answer = answers[0]
-                if whole:
-                    assert answer.json()["choices"][0]["message"]["content"] == "\nForty-two."
-                elif streamed:
-                    error = json.loads(answer.text.strip().splitlines()[-1].removeprefix("data: "))["error"]
-                    assert error["code"] == "shutting_down"
-                    assert "[DONE]" not in answer.text
-                else:
-                    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")
-            finally:
-                process.terminate()
-            assert process.wait(30) in (0, -signal.SIGTERM)
+    with (
+        RawEngine(stream(*parts), close=False).running() as engine,
+        proxy_process(tmp_path, engine, limits={"drain_s": drain}) as (url, process),
+    ):
+        answers = []
+        body = {**BODY, "stream": streamed}
+        asking = threading.Thread(
+            target=lambda: answers.append(httpx.post(f"{url}/chat/completions", json=body, timeout=60))
+        )
+        asking.start()
+        time.sleep(1.5)
+        process.send_signal(signal.SIGTERM)
+        asking.join(30)
+        assert process.wait(30) in (0, -signal.SIGTERM)
+    answer = answers[0]
+    if whole:
+        assert answer.json()["choices"][0]["message"]["content"] == "\nForty-two."
+    elif streamed:
+        error = json.loads(answer.text.strip().splitlines()[-1].removeprefix("data: "))["error"]
+        assert error["code"] == "shutting_down"
+        assert "[DONE]" not in answer.text
+    else:
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "shutting_down")

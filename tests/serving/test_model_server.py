@@ -1,9 +1,8 @@
 """Our own sampler behind the API: pieces, stops, token ids, cancellation, and both request styles through the proxy."""
 
 import json
-import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import httpx
 import openai
@@ -21,7 +20,7 @@ from coca_mindspeed.serving.model_server import ModelServer
 from coca_mindspeed.serving.proxy import Proxy
 from tests.local.models_for_tests import write_random_model
 from tests.serving.background import served_in_background
-from tests.serving.servers_for_tests import until
+from tests.serving.servers_for_tests import raw_post, until
 
 QUESTION = [{"role": "user", "content": "What is 6 times 7?"}]
 
@@ -45,7 +44,7 @@ def prompt_ids(policy):
     return policy.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def test_the_stream_draws_what_the_sampler_draws(policy):
+def test_the_token_stream_equals_the_sampler(policy):
     prompt = prompt_ids(policy)
     for temperature in (1.0, 0.7):
         draws = {"temperature": temperature}
@@ -62,7 +61,7 @@ def test_the_stream_draws_what_the_sampler_draws(policy):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_whole_and_in_pieces_it_is_the_same(policy, stream):
+def test_whole_and_streamed_answers_are_equal_to_the_samplers(policy, stream):
     with served_in_background(ModelServer(policy, "tiny").app()) as url:
         client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
         answer = client.chat.completions.create(
@@ -90,7 +89,7 @@ def test_whole_and_in_pieces_it_is_the_same(policy, stream):
     assert all(len(entry.top_logprobs) == 2 for entry in entries)
 
 
-def test_going_on_by_token_ids_gives_what_one_request_gives(babbler):
+def test_resuming_by_token_ids_equals_one_request(babbler):
     with served_in_background(ModelServer(babbler, "tiny").app()) as url, httpx.Client(timeout=30) as http:
         ids = prompt_ids(babbler)
         body = {"model": "tiny", "temperature": 0, "return_token_ids": True}
@@ -124,15 +123,9 @@ def test_a_client_that_leaves_frees_its_place_and_the_others_wait_their_turn(bab
         stack.callback(babbler.model.model.register_forward_pre_hook(lambda *_: time.sleep(0.03)).remove)
         url = stack.enter_context(served_in_background(server.app()))
         http = stack.enter_context(httpx.Client(timeout=30))
-        host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
 
         def started():
-            body = json.dumps({"model": "tiny", "messages": QUESTION, "stream": True}).encode()
-            connection = socket.create_connection((host, int(port)))
-            head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\n"
-            head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-            connection.sendall(head.encode() + body)
-            return connection
+            return raw_post(url, json.dumps({"model": "tiny", "messages": QUESTION, "stream": True}).encode())
 
         def value(name):
             lines = http.get(url.replace("/v1", "/metrics")).text.splitlines()
@@ -152,6 +145,20 @@ def test_a_client_that_leaves_frees_its_place_and_the_others_wait_their_turn(bab
         time.sleep(0.2)
         assert value("generation_tokens_total") == stopped_at < 400
         assert server._accepted == 0
+
+
+@contextmanager
+def proxied(server, tier, backend=None, **sections):
+    """A client of a proxy before our server."""
+    with served_in_background(server.app()) as engine:
+        bands = [{"at_least": 0.0, "action": "answer"}]
+        values = {
+            "backends": {"a": {"url": engine, "model": "tiny", "dialect": "vllm", **(backend or {})}},
+            "tiers": [{"name": "t", "backend": "a", "bands": bands, "max_confidence_tokens": 64, **tier}],
+            **sections,
+        }
+        with served_in_background(Proxy(ServingConfig.model_validate(values), {}).app()) as url:
+            yield openai.OpenAI(base_url=url, api_key="none", max_retries=0)
 
 
 class Scripted:
@@ -201,24 +208,15 @@ def test_every_style_gives_the_same_answer(policy, monkeypatch, tier, stream):
     ids = Scripted(policy, text).install(monkeypatch)
     merged = [policy.text.bytes_of(i) for i in ids]
     assert any(b">\n" in token for token in merged)
-    server = ModelServer(policy, "tiny")
-    with served_in_background(server.app()) as engine:
-        values = {
-            "backends": {"a": {"url": engine, "model": "tiny", "dialect": "vllm"}},
-            "tiers": [{"name": "t", "backend": "a", "bands": [{"at_least": 0.0, "action": "answer"}], **tier,
-                       "invalid": "refuse"}],
-        }  # fmt: skip
-        values["tiers"][0]["max_confidence_tokens"] = 64
-        with served_in_background(Proxy(ServingConfig.model_validate(values), {}).app()) as url:
-            client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
-            answer = client.chat.completions.create(model="coca", messages=QUESTION, stream=stream)
-            if stream:
-                pieces = list(answer)
-                given = "".join(p.choices[0].delta.content or "" for p in pieces)
-                fields, reason = pieces[-1].coca, pieces[-1].choices[0].finish_reason
-            else:
-                given, fields = answer.choices[0].message.content, answer.coca
-                reason = answer.choices[0].finish_reason
+    with proxied(ModelServer(policy, "tiny"), {**tier, "invalid": "refuse"}) as client:
+        answer = client.chat.completions.create(model="coca", messages=QUESTION, stream=stream)
+        if stream:
+            pieces = list(answer)
+            given = "".join(p.choices[0].delta.content or "" for p in pieces)
+            fields, reason = pieces[-1].coca, pieces[-1].choices[0].finish_reason
+        else:
+            given, fields = answer.choices[0].message.content, answer.coca
+            reason = answer.choices[0].finish_reason
     assert given == ResponseParser()(text).answer
     assert fields["confidence"] == pytest.approx(0.85, abs=1e-6)
     assert (fields["action"], reason) == ("answer", "stop")
@@ -228,30 +226,18 @@ def test_every_style_gives_the_same_answer(policy, monkeypatch, tier, stream):
     assert fields["tokens"]["t"] == len(ids) + confidence_tokens * (times - 1)
 
 
-def test_max_tokens_are_the_answers(policy, monkeypatch):
+RESUMING = {"style": "stop_and_resume"}
+
+
+@pytest.fixture
+def scripted(policy, monkeypatch):
     Scripted(policy, f"<confidence>0.9{CLOSE_TAG}12345678").install(monkeypatch)
-    with served_in_background(ModelServer(policy, "tiny").app()) as engine:
-        for style in ("streaming", "stop_and_resume"):
-            values = {
-                "backends": {"a": {"url": engine, "model": "tiny", "dialect": "vllm"}},
-                "tiers": [{"name": "t", "backend": "a", "bands": [{"at_least": 0.0, "action": "answer"}],
-                           "style": style, "max_confidence_tokens": 64}],
-            }  # fmt: skip
-            with served_in_background(Proxy(ServingConfig.model_validate(values), {}).app()) as url:
-                client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
-                answer = client.chat.completions.create(model="coca", messages=QUESTION, max_tokens=3)
-                assert answer.choices[0].finish_reason == "length", style
-                assert answer.usage.completion_tokens == 3
-                assert answer.choices[0].message.content == "123"
-
-
-TWO = {"name": "t", "backend": "a", "bands": [{"at_least": 0.0, "action": "answer"}], "style": "stop_and_resume",
-       "max_confidence_tokens": 64}  # fmt: skip
+    return ModelServer(policy, "tiny")
 
 
 @pytest.fixture
 def bodies(monkeypatch):
-    """What backends are asked, in order."""
+    """The bodies that backends are sent, in order."""
     seen, make = [], Backend._body
 
     def remember(self, ask):
@@ -262,45 +248,37 @@ def bodies(monkeypatch):
     return seen
 
 
-def test_going_on_names_a_limit_of_its_own(policy, monkeypatch, bodies):
+@pytest.mark.parametrize("style", ["streaming", "stop_and_resume"])
+def test_max_tokens_are_the_answers(scripted, style):
+    with proxied(scripted, {"style": style}) as client:
+        answer = client.chat.completions.create(model="coca", messages=QUESTION, max_tokens=3)
+    assert (answer.choices[0].message.content, answer.choices[0].finish_reason) == ("123", "length")
+    assert answer.usage.completion_tokens == 3
+
+
+@pytest.mark.parametrize("backend", [{}, {"context_tokens": 300}])
+def test_resuming_names_a_limit_of_its_own(policy, scripted, bodies, backend):
     """VLLM ends a completion after 16 tokens where none is named, and a chat completion at the end of its context."""
-    Scripted(policy, f"<confidence>0.9{CLOSE_TAG}12345678").install(monkeypatch)
-    with served_in_background(ModelServer(policy, "tiny").app()) as engine:
-        for more, limit in (({}, policy.model.config.max_position_embeddings), ({"context_tokens": 300}, 300)):
-            backend = {"url": engine, "model": "tiny", "dialect": "vllm", **more}
-            values = {"backends": {"a": backend}, "tiers": [TWO]}
-            bodies.clear()
-            with served_in_background(Proxy(ServingConfig.model_validate(values), {}).app()) as url:
-                client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
-                for _ in range(2):
-                    answer = client.chat.completions.create(model="coca", messages=QUESTION)
-                    assert answer.choices[0].message.content == "12345678"
-            assert len(bodies) == 4
-            for body in bodies[1::2]:
-                assert body["max_tokens"] == limit - len(body["prompt"])
-
-
-def test_an_engine_that_names_no_context_is_said_to(policy, monkeypatch):
-    Scripted(policy, f"<confidence>0.9{CLOSE_TAG}12345678").install(monkeypatch)
-    server = ModelServer(policy, "tiny")
-    server._context = None
-    with served_in_background(server.app()) as engine:
-        values = {"backends": {"a": {"url": engine, "model": "tiny", "dialect": "vllm"}}, "tiers": [TWO]}
-        with served_in_background(Proxy(ServingConfig.model_validate(values), {}).app()) as url:
-            client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
-            with pytest.raises(openai.BadRequestError, match=r"set backends\.a\.context_tokens"):
-                client.chat.completions.create(model="coca", messages=QUESTION)
-            assert client.chat.completions.create(model="coca", messages=QUESTION, max_tokens=4)
-
-
-def test_several_openings_share_what_the_caps_leave(policy, monkeypatch, bodies):
-    Scripted(policy, f"<confidence>0.9{CLOSE_TAG}12345678").install(monkeypatch)
-    tier = {**TWO, "confidence": {"source": "mean", "samples": 3}}
-    with served_in_background(ModelServer(policy, "tiny").app()) as engine:
-        backend = {"url": engine, "model": "tiny", "dialect": "vllm"}
-        values = {"backends": {"a": backend}, "tiers": [tier], "caps": {"tokens": 30}}
-        with served_in_background(Proxy(ServingConfig.model_validate(values), {}).app()) as url:
-            client = openai.OpenAI(base_url=url, api_key="none", max_retries=0)
+    limit = backend.get("context_tokens", policy.model.config.max_position_embeddings)
+    with proxied(scripted, RESUMING, backend) as client:
+        for _ in range(2):
             answer = client.chat.completions.create(model="coca", messages=QUESTION)
+            assert answer.choices[0].message.content == "12345678"
+    assert len(bodies) == 4
+    assert all(body["max_tokens"] == limit - len(body["prompt"]) for body in bodies[1::2])
+
+
+def test_an_engine_that_names_no_context_gets_an_error(scripted):
+    scripted._context = None
+    with proxied(scripted, RESUMING) as client:
+        with pytest.raises(openai.BadRequestError, match=r"backends\.a\.context_tokens"):
+            client.chat.completions.create(model="coca", messages=QUESTION)
+        assert client.chat.completions.create(model="coca", messages=QUESTION, max_tokens=4)
+
+
+def test_several_samples_share_the_tokens_of_the_caps(scripted, bodies):
+    tier = {"confidence": {"source": "mean", "samples": 3}}
+    with proxied(scripted, tier, caps={"tokens": 30}) as client:
+        answer = client.chat.completions.create(model="coca", messages=QUESTION)
     assert [body["max_tokens"] for body in bodies[:3]] == [10, 10, 10]
     assert sum(answer.coca["tokens"].values()) <= 30

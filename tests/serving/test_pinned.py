@@ -12,8 +12,7 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.calibration.guarantee import certify
 from coca_mindspeed.evaluation.calibration.maps import Identity, fit_map, prompt_hash, write_map
 from coca_mindspeed.serving.config import ServingConfig, tier_policies
-from tests.serving.servers_for_tests import FakeEngine, logged, routed
-from tests.serving.test_proxy import QUESTION, SURE, UNSURE, ask
+from tests.serving.servers_for_tests import QUESTION, SURE, UNSURE, FakeEngine, ask, logged, routed
 
 
 def calibrated(path, *, model="small", prompt=CONFIDENCE_FIRST_PROMPT, temperature=1.0, sampling=None, risk=0.25):

@@ -9,9 +9,23 @@ import httpx
 import openai
 import pytest
 
-from tests.serving.raw_engine import HEAD, PART, WHOLE, RawEngine, before, chunk, event, stream
-from tests.serving.servers_for_tests import FakeEngine, logged, routed
-from tests.serving.test_proxy import QUESTION, SURE, ask, client
+from tests.serving.servers_for_tests import (
+    HEAD,
+    PART,
+    QUESTION,
+    SURE,
+    WHOLE,
+    FakeEngine,
+    RawEngine,
+    ask,
+    before,
+    chunk,
+    client,
+    event,
+    logged,
+    routed,
+    stream,
+)
 
 
 def data(value):
@@ -80,7 +94,7 @@ NOT_WHOLE = {
 
 
 @pytest.mark.parametrize("name", NOT_WHOLE)
-def test_what_is_no_whole_answer_is_an_error_or_a_decision(name):
+def test_an_incomplete_stream_is_an_error_or_a_decision(name):
     """Never an empty answer with status 200."""
     sent, code = NOT_WHOLE[name]
     with before(RawEngine(stream(sent), close=False), tier={"invalid": "refuse"}, refusal="No.") as url:
@@ -118,7 +132,7 @@ KEEP_ALIVE = {"comments": b": ping\n\n", "roles": data({"choices": [{"delta": {"
 
 @pytest.mark.parametrize("where", ["before the first token", "between two tokens"])
 @pytest.mark.parametrize("name", KEEP_ALIVE)
-def test_what_only_keeps_the_connection_open_is_no_token(name, where):
+def test_keep_alive_events_do_not_prolong_timeouts(name, where):
     pings = [part for _ in range(60) for part in (KEEP_ALIVE[name], 0.1)]
     sent = [*pings, WHOLE] if where == "before the first token" else [PART, *pings, event("", "stop")]
     limits = {"first_token_s": 0.6, "between_tokens_s": 0.6}

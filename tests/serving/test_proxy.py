@@ -9,19 +9,19 @@ import pytest
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.serving.config import ServingConfig
 from coca_mindspeed.serving.proxy import Proxy
-from tests.serving.servers_for_tests import ESCALATE, FakeEngine, labelled, logged, routed, until
-
-SURE = ("<conf", "idence>", "0.9", "</confidence", ">\nForty", "-two", ".")
-UNSURE = ("<confidence>", "0.2", "</confidence>", *["no "] * 200)
-QUESTION = [{"role": "user", "content": "What is 6 times 7?"}]
-
-
-def client(url, key="none"):
-    return openai.OpenAI(base_url=url, api_key=key, max_retries=0, timeout=20)
-
-
-def ask(url, **more):
-    return client(url).chat.completions.create(model="coca", messages=QUESTION, **more)
+from tests.serving.servers_for_tests import (
+    ESCALATE,
+    QUESTION,
+    SURE,
+    UNSURE,
+    FakeEngine,
+    ask,
+    client,
+    labelled,
+    logged,
+    routed,
+    until,
+)
 
 
 def test_a_sure_answer_is_the_small_models_without_its_tag():
@@ -108,6 +108,22 @@ def test_the_tokens_of_a_request_are_capped():
     assert not large.requests
 
 
+@pytest.mark.parametrize(
+    ("sections", "model", "messages", "found"),
+    [
+        ({"caps": {"escalations": 0}}, "coca", QUESTION, "answer"),
+        ({"caps": {"escalations": 0, "exhausted": "refuse"}}, "coca", QUESTION, "refuse"),
+        ({"name": "router"}, "router", QUESTION, "answer"),
+        ({"name": "router"}, "coca", QUESTION, "model_not_found"),
+        ({"limits": {"messages": 2}}, "coca", QUESTION * 3, None),
+    ],
+)
+def test_keys_of_the_file(sections, model, messages, found):
+    with routed(FakeEngine(*HALF_SURE), FakeEngine("LARGE"), **sections) as (url, _):
+        answer = httpx.post(f"{url}/chat/completions", json={"model": model, "messages": messages}).json()
+    assert (answer["error"]["code"] if "error" in answer else answer["coca"]["action"]) == found
+
+
 def test_the_log_holds_no_text_and_labels_make_predictions_of_it(tmp_path):
     with routed(FakeEngine(*SURE), FakeEngine("L"), log={"directory": str(tmp_path)}) as (url, _):
         ids = [ask(url, extra_headers={"x-coca-domain": "sums"}).id for _ in range(2)]
@@ -142,7 +158,7 @@ GROUNDS = {
 
 
 @pytest.mark.parametrize("basis", GROUNDS)
-def test_a_label_speaks_of_a_confidence_where_its_answer_states_it(basis, tmp_path):
+def test_a_label_counts_for_the_confidence_of_an_answer_that_states_it(basis, tmp_path):
     chunks, sections, speaks = GROUNDS[basis]
     more = {"log": {"directory": str(tmp_path)}, "drift": {"run_length": 1.01}, **sections}
     with routed(FakeEngine(*chunks), FakeEngine("L"), **more) as (url, _):
@@ -157,7 +173,7 @@ def test_a_label_speaks_of_a_confidence_where_its_answer_states_it(basis, tmp_pa
     assert (row["basis"], row["stated_confidence"]) == (basis, stated)
 
 
-def test_an_answer_that_the_clients_limit_cut_says_nothing_about_its_confidence(tmp_path):
+def test_a_label_of_a_cut_answer_does_not_count_for_its_confidence(tmp_path):
     with routed(FakeEngine(*SURE), small_backend={"dialect": "vllm"}, log={"directory": str(tmp_path)}) as (url, _):
         ids = [ask(url, **more).id for more in ({"max_tokens": 1}, {"stop": "-"}, {})]
         for id_ in ids:

@@ -4,10 +4,7 @@ import json
 import os
 import resource
 import signal
-import socket
 import sqlite3
-import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -21,9 +18,20 @@ from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.serving.request_log import LogError, RequestLog
 from coca_mindspeed.serving.trace import Trace
 from coca_mindspeed.utils.files import read_json_lines
-from tests.serving.raw_engine import WHOLE, RawEngine, stream
-from tests.serving.servers_for_tests import FakeEngine, labelled, logged, routed, until
-from tests.serving.test_proxy import QUESTION, SURE, ask
+from tests.serving.servers_for_tests import (
+    QUESTION,
+    SURE,
+    WHOLE,
+    FakeEngine,
+    RawEngine,
+    ask,
+    labelled,
+    logged,
+    proxy_process,
+    routed,
+    stream,
+    until,
+)
 
 
 def written(log, name, outcome="ok", **more):
@@ -110,7 +118,7 @@ def test_a_proxy_starts_on_a_full_disk(earlier, tmp_path):
     assert [row["id"] for row in logged(tmp_path)] == (["a", "b", "c"] if earlier else ["b", "c"])
 
 
-def test_a_log_that_is_none_is_refused(tmp_path):
+def test_a_file_that_is_no_log_is_refused(tmp_path):
     (tmp_path / "requests.sqlite").write_bytes(b"x" * 5000)
     with pytest.raises(ConfigError, match="cannot be opened"):
         RequestLog(tmp_path, "coca")
@@ -142,58 +150,33 @@ def test_a_full_disk_spoils_no_answer_and_is_told(tmp_path):
 @pytest.mark.slow
 def test_kill_loses_no_acknowledged_record(tmp_path):
     """Clients ask and label without pause; the proxy is killed; every answer and label that arrived is in the log."""
+    answered, acknowledged, log = set(), set(), tmp_path / "log"
+
+    def asking(url):
+        body = {"model": "coca", "messages": QUESTION}
+        with httpx.Client(timeout=20) as http:
+            try:
+                while True:
+                    id_ = http.post(f"{url}/chat/completions", json=body).json()["id"]
+                    answered.add(id_)
+                    label = http.post(f"{url}/coca/labels", json={"id": id_, "correct": True})
+                    acknowledged.update([id_] if label.status_code == 200 else [])
+            except httpx.HTTPError:
+                return
+
     with RawEngine(stream(WHOLE), close=False).running() as engine:
-        config = {
-            "listen": {"port": 0},
-            "log": {"directory": str(tmp_path / "log")},
-            "backends": {"e": {"url": engine, "model": "m"}},
-            "tiers": [{"name": "t", "backend": "e", "bands": [{"at_least": 0.0, "action": "answer"}]}],
-        }
-        answered, acknowledged = set(), set()
         for _ in range(2):
-            config["listen"]["port"] = port = free_port()
-            (tmp_path / "serving.yaml").write_text(json.dumps(config))
-            command = [sys.executable, "-m", "coca_mindspeed.cli", "serve", str(tmp_path / "serving.yaml")]
-            process = subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
-            url = f"http://127.0.0.1:{port}/v1"
-
-            def asking(url=url):
-                body = {"model": "coca", "messages": QUESTION}
-                with httpx.Client(timeout=20) as http:
-                    try:
-                        while True:
-                            id_ = http.post(f"{url}/chat/completions", json=body).json()["id"]
-                            answered.add(id_)
-                            label = http.post(f"{url}/coca/labels", json={"id": id_, "correct": True})
-                            acknowledged.update([id_] if label.status_code == 200 else [])
-                    except httpx.HTTPError:
-                        return
-
-            until(lambda port=port: listens(port), 60)
-            threads = [threading.Thread(target=asking) for _ in range(4)]
-            for thread in threads:
-                thread.start()
-            before = len(acknowledged)
-            until(lambda before=before: len(acknowledged) > before + 50, 60)
-            process.send_signal(signal.SIGKILL)
-            for thread in threads:
-                thread.join()
-            process.wait()
-    assert {row["id"] for row in logged(tmp_path / "log")} >= answered
-    assert {p.id for p in labelled(tmp_path / "log")} >= acknowledged
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def listens(port):
-    try:
-        return httpx.get(f"http://127.0.0.1:{port}/health").status_code == 200
-    except httpx.ConnectError:
-        return False
+            with proxy_process(tmp_path, engine, log={"directory": str(log)}) as (url, process):
+                threads = [threading.Thread(target=asking, args=(url,)) for _ in range(4)]
+                for thread in threads:
+                    thread.start()
+                before = len(acknowledged)
+                until(lambda before=before: len(acknowledged) > before + 50, 60)
+                process.send_signal(signal.SIGKILL)
+                for thread in threads:
+                    thread.join()
+    assert {row["id"] for row in logged(log)} >= answered
+    assert {p.id for p in labelled(log)} >= acknowledged
 
 
 def test_the_export_of_a_running_proxy(tmp_path, capsys):

@@ -1,15 +1,16 @@
-"""The experiment with two tiny tiers, at a size that says nothing but that every part works and goes on."""
+"""The serving experiments at a tiny size: every part runs, and finished parts are not repeated."""
 
 import json
 
 import pytest
 
+from benchmarks import long_answers
 from benchmarks.routing_experiment import run_experiment
 from coca_mindspeed.evaluation.predictions import read_predictions
 
 
 @pytest.mark.slow
-def test_the_parts_fit_together_and_are_not_done_twice(tmp_path):
+def test_the_experiment_runs_and_resumes(tmp_path):
     overrides = [
         *("warm_up.steps=3", "warm_up.batch=8", "trainer.steps=1", "rollout.prompts=4"),
         *("evaluation.interval=0", "logging.tensorboard=false"),
@@ -31,3 +32,17 @@ def test_the_parts_fit_together_and_are_not_done_twice(tmp_path):
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("predictions.jsonl")}
     assert run_experiment(tmp_path, 1, overrides, **sizes) == found
     assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("predictions.jsonl")}
+
+
+@pytest.mark.slow
+def test_long_answers_measures_every_router_and_resumes(tmp_path):
+    command = ["--seeds", "1", "--questions", "4", "--tuning", "4", "--output", str(tmp_path)]
+    long_answers.main([*command, "warm_up.steps=3", "trainer.steps=1", "rollout.prompts=4"])
+    found = json.loads((tmp_path / "summary.json").read_text())
+    for router in long_answers.ROUTERS:
+        assert found[f"{router}/tokens a question"]["mean"] > 0
+        assert found[f"{router}/ms to the decision"]["mean"] > 0
+    assert (tmp_path / "long_answers.png").stat().st_size > 5000
+    (tmp_path / "seed0" / "result.json").write_text('{"x": 1}')
+    long_answers.main(command)
+    assert "x" in json.loads((tmp_path / "summary.json").read_text())

@@ -17,8 +17,7 @@ from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli import main
 from coca_mindspeed.evaluation.calibration.maps import Identity, fit_map, prompt_hash, write_map
 from coca_mindspeed.local.tiny_model import write_tiny_model
-from tests.serving.servers_for_tests import FakeEngine, routed
-from tests.serving.test_proxy import SURE, ask
+from tests.serving.servers_for_tests import SURE, FakeEngine, ask, routed
 
 CONFIG = """
 backends: {a: {url: "http://127.0.0.1:9/v1", model: small}}

@@ -59,7 +59,7 @@ def test_mistakes_are_named_with_file_and_key(tmp_path, change, message):
     assert message in str(error.value)
 
 
-def test_several_mistakes_are_named_at_once_and_what_is_no_yaml_is_refused(tmp_path):
+def test_all_mistakes_are_named_and_invalid_yaml_is_refused(tmp_path):
     path = written(tmp_path, GOOD.replace("bands:", "band:").replace("temperature: 1", "temparature: 1"))
     with pytest.raises(ConfigError) as error:
         read_serving_config(path)

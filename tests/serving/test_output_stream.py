@@ -1,4 +1,4 @@
-"""Any way of cutting a response into pieces gives what the parser of the whole text gives."""
+"""Text in chunks: any cut of a response gives the parser's result; stop strings; the mean of confidences."""
 
 import itertools
 
@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coca_mindspeed.algorithm.parsing import ParsedResponse, ResponseParser
-from coca_mindspeed.serving.confidence import ConfidenceReader
+from coca_mindspeed.serving.output_stream import ConfidenceReader, StopStrings, mean_confidence
 
 # Parts of which responses and nearly right responses are made.
 _PARTS = (
@@ -38,7 +38,7 @@ def read_whole(pieces, parser):
 
 @settings(deadline=None)
 @given(st.one_of(_NEAR, _RIGHT), st.lists(st.integers(0, 200), max_size=8), _PARSERS)
-def test_any_cut_gives_what_the_whole_text_gives(text, places, parser):
+def test_any_cut_equals_the_parser_on_the_whole_text(text, places, parser):
     assert read_whole(cut(text, places), parser) == parser(text)
     assert read_whole(list(text), parser) == parser(text)
 
@@ -67,7 +67,7 @@ def test_it_is_decided_at_the_first_character_that_decides_it(text, decided_by, 
     assert reader.state == state
 
 
-def test_what_never_ends_is_invalid_and_given_back_whole():
+def test_an_endless_confidence_is_invalid_and_returned_as_text():
     reader = ConfidenceReader(max_characters=40)
     endless = "<confidence>0." + "3" * 100
     given_back = "".join(map(reader.feed, endless))
@@ -81,3 +81,34 @@ def test_what_never_ends_is_invalid_and_given_back_whole():
 def test_an_answer_first_parser_is_refused():
     with pytest.raises(ValueError, match="stands last"):
         ConfidenceReader(ResponseParser("last"))
+
+
+def test_the_mean_needs_half_of_them():
+    assert mean_confidence([0.2, 0.6, None, None]) == pytest.approx(0.4)
+    assert mean_confidence([0.2, None, None]) is None
+    assert mean_confidence([]) is None
+
+
+@settings(deadline=None)
+@given(
+    st.text("ab", max_size=12), st.lists(st.text("ab", min_size=1, max_size=3), max_size=3), st.integers(1, 4),
+    st.booleans(),
+)  # fmt: skip
+def test_any_cut_stops_where_the_first_stop_text_is_whole(text, stops, size, include):
+    flow = StopStrings(stops, include=include)
+    given_ = "".join([*(flow.feed(text[i : i + size]) for i in range(0, len(text), size)), flow.finish()])
+    ends = [(end, -len(stop)) for end in range(len(text) + 1) for stop in stops if text[:end].endswith(stop)]
+    if not ends:
+        assert given_ == text
+        assert not flow.stopped
+        return
+    end, length = min(ends)
+    assert given_ == text[: end if include else end + length]
+    assert flow.stopped
+
+
+@pytest.mark.parametrize("samples", [2, 3, 5, 6, 7])
+def test_the_mean_of_equal_confidences_is_exact(samples):
+    """A float below would be in another band."""
+    for hundredths in range(101):
+        assert mean_confidence([hundredths / 100] * samples) == hundredths / 100

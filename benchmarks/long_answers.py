@@ -1,0 +1,232 @@
+"""Long answers through the proxy: tokens generated and time until the decision, by router.
+
+``python -m benchmarks.long_answers --seeds 5 --output runs/long_answers`` trains the tiny model on progressions
+(answers of 74 tokens), by CoCA (confidence first) and by RLCR (answer first) for each seed, and asks them through the
+proxy. Each router accepts the more confident half of the answers, by a threshold from other questions; a larger model
+would be asked about the rest. Models and results are files; the same command resumes.
+"""
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+import numpy.typing as npt
+import torch
+from coca_mindspeed.data.embedded.miniature import miniature
+
+from benchmarks.routing_experiment import summary
+from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CLOSE_TAG, OPEN_TAG, ResponseParser
+from coca_mindspeed.baselines.answer_log_prob import mean_answer_log_probs
+from coca_mindspeed.config.compose import compose_run
+from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.data.records import Record, read_records, write_records
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.evaluation.reports.plots import new_figure, save_figure, tidy
+from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.local.checkpoint import list_checkpoints
+from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.setup import open_session
+from coca_mindspeed.serving.config import ServingConfig
+from coca_mindspeed.serving.model_server import ModelServer
+from coca_mindspeed.serving.proxy import Proxy
+from coca_mindspeed.utils.files import write_json
+from tests.serving.background import served_in_background
+
+Floats = npt.NDArray[np.float64]
+
+METHODS = ("coca", "rlcr")
+# The long setting of the miniature reproduction.
+TRAINING = (
+    "data=records", "warm_up.steps=700", "warm_up.batch=64", "rollout.prompts=32", "rollout.max_new_tokens=90",
+    "trainer.steps=160", "evaluation.interval=0", "checkpoint.keep=1", "logging.tensorboard=false",
+)  # fmt: skip
+# Router -> the model, and the keys of its tier; the last two decide when the whole answer is there.
+ROUTERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "confidence first, streaming": ("coca", {"style": "streaming"}),
+    "confidence first, stop and resume": ("coca", {"style": "stop_and_resume"}),
+    "answer first (RLCR)": ("rlcr", {"states_confidence": False}),
+    "log-prob of the answer": ("coca", {"style": "streaming"}),
+}
+EARLY, ANSWER_FIRST, LOG_PROB = tuple(ROUTERS)[:2], tuple(ROUTERS)[2], tuple(ROUTERS)[3]
+
+
+class Answer(NamedTuple):
+    """One answer through the proxy."""
+
+    text: str
+    stated: float | None
+    decided_s: float  # until the headers, which hold the confidence
+    ended_s: float  # until the last byte
+    tokens: float  # that the engine generated
+
+
+def train(output: Path, method: str, seed: int, overrides: Sequence[str]) -> Path:
+    """Train one model; returns its directory."""
+    run = output / f"seed{seed}" / method
+    if not (run / "model").exists():
+        data = [f"data.{part}={output / part}.jsonl" for part in ("train", "evaluate")]
+        composed = compose_run("demo", [*TRAINING, *data, f"seed={seed}", f"method={method}", *overrides])
+        resume = (run / "config.yaml").exists()
+        with closing(open_session(composed, run, resume=resume, show_progress=False)) as session:
+            session.trainer.run(session.resume_from if list_checkpoints(run / "checkpoints") else None)
+    return run / "model"
+
+
+def ask(url: str, engine: ModelServer, question: str) -> Answer:
+    """Ask one question by a stream, and wait until the engine has stopped."""
+
+    def generated() -> float:
+        return engine.registry.get_sample_value("generation_tokens_total") or 0.0
+
+    before, start = generated(), time.perf_counter()
+    messages = [{"role": "system", "content": ANSWER_FIRST_PROMPT}] if engine.name == "rlcr" else []
+    body = {"model": "coca", "messages": [*messages, {"role": "user", "content": question}], "stream": True}
+    with httpx.stream("POST", f"{url}/chat/completions", json=body, timeout=120) as response:
+        decided = time.perf_counter() - start
+        lines = [line[6:] for line in response.iter_lines() if line.startswith("data: {")]
+    ended = time.perf_counter() - start
+    while engine.registry.get_sample_value("num_requests_running"):
+        time.sleep(0.001)
+    chunks = [json.loads(line) for line in lines]
+    text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
+    return Answer(text, chunks[0]["coca"]["stated_confidence"], decided, ended, generated() - before)
+
+
+def served(stack: ExitStack, engine: ModelServer, url: str, tier: dict[str, Any], threshold: float | None) -> str:
+    """The address of a proxy that refuses answers below the threshold; None: it gives all of them."""
+    bands = [{"at_least": 0.0, "action": "refuse" if threshold else "answer"}]
+    if threshold:
+        bands.insert(0, {"at_least": threshold, "action": "answer"})
+    if tier.get("states_confidence", True):
+        tier = {**tier, "bands": bands, "invalid": "refuse" if threshold else "answer"}
+    values = {
+        "backends": {"e": {"url": url, "model": engine.name, "dialect": "vllm"}},
+        "tiers": [{"name": "small", "backend": "e", **tier}],
+    }
+    return stack.enter_context(served_in_background(Proxy(ServingConfig.model_validate(values), {}).app()))
+
+
+def half_threshold(confidences: Floats) -> float:
+    """The positive threshold that accepts the share nearest to one half."""
+    values = np.unique(np.maximum(confidences, 1e-6))
+    return float(min(values, key=lambda value: abs(float(np.mean(confidences >= value)) - 0.5)))
+
+
+def measure(models: dict[str, Path], tuning: Sequence[Record], records: Sequence[Record]) -> dict[str, float | None]:
+    """Figures of each router on ``records``, with thresholds from ``tuning``."""
+    policies = {name: load_policy(path, ModelConfig(), torch.device("cpu")) for name, path in models.items()}
+    with closing(build_grader("auto")) as grader, ExitStack() as stack:
+        engines = {}
+        for router, (model, _) in ROUTERS.items():  # an engine each, so that tokens are counted apart
+            server = ModelServer(policies[model], model, max_tokens=90)
+            engines[router] = server, stack.enter_context(served_in_background(server.app()))
+
+        def answers_of(thresholds: dict[str, float | None], asked: Sequence[Record]) -> dict[str, list[Answer]]:
+            """The routers take turns, so that other work on the machine slows all of them down."""
+            urls = {r: served(stack, *engines[r], ROUTERS[r][1], t) for r, t in thresholds.items()}
+            rows = [{r: ask(url, engines[r][0], record.question) for r, url in urls.items()} for record in asked]
+            return {r: [row[r] for row in rows] for r in urls}
+
+        def judged(asked: Sequence[Record], answers: Sequence[Answer], router: str) -> tuple[Floats, Floats]:
+            """The router's confidence in each whole answer (-1 if invalid), and whether the answer is right."""
+            texts = [answer.text for answer in answers]
+            confidences = [answer.stated for answer in answers]
+            if router == ANSWER_FIRST:
+                parsed = [ResponseParser("last")(text) for text in texts]
+                texts, confidences = [p.answer for p in parsed], [p.confidence for p in parsed]
+            correct = np.array([float(bool(verdict.correct)) for verdict in grader.grade(asked, texts)])
+            if router == LOG_PROB:
+                opened = ["" if c is None else f"{OPEN_TAG}{c:.2f}{CLOSE_TAG}" for c in confidences]
+                said = [
+                    Prediction(r.id, r.dataset, r.question, opening + text, c, True, None)
+                    for r, opening, text, c in zip(asked, opened, texts, confidences, strict=True)
+                ]
+                return np.exp(mean_answer_log_probs(policies["coca"], said)), correct
+            return np.array([-1.0 if c is None else c for c in confidences]), correct
+
+        tuned = answers_of({ANSWER_FIRST: None, LOG_PROB: None}, tuning)
+        tuned |= dict.fromkeys(EARLY, tuned[LOG_PROB])  # the same answers; the confidence stands in front of them
+        thresholds = {r: half_threshold(judged(tuning, tuned[r], r)[0]) for r in ROUTERS}
+        found = answers_of({r: thresholds[r] if r in EARLY else None for r in ROUTERS}, records)
+        result: dict[str, float | None] = {}
+        for router, answers in found.items():
+            whole = found[LOG_PROB] if router in EARLY else answers
+            confidence, correct = judged(records, whole, router)
+            auroc = calibration_metrics(np.where(confidence < 0, np.nan, confidence), correct.astype(bool)).as_dict()[
+                "auroc"
+            ]
+            accepted = confidence >= thresholds[router]
+            if router in EARLY:
+                accepted = np.array([-1.0 if a.stated is None else a.stated for a in answers]) >= thresholds[router]
+                correct = judged(records, answers, router)[1]
+            tokens = np.array([answer.tokens for answer in answers])
+            decided = np.array([answer.decided_s if router in EARLY else answer.ended_s for answer in answers])
+            row = {
+                "tokens a question": tokens.mean(),
+                "tokens, accepted": tokens[accepted].mean(),
+                "tokens, not accepted": tokens[~accepted].mean(),
+                "ms to the decision": 1000 * np.median(decided),
+                "accepted": accepted.mean(),
+                "right, of the accepted": correct[accepted].mean(),
+                "AUROC": auroc,
+            }
+            result |= {
+                f"{router}/{name}": None if value is None or np.isnan(value) else float(value)
+                for name, value in row.items()
+            }
+    return result
+
+
+def figure_of(found: dict[str, dict[str, float | None]], path: Path) -> None:
+    """Draw tokens and time until the decision by router."""
+    figure, [axes] = new_figure(1, 2, (9.0, 3.2))
+    for axis, name in zip(axes, ("tokens, not accepted", "ms to the decision"), strict=True):
+        cells = [found[f"{router}/{name}"] for router in ROUTERS]
+        axis.barh(range(len(cells)), [c["mean"] for c in cells], xerr=[c["half_width"] or 0.0 for c in cells])
+        axis.set_yticks(range(len(cells)), list(ROUTERS) if axis is axes[0] else [""] * len(cells))
+        axis.invert_yaxis()
+        tidy(axis, xlabel=name.replace("tokens, not accepted", "tokens for an answer that is not used"), ylabel="")
+    save_figure(figure, path)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=5, help="default: 5")
+    parser.add_argument("--questions", type=int, default=200, help="measured (default: 200)")
+    parser.add_argument("--tuning", type=int, default=100, help="questions for the thresholds (default: 100)")
+    parser.add_argument("--output", type=Path, default=Path("runs/long_answers"), help="default: runs/long_answers")
+    parser.add_argument("--train-only", action="store_true", help="stop when the models are trained")
+    parser.add_argument("overrides", nargs="*", help="of the run demo, such as trainer.steps=20")
+    arguments = parser.parse_args(argv)
+    output: Path = arguments.output
+    if not (output / "evaluate.jsonl").exists():
+        data = miniature("long")
+        write_records(output / "train.jsonl", data.train)
+        write_records(output / "evaluate.jsonl", data.evaluate)
+    asked = list(read_records(output / "evaluate.jsonl"))[: arguments.tuning + arguments.questions]
+    rows = []
+    for seed in range(arguments.seeds):
+        models = {method: train(output, method, seed, arguments.overrides) for method in METHODS}
+        result = output / f"seed{seed}" / "result.json"
+        if not result.exists() and not arguments.train_only:
+            write_json(result, measure(models, asked[: arguments.tuning], asked[arguments.tuning :]))
+        rows += [json.loads(result.read_text(encoding="utf-8"))] if result.exists() else []
+    if not rows:
+        return
+    found = summary([{name: np.nan if value is None else value for name, value in row.items()} for row in rows])
+    write_json(output / "summary.json", found)
+    figure_of(found, output / "long_answers.png")
+    for name, cell in found.items():
+        half = "" if cell["half_width"] is None else f" +- {cell['half_width']:.3f}"
+        print(f"{name:65s} {'--' if cell['mean'] is None else format(cell['mean'], '.3f')}{half}")
+
+
+if __name__ == "__main__":
+    main()
