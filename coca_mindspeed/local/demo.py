@@ -2,7 +2,6 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, 
 from coca_mindspeed.evaluation.reports.plots import reliability_diagram, save_figure, training_curves
 from coca_mindspeed.evaluation.reports.tables import column_title, print_metrics, shown_value, summary_metrics
 from coca_mindspeed.local.interrupt import saying_what_is_saved
-from coca_mindspeed.local.setup import open_session
+from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.setup import LocalRun
 from coca_mindspeed.utils.files import read_json_lines, write_atomically, write_json
 from coca_mindspeed.utils.markdown import markdown_table
 
@@ -56,21 +56,26 @@ def run_demo(
         )
     seconds: dict[str, float] = {}
     clock = _Clock()
-    session = open_session(composed, output, resume=resume, overwrite=overwrite, show_progress=show_progress)
-    trainer = session.trainer
-    seconds["warm_up"] = clock.lap()
-
     before_path = output / "predictions_before.jsonl"
-    with closing(session):
-        if session.resume_from is None:
+
+    def evaluate_before(policy: Policy) -> Policy:
+        seconds["warm_up"] = clock.lap()
+        if run.resume_from is None:
+            trainer = run.trainer(policy)
             with saying_what_is_saved("stopped before the training; the warmed-up model is saved; --resume goes on"):
                 write_predictions(before_path, trainer.evaluate(trainer.final_records, "before", method="instruct"))
-        before = read_predictions(before_path)
-        evaluating = clock.lap()
-        trainer.run(session.resume_from)
+        seconds["evaluate"] = clock.lap()
+        return policy
+
+    def train(policy: Policy) -> Policy:
+        policy = run.train(policy)
         seconds["train"] = clock.lap()
-        after = trainer.final_evaluation()
-    seconds["evaluate"] = evaluating + clock.lap()
+        return policy
+
+    with LocalRun(composed, output, resume=resume, overwrite=overwrite, show_progress=show_progress) as run:
+        run.execute(evaluate_before, train, run.evaluate)
+    seconds["evaluate"] += clock.lap()
+    before, after = read_predictions(before_path), run.predictions
     seconds["total"] = clock.total()
 
     scores = {"before": summary_metrics(before), "after": summary_metrics(after)}

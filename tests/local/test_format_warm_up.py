@@ -22,9 +22,9 @@ from coca_mindspeed.local.checkpoint import list_checkpoints
 from coca_mindspeed.local.interrupt import InterruptedRunError
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.progress import ImitationProgress
-from coca_mindspeed.local.setup import open_session
 from coca_mindspeed.local.sft import Layout, Lesson, encode_responses, imitation_loss
 from tests.local.models_for_tests import write_random_model
+from tests.local.runs_for_tests import open_session
 
 CPU = torch.device("cpu")
 
