@@ -35,8 +35,8 @@ from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.schedule import derived_seed
 from coca_mindspeed.local.setup import LocalRun
+from coca_mindspeed.local.sft import warm_up
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
-from coca_mindspeed.local.warm_up import warm_up
 from coca_mindspeed.serving.config import ServingConfig
 from coca_mindspeed.serving.replay import join_tiers, oracle_curve, single_curve, threshold_curve
 from coca_mindspeed.serving.routing_scores import compare_routers

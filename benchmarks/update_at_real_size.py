@@ -22,9 +22,8 @@ from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import LoraConfig
 from coca_mindspeed.local import lm_head as output_layer
-from coca_mindspeed.local.activation_checkpointing import recompute_layers
 from coca_mindspeed.local.lora import add_adapters
-from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.policy import Policy, recompute_layers
 from coca_mindspeed.local.sampler import Samples
 from coca_mindspeed.local.update import update_policy
 

@@ -12,8 +12,8 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Grader
-from coca_mindspeed.local import prompt_states as local_prompt_states
-from coca_mindspeed.local.evaluate import predict
+from coca_mindspeed.local import prefill as local_prompt_states
+from coca_mindspeed.local.experience import predict
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.schedule import generator
 
@@ -68,7 +68,7 @@ def prompt_states(subject: Subject, records: Sequence[Record], layer: int) -> Te
     Args:
         subject: the frozen model.
         records: n questions, all in one batch.
-        layer: as in :func:`coca_mindspeed.local.prompt_states.prompt_states`.
+        layer: as in :func:`coca_mindspeed.local.prefill.prompt_states`.
 
     Returns:
         float32 ``[n, hidden]`` on the CPU.

@@ -9,9 +9,9 @@ from rich.table import Table
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.context import read_model_config
 from coca_mindspeed.local.memory import NotEstimatedError
 from coca_mindspeed.local.memory_check import MemoryCheck, check_memory, memory_problems
+from coca_mindspeed.local.model_files import read_model_config
 from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import choose_device
 from coca_mindspeed.local.sft import tokens_of_a_pass

@@ -28,8 +28,8 @@ from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.experience import JudgedSamples, respond_and_grade
 from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.prefill import prompt_states
 from coca_mindspeed.local.progress import StepProgress
-from coca_mindspeed.local.prompt_states import prompt_states
 from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
 from coca_mindspeed.local.sft import Imitation, Lesson, learned_once, tokens_of_a_pass
 from coca_mindspeed.utils.files import read_json_lines, write_json_lines

@@ -27,16 +27,15 @@ from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError
-from coca_mindspeed.local.activation_checkpointing import recompute_layers
 from coca_mindspeed.local.attention import most_by_products, naming_the_alternative, use_own_attention
-from coca_mindspeed.local.evaluate import held_out_at_once
+from coca_mindspeed.local.experience import held_out_at_once
 from coca_mindspeed.local.lm_head import add_embedding_gradients
 from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.lora import add_adapters
-from coca_mindspeed.local.microbatches import fullest
 from coca_mindspeed.local.optimizer import moments_bytes, step_bytes
-from coca_mindspeed.local.policy import Policy, choose_device
+from coca_mindspeed.local.policy import Policy, choose_device, recompute_layers
 from coca_mindspeed.local.sampler import Decoder, draw
+from coca_mindspeed.local.update import fullest
 
 #: Of a CPU's memory, what lies between pieces in use and is too small for the next, as a share of a backward pass's:
 #: where a process keeps what it frees (:mod:`.freed_memory`), 10 to 13% in the first pass and 15 to 42% in later ones.

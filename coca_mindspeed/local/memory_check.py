@@ -15,9 +15,9 @@ import torch
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.context import read_model_config
-from coca_mindspeed.local.evaluate import held_out_at_once
+from coca_mindspeed.local.experience import held_out_at_once
 from coca_mindspeed.local.memory import Footprint, NotEstimatedError, footprint
+from coca_mindspeed.local.model_files import read_model_config
 from coca_mindspeed.utils.console import print_text
 
 _CONTEXT = GIB // 2  # what CUDA's or CANN's context takes before the first tensor, by estimate

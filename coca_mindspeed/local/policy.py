@@ -1,31 +1,96 @@
 """A causal language model with its tokenizer, loaded from any Hugging Face directory."""
 
+import copy
+import functools
 import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.config.schema import DEVICE_PATTERN, ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.activation_checkpointing import recompute_layers
 from coca_mindspeed.local.attention import naming_the_alternative, use_own_attention
-from coca_mindspeed.local.chat import encode_prompts, load_tokenizer
 from coca_mindspeed.local.lm_head import OutputLayer, add_embedding_gradients
-from coca_mindspeed.local.prefill import Sharing
+from coca_mindspeed.local.model_files import encode_prompts, load_tokenizer
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.tokenization import token_text
+
+
+def recompute_layers(model: Any) -> None:
+    """Make every decoder layer of ``model`` recompute its activations wherever there is a backward pass.
+
+    Raises:
+        ValueError: it has no layers that are made for it.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError(f"a {type(model).__name__} has no layers that can be recomputed")
+    for layer in layers:
+        layer.forward = functools.partial(_recomputed, layer.forward)
+
+
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    # Under several names, or under none: architectures differ.
+    cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None)
+    if cache is None:
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+    # A layer replaces its tensors, it never writes into them, so that copies of the cache's layers are as they were.
+    before: dict[int, Any] = dict(enumerate(map(copy.copy, cache.layers)))
+    recomputing = False
+
+    def from_before(*args: Any, **kwargs: Any) -> Any:
+        """Run on the cache as it was; the second time, the real one has gone on."""
+        nonlocal recomputing
+        view = copy.copy(cache)
+        view.layers = _Layers(copy.copy(before.get(number)) for number in range(len(cache.layers)))
+        output = forward(
+            *(view if value is cache else value for value in args),
+            **{name: view if value is cache else value for name, value in kwargs.items()},
+        )
+        if not recomputing:
+            for number in before.keys() - view.layers.used:
+                del before[number]  # which would be held until the backward pass
+            cache.layers[:], recomputing = view.layers, True
+        return output
+
+    return checkpoint(from_before, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+class _Layers(list[Any]):
+    """A cache's layers, and the numbers of those that were asked for."""
+
+    def __init__(self, layers: Iterable[Any]) -> None:
+        super().__init__(layers)
+        self.used: set[int] = set()
+
+    def __getitem__(self, number: Any) -> Any:
+        self.used.update([number] if isinstance(number, int) else range(len(self))[number])
+        return super().__getitem__(number)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[number] for number in range(len(self)))
+
+
+#: How much is computed once: the prefix that all prompts of a batch start with, and each prompt for its group; each
+#: prompt for its group; nothing.  Padding lies between a shared prefix and what follows, where prompts are not of one
+#: length, and windows and ALiBi may count it (:mod:`.self_test`).
+Sharing = Literal["prefix", "prompts", "none"]
 
 _SHARED = {"prefix": "prompts and their common prefix", "prompts": "prompts alone", "none": "nothing"}
 
@@ -107,7 +172,7 @@ class Policy:
     def encode_prompts(self, records: Sequence[Record], system_prompt: str | None, max_tokens: int) -> list[list[int]]:
         """Token ids of each record's prompt, by the tokenizer's chat template.
 
-        See :func:`~coca_mindspeed.local.chat.encode_prompts`.
+        See :func:`~coca_mindspeed.local.model_files.encode_prompts`.
         """
         return encode_prompts(self.tokenizer, records, system_prompt, max_tokens)
 

@@ -4,7 +4,7 @@ A confidence before the answer makes beginnings alike: the tag, a zero, a point 
 response.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.local.kv_cache import cache_bytes, growing_cache, repeat_rows, skip_to
 from coca_mindspeed.local.lm_head import TokenScores, entropy_of
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prefill import run_prompts
+from coca_mindspeed.local.prefill import cache_bytes, growing_cache, repeat_rows, run_prompts, skip_to
 
 _SHRINK_AT = 0.9  # of the rows: so few in use, and the others leave; each time copies the cache
 _MORE_THAN_A_VOCABULARY = 2**32
@@ -352,3 +351,64 @@ class Decoder:
         if self._mask is not None:
             self._position = torch.cat([self._position, self._position[rows]])
             self._mask = torch.cat([self._mask, self._mask[rows]])
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A sampled token.
+
+    Attributes:
+        id: its id.
+        log_prob: nats, under the tempered distribution that it was drawn from.
+        top: (id, log-prob) of the most probable tokens, most probable first.
+        ended: whether it ends the response.
+    """
+
+    id: int
+    log_prob: float
+    top: tuple[tuple[int, float], ...]
+    ended: bool
+
+
+class TokenStream(Iterator[SampledToken]):
+    """Tokens of one response, each computed when it is asked for, on whatever thread asks."""
+
+    def __init__(
+        self, policy: Policy, prompt: Sequence[int], *, temperature: float, generator: torch.Generator, top: int = 0
+    ) -> None:
+        """Begin; nothing is computed yet.
+
+        Args:
+            policy: what is sampled from.
+            prompt: token ids.
+            temperature: divides the logits; 0: the most probable token, always.
+            generator: on the policy's device.
+            top: how many alternatives to name.
+        """
+        self._policy, self._prompt, self._temperature = policy, list(prompt), temperature
+        self._generator, self._top = generator, top
+        self._decoder: Decoder | None = None
+        self._last: torch.Tensor | None = None
+        self._ended = False
+
+    def __next__(self) -> SampledToken:
+        if self._ended:
+            raise StopIteration
+        # Inference mode belongs to a thread, so it is entered for each token anew.
+        with torch.inference_mode(), self._policy.autocast():
+            if self._decoder is None:
+                self._decoder = Decoder(self._policy, [self._prompt])
+            elif self._last is not None:
+                self._decoder.step(self._last)
+            logits = self._policy.logits_of_policy(self._decoder.logits, self._temperature or 1.0)
+            distribution = logits.log_softmax(dim=-1)
+            if self._temperature == 0:
+                token = distribution.argmax(dim=-1, keepdim=True)
+            else:
+                token = draw_tokens(distribution.exp(), self._generator)
+            self._last = token
+            values, ids = distribution[0].topk(min(self._top, distribution.shape[-1]))
+            sampled = int(token)
+            self._ended = sampled in self._policy.eos_ids
+            top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+            return SampledToken(sampled, float(distribution[0, sampled]), top, self._ended)

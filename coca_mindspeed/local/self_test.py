@@ -19,8 +19,7 @@ from torch import Tensor
 
 from coca_mindspeed.local.lm_head import scores_of_logits
 from coca_mindspeed.local.log_probs import ResponseBatch
-from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prefill import Sharing
+from coca_mindspeed.local.policy import Policy, Sharing
 from coca_mindspeed.local.prefix_sharing import PassCost, ResponsePasses
 from coca_mindspeed.local.sampler import Decoder
 

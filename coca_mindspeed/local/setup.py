@@ -20,15 +20,14 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.chat import load_tokenizer, reads_date, render_prompts
 from coca_mindspeed.local.checkpoint import Checkpoint, check_space, export_model, rehearse_saving, remove_leftovers
 from coca_mindspeed.local.confidence_start import CONFIDENCE_START, MODEL, check_enough_questions, start_confidences
-from coca_mindspeed.local.context import context_limit
 from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.logging import require_loggers
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
 from coca_mindspeed.local.memory import keep_freed_memory
 from coca_mindspeed.local.memory_check import refuse_what_cannot_fit
+from coca_mindspeed.local.model_files import context_limit, load_tokenizer, reads_date, render_prompts
 from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.preflight import (
@@ -51,9 +50,9 @@ from coca_mindspeed.local.run_directory import (
     stored_prompt_date,
 )
 from coca_mindspeed.local.schedule import derived_seed
+from coca_mindspeed.local.sft import WARMED_UP, read_warm_up_records, teach_format, warm_up
 from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.trainer import Trainer
-from coca_mindspeed.local.warm_up import WARMED_UP, read_warm_up_records, teach_format, warm_up
 from coca_mindspeed.utils.console import print_text
 
 #: Takes the policy that the stage before it returned.

@@ -18,10 +18,10 @@ from coca_mindspeed.evaluation.predictions import UNGRADABLE_SHARE, Prediction, 
 from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import Checkpoint, export_model, list_checkpoints, save_checkpoint
-from coca_mindspeed.local.evaluate import predict
 from coca_mindspeed.local.experience import (
     Experience,
     experience_metrics,
+    predict,
     respond_and_grade,
     reward_and_advantage,
     sample_rows,

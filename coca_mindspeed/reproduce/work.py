@@ -23,7 +23,7 @@ from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.setup import LocalRun, load_data, record_sources, warm_start
-from coca_mindspeed.local.warm_up import read_warm_up_records, teach_format
+from coca_mindspeed.local.sft import read_warm_up_records, teach_format
 from coca_mindspeed.reproduce.cells import ReproductionCell, run_config
 from coca_mindspeed.reproduce.plan import Plan, SettingPlan
 from coca_mindspeed.reproduce.provenance import made_from, source

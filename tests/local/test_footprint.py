@@ -18,7 +18,7 @@ from coca_mindspeed.local import memory as footprints
 from coca_mindspeed.local import memory_check
 from coca_mindspeed.local.memory import NotEstimatedError, footprint, largest_microbatches
 from coca_mindspeed.local.memory_check import MemoryCheck, memory_problems, refuse_what_cannot_fit
-from coca_mindspeed.local.microbatches import fullest, microbatches
+from coca_mindspeed.local.update import fullest, microbatches
 from tests.local.models_for_tests import set_chunk_of
 from tests.local.test_self_test import ARCHITECTURES, config_of
 

@@ -5,10 +5,10 @@ import torch
 from transformers import DynamicCache, Gemma2Config, LlamaConfig
 
 from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.local import kv_cache as growing_caches
+from coca_mindspeed.local import prefill as growing_caches
 from coca_mindspeed.local import sampler
-from coca_mindspeed.local.kv_cache import cache_bytes, growing_cache, repeat_rows
 from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.prefill import cache_bytes, growing_cache, repeat_rows
 from tests.local.models_for_tests import write_random_model
 
 CONFIG = LlamaConfig(num_hidden_layers=2)

@@ -16,8 +16,8 @@ from coca_mindspeed.data.prompts import prompt_messages, render_chat
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local import logging as run_log
-from coca_mindspeed.local.chat import load_tokenizer
 from coca_mindspeed.local.checkpoint import list_checkpoints, rehearse_saving
+from coca_mindspeed.local.model_files import load_tokenizer
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.preflight import LengthLimits, check_prompts, ordinary_pad_token
 from coca_mindspeed.utils.files import MARKER

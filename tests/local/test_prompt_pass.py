@@ -5,9 +5,8 @@ import torch
 from transformers import DynamicCache
 
 from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.local.activation_checkpointing import recompute_layers
 from coca_mindspeed.local.log_probs import response_log_probs
-from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.policy import load_policy, recompute_layers
 from coca_mindspeed.local.prefill import run_prompts
 from coca_mindspeed.local.sampler import sample_responses
 from tests.local.models_for_tests import write_random_model

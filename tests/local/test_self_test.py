@@ -9,11 +9,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import self_test
-from coca_mindspeed.local.activation_checkpointing import recompute_layers
 from coca_mindspeed.local.attention import use_own_attention
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.lora import add_adapters
-from coca_mindspeed.local.policy import Policy, load_policy
+from coca_mindspeed.local.policy import Policy, load_policy, recompute_layers
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.self_test import SelfTestError, choose_computation
 from tests import tokenizers_for_tests as kinds

@@ -13,9 +13,8 @@ from coca_mindspeed.config.schema import TrainerConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.checkpoint import list_checkpoints
 from coca_mindspeed.local.experience import respond_and_grade, reward_and_advantage
-from coca_mindspeed.local.microbatches import fullest, microbatches
 from coca_mindspeed.local.schedule import generator
-from coca_mindspeed.local.update import update_policy
+from coca_mindspeed.local.update import fullest, microbatches, update_policy
 from tests.local.models_for_tests import set_chunk_of
 from tests.local.runs_for_tests import result, small_session, train
 
