@@ -32,11 +32,11 @@ _ON_CPU, _MASKED = "sdpa_on_cpu", "sdpa_masked"
 #: beat the kernel (``docs/benchmarks.md``).
 _LEAST_NUMBERS, _MOST_PAIRS = 1024, 1024
 _transformers_mask = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
-_BY_VMAP = "cache_position" in inspect.signature(_transformers_mask).parameters  # transformers 5 compares as well
+_MASK_BY_VMAP = "cache_position" in inspect.signature(_transformers_mask).parameters  # transformers 5 compares as well
 
 
 @contextlib.contextmanager
-def naming_the_alternative(attention: str, where: str) -> Iterator[None]:
+def suggest_eager_attention(attention: str, where: str) -> Iterator[None]:
     """Name ``model.attention=eager`` where transformers refuses to make a model with another attention.
 
     Args:
@@ -56,14 +56,14 @@ def naming_the_alternative(attention: str, where: str) -> Iterator[None]:
         ) from error
 
 
-def most_by_products(before: int) -> int:
+def most_matmul_tokens(before: int) -> int:
     """The most tokens behind so many others that are attended to by products on a CPU; 0: none are."""
     return next(
         (tokens for tokens in range(math.isqrt(_MOST_PAIRS), 0, -1) if tokens * (before + tokens) <= _MOST_PAIRS), 0
     )
 
 
-def use_own_attention(model: Any, device: torch.device) -> None:
+def use_fast_attention(model: Any, device: torch.device) -> None:
     """Let a model whose attention is PyTorch's attend in this way.
 
     Only models that look their attention up by its name can; the others are left as they are.  Heads that share keys
@@ -78,13 +78,13 @@ def use_own_attention(model: Any, device: torch.device) -> None:
     text = model.config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
     grouped = getattr(text, "num_key_value_heads", heads) != heads
-    if device.type == "cpu" and (grouped or _asks_for_its_mask(model)):
+    if device.type == "cpu" and (grouped or _uses_transformers_mask(model)):
         model.set_attn_implementation(_ON_CPU)
-    elif _BY_VMAP and _asks_for_its_mask(model):
+    elif _MASK_BY_VMAP and _uses_transformers_mask(model):
         model.set_attn_implementation(_MASKED)
 
 
-def _asks_for_its_mask(model: Any) -> bool:
+def _uses_transformers_mask(model: Any) -> bool:
     """Whether a model has transformers make its mask; others (OPT) go by the name of the attention and make one."""
     return hasattr(inspect.getmodule(type(model)), "create_causal_mask")
 
@@ -99,7 +99,7 @@ def _attention(
         pairs = tokens * key.shape[-2]
         if pairs * size >= _LEAST_NUMBERS and pairs <= _MOST_PAIRS:
             scaling = kwargs.get("scaling") or size**-0.5
-            return _by_products(query * scaling, key, value, mask).transpose(1, 2).contiguous(), None
+            return _matmul_attention(query * scaling, key, value, mask).transpose(1, 2).contiguous(), None
     plain = attention_mask is None and tokens > 1
     if plain or heads == groups or (attention_mask is not None and mask is None):
         attended: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
@@ -112,7 +112,7 @@ def _attention(
     return output.reshape(rows, heads, tokens, size).transpose(1, 2).contiguous(), None
 
 
-def _by_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+def _matmul_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
     """Attention ``[rows, heads, queries, size]``; the heads of a group are rows of its keys and values.
 
     Args:
@@ -189,4 +189,4 @@ def _causal_mask(
 AttentionInterface.register(_ON_CPU, _attention)
 AttentionInterface.register(_MASKED, sdpa_attention_forward)
 for _name in (_ON_CPU, _MASKED):
-    AttentionMaskInterface.register(_name, _causal_mask if _BY_VMAP else _transformers_mask)
+    AttentionMaskInterface.register(_name, _causal_mask if _MASK_BY_VMAP else _transformers_mask)

@@ -74,7 +74,7 @@ def save_model(policy: Policy, directory: Path) -> None:
     policy.tokenizer.save_pretrained(directory)
 
 
-def rehearse_saving(policy: Policy, where: str) -> None:
+def check_saveable(policy: Policy, where: str) -> None:
     """Save everything but the weights into a temporary directory: transformers refuses some files that it has loaded.
 
     Args:
@@ -171,14 +171,14 @@ def remove_leftovers(output: Path) -> None:
     for directory in (output, output / "checkpoints", output / "samples", *starts):
         for path in sorted(directory.iterdir()) if directory.is_dir() else ():
             if match := _REPLACED.fullmatch(path.name):
-                _put_back_or_remove(path, directory / match[1])
+                _restore_or_remove(path, directory / match[1])
             elif _LEFTOVER.fullmatch(path.name):
                 shutil.rmtree(path)
             elif _HALF_A_FILE.fullmatch(path.name) and path.is_file():
                 path.unlink()
 
 
-def _put_back_or_remove(replaced: Path, final: Path) -> None:
+def _restore_or_remove(replaced: Path, final: Path) -> None:
     if final.exists():
         shutil.rmtree(replaced)
     else:

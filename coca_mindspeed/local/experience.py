@@ -184,7 +184,7 @@ def predict(
         progress: called with the number of records done so far.
     """
     rollout = rollout.model_copy(update={"temperature": 1.0})
-    at_once = questions_at_once(rollout)
+    at_once = evaluation_batch(rollout)
     found: list[Prediction] = []
     for start in range(0, len(records), at_once):
         chunk = records[start : start + at_once]
@@ -194,19 +194,19 @@ def predict(
     return found
 
 
-def questions_at_once(rollout: RolloutConfig, questions: int | None = None) -> int:
+def evaluation_batch(rollout: RolloutConfig, questions: int | None = None) -> int:
     """Held-out questions that are answered at once, of so many (None: of any number)."""
     at_once = rollout.batch_responses or _AT_ONCE
     return at_once if questions is None else min(at_once, questions)
 
 
-def held_out_at_once(config: RunConfig) -> int:
+def largest_evaluation_batch(config: RunConfig) -> int:
     """Of the largest batch of a run's evaluations, those while it trains and the one behind; 0: it has none."""
     evaluation, data = config.evaluation, config.data
     questions = [evaluation.questions] if evaluation.interval else []
     if evaluation.final_questions != 0 and (data.name == "arithmetic" or data.evaluate is not None):
         questions.append(evaluation.final_questions)
-    return max((questions_at_once(config.rollout, count) for count in questions), default=0)
+    return max((evaluation_batch(config.rollout, count) for count in questions), default=0)
 
 
 _AT_ONCE = 512  # responses sampled at once where the configuration names no number

@@ -76,7 +76,7 @@ class TokenScores(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OutputLayer:
+class LMHead:
     """A causal LM taken apart: its body, and how its logits follow from the body's last hidden states.
 
     Attributes:
@@ -92,7 +92,7 @@ class OutputLayer:
     cap: float | None = None
 
     @classmethod
-    def of(cls, model: Any) -> "OutputLayer":
+    def of(cls, model: Any) -> "LMHead":
         """The output layer of ``model`` by its configuration; the self-test at load compares its logits.
 
         Raises:

@@ -33,7 +33,6 @@ def response_log_probs(
     temperature: float,
     share_prompts: bool = True,
 ) -> Tensor:
-    """Log-prob of every response token, float32 ``[P * G, tokens]``; see :func:`response_scores`."""
     return response_scores(policy, prompts, token_ids, temperature=temperature, share_prompts=share_prompts).log_probs
 
 
@@ -46,23 +45,18 @@ def response_scores(
     share_prompts: bool = True,
     group_sizes: Sequence[int] | None = None,
 ) -> TokenScores:
-    """Log-prob and entropy of every response token.
-
-    Few logits are computed at once; many, a chunk of tokens at a time, and once more in the backward pass.  The result
-    is the same (:mod:`coca_mindspeed.local.lm_head`).
+    """Log-prob and entropy of every response token; see :mod:`coca_mindspeed.local.lm_head` for how many logits are held.
 
     Args:
         policy: the policy.
         prompts: P prompts.
-        token_ids: int64 ``[P * G, tokens]``, whole groups; what stands behind a response's end is computed as well
-            and means nothing.
+        token_ids: int64 ``[R, tokens]``, group by group; results behind a response's end are meaningless.
         temperature: as in sampling.
-        share_prompts: run each prompt once and let its group's responses attend to its keys and values, gradient
-            included.  The result is the same; the prompt's share of the work is divided by G.
-        group_sizes: how many rows belong to each prompt, where groups are not all of one size.
+        share_prompts: run each prompt once and let its responses attend to its keys and values, gradient included.
+        group_sizes: rows of each prompt, if groups differ in size.
 
     Returns:
-        float32 ``[P * G, tokens]`` each.
+        float32 ``[R, tokens]`` each.
     """
     return ResponseBatch(policy, prompts, token_ids, temperature, share_prompts, group_sizes).scores()
 
@@ -85,7 +79,6 @@ class ResponseBatch:
     passes: ResponsePasses | None = None
 
     def scores(self) -> TokenScores:
-        """See :func:`response_scores`."""
         if self._fits_one_chunk:
             return self._scores_at_once()
         with self.policy.autocast():
@@ -94,13 +87,13 @@ class ResponseBatch:
         return TokenScores(*(self._in_place(each, places) for each in found))
 
     def backward(self, objective_of: Callable[[Tensor], Objective]) -> tuple[Objective, TokenScores]:
-        """Add up the gradient of the objective of the same log-probs; its logits are made once, however many they are.
+        """Accumulate the gradient of an objective of the log-probs; logits are computed once.
 
         Args:
-            objective_of: from log-probs ``[P * G, tokens]``; its loss is a sum of terms of one token's log-prob each.
+            objective_of: from log-probs ``[R, tokens]``; its loss is a sum of terms of one token's log-prob each.
 
         Returns:
-            The objective and the scores, for reading.
+            The objective and the scores, detached.
         """
         if self._fits_one_chunk:
             log_probs, entropy = self._scores_at_once()
@@ -120,7 +113,7 @@ class ResponseBatch:
 
     @cached_property
     def _sizes(self) -> Sequence[int]:
-        """How many responses each prompt has."""
+        """Responses of each prompt."""
         prompts, rows, sizes = len(self.prompts), len(self.token_ids), self.group_sizes
         if sizes is None:
             if rows % prompts:

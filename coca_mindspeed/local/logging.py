@@ -104,7 +104,7 @@ class RunLog:
             LogError: the file cannot be written.
         """
         path = self._directory / "samples" / f"step_{step:06d}.jsonl"
-        with _naming(path):
+        with _log_errors(path):
             write_json_lines(path, rows)
 
     def close(self) -> None:
@@ -121,7 +121,7 @@ class RunLog:
         self.tensorboard = writer
 
         def write(step: int, scalars: Scalars) -> None:
-            with _naming(directory):
+            with _log_errors(directory):
                 for name, value in scalars.items():
                     writer.add_scalar(name, value, step)
 
@@ -130,12 +130,12 @@ class RunLog:
 
     @staticmethod
     def _append(path: Path, row: Mapping[str, Any]) -> None:
-        with _naming(path), path.open("a", encoding="utf-8") as file:
+        with _log_errors(path), path.open("a", encoding="utf-8") as file:
             file.write(to_json_line(row))
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
+def _log_errors(path: Path) -> Iterator[None]:
     """Name the file that cannot be written, which the error of a full disk does not."""
     try:
         yield

@@ -27,15 +27,15 @@ from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError
-from coca_mindspeed.local.attention import most_by_products, naming_the_alternative, use_own_attention
-from coca_mindspeed.local.experience import held_out_at_once
+from coca_mindspeed.local.attention import most_matmul_tokens, suggest_eager_attention, use_fast_attention
+from coca_mindspeed.local.experience import largest_evaluation_batch
 from coca_mindspeed.local.lm_head import add_embedding_gradients
 from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.lora import add_adapters
 from coca_mindspeed.local.optimizer import moments_bytes, step_bytes
 from coca_mindspeed.local.policy import Policy, choose_device, recompute_layers
 from coca_mindspeed.local.sampler import Decoder, draw
-from coca_mindspeed.local.update import fullest
+from coca_mindspeed.local.update import largest_group_sizes
 
 #: Of a CPU's memory, what lies between pieces in use and is too small for the next, as a share of a backward pass's:
 #: where a process keeps what it frees (:mod:`.freed_memory`), 10 to 13% in the first pass and 15 to 42% in later ones.
@@ -52,7 +52,7 @@ class NotEstimatedError(CocaError):
 
 
 @dataclass(frozen=True)
-class Footprint:
+class MemoryEstimate:
     """Bytes that a run holds on its device; the process itself and the libraries come on top.
 
     Attributes:
@@ -92,7 +92,7 @@ class Footprint:
         return self.weights + self.moments + self.rollout
 
 
-def footprint(config: RunConfig, architecture: Any) -> Footprint:
+def estimate_memory(config: RunConfig, architecture: Any) -> MemoryEstimate:
     """What a run on a model of this architecture needs.
 
     Prompts and responses are as long as the configuration allows, and every token has a gradient; where a microbatch is
@@ -105,12 +105,12 @@ def footprint(config: RunConfig, architecture: Any) -> Footprint:
     Raises:
         NotEstimatedError: a pass depends on the contents of tensors, or the model cannot be made.
     """
-    with _not_estimated(architecture):
-        return _footprint(config, architecture)
+    with _estimation_errors(architecture):
+        return _estimate(config, architecture)
 
 
 @contextlib.contextmanager
-def _not_estimated(architecture: Any) -> Iterator[None]:
+def _estimation_errors(architecture: Any) -> Iterator[None]:
     """Raise NotEstimatedError, with the first line of the reason, for errors in the code of architectures."""
     try:
         yield
@@ -124,10 +124,10 @@ def _not_estimated(architecture: Any) -> Iterator[None]:
         ) from error
 
 
-def _footprint(config: RunConfig, architecture: Any) -> Footprint:
-    policy = _shapes_alone(config, architecture)
-    with FakeTensorMode(), _LiveBytes(_experts(architecture)) as live:
-        _take_memory(policy.model)
+def _estimate(config: RunConfig, architecture: Any) -> MemoryEstimate:
+    policy = _fake_policy(config, architecture)
+    with FakeTensorMode(), _AllocationCounter(_experts(architecture)) as live:
+        _allocate_on_cpu(policy.model)
         parameters = list(policy.model.parameters())
         trained = policy.trained_parameters()
         weights = live.now
@@ -150,7 +150,7 @@ def _footprint(config: RunConfig, architecture: Any) -> Footprint:
         before = live.start()
         cache = max(rollout_pass(policy, config, *batch) for batch in _sampled_at_once(config))
         rollout = live.most - before
-    return Footprint(
+    return MemoryEstimate(
         parameters=sum(p.numel() for p in parameters),
         trained=sum(p.numel() for p in trained),
         weights=weights,
@@ -180,7 +180,7 @@ def _experts(architecture: Any) -> int | None:
     return next((count for count in counts if isinstance(count, int) and count > 0), None)
 
 
-class _LiveBytes(TorchDispatchMode):
+class _AllocationCounter(TorchDispatchMode):
     """Bytes of the storages that are alive, and the most there were; answers what has no answer without contents.
 
     Every expert has the same number of tokens.
@@ -239,15 +239,15 @@ class _LiveBytes(TorchDispatchMode):
         return self.now
 
 
-def _shapes_alone(config: RunConfig, architecture: Any) -> Policy:
+def _fake_policy(config: RunConfig, architecture: Any) -> Policy:
     """The policy as it is loaded, on a device that holds nothing."""
     with torch.device("meta"):
-        with naming_the_alternative(config.model.attention, f"model.path={config.model.path}"):
+        with suggest_eager_attention(config.model.attention, f"model.path={config.model.path}"):
             model = AutoModelForCausalLM.from_config(
                 architecture, attn_implementation=_attention(config), dtype=torch.float32
             )
         device = choose_device(config.trainer.device)
-        use_own_attention(model, device)
+        use_fast_attention(model, device)
         add_embedding_gradients(model, device)
         model.eval()
         text: Any = None  # nothing is read
@@ -263,7 +263,7 @@ def _attention(config: RunConfig) -> str:
     return "sdpa" if config.model.attention == "flash_attention_2" else config.model.attention
 
 
-def _take_memory(model: torch.nn.Module) -> None:
+def _allocate_on_cpu(model: torch.nn.Module) -> None:
     """Put tensors on the CPU in the place of those on the meta device, one for all that are tied.
 
     Some modules (GPT-J's attention) keep a table of positions as a plain attribute.
@@ -301,7 +301,7 @@ def largest_microbatches(config: RunConfig) -> list[LargestMicrobatch]:
     longest_prompt, longest = rollout.max_prompt_tokens, rollout.max_new_tokens
 
     def sizes_at(response: int, prompt: int) -> list[int]:
-        return fullest(prompts, rollout.group_size, response, prompt, config.trainer)
+        return largest_group_sizes(prompts, rollout.group_size, response, prompt, config.trainer)
 
     def with_rows(rows: int, prompt: int) -> LargestMicrobatch:
         """The longest responses of which at least so many share a pass; more tokens never mean more rows."""
@@ -330,11 +330,11 @@ def largest_microbatches(config: RunConfig) -> list[LargestMicrobatch]:
     if shared and more <= prompts and short_prompt > 0:
         found.append(with_rows(more * rollout.group_size, min(longest_prompt, short_prompt)))
     before = longest_prompt if shared else 0
-    by_products = most_by_products(before) + 1 - (longest_prompt - before)  # its last token is not run
-    if choose_device(config.trainer.device).type == "cpu" and _SHORTEST <= by_products < longest:
-        sizes = sizes_at(by_products, longest_prompt)
+    matmul_tokens = most_matmul_tokens(before) + 1 - (longest_prompt - before)  # its last token is not run
+    if choose_device(config.trainer.device).type == "cpu" and _SHORTEST <= matmul_tokens < longest:
+        sizes = sizes_at(matmul_tokens, longest_prompt)
         if sum(sizes) > rows:
-            found.append(LargestMicrobatch(longest_prompt, by_products, sizes))
+            found.append(LargestMicrobatch(longest_prompt, matmul_tokens, sizes))
     return found
 
 
@@ -365,7 +365,7 @@ def _sampled_at_once(config: RunConfig) -> list[tuple[int, int]]:
     groups = rollout.prompts
     if rollout.batch_responses is not None:
         groups = min(groups, max(1, rollout.batch_responses // rollout.group_size))
-    held_out = held_out_at_once(config)
+    held_out = largest_evaluation_batch(config)
     return [(groups, rollout.group_size), *([(held_out, 1)] if held_out else [])]
 
 

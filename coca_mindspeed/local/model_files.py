@@ -60,7 +60,7 @@ def read_model_config(path: Path, config: ModelConfig, *, where: str = "model.pa
         architecture = AutoConfig.from_pretrained(path, **source).get_text_config()
     except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(f"{where}={path}: its config.json cannot be loaded: {error}") from error
-    if kinds := _layers_with_a_state(architecture):
+    if kinds := _stateful_layers(architecture):
         raise ConfigError(
             f"{where}={path}: expected a model whose layers are full or windowed attention, found "
             f"{architecture.model_type} with {kinds}; sampling and shared prompts know a layer's keys and values alone"
@@ -80,7 +80,7 @@ def _require_model_type(path: Path, config: ModelConfig, where: str) -> None:
         raise ConfigError(f"{where}={path}: expected a model_type in its config.json, found none")
 
 
-def _layers_with_a_state(architecture: Any) -> str:
+def _stateful_layers(architecture: Any) -> str:
     """What a model has other than keys and values of each token in each layer; empty: nothing."""
     listed: list[str] = next((kinds for name in _LAYER_KINDS if (kinds := getattr(architecture, name, None))), [])
     if others := set(listed) - _ATTEND:

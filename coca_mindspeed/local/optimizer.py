@@ -48,12 +48,12 @@ def build_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Opti
         "weight_decay": config.weight_decay,
     }
     if config.name == "adamw_8bit":
-        return _eight_bits(policy, settings)
+        return _build_8_bit(policy, settings)
     fused = policy.device.type in ("cpu", "cuda") or None  # one kernel for all parameters
     return torch.optim.AdamW(policy.trained_parameters(), fused=fused, **settings)
 
 
-def _eight_bits(policy: Policy, settings: dict[str, Any]) -> torch.optim.Optimizer:
+def _build_8_bit(policy: Policy, settings: dict[str, Any]) -> torch.optim.Optimizer:
     bitsandbytes: Any = importlib.import_module("bitsandbytes")
 
     class AdamW(bitsandbytes.optim.AdamW):

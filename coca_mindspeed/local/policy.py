@@ -23,8 +23,8 @@ from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.config.schema import DEVICE_PATTERN, ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.attention import naming_the_alternative, use_own_attention
-from coca_mindspeed.local.lm_head import OutputLayer, add_embedding_gradients
+from coca_mindspeed.local.attention import suggest_eager_attention, use_fast_attention
+from coca_mindspeed.local.lm_head import LMHead, add_embedding_gradients
 from coca_mindspeed.local.model_files import encode_prompts, load_tokenizer
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.tokenization import token_text
@@ -40,10 +40,10 @@ def recompute_layers(model: Any) -> None:
     if not layers:
         raise ValueError(f"a {type(model).__name__} has no layers that can be recomputed")
     for layer in layers:
-        layer.forward = functools.partial(_recomputed, layer.forward)
+        layer.forward = functools.partial(_checkpointed, layer.forward)
 
 
-def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     # Under several names, or under none: architectures differ.
@@ -129,13 +129,13 @@ class Policy:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16)
 
     @cached_property
-    def output_layer(self) -> OutputLayer:
+    def output_layer(self) -> LMHead:
         """The way from hidden states to logits.
 
         Raises:
             ValueError: the model has no linear output layer.
         """
-        return OutputLayer.of(self.model)
+        return LMHead.of(self.model)
 
     @property
     def end_of_turn(self) -> int:
@@ -235,7 +235,7 @@ def load_policy(
         raise ConfigError("model.attention=flash_attention_2: needs the package flash-attn, which is not installed")
     tokenizer = load_tokenizer(path, config, where=where)
     try:
-        with naming_the_alternative(config.attention, f"{where}={path}"):
+        with suggest_eager_attention(config.attention, f"{where}={path}"):
             model, loading = AutoModelForCausalLM.from_pretrained(
                 path,
                 dtype=dtype,
@@ -247,9 +247,9 @@ def load_policy(
             )
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{where}={path}: cannot be loaded as a causal language model: {error}") from error
-    _refuse_partial_weights(model, loading, f"{where}={path}")
+    _check_all_weights_loaded(model, loading, f"{where}={path}")
     model = model.to(device)
-    use_own_attention(model, device)
+    use_fast_attention(model, device)
     add_embedding_gradients(model, device)
     model.eval()  # dropout would make the log-probs of sampling and training differ
     eos_ids = _eos_ids(model, tokenizer)
@@ -259,7 +259,7 @@ def load_policy(
         )
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
     try:
-        text = token_text(tokenizer, len(OutputLayer.of(model).head.weight))
+        text = token_text(tokenizer, len(LMHead.of(model).head.weight))
         policy = Policy(model, tokenizer, text, eos_ids, pad_id, getattr(torch, config.compute_dtype))
         if config.gradient_checkpointing:
             recompute_layers(model)
@@ -289,7 +289,7 @@ def _choose_computation(policy: Policy, config: ModelConfig, where: str) -> None
     )
 
 
-def _refuse_partial_weights(model: Any, loading: Mapping[str, Any], where: str) -> None:
+def _check_all_weights_loaded(model: Any, loading: Mapping[str, Any], where: str) -> None:
     """Transformers only warns of weights that it drew at random or left out; such a model is not the one asked for."""
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
     problems = {

@@ -1,8 +1,4 @@
-"""Prompts of several lengths as one batch, and the pass that puts them into a KV cache.
-
-Chat prompts start alike: the template's opening and the system prompt, of which there are often more tokens than of the
-question.  What all prompts of a batch start with is run once, as each prompt is run once for its whole group.
-"""
+"""Prefill: a batch of prompts into a preallocated KV cache, a common prefix computed once."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -21,47 +17,49 @@ _LEAST_ROOM = 16  # tokens
 _SMALL = 2**24  # bytes of keys or values of a layer; so little is taken for all rows to come at once
 
 
-def growing_cache(config: Any, most: int | None = None) -> DynamicCache:
-    """An empty cache for a model of this configuration; layers with a sliding window keep transformers' own.
+def preallocated_cache(config: Any, most: int | None = None) -> DynamicCache:
+    """An empty cache; layers with a sliding window keep transformers' own.
 
     Args:
         config: the model's.
-        most: tokens that it will ever hold, behind which there need be no room; None: nobody knows.
+        most: most tokens it will hold; None: unknown.
     """
     cache = DynamicCache(config=config)
-    cache.layers = [_GrowingLayer(most) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    cache.layers = [_PreallocatedLayer(most) if type(layer) is DynamicLayer else layer for layer in cache.layers]
     return cache
 
 
 def repeat_rows(cache: DynamicCache, rows: Tensor, of: int, most: int) -> None:
-    """Put rows once more behind those that there are; most often these alone are copied.
+    """Append copies of ``rows``; usually only these are copied.
 
     Args:
         cache: with keys and values.
         rows: int64.
         of: rows that the cache has.
-        most: rows that it will ever have from now on.
+        most: most rows that it will ever have from now on.
     """
     for layer in cache.layers:
-        if isinstance(layer, _GrowingLayer):
+        if isinstance(layer, _PreallocatedLayer):
             layer.repeat_rows(rows, most)
         else:
             layer.batch_select_indices(torch.cat([torch.arange(of, device=rows.device), rows]))
 
 
 def skip_to(cache: DynamicCache, tokens: int) -> int:
-    """Take the room that there is for tokens, up to so many in all, without filling it; the tokens it then holds."""
-    return min((layer.skip_to(tokens) for layer in cache.layers if isinstance(layer, _GrowingLayer)), default=tokens)
+    """Extend the cache to at most ``tokens`` without writing, for memory estimates; return its new length."""
+    return min(
+        (layer.skip_to(tokens) for layer in cache.layers if isinstance(layer, _PreallocatedLayer)), default=tokens
+    )
 
 
 def cache_bytes(cache: DynamicCache) -> int:
-    """Bytes of keys and values, the room for more included."""
+    """Bytes of keys and values, unused capacity included."""
     tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
     return sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None)
 
 
-class _GrowingLayer(DynamicLayer):
-    """Keys and values ``[rows, heads, tokens, size]``, which are the used part of larger buffers."""
+class _PreallocatedLayer(DynamicLayer):
+    """Keys and values ``[rows, heads, tokens, size]`` as views of larger buffers."""
 
     is_initialized: bool
 
@@ -99,7 +97,6 @@ class _GrowingLayer(DynamicLayer):
         self._use(len(indices), self.keys.shape[-2])
 
     def repeat_rows(self, rows: Tensor, most: int) -> None:
-        """See :func:`repeat_rows`."""
         before, used = len(self.keys), self.keys.shape[-2]
         if self._buffers is None or len(self._buffers[0]) < before + len(rows):
             small = most * self.keys[0].nbytes <= _SMALL
@@ -112,18 +109,16 @@ class _GrowingLayer(DynamicLayer):
         self._use(before + len(rows), used)
 
     def skip_to(self, tokens: int) -> int:
-        """See :func:`skip_to`."""
         self._use(len(self.keys), tokens)
         return self.keys.shape[-2]
 
     def _use(self, rows: int, tokens: int) -> None:
-        """Let so much of the buffers be what the layer holds."""
         assert self._buffers is not None
         keys, values = self._buffers
         self.keys, self.values = keys[:rows, :, :tokens], values[:rows, :, :tokens]
 
     def _move(self, tokens: int, repeats: int = 1, more_rows: int = 0) -> None:
-        """Into buffers with room for ``tokens`` and more, each row ``repeats`` times, and for more rows behind them."""
+        """Copy into buffers with room for more than ``tokens``, each row ``repeats`` times, and ``more_rows``."""
         used = self.keys.shape[-2]
         room = max(int(_GROWTH * tokens), tokens + _LEAST_ROOM)
         if self._most is not None:
@@ -142,11 +137,11 @@ _WORTH_A_PASS = 16  # tokens; a shorter start costs more as a pass of its own th
 
 
 class PromptPass(NamedTuple):
-    """What a batch of P prompts left behind.
+    """Result of a prefill of P prompts.
 
     Attributes:
-        output: what ``forward`` made of the prompts' last tokens, ``[P, tokens, ...]``; the last column is their ends.
-        mask: bool ``[P, width]`` of the cache's columns, False where a prompt is padded; None where none is.
+        output: of ``forward`` for the prompts' last tokens, ``[P, tokens, ...]``; the last column is each prompt's end.
+        mask: bool ``[P, width]`` of the cache's columns, False on padding; None without padding.
         lengths: int64 ``[P]``, tokens of each prompt.
         width: columns of the cache.
     """
@@ -197,7 +192,7 @@ def run_prompts(
 
 
 def shared_start(prompts: Sequence[Sequence[int]], sharing: Sharing = "prefix") -> int:
-    """How many tokens all prompts start with, if they are worth a pass; each keeps a token that is its own.
+    """Length of the prompts' common prefix; 0 if it is too short.  Each prompt keeps a token of its own.
 
     Args:
         prompts: token ids, at least one each.
@@ -212,7 +207,7 @@ def shared_start(prompts: Sequence[Sequence[int]], sharing: Sharing = "prefix") 
 
 
 def pad_left(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Prompts as ``[P, longest]`` ids, and their bool mask; no mask where nothing needed padding."""
+    """Prompts as ids ``[P, longest]`` and their bool mask; None without padding."""
     width = max(map(len, prompts))
     ids = torch.tensor([[pad_id] * (width - len(p)) + list(p) for p in prompts], device=device)
     if all(len(p) == width for p in prompts):
@@ -222,7 +217,7 @@ def pad_left(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device
 
 
 def positions_of(mask: Tensor | None, ids: Tensor) -> Tensor:
-    """Positions that start from 0 at each prompt's first real token, int64 ``[rows, tokens]``."""
+    """Positions counted from each prompt's first real token, int64 ``[rows, tokens]``."""
     if mask is None:
         return torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
@@ -232,10 +227,9 @@ def prompt_states(policy: Policy, prompts: Sequence[Sequence[int]], layer: int) 
     """Hidden states of each prompt's last token.
 
     Args:
-        policy: the model; it is not changed.
-        prompts: token ids of n prompts, all in one batch.
-        layer: 0 is the embedding, i the output of block i, negative ones count from the last; Hugging Face models
-            give the last one after the final norm.
+        policy: the model; not changed.
+        prompts: token ids of n prompts, run as one batch.
+        layer: 0 is the embedding, i the output of block i, negative counts from the last.
 
     Returns:
         float32 ``[n, hidden]`` on the CPU.

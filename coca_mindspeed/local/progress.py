@@ -22,7 +22,7 @@ _BAR = 24
 
 
 @dataclass(frozen=True)
-class Shown:
+class ProgressText:
     """What a line says besides how far it is.
 
     Attributes:
@@ -54,7 +54,7 @@ class StepProgress:
         self._live = enabled and console.is_terminal
         self._lines = enabled and not console.is_terminal
         self._bar = Progress(_Line(console), console=console, disable=not self._live)
-        self._task = self._bar.add_task(title, total=total, completed=done, shown=Shown())
+        self._task = self._bar.add_task(title, total=total, completed=done, shown=ProgressText())
         self._show_from = time.monotonic() + patience
         self._last_tenth = self._tenth(done)
         self._said = self._since = time.monotonic()
@@ -71,13 +71,13 @@ class StepProgress:
     ) -> None:
         self._bar.stop()
 
-    def show(self, step: int, shown: Shown | str = "") -> None:
+    def show(self, step: int, shown: ProgressText | str = "") -> None:
         """Show that ``step`` steps are done."""
         if isinstance(shown, str):
-            shown = Shown(shown, (shown,) if shown else ())
+            shown = ProgressText(shown, (shown,) if shown else ())
         now = time.monotonic()
         if step > self._done:
-            self._told(step - self._done, now - self._since)
+            self._record_pace(step - self._done, now - self._since)
             self._done, self._since = step, now
         left = self._pace.left(step) if step < self._total else None
         # rich's own estimate forgets what is older than half a minute, which one step of a large model may take.
@@ -96,7 +96,7 @@ class StepProgress:
     def busy(self, text: str) -> None:
         """Show what a long step is doing; in a log file at most once in ten seconds."""
         if self._live:
-            self._bar.update(self._task, shown=Shown(text, (text,)))
+            self._bar.update(self._task, shown=ProgressText(text, (text,)))
         elif self._lines and time.monotonic() >= self._said + 10:
             self._said = time.monotonic()
             print(f"{self._title} {text}", file=sys.stderr, flush=True)
@@ -108,7 +108,7 @@ class StepProgress:
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def _told(self, steps: int, seconds: float) -> None:
+    def _record_pace(self, steps: int, seconds: float) -> None:
         """So many steps took so long."""
         self._pace.add(steps, seconds)
 
@@ -133,11 +133,11 @@ class _Line(ProgressColumn):
         """The line in ``width`` columns."""
         total = int(task.total or 0)
         head, count = str(task.description), f"{int(task.completed)}/{total}"
-        shown: Shown = task.fields["shown"]
+        shown: ProgressText = task.fields["shown"]
         if width >= _WIDE and len(head) + len(count) + len(shown.full) + 3 <= width:
             parts = [shown.full] if shown.full else []
         else:
-            parts = _that_fit(shown.short, width - len(head) - len(count) - 2)
+            parts = _fitting(shown.short, width - len(head) - len(count) - 2)
         ends = task.fields.get("ends")
         left = "" if ends is None else f"{duration(max(0.0, ends - time.monotonic()))} left"
         room = width - len(" ".join([head, count, *parts]))
@@ -149,7 +149,7 @@ class _Line(ProgressColumn):
         return " ".join([head, count, *parts])
 
 
-def _that_fit(parts: Sequence[str], width: int) -> list[str]:
+def _fitting(parts: Sequence[str], width: int) -> list[str]:
     chosen: list[str] = []
     for part in parts:
         if len(" ".join([*chosen, part])) > width:
@@ -158,7 +158,7 @@ def _that_fit(parts: Sequence[str], width: int) -> list[str]:
     return chosen
 
 
-class ImitationProgress(StepProgress):
+class SFTProgress(StepProgress):
     """Progress of supervised training."""
 
     def __init__(self, total: int, enabled: bool, done: int = 0, *, stage: str = "warm-up") -> None:
@@ -219,7 +219,7 @@ class TrainingProgress(StepProgress):
                 short.append(f"{short_name} {mean:.0f}" if count else f"{short_name} {mean:.2f}")
         steps = len(self._rows)
         whose = f"mean of {steps} steps: " if steps > 1 else ""
-        self.show(step, Shown(whose + "  ".join(full), (f"mean {short[0]}", *short[1:]) if short else ()))
+        self.show(step, ProgressText(whose + "  ".join(full), (f"mean {short[0]}", *short[1:]) if short else ()))
 
-    def _told(self, steps: int, seconds: float) -> None:
+    def _record_pace(self, steps: int, seconds: float) -> None:
         """The steps say themselves how long they took, and what of it was an evaluation."""

@@ -200,7 +200,7 @@ def _differs(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str,
     return next(_changes(_saved(found), config), None) is not None or found.marker.get("data") != data
 
 
-def refuse_another_run(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
+def check_same_run(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
     """Refuse to go on with a run under settings or on records by which its steps would have been others.
 
     Raises:
@@ -216,17 +216,17 @@ def refuse_another_run(found: FoundRun, config: RunConfig, data: Mapping[str, Ma
             f"{found.config_path}: the run to resume has {key}={before!r}, found {now!r}; only "
             f"{', '.join(_MAY_CHANGE)}, trainer.steps and data.epochs may change when a run is resumed"
         )
-    _refuse_another_length(found, saved, config)
+    _check_same_length(found, saved, config)
     for name, digest in data.items():
         before = found.marker.get("data", {}).get(name)
         if before != digest:
             raise ConfigError(
                 f"--output {found.path}: the records of data.{name} are not those that the run to resume read: "
-                f"{_described(before)} then, {_described(digest)} now; put the file back as it was, or start a new run"
+                f"{_describe(before)} then, {_describe(digest)} now; put the file back as it was, or start a new run"
             )
 
 
-def refuse_other_prompts(found: FoundRun, prompt_sha256: str) -> None:
+def check_same_prompt(found: FoundRun, prompt_sha256: str) -> None:
     """Refuse to go on with a run whose first prompt was rendered otherwise.
 
     Args:
@@ -253,7 +253,7 @@ def stored_prompt_date(found: FoundRun) -> str | None:
     return date
 
 
-def _refuse_another_length(found: FoundRun, saved: RunConfig, config: RunConfig) -> None:
+def _check_same_length(found: FoundRun, saved: RunConfig, config: RunConfig) -> None:
     before, now = saved.trainer.steps, config.trainer.steps
     if before == now:
         return
@@ -310,5 +310,5 @@ def _changes(saved: RunConfig, config: RunConfig) -> Iterator[tuple[str, Any, An
             yield section, before[section], values
 
 
-def _described(digest: Mapping[str, Any] | None) -> str:
+def _describe(digest: Mapping[str, Any] | None) -> str:
     return "none" if digest is None else f"{digest['records']} records, SHA-256 {digest['sha256'][:12]}"

@@ -14,7 +14,7 @@ from torch import Tensor
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.local.lm_head import TokenScores, entropy_of
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prefill import cache_bytes, growing_cache, repeat_rows, run_prompts, skip_to
+from coca_mindspeed.local.prefill import cache_bytes, preallocated_cache, repeat_rows, run_prompts, skip_to
 
 _SHRINK_AT = 0.9  # of the rows: so few in use, and the others leave; each time copies the cache
 _MORE_THAN_A_VOCABULARY = 2**32
@@ -34,7 +34,7 @@ class NextStep(NamedTuple):
     token: Tensor
 
 
-class Branches:
+class SharedRows:
     """Which row of a decoder each unfinished response goes on from.
 
     Attributes:
@@ -79,7 +79,7 @@ class NoDistributionError(TrainingError):
     """No token can be drawn: probabilities are not finite, or all of them are 0."""
 
 
-def draw_tokens(
+def sample_tokens(
     probabilities: Tensor, generator: torch.Generator | None = None, row_of: Tensor | None = None
 ) -> Tensor:
     """Tokens ``[draws, 1]`` by probabilities ``[rows, vocabulary]``; never one whose probability is 0.
@@ -96,15 +96,15 @@ def draw_tokens(
         row_of = torch.arange(len(probabilities), device=probabilities.device)
     if probabilities.shape[1] < _LARGE:
         uniform = torch.rand(len(row_of), 1, generator=generator, device=probabilities.device)
-        return _draw(_running_sums(probabilities), uniform, row_of)
+        return _inverse_cdf(_running_sums(probabilities), uniform, row_of)
     blocks = _running_sums(_block_sums(probabilities))
     # Two numbers: the digits of one would not reach to the tokens of a block that is improbable.
     uniform = torch.rand(len(row_of), 2, generator=generator, device=probabilities.device)
-    block = _draw(blocks, uniform[:, :1], row_of)
+    block = _inverse_cdf(blocks, uniform[:, :1], row_of)
     token = block * _BLOCK + torch.arange(_BLOCK, device=probabilities.device)
     inside = token < probabilities.shape[1]
     of_block = probabilities[row_of[:, None], token.where(inside, 0)].where(inside, 0.0)
-    return token.gather(1, _draw(_running_sums(of_block), uniform[:, 1:]))
+    return token.gather(1, _inverse_cdf(_running_sums(of_block), uniform[:, 1:]))
 
 
 def _block_sums(probabilities: Tensor) -> Tensor:
@@ -126,13 +126,13 @@ def _running_sums(weights: Tensor) -> Tensor:
     return weights.cumsum(dim=1)
 
 
-def _draw(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> Tensor:
+def _inverse_cdf(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> Tensor:
     """The index ``[draws, 1]`` at which a row of ``sums`` passes a uniform share ``[draws, 1]`` of its last.
 
     Args:
         sums: of weights ``[rows, n]``, each with those before it.
         uniform: from 0 to 1.
-        row_of: as in :func:`draw_tokens`.
+        row_of: as in :func:`sample_tokens`.
     """
     total = sums[:, -1:].contiguous()
     if bool((~((total > 0) & total.isfinite())).any()):
@@ -232,7 +232,7 @@ def _sample_batch(
     eos_ids = torch.tensor(policy.eos_ids, device=device)
 
     decoder = Decoder(policy, prompts, max_new_tokens)
-    branches = Branches(len(prompts), group_size, device)
+    branches = SharedRows(len(prompts), group_size, device)
     row = torch.arange(rows, device=device)  # where each response that goes on belongs in the results
     for t in range(max_new_tokens):
         token, scores = draw(policy, decoder.logits, temperature, generator, branches.row_of)
@@ -278,7 +278,7 @@ def draw(
     probabilities = distribution.exp()
     if row_of is None:
         row_of = torch.arange(len(logits), device=logits.device)
-    token = draw_tokens(probabilities, generator, row_of)
+    token = sample_tokens(probabilities, generator, row_of)
     return token, TokenScores(distribution[row_of[:, None], token], entropy_of(distribution, probabilities)[row_of])
 
 
@@ -295,7 +295,9 @@ class Decoder:
         """
         self._layer, self._rows = policy.output_layer, len(prompts)
         longest = max(map(len, prompts))
-        self._cache = growing_cache(policy.model.config, None if max_new_tokens is None else longest + max_new_tokens)
+        self._cache = preallocated_cache(
+            policy.model.config, None if max_new_tokens is None else longest + max_new_tokens
+        )
         started = run_prompts(
             self._layer.hidden_states,
             prompts,
@@ -405,7 +407,7 @@ class TokenStream(Iterator[SampledToken]):
             if self._temperature == 0:
                 token = distribution.argmax(dim=-1, keepdim=True)
             else:
-                token = draw_tokens(distribution.exp(), self._generator)
+                token = sample_tokens(distribution.exp(), self._generator)
             self._last = token
             values, ids = distribution[0].topk(min(self._top, distribution.shape[-1]))
             sampled = int(token)

@@ -20,7 +20,7 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.checkpoint import Checkpoint, check_space, export_model, rehearse_saving, remove_leftovers
+from coca_mindspeed.local.checkpoint import Checkpoint, check_saveable, check_space, export_model, remove_leftovers
 from coca_mindspeed.local.confidence_start import CONFIDENCE_START, MODEL, check_enough_questions, start_confidences
 from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.logging import require_loggers
@@ -37,16 +37,16 @@ from coca_mindspeed.local.preflight import (
     emulated_dtype,
     ordinary_pad_token,
 )
-from coca_mindspeed.local.progress import ImitationProgress
+from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import (
     FoundRun,
+    check_same_prompt,
+    check_same_run,
     check_writable,
     claim,
     find_run,
     hold,
     records_digest,
-    refuse_another_run,
-    refuse_other_prompts,
     stored_prompt_date,
 )
 from coca_mindspeed.local.schedule import derived_seed
@@ -157,14 +157,14 @@ class LocalRun:
         self._sft_records = read_warm_up_records(config)
         data = {"train": train, "evaluate": evaluate, **({"warm_up": self._sft_records} if self._sft_records else {})}
         self._digests = {name: records_digest(records) for name, records in data.items()}
-        refuse_another_run(found, config, self._digests)
+        check_same_run(found, config, self._digests)
         check_writable(output)
         self._grader = build_grader(config.data.grader, config.data.grader_options)
         self._open.callback(self._grader.close)
         check_records(self._grader, record_sources(config.data, train, evaluate))
         records = [*train, *evaluate, *self._sft_records]
         self._prompt_sha256 = _check_prompts(config, found, records, self._show_progress)
-        refuse_other_prompts(found, self._prompt_sha256)
+        check_same_prompt(found, self._prompt_sha256)
         if config.model.path is not None:
             refuse_what_cannot_fit(_asking_no_more_than(config, len(evaluate)), Path(config.model.path), self._device)
 
@@ -173,7 +173,7 @@ class LocalRun:
             remove_leftovers(output)
         # Another process may have come first, and a checkpoint may have been put back.
         self._found = find_run(output, **self._flags)
-        refuse_another_run(self._found, config, self._digests)
+        check_same_run(self._found, config, self._digests)
 
     def load(self) -> Policy:
         """Load the checkpoint, the model of ``model.path`` or the warmed-up tiny model; write the run's marker."""
@@ -187,7 +187,7 @@ class LocalRun:
             return policy
         path, where = _model_path(config, found)
         policy = self._load_policy(path, where)
-        rehearse_saving(policy, f"{where}={path}")
+        check_saveable(policy, f"{where}={path}")
         self._check_space(policy)
         self._claim()
         return policy
@@ -238,8 +238,8 @@ class LocalRun:
     def _with_adapters(self, policy: Policy) -> Policy:
         if policy.adapters is None:
             add_adapters(policy, self.config.model.lora, derived_seed(self.config.seed, "adapters"))
-            if policy.adapters is not None and self._found.newest is not None:
-                load_adapters(policy, self._found.newest.adapters)
+            if self.resume_from is not None and self.config.model.lora.rank is not None:
+                load_adapters(policy, self.resume_from.adapters)
         return policy
 
     def _check_space(self, policy: Policy) -> None:
@@ -368,7 +368,7 @@ def warm_start(
         untrained = output / "untrained"
         write_tiny_model(untrained, derived_seed(config.seed, "weights"), symbols)
         policy = load_policy(untrained, config.model, device, where="tiny model")
-        with ImitationProgress(config.warm_up.steps, show_progress) as progress:
+        with SFTProgress(config.warm_up.steps, show_progress) as progress:
             warm_up(policy, train, config.method.training_method, config.warm_up, config.seed, progress.advance)
         export_model(policy, path)
     return path

@@ -37,7 +37,7 @@ from coca_mindspeed.local.update import NotFiniteError, update_policy
 from coca_mindspeed.scoring.metrics import HealthWarnings
 from coca_mindspeed.utils.eta import STEPS
 
-_NEED_LESS = (
+_MEMORY_ADVICE = (
     "trainer.microbatch_tokens or trainer.microbatch_prompts bounds what an update holds, "
     "model.gradient_checkpointing=true lowers it, and rollout.batch_responses bounds a rollout; "
     "coca-mindspeed check says how much each needs"
@@ -93,7 +93,7 @@ class Trainer:
         interval = self.config.evaluation.interval if self.evaluate_records else 0
         before = log.last_rows(max(MEAN_OF, STEPS, interval))
         self._progress = TrainingProgress(self.total_steps, self.show_progress, start, before, interval=interval)
-        with saying_what_is_saved(self._what_is_saved, "go on with --resume"), stop_request() as stop, self._progress:
+        with saying_what_is_saved(self._saved_state, "go on with --resume"), stop_request() as stop, self._progress:
             try:
                 for step in range(start, self.total_steps):
                     stage, stage_step = divmod(step, self.config.trainer.steps)
@@ -103,17 +103,17 @@ class Trainer:
                         metrics, timing = self._step(step, stage, stage_step, optimizer, log)
                         log.write(step + 1, metrics, timing)
                     except NoDistributionError as error:
-                        raise TrainingError(f"step {step + 1}: {error}\n{self._how_to_go_on()}") from error
+                        raise TrainingError(f"step {step + 1}: {error}\n{self._resume_hint()}") from error
                     except (MemoryError, RuntimeError) as error:
                         if not _out_of_memory(error):
                             raise
                         what = (str(error) or "nothing more is said").splitlines()[0]
                         where = self._last_good_checkpoint()
                         raise TrainingError(
-                            f"step {step + 1}: out of memory ({what})\n{_NEED_LESS}\n{where}"
+                            f"step {step + 1}: out of memory ({what})\n{_MEMORY_ADVICE}\n{where}"
                         ) from error
                     except LogError as error:
-                        raise TrainingError(f"step {step + 1}: {error}\n{self._how_to_go_on()}") from error
+                        raise TrainingError(f"step {step + 1}: {error}\n{self._resume_hint()}") from error
                     self._progress.advance(step + 1, metrics, timing)
                     if warning := self._health.after_step(step + 1, metrics):
                         self._progress.note(warning)
@@ -138,7 +138,7 @@ class Trainer:
         # safetensors raises errors of its own, with the system's message inside.
         except Exception as error:
             raise TrainingError(
-                f"the trained model could not be written to {self.output / 'model'}: {error}\n{self._how_to_go_on()}"
+                f"the trained model could not be written to {self.output / 'model'}: {error}\n{self._resume_hint()}"
             ) from error
 
     @property
@@ -254,12 +254,12 @@ class Trainer:
         saved = list_checkpoints(self.checkpoints)
         return f"the last good checkpoint is {saved[-1].path}" if saved else "no checkpoint was written before it"
 
-    def _how_to_go_on(self) -> str:
+    def _resume_hint(self) -> str:
         """The last checkpoint and ``--resume``, or that there is nothing to resume from."""
         go_on = "; go on with --resume" if list_checkpoints(self.checkpoints) else ", so the run has to start again"
         return f"{self._last_good_checkpoint()}{go_on}"
 
-    def _what_is_saved(self) -> str:
+    def _saved_state(self) -> str:
         saved = list_checkpoints(self.checkpoints)
         if not saved:
             return "stopped in the middle of a step, before the first checkpoint"

@@ -87,7 +87,9 @@ def microbatches(
     return [_microbatch(part, group_size) for part in best.parts]
 
 
-def fullest(prompts: int, group_size: int, length: int, prompt_length: int, config: TrainerConfig) -> list[int]:
+def largest_group_sizes(
+    prompts: int, group_size: int, length: int, prompt_length: int, config: TrainerConfig
+) -> list[int]:
     """Group sizes of the microbatch that holds the most, where responses and prompts are all as long as these.
 
     None of a step with shorter ones among them has more rows of this length.
@@ -173,7 +175,7 @@ def _cut(rows: Sequence[int], sizes: _Sizes) -> _Split:
     return _Split(int(costs[-1]), parts[::-1])
 
 
-class _Part(NamedTuple):
+class _MicrobatchResult(NamedTuple):
     """What a microbatch contributes: its objective, and the sum of each segment's entropies."""
 
     objective: Objective
@@ -201,7 +203,7 @@ def update_policy(
     for group in optimizer.param_groups:
         group["lr"] = lr
     losses, norms = [], []
-    every_part: list[_Part] = []
+    every_part: list[_MicrobatchResult] = []
     for _ in range(config.trainer.epochs):
         for minibatch in minibatches_of(len(experience.graded.records), config):
             parts = _accumulate_gradient(policy, experience, minibatch, config)
@@ -228,7 +230,7 @@ def update_policy(
 
 def _accumulate_gradient(
     policy: Policy, experience: Experience, minibatch: Sequence[int], config: RunConfig
-) -> list[_Part]:
+) -> list[_MicrobatchResult]:
     """Backward passes over one minibatch's microbatches; their losses and gradients add up to the minibatch's."""
     samples, group = experience.graded.samples, config.rollout.group_size
     lengths = samples.lengths.tolist()
@@ -250,7 +252,7 @@ def _accumulate_gradient(
         )
         objective, scores = responses.backward(objective_of)
         confidence, answer = (scores.entropy.masked_fill(~mask, 0.0).sum() for mask in masks)
-        parts.append(_Part(objective, (confidence, answer)))
+        parts.append(_MicrobatchResult(objective, (confidence, answer)))
     return parts
 
 

@@ -285,7 +285,7 @@ def shapes_alone(kind, device, dtype, recompute, monkeypatch):
     run = compose_run("demo", ["model.path=somewhere", "rollout.max_prompt_tokens=512", *keys]).run
     architecture, heads = SHAPES[kind]
     shape = {"hidden_size": 64, "intermediate_size": 192, "num_hidden_layers": 2, **heads}
-    return run, footprints._shapes_alone(run, AutoConfig.for_model(architecture, vocab_size=300, **shape))
+    return run, footprints._fake_policy(run, AutoConfig.for_model(architecture, vocab_size=300, **shape))
 
 
 def needed(policy, batch, live):
@@ -305,8 +305,8 @@ def test_a_token_before_a_row_needs_no_more_than_it_costs(kind, device, dtype, r
     """Beside a token that is run; of what is estimated by shapes."""
     run, policy = shapes_alone(kind, device, dtype, recompute, monkeypatch)
     rows, need = 32, []
-    with FakeTensorMode(), footprints._LiveBytes() as live:
-        footprints._take_memory(policy.model)
+    with FakeTensorMode(), footprints._AllocationCounter() as live:
+        footprints._allocate_on_cpu(policy.model)
         for prompt, response in ((100, 100), (200, 100), (100, 200)):
             microbatch = footprints.LargestMicrobatch(prompt, response, [rows])
             need.append(needed(policy, footprints.responses_of(policy, microbatch, run), live))
@@ -328,8 +328,8 @@ def test_the_passes_need_no_more_memory_than_one_would(kind, device, dtype, prom
     # A GPU's pass costs as much as more tokens than there are here.
     cost = dataclasses.replace(pass_cost(torch.device(device), run), each=128)
     random, groups, several = np.random.default_rng(0), 6, 0
-    with FakeTensorMode(), footprints._LiveBytes() as live:
-        footprints._take_memory(policy.model)
+    with FakeTensorMode(), footprints._AllocationCounter() as live:
+        footprints._allocate_on_cpu(policy.model)
         # Responses of any length, or nearly all of them short.
         for alike, (longest, share) in itertools.product([4, 40], [(120, 1), (200, 0.1)]):
             lengths = random.integers(2, longest, size=8 * groups)

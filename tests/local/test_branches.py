@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local import sampler
 from coca_mindspeed.local.policy import load_policy
-from coca_mindspeed.local.sampler import Branches, NextStep
+from coca_mindspeed.local.sampler import NextStep, SharedRows
 from tests.local.models_for_tests import write_random_model
 
 CPU = torch.device("cpu")
@@ -25,7 +25,7 @@ def all_of(count):
 
 def test_by_hand():
     """Two prompts with four responses each."""
-    branches = Branches(2, 4, CPU)
+    branches = SharedRows(2, 4, CPU)
     assert branches.row_of.tolist() == [0, 0, 0, 0, 1, 1, 1, 1]
     # All begin alike: nothing is copied, and two rows run.
     keep, repeat, token = branches.go_on(all_of(8), column(*[7] * 8))
@@ -54,7 +54,7 @@ def test_by_hand():
 
 
 def test_few_empty_rows_stay():
-    branches = Branches(20, 1, CPU)
+    branches = SharedRows(20, 1, CPU)
     going = all_of(20)
     going[3] = False
     keep, repeat, token = branches.go_on(going, column(*range(100, 120)))
@@ -69,7 +69,7 @@ def test_a_row_is_what_its_responses_have_said(data):
     prompts, group = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
     said = [(f"prompt {n // group}",) for n in range(prompts * group)]  # of the responses that go on
     rows = [(f"prompt {n}",) for n in range(prompts)]  # of the decoder
-    branches = Branches(prompts, group, CPU)
+    branches = SharedRows(prompts, group, CPU)
     vocabulary = st.sampled_from([0, 3, 151_935])
     for _ in range(data.draw(st.integers(1, 8))):
         tokens = data.draw(st.lists(vocabulary, min_size=len(said), max_size=len(said)))
@@ -113,7 +113,7 @@ def test_the_same_noise_draws_the_same_responses_as_rows_of_their_own(tmp_path, 
         ), sum(ran)
 
     found, rows = sample()
-    monkeypatch.setattr(sampler, "Branches", RowsOfTheirOwn)
+    monkeypatch.setattr(sampler, "SharedRows", RowsOfTheirOwn)
     plain, all_rows = sample()
     assert rows < 0.8 * all_rows, "at this temperature responses begin alike"
     assert torch.equal(found.token_ids, plain.token_ids)

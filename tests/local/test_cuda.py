@@ -12,7 +12,7 @@ from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import load_policy
-from coca_mindspeed.local.sampler import draw_tokens, sample_responses
+from coca_mindspeed.local.sampler import sample_responses, sample_tokens
 from coca_mindspeed.utils.tokenization import token_text
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import rows, train
@@ -77,7 +77,7 @@ def test_of_a_single_row_only_what_has_a_probability_is_drawn(vocabulary):
         probabilities = torch.rand(1, vocabulary, generator=random, device="cuda")
         probabilities[torch.rand(1, vocabulary, generator=random, device="cuda") < 0.9] = 0
         row_of = torch.zeros(10_000, dtype=torch.int64, device="cuda")
-        found = draw_tokens(probabilities, random, row_of)[:, 0]
+        found = sample_tokens(probabilities, random, row_of)[:, 0]
         assert bool((probabilities[0, found] > 0).all())
 
 

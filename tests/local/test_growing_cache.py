@@ -5,10 +5,10 @@ import torch
 from transformers import DynamicCache, Gemma2Config, LlamaConfig
 
 from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.local import prefill as growing_caches
+from coca_mindspeed.local import prefill as prefill
 from coca_mindspeed.local import sampler
 from coca_mindspeed.local.policy import load_policy
-from coca_mindspeed.local.prefill import cache_bytes, growing_cache, repeat_rows
+from coca_mindspeed.local.prefill import cache_bytes, preallocated_cache, repeat_rows
 from tests.local.models_for_tests import write_random_model
 
 CONFIG = LlamaConfig(num_hidden_layers=2)
@@ -35,7 +35,9 @@ def grow(cache, steps, seed=0):
 
 
 def test_it_holds_what_the_plain_cache_holds():
-    for found, expected in zip(grow(growing_cache(CONFIG), 60), grow(DynamicCache(config=CONFIG), 60), strict=True):
+    for found, expected in zip(
+        grow(preallocated_cache(CONFIG), 60), grow(DynamicCache(config=CONFIG), 60), strict=True
+    ):
         assert torch.equal(found[0], expected[0])
         assert torch.equal(found[1], expected[1])
 
@@ -43,7 +45,7 @@ def test_it_holds_what_the_plain_cache_holds():
 def test_rows_that_are_repeated_are_those_of_the_plain_cache():
     """Some several times, and in the layers with a sliding window, which transformers keeps, as well."""
     config = Gemma2Config(num_hidden_layers=2, sliding_window=5)
-    caches = [growing_cache(config), DynamicCache(config=config)]
+    caches = [preallocated_cache(config), DynamicCache(config=config)]
     rows = 3
     for step, again in enumerate([[0], [], [1, 1, 3], [6, 0, 2, 4, 5, 5], [], [12]]):
         for layer in range(2):
@@ -60,8 +62,8 @@ def test_rows_that_are_repeated_are_those_of_the_plain_cache():
 
 @pytest.mark.parametrize(("small", "moves"), [(0, 3), (2**24, 1)])  # to 16, 32 and 64 rows, or to all at once
 def test_rows_to_come_have_room(small, moves, monkeypatch):
-    monkeypatch.setattr(growing_caches, "_SMALL", small)
-    cache = growing_cache(LlamaConfig(num_hidden_layers=1), 20)
+    monkeypatch.setattr(prefill, "_SMALL", small)
+    cache = preallocated_cache(LlamaConfig(num_hidden_layers=1), 20)
     cache.update(*states(8, 5, 0), 0)
     places = []
     for _ in range(56):
@@ -73,11 +75,11 @@ def test_rows_to_come_have_room(small, moves, monkeypatch):
 
 
 def test_most_steps_leave_the_cache_in_its_place():
-    cache = growing_cache(CONFIG)
+    cache = preallocated_cache(CONFIG)
     places = {keys.data_ptr() for keys, _ in grow(cache, 4)}
     assert len(places) == 2  # one a layer
     assert cache.get_seq_length() == 11
-    long = growing_cache(CONFIG)
+    long = preallocated_cache(CONFIG)
     for layer in range(2):
         long.update(*states(1, 7, layer), layer)
     long.batch_repeat_interleave(2)
@@ -90,7 +92,7 @@ def test_most_steps_leave_the_cache_in_its_place():
 
 def test_sliding_layers_stay_transformers_own():
     config = Gemma2Config(num_hidden_layers=4, sliding_window=5)
-    kinds = [layer.is_sliding for layer in growing_cache(config).layers]
+    kinds = [layer.is_sliding for layer in preallocated_cache(config).layers]
     assert kinds == [layer.is_sliding for layer in DynamicCache(config=config).layers]
     assert any(kinds)
     assert not all(kinds)
@@ -102,7 +104,7 @@ def test_the_same_seed_samples_the_same_responses_as_with_the_plain_cache(tmp_pa
     policy = load_policy(write_random_model(tmp_path / "m", architecture), ModelConfig(), torch.device("cpu"))
     arguments = {"group_size": 8, "max_new_tokens": 40, "temperature": 1.0}
     found = sampler.sample_responses(policy, prompts, generator=torch.Generator().manual_seed(0), **arguments)
-    monkeypatch.setattr(sampler, "growing_cache", lambda config, most: DynamicCache(config=config))
+    monkeypatch.setattr(sampler, "preallocated_cache", lambda config, most: DynamicCache(config=config))
     expected = sampler.sample_responses(policy, prompts, generator=torch.Generator().manual_seed(0), **arguments)
     assert torch.equal(found.token_ids, expected.token_ids)
     torch.testing.assert_close(found.log_probs, expected.log_probs, atol=1e-5, rtol=1e-5)

@@ -14,7 +14,7 @@ from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import optimizer as optimizer_module
 from coca_mindspeed.local.checkpoint import list_checkpoints
-from coca_mindspeed.local.memory import footprint
+from coca_mindspeed.local.memory import estimate_memory
 from coca_mindspeed.local.optimizer import build_optimizer, moments_bytes, require_optimizer, step_bytes
 from coca_mindspeed.local.policy import load_policy
 from tests.local.models_for_tests import write_random_model
@@ -64,7 +64,7 @@ def test_an_older_release_and_other_devices_are_refused(monkeypatch):
 
 
 def test_moments_and_the_memory_of_a_step_by_hand():
-    plain, eight = (footprint(run_of("trainer.device=cpu", *more), LLAMA) for more in ((), (EIGHT,)))
+    plain, eight = (estimate_memory(run_of("trainer.device=cpu", *more), LLAMA) for more in ((), (EIGHT,)))
     head, small = 300 * 32, plain.parameters - 2 * 300 * 32  # no matrix of the one layer has 4,096 numbers
     assert plain.moments == 8 * plain.parameters
     # The head's two moments in a byte each, with a scale for each begun block of 256; the embedding's stay as they are.

@@ -21,7 +21,7 @@ from transformers import (
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.lm_head import OutputLayer
+from coca_mindspeed.local.lm_head import LMHead
 from coca_mindspeed.local.log_probs import response_scores
 from coca_mindspeed.local.policy import load_policy
 from tests.local.models_for_tests import set_chunk_of, write_random_model
@@ -82,7 +82,7 @@ def test_chunks_equal_all_logits_at_once(name, chunks_of_7):
     gradients = {key: p.grad.clone() for key, p in model.named_parameters()}
     model.zero_grad()
 
-    layer = OutputLayer.of(model)
+    layer = LMHead.of(model)
     assert not layer.fits_one_chunk(33)
     scores = layer.scores(layer.hidden_states(input_ids=ids, use_cache=False)[:, :-1], ids[:, 1:], as_policy)
     (scores.log_probs * weights).sum().backward()
@@ -116,7 +116,7 @@ def test_a_loss_known_beforehand_has_the_gradient_of_all_logits_at_once(name, ch
     gradients = {key: p.grad.clone() for key, p in model.named_parameters()}
     model.zero_grad()
 
-    layer = OutputLayer.of(model)
+    layer = LMHead.of(model)
     states = layer.hidden_states(input_ids=ids, use_cache=False)[:, :-1]
     loss, scores = layer.backward(states, ids[:, 1:], as_policy, lambda found: clipped(found, old, advantages))
     assert float(loss) == pytest.approx(float(clipped(expected, old, advantages).detach()), rel=1e-5)
@@ -141,7 +141,7 @@ def test_a_loss_known_beforehand_has_the_gradient_of_all_logits_at_once(name, ch
 @pytest.mark.parametrize("known", [False, True])
 def test_the_logits_of_a_known_loss_are_made_once(known, chunks_of_7):
     chunks_of_7(61)
-    layer, products = OutputLayer.of(random_model("tied")), []
+    layer, products = LMHead.of(random_model("tied")), []
     states, tokens = torch.randn(21, 32, requires_grad=True), torch.randint(1, 61, (21,))
 
     class Count(torch.utils._python_dispatch.TorchDispatchMode):
@@ -161,7 +161,7 @@ def test_the_logits_of_a_known_loss_are_made_once(known, chunks_of_7):
 
 def test_a_frozen_head_gets_no_gradient(chunks_of_7):
     chunks_of_7(61)
-    layer = OutputLayer.of(random_model("untied"))
+    layer = LMHead.of(random_model("untied"))
     layer.head.weight.requires_grad_(False)
     states = torch.randn(20, 32, requires_grad=True)
     layer.scores(states, torch.arange(20), as_policy).log_probs[1:].sum().backward()
@@ -204,7 +204,7 @@ def test_the_update_by_chunks(tmp_path, architecture, dtype, share_prompts, monk
 def test_no_tensor_holds_the_logits_of_all_tokens(known, chunks_of_7):
     """Neither what the backward pass keeps, nor what either pass makes."""
     chunks_of_7(61)
-    layer = OutputLayer.of(random_model("tied"))
+    layer = LMHead.of(random_model("tied"))
     states, tokens = torch.randn(200, 32, requires_grad=True), torch.randint(1, 61, (200,))
     largest, weights = 0, layer.head.weight.untyped_storage().data_ptr()
 
@@ -229,7 +229,7 @@ def test_no_tensor_holds_the_logits_of_all_tokens(known, chunks_of_7):
 
 def test_a_gradient_that_is_not_finite_is_seen(chunks_of_7):
     chunks_of_7(61)
-    layer = OutputLayer.of(random_model("tied"))
+    layer = LMHead.of(random_model("tied"))
     states = torch.randn(20, 32, requires_grad=True)
     (layer.scores(states, torch.arange(1, 21), as_policy).log_probs * math.nan).sum().backward()
     assert bool(states.grad.isnan().any())

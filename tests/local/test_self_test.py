@@ -9,7 +9,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import self_test
-from coca_mindspeed.local.attention import use_own_attention
+from coca_mindspeed.local.attention import use_fast_attention
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.lora import add_adapters
 from coca_mindspeed.local.policy import Policy, load_policy, recompute_layers
@@ -117,7 +117,7 @@ def model_of(name, attention=None):
 
 def policy_of(name):
     model = model_of(name)
-    use_own_attention(model, CPU)
+    use_fast_attention(model, CPU)
     return Policy(model, None, None, (1,), 0)
 
 

@@ -19,7 +19,7 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, GradingError
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.local.experience import held_out_at_once
+from coca_mindspeed.local.experience import largest_evaluation_batch
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.model_files import (
     context_limit,
@@ -439,7 +439,7 @@ def test_a_baseline_checks_before_it_loads_and_claims(tmp_path, model, capsys, m
     bad = write_rows(tmp_path / "bad.jsonl", [*QUESTIONS, {"question": "q", "answer": "1", "category": "factual"}])
     long = write_rows(tmp_path / "long.jsonl", [*QUESTIONS, {"question": "long " * 3000, "answer": "1"}])
     others = [{**row, "question": f"Once more: {row['question']}"} for row in QUESTIONS]
-    lessons = write_rows(tmp_path / "lessons.jsonl", others)
+    examples = write_rows(tmp_path / "examples.jsonl", others)
     bad_lessons = write_rows(
         tmp_path / "bad_lessons.jsonl", [*others, {"question": "q", "answer": "1", "category": "factual"}]
     )
@@ -466,7 +466,7 @@ def test_a_baseline_checks_before_it_loads_and_claims(tmp_path, model, capsys, m
         assert "--model=none: not a Hugging Face" in baseline("--model", "none")
         trained = ("--train", str(bad_lessons), "--assessor-model", str(model))
         assert "metadata['aliases']" in baseline_of("assessor", model, data, output, capsys, *trained)
-        trained = ("--train", str(lessons), "--assessor-model", "nowhere")
+        trained = ("--train", str(examples), "--assessor-model", "nowhere")
         message = baseline_of("assessor", model, data, output, capsys, *trained)
         assert "--assessor-model=nowhere: not a Hugging Face" in message
     assert not output.exists()
@@ -541,4 +541,4 @@ def test_memory_is_asked_for_no_more_questions_than_there_are(overrides, questio
     config = _asking_no_more_than(compose_run("demo", [overrides]).run, questions)
     evaluation = config.evaluation
     assert (evaluation.interval, evaluation.questions, evaluation.final_questions) == asked
-    assert held_out_at_once(config) == questions
+    assert largest_evaluation_batch(config) == questions

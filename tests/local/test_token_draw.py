@@ -7,7 +7,7 @@ import torch
 from scipy.stats import chisquare
 
 from coca_mindspeed.local import sampler as token_draw
-from coca_mindspeed.local.sampler import NoDistributionError, draw_tokens
+from coca_mindspeed.local.sampler import NoDistributionError, sample_tokens
 
 
 def seeded(seed=0):
@@ -22,7 +22,7 @@ def test_frequencies_are_the_probabilities(vocabulary):
         logits[token] = logit
     probabilities = logits.softmax(0)
     draws = 8_000
-    found = draw_tokens(probabilities.expand(draws, -1), seeded(1))
+    found = sample_tokens(probabilities.expand(draws, -1), seeded(1))
     assert found.shape == (draws, 1)
     assert found.dtype == torch.int64
     singles = torch.tensor([0, 255, 256, vocabulary - 1, vocabulary // 2])
@@ -38,9 +38,9 @@ def test_every_row_has_its_own_distribution():
         probabilities = torch.zeros(300, vocabulary)
         targets = torch.randint(vocabulary, (300,), generator=seeded())
         probabilities[torch.arange(300), targets] = 0.25
-        assert torch.equal(draw_tokens(probabilities, seeded())[:, 0], targets)
+        assert torch.equal(sample_tokens(probabilities, seeded())[:, 0], targets)
         again = torch.tensor([7, 7, 299, 0])
-        assert torch.equal(draw_tokens(probabilities, seeded(), again)[:, 0], targets[again])
+        assert torch.equal(sample_tokens(probabilities, seeded(), again)[:, 0], targets[again])
 
 
 @pytest.mark.parametrize("share", [0.0, 1 - 2**-24, 1.0])
@@ -52,7 +52,7 @@ def test_a_token_without_probability_is_never_drawn(monkeypatch, share, vocabula
     probabilities[1, [700, 3000]] = torch.tensor([1e-30, 1.0])
     probabilities[2, 300:400] = torch.rand(100, generator=seeded())
     monkeypatch.setattr(token_draw.torch, "rand", lambda *size, **_: torch.full(size, share))
-    found = draw_tokens(probabilities)
+    found = sample_tokens(probabilities)
     assert bool((probabilities.gather(1, found) > 0).all())
     assert found[0, 0] == (1 if share == 0.0 else 2)
 
@@ -72,7 +72,7 @@ def test_improbable_blocks_are_drawn_to_the_token(monkeypatch):
         return found
 
     monkeypatch.setattr(token_draw.torch, "rand", inside_the_block)
-    found = draw_tokens(probabilities, row_of=torch.zeros(20_000, dtype=torch.int64))
+    found = sample_tokens(probabilities, row_of=torch.zeros(20_000, dtype=torch.int64))
     assert 1024 <= int(found.min()) <= int(found.max()) < 1280
     assert chisquare(torch.bincount(found[:, 0] - 1024, minlength=256)).pvalue > 1e-4
 
@@ -83,13 +83,13 @@ def test_what_is_no_distribution_is_refused(value, vocabulary):
     probabilities = torch.full((2, vocabulary), 1 / vocabulary)
     probabilities[1] = value
     with pytest.raises(NoDistributionError):
-        draw_tokens(probabilities)
+        sample_tokens(probabilities)
 
 
 def test_the_seed_decides_and_the_global_state_is_left_alone():
     probabilities = torch.rand(8, 5000, generator=seeded())
     before = torch.random.get_rng_state()
-    draws = [draw_tokens(probabilities, seeded(seed)) for seed in (1, 1, 2)]
+    draws = [sample_tokens(probabilities, seeded(seed)) for seed in (1, 1, 2)]
     assert torch.equal(draws[0], draws[1])
     assert not torch.equal(draws[0], draws[2])
     assert torch.equal(torch.random.get_rng_state(), before)

@@ -14,7 +14,7 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.checkpoint import list_checkpoints
 from coca_mindspeed.local.experience import respond_and_grade, reward_and_advantage
 from coca_mindspeed.local.schedule import generator
-from coca_mindspeed.local.update import fullest, microbatches, update_policy
+from coca_mindspeed.local.update import largest_group_sizes, microbatches, update_policy
 from tests.local.models_for_tests import set_chunk_of
 from tests.local.runs_for_tests import result, small_session, train
 
@@ -213,7 +213,7 @@ def test_none_holds_more_than_the_fullest(seed, share_prompts):
     for part in microbatches(range(12), group, lengths, prompt_lengths, config):
         longest = max(lengths[row] for row in part.rows)
         prompt = max(prompt_lengths[p] for p in part.prompts)
-        sizes = fullest(12, group, longest, prompt, config)
+        sizes = largest_group_sizes(12, group, longest, prompt, config)
         most = sum(sizes)
         assert len(part.rows) <= most
         copies = len(sizes) if share_prompts else most
