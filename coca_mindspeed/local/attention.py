@@ -1,15 +1,8 @@
-"""Attention by PyTorch's kernels, fed as they can be fed: shared keys and values in place, masks made at once.
+"""Attention for short texts and grouped queries on a CPU, and fast causal masks.
 
-Beside a mask, which prompts of several lengths and shared prompts need, transformers gives every head a copy of its
-group's keys and values: with six heads a group, most of a sampled token's time.  PyTorch's kernel for CPUs takes both.
-Of a sampled token the heads of a group go as rows of one head, so that their keys and values are read once.  The sums
-are rounded differently.
-
-That kernel is made for long texts.  A few tokens behind a short prompt, which short responses in an update are, it
-takes longer for with two threads than with one, and five times as long as two products of all rows and heads at once.
-
-The mask itself transformers 4 works out by `torch.vmap`, several milliseconds at every token; here it is two
-comparisons and has the same values.
+With a mask, transformers copies the keys and values of each group for every head, and transformers 4 computes the
+mask by `torch.vmap` at every token.  Here heads of a group share keys and values in place, the mask is two comparisons,
+and short texts use plain matrix products, which are faster than the kernel.  Sums are rounded differently.
 """
 
 import contextlib
@@ -37,14 +30,14 @@ _MASK_BY_VMAP = "cache_position" in inspect.signature(_transformers_mask).parame
 
 @contextlib.contextmanager
 def suggest_eager_attention(attention: str, where: str) -> Iterator[None]:
-    """Name ``model.attention=eager`` where transformers refuses to make a model with another attention.
+    """Name ``model.attention=eager`` if transformers does not support the requested attention.
 
     Args:
-        attention: that is asked for.
+        attention: the requested one.
         where: the key of the model and its value.
 
     Raises:
-        ConfigError: in the place of transformers' ValueError or ImportError.
+        ConfigError: in place of transformers' ValueError or ImportError.
     """
     try:
         yield
@@ -57,21 +50,18 @@ def suggest_eager_attention(attention: str, where: str) -> Iterator[None]:
 
 
 def most_matmul_tokens(before: int) -> int:
-    """The most tokens behind so many others that are attended to by products on a CPU; 0: none are."""
+    """The most tokens behind ``before`` others for which a CPU uses matrix products; 0: none."""
     return next(
         (tokens for tokens in range(math.isqrt(_MOST_PAIRS), 0, -1) if tokens * (before + tokens) <= _MOST_PAIRS), 0
     )
 
 
 def use_fast_attention(model: Any, device: torch.device) -> None:
-    """Let a model whose attention is PyTorch's attend in this way.
-
-    Only models that look their attention up by its name can; the others are left as they are.  Heads that share keys
-    and values read them in place on a CPU alone, as only its kernel does; nor has another device short products.
+    """Use this module's attention if the model selects PyTorch's by name; other models are left as they are.
 
     Args:
         model: a Hugging Face model.
-        device: where it computes.
+        device: where it computes; grouped heads and short products are for the CPU.
     """
     if model.config._attn_implementation != "sdpa" or not getattr(model, "_supports_attention_backend", False):
         return
@@ -85,7 +75,7 @@ def use_fast_attention(model: Any, device: torch.device) -> None:
 
 
 def _uses_transformers_mask(model: Any) -> bool:
-    """Whether a model has transformers make its mask; others (OPT) go by the name of the attention and make one."""
+    """Whether the model's code calls transformers' mask function (OPT's does not)."""
     return hasattr(inspect.getmodule(type(model)), "create_causal_mask")
 
 
@@ -113,14 +103,13 @@ def _attention(
 
 
 def _matmul_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """Attention ``[rows, heads, queries, size]``; the heads of a group are rows of its keys and values.
+    """Attention ``[rows, heads, queries, size]``, the heads of a group as rows of one product.
 
     Args:
         query: ``[rows, heads, queries, size]``, scaled.
         key: ``[rows, groups, keys, size]``.
         value: as ``key``.
-        mask: bool ``[rows, 1, queries, keys]``, True where a query sees a key; one that sees none sees all alike, and
-            is padding.
+        mask: bool ``[rows, 1, queries, keys]``, True where a query attends; a row of False is padding.
     """
     heads = (key.shape[1], query.shape[1] // key.shape[1])
     each = (heads[1], query.shape[2])
@@ -142,21 +131,10 @@ def _causal_mask(
     allow_is_causal_skip: bool = True,
     **kwargs: Any,
 ) -> Tensor | None:
-    """As transformers' function of these arguments, by itself only where a token sees all that are before it.
-
-    Args:
-        batch_size: rows.
-        cache_position: int64 ``[queries]``, the columns that they stand in.
-        kv_length: columns.
-        kv_offset: of the first of them.
-        mask_function: what a query sees.
-        attention_mask: bool ``[rows, columns]``, False where a row is padded.
-        local_size: of a window.
-        allow_is_causal_skip: whether None may be returned where the kernel needs no mask.
-        kwargs: for transformers' own.
+    """Transformers' mask function, computed here for plain causal masks.
 
     Returns:
-        bool ``[rows, 1, queries, columns]``, True where a query sees a column.
+        bool ``[rows, 1, queries, columns]``, True where a query attends to a column; None if the kernel needs no mask.
     """
     end = kv_offset + kv_length
     if (

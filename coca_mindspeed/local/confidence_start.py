@@ -1,8 +1,8 @@
 """Confidence start: SFT on the model's own responses, with the expected success rate as the stated confidence.
 
 An optional stage that is not part of the paper's method (docs/training.md).  Training questions are sampled in
-groups, a cross-validated ridge regression on the model's hidden states predicts each question's success rate, and the model is
-trained on its own responses with that rate in place of the stated confidence.
+groups, a cross-validated ridge regression on the model's hidden states predicts each question's success rate, and
+the model is trained on its own responses with that rate in place of the stated confidence.
 """
 
 import functools

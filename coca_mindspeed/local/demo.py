@@ -1,4 +1,4 @@
-"""The demo: warm up the tiny model into an over-confident one, train it, and show before and after."""
+"""The demo: warm up the tiny model to be over-confident, train it, and report before and after."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -27,24 +27,21 @@ def run_demo(
     overwrite: bool = False,
     show_progress: bool = True,
 ) -> dict[str, Any]:
-    """Run the demo and write its files to ``output``.
-
-    Writes ``summary.json``, ``report.md`` with its pictures, ``predictions_before.jsonl`` and
-    ``predictions_after.jsonl``, and prints a table.
+    """Run the demo and write its files to ``output``; print a table.
 
     Args:
-        seed: draws weights, data order, warm-up and samples.
+        seed: of weights, data order, warm-up and samples.
         output: a new directory, or an earlier demo's with ``resume`` or ``overwrite``.
         overrides: of the run ``demo``.
-        resume: go on with a demo that was stopped.
-        overwrite: remove the run that ``output`` holds first; files that no run writes stay.
+        resume: continue a stopped demo.
+        overwrite: remove the run that ``output`` holds first; other files stay.
         show_progress: draw progress bars.
 
     Returns:
         The content of ``summary.json``.
 
     Raises:
-        ConfigError: ``output`` holds something else, or nothing is to be evaluated.
+        ConfigError: ``output`` holds other files, or nothing would be evaluated.
     """
     composed = compose_run("demo", [f"seed={seed}", *overrides])
     if composed.run.evaluation.final_questions == 0:

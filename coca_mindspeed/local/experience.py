@@ -1,4 +1,4 @@
-"""One step's experience: sample, judge, give credit.  Tensors are moved here; the mathematics is elsewhere."""
+"""One step's experience: sample, grade, compute advantages; and evaluation with one sample per question."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +23,12 @@ from coca_mindspeed.scoring.rows import credit_rows, predictions, response_row
 
 @dataclass(frozen=True)
 class JudgedSamples:
-    """Responses with what was found out about them.  ``B = P * G`` rows, group by group, as in :class:`Samples`.
+    """Graded responses, ``B = P * G`` rows, group by group, as in :class:`Samples`.
 
     Attributes:
         records: P records.
-        samples: what was sampled.
-        judged: B judged responses.
+        samples: the samples.
+        judged: B graded responses.
         group_size: G.
         seconds: wall time of ``rollout`` and ``grading``.
     """
@@ -41,17 +41,17 @@ class JudgedSamples:
 
     @property
     def correct(self) -> Tensor:
-        """Right answers, bool ``[P, G]``."""
+        """Shape ``[P, G]``, bool."""
         return self.judged.correct.view(-1, self.group_size)
 
     @property
     def gradable(self) -> Tensor:
-        """Answers that could be graded, bool ``[P, G]``."""
+        """Shape ``[P, G]``, bool."""
         return self.judged.gradable.view(-1, self.group_size)
 
     @property
     def confidence(self) -> Tensor:
-        """Stated confidences, float64 ``[P, G]``, NaN where the response is invalid."""
+        """float64 ``[P, G]``, NaN if the response is invalid."""
         return self.judged.confidence.view(-1, self.group_size)
 
 
@@ -67,12 +67,12 @@ def respond_and_grade(
     """Sample ``group_size`` responses to each record, parse their confidences and grade their answers.
 
     Args:
-        policy: what is sampled from.
+        policy: the policy.
         records: the questions.
-        grader: says who is right.
-        method: gives the prompt, and the place and width of the confidence.
-        rollout: lengths, temperature, how many at once.
-        generator: draws the responses.
+        grader: grades the answers.
+        method: gives the prompt, and the position and decimals of the confidence.
+        rollout: lengths, temperature, batch size.
+        generator: on the policy's device.
         group_size: G.
 
     Raises:
@@ -136,7 +136,7 @@ def reward_and_advantage(graded: JudgedSamples, config: MethodConfig, stage: int
 
 
 def experience_metrics(experience: Experience) -> dict[str, float]:
-    """What a step's responses say, by the names that metrics.jsonl and TensorBoard use; NaN where undefined."""
+    """Metrics of a step's responses; NaN where undefined."""
     graded = experience.graded
     lengths = graded.samples.lengths.cpu()
     return {
@@ -147,7 +147,7 @@ def experience_metrics(experience: Experience) -> dict[str, float]:
 
 
 def sample_rows(experience: Experience, prompts: int) -> list[Mapping[str, Any]]:
-    """JSON rows of the first prompts' responses: what was asked, said, graded and learned."""
+    """JSON rows of the first prompts' responses."""
     graded, judged = experience.graded, experience.graded.judged
     rows = range(min(prompts, len(graded.records)) * graded.group_size)
     lengths = graded.samples.lengths.cpu()
@@ -172,16 +172,16 @@ def predict(
     generator: torch.Generator,
     progress: Callable[[int], None] = lambda done: None,
 ) -> list[Prediction]:
-    """Answer every record once at temperature 1 and grade the answer.
+    """Answer every record once at temperature 1 and grade the answer (paper, evaluation protocol).
 
     Args:
-        policy: what answers.
+        policy: the policy.
         records: the questions.
-        grader: says who is right.
-        method: gives the prompt, and the place and width of the confidence.
-        rollout: length limits, and how many responses to sample at once; its temperature is not used.
+        grader: grades the answers.
+        method: gives the prompt, and the position and decimals of the confidence.
+        rollout: length limits and batch size; its temperature is not used.
         generator: on the policy's device.
-        progress: called with the number of records done so far.
+        progress: called with the number of records done.
     """
     rollout = rollout.model_copy(update={"temperature": 1.0})
     at_once = evaluation_batch(rollout)
@@ -195,13 +195,13 @@ def predict(
 
 
 def evaluation_batch(rollout: RolloutConfig, questions: int | None = None) -> int:
-    """Held-out questions that are answered at once, of so many (None: of any number)."""
+    """Held-out questions answered at once, of so many (None: unlimited)."""
     at_once = rollout.batch_responses or _AT_ONCE
     return at_once if questions is None else min(at_once, questions)
 
 
 def largest_evaluation_batch(config: RunConfig) -> int:
-    """Of the largest batch of a run's evaluations, those while it trains and the one behind; 0: it has none."""
+    """Size of the largest batch of a run's evaluations; 0: it has none."""
     evaluation, data = config.evaluation, config.data
     questions = [evaluation.questions] if evaluation.interval else []
     if evaluation.final_questions != 0 and (data.name == "arithmetic" or data.evaluate is not None):

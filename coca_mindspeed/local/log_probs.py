@@ -45,14 +45,14 @@ def response_scores(
     share_prompts: bool = True,
     group_sizes: Sequence[int] | None = None,
 ) -> TokenScores:
-    """Log-prob and entropy of every response token; see :mod:`coca_mindspeed.local.lm_head` for how many logits are held.
+    """Log-prob and entropy of every response token; :mod:`coca_mindspeed.local.lm_head` bounds the logits in memory.
 
     Args:
         policy: the policy.
         prompts: P prompts.
         token_ids: int64 ``[R, tokens]``, group by group; results behind a response's end are meaningless.
         temperature: as in sampling.
-        share_prompts: run each prompt once and let its responses attend to its keys and values, gradient included.
+        share_prompts: run each prompt once; its responses attend to its keys and values, gradient included.
         group_sizes: rows of each prompt, if groups differ in size.
 
     Returns:
@@ -63,11 +63,10 @@ def response_scores(
 
 @dataclass(frozen=True)
 class ResponseBatch:
-    """Responses of which the policy is asked; the attributes are the arguments of :func:`response_scores`.
+    """Responses to score; the attributes are the arguments of :func:`response_scores`.
 
     Attributes:
-        passes: how the responses' tokens are run where prompts are shared; None: all of them in one pass.  What they do
-            not run has the log-prob 0.
+        passes: how the tokens are split into forward passes; None: one pass.  Tokens in no pass have the log-prob 0.
     """
 
     policy: Policy

@@ -1,7 +1,7 @@
-"""How much memory a run of the local engine needs, before its model is loaded.
+"""Memory estimate of a local run before its model is loaded, and malloc tuning.
 
-The passes of the engine run once on tensors that have shapes and no contents (PyTorch's fake tensors), and what is
-alive at a time is counted: so the estimate follows the code in every mode, and costs seconds and no memory at any size.
+The engine's passes run once on PyTorch's fake tensors, and live bytes are counted: the estimate follows the code in
+every mode and costs seconds and no memory at any size.
 """
 
 import bisect
@@ -48,24 +48,24 @@ _SHORTEST = 2  # tokens of a response that is run at all: the prompt's states pr
 
 
 class NotEstimatedError(CocaError):
-    """The passes of a model cannot run on tensors without contents."""
+    """A model's passes cannot run on fake tensors."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes that a run holds on its device; the process itself and the libraries come on top.
+    """Bytes that a run holds on its device, without the process and its libraries.
 
     Attributes:
-        parameters: how many numbers the model has, adapters included.
-        trained: how many of them are trained.
+        parameters: number of parameters, adapters included.
+        trained: number of trained parameters.
         weights: of the model.
-        gradients: of what is trained; they are there during the update alone.
-        moments: AdamW's two, and the scales of those of eight bits.
-        step: the most that the optimizer's step needs besides these three.
-        update: the most that the backward pass of a microbatch needs besides these three.
-        cache: keys and values when the longest responses end.
-        rollout: the most that sampling needs besides weights and moments, the cache included.
-        merged: the plain model that adapters are merged into at the end, float32, where that lies on the device.
+        gradients: of trained parameters, during the update only.
+        moments: AdamW's two, and the scales of 8-bit ones.
+        step: peak of the optimizer step besides these three.
+        update: peak of a microbatch's backward pass besides these three.
+        cache: KV cache when the longest responses end.
+        rollout: peak of sampling besides weights and moments, cache included.
+        merged: float32 model with merged adapters at the end, if it lies on the device.
     """
 
     parameters: int
@@ -93,17 +93,17 @@ class MemoryEstimate:
 
 
 def estimate_memory(config: RunConfig, architecture: Any) -> MemoryEstimate:
-    """What a run on a model of this architecture needs.
+    """Estimate the memory of a run on a model of this architecture.
 
-    Prompts and responses are as long as the configuration allows, and every token has a gradient; where a microbatch is
-    filled by tokens, what shorter ones leave room for is looked at too (:func:`largest_microbatches`).
+    Prompts and responses have their maximal lengths and every token has a gradient; with ``trainer.microbatch_tokens``,
+    the shapes of :func:`largest_microbatches` are tried.
 
     Args:
         config: the run's.
         architecture: the model's Hugging Face configuration (``config.json``).
 
     Raises:
-        NotEstimatedError: a pass depends on the contents of tensors, or the model cannot be made.
+        NotEstimatedError: a pass depends on the contents of tensors, or the model cannot be built.
     """
     with _estimation_errors(architecture):
         return _estimate(config, architecture)
@@ -111,7 +111,7 @@ def estimate_memory(config: RunConfig, architecture: Any) -> MemoryEstimate:
 
 @contextlib.contextmanager
 def _estimation_errors(architecture: Any) -> Iterator[None]:
-    """Raise NotEstimatedError, with the first line of the reason, for errors in the code of architectures."""
+    """Raise NotEstimatedError for errors in the code of architectures."""
     try:
         yield
     except (CocaError, MemoryError):
@@ -165,7 +165,7 @@ def _estimate(config: RunConfig, architecture: Any) -> MemoryEstimate:
 
 
 def _fragments(policy: Policy, config: RunConfig, microbatch: "LargestMicrobatch", held: int) -> int:
-    """Bytes of a CPU's memory that a backward pass holding so many bytes leaves unused between tensors."""
+    """Bytes of a CPU's memory that a backward pass leaves unused between tensors."""
     if choose_device(config.trainer.device).type != "cpu":
         return 0
     layer, tokens = policy.output_layer, sum(microbatch.group_sizes) * microbatch.response
@@ -174,17 +174,14 @@ def _fragments(policy: Policy, config: RunConfig, microbatch: "LargestMicrobatch
 
 
 def _experts(architecture: Any) -> int | None:
-    """Experts that a token is routed among; None: the model has none."""
+    """Number of experts that a token is routed among; None: the model has none."""
     text = architecture.get_text_config()
     counts = (getattr(text, name, None) for name in _EXPERTS)
     return next((count for count in counts if isinstance(count, int) and count > 0), None)
 
 
 class _AllocationCounter(TorchDispatchMode):
-    """Bytes of the storages that are alive, and the most there were; answers what has no answer without contents.
-
-    Every expert has the same number of tokens.
-    """
+    """Counts bytes of live storages and their peak; answers data-dependent operations.  Experts get equal shares."""
 
     def __init__(self, experts: int | None = None) -> None:
         super().__init__()
@@ -208,7 +205,7 @@ class _AllocationCounter(TorchDispatchMode):
         return result
 
     def _nonzero(self, of: Tensor) -> Tensor:
-        """Indices ``[n, dimensions]``: each token has a gradient, and each expert its share of the tokens."""
+        """Indices ``[n, dimensions]``: every token has a gradient, every expert its share of the tokens."""
         if of.dim() == 1:
             count = self._experts if of.dtype == torch.bool and self._experts else len(of)  # or the experts in use
             found = torch.arange(count, device=of.device)[:, None]
@@ -234,13 +231,13 @@ class _AllocationCounter(TorchDispatchMode):
         self.now -= size
 
     def start(self) -> int:
-        """Forget the most there was before; what is alive now."""
+        """Reset the peak; return the live bytes."""
         self.most = self.now
         return self.now
 
 
 def _fake_policy(config: RunConfig, architecture: Any) -> Policy:
-    """The policy as it is loaded, on a device that holds nothing."""
+    """The policy as it is loaded, on the meta device."""
     with torch.device("meta"):
         with suggest_eager_attention(config.model.attention, f"model.path={config.model.path}"):
             model = AutoModelForCausalLM.from_config(
@@ -259,15 +256,12 @@ def _fake_policy(config: RunConfig, architecture: Any) -> Policy:
 
 
 def _attention(config: RunConfig) -> str:
-    """Flash attention has no shapes of its own here, and needs no more than PyTorch's."""
+    """Flash attention has no fake kernel and needs no more memory than PyTorch's."""
     return "sdpa" if config.model.attention == "flash_attention_2" else config.model.attention
 
 
 def _allocate_on_cpu(model: torch.nn.Module) -> None:
-    """Put tensors on the CPU in the place of those on the meta device, one for all that are tied.
-
-    Some modules (GPT-J's attention) keep a table of positions as a plain attribute.
-    """
+    """Replace meta tensors by CPU tensors, tied ones by the same, plain attributes (GPT-J's positions) included."""
     moved: dict[int, Tensor] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -281,7 +275,7 @@ def _allocate_on_cpu(model: torch.nn.Module) -> None:
 
 
 class LargestMicrobatch(NamedTuple):
-    """Tokens of a prompt and of a response, all alike, and how many responses each prompt has."""
+    """Tokens of each prompt and response, and the responses of each prompt."""
 
     prompt: int
     response: int
@@ -289,13 +283,11 @@ class LargestMicrobatch(NamedTuple):
 
 
 def largest_microbatches(config: RunConfig) -> list[LargestMicrobatch]:
-    """The microbatches that may need most: the longest responses to the longest prompts, and what is filled otherwise.
+    """The microbatches that may need most memory.
 
-    Where ``trainer.microbatch_tokens`` fills a microbatch, what is left beside the longest may be filled by a further
-    response, by making all of them or their prompts shorter.  A prompt that responses share counts once and its keys
-    and values are held for every one of them, so there the most short responses that share the longest prompts are
-    looked at as well, and those to one prompt more.  On a CPU products attend to short texts, and hold a number for
-    each pair of tokens: the longest of these are another.
+    With ``trainer.microbatch_tokens`` these are the longest responses to the longest prompts, and what fits if
+    responses or prompts are shorter: one more row, the most rows on shared prompts (counted once, but their keys and
+    values are held for each row), one more prompt, and on a CPU the longest texts attended to by matrix products.
     """
     rollout, prompts = config.rollout, config.rollout.prompts // config.trainer.minibatches
     longest_prompt, longest = rollout.max_prompt_tokens, rollout.max_new_tokens
@@ -339,7 +331,7 @@ def largest_microbatches(config: RunConfig) -> list[LargestMicrobatch]:
 
 
 def update_pass(responses: ResponseBatch) -> None:
-    """One microbatch, forwards and backwards; its gradient is added to what there is."""
+    """Run one microbatch forwards and backwards."""
     ones = torch.ones_like(responses.token_ids, dtype=torch.float32)
     objective_of = functools.partial(
         segment_objective, old_log_probs=ones, advantages=ones, masks=SegmentMasks(ones.bool(), ~ones.bool())
@@ -348,7 +340,7 @@ def update_pass(responses: ResponseBatch) -> None:
 
 
 def responses_of(policy: Policy, microbatch: LargestMicrobatch, config: RunConfig) -> ResponseBatch:
-    """A microbatch that has shapes alone; no two of its responses begin alike."""
+    """A microbatch of fake responses, no two of which share a prefix."""
     return ResponseBatch(
         policy,
         _prompts(len(microbatch.group_sizes), microbatch.prompt),
@@ -360,7 +352,7 @@ def responses_of(policy: Policy, microbatch: LargestMicrobatch, config: RunConfi
 
 
 def _sampled_at_once(config: RunConfig) -> list[tuple[int, int]]:
-    """Prompts and responses to each of them in the largest batch of a step, and of an evaluation if there is one."""
+    """(prompts, responses per prompt) of the largest batch of a step, and of an evaluation if there is one."""
     rollout = config.rollout
     groups = rollout.prompts
     if rollout.batch_responses is not None:
@@ -370,7 +362,7 @@ def _sampled_at_once(config: RunConfig) -> list[tuple[int, int]]:
 
 
 def rollout_pass(policy: Policy, config: RunConfig, prompts: int, group_size: int) -> int:
-    """One batch of responses up to their last token, only those steps of which move the cache; its bytes at the end."""
+    """Sample one batch, only the steps that grow the cache; return the cache's final bytes."""
     rollout, prompt = config.rollout, config.rollout.max_prompt_tokens
     with torch.no_grad(), policy.autocast():
         decoder = Decoder(policy, _prompts(prompts, prompt), rollout.max_new_tokens)
@@ -386,7 +378,7 @@ def rollout_pass(policy: Policy, config: RunConfig, prompts: int, group_size: in
 
 
 def _prompts(count: int, tokens: int) -> list[list[int]]:
-    """Prompts of the greatest length but one, which makes padding necessary; it starts in its own way as well."""
+    """Prompts of maximal length but one, so that padding is needed, and without a common prefix."""
     return [[int(n > 0)] * (tokens - (n == 0 and count > 1 and tokens > 1)) for n in range(count)]
 
 
@@ -397,10 +389,7 @@ _OF_A_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_M
 
 
 def keep_freed_memory() -> bool:
-    """Let this process keep what it frees; whether it does.
-
-    Left alone is a process whose user has set glibc's own variables, and one without glibc.
-    """
+    """Let glibc's malloc keep freed memory, unless the user has set its variables; return whether it was done."""
     if not sys.platform.startswith("linux") or any(name in os.environ for name in _OF_A_USER):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none

@@ -1,4 +1,4 @@
-"""From records to token ids by a tokenizer's chat template; needs the tokenizer alone, not the model."""
+"""Tokenizer, chat prompts and context limit of a model directory; the weights are not read."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class ContextLimit:
 
     Attributes:
         tokens: its length.
-        reason: which setting of the model says so.
+        reason: the model setting that limits it.
     """
 
     tokens: int
@@ -40,7 +40,7 @@ class ContextLimit:
 
 
 def read_context_limit(path: Path, config: ModelConfig, *, where: str = "model.path") -> ContextLimit | None:
-    """The limit of the model in ``path``; None where it has none (no positions, or ALiBi).
+    """The limit of the model in ``path``; None if it has none (no positions, or ALiBi).
 
     Raises:
         ConfigError: its config.json does not load.
@@ -52,7 +52,7 @@ def read_model_config(path: Path, config: ModelConfig, *, where: str = "model.pa
     """The Hugging Face configuration of the decoder in ``path``.
 
     Raises:
-        ConfigError: its config.json does not load, or is of a model that has other layers than attention.
+        ConfigError: its config.json does not load, or the model has layers other than attention.
     """
     _require_model_type(path, config, where)
     source = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
@@ -69,7 +69,7 @@ def read_model_config(path: Path, config: ModelConfig, *, where: str = "model.pa
 
 
 def _require_model_type(path: Path, config: ModelConfig, where: str) -> None:
-    """Refuse a directory that does not say what it holds: transformers would guess that from the directory's name."""
+    """Refuse a config.json without a model type: transformers would guess it from the directory's name."""
     file = path / "config.json"
     try:
         said = parse_json(file.read_text(encoding="utf-8"))
@@ -81,7 +81,7 @@ def _require_model_type(path: Path, config: ModelConfig, where: str) -> None:
 
 
 def _stateful_layers(architecture: Any) -> str:
-    """What a model has other than keys and values of each token in each layer; empty: nothing."""
+    """Layers with state other than keys and values; empty: none."""
     listed: list[str] = next((kinds for name in _LAYER_KINDS if (kinds := getattr(architecture, name, None))), [])
     if others := set(listed) - _ATTEND:
         return "layers of type " + ", ".join(sorted(others))
@@ -99,7 +99,7 @@ def context_limit(config: Any) -> ContextLimit | None:
 
 
 def _rope_settings(config: Any) -> list[Mapping[str, Any]]:
-    """Transformers 5 says ``rope_parameters``, with a section for each kind of layer in some models."""
+    """Transformers 5 has ``rope_parameters``, in some models one section per kind of layer."""
     rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
     if rope and all(isinstance(value, Mapping) for value in rope.values()):
         return list(rope.values())
@@ -128,13 +128,11 @@ def _scaled(positions: int, rope: Mapping[str, Any], config: Any) -> ContextLimi
 
 
 def load_tokenizer(path: Path, config: ModelConfig, *, where: str = "model.path") -> Any:
-    """The fast tokenizer of a local Hugging Face directory, with a chat template; nothing is downloaded.
-
-    The variables and the date of ``config`` are written into the template.
+    """Load the fast tokenizer of a local directory, and write ``config``'s variables and date into its chat template.
 
     Raises:
-        ConfigError: the directory is not there, its tokenizer does not load, it lacks a chat template, or the template
-            does not use a variable.
+        ConfigError: no such directory, the tokenizer does not load, or its chat template is missing or lacks a
+            variable.
     """
     if not (path / "config.json").is_file():
         raise ConfigError(f"{where}={path}: not a Hugging Face model directory (it has no config.json)")
@@ -152,7 +150,7 @@ def load_tokenizer(path: Path, config: ModelConfig, *, where: str = "model.path"
 
 
 def reads_date(config: ModelConfig, record: Record, system_prompt: str | None) -> bool:
-    """Whether the chat template of ``config.path`` puts today's date into the prompt of ``record``.
+    """Whether the chat template of ``config.path`` inserts today's date.
 
     Raises:
         ConfigError: the tokenizer does not load, or its template cannot render the prompt.
@@ -162,11 +160,11 @@ def reads_date(config: ModelConfig, record: Record, system_prompt: str | None) -
 
 
 def render_prompts(tokenizer: Any, records: Sequence[Record], system_prompt: str | None) -> list[str]:
-    """Each record's prompt as text, special tokens included, up to where the response begins.
+    """Each record's prompt as text, special tokens included.
 
     Raises:
-        ConfigError: the chat template cannot lay out a record, a system message above all.
-        DataError: a prompt holds half a UTF-16 pair, which no tokenizer can read.
+        ConfigError: the chat template cannot render a record.
+        DataError: a prompt contains a lone surrogate.
     """
     rendered = [render_chat(tokenizer, prompt_messages(record, system_prompt)) for record in records]
     for record, text in zip(records, rendered, strict=True):
@@ -198,7 +196,7 @@ def encode_prompts(
 def check_prompt_length(
     record: Record, length: int, max_tokens: int, *, key: str = "rollout.max_prompt_tokens"
 ) -> None:
-    """Raise ``DataError`` for a prompt that is empty or longer than ``max_tokens``, which ``key`` sets."""
+    """Raise ``DataError`` if a prompt is empty or longer than ``max_tokens``, which ``key`` sets."""
     if not 0 < length <= max_tokens:
         raise DataError(
             f"record {record.id!r} of {record.dataset}: its prompt has {length} tokens, expected "

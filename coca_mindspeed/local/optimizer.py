@@ -1,4 +1,4 @@
-"""AdamW over what is trained: PyTorch's, or bitsandbytes' whose moments have eight bits."""
+"""AdamW for the trained parameters: PyTorch's, or bitsandbytes' with 8-bit moments."""
 
 import importlib
 from importlib.metadata import version
@@ -21,10 +21,10 @@ _STEP_OF_8_BITS, _STEP_OF_32_BITS = 20, 12
 
 
 def require_optimizer(config: OptimizerConfig, device: torch.device) -> None:
-    """Find out whether the optimizer can be had on a device, without loading anything.
+    """Check that the optimizer is available for a device.
 
     Raises:
-        ConfigError: the extra is not installed or too old, or the device is none of the library's.
+        ConfigError: bitsandbytes is missing or too old, or does not support the device.
     """
     if config.name == "adamw":
         return
@@ -40,7 +40,6 @@ def require_optimizer(config: OptimizerConfig, device: torch.device) -> None:
 
 
 def build_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """A new optimizer of what the policy trains."""
     settings: dict[str, Any] = {
         "lr": config.lr,
         "betas": config.betas,
@@ -73,15 +72,15 @@ def _build_8_bit(policy: Policy, settings: dict[str, Any]) -> torch.optim.Optimi
 def _bits(policy: Policy, parameter: torch.nn.Parameter) -> int:
     """Bits of a parameter's moments.
 
-    Most rows of an embedding have no gradient in a step: where a second moment is rounded to 0, what is left of the
-    first would be divided by eps alone.
+    Most rows of an embedding have no gradient in a step: where a second moment is rounded to 0, the rest of the first
+    moment would be divided by eps alone.
     """
     embedding = policy.model.get_input_embeddings().weight
     return 32 if parameter is embedding or parameter.numel() < _SMALLEST else 8
 
 
 def moments_bytes(policy: Policy, name: str) -> int:
-    """Bytes of both moments of all that is trained, their scales included, by an optimizer of this name."""
+    """Bytes of both moments of all trained parameters, scales included."""
     return 2 * sum(_moment_bytes(policy, parameter, name) for parameter in policy.trained_parameters())
 
 
@@ -93,7 +92,7 @@ def _moment_bytes(policy: Policy, parameter: torch.nn.Parameter, name: str) -> i
 
 
 def step_bytes(policy: Policy, name: str, device: torch.device) -> int:
-    """Bytes that a step holds at its most besides weights, gradients and moments."""
+    """Peak bytes of a step besides weights, gradients and moments."""
     if name == "adamw" or device.type != "cpu":  # one kernel, in place
         return 0
     return max(

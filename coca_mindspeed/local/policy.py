@@ -1,4 +1,4 @@
-"""A causal language model with its tokenizer, loaded from any Hugging Face directory."""
+"""A causal language model with its tokenizer, loaded from a Hugging Face directory; activation checkpointing."""
 
 import copy
 import functools
@@ -31,10 +31,13 @@ from coca_mindspeed.utils.tokenization import token_text
 
 
 def recompute_layers(model: Any) -> None:
-    """Make every decoder layer of ``model`` recompute its activations wherever there is a backward pass.
+    """Activation checkpointing: every decoder layer keeps only its input and runs again in the backward pass.
+
+    Transformers' own is inactive in eval mode (which disables dropout) and removes the KV cache (which shared prompts
+    need).
 
     Raises:
-        ValueError: it has no layers that are made for it.
+        ValueError: no layer of the model supports it.
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
@@ -73,7 +76,7 @@ def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
 
 
 class _Layers(list[Any]):
-    """A cache's layers, and the numbers of those that were asked for."""
+    """A cache's layers; records which of them were used."""
 
     def __init__(self, layers: Iterable[Any]) -> None:
         super().__init__(layers)
@@ -103,11 +106,11 @@ class Policy:
         model: a Hugging Face causal LM.
         tokenizer: its fast tokenizer, with a chat template.
         text: the bytes of each token id.
-        eos_ids: any of these ends a response.
-        pad_id: fills the places behind a response; never sampled, unless it is also an end-of-sequence token.
-        compute_dtype: float32 or bfloat16; the weights that are trained are float32 in either case.
-        adapters: peft's model around :attr:`model`, where adapters are trained in its place.
-        sharing: what prompts may have computed once without a change of the result.
+        eos_ids: each of these ends a response.
+        pad_id: padding; never sampled, unless it is also an end-of-sequence token.
+        compute_dtype: float32 or bfloat16; trained weights are float32 in either case.
+        adapters: peft's model around :attr:`model`, if adapters are trained.
+        sharing: which computations prompts may share without a change of the result.
     """
 
     model: Any
@@ -121,33 +124,29 @@ class Policy:
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that the output layer knows."""
+        """Tokens of the LM head."""
         return len(self.output_layer.head.weight)
 
     def autocast(self) -> torch.autocast:
-        """Compute in :attr:`compute_dtype`; enter it once around a whole loop, so that weights are cast once."""
+        """Compute in :attr:`compute_dtype`; enter it once around a loop, so that weights are cast once."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16)
 
     @cached_property
     def output_layer(self) -> LMHead:
-        """The way from hidden states to logits.
+        """The LM head.
 
         Raises:
-            ValueError: the model has no linear output layer.
+            ValueError: it is not linear.
         """
         return LMHead.of(self.model)
 
     @property
     def end_of_turn(self) -> int:
-        """The token that a taught response ends with: the tokenizer's own where it ends one, else the first that does.
-
-        Models that list several, as Llama 3 does, end a conversation's turn with the one that their tokenizer names.
-        """
+        """The end token of an SFT response: the tokenizer's own, else the first of :attr:`eos_ids`."""
         named = None if self.tokenizer is None else self.tokenizer.eos_token_id
         return named if named in self.eos_ids else self.eos_ids[0]
 
     def trained_parameters(self) -> list[torch.nn.Parameter]:
-        """The model's own, or the adapters'."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     @property
@@ -156,7 +155,7 @@ class Policy:
         return device
 
     def logits_of_policy(self, logits: Tensor, temperature: float) -> Tensor:
-        """The logits that responses are sampled from and trained under: float32, tempered, without PAD.
+        """The logits of sampling and training: float32, divided by the temperature, PAD excluded.
 
         Args:
             logits: ``[..., vocabulary]``, of any float dtype.
@@ -170,22 +169,19 @@ class Policy:
         return logits.index_fill(-1, torch.full((1,), self.pad_id, device=logits.device), -torch.inf)
 
     def encode_prompts(self, records: Sequence[Record], system_prompt: str | None, max_tokens: int) -> list[list[int]]:
-        """Token ids of each record's prompt, by the tokenizer's chat template.
-
-        See :func:`~coca_mindspeed.local.model_files.encode_prompts`.
-        """
+        """See :func:`~coca_mindspeed.local.model_files.encode_prompts`."""
         return encode_prompts(self.tokenizer, records, system_prompt, max_tokens)
 
 
 def choose_device(name: str, *, where: str = "trainer.device") -> torch.device:
-    """``auto`` is CUDA where there is a device, else an NPU where there is one, else the CPU.
+    """Resolve a device name; ``auto`` is CUDA if available, else NPU, else CPU.
 
     Args:
         name: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``npu`` or ``npu:N``.
-        where: the key or option that named it, for messages.
+        where: the key or option, for messages.
 
     Raises:
-        ConfigError: the name is another, or a device is asked for that is not there.
+        ConfigError: another name, or no such device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "npu" if _npu_count() else "cpu")
@@ -222,13 +218,12 @@ def load_policy(
     Args:
         path: a Hugging Face directory.
         config: compute dtype, attention and trust.
-        device: where the weights go.
-        dtype: of the weights; those that are trained have to be float32.
+        device: for the weights.
+        dtype: of the weights; trained weights need float32.
         where: the key that named the path, for messages.
 
     Raises:
-        ConfigError: the directory is not there, does not load, lacks a chat template or some of its weights, or its
-            model makes logits in a way that is not known here, or has no layers that can be recomputed.
+        ConfigError: the directory does not load, lacks a chat template or weights, or the model is not supported.
     """
     missing = device.type != "npu" and importlib.util.find_spec("flash_attn") is None  # NPUs have their own
     if config.attention == "flash_attention_2" and missing:
@@ -270,10 +265,10 @@ def load_policy(
 
 
 def _choose_computation(policy: Policy, config: ModelConfig, where: str) -> None:
-    """Set attention and sharing by the self-test, and say so where they are not those that were asked for.
+    """Set attention and sharing by the self-test; print a note if they differ from the configuration.
 
     Raises:
-        SelfTestError: none computes what the model's plain forward pass does.
+        SelfTestError: no choice matches the model's plain forward pass.
     """
     from coca_mindspeed.local.self_test import choose_computation  # it imports this module
 
@@ -290,7 +285,7 @@ def _choose_computation(policy: Policy, config: ModelConfig, where: str) -> None
 
 
 def _check_all_weights_loaded(model: Any, loading: Mapping[str, Any], where: str) -> None:
-    """Transformers only warns of weights that it drew at random or left out; such a model is not the one asked for."""
+    """Refuse missing, unexpected and mismatched weights, for which transformers only warns."""
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
     problems = {
         "has no": set(loading["missing_keys"]) - tied,
@@ -308,7 +303,7 @@ def _check_all_weights_loaded(model: Any, loading: Mapping[str, Any], where: str
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Chat models often stop at several tokens; the generation config lists them, the tokenizer names one."""
+    """End tokens of the generation config (often several) and of the tokenizer."""
     configured = model.generation_config.eos_token_id
     listed = configured if isinstance(configured, list) else [configured]
     return tuple(dict.fromkeys(i for i in [*listed, tokenizer.eos_token_id] if i is not None))

@@ -1,4 +1,4 @@
-"""Progress bars with the time left: on a terminal a live line, elsewhere (a log file) a line every tenth of the way."""
+"""Progress bars with ETA: a live line on a terminal, in a log file one line per tenth."""
 
 import math
 import sys
@@ -23,11 +23,11 @@ _BAR = 24
 
 @dataclass(frozen=True)
 class ProgressText:
-    """What a line says besides how far it is.
+    """Text of a progress line.
 
     Attributes:
-        full: named in full, for wide terminals and log files.
-        short: the same in few characters, the most important first; as many are shown as fit.
+        full: for wide terminals and log files.
+        short: short parts, the most important first; as many as fit are shown.
     """
 
     full: str = ""
@@ -35,7 +35,7 @@ class ProgressText:
 
 
 class StepProgress:
-    """Progress over a known number of steps, with a text that changes."""
+    """Progress over a known number of steps."""
 
     def __init__(
         self, total: int, enabled: bool, done: int = 0, *, title: str = "working", patience: float = 0.0
@@ -43,11 +43,11 @@ class StepProgress:
         """Nothing is shown before the block is entered.
 
         Args:
-            total: steps in all.
+            total: number of steps.
             enabled: whether to show anything.
-            done: steps that were done before.
+            done: steps done before.
             title: what is being done.
-            patience: seconds until anything is shown; for work that is mostly short.
+            patience: seconds before anything is shown.
         """
         console = Console(stderr=True)
         self._title, self._total = title, total
@@ -94,7 +94,7 @@ class StepProgress:
             print("  ".join(part for part in (count, about, shown.full) if part), file=sys.stderr, flush=True)
 
     def busy(self, text: str) -> None:
-        """Show what a long step is doing; in a log file at most once in ten seconds."""
+        """Show the state of a long step; in a log file at most every ten seconds."""
         if self._live:
             self._bar.update(self._task, shown=ProgressText(text, (text,)))
         elif self._lines and time.monotonic() >= self._said + 10:
@@ -102,14 +102,13 @@ class StepProgress:
             print(f"{self._title} {text}", file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
-        """Say something once, above the bar; it is never wrapped or cut."""
+        """Print a line above the bar, never wrapped or cut."""
         if self._live:
             self._bar.console.print(text, soft_wrap=True, markup=False, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)
 
     def _record_pace(self, steps: int, seconds: float) -> None:
-        """So many steps took so long."""
         self._pace.add(steps, seconds)
 
     def _tenth(self, step: int) -> int:
@@ -117,7 +116,7 @@ class StepProgress:
 
 
 class _Line(ProgressColumn):
-    """One line that fits the terminal: how far, then the numbers, then time left and a bar where there is room."""
+    """One line that fits the terminal: count and numbers, then ETA and a bar if there is room."""
 
     max_refresh = None
 
@@ -130,7 +129,6 @@ class _Line(ProgressColumn):
 
     @staticmethod
     def line(task: Task, width: int) -> str:
-        """The line in ``width`` columns."""
         total = int(task.total or 0)
         head, count = str(task.description), f"{int(task.completed)}/{total}"
         shown: ProgressText = task.fields["shown"]
@@ -165,7 +163,7 @@ class SFTProgress(StepProgress):
         super().__init__(total, enabled, done, title=f"{stage:<8}")
 
     def advance(self, step: int, loss: float) -> None:
-        """Show the loss of the newest step, in nats a token; one that counts more weighs more in it."""
+        """Show the loss in nats per token."""
         self.show(step, f"loss {loss:.3f}")
 
 
@@ -179,7 +177,7 @@ _NUMBERS = {
 
 
 class TrainingProgress(StepProgress):
-    """Progress of the training: accuracy, ECE, confidence reward and tokens/s, each a mean of the last steps."""
+    """Progress of training: means of accuracy, ECE, confidence reward and tokens/s over the last steps."""
 
     def __init__(
         self,
@@ -193,11 +191,10 @@ class TrainingProgress(StepProgress):
         """Nothing is shown before the block is entered.
 
         Args:
-            total: steps in all.
+            total: number of steps.
             enabled: whether to show anything.
-            done: steps that were done before.
-            history: rows of metrics and timing of the steps before, the newest last, so that a resumed run shows the
-                same means and the same time left.
+            done: steps done before.
+            history: earlier rows of metrics and timing, the newest last, for the means and the ETA of a resumed run.
             interval: steps between evaluations; 0: none.
         """
         super().__init__(total, enabled, done, title="training")
@@ -205,7 +202,6 @@ class TrainingProgress(StepProgress):
         self._rows: deque[Mapping[str, float | None]] = deque(history, maxlen=MEAN_OF)
 
     def advance(self, step: int, metrics: Mapping[str, float], timing: Mapping[str, float]) -> None:
-        """Show the means up to the newest step."""
         self._rows.append({**metrics, **timing})
         self._pace.add_training_step(timing)
         full, short = [], []
@@ -222,4 +218,4 @@ class TrainingProgress(StepProgress):
         self.show(step, ProgressText(whose + "  ".join(full), (f"mean {short[0]}", *short[1:]) if short else ()))
 
     def _record_pace(self, steps: int, seconds: float) -> None:
-        """The steps say themselves how long they took, and what of it was an evaluation."""
+        """Not used: :meth:`advance` records the pace from the timing row, evaluations apart."""

@@ -1,7 +1,7 @@
-"""The output directory of a run: whose it is, what it holds already, and what may change when it is resumed.
+"""The output directory of a run: its marker, its lock, and which settings may change when it is resumed.
 
-Its marker ``coca-mindspeed.json`` is written only once everything that can be checked has been, so a start that
-fails leaves nothing in the way.  It says which run this is, by an id that no other run has, and what it is trained on.
+The marker ``coca-mindspeed.json`` (id, data digests, prompt hash) is written after all checks, so a failed start leaves
+nothing behind.
 """
 
 import hashlib
@@ -66,13 +66,13 @@ _LENGTH = (("trainer", "steps"), ("data", "epochs"))  # may change where the ste
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run's output directory as it was found.
+    """The state of a run's output directory.
 
     Attributes:
-        path: the directory; it may not be there yet.
-        marker: what a run that it holds says about itself, or None.
-        newest: the checkpoint to go on from.
-        begun: whether a run in it has finished a step.
+        path: the directory; it may not exist.
+        marker: content of the run's marker, or None.
+        newest: the checkpoint to continue from.
+        begun: whether the run has finished a step.
     """
 
     path: Path
@@ -86,17 +86,17 @@ class FoundRun:
 
 
 def find_run(path: Path, *, resume: bool, overwrite: bool = False) -> FoundRun:
-    """Look at the place where a run is to go; nothing is changed.
+    """Inspect the output directory; nothing is changed.
 
-    A run that never finished a step is no obstacle: it is started again, with other settings too.
+    A run that never finished a step is started again, with other settings too.
 
     Args:
         path: the output directory.
-        resume: whether the run that it holds is to go on.
-        overwrite: whether the run that it holds is to be replaced.
+        resume: whether to continue the run that it holds.
+        overwrite: whether to replace the run that it holds.
 
     Raises:
-        ConfigError: it is not a directory, holds something else, or holds a run and neither was said.
+        ConfigError: not a directory, holds other files, or holds a run without ``resume`` or ``overwrite``.
     """
     if path.exists() and not path.is_dir():
         raise ConfigError(f"--output {path}: is a file; a run needs a directory")
@@ -124,7 +124,7 @@ def find_run(path: Path, *, resume: bool, overwrite: bool = False) -> FoundRun:
 
 
 def check_writable(path: Path) -> None:
-    """Find out whether files can be written under ``path``, leaving none.
+    """Check that files can be written under ``path``; leave none.
 
     Raises:
         ConfigError: they cannot.
@@ -138,10 +138,10 @@ def check_writable(path: Path) -> None:
 
 
 def hold(path: Path) -> IO[bytes]:
-    """Keep other processes out of a run's directory until the file is closed or this process ends.
+    """Lock a run's directory until the file is closed or this process ends.
 
     Raises:
-        ConfigError: another process is at work there.
+        ConfigError: another process holds the lock.
     """
     lock = lock_of_process(path / _LOCK)
     if lock is None:
@@ -150,7 +150,7 @@ def hold(path: Path) -> IO[bytes]:
 
 
 def records_digest(records: Sequence[Record]) -> dict[str, Any]:
-    """Number and SHA-256 of records as they were read, in their order."""
+    """Number and SHA-256 of records, in order."""
     digest = hashlib.sha256()
     for record in records:
         digest.update(json.dumps(record_to_json(record), sort_keys=True).encode() + b"\n")
@@ -165,9 +165,9 @@ def claim(
     *,
     overwrite: bool,
 ) -> Mapping[str, Any]:
-    """Write the marker and ``config.yaml``, and return what the marker says; the directory must be held.
+    """Write the marker and ``config.yaml``; return the marker.  The directory must be locked.
 
-    What a run that never finished a step has left goes, unless this one would make the same.
+    Files of a run that never finished a step are removed, unless this run would create the same.
 
     Raises:
         ConfigError: it cannot be written.
@@ -201,10 +201,10 @@ def _differs(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str,
 
 
 def check_same_run(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse to go on with a run under settings or on records by which its steps would have been others.
+    """Refuse to resume with settings or records that would have changed the steps already taken.
 
     Raises:
-        ConfigError: names the setting, or the records.
+        ConfigError: names the setting or the records.
     """
     if not found.begun or found.marker is None:
         return
@@ -227,14 +227,14 @@ def check_same_run(found: FoundRun, config: RunConfig, data: Mapping[str, Mappin
 
 
 def check_same_prompt(found: FoundRun, prompt_sha256: str) -> None:
-    """Refuse to go on with a run whose first prompt was rendered otherwise.
+    """Refuse to resume if the first prompt is rendered differently.
 
     Args:
-        found: the run; one of a release that did not note the prompt is let pass.
+        found: the run; one without a stored hash is accepted.
         prompt_sha256: of the first training question's rendered prompt.
 
     Raises:
-        ConfigError: it was another.
+        ConfigError: the hashes differ.
     """
     if not found.begun or found.marker is None:
         return
@@ -248,7 +248,7 @@ def check_same_prompt(found: FoundRun, prompt_sha256: str) -> None:
 
 
 def stored_prompt_date(found: FoundRun) -> str | None:
-    """The date that the run in a directory has written into its chat template; None: it needs none."""
+    """The date that the run uses in its chat template; None: it uses none."""
     date: str | None = (found.marker or {}).get("prompt", {}).get("date")
     return date
 
@@ -287,7 +287,7 @@ def _saved(found: FoundRun) -> RunConfig:
 
 
 def _without_removed_keys(values: Any) -> Any:
-    """An earlier version's configuration without the defaults of keys that this one has no more."""
+    """Drop removed keys that have their former default from an earlier version's configuration."""
     for key, (default, _) in REMOVED_KEYS.items():
         section, _, name = key.partition(".")
         keys = values.get(section) if isinstance(values, dict) else None
@@ -297,7 +297,7 @@ def _without_removed_keys(values: Any) -> Any:
 
 
 def _changes(saved: RunConfig, config: RunConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (key, value before, value now) of what differs outside of the sections that may."""
+    """Yield (key, old value, new value) of settings that must not differ."""
     before, now = saved.model_dump(mode="json"), config.model_dump(mode="json")
     for section, values in now.items():
         if section in _MAY_CHANGE or values == before[section]:

@@ -1,7 +1,7 @@
-"""Responses of a group that have said the same so far are one row of the decoder, until they part.
+"""Sampling from a policy: groups of responses to a batch of prompts, and single responses token by token.
 
-A confidence before the answer makes beginnings alike: the tag, a zero, a point and often a digit are a third of a short
-response.
+Responses of a group share a decoder row while they are identical.  With the confidence first, a third of a short
+response (the tag, a zero, the point, often a digit) is shared.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,11 +21,11 @@ _MORE_THAN_A_VOCABULARY = 2**32
 
 
 class NextStep(NamedTuple):
-    """What the decoder should do with its rows, and what to give them.
+    """Changes to the decoder's rows, and their next tokens.
 
     Attributes:
-        keep: int64, go on with these rows alone, a row as often as it is named; None: with all.
-        repeat: int64, put these rows behind the others once more; None: none.  One of the two at most.
+        keep: int64, rows to keep, repeats allowed; None: all.
+        repeat: int64, rows to append a copy of; None: none.  At most one of the two is set.
         token: int64 ``[rows, 1]``, the next token of each row.
     """
 
@@ -35,23 +35,22 @@ class NextStep(NamedTuple):
 
 
 class SharedRows:
-    """Which row of a decoder each unfinished response goes on from.
+    """The decoder row of each unfinished response.
 
     Attributes:
-        row_of: int64 ``[responses]``, the decoder's row of each response that goes on.
+        row_of: int64 ``[responses]``.
     """
 
     def __init__(self, prompts: int, group_size: int, device: torch.device) -> None:
-        """All responses to a prompt begin in its row."""
         self.row_of = torch.arange(prompts, device=device).repeat_interleave(group_size)
         self._rows = prompts
 
     def go_on(self, going: Tensor, token: Tensor) -> NextStep:
-        """Follow the responses by a token each.
+        """Append one token to the unfinished responses.
 
         Args:
-            going: bool ``[responses]``, those that go on; the others are forgotten.
-            token: int64 ``[responses, 1]``, what each has sampled.
+            going: bool ``[responses]``, responses that continue; the others are dropped.
+            token: int64 ``[responses, 1]``, the sampled tokens.
         """
         pairs = self.row_of[going] * _MORE_THAN_A_VOCABULARY + token[going, 0]
         pairs, pair_of = torch.unique(pairs, return_inverse=True)
@@ -76,18 +75,18 @@ _BLOCK = 256  # tokens; one is found in two steps, among the blocks and in its b
 
 
 class NoDistributionError(TrainingError):
-    """No token can be drawn: probabilities are not finite, or all of them are 0."""
+    """No token can be drawn: probabilities are not finite or all zero."""
 
 
 def sample_tokens(
     probabilities: Tensor, generator: torch.Generator | None = None, row_of: Tensor | None = None
 ) -> Tensor:
-    """Tokens ``[draws, 1]`` by probabilities ``[rows, vocabulary]``; never one whose probability is 0.
+    """Draw tokens ``[draws, 1]`` by inverse-CDF sampling from ``[rows, vocabulary]``; never one of probability 0.
 
     Args:
-        probabilities: they need not add up to 1.
+        probabilities: need not be normalised.
         generator: on their device.
-        row_of: int64 ``[draws]``, the row that each draw is made from; None: one from each row.
+        row_of: int64 ``[draws]``, the row of each draw; None: one draw per row.
 
     Raises:
         NoDistributionError: probabilities are not finite, or a row has none.
@@ -108,7 +107,7 @@ def sample_tokens(
 
 
 def _block_sums(probabilities: Tensor) -> Tensor:
-    """Sums ``[rows, blocks]`` of so many neighbours; the last block may have fewer."""
+    """Sums ``[rows, blocks]`` over blocks of tokens; the last block may be shorter."""
     whole = probabilities.shape[1] // _BLOCK * _BLOCK
     sums: Tensor = probabilities[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=-1)
     if whole == probabilities.shape[1]:
@@ -117,9 +116,9 @@ def _block_sums(probabilities: Tensor) -> Tensor:
 
 
 def _running_sums(weights: Tensor) -> Tensor:
-    """Sums ``[rows, n]`` of each weight with those before it; where a weight is 0, the sum stays what it was.
+    """Cumulative sums ``[rows, n]``, constant where a weight is 0.
 
-    A GPU scans a single row by another kernel, whose sums may go up and down where nothing is added.
+    A GPU scans a single row by another kernel, which does not guarantee this, so a second row is added.
     """
     if len(weights) == 1 and weights.device.type != "cpu":
         return weights.expand(2, -1).cumsum(dim=1)[:1]
@@ -127,11 +126,11 @@ def _running_sums(weights: Tensor) -> Tensor:
 
 
 def _inverse_cdf(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> Tensor:
-    """The index ``[draws, 1]`` at which a row of ``sums`` passes a uniform share ``[draws, 1]`` of its last.
+    """Index ``[draws, 1]`` at which the cumulative sums pass a share of their total.
 
     Args:
-        sums: of weights ``[rows, n]``, each with those before it.
-        uniform: from 0 to 1.
+        sums: cumulative weights ``[rows, n]``.
+        uniform: ``[draws, 1]``, shares from 0 to 1.
         row_of: as in :func:`sample_tokens`.
     """
     total = sums[:, -1:].contiguous()
@@ -148,15 +147,15 @@ def _inverse_cdf(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) ->
 
 @dataclass(frozen=True)
 class Samples:
-    """Responses to ``P`` prompts with ``G`` samples each; row ``p * G + g`` is sample g of prompt p.
+    """``G`` responses to each of ``P`` prompts; row ``p * G + g`` is response g to prompt p.
 
     Attributes:
         prompts: P lists of token ids.
-        token_ids: int64 ``[P * G, tokens]``, PAD behind each response's end.
+        token_ids: int64 ``[P * G, tokens]``, PAD behind the end.
         lengths: int64 ``[P * G]``, tokens generated, the end-of-sequence token included.
-        log_probs: float32 ``[P * G, tokens]`` of each sampled token under the policy; 0 behind the end.
-        finished: bool ``[P * G]``; False where the length limit cut the response off.
-        entropy: float32 ``[P * G]``, nats, the policy's mean entropy over the response's tokens.
+        log_probs: float32 ``[P * G, tokens]`` of each sampled token; 0 behind the end.
+        finished: bool ``[P * G]``; False if the length limit cut the response off.
+        entropy: float32 ``[P * G]``, nats, mean over the response's tokens.
     """
 
     prompts: list[list[int]]
@@ -168,7 +167,7 @@ class Samples:
 
     @property
     def inside(self) -> Tensor:
-        """Tokens of responses, as opposed to padding, bool ``[P * G, tokens]``."""
+        """Response tokens, not padding, bool ``[P * G, tokens]``."""
         return torch.arange(self.token_ids.shape[1], device=self.lengths.device) < self.lengths[:, None]
 
 
@@ -184,17 +183,16 @@ def sample_responses(
 ) -> Samples:
     """Sample ``group_size`` responses to each prompt.
 
-    Sampling stops at any end-of-sequence token or after ``max_new_tokens``; PAD is never sampled.  Rows that have
-    ended leave the batch, so the last long response does not pay for all of them.
+    Sampling stops at any end-of-sequence token or after ``max_new_tokens``; PAD is never sampled.
 
     Args:
-        policy: what is sampled from.
+        policy: the policy.
         prompts: token ids of each prompt.
         group_size: G.
         max_new_tokens: the length limit.
         temperature: divides the logits.
         generator: on the policy's device; the only source of randomness.
-        batch_responses: responses in memory at once, rounded down to whole groups (but at least one); None: all.
+        batch_responses: responses in memory at once, rounded down to whole groups (at least one); None: all.
     """
     at_once = len(prompts) if batch_responses is None else max(1, batch_responses // group_size)
     with torch.inference_mode(), policy.autocast():
@@ -263,16 +261,14 @@ def draw(
     generator: torch.Generator | None = None,
     row_of: Tensor | None = None,
 ) -> tuple[Tensor, TokenScores]:
-    """One token ``[responses, 1]`` for each response.
-
-    With its log-prob ``[responses, 1]`` and the entropy ``[responses]`` of what it was drawn from.
+    """Sample one token ``[responses, 1]`` per response; also return its log-prob and the distribution's entropy.
 
     Args:
-        policy: whose logits they are.
+        policy: the policy.
         logits: ``[rows, vocabulary]``.
         temperature: divides them.
         generator: on the policy's device.
-        row_of: int64 ``[responses]``, the row that each is drawn from; None: one from each row.
+        row_of: int64 ``[responses]``, the row of each response; None: one per row.
     """
     distribution = policy.logits_of_policy(logits, temperature).log_softmax(dim=-1)
     probabilities = distribution.exp()
@@ -286,12 +282,12 @@ class Decoder:
     """One batch's KV cache and the logits of its next token."""
 
     def __init__(self, policy: Policy, prompts: Sequence[Sequence[int]], max_new_tokens: int | None = None) -> None:
-        """Run each prompt once, as a row.
+        """Prefill each prompt as a row.
 
         Args:
-            policy: whose model runs.
+            policy: the policy.
             prompts: token ids of each.
-            max_new_tokens: that will ever follow, so that the cache takes no room for more; None: nobody knows.
+            max_new_tokens: bounds the cache's capacity; None: unknown.
         """
         self._layer, self._rows = policy.output_layer, len(prompts)
         longest = max(map(len, prompts))
@@ -327,26 +323,25 @@ class Decoder:
         self.logits = self._layer.logits(states[:, -1])
 
     def skip_to(self, width: int) -> None:
-        """Go on as if tokens had been appended while there was room for them, up to ``width``; for estimates alone."""
+        """Pretend that tokens were appended up to ``width``; for memory estimates only."""
         self.width = skip_to(self._cache, width)
 
     def cache_bytes(self) -> int:
-        """Bytes of the keys and values, the room for more included."""
         return cache_bytes(self._cache)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows, a row as often as it is named; the logits are still those of the rows before."""
+        """Keep these rows, repeats allowed; the logits still belong to the rows before."""
         self._cache.batch_select_indices(rows)
         self._rows = len(rows)
         if self._mask is not None:
             self._position, self._mask = self._position[rows], self._mask[rows]
 
     def repeat(self, rows: Tensor, most: int) -> None:
-        """Put these rows behind the others once more; the logits are still those of the rows before.
+        """Append copies of these rows; the logits still belong to the rows before.
 
         Args:
             rows: int64.
-            most: rows that there will ever be from now on.
+            most: most rows from now on.
         """
         repeat_rows(self._cache, rows, self._rows, most)
         self._rows += len(rows)
@@ -373,19 +368,19 @@ class SampledToken:
 
 
 class TokenStream(Iterator[SampledToken]):
-    """Tokens of one response, each computed when it is asked for, on whatever thread asks."""
+    """Tokens of one response, each computed when it is requested, on the requesting thread."""
 
     def __init__(
         self, policy: Policy, prompt: Sequence[int], *, temperature: float, generator: torch.Generator, top: int = 0
     ) -> None:
-        """Begin; nothing is computed yet.
+        """Store the arguments; nothing is computed yet.
 
         Args:
-            policy: what is sampled from.
+            policy: the policy.
             prompt: token ids.
-            temperature: divides the logits; 0: the most probable token, always.
+            temperature: divides the logits; 0: greedy.
             generator: on the policy's device.
-            top: how many alternatives to name.
+            top: number of alternatives to return.
         """
         self._policy, self._prompt, self._temperature = policy, list(prompt), temperature
         self._generator, self._top = generator, top

@@ -1,9 +1,8 @@
-"""A self-test at load: sampler and update compute what one plain eager forward pass computes.
+"""Self-test at load: sampler and update must match one plain eager forward pass.
 
-Architectures differ in ways that their configurations do not tell: PyTorch's attention drops Gemma 2's soft cap, ALiBi
-and windows count the padding between a shared prefix and what follows, Gemma 3n reads another layer's keys where there
-is a cache.  A small batch shows each of these in log-probs and gradients, and the fastest computation that is right is
-chosen.
+Configurations do not reveal some differences: PyTorch's attention drops Gemma 2's soft cap, ALiBi and windows count the
+padding behind a shared prefix, Gemma 3n reads another layer's keys with a cache.  A small batch reveals these in log-
+probs and gradients, and the fastest correct computation is chosen.
 """
 
 import contextlib
@@ -33,20 +32,20 @@ _TOLERANCE_OF_BFLOAT16 = 0.2  # nats: flash attention takes no float32
 
 
 class SelfTestError(ValueError):
-    """No way of computing gives what a plain eager forward pass of the model gives."""
+    """No available computation matches the model's plain eager forward pass."""
 
 
 def choose_computation(policy: Policy) -> str:
-    """Choose attention and sharing of prompts by comparing them with one plain eager forward pass.
+    """Choose attention and prompt sharing by comparison with one plain eager forward pass.
 
-    The attention that the model was loaded with is tried first, then ``eager``, each with as much sharing as possible.
-    Weights, gradients and random states are left as they are.
+    The configured attention is tried first, then ``eager``, each with as much sharing as possible.  Weights, gradients
+    and random states are not changed.
 
     Args:
         policy: its model's attention and :attr:`~Policy.sharing` are set.
 
     Returns:
-        Why the first choice was not taken; empty if it was.
+        Why the first choice was rejected; empty if it was taken.
 
     Raises:
         SelfTestError: every choice differs, or the model cannot be run.
@@ -76,7 +75,7 @@ def choose_computation(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class _Found:
-    """Log-probs float32 ``[responses, tokens]``, and a gradient by the embedding, sparse ``[vocabulary, hidden]``."""
+    """Log-probs float32 ``[responses, tokens]``, and the embedding's gradient, sparse ``[vocabulary, hidden]``."""
 
     log_probs: Tensor
     gradient: Tensor | None
@@ -84,7 +83,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Case:
-    """Two prompts of different lengths, with two responses each; all four texts have the same length.
+    """Two prompts of different lengths with two responses each; all four texts have the same length.
 
     Attributes:
         prompts: token ids; the first 16 are the same.
@@ -98,7 +97,7 @@ class _Case:
 
     @classmethod
     def of(cls, policy: Policy) -> "_Case":
-        """Random tokens; the responses to a prompt begin alike, so that shared prefixes have something to share."""
+        """Random tokens; the responses to a prompt share their first token."""
         random = torch.Generator().manual_seed(0)
         text = policy.model.config.get_text_config()
         rows = min(len(policy.model.get_input_embeddings().weight), policy.vocabulary)
@@ -119,7 +118,7 @@ class _Case:
         return cls(prompts, torch.tensor(padded, device=policy.device), inside.to(policy.device))
 
     def by_plain_pass(self, policy: Policy) -> _Found:
-        """All four texts at once: no padding, no cache, nothing shared."""
+        """All four texts in one forward pass without padding, cache or sharing."""
         responses = [ids[inside].tolist() for ids, inside in zip(self.token_ids, self.inside, strict=True)]
         texts = torch.tensor([self.prompts[row // 2] + ids for row, ids in enumerate(responses)], device=policy.device)
         predicted = torch.arange(1, texts.shape[1], device=policy.device)
@@ -134,7 +133,7 @@ class _Case:
         return self._with_gradient(policy, log_probs)
 
     def by_sampler(self, policy: Policy) -> _Found:
-        """As :func:`~coca_mindspeed.local.sampler.sample_responses` computes them."""
+        """As the sampler computes them."""
         with torch.inference_mode(), policy.autocast():
             decoder = Decoder(policy, self.prompts, self.token_ids.shape[1])
             rows = torch.arange(len(self.prompts), device=policy.device).repeat_interleave(2)
@@ -170,7 +169,7 @@ class _Case:
         return ""
 
     def _with_gradient(self, policy: Policy, log_probs: Callable[[], Tensor]) -> _Found:
-        """The gradient, where weights are stored in float32; others are widened one module at a time."""
+        """With gradient if weights are stored in float32; others are converted one module at a time."""
         embedding = policy.model.get_input_embeddings()
         if embedding.weight.dtype != torch.float32:
             with torch.no_grad():
@@ -191,7 +190,7 @@ class _Case:
 
 
 def _run(what: str, compute: Callable[[Policy], _Found], policy: Policy) -> _Found | str:
-    """The result, or the error of an architecture that cannot be run here: each fails with its own."""
+    """The result, or the error message of an architecture that cannot run."""
     try:
         return compute(policy)
     except (MemoryError, torch.OutOfMemoryError):
@@ -207,7 +206,7 @@ def _set_attention(model: Any, name: str) -> None:
 
 
 def _windows(text: Any) -> dict[str, int]:
-    """Settings that bound how far back a layer sees, by the configuration of a decoder."""
+    """Attention window settings of a decoder's configuration."""
     return {
         name: value
         for name, value in vars(text).items()
@@ -217,13 +216,12 @@ def _windows(text: Any) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _prepared(model: Any, exact: bool) -> Iterator[None]:
-    """Make short texts exceed windows, and compute in float32 without gradients of weights.
+    """Shrink windows so that short texts exceed them, and compute in float32 without weight gradients.
 
-    Gradients of weights, or a float32 copy of all of them, would take as much memory as the weights: each is copied
-    while its module runs.
+    Each weight is converted while its module runs: a float32 copy of all would take as much memory as the weights.
 
     Args:
-        model: it is as before afterwards.
+        model: restored afterwards.
         exact: whether to compute in float32.
     """
     text = model.config.get_text_config()

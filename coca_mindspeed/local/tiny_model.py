@@ -1,7 +1,6 @@
 """The built-in tiny model: a Qwen2 of about 110,000 parameters that learns arithmetic in a minute on a CPU.
 
-It is written to disk as a plain Hugging Face directory, tokenizer and chat template included, and then loaded like
-any other, so nothing in the engine knows that it is special.
+It is written as a plain Hugging Face directory and loaded like any other model.
 """
 
 from collections.abc import Iterable
@@ -25,7 +24,7 @@ _CHAT_TEMPLATE = NO_SYSTEM_PROMPT + "{%- for m in messages if m.role == 'user' %
 
 
 def tiny_tokenizer(symbols: str = "") -> PreTrainedTokenizerFast:
-    """One token a character, those of ``symbols`` behind the others, and one for each confidence tag."""
+    """One token per character (``symbols`` last) and one per confidence tag."""
     tokens = [*_TOKENS, *symbols]
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=PAD))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
@@ -44,7 +43,7 @@ def tiny_tokenizer(symbols: str = "") -> PreTrainedTokenizerFast:
 
 
 def check_readable(records: Iterable[Record]) -> None:
-    """Refuse questions and answers that the tiny model has no characters for; it would read padding in their place.
+    """Refuse questions and answers with characters that the tiny model does not know.
 
     Raises:
         DataError: names the record and the character.
@@ -65,7 +64,7 @@ def check_readable(records: Iterable[Record]) -> None:
 
 
 def tiny_config(symbols: str = "") -> Qwen2Config:
-    """Hidden size 64, two layers, four heads; the vocabulary is :func:`tiny_tokenizer`'s."""
+    """Hidden size 64, two layers, four heads; the vocabulary of :func:`tiny_tokenizer`."""
     return Qwen2Config(
         vocab_size=len(_TOKENS) + len(symbols),
         hidden_size=64,
@@ -86,12 +85,12 @@ def tiny_config(symbols: str = "") -> Qwen2Config:
 
 
 def write_tiny_model(directory: Path, seed: int, symbols: str = "") -> None:
-    """Write an untrained tiny model; the global random state is left alone.
+    """Write an untrained tiny model; the global random state is not changed.
 
     Args:
         directory: becomes a Hugging Face directory.
-        seed: draws the weights.
-        symbols: characters that it can read and write besides those of the embedded arithmetic.
+        seed: of the weights.
+        symbols: characters besides those of the arithmetic data.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

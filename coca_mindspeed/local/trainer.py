@@ -1,4 +1,4 @@
-"""The training loop: rollout, grade, reward, advantage, update, in the order of the paper's Algorithm 1."""
+"""The training loop: rollout, grading, rewards, advantages, update (the paper's Algorithm 1)."""
 
 import contextlib
 import math
@@ -49,14 +49,14 @@ class Trainer:
     """Trains a policy in place.
 
     Attributes:
-        config: the run.
-        policy: what is trained.
-        grader: says who is right; in training, with ``data.require_evaluated``, restated questions earn nothing.
+        config: the run's.
+        policy: the policy.
+        grader: grades answers; with ``data.require_evaluated``, restated questions earn nothing in training.
         train_records: questions to train on.
-        evaluate_records: held-out questions; may be empty where nothing is evaluated.
+        evaluate_records: held-out questions; may be empty.
         output: the run's directory.
-        run_id: unique to this run, and the same when it is resumed.
-        show_progress: whether to draw a progress bar.
+        run_id: the same when the run is resumed.
+        show_progress: draw a progress bar.
     """
 
     config: RunConfig
@@ -77,11 +77,10 @@ class Trainer:
         self._health = HealthWarnings()
 
     def run(self, resume_from: Checkpoint | None = None) -> None:
-        """Train from the start or from a checkpoint, whose weights :attr:`policy` must hold, to the last step.
+        """Train to the last step, from the start or from a checkpoint whose weights :attr:`policy` holds.
 
         Raises:
-            TrainingError: a loss or gradient is not finite, or a file cannot be written; it says whether there is a
-                checkpoint to go on from.
+            TrainingError: a loss or gradient is not finite, memory is exhausted, or a file cannot be written.
             InterruptedRunError: Ctrl-C or SIGTERM; the state is saved.
         """
         start = resume_from.step if resume_from else 0
@@ -143,21 +142,20 @@ class Trainer:
 
     @property
     def final_records(self) -> Sequence[Record]:
-        """The held-out questions that are answered when nothing is being trained."""
+        """The questions of the final evaluation."""
         return self.evaluate_records[: self.config.evaluation.final_questions]
 
     @property
     def predictions_after(self) -> Path:
-        """Where the trained model's answers go."""
         return self.output / "predictions_after.jsonl"
 
     def evaluate(self, records: Sequence[Record], purpose: str, method: str | None = None) -> list[Prediction]:
-        """Answer ``records`` once each at temperature 1, with a progress bar.
+        """Answer ``records`` once each at temperature 1.
 
         Args:
             records: the questions.
-            purpose: draws the samples, with the run's seed; it is also the bar's title.
-            method: what the predictions call their method; None: the run's.
+            purpose: seeds the samples together with the run's seed; also the bar's title.
+            method: method name of the predictions; None: the run's.
         """
         with StepProgress(len(records), self.show_progress, title=f"answering held-out questions, {purpose}") as bar:
             predictions = self._answers(records, purpose, lambda done: bar.show(done))
@@ -168,7 +166,7 @@ class Trainer:
         ]
 
     def final_evaluation(self) -> list[Prediction]:
-        """Answer :attr:`final_records` and write ``predictions_after.jsonl``; nothing where there are none.
+        """Answer :attr:`final_records` and write ``predictions_after.jsonl``; does nothing without records.
 
         Raises:
             InterruptedRunError: Ctrl-C or SIGTERM; the model is saved, the answers are not.
@@ -255,7 +253,6 @@ class Trainer:
         return f"the last good checkpoint is {saved[-1].path}" if saved else "no checkpoint was written before it"
 
     def _resume_hint(self) -> str:
-        """The last checkpoint and ``--resume``, or that there is nothing to resume from."""
         go_on = "; go on with --resume" if list_checkpoints(self.checkpoints) else ", so the run has to start again"
         return f"{self._last_good_checkpoint()}{go_on}"
 
@@ -270,5 +267,5 @@ class Trainer:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """A CPU's allocator raises an ordinary error, by its name."""
+    """A CPU's allocator raises a plain RuntimeError."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)

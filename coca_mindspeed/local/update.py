@@ -1,4 +1,4 @@
-"""The update of a policy on one step's experience."""
+"""The update of a policy on one step's experience, and its split into microbatches."""
 
 import functools
 import math
@@ -33,7 +33,7 @@ class Microbatch:
     Attributes:
         prompts: P indices, ascending.
         rows: the responses' rows, prompt by prompt.
-        group_sizes: how many of them answer each prompt.
+        group_sizes: responses to each prompt.
     """
 
     prompts: list[int]
@@ -48,19 +48,18 @@ def microbatches(
     prompt_lengths: Sequence[int],
     config: TrainerConfig,
 ) -> list[Microbatch]:
-    """Split a minibatch by ``trainer.microbatch_prompts`` or ``trainer.microbatch_tokens``; by neither: one.
+    """Split a minibatch by ``trainer.microbatch_prompts`` or ``trainer.microbatch_tokens``; without either: one.
 
-    By tokens, a microbatch's rows, padded to the longest of them, have no more than so many tokens, prompts included; a
-    response that alone has more is a microbatch of its own.  Responses are put in order by length, and group by group,
-    by the longest response and by the prompt; the order is taken that can be cut into passes with the least padding: by
-    length where responses are long, by groups where prompts are, which responses of a pass share.
+    By tokens, padded rows and prompts together have at most so many tokens; a longer response is a microbatch of its
+    own. Responses are ordered by length, or by groups (longest response or prompt first); the order with the least
+    padding wins.
 
     Args:
         prompts: the minibatch's prompts.
         group_size: G; row ``p * G + g`` is response g to prompt p.
         lengths: tokens of every response of the step.
         prompt_lengths: tokens of every prompt of the step.
-        config: says how to split.
+        config: gives the limits.
     """
 
     def rows_of(prompt: int) -> range:
@@ -90,10 +89,7 @@ def microbatches(
 def largest_group_sizes(
     prompts: int, group_size: int, length: int, prompt_length: int, config: TrainerConfig
 ) -> list[int]:
-    """Group sizes of the microbatch that holds the most, where responses and prompts are all as long as these.
-
-    None of a step with shorter ones among them has more rows of this length.
-    """
+    """Group sizes of the microbatch with the most rows, if all responses and prompts have these lengths."""
     if config.microbatch_tokens is None:
         return [group_size] * min(prompts, config.microbatch_prompts or prompts)
     each, shared = (length, prompt_length) if config.share_prompts else (length + prompt_length, 0)
@@ -112,7 +108,7 @@ def _microbatch(rows: Sequence[int], group_size: int) -> Microbatch:
 
 @dataclass(frozen=True)
 class _Sizes:
-    """How long responses and prompts are, and how many tokens of both share a pass."""
+    """Lengths of responses and prompts, and the token limit of a pass."""
 
     group_size: int
     lengths: Sequence[int]
@@ -121,9 +117,9 @@ class _Sizes:
     limit: int
 
     def runs(self, rows: Sequence[int]) -> Iterator[NDArray[np.int64]]:
-        """For each of the rows: tokens, padding included, of the runs that end there, the shortest run first.
+        """For each row, the padded tokens of the runs that end there, the shortest run first.
 
-        Runs beyond the limit are left out, but for the row alone.
+        Runs beyond the limit are omitted, except a row alone.
         """
         prompts = [row // self.group_size for row in rows]
         response = np.array(self.lengths)[rows]
@@ -142,7 +138,7 @@ class _Sizes:
 
 
 def _next_alike(values: Sequence[int]) -> list[int]:
-    """For each value the place where it comes again; one behind the last where it does not."""
+    """The next position of each value; ``len(values)`` if there is none."""
     places: dict[int, int] = {}
     following = [0] * len(values)
     for place in reversed(range(len(values))):
@@ -152,14 +148,14 @@ def _next_alike(values: Sequence[int]) -> list[int]:
 
 
 class _Split(NamedTuple):
-    """Rows in passes, and the tokens that these cost, padding and what each pass costs besides included."""
+    """Passes and their cost in tokens, padding and overhead included."""
 
     tokens: int
     parts: list[list[int]]
 
 
 def _cut(rows: Sequence[int], sizes: _Sizes) -> _Split:
-    """Cut rows, in their order, into the passes that cost least in all."""
+    """Cut rows, in order, into passes of minimal total cost."""
     costs = np.zeros(len(rows) + 1, dtype=np.int64)  # of the first n rows
     another = max(_PASS, int(_PASS_SHARE * sizes.limit))
     begins = np.zeros(len(rows) + 1, dtype=np.int64)  # of the last pass of those
@@ -176,27 +172,27 @@ def _cut(rows: Sequence[int], sizes: _Sizes) -> _Split:
 
 
 class _MicrobatchResult(NamedTuple):
-    """What a microbatch contributes: its objective, and the sum of each segment's entropies."""
+    """Objective of a microbatch, and the sum of each segment's entropies."""
 
     objective: Objective
     entropy: tuple[Tensor, Tensor]
 
 
 class NotFiniteError(ArithmeticError):
-    """A loss or a gradient is NaN or infinite; the weights were not updated with it."""
+    """A loss or a gradient is NaN or infinite; it was not applied."""
 
 
 def update_policy(
     policy: Policy, experience: Experience, optimizer: torch.optim.Optimizer, lr: float, config: RunConfig
 ) -> dict[str, float]:
-    """Run ``trainer.epochs`` passes over the step's prompts in ``trainer.minibatches`` updates, groups whole.
+    """Run ``trainer.epochs`` passes over the step's prompts in ``trainer.minibatches`` updates.
 
     Returns:
-        Means over the updates of loss and gradient norm, and over tokens of each segment's statistics and entropy (of
-        the policy that is being updated, in nats).
+        Means over the updates of loss and gradient norm, and over tokens of each segment's statistics and entropy
+        (nats).
 
     Raises:
-        NotFiniteError: before any weight is touched by what is not finite.
+        NotFiniteError: before any weight changes.
     """
     if policy.sharing == "none":  # microbatches are filled as if every response had a prompt of its own
         config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"share_prompts": False})})
@@ -231,7 +227,7 @@ def update_policy(
 def _accumulate_gradient(
     policy: Policy, experience: Experience, minibatch: Sequence[int], config: RunConfig
 ) -> list[_MicrobatchResult]:
-    """Backward passes over one minibatch's microbatches; their losses and gradients add up to the minibatch's."""
+    """Run the backward passes of one minibatch's microbatches; losses and gradients add up to the minibatch's."""
     samples, group = experience.graded.samples, config.rollout.group_size
     lengths = samples.lengths.tolist()
     tokens = sum(lengths[row] for prompt in minibatch for row in range(prompt * group, (prompt + 1) * group))
@@ -262,7 +258,6 @@ def minibatches_of(prompts: int, config: RunConfig) -> list[list[int]]:
 
 
 def microbatches_of(samples: Samples, minibatch: Sequence[int], config: RunConfig) -> list[Microbatch]:
-    """Which of a minibatch's responses share a pass."""
     lengths, prompt_lengths = samples.lengths.tolist(), list(map(len, samples.prompts))
     return microbatches(minibatch, config.rollout.group_size, lengths, prompt_lengths, config.trainer)
 
@@ -270,7 +265,7 @@ def microbatches_of(samples: Samples, minibatch: Sequence[int], config: RunConfi
 def responses_of(
     policy: Policy, samples: Samples, microbatch: Microbatch, config: RunConfig
 ) -> tuple[Tensor, ResponseBatch]:
-    """A microbatch's rows, int64 ``[rows]``, and their responses, up to the end of the longest."""
+    """A microbatch's rows, int64 ``[rows]``, and their responses, padded to the longest."""
     rows = torch.tensor(microbatch.rows, device=policy.device)
     lengths = samples.lengths[rows]
     token_ids = samples.token_ids[rows, : int(lengths.max())]

@@ -263,7 +263,7 @@ def test_another_error_stays_what_it_is(tmp_path, monkeypatch):
 
 def test_a_run_that_is_not_there_is_said_to_begin(tmp_path, capsys):
     small_session(tmp_path / "run", resume=True).close()
-    assert f"--resume: {tmp_path / 'run'} holds no run; it begins there" in capsys.readouterr().err
+    assert f"--resume: no run found in {tmp_path / 'run'}" in capsys.readouterr().err
 
 
 def test_a_gradient_that_is_not_finite_is_named(tmp_path, monkeypatch):
