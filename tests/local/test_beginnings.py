@@ -20,8 +20,7 @@ from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.prefix_sharing import PassCost, ResponsePasses, take_rows
 from coca_mindspeed.local.sampler import Samples
 from coca_mindspeed.local.update import microbatches_of, pass_cost, responses_of
-from tests.local.models_for_tests import set_chunk_of
-from tests.local.test_recomputation import random_policy
+from tests.local.models_for_tests import random_policy, set_chunk_of
 
 FREE = PassCost(each=0.1, token_before=0)
 

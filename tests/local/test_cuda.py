@@ -14,10 +14,9 @@ from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.sampler import sample_responses, sample_tokens
 from coca_mindspeed.utils.tokenization import token_text
-from tests.local.models_for_tests import write_random_model
+from tests.local.models_for_tests import random_policy, write_random_model
 from tests.local.runs_for_tests import rows, train
 from tests.local.test_beginnings import PROMPTS, batch_of
-from tests.local.test_recomputation import random_policy
 from tests.tokenizers_for_tests import qwen_like
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")

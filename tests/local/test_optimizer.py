@@ -19,7 +19,7 @@ from coca_mindspeed.local.optimizer import build_optimizer, moments_bytes, requi
 from coca_mindspeed.local.policy import load_policy
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import result, rows, small_session, train
-from tests.local.test_footprint import LLAMA, run_of
+from tests.local.test_memory import LLAMA, run_of
 
 EIGHT = "optimizer.name=adamw_8bit"
 SHORT = ("trainer.steps=4", "evaluation.interval=0")

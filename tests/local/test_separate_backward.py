@@ -9,8 +9,7 @@ import torch
 from coca_mindspeed.local import log_probs
 from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.prefix_sharing import go_on
-from tests.local.models_for_tests import set_chunk_of
-from tests.local.test_recomputation import random_policy
+from tests.local.models_for_tests import random_policy, set_chunk_of
 
 START = list(range(20, 40))  # what both prompts begin with is a pass of its own
 PROMPTS = {

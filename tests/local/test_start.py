@@ -34,7 +34,7 @@ from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.setup import _asking_no_more_than
 from coca_mindspeed.utils.files import MARKER
 from tests.local.models_for_tests import write_random_model
-from tests.local.runs_for_tests import SMALL, small_session
+from tests.local.runs_for_tests import small_session
 from tests.local.starts_for_tests import QUESTIONS, arguments, names, refused, set_config, write_rows
 
 CPU = torch.device("cpu")
@@ -500,11 +500,6 @@ def test_graders_check_what_they_would_refuse():
     for gold, why in unusable.items():
         with pytest.raises(DataError, match=rf"record 'r' of 'd': the gold answer .* cannot be used: .*{why}"):
             build_grader("math").check([Record("r", "d", "math", "?", gold)])
-
-
-def test_two_runs_of_one_name_are_two_runs(tmp_path):
-    ids = {small_session(tmp_path / user / "mine", *SMALL[:2]).trainer.run_id for user in ("a", "b")}
-    assert len(ids) == 2
 
 
 def test_the_documented_lines_mend_such_a_template(tmp_path, model):

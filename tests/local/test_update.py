@@ -76,14 +76,13 @@ def mixed(session, experience):
 
 @pytest.mark.parametrize("share_prompts", [True, False])
 @pytest.mark.parametrize("aggregation", ["sum", "token_mean", "segment_mean"])
-def test_microbatches_of_tokens_make_the_same_update(session, mixed, aggregation, share_prompts):
+def test_microbatches_make_the_same_update(session, mixed, aggregation, share_prompts):
     whole, expected = updated(session, mixed, aggregation, share_prompts=share_prompts)
     moved = float((whole - torch.cat([p.detach().flatten() for p in session.trainer.policy.model.parameters()])).norm())
     assert moved > 0
-    for tokens in (1, 45, 200, 10**9):  # one row each; groups split; groups together; all
-        weights, metrics = updated(
-            session, mixed, aggregation, share_prompts=share_prompts, microbatch_tokens=tokens, microbatch_prompts=None
-        )
+    by_tokens = [{"microbatch_tokens": n, "microbatch_prompts": None} for n in (1, 45, 200, 10**9)]
+    for split in (*by_tokens, {"microbatch_prompts": 1}, {"microbatch_prompts": 3}):
+        weights, metrics = updated(session, mixed, aggregation, share_prompts=share_prompts, **split)
         assert float((weights - whole).norm()) < 1e-5 * moved
         assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
