@@ -12,14 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from coca_mindspeed.local.lm_head import scores_of_logits
 from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.policy import Policy, Sharing
-from coca_mindspeed.local.prefix_sharing import PassCost, ResponsePasses
 from coca_mindspeed.local.sampler import Decoder
 
 _SHARED = 16  # tokens that both prompts start with
@@ -147,9 +145,7 @@ class _Case:
 
     def by_update(self, policy: Policy) -> _Found:
         """As an update computes them."""
-        lengths, prompt_of = self.inside.sum(dim=1).cpu().numpy(), np.arange(len(self.prompts)).repeat(2)
-        passes = ResponsePasses.cheapest(self.token_ids.cpu().numpy(), lengths, prompt_of, 0, PassCost(0, 0))
-        batch = ResponseBatch(policy, self.prompts, self.token_ids, 1.0, passes=passes)
+        batch = ResponseBatch(policy, self.prompts, self.token_ids, 1.0)
         return self._with_gradient(policy, lambda: batch.scores().log_probs.masked_fill(~self.inside, 0.0))
 
     def problem(self, policy: Policy, expected: _Found, tolerance: float) -> str:

@@ -4,7 +4,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -18,11 +18,10 @@ from coca_mindspeed.config.schema import RunConfig, TrainerConfig
 from coca_mindspeed.local.experience import Experience
 from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prefix_sharing import PassCost, ResponsePasses
 from coca_mindspeed.local.sampler import Samples
 
-#: What a pass costs besides its tokens, in tokens: the least, a small model's on a CPU, and as a share of a full pass,
-#: so that whoever has room for few passes gets few.
+#: Overhead of a pass in tokens: the minimum (a small model on a CPU), and a share of a full pass, so that large
+#: microbatches are few.
 _PASS, _PASS_SHARE = 256, 1 / 16
 
 
@@ -125,7 +124,7 @@ class _Sizes:
         response = np.array(self.lengths)[rows]
         prompt = np.array(self.prompt_lengths)[prompts]
         again = np.array(_next_alike(prompts))
-        first = 0  # of the longest run that fits; a later row's begins no earlier
+        first = 0  # row of the longest run that fits; it never moves back
         for last in range(len(rows)):
             run = slice(first, last + 1)
             count = np.arange(1, last - first + 2)
@@ -156,9 +155,9 @@ class _Split(NamedTuple):
 
 def _cut(rows: Sequence[int], sizes: _Sizes) -> _Split:
     """Cut rows, in order, into passes of minimal total cost."""
-    costs = np.zeros(len(rows) + 1, dtype=np.int64)  # of the first n rows
+    costs = np.zeros(len(rows) + 1, dtype=np.int64)  # least cost of the first n rows
     another = max(_PASS, int(_PASS_SHARE * sizes.limit))
-    begins = np.zeros(len(rows) + 1, dtype=np.int64)  # of the last pass of those
+    begins = np.zeros(len(rows) + 1, dtype=np.int64)  # first row of the last of these passes
     for last, tokens in enumerate(sizes.runs(rows)):
         totals = tokens + another + costs[last + 1 - len(tokens) : last + 1][::-1]
         chosen = int(totals.argmin())
@@ -194,7 +193,7 @@ def update_policy(
     Raises:
         NotFiniteError: before any weight changes.
     """
-    if policy.sharing == "none":  # microbatches are filled as if every response had a prompt of its own
+    if policy.sharing == "none":  # microbatches count a prompt per response
         config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"share_prompts": False})})
     for group in optimizer.param_groups:
         group["lr"] = lr
@@ -270,7 +269,7 @@ def responses_of(
     lengths = samples.lengths[rows]
     token_ids = samples.token_ids[rows, : int(lengths.max())]
     prompts = [samples.prompts[prompt] for prompt in microbatch.prompts]
-    responses = ResponseBatch(
+    return rows, ResponseBatch(
         policy,
         prompts,
         token_ids,
@@ -278,22 +277,3 @@ def responses_of(
         share_prompts=config.trainer.share_prompts,
         group_sizes=microbatch.group_sizes,
     )
-    if not config.trainer.share_prompts:
-        return rows, responses
-    prompt_of = np.repeat(np.arange(len(prompts)), microbatch.group_sizes)
-    cost, longest = pass_cost(policy.device, config), max(map(len, prompts))
-    passes = ResponsePasses.cheapest(token_ids.cpu().numpy(), lengths.cpu().numpy(), prompt_of, longest, cost)
-    return rows, replace(responses, passes=passes)
-
-
-def pass_cost(device: torch.device, config: RunConfig) -> PassCost:
-    """What a pass costs that goes on from others.
-
-    Measured with a small model on a CPU; a guess elsewhere, where a pass of few tokens takes as long as one of
-    thousands.  A token's keys and values are less than a quarter of what a layer keeps of it for the backward pass (a
-    fifth where heads are as wide as Qwen3-0.6B's and a GPU repeats them), and less than three times what is left of
-    that where layers run once more (2.7 times for Gemma 7B's): passes that cost less need no more memory than one of
-    all.
-    """
-    each = 128 if device.type == "cpu" else 4096
-    return PassCost(each=each, token_before=3 if config.model.gradient_checkpointing else 1 / 4)
