@@ -21,8 +21,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from coca_mindspeed.errors import ConfigError
 
 _ON_CPU, _MASKED = "sdpa_on_cpu", "sdpa_masked"
-#: Of a row and a head: for as many numbers in the products, and for no more pairs of a query and a key, the products
-#: beat the kernel (``docs/benchmarks.md``).
+#: Per row and head, matrix products beat the kernel with at least so many numbers and at most so many query-key
+#: pairs (``docs/benchmarks.md``).
 _LEAST_NUMBERS, _MOST_PAIRS = 1024, 1024
 _transformers_mask = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
 _MASK_BY_VMAP = "cache_position" in inspect.signature(_transformers_mask).parameters  # transformers 5 compares as well
@@ -84,7 +84,7 @@ def _attention(
 ) -> tuple[Tensor, None]:
     (rows, heads, tokens, size), groups = query.shape, key.shape[1]
     mask = None if attention_mask is None or attention_mask.ndim != 4 else attention_mask[..., : key.shape[-2]]
-    exact = query.dtype == torch.float32  # in bfloat16 products round the scores, which the kernel does not
+    exact = query.dtype == torch.float32  # in bfloat16, matrix products would round the scores
     if exact and tokens > 1 and mask is not None and mask.dtype == torch.bool and not kwargs.get("dropout"):
         pairs = tokens * key.shape[-2]
         if pairs * size >= _LEAST_NUMBERS and pairs <= _MOST_PAIRS:

@@ -130,7 +130,7 @@ def save_checkpoint(
     except Exception as error:
         before = list_checkpoints(directory)
         last = (
-            f"the last good one is {before[-1].path}; go on with --resume"
+            f"the last good one is {before[-1].path}; continue with --resume"
             if before
             else "there is none before it, so the run has to start again"
         )
@@ -153,7 +153,7 @@ def _prune(directory: Path, keep: int) -> None:
             ) from error
 
 
-# The names by which this module writes, removes and replaces.
+# Temporary names of this module.
 _LEFTOVER = re.compile(r"\.removing_\d{6,}|\.(?:model|warm_start|step_\d{6,})\.writing")
 _REPLACED = re.compile(r"\.replaced_(model|warm_start|step_\d{6,})")
 _HALF_A_FILE = re.compile(r"\.\w+\.(?:jsonl?|yaml|md|png)\.[a-z0-9_]{8}")
@@ -206,9 +206,9 @@ def check_space(output: Path, policy: Policy, optimizer_name: str, keep: int, sh
     Raises:
         TrainingError: the disk is too small.
     """
-    # While a new checkpoint is written, the ones that are kept are still there; the export comes last.
+    # The kept checkpoints still exist while a new one is written; the export comes last.
     size = checkpoint_bytes(policy, optimizer_name)
-    frozen = sum(4 * p.numel() for p in policy.model.parameters() if not p.requires_grad)  # exported all the same
+    frozen = sum(4 * p.numel() for p in policy.model.parameters() if not p.requires_grad)  # also exported
     total = size * (keep + 1) + exported * (_trained_bytes(policy) + frozen)
     there = size * min(keep, len(list_checkpoints(output / "checkpoints")))
     free = shutil.disk_usage(output).free
@@ -227,4 +227,4 @@ def check_space(output: Path, policy: Policy, optimizer_name: str, keep: int, sh
         )
 
 
-_MUCH = 100_000_000  # bytes of a checkpoint from which its size is worth a line
+_MUCH = 100_000_000  # bytes; the size of larger checkpoints is printed

@@ -36,7 +36,7 @@ from coca_mindspeed.utils.tokenization import tokens_as_written
 
 CONFIDENCE_START = "confidence_start"  # within a run's directory; its model is in MODEL
 MODEL, CHECKPOINTS, RESPONSES, RATES = "model", "checkpoints", "responses", "rates.jsonl"  # within that
-_STAGE = "start of the confidences"
+_STAGE = "start of the confidences"  # part of derived seeds
 _LAYER = -1
 _FOLDS = 5
 _PENALTIES = np.logspace(0, 6, 13)  # of the regression; it chooses
@@ -74,8 +74,8 @@ def check_enough_questions(config: RunConfig, train: Sequence[Record]) -> None:
     asked = config.confidence_start.questions
     if asked > len(train):
         raise ConfigError(
-            f"confidence_start.questions={asked}: each is asked once, and there are {len(train)} to train on; the "
-            f"nearest value that works is {len(train) if len(train) >= LEAST_START_QUESTIONS else 0}"
+            f"confidence_start.questions={asked}: each question is sampled once, and there are {len(train)} training "
+            f"questions; the nearest value that works is {len(train) if len(train) >= LEAST_START_QUESTIONS else 0}"
         )
 
 
@@ -124,8 +124,7 @@ def _learn(
     ]
     if not examples:
         raise TrainingError(
-            f"rollout.max_new_tokens={most}: no response is short enough for the confidence that it is taught; a few "
-            "more tokens are enough"
+            f"rollout.max_new_tokens={most}: no response with its new confidence fits; increase it by a few tokens"
         )
     settings = config.confidence_start
     SFTStage(
@@ -167,7 +166,7 @@ def _ask(
     at_once = config.rollout.prompts
     answered: list[Answered] = []
     with (
-        saying_what_is_saved("stopped while the start of the confidences asked", f"--resume goes on from {place}"),
+        saying_what_is_saved("stopped while sampling for the confidence start", f"--resume continues from {place}"),
         StepProgress(len(questions), show_progress, title="asking  ") as progress,
     ):
         for number, first in enumerate(range(0, len(questions), at_once)):
@@ -209,8 +208,7 @@ def _answered(graded: JudgedSamples, policy: Policy) -> list[Answered]:
     judged, samples, size = graded.judged, graded.samples, graded.group_size
     rates, ungradable = graded.correct.double().mean(dim=1).tolist(), (~judged.gradable).view(-1, size).any(dim=1)
     ids = [row[:length] for row, length in zip(samples.token_ids.tolist(), samples.lengths.tolist(), strict=True)]
-    # Of a response that its text would not lead back to, such as one with a control token in it, another would be
-    # taught.
+    # A response that does not round-trip (one with a control token, say) would be taught with other tokens.
     encoded = tokens_as_written(policy.tokenizer, policy.text, judged.texts)
     whole = (samples.finished.cpu() & ~judged.confidence.isnan()).tolist()
     found = []
@@ -228,10 +226,10 @@ def _useful(answered: Sequence[Answered]) -> list[Answered]:
         others = sum(not each.responses and each.other_tokens > 0 for each in answered)
         ungradable = sum(each.ungradable for each in answered)
         raise TrainingError(
-            f"confidence_start.questions={len(answered)}: only {len(useful)} of them can be learned from, and "
-            f"{LEAST_START_QUESTIONS} are needed: {silent} have no response that states a confidence and ends "
-            f"(warm_up.records teaches the format), {others} only such as the tokenizer writes with other tokens, "
-            f"{ungradable} an answer that could not be graded"
+            f"confidence_start.questions={len(answered)}: only {len(useful)} of them are usable, and "
+            f"{LEAST_START_QUESTIONS} are needed: {silent} have no finished response with a valid confidence "
+            f"(warm_up.records teaches the format), {others} only responses that do not round-trip through the "
+            f"tokenizer, {ungradable} an answer that could not be graded"
         )
     return useful
 
@@ -289,7 +287,7 @@ def _example(
     stop = int(confidence_segment_lengths(torch.tensor([ids]), size, policy.text, valid, position=parser.position))
     before = 0 if parser.position == "first" else len(parser(restated).answer.encode())
     ends = np.cumsum([len(policy.text.bytes_of(x)) for x in ids[:stop]])
-    start = int(np.searchsorted(ends, before, side="right"))  # the first token that is not the answer's alone
+    start = int(np.searchsorted(ends, before, side="right"))  # the first token beyond the answer
     return SFTExample(record, ids, [weight if start <= i < stop else 1.0 for i in range(len(ids))])
 
 
@@ -303,7 +301,7 @@ def _print_summary(answered: Sequence[Answered], rates: Sequence[float], config:
         f"{f'; {left_out} without a valid or with an ungradable response are left out' if left_out else ''}"
     )
     if spread == 0 or statistics.pstdev(rates) == 0:
-        text += "\nwarning: nothing tells them apart, so that the start can teach nothing but one number"
+        text += "\nwarning: the success rates are constant, so the start can only teach a constant confidence"
     else:
-        text += f"; correlation of what hidden states say of other questions: {np.corrcoef(sampled, rates)[0, 1]:.2f}"
+        text += f"; cross-validated correlation of predicted and sampled rates: {np.corrcoef(sampled, rates)[0, 1]:.2f}"
     print(text, file=sys.stderr, flush=True)

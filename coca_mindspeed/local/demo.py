@@ -59,7 +59,7 @@ def run_demo(
         seconds["warm_up"] = clock.lap()
         if run.resume_from is None:
             trainer = run.trainer(policy)
-            with saying_what_is_saved("stopped before the training; the warmed-up model is saved; --resume goes on"):
+            with saying_what_is_saved("stopped before the training; the warmed-up model is saved; --resume continues"):
                 write_predictions(before_path, trainer.evaluate(trainer.final_records, "before", method="instruct"))
         seconds["evaluate"] = clock.lap()
         return policy

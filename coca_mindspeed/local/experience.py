@@ -195,7 +195,7 @@ def predict(
 
 
 def evaluation_batch(rollout: RolloutConfig, questions: int | None = None) -> int:
-    """Held-out questions answered at once, of so many (None: unlimited)."""
+    """Held-out questions per batch, of ``questions`` in all (None: unlimited)."""
     at_once = rollout.batch_responses or _AT_ONCE
     return at_once if questions is None else min(at_once, questions)
 
@@ -209,4 +209,4 @@ def largest_evaluation_batch(config: RunConfig) -> int:
     return max((evaluation_batch(config.rollout, count) for count in questions), default=0)
 
 
-_AT_ONCE = 512  # responses sampled at once where the configuration names no number
+_AT_ONCE = 512  # responses per batch if rollout.batch_responses is null

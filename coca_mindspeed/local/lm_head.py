@@ -47,7 +47,7 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
         weight, ids = ctx.weight, ctx.ids.flatten()
         gradient = gradient.reshape(len(ids), -1).to(weight.dtype)
-        if ctx.padding_idx is not None:  # as everywhere in PyTorch, its row is not trained by what is looked up
+        if ctx.padding_idx is not None:  # as in PyTorch, lookups do not train this row
             gradient = gradient.masked_fill((ids == ctx.padding_idx)[:, None], 0)
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
@@ -56,7 +56,7 @@ class _Rows(torch.autograd.Function):
 
 
 _CHUNK_BYTES = 2**25  # of float32 logits; the working memory is about six times this
-_LEAST_CHUNK = 128  # tokens; with fewer, adding up the output layer's gradient would take longer than making it
+_LEAST_CHUNK = 128  # tokens; with fewer, accumulating the gradient takes longer than computing it
 
 
 class TokenScores(NamedTuple):
@@ -99,8 +99,7 @@ class LMHead:
         if not isinstance(head, torch.nn.Linear) or body is None:
             raise ValueError(
                 f"a {type(model).__name__} has the output layer {type(head).__name__}"
-                f"{' and no part that makes hidden states' if body is None else ''}; expected a Linear behind a part "
-                "that has the input embedding"
+                f"{' and no body' if body is None else ''}; expected a Linear behind a body with the input embedding"
             )
         config = model.config.get_text_config()
         cap = getattr(config, "final_logit_softcapping", None)
@@ -164,7 +163,7 @@ class LMHead:
                 log_probs[rows] = of_tokens.gather(-1, chosen[:, None])[:, 0]
                 entropy[rows] = _entropy_in_place(of_tokens, probabilities)
                 del of_tokens
-                # A term is one token's: what is not there yet says nothing of the gradient by what is.
+                # Each term depends on one token, so tokens that are not computed yet do not affect this gradient.
                 gradient = _gradient_of(known, log_probs)[rows]
                 sums.add(rows, logits, of_policy, probabilities, chosen, gradient)
                 del logits, of_policy, probabilities
@@ -276,7 +275,7 @@ def _gradient_of(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
 
 
 class _Gradient:
-    """A loss's gradient by an output layer and by what goes into it, added up chunk by chunk."""
+    """A loss's gradient by the LM head and its inputs, accumulated by chunks."""
 
     def __init__(
         self,
@@ -287,7 +286,7 @@ class _Gradient:
         distribution: _Distribution,
         so_far: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> None:
-        """``so_far``: gradients by weight and bias that are added to, in place."""
+        """``so_far``: existing gradients by weight and bias, added to in place."""
         self._states, self._distribution = states, distribution
         self._weight = weight.to(distribution.dtype)
         self._bias = None if bias is None else bias.to(distribution.dtype)
@@ -302,13 +301,13 @@ class _Gradient:
 
     @property
     def totals(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """By states, weight and bias; None for what needs none."""
+        """Gradients by states, weight and bias; None if not needed."""
         if self._by_weight is not None and not self._weight_begun:
             self._by_weight.zero_()
         return self._by_states, self._by_weight, self._by_bias
 
     def logits(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The model's logits of these rows, and the policy's, with the gradient of the one by the other."""
+        """The model's and the policy's logits of these rows, connected by autograd."""
         logits = linear(self._states[rows].to(self._weight.dtype), self._weight, self._bias).requires_grad_()
         with torch.enable_grad():
             return logits, self._distribution.as_policy(logits)
@@ -322,9 +321,9 @@ class _Gradient:
         tokens: Tensor,
         gradient: Tensor,
     ) -> None:
-        """Add what these rows contribute, where ``gradient`` is the loss's by the log-probs of ``tokens``.
+        """Add the gradient of these rows; ``gradient`` is the loss's by the log-probs of ``tokens``.
 
-        ``probabilities`` are those of ``of_policy``; they are written over.
+        ``probabilities`` of ``of_policy`` are overwritten.
         """
         some = gradient.nonzero()[:, 0]
         if not len(some):
@@ -334,7 +333,7 @@ class _Gradient:
         by_policy.scatter_add_(1, tokens[:, None], gradient[:, None])
         (by_logits,) = torch.autograd.grad(of_policy, logits, by_policy)
         if len(some) < len(rows):
-            # Padding, groups without a spread of rewards and clipped tokens have none: their part of the sums is 0.
+            # Padding, groups without reward variance and clipped tokens have no gradient.
             rows, by_logits = rows[some], by_logits[some]
         if self._by_states is not None:
             self._by_states[rows] = (by_logits @ self._weight).to(self._by_states.dtype)

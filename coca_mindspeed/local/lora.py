@@ -56,7 +56,7 @@ def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
     peft: Any = importlib.import_module("peft")
     model = policy.model
     for parameter in model.parameters():
-        # Not Module.to, which would round the frequencies of the positions too: those stay as models are loaded.
+        # Not Module.to, which would also round the rotary frequencies.
         parameter.data = parameter.data.to(getattr(torch, config.base_dtype))
     settings = peft.LoraConfig(
         task_type="CAUSAL_LM", r=config.rank, lora_alpha=config.alpha, target_modules=config.targets, lora_dropout=0.0
@@ -70,7 +70,7 @@ def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
     policy.adapters.eval()
     for layer, kind in ((model.get_input_embeddings(), "embedding"), (model.get_output_embeddings(), "output layer")):
         if hasattr(layer, "lora_A"):
-            raise ConfigError(f"model.lora.targets={config.targets}: names the {kind}, which stays as it is")
+            raise ConfigError(f"model.lora.targets={config.targets}: names the {kind}, which cannot have adapters")
 
 
 def save_adapters(policy: Policy, directory: Path) -> None:
@@ -90,11 +90,10 @@ def load_adapters(policy: Policy, directory: Path) -> None:
         base = (directory / "base.sha256").read_text(encoding="utf-8").strip()
         state = load_file(directory / _WEIGHTS, device=str(policy.device))
     except (OSError, UnicodeDecodeError, SafetensorError) as error:
-        raise TrainingError(f"{directory}: does not hold adapters that can be read: {error}") from error
+        raise TrainingError(f"{directory}: holds no readable adapters: {error}") from error
     if base != base_fingerprint(policy):
         raise TrainingError(
-            f"{directory}: its adapters were trained beside other weights than the base has now; put the model back "
-            "as it was, or start a new run"
+            f"{directory}: its adapters were trained on another base model; restore the base model, or start a new run"
         )
     own = peft.get_peft_model_state_dict(policy.adapters)
     if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in state.items()}:

@@ -37,14 +37,13 @@ from coca_mindspeed.local.policy import Policy, choose_device, recompute_layers
 from coca_mindspeed.local.sampler import Decoder, draw
 from coca_mindspeed.local.update import largest_group_sizes
 
-#: Of a CPU's memory, what lies between pieces in use and is too small for the next, as a share of a backward pass's:
-#: where a process keeps what it frees (:mod:`.freed_memory`), 10 to 13% in the first pass and 15 to 42% in later ones.
+#: CPU heap fragmentation as a share of a backward pass's memory, with malloc tuning: measured 10 to 13% in the first
+#: pass and 15 to 42% in later ones.
 _FRAGMENTS = 0.25
-#: Of a CPU's memory, freed logits of a chunk that are too small for the next: 1 to 3 times these were measured where a
-#: pass holds little else, in three passes.
+#: CPU memory lost to freed chunks of logits, in chunks: measured 1 to 3 if a pass holds little else.
 _LOST_CHUNKS = 1.75
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # names of one setting
-_SHORTEST = 2  # tokens of a response that is run at all: the prompt's states predict the first
+_SHORTEST = 2  # tokens; the prompt's states predict the first one of a response
 
 
 class NotEstimatedError(CocaError):
@@ -135,7 +134,7 @@ def _estimate(config: RunConfig, architecture: Any) -> MemoryEstimate:
         responses = config.rollout.prompts // config.trainer.minibatches * config.rollout.group_size
         for microbatch in largest:
             before = live.start()
-            if sum(microbatch.group_sizes) < responses:  # others came before it, whose gradients are there
+            if sum(microbatch.group_sizes) < responses:  # gradients of earlier microbatches exist
                 for parameter in trained:
                     parameter.grad = torch.empty_like(parameter)
             update_pass(responses_of(policy, microbatch, config))
@@ -194,7 +193,7 @@ class _AllocationCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             if args[0].dtype == torch.bool:
-                return False  # "is nothing padded": prompts of many lengths are the rule
+                return False  # "no padding": prompts usually differ in length
             if args[0].untyped_storage()._cdata in self._indices:
                 return args[0].storage_offset()
         nonzero = func is torch.ops.aten.nonzero.default
@@ -247,7 +246,7 @@ def _fake_policy(config: RunConfig, architecture: Any) -> Policy:
         use_fast_attention(model, device)
         add_embedding_gradients(model, device)
         model.eval()
-        text: Any = None  # nothing is read
+        text: Any = None  # not used
         policy = Policy(model, None, text, (1,), 0, getattr(torch, config.model.compute_dtype))
         if config.model.gradient_checkpointing:
             recompute_layers(model)
@@ -296,7 +295,7 @@ def largest_microbatches(config: RunConfig) -> list[LargestMicrobatch]:
         return largest_group_sizes(prompts, rollout.group_size, response, prompt, config.trainer)
 
     def with_rows(rows: int, prompt: int) -> LargestMicrobatch:
-        """The longest responses of which at least so many share a pass; more tokens never mean more rows."""
+        """The longest responses of which at least ``rows`` fit."""
         shorter = range(_SHORTEST + 1, longest + 1)
         length = _SHORTEST + bisect.bisect_left(shorter, True, key=lambda n: sum(sizes_at(n, prompt)) < rows)
         return LargestMicrobatch(prompt, length, sizes_at(length, prompt))
@@ -322,7 +321,7 @@ def largest_microbatches(config: RunConfig) -> list[LargestMicrobatch]:
     if shared and more <= prompts and short_prompt > 0:
         found.append(with_rows(more * rollout.group_size, min(longest_prompt, short_prompt)))
     before = longest_prompt if shared else 0
-    matmul_tokens = most_matmul_tokens(before) + 1 - (longest_prompt - before)  # its last token is not run
+    matmul_tokens = most_matmul_tokens(before) + 1 - (longest_prompt - before)  # the last token is not run
     if choose_device(config.trainer.device).type == "cpu" and _SHORTEST <= matmul_tokens < longest:
         sizes = sizes_at(matmul_tokens, longest_prompt)
         if sum(sizes) > rows:
@@ -368,7 +367,7 @@ def rollout_pass(policy: Policy, config: RunConfig, prompts: int, group_size: in
         decoder = Decoder(policy, _prompts(prompts, prompt), rollout.max_new_tokens)
         row_of = torch.arange(prompts).repeat_interleave(group_size)
         draw(policy, decoder.logits, rollout.temperature, row_of=row_of)
-        decoder.keep(row_of)  # each response has begun in a way of its own
+        decoder.keep(row_of)  # no response shares a row
         token = torch.ones(prompts * group_size, 1, dtype=torch.long)
         while decoder.width < prompt + rollout.max_new_tokens - 1:  # the last token is drawn and not run
             decoder.skip_to(prompt + rollout.max_new_tokens - 2)
@@ -395,5 +394,5 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     if mallopt is None:
         return False
-    # No piece of its own mapping, however large: glibc's before 2.35 refuse a threshold above 32 MiB.
+    # No separate mappings of any size: glibc before 2.35 refuses a threshold above 32 MiB.
     return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, _NEVER) and mallopt(_M_MXFAST, 0))

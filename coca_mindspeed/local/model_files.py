@@ -17,11 +17,11 @@ from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.utils.files import LONE_SURROGATE
 from coca_mindspeed.utils.text_formats import JsonError, parse_json
 
-# These choose the frequencies of all positions by the longest one that a forward pass sees.  Beyond the trained length
-# the keys in the sampler's cache, made one token at a time, are not those that the update makes of the whole text.
+# These choose all rotary frequencies by the longest position of a forward pass.  Beyond the trained length, keys
+# cached token by token differ from keys computed from the whole text.
 _BY_LENGTH = {"dynamic": "Dynamic NTK", "longrope": "LongRoPE", "su": "LongRoPE"}
-# Layers that keep keys and values of each token.  Shared prompts and the sampler's cache cut these apart and put them
-# together; the running state of a Mamba layer, a linear attention or a convolution cannot be cut.
+# Layers with keys and values per token, which prompt sharing splits and repeats.  The running state of a Mamba layer, a
+# linear attention or a convolution cannot be split.
 _ATTEND = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
 _LAYER_KINDS = ("layer_types", "layers_block_type")
 
@@ -63,7 +63,7 @@ def read_model_config(path: Path, config: ModelConfig, *, where: str = "model.pa
     if kinds := _stateful_layers(architecture):
         raise ConfigError(
             f"{where}={path}: expected a model whose layers are full or windowed attention, found "
-            f"{architecture.model_type} with {kinds}; sampling and shared prompts know a layer's keys and values alone"
+            f"{architecture.model_type} with {kinds}; sampling and prompt sharing support keys and values only"
         )
     return architecture
 
@@ -72,11 +72,11 @@ def _require_model_type(path: Path, config: ModelConfig, where: str) -> None:
     """Refuse a config.json without a model type: transformers would guess it from the directory's name."""
     file = path / "config.json"
     try:
-        said = parse_json(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, JsonError) as error:
         raise ConfigError(f"{where}={path}: its config.json cannot be loaded: {error}") from error
-    said = said if isinstance(said, dict) else {}
-    if not isinstance(said.get("model_type"), str) and not (config.trust_remote_code and "auto_map" in said):
+    content = content if isinstance(content, dict) else {}
+    if not isinstance(content.get("model_type"), str) and not (config.trust_remote_code and "auto_map" in content):
         raise ConfigError(f"{where}={path}: expected a model_type in its config.json, found none")
 
 
@@ -121,7 +121,7 @@ def _scaled(positions: int, rope: Mapping[str, Any], config: Any) -> ContextLimi
             "tokens that it was trained on, and then sampling and training would disagree",
         )
     if kind in ("yarn", "linear"):
-        # Some configurations give the length before scaling, others the one after it.
+        # Configurations give the length before or after scaling.
         tokens = max(positions, int((trained or positions) * rope.get("factor", 1.0)))
         return ContextLimit(tokens, f"max_position_embeddings={positions} and rope_scaling {kind!r} in its config.json")
     return _plain(positions)
@@ -143,7 +143,7 @@ def load_tokenizer(path: Path, config: ModelConfig, *, where: str = "model.path"
     except Exception as error:
         raise ConfigError(f"{where}={path}: its tokenizer cannot be loaded: {error}") from error
     if tokenizer.chat_template is None:
-        raise ConfigError(f"{where}={path}: its tokenizer has no chat template, so prompts cannot be laid out")
+        raise ConfigError(f"{where}={path}: its tokenizer has no chat template")
     day = None if config.prompt_date is None else date.fromisoformat(config.prompt_date)
     write_into_template(tokenizer, config.chat_template_kwargs, day)
     return tokenizer
@@ -170,8 +170,8 @@ def render_prompts(tokenizer: Any, records: Sequence[Record], system_prompt: str
     for record, text in zip(records, rendered, strict=True):
         if found := LONE_SURROGATE.search(text):
             raise DataError(
-                f"record {record.id!r} of {record.dataset}: its prompt holds {found[0]!a}, half of a UTF-16 pair, "
-                "which no tokenizer can read; mend the text"
+                f"record {record.id!r} of {record.dataset}: its prompt holds {found[0]!a}, a lone surrogate, which no "
+                "tokenizer accepts; correct the text"
             )
     return rendered
 

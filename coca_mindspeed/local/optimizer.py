@@ -12,11 +12,11 @@ from coca_mindspeed.config.schema import OptimizerConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.policy import Policy
 
-_OLDEST = Version("0.50")  # the first that was tried here on a CPU
+_OLDEST = Version("0.50")  # the oldest tested on a CPU
 _DEVICES = ("cpu", "cuda")
-# bitsandbytes' own: smaller tensors keep moments of 32 bits, and so many numbers share a scale.
+# bitsandbytes': smaller tensors have 32-bit moments; numbers per scale.
 _SMALLEST, _BLOCK = 4096, 256
-# Bytes a number of temporary copies in a step on a CPU, as measured; a tensor at a time.
+# Measured bytes per number of temporary copies in a step on a CPU, one tensor at a time.
 _STEP_OF_8_BITS, _STEP_OF_32_BITS = 20, 12
 
 
@@ -56,7 +56,7 @@ def _build_8_bit(policy: Policy, settings: dict[str, Any]) -> torch.optim.Optimi
     bitsandbytes: Any = importlib.import_module("bitsandbytes")
 
     class AdamW(bitsandbytes.optim.AdamW):
-        """Each group says how many bits its moments have; the library's own way is a table for the whole process."""
+        """Each group sets the bits of its moments; the library's own setting is global."""
 
         def get_config(self, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
             return {**super().get_config(gindex, pindex, group), "optim_bits": group["optim_bits"]}

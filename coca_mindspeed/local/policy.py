@@ -49,16 +49,16 @@ def recompute_layers(model: Any) -> None:
 def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    # Under several names, or under none: architectures differ.
+    # Architectures pass the cache under different names.
     cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None)
     if cache is None:
         return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
-    # A layer replaces its tensors, it never writes into them, so that copies of the cache's layers are as they were.
+    # Layers replace their tensors and never write into them, so shallow copies keep the old state.
     before: dict[int, Any] = dict(enumerate(map(copy.copy, cache.layers)))
     recomputing = False
 
     def from_before(*args: Any, **kwargs: Any) -> Any:
-        """Run on the cache as it was; the second time, the real one has gone on."""
+        """Run on the cache as it was before this layer."""
         nonlocal recomputing
         view = copy.copy(cache)
         view.layers = _Layers(copy.copy(before.get(number)) for number in range(len(cache.layers)))
@@ -68,7 +68,7 @@ def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
         )
         if not recomputing:
             for number in before.keys() - view.layers.used:
-                del before[number]  # which would be held until the backward pass
+                del before[number]  # not needed until the backward pass
             cache.layers[:], recomputing = view.layers, True
         return output
 
@@ -90,9 +90,8 @@ class _Layers(list[Any]):
         return (self[number] for number in range(len(self)))
 
 
-#: How much is computed once: the prefix that all prompts of a batch start with, and each prompt for its group; each
-#: prompt for its group; nothing.  Padding lies between a shared prefix and what follows, where prompts are not of one
-#: length, and windows and ALiBi may count it (:mod:`.self_test`).
+#: Computed once: the batch's common prefix and each prompt for its group; each prompt for its group; nothing.  With
+#: prompts of several lengths, padding follows a shared prefix, and windows and ALiBi may count it (:mod:`.self_test`).
 Sharing = Literal["prefix", "prompts", "none"]
 
 _SHARED = {"prefix": "prompts and their common prefix", "prompts": "prompts alone", "none": "nothing"}
@@ -238,7 +237,7 @@ def load_policy(
                 trust_remote_code=config.trust_remote_code,
                 local_files_only=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # named and refused below, with their keys
+                ignore_mismatched_sizes=True,  # refused below by their keys
             )
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{where}={path}: cannot be loaded as a causal language model: {error}") from error
@@ -246,7 +245,7 @@ def load_policy(
     model = model.to(device)
     use_fast_attention(model, device)
     add_embedding_gradients(model, device)
-    model.eval()  # dropout would make the log-probs of sampling and training differ
+    model.eval()  # dropout would make sampling and training differ
     eos_ids = _eos_ids(model, tokenizer)
     if not eos_ids:
         raise ConfigError(

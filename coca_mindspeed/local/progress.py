@@ -16,8 +16,8 @@ from rich.text import Text
 from coca_mindspeed.utils.eta import Pace, duration
 
 _Self = TypeVar("_Self", bound="StepProgress")
-MEAN_OF = 10  # steps; single ones are too noisy to be read
-_WIDE = 100  # columns from which the numbers are named in full
+MEAN_OF = 10  # steps
+_WIDE = 100  # columns; wider terminals show full names
 _BAR = 24
 
 
@@ -80,7 +80,7 @@ class StepProgress:
             self._record_pace(step - self._done, now - self._since)
             self._done, self._since = step, now
         left = self._pace.left(step) if step < self._total else None
-        # rich's own estimate forgets what is older than half a minute, which one step of a large model may take.
+        # rich's own ETA only remembers half a minute, less than one step of a large model.
         self._bar.update(self._task, completed=step, shown=shown, ends=None if left is None else now + left)
         if now < self._show_from:
             return

@@ -33,7 +33,7 @@ from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 _KIND = "run"
 _LOCK = ".lock"
-# Everything that a run writes into its output: what must not be there before, and what --overwrite removes.
+# Everything that a run writes: must not exist before, and is removed by --overwrite.
 ENTRIES = (
     "config.yaml",
     "untrained",
@@ -59,9 +59,9 @@ ENTRIES = (
     ".warm_start.writing",
     ".replaced_warm_start",
 )
-# A resumed run may log, save and evaluate differently; anything else would not be the same run.
+# Only these sections may change when a run is resumed.
 _MAY_CHANGE = ("evaluation", "checkpoint", "logging")
-_LENGTH = (("trainer", "steps"), ("data", "epochs"))  # may change where the steps taken do not depend on them
+_LENGTH = (("trainer", "steps"), ("data", "epochs"))  # may change if the steps taken do not depend on them
 
 
 @dataclass(frozen=True)
@@ -104,20 +104,19 @@ def find_run(path: Path, *, resume: bool, overwrite: bool = False) -> FoundRun:
     if marker is None:
         others = [name for name in (*ENTRIES, MARKER) if (path / name).exists()]
         if overwrite and path.exists() and any(entry.name != _LOCK for entry in path.iterdir()):
-            raise ConfigError(
-                f"--output {path}: is not an earlier run (it holds no {MARKER} of one), so it is not replaced"
-            )
+            raise ConfigError(f"--output {path}: holds no {MARKER} of a run, so it is not replaced")
         if others:
             raise ConfigError(
-                f"--output {path}: holds {others[0]!r} but no {MARKER} of a run of ours, so it is something else; "
-                "choose another directory"
+                f"--output {path}: holds {others[0]!r} but no {MARKER} of a run; choose another directory"
             )
         return FoundRun(path)
     checkpoints = list_checkpoints(path / "checkpoints")
     metrics = path / "metrics.jsonl"
     begun = bool(checkpoints) or (metrics.exists() and metrics.stat().st_size > 0)
     if begun and not resume and not overwrite:
-        raise ConfigError(f"--output {path}: already holds a run; add --resume to go on with it, or choose another")
+        raise ConfigError(
+            f"--output {path}: already holds a run; add --resume to continue it, or choose another directory"
+        )
     if overwrite:
         return FoundRun(path, marker)
     return FoundRun(path, marker, checkpoints[-1] if checkpoints else None, begun)
@@ -145,7 +144,7 @@ def hold(path: Path) -> IO[bytes]:
     """
     lock = lock_of_process(path / _LOCK)
     if lock is None:
-        raise ConfigError(f"--output {path}: another process is at work on this run")
+        raise ConfigError(f"--output {path}: another process is running in this directory")
     return lock
 
 
@@ -221,8 +220,8 @@ def check_same_run(found: FoundRun, config: RunConfig, data: Mapping[str, Mappin
         before = found.marker.get("data", {}).get(name)
         if before != digest:
             raise ConfigError(
-                f"--output {found.path}: the records of data.{name} are not those that the run to resume read: "
-                f"{_describe(before)} then, {_describe(digest)} now; put the file back as it was, or start a new run"
+                f"--output {found.path}: the records of data.{name} differ from those of the run to resume: "
+                f"{_describe(before)} then, {_describe(digest)} now; restore the file, or start a new run"
             )
 
 
@@ -241,9 +240,9 @@ def check_same_prompt(found: FoundRun, prompt_sha256: str) -> None:
     before = found.marker.get("prompt", {}).get("sha256", prompt_sha256)
     if before != prompt_sha256:
         raise ConfigError(
-            f"--output {found.path}: the chat template renders the first question otherwise than in the run to resume "
-            f"(SHA-256 {before[:12]} then, {prompt_sha256[:12]} now); put the tokenizer's files back as they were and "
-            "the release of transformers, or start a new run"
+            f"--output {found.path}: the chat template renders the first question differently from the run to resume "
+            f"(SHA-256 {before[:12]} then, {prompt_sha256[:12]} now); restore the tokenizer's files and the release of "
+            "transformers, or start a new run"
         )
 
 
@@ -266,14 +265,14 @@ def _check_same_length(found: FoundRun, saved: RunConfig, config: RunConfig) -> 
         if step // before != step // now:
             raise ConfigError(
                 f"{where}, but step {step + 1} was taken in stage {step // before} of {config.method.name}, and would "
-                f"have been in stage {step // now}; only a run still in its first stage can be prolonged"
+                f"be in stage {step // now}; only a run in its first stage can be extended"
             )
         rates = [learning_rate(config.optimizer, step % steps, steps) for steps in (before, now)]
         if rates[0] != rates[1]:
             raise ConfigError(
                 f"{where}, but optimizer.schedule={config.optimizer.schedule} decays over trainer.steps: step "
-                f"{step + 1} was taken at lr {rates[0]:.6g}, and would have been at {rates[1]:.6g}; only a run with "
-                "optimizer.schedule=constant can be prolonged"
+                f"{step + 1} was taken at lr {rates[0]:.6g}, and would be at {rates[1]:.6g}; only a run with "
+                "optimizer.schedule=constant can be extended"
             )
 
 

@@ -16,7 +16,7 @@ from coca_mindspeed.local.lm_head import TokenScores, entropy_of
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import cache_bytes, preallocated_cache, repeat_rows, run_prompts, skip_to
 
-_SHRINK_AT = 0.9  # of the rows: so few in use, and the others leave; each time copies the cache
+_SHRINK_AT = 0.9  # share of rows in use below which the others are removed, which copies the cache
 _MORE_THAN_A_VOCABULARY = 2**32
 
 
@@ -55,7 +55,7 @@ class SharedRows:
         pairs = self.row_of[going] * _MORE_THAN_A_VOCABULARY + token[going, 0]
         pairs, pair_of = torch.unique(pairs, return_inverse=True)
         row, token = pairs // _MORE_THAN_A_VOCABULARY, pairs % _MORE_THAN_A_VOCABULARY
-        # The first to leave a row in some direction takes it along, the others need a copy.
+        # The first continuation of a row keeps it, the others need a copy.
         another = torch.zeros_like(row, dtype=torch.bool)
         another[1:] = row[1:] == row[:-1]
         repeat = row[another]
@@ -65,13 +65,13 @@ class SharedRows:
             return NextStep(row, None, token[:, None])
         row[another] = torch.arange(self._rows, rows, device=row.device)
         self.row_of, self._rows = row[pair_of], rows
-        tokens = token.new_zeros(rows, 1)  # any token does for a row whose responses have ended
+        tokens = token.new_zeros(rows, 1)  # rows whose responses have ended get any token
         tokens[row, 0] = token
         return NextStep(None, repeat if len(repeat) else None, tokens)
 
 
-_LARGE = 4096  # a vocabulary from here on: summed up whole for every draw it would take longer than by blocks
-_BLOCK = 256  # tokens; one is found in two steps, among the blocks and in its block
+_LARGE = 4096  # vocabulary size; larger ones are sampled by blocks, which is faster
+_BLOCK = 256  # tokens per block
 
 
 class NoDistributionError(TrainingError):
@@ -97,7 +97,7 @@ def sample_tokens(
         uniform = torch.rand(len(row_of), 1, generator=generator, device=probabilities.device)
         return _inverse_cdf(_running_sums(probabilities), uniform, row_of)
     blocks = _running_sums(_block_sums(probabilities))
-    # Two numbers: the digits of one would not reach to the tokens of a block that is improbable.
+    # Two numbers: one float32 cannot resolve the tokens of an improbable block.
     uniform = torch.rand(len(row_of), 2, generator=generator, device=probabilities.device)
     block = _inverse_cdf(blocks, uniform[:, :1], row_of)
     token = block * _BLOCK + torch.arange(_BLOCK, device=probabilities.device)
@@ -136,9 +136,10 @@ def _inverse_cdf(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) ->
     total = sums[:, -1:].contiguous()
     if bool((~((total > 0) & total.isfinite())).any()):
         raise NoDistributionError(
-            "no token can be drawn from the policy: its probabilities are not finite, or all 0; are its weights finite?"
+            "no token can be drawn from the policy: its probabilities are not finite or all 0; check the weights for "
+            "NaN or inf"
         )
-    # A share that was rounded up to all of it must not end behind the last index that has a weight.
+    # A share rounded up to 1 must not end behind the last index with a weight.
     last = torch.searchsorted(sums, total)
     if row_of is not None:
         sums, total, last = (of_row.index_select(0, row_of) for of_row in (sums, total, last))
@@ -202,7 +203,7 @@ def sample_responses(
         ]
     token_ids, lengths, log_probs, finished, entropy = map(torch.cat, zip(*parts, strict=True))
     width = int(lengths.max())
-    # Clones are ordinary tensors again: inference tensors may not enter a graph.
+    # Inference tensors cannot enter a graph; clones can.
     return Samples(
         prompts=[list(p) for p in prompts],
         token_ids=token_ids[:, :width].clone(),
@@ -231,7 +232,7 @@ def _sample_batch(
 
     decoder = Decoder(policy, prompts, max_new_tokens)
     branches = SharedRows(len(prompts), group_size, device)
-    row = torch.arange(rows, device=device)  # where each response that goes on belongs in the results
+    row = torch.arange(rows, device=device)  # result row of each unfinished response
     for t in range(max_new_tokens):
         token, scores = draw(policy, decoder.logits, temperature, generator, branches.row_of)
         token_ids[row, t] = token[:, 0]
@@ -303,7 +304,7 @@ class Decoder:
             sharing=policy.sharing,
         )
         self.width, self._mask = started.width, started.mask
-        # Without a mask all rows are as long, and one position does for all of them.
+        # Without a mask all rows have the same length and position.
         self._position = started.lengths[:, None] if self._mask is not None else started.lengths[:1, None]
         self.logits = self._layer.logits(started.output[:, -1])
 
@@ -391,7 +392,7 @@ class TokenStream(Iterator[SampledToken]):
     def __next__(self) -> SampledToken:
         if self._ended:
             raise StopIteration
-        # Inference mode belongs to a thread, so it is entered for each token anew.
+        # Inference mode is per thread, so it is entered for each token.
         with torch.inference_mode(), self._policy.autocast():
             if self._decoder is None:
                 self._decoder = Decoder(self._policy, [self._prompt])

@@ -171,7 +171,7 @@ class LocalRun:
         self._open.enter_context(hold(output))
         if found.marker is not None:
             remove_leftovers(output)
-        # Another process may have come first, and a checkpoint may have been put back.
+        # Another process may have run in between, and a checkpoint may have been restored.
         self._found = find_run(output, **self._flags)
         check_same_run(self._found, config, self._digests)
 
@@ -180,7 +180,7 @@ class LocalRun:
         found, config = self._found, self.config
         if found.newest is None and config.model.path is None:
             self._claim()
-            with saying_what_is_saved("stopped before the warm-up was done; nothing is saved; start it again"):
+            with saying_what_is_saved("stopped in the warm-up; nothing is saved; start the run again"):
                 path = warm_start(config, self.output, self._train_records, self._device, self._show_progress)
             policy = self._load_policy(path, "warm start")
             self._check_space(policy)
@@ -244,7 +244,7 @@ class LocalRun:
 
     def _check_space(self, policy: Policy) -> None:
         config, output = self.config, self.output
-        # The trained model, and those that the supervised stages still have to leave.
+        # The trained model, and the exports of supervised stages that are not done.
         models = 1
         models += config.warm_up.records is not None and not (output / WARMED_UP).exists()
         models += config.confidence_start.questions > 0 and not (output / CONFIDENCE_START / MODEL).exists()
@@ -339,9 +339,9 @@ def _model_path(config: RunConfig, found: FoundRun) -> tuple[Path, str]:
     if found.newest is not None and config.model.lora.rank is None:
         return found.newest.model, "checkpoint"
     if found.newest is not None and config.confidence_start.questions:
-        return found.path / CONFIDENCE_START / MODEL, "start of the confidences"  # what the adapters were put into
+        return found.path / CONFIDENCE_START / MODEL, "start of the confidences"  # the adapters' base
     if found.newest is not None and (config.model.path is None or config.warm_up.records is not None):
-        return found.path / WARMED_UP, "warm start"  # likewise
+        return found.path / WARMED_UP, "warm start"  # the adapters' base
     return Path(str(config.model.path)), "model.path"
 
 

@@ -132,15 +132,15 @@ class SFTStage:
         max_tokens = policy.model.config.max_position_embeddings
         for step in range(self.steps):
             examples = self.examples(random)
-            if step < done:  # drawn all the same, so that what follows is what would have followed
+            if step < done:  # drawn, so that later batches are the same
                 continue
             prompts = policy.encode_prompts([example.record for example in examples], self.system_prompt, max_tokens)
             loss = self._accumulate_gradient(policy, prompts, examples)
             norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), 1.0))
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise _DivergedError(
-                    f"update {step + 1} of {self.steps}: the loss is {loss}, the norm of its gradient {norm}; nothing "
-                    f"of it was applied. Lower the learning rate (now {self.lr}), or look for damage in the weights"
+                    f"update {step + 1} of {self.steps}: the loss is {loss}, the gradient norm {norm}; the update was "
+                    f"not applied. Lower the learning rate (now {self.lr}), or check the checkpoint for NaN or inf"
                 )
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(settings, step, self.steps)
@@ -157,7 +157,7 @@ class SFTStage:
         every = range(len(prompts))
         parts = [list(every)]
         if self.microbatch_tokens is not None:
-            shared = 0 if self.question_weight else shared_start(prompts, policy.sharing)  # which a pass runs once
+            shared = 0 if self.question_weight else shared_start(prompts, policy.sharing)  # computed once per pass
             limit = TrainerConfig(
                 microbatch_prompts=None,
                 microbatch_tokens=max(1, self.microbatch_tokens - shared),
@@ -215,7 +215,7 @@ class SFTStage:
                 weights = load_policy(newest.model, model, policy.device, where="checkpoint").model
                 policy.model.load_state_dict(weights.state_dict())
                 del weights
-        go_on = f"--resume goes on from its last checkpoint in {checkpoints}, if there is one"
+        go_on = f"--resume continues from its last checkpoint in {checkpoints}, if there is one"
         with (
             saying_what_is_saved(f"stopped in the {stage}", go_on),
             stop_request() as stop,
@@ -228,7 +228,7 @@ class SFTStage:
                 saved = save_checkpoint(checkpoints, step, policy, optimizer, keep=1)
                 if stop:
                     raise InterruptedRunError(
-                        f"stopped after step {step} of the {stage}; saved {saved.path}", "go on with --resume"
+                        f"stopped after step {step} of the {stage}; saved {saved.path}", "continue with --resume"
                     )
 
             try:
@@ -265,7 +265,7 @@ def train_stage_once(
     if fresh:
         learn()
         export_model(policy, exported)
-    shutil.rmtree(checkpoints, ignore_errors=True)  # a kill may have come between the export and this
+    shutil.rmtree(checkpoints, ignore_errors=True)  # left by a kill after the export
     if fresh and policy.adapters is None:
         return policy
     device = policy.device
@@ -308,7 +308,7 @@ def sft_loss(
     token_ids = torch.tensor([text + [policy.pad_id] * (width - len(text)) for text in texts], device=policy.device)
     position = torch.arange(width, device=policy.device)
     start, end = (torch.tensor([len(x) for x in xs], device=policy.device)[:, None] for xs in (tails, texts))
-    # Whole prompts go first and by themselves, so that what all of them start with is run once.
+    # Without question tokens in the loss, prompts are prefilled and their common prefix is shared.
     log_probs = response_log_probs(policy, heads, token_ids, temperature=temperature, share_prompts=not question_weight)
     weights = torch.ones(token_ids.shape)
     for row, (tail, example) in enumerate(zip(tails, examples, strict=True)):
@@ -404,7 +404,7 @@ def read_warm_up_records(config: RunConfig) -> list[Record]:
     for record in records:
         where = f"warm_up.records={config.warm_up.records}: record {record.id!r} of {record.dataset}"
         if not record.answer.strip():
-            raise DataError(f"{where} has no answer to show")
+            raise DataError(f"{where} has no answer")
         if config.warm_up.wrong_answers and not any(character.isdecimal() for character in record.answer):
             raise DataError(
                 f"{where}: warm_up.wrong_answers={config.warm_up.wrong_answers:g} changes a digit, and its answer "
@@ -459,5 +459,5 @@ def _check_lengths(policy: Policy, records: Sequence[Record], response_format: R
         if len(response) > most:
             raise DataError(
                 f"record {record.id!r} of {record.dataset}: its answer with a confidence has {len(response)} tokens, "
-                f"and rollout.max_new_tokens={most} would cut it off; the warm-up must not teach what cannot be said"
+                f"and rollout.max_new_tokens={most} would cut it off; increase rollout.max_new_tokens"
             )

@@ -19,7 +19,7 @@ from coca_mindspeed.errors import DataError
 PAD, EOS = "<pad>", "<eos>"
 _TOKENS = [PAD, EOS, OPEN_TAG, CLOSE_TAG, ".", "=", "+", "*", "%", *"0123456789"]
 
-# The tiny model has no letters: it is shown the question and an equals sign, never a system prompt.
+# The tiny model has no letters: its prompt is the question and an equals sign, without a system prompt.
 _CHAT_TEMPLATE = NO_SYSTEM_PROMPT + "{%- for m in messages if m.role == 'user' %}{{ m.content }}{%- endfor %}="
 
 
@@ -30,7 +30,7 @@ def tiny_tokenizer(symbols: str = "") -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (PAD, EOS)])
-    # Added tokens survive every way of loading: transformers 5 rebuilds the rest after the model's type.
+    # Added tokens survive loading: transformers 5 rebuilds the rest by model type.
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in (OPEN_TAG, CLOSE_TAG)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -54,12 +54,12 @@ def check_readable(records: Iterable[Record]) -> None:
             if unknown := [character for character in text if character not in known]:
                 raise DataError(
                     f"record {record.id!r} of {record.dataset}: the built-in tiny model cannot read {unknown[0]!r} in "
-                    f"its {name}; it knows {''.join(sorted(known))} alone; name a model of your own by model.path"
+                    f"its {name}; it knows only {''.join(sorted(known))}; set model.path to another model"
                 )
         if not any(character.isdecimal() for character in record.answer):
             raise DataError(
                 f"record {record.id!r} of {record.dataset}: the built-in tiny model's warm-up needs an answer with a "
-                f"digit, found {record.answer!r}; name a model of your own by model.path"
+                f"digit, found {record.answer!r}; set model.path to another model"
             )
 
 
@@ -73,8 +73,8 @@ def tiny_config(symbols: str = "") -> Qwen2Config:
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=128,
-        # Texts of thirty tokens and layers of 64: slower rotations and smaller weights, as in large models, would
-        # leave neighbouring positions nearly alike and the first hundred steps without effect.
+        # Texts have thirty tokens and layers are 64 wide: with the slow rotations and small weights of large models,
+        # neighbouring positions would look alike and the first hundred steps would have no effect.
         rope_theta=100.0,
         initializer_range=0.08,
         tie_word_embeddings=True,

@@ -38,7 +38,7 @@ from coca_mindspeed.scoring.metrics import HealthWarnings
 from coca_mindspeed.utils.eta import STEPS
 
 _MEMORY_ADVICE = (
-    "trainer.microbatch_tokens or trainer.microbatch_prompts bounds what an update holds, "
+    "trainer.microbatch_tokens or trainer.microbatch_prompts bounds the memory of an update, "
     "model.gradient_checkpointing=true lowers it, and rollout.batch_responses bounds a rollout; "
     "coca-mindspeed check says how much each needs"
 )
@@ -92,7 +92,7 @@ class Trainer:
         interval = self.config.evaluation.interval if self.evaluate_records else 0
         before = log.last_rows(max(MEAN_OF, STEPS, interval))
         self._progress = TrainingProgress(self.total_steps, self.show_progress, start, before, interval=interval)
-        with saying_what_is_saved(self._saved_state, "go on with --resume"), stop_request() as stop, self._progress:
+        with saying_what_is_saved(self._saved_state, "continue with --resume"), stop_request() as stop, self._progress:
             try:
                 for step in range(start, self.total_steps):
                     stage, stage_step = divmod(step, self.config.trainer.steps)
@@ -106,7 +106,7 @@ class Trainer:
                     except (MemoryError, RuntimeError) as error:
                         if not _out_of_memory(error):
                             raise
-                        what = (str(error) or "nothing more is said").splitlines()[0]
+                        what = (str(error) or type(error).__name__).splitlines()[0]
                         where = self._last_good_checkpoint()
                         raise TrainingError(
                             f"step {step + 1}: out of memory ({what})\n{_MEMORY_ADVICE}\n{where}"
@@ -122,14 +122,14 @@ class Trainer:
                         saved = save_checkpoint(self.checkpoints, step + 1, self.policy, optimizer, keep)
                     if stop and not last:
                         raise InterruptedRunError(
-                            f"stopped after step {step + 1}; saved {saved.path}", "go on with --resume"
+                            f"stopped after step {step + 1}; saved {saved.path}", "continue with --resume"
                         )
             except BaseException:
-                with contextlib.suppress(OSError):  # of a full disk; it would hide what ended the run
+                with contextlib.suppress(OSError):  # of a full disk; it would hide the original error
                     log.close()
                 raise
             log.close()
-        if start < self.total_steps:  # what an earlier, shorter run wrote speaks of another model
+        if start < self.total_steps:  # results of an earlier, shorter run
             for stale in (self.predictions_after, self.output / "summary.json"):
                 stale.unlink(missing_ok=True)
         try:
@@ -177,7 +177,7 @@ class Trainer:
             f"stopped in the evaluation after the training; the trained model is saved in {self.output / 'model'}, "
             f"{self.predictions_after.name} and summary.json are missing"
         )
-        go_on = "--resume evaluates again (evaluation.final_questions sets how many questions)"
+        go_on = "--resume evaluates again (evaluation.final_questions sets the number of questions)"
         with saying_what_is_saved(saved, go_on):
             predictions = self.evaluate(self.final_records, "after")
         write_predictions(self.predictions_after, predictions)
@@ -232,7 +232,7 @@ class Trainer:
 
     def _evaluate_while_training(self, step: int, log: RunLog) -> dict[str, Any]:
         questions = self.evaluate_records[: self.config.evaluation.questions]
-        # The same draw each time: what changes between two evaluations is the policy.
+        # The same seed each time, so that only the policy changes between evaluations.
         title = f"step {step + 1}, evaluating"
         answers = self._answers(
             questions,
@@ -253,7 +253,7 @@ class Trainer:
         return f"the last good checkpoint is {saved[-1].path}" if saved else "no checkpoint was written before it"
 
     def _resume_hint(self) -> str:
-        go_on = "; go on with --resume" if list_checkpoints(self.checkpoints) else ", so the run has to start again"
+        go_on = "; continue with --resume" if list_checkpoints(self.checkpoints) else ", so the run has to start again"
         return f"{self._last_good_checkpoint()}{go_on}"
 
     def _saved_state(self) -> str:
