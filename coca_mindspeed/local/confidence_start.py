@@ -25,12 +25,12 @@ from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.experience import JudgedSamples, respond_and_grade
-from coca_mindspeed.local.interrupt import saying_what_is_saved
+from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import prompt_states
 from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
-from coca_mindspeed.local.sft import SFTExample, SFTStage, tokens_of_a_pass, train_stage_once
+from coca_mindspeed.local.sft import SFTExample, SFTStage, sft_microbatch_tokens, train_stage_once
 from coca_mindspeed.utils.files import read_json_lines, write_json_lines
 from coca_mindspeed.utils.tokenization import tokens_as_written
 
@@ -134,7 +134,7 @@ def _learn(
         settings.lr,
         temperature=config.rollout.temperature,
         optimizer_name=config.optimizer.name,
-        microbatch_tokens=tokens_of_a_pass(config),
+        microbatch_tokens=sft_microbatch_tokens(config),
     ).run_resumable(
         policy,
         np.random.default_rng(derived_seed(config.seed, _STAGE, "examples")),
@@ -166,7 +166,7 @@ def _ask(
     at_once = config.rollout.prompts
     answered: list[Answered] = []
     with (
-        saying_what_is_saved("stopped while sampling for the confidence start", f"--resume continues from {place}"),
+        interruptible("stopped while sampling for the confidence start", f"--resume continues from {place}"),
         StepProgress(len(questions), show_progress, title="asking  ") as progress,
     ):
         for number, first in enumerate(range(0, len(questions), at_once)):

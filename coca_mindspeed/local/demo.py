@@ -11,7 +11,7 @@ from coca_mindspeed.evaluation.metrics.calibration import HEADLINE
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, write_predictions
 from coca_mindspeed.evaluation.reports.plots import reliability_diagram, save_figure, training_curves
 from coca_mindspeed.evaluation.reports.tables import column_title, print_metrics, shown_value, summary_metrics
-from coca_mindspeed.local.interrupt import saying_what_is_saved
+from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.setup import LocalRun
 from coca_mindspeed.utils.files import read_json_lines, write_atomically, write_json
@@ -59,7 +59,7 @@ def run_demo(
         seconds["warm_up"] = clock.lap()
         if run.resume_from is None:
             trainer = run.trainer(policy)
-            with saying_what_is_saved("stopped before the training; the warmed-up model is saved; --resume continues"):
+            with interruptible("stopped before the training; the warmed-up model is saved; --resume continues"):
                 write_predictions(before_path, trainer.evaluate(trainer.final_records, "before", method="instruct"))
         seconds["evaluate"] = clock.lap()
         return policy

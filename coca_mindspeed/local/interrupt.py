@@ -59,7 +59,7 @@ def stop_request() -> Iterator[StopRequest]:
 
 
 @contextmanager
-def saying_what_is_saved(saved: str | Callable[[], str], go_on: str = "") -> Iterator[None]:
+def interruptible(saved: str | Callable[[], str], go_on: str = "") -> Iterator[None]:
     """On SIGINT or SIGTERM leave the block and report ``saved`` (or its result) and how to continue.
 
     Raises:

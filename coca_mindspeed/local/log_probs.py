@@ -65,8 +65,8 @@ class ResponseBatch:
         with self.policy.autocast():
             states = self._states()
             if not self._fits_one_chunk:
-                return self.policy.output_layer.scores(states, self.token_ids, self._as_policy)
-            logits = self.policy.output_layer.logits(states)
+                return self.policy.lm_head.scores(states, self.token_ids, self._as_policy)
+            logits = self.policy.lm_head.logits(states)
         return scores_of_logits(self._as_policy(logits), self.token_ids)
 
     def backward(self, objective_of: Callable[[Tensor], Objective]) -> tuple[Objective, TokenScores]:
@@ -84,7 +84,7 @@ class ResponseBatch:
             objective.loss.backward()
             return objective._replace(loss=objective.loss.detach()), TokenScores(log_probs.detach(), entropy)
         with self.policy.autocast():
-            _, scores = self.policy.output_layer.backward(
+            _, scores = self.policy.lm_head.backward(
                 self._states(), self.token_ids, self._as_policy, lambda log_probs: objective_of(log_probs).loss
             )
         return objective_of(scores.log_probs), scores
@@ -103,7 +103,7 @@ class ResponseBatch:
 
     @property
     def _fits_one_chunk(self) -> bool:
-        return self.policy.output_layer.fits_one_chunk(self.token_ids.numel())
+        return self.policy.lm_head.fits_one_chunk(self.token_ids.numel())
 
     def _as_policy(self, logits: Tensor) -> Tensor:
         return self.policy.logits_of_policy(logits, self.temperature)
@@ -120,7 +120,7 @@ class ResponseBatch:
         ids = torch.cat([ids[rows], self.token_ids[:, :-1]], dim=1)
         if mask is not None:
             mask = torch.nn.functional.pad(mask[rows], (0, self.token_ids.shape[1] - 1), value=True)
-        states = policy.output_layer.hidden_states(
+        states = policy.lm_head.hidden_states(
             input_ids=ids,
             # Without a mask and a cache transformers looks for several texts in a row, at the price of a mask.
             attention_mask=torch.ones_like(ids, dtype=torch.bool) if mask is None else mask,
@@ -131,7 +131,7 @@ class ResponseBatch:
 
     def _states_behind_prefill(self) -> Tensor:
         policy, rows, width = self.policy, self._prompt_of, self.token_ids.shape[1]
-        forward, cache = policy.output_layer.hidden_states, DynamicCache(config=policy.model.config)
+        forward, cache = policy.lm_head.hidden_states, DynamicCache(config=policy.model.config)
         started = run_prompts(forward, self.prompts, cache, policy.pad_id, policy.device, policy.sharing)
         first = _take_rows(started.output[:, -1:], rows)
         if width == 1:

@@ -33,7 +33,7 @@ from coca_mindspeed.local.lm_head import add_embedding_gradients
 from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.lora import add_adapters
 from coca_mindspeed.local.optimizer import moments_bytes, step_bytes
-from coca_mindspeed.local.policy import Policy, choose_device, recompute_layers
+from coca_mindspeed.local.policy import Policy, checkpoint_activations, choose_device
 from coca_mindspeed.local.sampler import Decoder, draw
 from coca_mindspeed.local.update import largest_group_sizes
 
@@ -79,15 +79,15 @@ class MemoryEstimate:
     merged: int = 0
 
     @property
-    def peak_of_update(self) -> int:
+    def update_peak(self) -> int:
         return self.weights + self.gradients + self.moments + max(self.update, self.step)
 
     @property
-    def peak_of_export(self) -> int:
+    def export_peak(self) -> int:
         return self.weights + self.moments + self.merged
 
     @property
-    def peak_of_rollout(self) -> int:
+    def rollout_peak(self) -> int:
         return self.weights + self.moments + self.rollout
 
 
@@ -167,7 +167,7 @@ def _fragments(policy: Policy, config: RunConfig, microbatch: "LargestMicrobatch
     """Bytes of a CPU's memory that a backward pass leaves unused between tensors."""
     if choose_device(config.trainer.device).type != "cpu":
         return 0
-    layer, tokens = policy.output_layer, sum(microbatch.group_sizes) * microbatch.response
+    layer, tokens = policy.lm_head, sum(microbatch.group_sizes) * microbatch.response
     chunk = 0 if layer.fits_one_chunk(tokens) else 4 * layer.chunk_of(tokens) * policy.vocabulary
     return int(max(_FRAGMENTS * held, _LOST_CHUNKS * chunk))
 
@@ -249,7 +249,7 @@ def _fake_policy(config: RunConfig, architecture: Any) -> Policy:
         text: Any = None  # not used
         policy = Policy(model, None, text, (1,), 0, getattr(torch, config.model.compute_dtype))
         if config.model.gradient_checkpointing:
-            recompute_layers(model)
+            checkpoint_activations(model)
         add_adapters(policy, config.model.lora, seed=0)
     return policy
 
@@ -387,7 +387,7 @@ _NEVER = -1  # becomes the largest size_t; the largest int is two gigabytes
 _OF_A_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 
 
-def keep_freed_memory() -> bool:
+def tune_malloc() -> bool:
     """Let glibc's malloc keep freed memory, unless the user has set its variables; return whether it was done."""
     if not sys.platform.startswith("linux") or any(name in os.environ for name in _OF_A_USER):
         return False

@@ -78,10 +78,10 @@ def memory_problems(check: MemoryCheck, config: RunConfig, architecture: Any) ->
         for knob in _knobs(config)
         if knob.peak(check.run) > room
     ]
-    if check.run.merged and check.run.peak_of_export > room:
+    if check.run.merged and check.run.export_peak > room:
         problems.append(
             f"model.lora.rank={config.model.lora.rank}: merging the adapters at the end needs "
-            f"{check.run.peak_of_export / GIB:.1f} GiB, and the machine has {room / GIB:.1f} beside the process; take "
+            f"{check.run.export_peak / GIB:.1f} GiB, and the machine has {room / GIB:.1f} beside the process; take "
             "one with more memory, or a smaller model"
         )
     return problems
@@ -105,7 +105,7 @@ class _Knob:
 
     def peak(self, run: MemoryEstimate) -> int:
         """Bytes of the phase."""
-        return run.peak_of_update if self.phase == "update" else run.peak_of_rollout
+        return run.update_peak if self.phase == "update" else run.rollout_peak
 
 
 def _knobs(config: RunConfig) -> list[_Knob]:

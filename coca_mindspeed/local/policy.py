@@ -30,7 +30,7 @@ from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.tokenization import token_text
 
 
-def recompute_layers(model: Any) -> None:
+def checkpoint_activations(model: Any) -> None:
     """Activation checkpointing: every decoder layer keeps only its input and runs again in the backward pass.
 
     Transformers' own is inactive in eval mode (which disables dropout) and removes the KV cache (which shared prompts
@@ -124,14 +124,14 @@ class Policy:
     @property
     def vocabulary(self) -> int:
         """Tokens of the LM head."""
-        return len(self.output_layer.head.weight)
+        return len(self.lm_head.head.weight)
 
     def autocast(self) -> torch.autocast:
         """Compute in :attr:`compute_dtype`; enter it once around a loop, so that weights are cast once."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16)
 
     @cached_property
-    def output_layer(self) -> LMHead:
+    def lm_head(self) -> LMHead:
         """The LM head.
 
         Raises:
@@ -256,7 +256,7 @@ def load_policy(
         text = token_text(tokenizer, len(LMHead.of(model).head.weight))
         policy = Policy(model, tokenizer, text, eos_ids, pad_id, getattr(torch, config.compute_dtype))
         if config.gradient_checkpointing:
-            recompute_layers(model)
+            checkpoint_activations(model)
         _choose_computation(policy, config, f"{where}={path}")
     except ValueError as error:
         raise ConfigError(f"{where}={path}: {error}") from error

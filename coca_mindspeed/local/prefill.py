@@ -229,7 +229,7 @@ def prompt_states(policy: Policy, prompts: Sequence[Sequence[int]], layer: int) 
     """
     ids, mask = pad_left(prompts, policy.pad_id, policy.device)
     with torch.inference_mode(), policy.autocast():
-        output = policy.output_layer.body(
+        output = policy.lm_head.body(
             input_ids=ids,
             attention_mask=torch.ones_like(ids, dtype=torch.bool) if mask is None else mask,
             position_ids=positions_of(mask, ids),

@@ -136,7 +136,7 @@ def check_writable(path: Path) -> None:
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
 
 
-def hold(path: Path) -> IO[bytes]:
+def lock_run(path: Path) -> IO[bytes]:
     """Lock a run's directory until the file is closed or this process ends.
 
     Raises:

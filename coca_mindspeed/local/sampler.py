@@ -290,7 +290,7 @@ class Decoder:
             prompts: token ids of each.
             max_new_tokens: bounds the cache's capacity; None: unknown.
         """
-        self._layer, self._rows = policy.output_layer, len(prompts)
+        self._layer, self._rows = policy.lm_head, len(prompts)
         longest = max(map(len, prompts))
         self._cache = preallocated_cache(
             policy.model.config, None if max_new_tokens is None else longest + max_new_tokens

@@ -22,10 +22,10 @@ from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import Checkpoint, check_saveable, check_space, export_model, remove_leftovers
 from coca_mindspeed.local.confidence_start import CONFIDENCE_START, MODEL, check_enough_questions, start_confidences
-from coca_mindspeed.local.interrupt import saying_what_is_saved
+from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.logging import require_loggers
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
-from coca_mindspeed.local.memory import keep_freed_memory
+from coca_mindspeed.local.memory import tune_malloc
 from coca_mindspeed.local.memory_check import refuse_what_cannot_fit
 from coca_mindspeed.local.model_files import context_limit, load_tokenizer, reads_date, render_prompts
 from coca_mindspeed.local.optimizer import require_optimizer
@@ -45,12 +45,12 @@ from coca_mindspeed.local.run_directory import (
     check_writable,
     claim,
     find_run,
-    hold,
+    lock_run,
     records_digest,
     stored_prompt_date,
 )
 from coca_mindspeed.local.schedule import derived_seed
-from coca_mindspeed.local.sft import WARMED_UP, read_warm_up_records, teach_format, warm_up
+from coca_mindspeed.local.sft import WARMED_UP, read_warm_up_records, run_sft_warm_up, warm_up
 from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.trainer import Trainer
 from coca_mindspeed.utils.console import print_text
@@ -146,7 +146,7 @@ class LocalRun:
             torch.set_num_threads(config.trainer.threads)
         self._device = choose_device(config.trainer.device)
         if self._device.type == "cpu":
-            keep_freed_memory()
+            tune_malloc()
         require_optimizer(config.optimizer, self._device)
         if slow := emulated_dtype(config.model, self._device):
             print_text(f"warning: {slow}", sys.stderr)
@@ -168,7 +168,7 @@ class LocalRun:
         if config.model.path is not None:
             refuse_what_cannot_fit(_asking_no_more_than(config, len(evaluate)), Path(config.model.path), self._device)
 
-        self._open.enter_context(hold(output))
+        self._open.enter_context(lock_run(output))
         if found.marker is not None:
             remove_leftovers(output)
         # Another process may have run in between, and a checkpoint may have been restored.
@@ -180,7 +180,7 @@ class LocalRun:
         found, config = self._found, self.config
         if found.newest is None and config.model.path is None:
             self._claim()
-            with saying_what_is_saved("stopped in the warm-up; nothing is saved; start the run again"):
+            with interruptible("stopped in the warm-up; nothing is saved; start the run again"):
                 path = warm_start(config, self.output, self._train_records, self._device, self._show_progress)
             policy = self._load_policy(path, "warm start")
             self._check_space(policy)
@@ -196,7 +196,7 @@ class LocalRun:
         """Teach the format by ``warm_up.records``; nothing without them, or when a checkpoint is resumed."""
         if self.resume_from is not None or self.config.model.path is None or not self._sft_records:
             return policy
-        policy = teach_format(policy, self._sft_records, self.config, self.output, show_progress=self._show_progress)
+        policy = run_sft_warm_up(policy, self._sft_records, self.config, self.output, show_progress=self._show_progress)
         return self._with_adapters(policy)
 
     def start_confidences(self, policy: Policy) -> Policy:

@@ -20,7 +20,7 @@ from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig, RunConfig
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError, TrainingError
 from coca_mindspeed.local.checkpoint import export_model, list_checkpoints, save_checkpoint
-from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved, stop_request
+from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.lora import dtype_of_weights, load_adapters
 from coca_mindspeed.local.optimizer import build_optimizer
@@ -217,7 +217,7 @@ class SFTStage:
                 del weights
         go_on = f"--resume continues from its last checkpoint in {checkpoints}, if there is one"
         with (
-            saying_what_is_saved(f"stopped in the {stage}", go_on),
+            interruptible(f"stopped in the {stage}", go_on),
             stop_request() as stop,
             SFTProgress(self.steps, show_progress, resume[0] if resume else 0, stage=stage) as progress,
         ):
@@ -273,7 +273,7 @@ def train_stage_once(
     return load_policy(exported, model, device, dtype=dtype_of_weights(model.lora), where=where)
 
 
-def tokens_of_a_pass(config: RunConfig) -> int:
+def sft_microbatch_tokens(config: RunConfig) -> int:
     """The size of a training microbatch, so that a supervised stage needs no more memory than the training."""
     trainer, rollout = config.trainer, config.rollout
     if trainer.microbatch_tokens is not None:
@@ -339,8 +339,8 @@ def warm_up(
         seed: draws questions, wrong digits and confidences.
         progress: called after each step with the steps done and the loss in nats per token.
     """
-    examples = overconfident_stage(policy, records, method, ResponseFormat(method.confidence_position), config)
-    examples.run(policy, warm_up_generator(seed), progress)
+    stage = overconfident_stage(policy, records, method, ResponseFormat(method.confidence_position), config)
+    stage.run(policy, warm_up_generator(seed), progress)
 
 
 def warm_up_generator(seed: int) -> np.random.Generator:
@@ -413,7 +413,7 @@ def read_warm_up_records(config: RunConfig) -> list[Record]:
     return records
 
 
-def teach_format(
+def run_sft_warm_up(
     policy: Policy, records: Sequence[Record], config: RunConfig, output: Path, *, show_progress: bool
 ) -> Policy:
     """SFT warm-up on ``records``; the model is also exported to ``output/warm_start``.
@@ -437,10 +437,16 @@ def teach_format(
             method.confidence_position, config.method.confidence_decimals or _DECIMALS, spaced=True
         )
         _check_lengths(policy, records, response_format, config.rollout.max_new_tokens)
-        examples = overconfident_stage(
-            policy, records, method, response_format, config.warm_up, config.optimizer.name, tokens_of_a_pass(config)
+        stage = overconfident_stage(
+            policy,
+            records,
+            method,
+            response_format,
+            config.warm_up,
+            config.optimizer.name,
+            sft_microbatch_tokens(config),
         )
-        examples.run_resumable(
+        stage.run_resumable(
             policy,
             warm_up_generator(config.seed),
             checkpoints,

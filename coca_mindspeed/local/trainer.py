@@ -26,7 +26,7 @@ from coca_mindspeed.local.experience import (
     reward_and_advantage,
     sample_rows,
 )
-from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved, stop_request
+from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.local.logging import LogError, RunLog
 from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy
@@ -92,7 +92,7 @@ class Trainer:
         interval = self.config.evaluation.interval if self.evaluate_records else 0
         before = log.last_rows(max(MEAN_OF, STEPS, interval))
         self._progress = TrainingProgress(self.total_steps, self.show_progress, start, before, interval=interval)
-        with saying_what_is_saved(self._saved_state, "continue with --resume"), stop_request() as stop, self._progress:
+        with interruptible(self._saved_state, "continue with --resume"), stop_request() as stop, self._progress:
             try:
                 for step in range(start, self.total_steps):
                     stage, stage_step = divmod(step, self.config.trainer.steps)
@@ -178,7 +178,7 @@ class Trainer:
             f"{self.predictions_after.name} and summary.json are missing"
         )
         go_on = "--resume evaluates again (evaluation.final_questions sets the number of questions)"
-        with saying_what_is_saved(saved, go_on):
+        with interruptible(saved, go_on):
             predictions = self.evaluate(self.final_records, "after")
         write_predictions(self.predictions_after, predictions)
         return predictions

@@ -23,7 +23,7 @@ from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.setup import LocalRun, load_data, record_sources, warm_start
-from coca_mindspeed.local.sft import read_warm_up_records, teach_format
+from coca_mindspeed.local.sft import read_warm_up_records, run_sft_warm_up
 from coca_mindspeed.reproduce.cells import ReproductionCell, run_config
 from coca_mindspeed.reproduce.plan import Plan, SettingPlan
 from coca_mindspeed.reproduce.provenance import made_from, source
@@ -179,7 +179,7 @@ def _teach_format(place: Workplace, cell: ReproductionCell, config: RunConfig, l
     config = config.model_copy(update={"warm_up": config.warm_up.model_copy(update={"records": str(lessons)})})
     policy = load_policy(Path(str(config.model.path)), config.model, choose_device(config.trainer.device))
     output = cell.directory(place.output)
-    teach_format(policy, read_warm_up_records(config), config, output, show_progress=place.show_progress)
+    run_sft_warm_up(policy, read_warm_up_records(config), config, output, show_progress=place.show_progress)
 
 
 def _metrics_by_dataset(predictions: Sequence[Prediction]) -> dict[str, object]:

@@ -5,8 +5,8 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from coca_mindspeed.local import lm_head as output_layer
-from coca_mindspeed.local.policy import Policy, recompute_layers
+from coca_mindspeed.local import lm_head
+from coca_mindspeed.local.policy import Policy, checkpoint_activations
 from tests import tokenizers_for_tests as kinds
 
 _SHAPE = {
@@ -42,8 +42,8 @@ def write_random_model(directory: Path, architecture: str, seed: int = 0) -> Pat
 
 def set_chunk_of(monkeypatch, tokens, vocabulary):
     """Let the output layer of a model with such a vocabulary take so many tokens at a time."""
-    monkeypatch.setattr(output_layer, "_CHUNK_BYTES", 4 * vocabulary * tokens)
-    monkeypatch.setattr(output_layer, "_LEAST_CHUNK", 1)
+    monkeypatch.setattr(lm_head, "_CHUNK_BYTES", 4 * vocabulary * tokens)
+    monkeypatch.setattr(lm_head, "_LEAST_CHUNK", 1)
 
 
 _RANDOM_SHAPE = {
@@ -63,6 +63,6 @@ def random_policy(architecture, *, recompute, dtype=torch.float32):
     own = {"head_dim": 8, "sliding_window": 5} if architecture == "gemma2" else {}
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **_RANDOM_SHAPE, **own)).eval()
     if recompute:
-        recompute_layers(model)
+        checkpoint_activations(model)
     sharing = "prompts" if own else "prefix"  # a window would count padding behind a prefix
     return Policy(model, None, None, (1,), 0, dtype, sharing=sharing)

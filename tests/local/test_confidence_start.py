@@ -43,7 +43,7 @@ from coca_mindspeed.local.interrupt import InterruptedRunError
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.progress import SFTProgress, StepProgress
 from coca_mindspeed.local.sampler import Samples
-from coca_mindspeed.local.sft import SFTExample, tokens_of_a_pass
+from coca_mindspeed.local.sft import SFTExample, sft_microbatch_tokens
 from coca_mindspeed.scoring.responses import JudgedResponses
 from coca_mindspeed.utils.tokenization import token_text
 from tests.local.models_for_tests import write_random_model
@@ -377,7 +377,7 @@ def test_a_supervised_pass_has_no_more_tokens_than_one_of_the_training():
         ("trainer.microbatch_prompts=3",): 3 * (32 + 8 * 16),
         ("trainer.microbatch_prompts=null",): 32 * (32 + 8 * 16),  # 64 prompts in two minibatches
     }
-    assert {case: tokens_of_a_pass(compose_run("demo", case).run) for case in cases} == cases
+    assert {case: sft_microbatch_tokens(compose_run("demo", case).run) for case in cases} == cases
 
 
 @pytest.mark.slow

@@ -183,7 +183,7 @@ def test_merging_adapters_needs_a_second_model_on_the_cpu(monkeypatch):
     adapted = estimate_memory(run_of("model.lora.rank=2", "model.lora.base_dtype=bfloat16"), QWEN)
     plain = estimate_memory(run_of(), QWEN).parameters
     assert adapted.merged == 4 * plain
-    check = MemoryCheck(adapted, 0, adapted.peak_of_export - 1)
+    check = MemoryCheck(adapted, 0, adapted.export_peak - 1)
     assert "merging the adapters" in memory_problems(check, run_of("model.lora.rank=2"), QWEN)[-1]
     monkeypatch.setattr(footprints, "choose_device", lambda name: torch.device("cuda"))
     assert estimate_memory(run_of("model.lora.rank=2"), QWEN).merged == 0
@@ -206,8 +206,8 @@ def test_an_evaluation_may_sample_more_at_once_than_a_step():
     *_, problem = memory_problems(MemoryCheck(need, 0, room), run_of(evaluating), QWEN)
     value = int(problem.rpartition("rollout.batch_responses=")[2])
     assert 32 < value < 512
-    assert estimate_memory(run_of(evaluating, f"rollout.batch_responses={value}"), QWEN).peak_of_rollout <= room
-    assert estimate_memory(run_of(evaluating, f"rollout.batch_responses={value + 4}"), QWEN).peak_of_rollout > room
+    assert estimate_memory(run_of(evaluating, f"rollout.batch_responses={value}"), QWEN).rollout_peak <= room
+    assert estimate_memory(run_of(evaluating, f"rollout.batch_responses={value + 4}"), QWEN).rollout_peak > room
 
 
 def test_the_evaluation_behind_the_training_counts_too():
@@ -288,8 +288,8 @@ def test_the_value_that_is_named_is_the_nearest_that_fits(settings, monkeypatch)
     assert named.startswith(f"{key}=")
     value = int(named.split("=")[1])
     unit = 124 if "tokens" in key else 1  # a sixteenth of 1984
-    assert estimate_memory(run_of(*settings, f"{key}={value}"), QWEN).peak_of_update <= room
-    assert estimate_memory(run_of(*settings, f"{key}={value + unit}"), QWEN).peak_of_update > room
+    assert estimate_memory(run_of(*settings, f"{key}={value}"), QWEN).update_peak <= room
+    assert estimate_memory(run_of(*settings, f"{key}={value + unit}"), QWEN).update_peak > room
 
 
 @pytest.mark.parametrize("tokens", [300, 700, 1000])  # less than a prompt and a response of 450, or no multiple
@@ -301,14 +301,14 @@ def test_the_tokens_that_are_named_fit_and_are_fewer(tokens):
         return estimate_memory(run_of(*settings, f"trainer.microbatch_tokens={value}", *more), QWEN)
 
     run = run_of(*settings, f"trainer.microbatch_tokens={tokens}")
-    least, most = need(1).peak_of_update, need(tokens).peak_of_update
+    least, most = need(1).update_peak, need(tokens).update_peak
     assert least < most
     room = int(least + 0.1 * (most - least))
     problem = memory_problems(MemoryCheck(need(tokens), 0, room), run, QWEN)[0]
     key, _, value = problem.partition("it fits with ")[2].split()[0].partition("=")
     assert key == "trainer.microbatch_tokens"
     assert int(value) < tokens
-    assert need(value).peak_of_update <= room
+    assert need(value).update_peak <= room
 
 
 def test_a_value_that_fits_with_recomputed_layers_is_kept(monkeypatch):
@@ -322,9 +322,9 @@ def test_a_value_that_fits_with_recomputed_layers_is_kept(monkeypatch):
 
     monkeypatch.setattr(memory_check, "estimate_memory", estimated)
     given = estimated(run, QWEN)
-    problem = memory_problems(MemoryCheck(given, 0, given.peak_of_update - 1000), run, QWEN)[0]
+    problem = memory_problems(MemoryCheck(given, 0, given.update_peak - 1000), run, QWEN)[0]
     assert problem.endswith("it fits with trainer.microbatch_tokens=30 model.gradient_checkpointing=true")
-    problem = memory_problems(MemoryCheck(given, 0, given.peak_of_update - 1010), run, QWEN)[0]
+    problem = memory_problems(MemoryCheck(given, 0, given.update_peak - 1010), run, QWEN)[0]
     assert problem.endswith("it fits with trainer.microbatch_tokens=20 model.gradient_checkpointing=true")
 
 
@@ -336,14 +336,14 @@ def test_the_rollout_that_does_not_fit_is_cut_into_batches():
     assert problem.startswith("rollout.batch_responses=null: the rollout needs")
     value = int(problem.rpartition("rollout.batch_responses=")[2])
     assert value % 4 == 0
-    assert estimate_memory(run_of(f"rollout.batch_responses={value}"), QWEN).peak_of_rollout <= room
-    assert estimate_memory(run_of(f"rollout.batch_responses={value + 4}"), QWEN).peak_of_rollout > room
+    assert estimate_memory(run_of(f"rollout.batch_responses={value}"), QWEN).rollout_peak <= room
+    assert estimate_memory(run_of(f"rollout.batch_responses={value + 4}"), QWEN).rollout_peak > room
 
 
 def test_recomputed_layers_are_proposed_where_a_smaller_microbatch_is_not_enough():
     run = run_of("trainer.microbatch_prompts=1")
     lean = estimate_memory(run_of("trainer.microbatch_prompts=1", "model.gradient_checkpointing=true"), QWEN)
-    [problem, *_] = memory_problems(MemoryCheck(estimate_memory(run, QWEN), 0, lean.peak_of_update), run, QWEN)
+    [problem, *_] = memory_problems(MemoryCheck(estimate_memory(run, QWEN), 0, lean.update_peak), run, QWEN)
     assert problem.endswith("it fits with trainer.microbatch_prompts=1 model.gradient_checkpointing=true")
     [problem, *_] = memory_problems(MemoryCheck(estimate_memory(run, QWEN), 0, lean.weights), run, QWEN)
     assert "no smaller value is enough, nor is model.gradient_checkpointing=true" in problem
@@ -416,7 +416,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.lm_head import add_embedding_gradients
 from coca_mindspeed.local.memory import largest_microbatches, responses_of, update_pass
-from coca_mindspeed.local.memory import keep_freed_memory
+from coca_mindspeed.local.memory import tune_malloc
 from coca_mindspeed.local.attention import use_fast_attention
 from coca_mindspeed.local.policy import Policy
 
@@ -433,7 +433,7 @@ def pass_of(shape, overrides):
         update_pass(responses_of(policy, largest_microbatches(run)[-1], run))
 
 torch.set_num_threads(1)
-keep_freed_memory()
+tune_malloc()
 shape, overrides = json.loads(sys.argv[1])
 pass_of({**shape, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1,
          "vocab_size": 64, "num_hidden_layers": 1}, [*overrides, "rollout.max_new_tokens=2", "rollout.group_size=2"])
@@ -464,15 +464,15 @@ def test_the_estimate_is_within_15_percent_of_the_peak_of_a_process(hidden, laye
     need = estimate_memory(run, AutoConfig.for_model(**shape))
     code = [sys.executable, "-c", MEASURED, json.dumps([shape, overrides])]
     done = subprocess.run(code, capture_output=True, text=True, check=True)
-    assert need.peak_of_update == pytest.approx(int(done.stdout), rel=0.15)
+    assert need.update_peak == pytest.approx(int(done.stdout), rel=0.15)
 
 
 ROUNDS, BYTES = 20, 2**28
 ALLOCATING = f"""
 import resource, sys
 import torch
-from coca_mindspeed.local.memory import keep_freed_memory
-kept = sys.argv[1] == "keep" and keep_freed_memory()
+from coca_mindspeed.local.memory import tune_malloc
+kept = sys.argv[1] == "keep" and tune_malloc()
 def allocate():
     large = torch.zeros({BYTES // 4})
     small = [torch.ones(2**18) for _ in range(64)]

@@ -70,8 +70,8 @@ def test_moments_and_the_memory_of_a_step_by_hand():
     # The head's two moments in a byte each, with a scale for each begun block of 256; the embedding's stay as they are.
     assert eight.moments == 2 * (head + 4 * 38) + 8 * (head + small)
     assert (plain.step, eight.step) == (0, 20 * head)
-    assert eight.peak_of_update == eight.weights + eight.gradients + eight.moments + max(eight.update, eight.step)
-    assert eight.peak_of_rollout == plain.peak_of_rollout - plain.moments + eight.moments
+    assert eight.update_peak == eight.weights + eight.gradients + eight.moments + max(eight.update, eight.step)
+    assert eight.rollout_peak == plain.rollout_peak - plain.moments + eight.moments
 
 
 @needs_bitsandbytes

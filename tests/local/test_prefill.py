@@ -7,7 +7,7 @@ from transformers import DynamicCache, Gemma2Config, LlamaConfig
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local import prefill as prefill
 from coca_mindspeed.local.log_probs import response_log_probs
-from coca_mindspeed.local.policy import load_policy, recompute_layers
+from coca_mindspeed.local.policy import checkpoint_activations, load_policy
 from coca_mindspeed.local.prefill import cache_bytes, preallocated_cache, repeat_rows, run_prompts
 from tests.local.models_for_tests import write_random_model
 
@@ -64,7 +64,7 @@ def test_log_probs_and_gradients_are_those_of_each_prompt_alone(policy, ends, re
     if recomputed:  # a model of its own: it cannot be undone
         path = write_random_model(tmp_path / "model", policy.model.config.model_type)
         policy = load_policy(path, ModelConfig(), torch.device("cpu"))
-        recompute_layers(policy.model)
+        checkpoint_activations(policy.model)
     prompts = [[*START, *end] for end in ends]
     tokens = torch.randint(5, 100, (6, 7), generator=torch.Generator().manual_seed(0))
     found = []

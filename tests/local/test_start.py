@@ -243,9 +243,9 @@ def test_an_output_that_is_something_else_is_refused_and_left_alone(tmp_path, mo
 _HOLDS = """
 import sys, time
 from pathlib import Path
-from coca_mindspeed.local.run_directory import check_writable, hold
+from coca_mindspeed.local.run_directory import check_writable, lock_run
 check_writable(Path(sys.argv[1]))
-lock = hold(Path(sys.argv[1]))
+lock = lock_run(Path(sys.argv[1]))
 print("held", flush=True)
 time.sleep(60)
 """

@@ -92,7 +92,7 @@ def test_an_update_by_chunks_of_logits_is_the_same(session, mixed, aggregation, 
     whole, expected = updated(session, mixed, aggregation)
     moved = float((whole - torch.cat([p.detach().flatten() for p in session.trainer.policy.model.parameters()])).norm())
     set_chunk_of(monkeypatch, 100, session.trainer.policy.model.config.vocab_size)
-    assert not session.trainer.policy.output_layer.fits_one_chunk(101)
+    assert not session.trainer.policy.lm_head.fits_one_chunk(101)
     weights, metrics = updated(session, mixed, aggregation)
     assert float((weights - whole).norm()) < 1e-5 * moved
     assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
