@@ -12,7 +12,7 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,12 +29,12 @@ from coca_mindspeed.data.records import Record, read_records, write_records
 from coca_mindspeed.evaluation.predictions import read_predictions, write_predictions
 from coca_mindspeed.evaluation.tokens import TokenCounter
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.local.checkpoint import export_model, list_checkpoints
+from coca_mindspeed.local.checkpoint import export_model
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.schedule import derived_seed
-from coca_mindspeed.local.setup import open_session
+from coca_mindspeed.local.setup import LocalRun
+from coca_mindspeed.local.sft import warm_up
 from coca_mindspeed.local.tiny_model import tiny_config, tiny_tokenizer
-from coca_mindspeed.local.warm_up import warm_up
 from coca_mindspeed.serving.config import ServingConfig
 from coca_mindspeed.serving.replay import compare_routers, join_tiers, oracle_curve, single_curve, threshold_curve
 from coca_mindspeed.utils.files import write_json
@@ -122,10 +122,9 @@ def train_part(output: Path, part: str, seed: int, lessons: int, overrides: Sequ
         export_model(policy, warm)
     directory = run / "run"
     resume = (directory / "config.yaml").exists()
-    with closing(open_session(composed, directory, resume=resume, show_progress=False)) as session:
-        if not (directory / "model").exists():
-            session.trainer.run(session.resume_from if list_checkpoints(directory / "checkpoints") else None)
-        predictions = session.trainer.evaluate(session.trainer.evaluate_records, "after")
+    with LocalRun(composed, directory, resume=resume, show_progress=False) as local:
+        trainer = local.trainer(local.execute(*(() if (directory / "model").exists() else (local.train,))))
+        predictions = trainer.evaluate(trainer.evaluate_records, "after")
     counter = TokenCounter(directory / "model")
     # The end of a response is a token that was generated too.
     counted = [replace(p, tokens=counter.before(p.response, len(p.response)) + 1, model=part) for p in predictions]

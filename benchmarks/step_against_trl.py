@@ -17,7 +17,7 @@ from benchmarks.our_step import OurStep
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.local.memory import keep_freed_memory
+from coca_mindspeed.local.memory import tune_malloc
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.setup import load_data, warm_start
 
@@ -46,7 +46,7 @@ def _seconds(way: str, model: Path, config: Any, records: list[Record], steps: i
     if way == OURS:
         return seconds_of_ours(OurStep(load_policy(model, config.model, CPU), records, config), steps)
     if way == TRL_KEEPING:
-        keep_freed_memory()
+        tune_malloc()
     return _trl(model, records, steps)
 
 

@@ -21,10 +21,9 @@ from benchmarks.loops_in_turn import in_a_process
 from coca_mindspeed.algorithm.advantages import segment_masks
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import LoraConfig
-from coca_mindspeed.local import lm_head as output_layer
-from coca_mindspeed.local.activation_checkpointing import recompute_layers
+from coca_mindspeed.local import lm_head
 from coca_mindspeed.local.lora import add_adapters
-from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.policy import Policy, checkpoint_activations
 from coca_mindspeed.local.sampler import Samples
 from coca_mindspeed.local.update import update_policy
 
@@ -66,9 +65,9 @@ def measure(
     config = Qwen2Config(vocab_size=vocabulary, hidden_size=896, intermediate_size=4864, **shape)
     policy = Policy(Qwen2ForCausalLM(config).eval(), None, None, (1,), 0)
     if plain:
-        output_layer._CHUNK_BYTES = 2**62
+        lm_head._CHUNK_BYTES = 2**62
     else:
-        recompute_layers(policy.model)
+        checkpoint_activations(policy.model)
     add_adapters(policy, LoraConfig(rank=lora), 0)
     settings = [f"trainer.microbatch_tokens={microbatch_tokens}", "trainer.minibatches=1"]
     run = compose_run("demo", [*settings, f"rollout.group_size={responses}"]).run

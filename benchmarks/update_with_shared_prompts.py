@@ -1,4 +1,4 @@
-"""Forward and backward of the update that runs prompts and what responses begin with once, against the plain way."""
+"""Forward and backward of the update with shared prompts against plain forward passes."""
 
 import tempfile
 from collections.abc import Callable

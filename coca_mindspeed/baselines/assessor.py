@@ -60,10 +60,10 @@ class Assessor:
         """Log-odds of a correct answer, ``[n]``, with gradient; one batch."""
         ids, mask = pad_left(prompts, self.policy.pad_id, self.policy.device)
         with self.policy.autocast():
-            states = self.policy.output_layer.hidden_states(
+            states = self.policy.lm_head.hidden_states(
                 input_ids=ids, attention_mask=mask, position_ids=positions_of(mask, ids), use_cache=False
             )
-            last = self.policy.output_layer.logits(states[:, -1])
+            last = self.policy.lm_head.logits(states[:, -1])
         right, wrong = self._label_ids
         log_odds: Tensor = last[:, right].float() - last[:, wrong].float()
         return log_odds

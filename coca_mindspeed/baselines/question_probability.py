@@ -31,13 +31,13 @@ def question_probabilities(target: TargetModel, records: Sequence[Record]) -> li
     places = [question_tokens(policy, record, system_prompt) for record in records]
     ids, mask = pad_left(prompts, policy.pad_id, policy.device)
     with torch.inference_mode(), policy.autocast():
-        states = policy.output_layer.hidden_states(
+        states = policy.lm_head.hidden_states(
             input_ids=ids, attention_mask=mask, position_ids=positions_of(mask, ids), use_cache=False
         )
         result = []
         for row, (prompt, place) in enumerate(zip(prompts, places, strict=True)):
             position = torch.tensor(place, device=policy.device) + (ids.shape[1] - len(prompt))
-            scores = policy.output_layer.scores(states[row, position - 1], ids[row, position], Tensor.float)
+            scores = policy.lm_head.scores(states[row, position - 1], ids[row, position], Tensor.float)
             result.append(float(scores.log_probs.exp().mean()))
     return result
 

@@ -12,8 +12,8 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Grader
-from coca_mindspeed.local import prompt_states as local_prompt_states
-from coca_mindspeed.local.evaluate import predict
+from coca_mindspeed.local import prefill as local_prompt_states
+from coca_mindspeed.local.experience import predict
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.schedule import generator
 
@@ -56,7 +56,7 @@ def check_layer(layer: int, config: Any, *, where: str) -> None:
 def prompt_states(target: TargetModel, records: Sequence[Record], layer: int) -> Tensor:
     """Return the hidden states of each prompt's last token: float32 ``[n, hidden]`` on the CPU; one batch.
 
-    ``layer`` counts as in :func:`coca_mindspeed.local.prompt_states.prompt_states`.
+    ``layer`` counts as in :func:`coca_mindspeed.local.prefill.prompt_states`.
 
     Raises:
         UsageError: the model has no such layer.

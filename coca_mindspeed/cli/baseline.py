@@ -32,11 +32,11 @@ from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.evaluation.reports.tables import print_metrics, summary_metrics
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
-from coca_mindspeed.local.context import read_model_config
-from coca_mindspeed.local.interrupt import saying_what_is_saved
+from coca_mindspeed.local.interrupt import interruptible
+from coca_mindspeed.local.model_files import read_model_config
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.preflight import LengthLimits, check_prompts
-from coca_mindspeed.local.run_directory import hold, records_digest
+from coca_mindspeed.local.run_directory import lock_run, records_digest
 
 _SLICE = 2**20  # bytes
 
@@ -118,10 +118,10 @@ def run(arguments: argparse.Namespace) -> int:
         _check_prompts(arguments, model, records, training)
         policy = load_policy(arguments.model, model, device, where="--model")
         claim_directory(arguments.output, settings)
-        opened.enter_context(hold(arguments.output))
+        opened.enter_context(lock_run(arguments.output))
         target = TargetModel(policy, grader, method, rollout, arguments.seed)
         message = f"stopped; the finished parts are saved in {arguments.output}; the same command resumes"
-        with saying_what_is_saved(message):
+        with interruptible(message):
             predictions = run_baseline(
                 arguments.name,
                 target,

@@ -9,12 +9,12 @@ from rich.table import Table
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.context import read_model_config
 from coca_mindspeed.local.memory import NotEstimatedError
 from coca_mindspeed.local.memory_check import MemoryCheck, check_memory, memory_problems
+from coca_mindspeed.local.model_files import read_model_config
 from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import choose_device
-from coca_mindspeed.local.sft import tokens_of_a_pass
+from coca_mindspeed.local.sft import sft_microbatch_tokens
 from coca_mindspeed.local.tiny_model import tiny_config
 from coca_mindspeed.utils.console import PlainConsole, print_text
 
@@ -42,7 +42,7 @@ def check_local(config: RunConfig, name: str, *, quiet: bool) -> None:
         if check is not None:
             _print(check, config, name, str(device))
         for stage in _supervised(config):
-            print_text(f"before the training, in passes of at most {tokens_of_a_pass(config):,} tokens: {stage}")
+            print_text(f"before the training, in passes of at most {sft_microbatch_tokens(config):,} tokens: {stage}")
     problems = [] if check is None else memory_problems(check, config, architecture)
     if problems:
         reasons = "\n".join(f"  {problem}" for problem in problems)
@@ -60,11 +60,11 @@ def _print(check: MemoryCheck, config: RunConfig, name: str, device: str) -> Non
         ("moments", run.moments, f"AdamW's two, {_MOMENTS[config.optimizer.name]}"),
         ("activations and logits", run.update, "of the largest microbatch, at its most"),
         *([("optimizer's step", run.step, "at its most, when activations are gone")] if run.step else []),
-        ("update, together", run.peak_of_update, ""),
+        ("update, together", run.update_peak, ""),
         ("keys and values", run.cache, "when the longest responses end, with the room for more"),
         ("sampling in all", run.rollout, "keys and values, logits, one of their moves"),
-        ("rollout, together", run.peak_of_rollout, "with weights and moments"),
-        *([("export, together", run.peak_of_export, "the merged model, float32")] if run.merged else []),
+        ("rollout, together", run.rollout_peak, "with weights and moments"),
+        *([("export, together", run.export_peak, "the merged model, float32")] if run.merged else []),
         ("process", check.process, "Python and the libraries"),
         ("device", check.device, "whole, whatever others hold of it now"),
     ]

@@ -2,7 +2,6 @@
 
 import argparse
 import time
-from contextlib import closing
 from pathlib import Path
 
 from coca_mindspeed.cli.config import add_run_arguments
@@ -23,16 +22,15 @@ def run(arguments: argparse.Namespace) -> int:
     composed = compose_run(arguments.run_name, arguments.overrides)
     output: Path = arguments.output
     started = time.perf_counter()
-    from coca_mindspeed.local.setup import open_session  # torch and transformers, seconds that a typing error saves
+    from coca_mindspeed.local.setup import LocalRun  # torch and transformers, seconds that a typing error saves
 
-    session = open_session(composed, output, resume=arguments.resume, show_progress=not arguments.quiet)
-    with closing(session):
-        trainer = session.trainer
-        trainer.run(session.resume_from)
-        if after := trainer.final_evaluation():
-            summary = {"seed": composed.run.seed, "method": composed.run.method.name, "after": summary_metrics(after)}
-            write_json(output / "summary.json", {**summary, "seconds": {"total": time.perf_counter() - started}})
-            print_metrics({"held-out questions": summary_metrics(after)})
+    with LocalRun(composed, output, resume=arguments.resume, show_progress=not arguments.quiet) as run:
+        run.execute(run.train, run.evaluate)
+    if run.predictions:
+        after = summary_metrics(run.predictions)
+        summary = {"seed": composed.run.seed, "method": composed.run.method.name, "after": after}
+        write_json(output / "summary.json", {**summary, "seconds": {"total": time.perf_counter() - started}})
+        print_metrics({"held-out questions": after})
     # print instead of rich: a wrapped path cannot be copied.
     print(f"model: {output / 'model'} (a Hugging Face directory)\nmetrics: {output / 'metrics.jsonl'}")
     return 0

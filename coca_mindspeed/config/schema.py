@@ -364,7 +364,7 @@ class TrainerConfig(Section):
         description="tokens in one backward pass, prompts and padding included, instead of microbatch_prompts; groups "
         "may be split",
     )
-    share_prompts: bool = Field(True, description="run what responses have in common once in the update")
+    share_prompts: bool = Field(True, description="run each prompt once for its whole group in the update")
     device: str = Field("auto", pattern=DEVICE_PATTERN, description="auto, cpu, cuda, cuda:N, npu or npu:N")
     threads: int | None = Field(None, ge=1, description="CPU threads; null: as PyTorch likes")
 

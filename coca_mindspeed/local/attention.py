@@ -1,15 +1,8 @@
-"""Attention by PyTorch's kernels, fed as they can be fed: shared keys and values in place, masks made at once.
+"""Attention for short texts and grouped queries on a CPU, and fast causal masks.
 
-Beside a mask, which prompts of several lengths and shared prompts need, transformers gives every head a copy of its
-group's keys and values: with six heads a group, most of a sampled token's time.  PyTorch's kernel for CPUs takes both.
-Of a sampled token the heads of a group go as rows of one head, so that their keys and values are read once.  The sums
-are rounded differently.
-
-That kernel is made for long texts.  A few tokens behind a short prompt, which short responses in an update are, it
-takes longer for with two threads than with one, and five times as long as two products of all rows and heads at once.
-
-The mask itself transformers 4 works out by `torch.vmap`, several milliseconds at every token; here it is two
-comparisons and has the same values.
+With a mask, transformers copies the keys and values of each group for every head, and transformers 4 computes the
+mask by `torch.vmap` at every token.  Here heads of a group share keys and values in place, the mask is two comparisons,
+and short texts use plain matrix products, which are faster than the kernel.  Sums are rounded differently.
 """
 
 import contextlib
@@ -28,23 +21,23 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 from coca_mindspeed.errors import ConfigError
 
 _ON_CPU, _MASKED = "sdpa_on_cpu", "sdpa_masked"
-#: Of a row and a head: for as many numbers in the products, and for no more pairs of a query and a key, the products
-#: beat the kernel (``docs/benchmarks.md``).
+#: Per row and head, matrix products beat the kernel with at least so many numbers and at most so many query-key
+#: pairs (``docs/benchmarks.md``).
 _LEAST_NUMBERS, _MOST_PAIRS = 1024, 1024
 _transformers_mask = ALL_MASK_ATTENTION_FUNCTIONS["sdpa"]
-_BY_VMAP = "cache_position" in inspect.signature(_transformers_mask).parameters  # transformers 5 compares as well
+_MASK_BY_VMAP = "cache_position" in inspect.signature(_transformers_mask).parameters  # transformers 5 compares as well
 
 
 @contextlib.contextmanager
-def naming_the_alternative(attention: str, where: str) -> Iterator[None]:
-    """Name ``model.attention=eager`` where transformers refuses to make a model with another attention.
+def suggest_eager_attention(attention: str, where: str) -> Iterator[None]:
+    """Name ``model.attention=eager`` if transformers does not support the requested attention.
 
     Args:
-        attention: that is asked for.
+        attention: the requested one.
         where: the key of the model and its value.
 
     Raises:
-        ConfigError: in the place of transformers' ValueError or ImportError.
+        ConfigError: in place of transformers' ValueError or ImportError.
     """
     try:
         yield
@@ -56,36 +49,33 @@ def naming_the_alternative(attention: str, where: str) -> Iterator[None]:
         ) from error
 
 
-def most_by_products(before: int) -> int:
-    """The most tokens behind so many others that are attended to by products on a CPU; 0: none are."""
+def most_matmul_tokens(before: int) -> int:
+    """The most tokens behind ``before`` others for which a CPU uses matrix products; 0: none."""
     return next(
         (tokens for tokens in range(math.isqrt(_MOST_PAIRS), 0, -1) if tokens * (before + tokens) <= _MOST_PAIRS), 0
     )
 
 
-def use_own_attention(model: Any, device: torch.device) -> None:
-    """Let a model whose attention is PyTorch's attend in this way.
-
-    Only models that look their attention up by its name can; the others are left as they are.  Heads that share keys
-    and values read them in place on a CPU alone, as only its kernel does; nor has another device short products.
+def use_fast_attention(model: Any, device: torch.device) -> None:
+    """Use this module's attention if the model selects PyTorch's by name; other models are left as they are.
 
     Args:
         model: a Hugging Face model.
-        device: where it computes.
+        device: where it computes; grouped heads and short products are for the CPU.
     """
     if model.config._attn_implementation != "sdpa" or not getattr(model, "_supports_attention_backend", False):
         return
     text = model.config.get_text_config()
     heads = getattr(text, "num_attention_heads", None)
     grouped = getattr(text, "num_key_value_heads", heads) != heads
-    if device.type == "cpu" and (grouped or _asks_for_its_mask(model)):
+    if device.type == "cpu" and (grouped or _uses_transformers_mask(model)):
         model.set_attn_implementation(_ON_CPU)
-    elif _BY_VMAP and _asks_for_its_mask(model):
+    elif _MASK_BY_VMAP and _uses_transformers_mask(model):
         model.set_attn_implementation(_MASKED)
 
 
-def _asks_for_its_mask(model: Any) -> bool:
-    """Whether a model has transformers make its mask; others (OPT) go by the name of the attention and make one."""
+def _uses_transformers_mask(model: Any) -> bool:
+    """Whether the model's code calls transformers' mask function (OPT's does not)."""
     return hasattr(inspect.getmodule(type(model)), "create_causal_mask")
 
 
@@ -94,12 +84,12 @@ def _attention(
 ) -> tuple[Tensor, None]:
     (rows, heads, tokens, size), groups = query.shape, key.shape[1]
     mask = None if attention_mask is None or attention_mask.ndim != 4 else attention_mask[..., : key.shape[-2]]
-    exact = query.dtype == torch.float32  # in bfloat16 products round the scores, which the kernel does not
+    exact = query.dtype == torch.float32  # in bfloat16, matrix products would round the scores
     if exact and tokens > 1 and mask is not None and mask.dtype == torch.bool and not kwargs.get("dropout"):
         pairs = tokens * key.shape[-2]
         if pairs * size >= _LEAST_NUMBERS and pairs <= _MOST_PAIRS:
             scaling = kwargs.get("scaling") or size**-0.5
-            return _by_products(query * scaling, key, value, mask).transpose(1, 2).contiguous(), None
+            return _matmul_attention(query * scaling, key, value, mask).transpose(1, 2).contiguous(), None
     plain = attention_mask is None and tokens > 1
     if plain or heads == groups or (attention_mask is not None and mask is None):
         attended: tuple[Tensor, None] = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
@@ -112,15 +102,14 @@ def _attention(
     return output.reshape(rows, heads, tokens, size).transpose(1, 2).contiguous(), None
 
 
-def _by_products(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
-    """Attention ``[rows, heads, queries, size]``; the heads of a group are rows of its keys and values.
+def _matmul_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+    """Attention ``[rows, heads, queries, size]``, the heads of a group as rows of one product.
 
     Args:
         query: ``[rows, heads, queries, size]``, scaled.
         key: ``[rows, groups, keys, size]``.
         value: as ``key``.
-        mask: bool ``[rows, 1, queries, keys]``, True where a query sees a key; one that sees none sees all alike, and
-            is padding.
+        mask: bool ``[rows, 1, queries, keys]``, True where a query attends; a row of False is padding.
     """
     heads = (key.shape[1], query.shape[1] // key.shape[1])
     each = (heads[1], query.shape[2])
@@ -142,21 +131,10 @@ def _causal_mask(
     allow_is_causal_skip: bool = True,
     **kwargs: Any,
 ) -> Tensor | None:
-    """As transformers' function of these arguments, by itself only where a token sees all that are before it.
-
-    Args:
-        batch_size: rows.
-        cache_position: int64 ``[queries]``, the columns that they stand in.
-        kv_length: columns.
-        kv_offset: of the first of them.
-        mask_function: what a query sees.
-        attention_mask: bool ``[rows, columns]``, False where a row is padded.
-        local_size: of a window.
-        allow_is_causal_skip: whether None may be returned where the kernel needs no mask.
-        kwargs: for transformers' own.
+    """Transformers' mask function, computed here for plain causal masks.
 
     Returns:
-        bool ``[rows, 1, queries, columns]``, True where a query sees a column.
+        bool ``[rows, 1, queries, columns]``, True where a query attends to a column; None if the kernel needs no mask.
     """
     end = kv_offset + kv_length
     if (
@@ -189,4 +167,4 @@ def _causal_mask(
 AttentionInterface.register(_ON_CPU, _attention)
 AttentionInterface.register(_MASKED, sdpa_attention_forward)
 for _name in (_ON_CPU, _MASKED):
-    AttentionMaskInterface.register(_name, _causal_mask if _BY_VMAP else _transformers_mask)
+    AttentionMaskInterface.register(_name, _causal_mask if _MASK_BY_VMAP else _transformers_mask)

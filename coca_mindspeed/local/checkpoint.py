@@ -1,9 +1,8 @@
-"""Checkpoints that are whole or absent.
+"""Atomic checkpoints.
 
-A checkpoint is a directory ``step_000100`` with ``model/`` (a plain Hugging Face directory, safetensors) or, where
-adapters are trained, ``adapters/`` alone (peft's form), and ``optimizer.pt`` (read back with ``weights_only``).  It is
-written under a temporary name, flushed to disk and renamed, so a kill at any moment leaves the previous ones untouched
-and never half of a new one.
+A checkpoint is a directory ``step_000100`` with ``model/`` (Hugging Face format, safetensors) or ``adapters/`` (peft's
+format), and ``optimizer.pt`` (read with ``weights_only``).  It is written under a temporary name, flushed to disk and
+renamed, so a kill at any moment never leaves a partial checkpoint.
 """
 
 import re
@@ -27,23 +26,23 @@ _NAME = re.compile(r"step_(\d{6,})")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint on disk; ``step`` updates of the policy have gone into it."""
+    """One checkpoint on disk, after ``step`` updates."""
 
     path: Path
     step: int
 
     @property
     def model(self) -> Path:
-        """A plain Hugging Face directory; not there where adapters are trained."""
+        """A Hugging Face directory; absent if adapters are trained."""
         return self.path / "model"
 
     @property
     def adapters(self) -> Path:
-        """Adapters in peft's form, where they are what is trained."""
+        """Adapters in peft's format, if they are trained."""
         return self.path / "adapters"
 
     def optimizer_state(self, device: torch.device) -> dict[str, Any]:
-        """The optimizer's state, read without running any code of the file.
+        """The optimizer's state, read without executing code from the file.
 
         Raises:
             TrainingError: the file is damaged.
@@ -60,7 +59,7 @@ class Checkpoint:
 
 
 def list_checkpoints(directory: Path) -> list[Checkpoint]:
-    """Whole checkpoints, oldest first."""
+    """Complete checkpoints, oldest first."""
     if not directory.is_dir():
         return []
     found = [Checkpoint(path, int(match[1])) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
@@ -68,21 +67,21 @@ def list_checkpoints(directory: Path) -> list[Checkpoint]:
 
 
 def save_model(policy: Policy, directory: Path) -> None:
-    """Write the model, adapters merged, and its tokenizer as a plain Hugging Face directory (safetensors)."""
+    """Write the model, adapters merged, and its tokenizer as a Hugging Face directory."""
     merged = {} if policy.adapters is None else {"state_dict": merged_weights(policy)}
     policy.model.save_pretrained(directory, safe_serialization=True, **merged)
     policy.tokenizer.save_pretrained(directory)
 
 
-def rehearse_saving(policy: Policy, where: str) -> None:
-    """Save everything but the weights into a temporary directory: transformers refuses some files that it has loaded.
+def check_saveable(policy: Policy, where: str) -> None:
+    """Save everything but the weights into a temporary directory: transformers loads some files that it cannot save.
 
     Args:
-        policy: what will be saved.
+        policy: the policy.
         where: names the model in messages.
 
     Raises:
-        ConfigError: names the file and what is wrong with it.
+        ConfigError: names the file and the problem.
     """
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name)
@@ -102,7 +101,7 @@ def rehearse_saving(policy: Policy, where: str) -> None:
 
 
 def export_model(policy: Policy, directory: Path) -> None:
-    """Replace ``directory`` by the policy, as a plain Hugging Face directory; never half of it."""
+    """Replace ``directory`` atomically by the policy in Hugging Face format."""
     with whole_directory(directory) as writing:
         save_model(policy, writing)
 
@@ -117,7 +116,7 @@ def save_checkpoint(
     """Write a checkpoint, then remove all but the newest ``keep``.
 
     Raises:
-        TrainingError: it could not be written (a full disk, say); the ones before it are untouched, and named.
+        TrainingError: it could not be written; earlier checkpoints are untouched.
     """
     path = directory / f"step_{step:06d}"
     try:
@@ -131,7 +130,7 @@ def save_checkpoint(
     except Exception as error:
         before = list_checkpoints(directory)
         last = (
-            f"the last good one is {before[-1].path}; go on with --resume"
+            f"the last good one is {before[-1].path}; continue with --resume"
             if before
             else "there is none before it, so the run has to start again"
         )
@@ -141,7 +140,6 @@ def save_checkpoint(
 
 
 def _prune(directory: Path, keep: int) -> None:
-    """Remove all but the newest ``keep`` checkpoints."""
     for old in list_checkpoints(directory)[:-keep]:
         # Renamed first: a kill in the middle of the removal must not leave half a checkpoint under a good name.
         doomed = old.path.with_name(f".removing_{old.step:06d}")
@@ -155,30 +153,30 @@ def _prune(directory: Path, keep: int) -> None:
             ) from error
 
 
-# The names by which this module writes, removes and replaces.
+# Temporary names of this module.
 _LEFTOVER = re.compile(r"\.removing_\d{6,}|\.(?:model|warm_start|step_\d{6,})\.writing")
 _REPLACED = re.compile(r"\.replaced_(model|warm_start|step_\d{6,})")
 _HALF_A_FILE = re.compile(r"\.\w+\.(?:jsonl?|yaml|md|png)\.[a-z0-9_]{8}")
 
 
 def remove_leftovers(output: Path) -> None:
-    """Remove what a killed process left half-written or half-removed in a run's directory, which must be held.
+    """Remove partial files of a killed process from a locked run directory; restore a model that was being replaced.
 
-    Only names that this package gives are touched.  A model that was moved away while it was replaced is put back.
+    Only names that this package creates are touched.
     """
     start = output / "confidence_start"
     starts = (output / "warm_up", start, start / "checkpoints", start / "responses")
     for directory in (output, output / "checkpoints", output / "samples", *starts):
         for path in sorted(directory.iterdir()) if directory.is_dir() else ():
             if match := _REPLACED.fullmatch(path.name):
-                _put_back_or_remove(path, directory / match[1])
+                _restore_or_remove(path, directory / match[1])
             elif _LEFTOVER.fullmatch(path.name):
                 shutil.rmtree(path)
             elif _HALF_A_FILE.fullmatch(path.name) and path.is_file():
                 path.unlink()
 
 
-def _put_back_or_remove(replaced: Path, final: Path) -> None:
+def _restore_or_remove(replaced: Path, final: Path) -> None:
     if final.exists():
         shutil.rmtree(replaced)
     else:
@@ -186,7 +184,7 @@ def _put_back_or_remove(replaced: Path, final: Path) -> None:
 
 
 def checkpoint_bytes(policy: Policy, optimizer_name: str) -> int:
-    """Size of one checkpoint: what is trained in float32, and AdamW's two moments."""
+    """Size of one checkpoint: trained parameters in float32 and AdamW's moments."""
     return _trained_bytes(policy) + moments_bytes(policy, optimizer_name)
 
 
@@ -195,22 +193,22 @@ def _trained_bytes(policy: Policy) -> int:
 
 
 def check_space(output: Path, policy: Policy, optimizer_name: str, keep: int, show: bool, exported: int = 1) -> None:
-    """Find out before the first step whether the disk can hold the run's checkpoints, and say how much they take.
+    """Check that the disk can hold the run's checkpoints; print their size if it is large.
 
     Args:
-        output: the run's directory, which is there.
-        policy: what will be saved.
-        optimizer_name: whose moments will be saved.
+        output: the run's directory.
+        policy: the policy.
+        optimizer_name: whose moments are saved.
         keep: checkpoints that are kept.
-        show: say it where it is much.
-        exported: whole models that will be written: the trained one, and what a warm-up leaves.
+        show: print the size.
+        exported: number of whole models that will be exported.
 
     Raises:
         TrainingError: the disk is too small.
     """
-    # While a new checkpoint is written, the ones that are kept are still there; the export comes last.
+    # The kept checkpoints still exist while a new one is written; the export comes last.
     size = checkpoint_bytes(policy, optimizer_name)
-    frozen = sum(4 * p.numel() for p in policy.model.parameters() if not p.requires_grad)  # exported all the same
+    frozen = sum(4 * p.numel() for p in policy.model.parameters() if not p.requires_grad)  # also exported
     total = size * (keep + 1) + exported * (_trained_bytes(policy) + frozen)
     there = size * min(keep, len(list_checkpoints(output / "checkpoints")))
     free = shutil.disk_usage(output).free
@@ -229,4 +227,4 @@ def check_space(output: Path, policy: Policy, optimizer_name: str, keep: int, sh
         )
 
 
-_MUCH = 100_000_000  # bytes of a checkpoint from which its size is worth a line
+_MUCH = 100_000_000  # bytes; the size of larger checkpoints is printed

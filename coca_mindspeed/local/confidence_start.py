@@ -1,9 +1,8 @@
-"""A supervised start of the confidences: a model is shown, as what to state, how often it may be expected to be right.
+"""Confidence start: SFT on the model's own responses, with the expected success rate as the stated confidence.
 
-An option of ours and no part of the paper's method (docs/training.md).  Training questions are asked in groups, as a
-step of the training asks them.  A regression on the model's own hidden states finds what success rate such a question
-has; each question's comes from other questions alone.  Then the model imitates its own responses, each with that rate
-in the place of what it had stated.  The answers are its own, so that they are not what is taught.
+An optional stage that is not part of the paper's method (docs/training.md).  Training questions are sampled in
+groups, a cross-validated ridge regression on the model's hidden states predicts each question's success rate, and
+the model is trained on its own responses with that rate in place of the stated confidence.
 """
 
 import functools
@@ -26,18 +25,18 @@ from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.experience import JudgedSamples, respond_and_grade
-from coca_mindspeed.local.interrupt import saying_what_is_saved
+from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.prefill import prompt_states
 from coca_mindspeed.local.progress import StepProgress
-from coca_mindspeed.local.prompt_states import prompt_states
 from coca_mindspeed.local.schedule import derived_seed, generator, records_of_step
-from coca_mindspeed.local.sft import Imitation, Lesson, learned_once, tokens_of_a_pass
+from coca_mindspeed.local.sft import SFTExample, SFTStage, sft_microbatch_tokens, train_stage_once
 from coca_mindspeed.utils.files import read_json_lines, write_json_lines
 from coca_mindspeed.utils.tokenization import tokens_as_written
 
 CONFIDENCE_START = "confidence_start"  # within a run's directory; its model is in MODEL
 MODEL, CHECKPOINTS, RESPONSES, RATES = "model", "checkpoints", "responses", "rates.jsonl"  # within that
-_STAGE = "start of the confidences"
+_STAGE = "start of the confidences"  # part of derived seeds
 _LAYER = -1
 _FOLDS = 5
 _PENALTIES = np.logspace(0, 6, 13)  # of the regression; it chooses
@@ -45,14 +44,14 @@ _PENALTIES = np.logspace(0, 6, 13)  # of the regression; it chooses
 
 @dataclass(frozen=True)
 class Answered:
-    """A question that the model has answered several times.
+    """A question that was sampled several times.
 
     Attributes:
         record: the question.
-        success_rate: share of right answers among all responses, invalid ones too (GESR).
-        ungradable: whether an answer could not be graded, so that the rate says nothing.
-        responses: text and last token of each valid response that ended by itself.
-        other_tokens: how many more there were whose text other tokens stand for than were sampled.
+        success_rate: share of correct answers among all responses, invalid ones included (GESR).
+        ungradable: whether an answer could not be graded; such a question is not used.
+        responses: text and last token of each valid, finished response that round-trips through the tokenizer.
+        other_tokens: number of valid, finished responses that do not round-trip.
     """
 
     record: Record
@@ -67,7 +66,7 @@ class Answered:
 
 
 def check_enough_questions(config: RunConfig, train: Sequence[Record]) -> None:
-    """Refuse to ask more questions than there are.
+    """Refuse more questions than there are training records.
 
     Raises:
         ConfigError: names the key.
@@ -75,8 +74,8 @@ def check_enough_questions(config: RunConfig, train: Sequence[Record]) -> None:
     asked = config.confidence_start.questions
     if asked > len(train):
         raise ConfigError(
-            f"confidence_start.questions={asked}: each is asked once, and there are {len(train)} to train on; the "
-            f"nearest value that works is {len(train) if len(train) >= LEAST_START_QUESTIONS else 0}"
+            f"confidence_start.questions={asked}: each question is sampled once, and there are {len(train)} training "
+            f"questions; the nearest value that works is {len(train) if len(train) >= LEAST_START_QUESTIONS else 0}"
         )
 
 
@@ -89,25 +88,23 @@ def start_confidences(
     *,
     show_progress: bool,
 ) -> Policy:
-    """The policy after the start, which is also exported to ``output/confidence_start/model``.
-
-    Where adapters are trained, they learn the rates too; see :func:`.imitation.learned_once`.
+    """Run the confidence start; the model is also exported to ``output/confidence_start/model``.
 
     Args:
-        policy: a model that writes the format; it is trained in place.
-        train: ``confidence_start.questions`` of them are asked, ``rollout.group_size`` times each.
-        grader: says who is right.
+        policy: a model that writes the format; trained in place.
+        train: ``confidence_start.questions`` of them are sampled, ``rollout.group_size`` times each.
+        grader: grades the answers.
         config: the run's.
-        output: the run's directory; it may hold this start, finished or stopped.
+        output: the run's directory; it may hold this stage, finished or stopped.
         show_progress: draw progress bars.
 
     Raises:
-        TrainingError: there is too little that states a confidence and could be graded.
-        InterruptedRunError: Ctrl-C or SIGTERM; what was sampled and learned is saved.
+        TrainingError: too few questions with a valid, graded response.
+        InterruptedRunError: Ctrl-C or SIGTERM; samples and weights are saved.
     """
     place = output / CONFIDENCE_START
     learn = functools.partial(_learn, policy, train, grader, config, place, show_progress)
-    return learned_once(policy, learn, place / MODEL, place / CHECKPOINTS, config.model, where=_STAGE)
+    return train_stage_once(policy, learn, place / MODEL, place / CHECKPOINTS, config.model, where=_STAGE)
 
 
 def _learn(
@@ -117,31 +114,30 @@ def _learn(
     useful = _useful(answered)
     rates = _rates(policy, useful, config, place / RATES)
     if show_progress:
-        _tell(answered, rates, config)
+        _print_summary(answered, rates, config)
     most = config.rollout.max_new_tokens
-    teach = functools.partial(_lesson, policy, config.method.parser(), config.confidence_start.confidence_weight)
-    lessons = [
+    teach = functools.partial(_example, policy, config.method.parser(), config.confidence_start.confidence_weight)
+    examples = [
         found
         for each, rate in zip(useful, rates, strict=True)
         if (found := [x for own in each.responses if len((x := teach(each.record, *own, rate)).response) <= most])
     ]
-    if not lessons:
+    if not examples:
         raise TrainingError(
-            f"rollout.max_new_tokens={most}: no response is short enough for the confidence that it is taught; a few "
-            "more tokens are enough"
+            f"rollout.max_new_tokens={most}: no response with its new confidence fits; increase it by a few tokens"
         )
     settings = config.confidence_start
-    Imitation(
-        _Lessons(lessons, settings.batch),
+    SFTStage(
+        _ExampleSampler(examples, settings.batch),
         config.method.training_method.system_prompt,
         settings.steps,
         settings.lr,
         temperature=config.rollout.temperature,
         optimizer_name=config.optimizer.name,
-        microbatch_tokens=tokens_of_a_pass(config),
-    ).run_resumably(
+        microbatch_tokens=sft_microbatch_tokens(config),
+    ).run_resumable(
         policy,
-        np.random.default_rng(derived_seed(config.seed, _STAGE, "lessons")),
+        np.random.default_rng(derived_seed(config.seed, _STAGE, "examples")),
         place / CHECKPOINTS,
         config.model,
         config.checkpoint.interval,
@@ -151,13 +147,13 @@ def _learn(
 
 
 @dataclass(frozen=True)
-class _Lessons:
-    """Questions drawn at random, and one of the lessons of each."""
+class _ExampleSampler:
+    """Draws questions, and one of each question's responses."""
 
-    taught: Sequence[Sequence[Lesson]]
+    taught: Sequence[Sequence[SFTExample]]
     batch: int
 
-    def __call__(self, random: np.random.Generator) -> list[Lesson]:
+    def __call__(self, random: np.random.Generator) -> list[SFTExample]:
         chosen = [self.taught[i] for i in random.integers(len(self.taught), size=self.batch)]
         return [each[int(random.integers(len(each)))] for each in chosen]
 
@@ -165,12 +161,12 @@ class _Lessons:
 def _ask(
     policy: Policy, train: Sequence[Record], grader: Grader, config: RunConfig, place: Path, show_progress: bool
 ) -> list[Answered]:
-    """Ask the questions, as many at once as a step does; each such part is a file, which is not asked again."""
+    """Sample the questions, one file per batch; existing files are not sampled again."""
     questions = records_of_step(train, 0, config.confidence_start.questions, derived_seed(config.seed, _STAGE))
     at_once = config.rollout.prompts
     answered: list[Answered] = []
     with (
-        saying_what_is_saved("stopped while the start of the confidences asked", f"--resume goes on from {place}"),
+        interruptible("stopped while sampling for the confidence start", f"--resume continues from {place}"),
         StepProgress(len(questions), show_progress, title="asking  ") as progress,
     ):
         for number, first in enumerate(range(0, len(questions), at_once)):
@@ -188,7 +184,7 @@ def _ask(
                 place.mkdir(parents=True, exist_ok=True)
                 write_json_lines(path, map(_row, _answered(graded, policy)))
             rows = (row for _, row in read_json_lines(path))
-            answered += [_of_row(record, row) for record, row in zip(asked, rows, strict=True)]
+            answered += [_from_row(record, row) for record, row in zip(asked, rows, strict=True)]
             progress.show(len(answered))
     return answered
 
@@ -203,7 +199,7 @@ def _row(answered: Answered) -> dict[str, object]:
     }
 
 
-def _of_row(record: Record, row: dict[str, Any]) -> Answered:
+def _from_row(record: Record, row: dict[str, Any]) -> Answered:
     responses = [(each["text"], each["end"]) for each in row["responses"]]
     return Answered(record, row["success_rate"], row["ungradable"], responses, row.get("other_tokens", 0))
 
@@ -212,8 +208,7 @@ def _answered(graded: JudgedSamples, policy: Policy) -> list[Answered]:
     judged, samples, size = graded.judged, graded.samples, graded.group_size
     rates, ungradable = graded.correct.double().mean(dim=1).tolist(), (~judged.gradable).view(-1, size).any(dim=1)
     ids = [row[:length] for row, length in zip(samples.token_ids.tolist(), samples.lengths.tolist(), strict=True)]
-    # Of a response that its text would not lead back to, such as one with a control token in it, another would be
-    # taught.
+    # A response that does not round-trip (one with a control token, say) would be taught with other tokens.
     encoded = tokens_as_written(policy.tokenizer, policy.text, judged.texts)
     whole = (samples.finished.cpu() & ~judged.confidence.isnan()).tolist()
     found = []
@@ -231,16 +226,16 @@ def _useful(answered: Sequence[Answered]) -> list[Answered]:
         others = sum(not each.responses and each.other_tokens > 0 for each in answered)
         ungradable = sum(each.ungradable for each in answered)
         raise TrainingError(
-            f"confidence_start.questions={len(answered)}: only {len(useful)} of them can be learned from, and "
-            f"{LEAST_START_QUESTIONS} are needed: {silent} have no response that states a confidence and ends "
-            f"(warm_up.records teaches the format), {others} only such as the tokenizer writes with other tokens, "
-            f"{ungradable} an answer that could not be graded"
+            f"confidence_start.questions={len(answered)}: only {len(useful)} of them are usable, and "
+            f"{LEAST_START_QUESTIONS} are needed: {silent} have no finished response with a valid confidence "
+            f"(warm_up.records teaches the format), {others} only responses that do not round-trip through the "
+            f"tokenizer, {ungradable} an answer that could not be graded"
         )
     return useful
 
 
 def _rates(policy: Policy, answered: Sequence[Answered], config: RunConfig, path: Path) -> list[float]:
-    """The expected success rate of each question; they are written, so that a resumed start reads the same."""
+    """Expected success rates, written to ``path`` so that a resumed start reads the same numbers."""
     if not path.exists():
         limits = config.rollout
         prompts = policy.encode_prompts(
@@ -259,15 +254,15 @@ def _rates(policy: Policy, answered: Sequence[Answered], config: RunConfig, path
 
 
 def expected_rates(states: NDArray[np.float64], rates: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    """What each question's success rate is to be expected to be, by a ridge regression on the other questions.
+    """Predict each question's success rate from its hidden states, by ridge regression on the other folds.
 
     Args:
         states: float ``[n, hidden]``.
-        rates: float ``[n]``, sampled; they are noise as much as knowledge.
+        rates: float ``[n]``, sampled success rates.
         seed: of the split into folds.
 
     Returns:
-        float ``[n]`` in [0, 1], each from the folds that its question is not in.
+        float ``[n]`` in [0, 1].
     """
     # A second that every command of the engine would take to start.
     from sklearn.linear_model import RidgeCV
@@ -281,10 +276,10 @@ def expected_rates(states: NDArray[np.float64], rates: NDArray[np.float64], seed
     return found.clip(0.0, 1.0)
 
 
-def _lesson(
+def _example(
     policy: Policy, parser: ResponseParser, weight: float, record: Record, text: str, end: int, rate: float
-) -> Lesson:
-    """The response ``text``, ended by the token ``end``, with ``rate`` as its confidence, which has ``weight``."""
+) -> SFTExample:
+    """The response ``text`` with the confidence ``rate``, whose tokens have the loss weight ``weight``."""
     restated = parser.restated(text, rate)
     assert restated is not None  # it was valid when it was sampled
     ids = [*tokens_as_written(policy.tokenizer, policy.text, [restated])[0], end]
@@ -292,12 +287,11 @@ def _lesson(
     stop = int(confidence_segment_lengths(torch.tensor([ids]), size, policy.text, valid, position=parser.position))
     before = 0 if parser.position == "first" else len(parser(restated).answer.encode())
     ends = np.cumsum([len(policy.text.bytes_of(x)) for x in ids[:stop]])
-    start = int(np.searchsorted(ends, before, side="right"))  # the first token that is not the answer's alone
-    return Lesson(record, ids, [weight if start <= i < stop else 1.0 for i in range(len(ids))])
+    start = int(np.searchsorted(ends, before, side="right"))  # the first token beyond the answer
+    return SFTExample(record, ids, [weight if start <= i < stop else 1.0 for i in range(len(ids))])
 
 
-def _tell(answered: Sequence[Answered], rates: Sequence[float], config: RunConfig) -> None:
-    """Say what there is to be learned."""
+def _print_summary(answered: Sequence[Answered], rates: Sequence[float], config: RunConfig) -> None:
     sampled = [each.success_rate for each in answered if each.useful]
     spread = statistics.pstdev(sampled)
     left_out = len(answered) - len(sampled)
@@ -307,7 +301,7 @@ def _tell(answered: Sequence[Answered], rates: Sequence[float], config: RunConfi
         f"{f'; {left_out} without a valid or with an ungradable response are left out' if left_out else ''}"
     )
     if spread == 0 or statistics.pstdev(rates) == 0:
-        text += "\nwarning: nothing tells them apart, so that the start can teach nothing but one number"
+        text += "\nwarning: the success rates are constant, so the start can only teach a constant confidence"
     else:
-        text += f"; correlation of what hidden states say of other questions: {np.corrcoef(sampled, rates)[0, 1]:.2f}"
+        text += f"; cross-validated correlation of predicted and sampled rates: {np.corrcoef(sampled, rates)[0, 1]:.2f}"
     print(text, file=sys.stderr, flush=True)

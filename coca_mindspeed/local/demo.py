@@ -1,8 +1,7 @@
-"""The demo: warm up the tiny model into an over-confident one, train it, and show before and after."""
+"""The demo: warm up the tiny model to be over-confident, train it, and report before and after."""
 
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,9 @@ from coca_mindspeed.evaluation.metrics.calibration import HEADLINE
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, write_predictions
 from coca_mindspeed.evaluation.reports.plots import reliability_diagram, save_figure, training_curves
 from coca_mindspeed.evaluation.reports.tables import column_title, print_metrics, shown_value, summary_metrics
-from coca_mindspeed.local.interrupt import saying_what_is_saved
-from coca_mindspeed.local.setup import open_session
+from coca_mindspeed.local.interrupt import interruptible
+from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.setup import LocalRun
 from coca_mindspeed.utils.files import read_json_lines, write_atomically, write_json
 from coca_mindspeed.utils.markdown import markdown_table
 
@@ -27,24 +27,21 @@ def run_demo(
     overwrite: bool = False,
     show_progress: bool = True,
 ) -> dict[str, Any]:
-    """Run the demo and write its files to ``output``.
-
-    Writes ``summary.json``, ``report.md`` with its pictures, ``predictions_before.jsonl`` and
-    ``predictions_after.jsonl``, and prints a table.
+    """Run the demo and write its files to ``output``; print a table.
 
     Args:
-        seed: draws weights, data order, warm-up and samples.
+        seed: of weights, data order, warm-up and samples.
         output: a new directory, or an earlier demo's with ``resume`` or ``overwrite``.
         overrides: of the run ``demo``.
-        resume: go on with a demo that was stopped.
-        overwrite: remove the run that ``output`` holds first; files that no run writes stay.
+        resume: continue a stopped demo.
+        overwrite: remove the run that ``output`` holds first; other files stay.
         show_progress: draw progress bars.
 
     Returns:
         The content of ``summary.json``.
 
     Raises:
-        ConfigError: ``output`` holds something else, or nothing is to be evaluated.
+        ConfigError: ``output`` holds other files, or nothing would be evaluated.
     """
     composed = compose_run("demo", [f"seed={seed}", *overrides])
     if composed.run.evaluation.final_questions == 0:
@@ -56,21 +53,26 @@ def run_demo(
         )
     seconds: dict[str, float] = {}
     clock = _Clock()
-    session = open_session(composed, output, resume=resume, overwrite=overwrite, show_progress=show_progress)
-    trainer = session.trainer
-    seconds["warm_up"] = clock.lap()
-
     before_path = output / "predictions_before.jsonl"
-    with closing(session):
-        if session.resume_from is None:
-            with saying_what_is_saved("stopped before the training; the warmed-up model is saved; --resume goes on"):
+
+    def evaluate_before(policy: Policy) -> Policy:
+        seconds["warm_up"] = clock.lap()
+        if run.resume_from is None:
+            trainer = run.trainer(policy)
+            with interruptible("stopped before the training; the warmed-up model is saved; --resume continues"):
                 write_predictions(before_path, trainer.evaluate(trainer.final_records, "before", method="instruct"))
-        before = read_predictions(before_path)
-        evaluating = clock.lap()
-        trainer.run(session.resume_from)
+        seconds["evaluate"] = clock.lap()
+        return policy
+
+    def train(policy: Policy) -> Policy:
+        policy = run.train(policy)
         seconds["train"] = clock.lap()
-        after = trainer.final_evaluation()
-    seconds["evaluate"] = evaluating + clock.lap()
+        return policy
+
+    with LocalRun(composed, output, resume=resume, overwrite=overwrite, show_progress=show_progress) as run:
+        run.execute(evaluate_before, train, run.evaluate)
+    seconds["evaluate"] += clock.lap()
+    before, after = read_predictions(before_path), run.predictions
     seconds["total"] = clock.total()
 
     scores = {"before": summary_metrics(before), "after": summary_metrics(after)}

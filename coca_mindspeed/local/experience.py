@@ -1,7 +1,7 @@
-"""One step's experience: sample, judge, give credit.  Tensors are moved here; the mathematics is elsewhere."""
+"""One step's experience: sample, grade, compute advantages; and evaluation with one sample per question."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,24 +10,25 @@ from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks
 from coca_mindspeed.algorithm.credit import SegmentCredit
-from coca_mindspeed.config.schema import MethodConfig, RolloutConfig
+from coca_mindspeed.config.schema import MethodConfig, RolloutConfig, RunConfig
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import Samples, sample_responses
 from coca_mindspeed.scoring.metrics import batch_metrics, values
 from coca_mindspeed.scoring.responses import JudgedResponses, credit_rule, response_judge
-from coca_mindspeed.scoring.rows import credit_rows, response_row
+from coca_mindspeed.scoring.rows import credit_rows, predictions, response_row
 
 
 @dataclass(frozen=True)
 class JudgedSamples:
-    """Responses with what was found out about them.  ``B = P * G`` rows, group by group, as in :class:`Samples`.
+    """Graded responses, ``B = P * G`` rows, group by group, as in :class:`Samples`.
 
     Attributes:
         records: P records.
-        samples: what was sampled.
-        judged: B judged responses.
+        samples: the samples.
+        judged: B graded responses.
         group_size: G.
         seconds: wall time of ``rollout`` and ``grading``.
     """
@@ -40,17 +41,17 @@ class JudgedSamples:
 
     @property
     def correct(self) -> Tensor:
-        """Right answers, bool ``[P, G]``."""
+        """Shape ``[P, G]``, bool."""
         return self.judged.correct.view(-1, self.group_size)
 
     @property
     def gradable(self) -> Tensor:
-        """Answers that could be graded, bool ``[P, G]``."""
+        """Shape ``[P, G]``, bool."""
         return self.judged.gradable.view(-1, self.group_size)
 
     @property
     def confidence(self) -> Tensor:
-        """Stated confidences, float64 ``[P, G]``, NaN where the response is invalid."""
+        """float64 ``[P, G]``, NaN if the response is invalid."""
         return self.judged.confidence.view(-1, self.group_size)
 
 
@@ -66,12 +67,12 @@ def respond_and_grade(
     """Sample ``group_size`` responses to each record, parse their confidences and grade their answers.
 
     Args:
-        policy: what is sampled from.
+        policy: the policy.
         records: the questions.
-        grader: says who is right.
-        method: gives the prompt, and the place and width of the confidence.
-        rollout: lengths, temperature, how many at once.
-        generator: draws the responses.
+        grader: grades the answers.
+        method: gives the prompt, and the position and decimals of the confidence.
+        rollout: lengths, temperature, batch size.
+        generator: on the policy's device.
         group_size: G.
 
     Raises:
@@ -135,7 +136,7 @@ def reward_and_advantage(graded: JudgedSamples, config: MethodConfig, stage: int
 
 
 def experience_metrics(experience: Experience) -> dict[str, float]:
-    """What a step's responses say, by the names that metrics.jsonl and TensorBoard use; NaN where undefined."""
+    """Metrics of a step's responses; NaN where undefined."""
     graded = experience.graded
     lengths = graded.samples.lengths.cpu()
     return {
@@ -146,7 +147,7 @@ def experience_metrics(experience: Experience) -> dict[str, float]:
 
 
 def sample_rows(experience: Experience, prompts: int) -> list[Mapping[str, Any]]:
-    """JSON rows of the first prompts' responses: what was asked, said, graded and learned."""
+    """JSON rows of the first prompts' responses."""
     graded, judged = experience.graded, experience.graded.judged
     rows = range(min(prompts, len(graded.records)) * graded.group_size)
     lengths = graded.samples.lengths.cpu()
@@ -160,3 +161,52 @@ def sample_rows(experience: Experience, prompts: int) -> list[Mapping[str, Any]]
         }
         for row, credit in zip(rows, credited, strict=True)
     ]
+
+
+def predict(
+    policy: Policy,
+    records: Sequence[Record],
+    grader: Grader,
+    method: MethodConfig,
+    rollout: RolloutConfig,
+    generator: torch.Generator,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[Prediction]:
+    """Answer every record once at temperature 1 and grade the answer (paper, evaluation protocol).
+
+    Args:
+        policy: the policy.
+        records: the questions.
+        grader: grades the answers.
+        method: gives the prompt, and the position and decimals of the confidence.
+        rollout: length limits and batch size; its temperature is not used.
+        generator: on the policy's device.
+        progress: called with the number of records done.
+    """
+    rollout = rollout.model_copy(update={"temperature": 1.0})
+    at_once = evaluation_batch(rollout)
+    found: list[Prediction] = []
+    for start in range(0, len(records), at_once):
+        chunk = records[start : start + at_once]
+        judged = respond_and_grade(policy, chunk, grader, method, rollout, generator, 1).judged
+        found += predictions(chunk, judged)
+        progress(len(found))
+    return found
+
+
+def evaluation_batch(rollout: RolloutConfig, questions: int | None = None) -> int:
+    """Held-out questions per batch, of ``questions`` in all (None: unlimited)."""
+    at_once = rollout.batch_responses or _AT_ONCE
+    return at_once if questions is None else min(at_once, questions)
+
+
+def largest_evaluation_batch(config: RunConfig) -> int:
+    """Size of the largest batch of a run's evaluations; 0: it has none."""
+    evaluation, data = config.evaluation, config.data
+    questions = [evaluation.questions] if evaluation.interval else []
+    if evaluation.final_questions != 0 and (data.name == "arithmetic" or data.evaluate is not None):
+        questions.append(evaluation.final_questions)
+    return max((evaluation_batch(config.rollout, count) for count in questions), default=0)
+
+
+_AT_ONCE = 512  # responses per batch if rollout.batch_responses is null

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: between two steps they end a run with a checkpoint, elsewhere they say what is saved."""
+"""Ctrl-C and SIGTERM: save a checkpoint between two steps, elsewhere stop and report what is saved."""
 
 import signal
 import sys
@@ -11,10 +11,10 @@ from coca_mindspeed.errors import TrainingError
 
 
 class InterruptedRunError(TrainingError):
-    """The run was asked to stop and did so; the message says what is saved and how to go on.
+    """The run was asked to stop; the message says what is saved and how to continue.
 
     Attributes:
-        saved: what is saved, for whoever goes on in another way.
+        saved: what is saved, for callers that continue differently.
     """
 
     exit_code = 130  # as the shell reports Ctrl-C
@@ -25,7 +25,7 @@ class InterruptedRunError(TrainingError):
 
 
 class StopRequest:
-    """Whether the user or the cluster has asked the run to stop."""
+    """Whether a stop was requested."""
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
@@ -59,11 +59,11 @@ def stop_request() -> Iterator[StopRequest]:
 
 
 @contextmanager
-def saying_what_is_saved(saved: str | Callable[[], str], go_on: str = "") -> Iterator[None]:
-    """End the block at once on SIGINT or SIGTERM, and say what is saved (or what it returns then) and how to go on.
+def interruptible(saved: str | Callable[[], str], go_on: str = "") -> Iterator[None]:
+    """On SIGINT or SIGTERM leave the block and report ``saved`` (or its result) and how to continue.
 
     Raises:
-        InterruptedRunError: it was asked to stop.
+        InterruptedRunError: a stop was requested.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
     previous = signal.signal(signal.SIGTERM, signal.default_int_handler) if in_main_thread else None

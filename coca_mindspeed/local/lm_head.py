@@ -1,7 +1,7 @@
-"""An embedding that adds its gradient, row by row, to what the passes before it left.
+"""The LM head by chunks of tokens, so that few logits are held at once, and an embedding that accumulates in place.
 
-PyTorch makes a tensor of the whole vocabulary for every lookup, zero but for the rows that were looked up, and then
-adds these up: 113 MB each for a model of 576 dimensions and 49,152 tokens, twice a microbatch.
+PyTorch makes a dense gradient of the whole vocabulary for every embedding lookup and then adds these up: 113 MB each
+for a model of 576 dimensions and 49,152 tokens, twice a microbatch.
 """
 
 import math
@@ -16,13 +16,9 @@ from torch.nn.functional import linear
 
 
 def add_embedding_gradients(model: Any, device: torch.device) -> None:
-    """Let the input embedding of ``model`` add up its gradient in place.
+    """Let the input embedding of ``model`` accumulate its gradient in place, on a CPU only.
 
-    Only a CPU gains by it, where rows are added one after the other; a GPU would add them in any order.
-
-    Args:
-        model: a Hugging Face model.
-        device: where it computes.
+    A GPU would add the rows in a different order every time.
     """
     found = model.get_input_embeddings()
     plain = type(found) is torch.nn.Embedding and found.max_norm is None and not found.scale_grad_by_freq
@@ -39,7 +35,7 @@ class _Embedding(torch.nn.Embedding):
 
 
 class _Rows(torch.autograd.Function):
-    """Rows ``[..., hidden]`` of a leaf ``[vocabulary, hidden]``, whose gradient the backward pass adds to in place."""
+    """Rows ``[..., hidden]`` of a leaf ``[vocabulary, hidden]``; the backward pass adds to its gradient in place."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, ids: Tensor, padding_idx: int | None) -> Tensor:
@@ -51,7 +47,7 @@ class _Rows(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, None, None]:
         weight, ids = ctx.weight, ctx.ids.flatten()
         gradient = gradient.reshape(len(ids), -1).to(weight.dtype)
-        if ctx.padding_idx is not None:  # as everywhere in PyTorch, its row is not trained by what is looked up
+        if ctx.padding_idx is not None:  # as in PyTorch, lookups do not train this row
             gradient = gradient.masked_fill((ids == ctx.padding_idx)[:, None], 0)
         if weight.grad is None:
             weight.grad = torch.zeros_like(weight)
@@ -60,15 +56,15 @@ class _Rows(torch.autograd.Function):
 
 
 _CHUNK_BYTES = 2**25  # of float32 logits; the working memory is about six times this
-_LEAST_CHUNK = 128  # tokens; with fewer, adding up the output layer's gradient would take longer than making it
+_LEAST_CHUNK = 128  # tokens; with fewer, accumulating the gradient takes longer than computing it
 
 
 class TokenScores(NamedTuple):
-    """What a policy says of given tokens, float32 each, of the tokens' shape.
+    """Scores of given tokens, float32, of the tokens' shape.
 
     Attributes:
         log_probs: the log-prob of each token, with gradient.
-        entropy: nats, of the distribution that the token was drawn from; without gradient.
+        entropy: nats, of the distribution at that position; without gradient.
     """
 
     log_probs: Tensor
@@ -76,8 +72,8 @@ class TokenScores(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OutputLayer:
-    """A causal LM taken apart: its body, and how its logits follow from the body's last hidden states.
+class LMHead:
+    """A causal LM split into its body and its output layer.
 
     Attributes:
         body: makes the last hidden states.
@@ -92,19 +88,18 @@ class OutputLayer:
     cap: float | None = None
 
     @classmethod
-    def of(cls, model: Any) -> "OutputLayer":
-        """The output layer of ``model`` by its configuration; the self-test at load compares its logits.
+    def of(cls, model: Any) -> "LMHead":
+        """The LM head of ``model`` by its configuration; the self-test at load compares its logits.
 
         Raises:
-            ValueError: it is no linear layer, or no part of the model is apart from it.
+            ValueError: it is not linear, or the model has no separate body.
         """
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         body = next((part for part in model.children() if any(each is embedding for each in part.modules())), None)
         if not isinstance(head, torch.nn.Linear) or body is None:
             raise ValueError(
                 f"a {type(model).__name__} has the output layer {type(head).__name__}"
-                f"{' and no part that makes hidden states' if body is None else ''}; expected a Linear behind a part "
-                "that has the input embedding"
+                f"{' and no body' if body is None else ''}; expected a Linear behind a body with the input embedding"
             )
         config = model.config.get_text_config()
         cap = getattr(config, "final_logit_softcapping", None)
@@ -121,12 +116,12 @@ class OutputLayer:
         return self._scaled(self.head(states))
 
     def scores(self, states: Tensor, tokens: Tensor, as_policy: Callable[[Tensor], Tensor]) -> TokenScores:
-        """Log-prob and entropy of each token, by chunks; the backward pass makes the logits once more.
+        """Log-prob and entropy of each token, by chunks; the backward pass recomputes the logits.
 
         Args:
-            states: ``[..., hidden]``, those that predict the tokens.
+            states: ``[..., hidden]``, the states that predict the tokens.
             tokens: int64 ``[...]``.
-            as_policy: from the model's logits to those of the distribution in question, float32; row by row.
+            as_policy: from the model's logits to those of the policy, float32, row by row.
         """
         found = _ChunkedScores.apply(*self._inputs(states), tokens.flatten(), self._distribution(states, as_policy))
         return TokenScores(*(each.view(tokens.shape) for each in found))
@@ -138,17 +133,16 @@ class OutputLayer:
         as_policy: Callable[[Tensor], Tensor],
         loss_of: Callable[[Tensor], Tensor],
     ) -> tuple[Tensor, TokenScores]:
-        """Add up the gradient of a loss that is known beforehand; it is made along with the logits, made once.
+        """Accumulate the gradient of a loss of the log-probs; the logits are computed once.
 
         Args:
-            states: as above.
-            tokens: as above.
-            as_policy: as above.
-            loss_of: from log-probs ``[...]`` to a scalar, a sum of terms each of which depends on one token's log-prob
-                alone; called once a chunk.
+            states: as in :meth:`scores`.
+            tokens: as in :meth:`scores`.
+            as_policy: as in :meth:`scores`.
+            loss_of: from log-probs ``[...]`` to a sum of terms of one token's log-prob each; called once a chunk.
 
         Returns:
-            The loss and the scores, without gradient.
+            The loss and the scores, detached.
         """
         flat, weight, bias = self._inputs(states.detach())
         distribution = self._distribution(states, as_policy)
@@ -169,7 +163,7 @@ class OutputLayer:
                 log_probs[rows] = of_tokens.gather(-1, chosen[:, None])[:, 0]
                 entropy[rows] = _entropy_in_place(of_tokens, probabilities)
                 del of_tokens
-                # A term is one token's: what is not there yet says nothing of the gradient by what is.
+                # Each term depends on one token, so tokens that are not computed yet do not affect this gradient.
                 gradient = _gradient_of(known, log_probs)[rows]
                 sums.add(rows, logits, of_policy, probabilities, chosen, gradient)
                 del logits, of_policy, probabilities
@@ -193,11 +187,11 @@ class OutputLayer:
         return _Distribution(lambda logits: as_policy(self._scaled(logits)), dtype, chunk)
 
     def fits_one_chunk(self, tokens: int) -> bool:
-        """Whether the logits of so many tokens are few enough to be held at once."""
+        """Whether the logits of so many tokens can be held at once."""
         return tokens <= self._chunk
 
     def chunk_of(self, tokens: int) -> int:
-        """Tokens whose logits are computed at a time: as few chunks of so many tokens as fit, all of one size."""
+        """Tokens per chunk: as few chunks as possible, of equal size."""
         return math.ceil(tokens / math.ceil(tokens / self._chunk)) if tokens else self._chunk
 
     @property
@@ -213,7 +207,7 @@ class OutputLayer:
 
 
 def scores_of_logits(logits: Tensor, tokens: Tensor) -> TokenScores:
-    """Log-prob and entropy of tokens ``[...]`` from float32 logits ``[..., vocabulary]``, all at once."""
+    """Log-prob and entropy of tokens ``[...]`` from float32 logits ``[..., vocabulary]``."""
     distribution = logits.log_softmax(dim=-1)
     log_probs = distribution.gather(-1, tokens[..., None]).squeeze(-1)
     with torch.no_grad():
@@ -222,19 +216,19 @@ def scores_of_logits(logits: Tensor, tokens: Tensor) -> TokenScores:
 
 
 def entropy_of(distribution: Tensor, probabilities: Tensor) -> Tensor:
-    """Entropy ``[...]``, nats, of log-probs ``[..., vocabulary]`` and what they are the logarithms of."""
+    """Entropy ``[...]``, nats, from log-probs ``[..., vocabulary]`` and their exponentials."""
     return _entropy_in_place(distribution.clone(), probabilities)
 
 
 def _entropy_in_place(distribution: Tensor, probabilities: Tensor) -> Tensor:
-    """The same where ``distribution`` may be written over."""
+    """The same; ``distribution`` is overwritten."""
     # Finite, so that 0 x log 0 is 0.  torch.special.entr takes every logarithm anew, one at a time on a CPU.
     finite = distribution.clamp_min_(torch.finfo(distribution.dtype).min)
     return finite.mul_(probabilities).sum(dim=-1).neg()
 
 
 class _Distribution(NamedTuple):
-    """How hidden states become a distribution, a chunk at a time."""
+    """How hidden states become a distribution, one chunk at a time."""
 
     as_policy: Callable[[Tensor], Tensor]
     dtype: torch.dtype
@@ -242,7 +236,7 @@ class _Distribution(NamedTuple):
 
 
 class _ChunkedScores(torch.autograd.Function):
-    """Forward: log-probs and entropies ``[n]``.  Backward: the logits again, of the tokens that have a gradient."""
+    """Forward: log-probs and entropies ``[n]``.  Backward: the logits again, for tokens with a gradient."""
 
     @staticmethod
     def forward(
@@ -281,7 +275,7 @@ def _gradient_of(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
 
 
 class _Gradient:
-    """A loss's gradient by an output layer and by what goes into it, added up chunk by chunk."""
+    """A loss's gradient by the LM head and its inputs, accumulated by chunks."""
 
     def __init__(
         self,
@@ -292,7 +286,7 @@ class _Gradient:
         distribution: _Distribution,
         so_far: tuple[Tensor | None, Tensor | None] = (None, None),
     ) -> None:
-        """``so_far``: gradients by weight and bias that are added to, in place."""
+        """``so_far``: existing gradients by weight and bias, added to in place."""
         self._states, self._distribution = states, distribution
         self._weight = weight.to(distribution.dtype)
         self._bias = None if bias is None else bias.to(distribution.dtype)
@@ -307,13 +301,13 @@ class _Gradient:
 
     @property
     def totals(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """By states, weight and bias; None for what needs none."""
+        """Gradients by states, weight and bias; None if not needed."""
         if self._by_weight is not None and not self._weight_begun:
             self._by_weight.zero_()
         return self._by_states, self._by_weight, self._by_bias
 
     def logits(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """The model's logits of these rows, and the policy's, with the gradient of the one by the other."""
+        """The model's and the policy's logits of these rows, connected by autograd."""
         logits = linear(self._states[rows].to(self._weight.dtype), self._weight, self._bias).requires_grad_()
         with torch.enable_grad():
             return logits, self._distribution.as_policy(logits)
@@ -327,9 +321,9 @@ class _Gradient:
         tokens: Tensor,
         gradient: Tensor,
     ) -> None:
-        """Add what these rows contribute, where ``gradient`` is the loss's by the log-probs of ``tokens``.
+        """Add the gradient of these rows; ``gradient`` is the loss's by the log-probs of ``tokens``.
 
-        ``probabilities`` are those of ``of_policy``; they are written over.
+        ``probabilities`` of ``of_policy`` are overwritten.
         """
         some = gradient.nonzero()[:, 0]
         if not len(some):
@@ -339,7 +333,7 @@ class _Gradient:
         by_policy.scatter_add_(1, tokens[:, None], gradient[:, None])
         (by_logits,) = torch.autograd.grad(of_policy, logits, by_policy)
         if len(some) < len(rows):
-            # Padding, groups without a spread of rewards and clipped tokens have none: their part of the sums is 0.
+            # Padding, groups without reward variance and clipped tokens have no gradient.
             rows, by_logits = rows[some], by_logits[some]
         if self._by_states is not None:
             self._by_states[rows] = (by_logits @ self._weight).to(self._by_states.dtype)
@@ -352,7 +346,7 @@ class _Gradient:
 
 
 def _add_product(total: Tensor, by_logits: Tensor, states: Tensor, *, begun: bool) -> None:
-    """Add ``by_logits.T @ states`` to ``total``, in its own precision; where it has not begun, it holds nothing yet."""
+    """Add ``by_logits.T @ states`` to ``total`` in its own precision; ``total`` is uninitialised unless ``begun``."""
     if total.dtype == states.dtype:
         total.addmm_(by_logits.T, states, beta=int(begun))
     elif begun:

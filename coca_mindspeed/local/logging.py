@@ -1,7 +1,7 @@
-"""Where a run's metrics and samples go: JSON Lines always; TensorBoard, Weights & Biases and SwanLab on request.
+"""Run logs: JSON Lines always; TensorBoard, Weights & Biases and SwanLab on request.
 
-``metrics.jsonl`` holds only what the seed determines; wall-clock times go to ``timing.jsonl``.  A resumed run cuts
-both back to its checkpoint, so that they end up the same as if it had never been stopped.
+``metrics.jsonl`` depends on the seed only; wall-clock times go to ``timing.jsonl``.  A resumed run truncates both to
+its checkpoint.
 """
 
 import contextlib
@@ -24,12 +24,10 @@ Scalars = Mapping[str, float]
 
 
 class LogError(Exception):
-    """A log cannot be written: a full disk, above all."""
+    """A log cannot be written, usually because the disk is full."""
 
 
 class RunLog:
-    """Writes one run's logs under ``directory``."""
-
     def __init__(
         self, directory: Path, config: LoggingConfig, settings: Mapping[str, Any], run_id: str, resume_step: int = 0
     ) -> None:
@@ -39,11 +37,11 @@ class RunLog:
             directory: the run's output.
             config: which loggers.
             settings: the run's configuration, for the loggers that show it.
-            run_id: unique to this run, and the same when it is resumed; 32 hexadecimal digits.
+            run_id: 32 hexadecimal digits, the same when the run is resumed.
             resume_step: rows of later steps are removed; 0 starts anew.
 
         Raises:
-            MissingDependencyError: a logger is asked for that is not installed.
+            MissingDependencyError: a logger is not installed.
         """
         self._directory = directory
         self._sinks: list[Callable[[int, Scalars], None]] = []
@@ -77,7 +75,7 @@ class RunLog:
         return self._directory / "metrics.jsonl"
 
     def last_rows(self, count: int) -> list[dict[str, float | None]]:
-        """Metrics and timing of the last ``count`` steps, one row a step, the newest last."""
+        """Metrics and timing of the last ``count`` steps, the newest last."""
         paths = (self.metrics_path, self._directory / "timing.jsonl")
         metrics, timing = (
             [row for _, row in read_json_lines(path)][-count:] if path.exists() else [] for path in paths
@@ -86,10 +84,10 @@ class RunLog:
         return [{**row, **seconds.get(row["step"], {})} for row in metrics]
 
     def write(self, step: int, metrics: Scalars, timing: Scalars) -> None:
-        """Append one step's row to each log; NaN becomes null in JSON and is left out elsewhere.
+        """Append one step's row to each log; NaN is null in JSON and omitted elsewhere.
 
         Raises:
-            LogError: a file cannot be written; it is named.
+            LogError: names the file that cannot be written.
         """
         self._append(self.metrics_path, {"step": step, **replace_nonfinite(metrics)})
         self._append(self._directory / "timing.jsonl", {"step": step, **replace_nonfinite(timing)})
@@ -98,13 +96,13 @@ class RunLog:
             sink(step, finite)
 
     def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Dump rollout samples of one step to ``samples/step_000010.jsonl``.
+        """Write rollout samples of one step to ``samples/step_000010.jsonl``.
 
         Raises:
             LogError: the file cannot be written.
         """
         path = self._directory / "samples" / f"step_{step:06d}.jsonl"
-        with _naming(path):
+        with _log_errors(path):
             write_json_lines(path, rows)
 
     def close(self) -> None:
@@ -121,7 +119,7 @@ class RunLog:
         self.tensorboard = writer
 
         def write(step: int, scalars: Scalars) -> None:
-            with _naming(directory):
+            with _log_errors(directory):
                 for name, value in scalars.items():
                     writer.add_scalar(name, value, step)
 
@@ -130,13 +128,13 @@ class RunLog:
 
     @staticmethod
     def _append(path: Path, row: Mapping[str, Any]) -> None:
-        with _naming(path), path.open("a", encoding="utf-8") as file:
+        with _log_errors(path), path.open("a", encoding="utf-8") as file:
             file.write(to_json_line(row))
 
 
 @contextlib.contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Name the file that cannot be written, which the error of a full disk does not."""
+def _log_errors(path: Path) -> Iterator[None]:
+    """Raise LogError with the file's name, which the OSError of a full disk lacks."""
     try:
         yield
     except OSError as error:
@@ -144,7 +142,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def require_loggers(config: LoggingConfig) -> None:
-    """Raise ``MissingDependencyError`` for a logger that is asked for and not installed."""
+    """Raise ``MissingDependencyError`` for a configured logger that is not installed."""
     for package, project in (("wandb", config.wandb), ("swanlab", config.swanlab)):
         if project is not None:
             _import(package)

@@ -1,4 +1,4 @@
-"""LoRA by peft: the model is frozen, and small matrices beside its linear layers are trained instead."""
+"""LoRA by peft: the model is frozen, and low-rank matrices beside its linear layers are trained."""
 
 import hashlib
 import importlib
@@ -21,10 +21,10 @@ _WEIGHTS = "adapter_model.safetensors"
 
 
 def require_peft(config: LoraConfig) -> None:
-    """Find out whether adapters can be had, without loading anything.
+    """Check that peft is installed if adapters are configured.
 
     Raises:
-        ConfigError: they are wanted and the extra is not installed.
+        ConfigError: it is not.
     """
     if config.rank is not None and importlib.util.find_spec("peft") is None:
         raise ConfigError(
@@ -33,21 +33,21 @@ def require_peft(config: LoraConfig) -> None:
 
 
 def dtype_of_weights(config: LoraConfig) -> torch.dtype:
-    """What a model that is to be trained is loaded in: ``base_dtype`` where adapters are trained in its place."""
+    """The dtype to load weights in: ``base_dtype`` with adapters, else float32."""
     dtype: torch.dtype = torch.float32 if config.rank is None else getattr(torch, config.base_dtype)
     return dtype
 
 
 def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
-    """Freeze the policy's model and put adapters into it, which change nothing yet; nothing where none are wanted.
+    """Freeze the model and add adapters, initially without effect; does nothing without ``model.lora.rank``.
 
     Args:
         policy: changed in place.
-        config: rank and places.
-        seed: draws the adapters; the global random state is left alone.
+        config: rank and targets.
+        seed: of the adapters; the global random state is not changed.
 
     Raises:
-        ConfigError: no layer has such a name, or one is the embedding or the output layer.
+        ConfigError: no layer has such a name, or a target is the embedding or the LM head.
     """
     if config.rank is None:
         return
@@ -55,7 +55,7 @@ def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
     peft: Any = importlib.import_module("peft")
     model = policy.model
     for parameter in model.parameters():
-        # Not Module.to, which would round the frequencies of the positions too: those stay as models are loaded.
+        # Not Module.to, which would also round the rotary frequencies.
         parameter.data = parameter.data.to(getattr(torch, config.base_dtype))
     settings = peft.LoraConfig(
         task_type="CAUSAL_LM", r=config.rank, lora_alpha=config.alpha, target_modules=config.targets, lora_dropout=0.0
@@ -69,31 +69,30 @@ def add_adapters(policy: Policy, config: LoraConfig, seed: int) -> None:
     policy.adapters.eval()
     for layer, kind in ((model.get_input_embeddings(), "embedding"), (model.get_output_embeddings(), "output layer")):
         if hasattr(layer, "lora_A"):
-            raise ConfigError(f"model.lora.targets={config.targets}: names the {kind}, which stays as it is")
+            raise ConfigError(f"model.lora.targets={config.targets}: names the {kind}, which cannot have adapters")
 
 
 def save_adapters(policy: Policy, directory: Path) -> None:
-    """Write the adapters as peft does, with the base's fingerprint beside them."""
+    """Write the adapters in peft's format, with the base's fingerprint."""
     policy.adapters.save_pretrained(directory, save_embedding_layers=False)
     (directory / "base.sha256").write_text(base_fingerprint(policy) + "\n", encoding="utf-8")
 
 
 def load_adapters(policy: Policy, directory: Path) -> None:
-    """Fill the policy's adapters with those in ``directory``.
+    """Load the policy's adapters from ``directory``.
 
     Raises:
-        TrainingError: they are damaged, not this policy's, or were trained beside another base.
+        TrainingError: they are damaged, of another shape, or were trained on another base.
     """
     peft: Any = importlib.import_module("peft")
     try:
         base = (directory / "base.sha256").read_text(encoding="utf-8").strip()
         state = load_file(directory / _WEIGHTS, device=str(policy.device))
     except (OSError, UnicodeDecodeError, SafetensorError) as error:
-        raise TrainingError(f"{directory}: does not hold adapters that can be read: {error}") from error
+        raise TrainingError(f"{directory}: holds no readable adapters: {error}") from error
     if base != base_fingerprint(policy):
         raise TrainingError(
-            f"{directory}: its adapters were trained beside other weights than the base has now; put the model back "
-            "as it was, or start a new run"
+            f"{directory}: its adapters were trained on another base model; restore the base model, or start a new run"
         )
     own = peft.get_peft_model_state_dict(policy.adapters)
     if {name: value.shape for name, value in own.items()} != {name: value.shape for name, value in state.items()}:
@@ -102,10 +101,7 @@ def load_adapters(policy: Policy, directory: Path) -> None:
 
 
 def merged_weights(policy: Policy) -> dict[str, Tensor]:
-    """The weights of a plain model that computes what base and adapters compute together, float32, on the CPU.
-
-    On a device there is one of them at a time: a run that just fits has no room for a second model.
-    """
+    """Weights of the plain model with adapters merged, float32, on the CPU; one at a time on the device."""
     merged: dict[str, Tensor] = {}
     plain: dict[int, Tensor] = {}  # by address: tied weights stay one
     for name, value, added in plain_weights(policy):
@@ -119,9 +115,9 @@ def merged_weights(policy: Policy) -> dict[str, Tensor]:
 
 
 def plain_weights(policy: Policy) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """Of each weight of the plain model: its name, what is stored, and what an adapter adds to it (float32), if any.
+    """Yield each weight of the plain model: name, stored value, and an adapter's float32 delta, if any.
 
-    One at a time, so that a merged model need never be held whole; tied weights come under each of their names.
+    One at a time, so that a merged model is never held whole; tied weights appear under each name.
     """
     layers = {name: module for name, module in policy.model.named_modules() if hasattr(module, "lora_A")}
     for name, value in policy.model.state_dict().items():
@@ -134,7 +130,7 @@ def plain_weights(policy: Policy) -> Iterator[tuple[str, Tensor, Tensor | None]]
 
 
 def base_fingerprint(policy: Policy) -> str:
-    """SHA-256 of names, shapes and a sample of every frozen weight: other weights have another one."""
+    """SHA-256 of names, shapes and a sample of every frozen weight."""
     digest = hashlib.sha256()
     for name, parameter in policy.model.named_parameters():
         if not parameter.requires_grad:

@@ -1,7 +1,7 @@
-"""How much memory a run of the local engine needs, before its model is loaded.
+"""Memory estimate of a local run before its model is loaded, and malloc tuning.
 
-The passes of the engine run once on tensors that have shapes and no contents (PyTorch's fake tensors), and what is
-alive at a time is counted: so the estimate follows the code in every mode, and costs seconds and no memory at any size.
+The engine's passes run once on PyTorch's fake tensors, and live bytes are counted: the estimate follows the code in
+every mode and costs seconds and no memory at any size.
 """
 
 import bisect
@@ -27,46 +27,44 @@ from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError
-from coca_mindspeed.local.activation_checkpointing import recompute_layers
-from coca_mindspeed.local.attention import most_by_products, naming_the_alternative, use_own_attention
-from coca_mindspeed.local.evaluate import held_out_at_once
+from coca_mindspeed.local.attention import most_matmul_tokens, suggest_eager_attention, use_fast_attention
+from coca_mindspeed.local.experience import largest_evaluation_batch
 from coca_mindspeed.local.lm_head import add_embedding_gradients
 from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.lora import add_adapters
-from coca_mindspeed.local.microbatches import fullest
 from coca_mindspeed.local.optimizer import moments_bytes, step_bytes
-from coca_mindspeed.local.policy import Policy, choose_device
+from coca_mindspeed.local.policy import Policy, checkpoint_activations, choose_device
 from coca_mindspeed.local.sampler import Decoder, draw
+from coca_mindspeed.local.update import largest_group_sizes
 
-#: Of a CPU's memory, what lies between pieces in use and is too small for the next, as a share of a backward pass's:
-#: where a process keeps what it frees (:mod:`.freed_memory`), 10 to 13% in the first pass and 15 to 42% in later ones.
+#: CPU heap fragmentation as a share of a backward pass's memory, with malloc tuning: measured 10 to 13% in the first
+#: pass and 15 to 42% in later ones.
 _FRAGMENTS = 0.25
-#: Of a CPU's memory, freed logits of a chunk that are too small for the next: 1 to 3 times these were measured where a
-#: pass holds little else, in three passes.
+#: CPU memory lost to freed chunks of logits, in chunks: measured 1 to 3 if a pass holds little else.
 _LOST_CHUNKS = 1.75
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # names of one setting
-_SHORTEST = 2  # tokens of a response that is run at all: the prompt's states predict the first
+_SHORTEST = 2  # tokens; the prompt's states predict the first one of a response
 
 
 class NotEstimatedError(CocaError):
-    """The passes of a model cannot run on tensors without contents."""
+    """A model's passes cannot run on fake tensors."""
 
 
 @dataclass(frozen=True)
-class Footprint:
-    """Bytes that a run holds on its device; the process itself and the libraries come on top.
+class MemoryEstimate:
+    """Bytes that a run holds on its device, without the process and its libraries.
 
     Attributes:
-        parameters: how many numbers the model has, adapters included.
-        trained: how many of them are trained.
+        parameters: number of parameters, adapters included.
+        trained: number of trained parameters.
         weights: of the model.
-        gradients: of what is trained; they are there during the update alone.
-        moments: AdamW's two, and the scales of those of eight bits.
-        step: the most that the optimizer's step needs besides these three.
-        update: the most that the backward pass of a microbatch needs besides these three.
-        cache: keys and values when the longest responses end.
-        rollout: the most that sampling needs besides weights and moments, the cache included.
-        merged: the plain model that adapters are merged into at the end, float32, where that lies on the device.
+        gradients: of trained parameters, during the update only.
+        moments: AdamW's two, and the scales of 8-bit ones.
+        step: peak of the optimizer step besides these three.
+        update: peak of a microbatch's backward pass besides these three.
+        cache: KV cache when the longest responses end.
+        rollout: peak of sampling besides weights and moments, cache included.
+        merged: float32 model with merged adapters at the end, if it lies on the device.
     """
 
     parameters: int
@@ -81,38 +79,38 @@ class Footprint:
     merged: int = 0
 
     @property
-    def peak_of_update(self) -> int:
+    def update_peak(self) -> int:
         return self.weights + self.gradients + self.moments + max(self.update, self.step)
 
     @property
-    def peak_of_export(self) -> int:
+    def export_peak(self) -> int:
         return self.weights + self.moments + self.merged
 
     @property
-    def peak_of_rollout(self) -> int:
+    def rollout_peak(self) -> int:
         return self.weights + self.moments + self.rollout
 
 
-def footprint(config: RunConfig, architecture: Any) -> Footprint:
-    """What a run on a model of this architecture needs.
+def estimate_memory(config: RunConfig, architecture: Any) -> MemoryEstimate:
+    """Estimate the memory of a run on a model of this architecture.
 
-    Prompts and responses are as long as the configuration allows, and every token has a gradient; where a microbatch is
-    filled by tokens, what shorter ones leave room for is looked at too (:func:`largest_microbatches`).
+    Prompts and responses have their maximal lengths and every token has a gradient; with ``trainer.microbatch_tokens``,
+    the shapes of :func:`largest_microbatches` are tried.
 
     Args:
         config: the run's.
         architecture: the model's Hugging Face configuration (``config.json``).
 
     Raises:
-        NotEstimatedError: a pass depends on the contents of tensors, or the model cannot be made.
+        NotEstimatedError: a pass depends on the contents of tensors, or the model cannot be built.
     """
-    with _not_estimated(architecture):
-        return _footprint(config, architecture)
+    with _estimation_errors(architecture):
+        return _estimate(config, architecture)
 
 
 @contextlib.contextmanager
-def _not_estimated(architecture: Any) -> Iterator[None]:
-    """Raise NotEstimatedError, with the first line of the reason, for errors in the code of architectures."""
+def _estimation_errors(architecture: Any) -> Iterator[None]:
+    """Raise NotEstimatedError for errors in the code of architectures."""
     try:
         yield
     except (CocaError, MemoryError):
@@ -125,10 +123,10 @@ def _not_estimated(architecture: Any) -> Iterator[None]:
         ) from error
 
 
-def _footprint(config: RunConfig, architecture: Any) -> Footprint:
-    policy = _shapes_alone(config, architecture)
-    with FakeTensorMode(), _LiveBytes(_experts(architecture)) as live:
-        _take_memory(policy.model)
+def _estimate(config: RunConfig, architecture: Any) -> MemoryEstimate:
+    policy = _fake_policy(config, architecture)
+    with FakeTensorMode(), _AllocationCounter(_experts(architecture)) as live:
+        _allocate_on_cpu(policy.model)
         parameters = list(policy.model.parameters())
         trained = policy.trained_parameters()
         weights = live.now
@@ -136,7 +134,7 @@ def _footprint(config: RunConfig, architecture: Any) -> Footprint:
         responses = config.rollout.prompts // config.trainer.minibatches * config.rollout.group_size
         for microbatch in largest:
             before = live.start()
-            if sum(microbatch.group_sizes) < responses:  # others came before it, whose gradients are there
+            if sum(microbatch.group_sizes) < responses:  # gradients of earlier microbatches exist
                 for parameter in trained:
                     parameter.grad = torch.empty_like(parameter)
             update_pass(responses_of(policy, microbatch, config))
@@ -151,7 +149,7 @@ def _footprint(config: RunConfig, architecture: Any) -> Footprint:
         before = live.start()
         cache = max(rollout_pass(policy, config, *batch) for batch in _sampled_at_once(config))
         rollout = live.most - before
-    return Footprint(
+    return MemoryEstimate(
         parameters=sum(p.numel() for p in parameters),
         trained=sum(p.numel() for p in trained),
         weights=weights,
@@ -166,26 +164,23 @@ def _footprint(config: RunConfig, architecture: Any) -> Footprint:
 
 
 def _fragments(policy: Policy, config: RunConfig, microbatch: "LargestMicrobatch", held: int) -> int:
-    """Bytes of a CPU's memory that a backward pass holding so many bytes leaves unused between tensors."""
+    """Bytes of a CPU's memory that a backward pass leaves unused between tensors."""
     if choose_device(config.trainer.device).type != "cpu":
         return 0
-    layer, tokens = policy.output_layer, sum(microbatch.group_sizes) * microbatch.response
+    layer, tokens = policy.lm_head, sum(microbatch.group_sizes) * microbatch.response
     chunk = 0 if layer.fits_one_chunk(tokens) else 4 * layer.chunk_of(tokens) * policy.vocabulary
     return int(max(_FRAGMENTS * held, _LOST_CHUNKS * chunk))
 
 
 def _experts(architecture: Any) -> int | None:
-    """Experts that a token is routed among; None: the model has none."""
+    """Number of experts that a token is routed among; None: the model has none."""
     text = architecture.get_text_config()
     counts = (getattr(text, name, None) for name in _EXPERTS)
     return next((count for count in counts if isinstance(count, int) and count > 0), None)
 
 
-class _LiveBytes(TorchDispatchMode):
-    """Bytes of the storages that are alive, and the most there were; answers what has no answer without contents.
-
-    Every expert has the same number of tokens.
-    """
+class _AllocationCounter(TorchDispatchMode):
+    """Counts bytes of live storages and their peak; answers data-dependent operations.  Experts get equal shares."""
 
     def __init__(self, experts: int | None = None) -> None:
         super().__init__()
@@ -198,7 +193,7 @@ class _LiveBytes(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             if args[0].dtype == torch.bool:
-                return False  # "is nothing padded": prompts of many lengths are the rule
+                return False  # "no padding": prompts usually differ in length
             if args[0].untyped_storage()._cdata in self._indices:
                 return args[0].storage_offset()
         nonzero = func is torch.ops.aten.nonzero.default
@@ -209,7 +204,7 @@ class _LiveBytes(TorchDispatchMode):
         return result
 
     def _nonzero(self, of: Tensor) -> Tensor:
-        """Indices ``[n, dimensions]``: each token has a gradient, and each expert its share of the tokens."""
+        """Indices ``[n, dimensions]``: every token has a gradient, every expert its share of the tokens."""
         if of.dim() == 1:
             count = self._experts if of.dtype == torch.bool and self._experts else len(of)  # or the experts in use
             found = torch.arange(count, device=of.device)[:, None]
@@ -235,40 +230,37 @@ class _LiveBytes(TorchDispatchMode):
         self.now -= size
 
     def start(self) -> int:
-        """Forget the most there was before; what is alive now."""
+        """Reset the peak; return the live bytes."""
         self.most = self.now
         return self.now
 
 
-def _shapes_alone(config: RunConfig, architecture: Any) -> Policy:
-    """The policy as it is loaded, on a device that holds nothing."""
+def _fake_policy(config: RunConfig, architecture: Any) -> Policy:
+    """The policy as it is loaded, on the meta device."""
     with torch.device("meta"):
-        with naming_the_alternative(config.model.attention, f"model.path={config.model.path}"):
+        with suggest_eager_attention(config.model.attention, f"model.path={config.model.path}"):
             model = AutoModelForCausalLM.from_config(
                 architecture, attn_implementation=_attention(config), dtype=torch.float32
             )
         device = choose_device(config.trainer.device)
-        use_own_attention(model, device)
+        use_fast_attention(model, device)
         add_embedding_gradients(model, device)
         model.eval()
-        text: Any = None  # nothing is read
+        text: Any = None  # not used
         policy = Policy(model, None, text, (1,), 0, getattr(torch, config.model.compute_dtype))
         if config.model.gradient_checkpointing:
-            recompute_layers(model)
+            checkpoint_activations(model)
         add_adapters(policy, config.model.lora, seed=0)
     return policy
 
 
 def _attention(config: RunConfig) -> str:
-    """Flash attention has no shapes of its own here, and needs no more than PyTorch's."""
+    """Flash attention has no fake kernel and needs no more memory than PyTorch's."""
     return "sdpa" if config.model.attention == "flash_attention_2" else config.model.attention
 
 
-def _take_memory(model: torch.nn.Module) -> None:
-    """Put tensors on the CPU in the place of those on the meta device, one for all that are tied.
-
-    Some modules (GPT-J's attention) keep a table of positions as a plain attribute.
-    """
+def _allocate_on_cpu(model: torch.nn.Module) -> None:
+    """Replace meta tensors by CPU tensors, tied ones by the same, plain attributes (GPT-J's positions) included."""
     moved: dict[int, Tensor] = {}
     for module in model.modules():
         for name, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -282,7 +274,7 @@ def _take_memory(model: torch.nn.Module) -> None:
 
 
 class LargestMicrobatch(NamedTuple):
-    """Tokens of a prompt and of a response, all alike, and how many responses each prompt has."""
+    """Tokens of each prompt and response, and the responses of each prompt."""
 
     prompt: int
     response: int
@@ -290,22 +282,20 @@ class LargestMicrobatch(NamedTuple):
 
 
 def largest_microbatches(config: RunConfig) -> list[LargestMicrobatch]:
-    """The microbatches that may need most: the longest responses to the longest prompts, and what is filled otherwise.
+    """The microbatches that may need most memory.
 
-    Where ``trainer.microbatch_tokens`` fills a microbatch, what is left beside the longest may be filled by a further
-    response, by making all of them or their prompts shorter.  A prompt that responses share counts once and its keys
-    and values are held for every one of them, so there the most short responses that share the longest prompts are
-    looked at as well, and those to one prompt more.  On a CPU products attend to short texts, and hold a number for
-    each pair of tokens: the longest of these are another.
+    With ``trainer.microbatch_tokens`` these are the longest responses to the longest prompts, and what fits if
+    responses or prompts are shorter: one more row, the most rows on shared prompts (counted once, but their keys and
+    values are held for each row), one more prompt, and on a CPU the longest texts attended to by matrix products.
     """
     rollout, prompts = config.rollout, config.rollout.prompts // config.trainer.minibatches
     longest_prompt, longest = rollout.max_prompt_tokens, rollout.max_new_tokens
 
     def sizes_at(response: int, prompt: int) -> list[int]:
-        return fullest(prompts, rollout.group_size, response, prompt, config.trainer)
+        return largest_group_sizes(prompts, rollout.group_size, response, prompt, config.trainer)
 
     def with_rows(rows: int, prompt: int) -> LargestMicrobatch:
-        """The longest responses of which at least so many share a pass; more tokens never mean more rows."""
+        """The longest responses of which at least ``rows`` fit."""
         shorter = range(_SHORTEST + 1, longest + 1)
         length = _SHORTEST + bisect.bisect_left(shorter, True, key=lambda n: sum(sizes_at(n, prompt)) < rows)
         return LargestMicrobatch(prompt, length, sizes_at(length, prompt))
@@ -331,16 +321,16 @@ def largest_microbatches(config: RunConfig) -> list[LargestMicrobatch]:
     if shared and more <= prompts and short_prompt > 0:
         found.append(with_rows(more * rollout.group_size, min(longest_prompt, short_prompt)))
     before = longest_prompt if shared else 0
-    by_products = most_by_products(before) + 1 - (longest_prompt - before)  # its last token is not run
-    if choose_device(config.trainer.device).type == "cpu" and _SHORTEST <= by_products < longest:
-        sizes = sizes_at(by_products, longest_prompt)
+    matmul_tokens = most_matmul_tokens(before) + 1 - (longest_prompt - before)  # the last token is not run
+    if choose_device(config.trainer.device).type == "cpu" and _SHORTEST <= matmul_tokens < longest:
+        sizes = sizes_at(matmul_tokens, longest_prompt)
         if sum(sizes) > rows:
-            found.append(LargestMicrobatch(longest_prompt, by_products, sizes))
+            found.append(LargestMicrobatch(longest_prompt, matmul_tokens, sizes))
     return found
 
 
 def update_pass(responses: ResponseBatch) -> None:
-    """One microbatch, forwards and backwards; its gradient is added to what there is."""
+    """Run one microbatch forwards and backwards."""
     ones = torch.ones_like(responses.token_ids, dtype=torch.float32)
     objective_of = functools.partial(
         segment_objective, old_log_probs=ones, advantages=ones, masks=SegmentMasks(ones.bool(), ~ones.bool())
@@ -349,7 +339,7 @@ def update_pass(responses: ResponseBatch) -> None:
 
 
 def responses_of(policy: Policy, microbatch: LargestMicrobatch, config: RunConfig) -> ResponseBatch:
-    """A microbatch that has shapes alone; no two of its responses begin alike."""
+    """A microbatch of fake responses, no two of which share a prefix."""
     return ResponseBatch(
         policy,
         _prompts(len(microbatch.group_sizes), microbatch.prompt),
@@ -361,23 +351,23 @@ def responses_of(policy: Policy, microbatch: LargestMicrobatch, config: RunConfi
 
 
 def _sampled_at_once(config: RunConfig) -> list[tuple[int, int]]:
-    """Prompts and responses to each of them in the largest batch of a step, and of an evaluation if there is one."""
+    """(prompts, responses per prompt) of the largest batch of a step, and of an evaluation if there is one."""
     rollout = config.rollout
     groups = rollout.prompts
     if rollout.batch_responses is not None:
         groups = min(groups, max(1, rollout.batch_responses // rollout.group_size))
-    held_out = held_out_at_once(config)
+    held_out = largest_evaluation_batch(config)
     return [(groups, rollout.group_size), *([(held_out, 1)] if held_out else [])]
 
 
 def rollout_pass(policy: Policy, config: RunConfig, prompts: int, group_size: int) -> int:
-    """One batch of responses up to their last token, only those steps of which move the cache; its bytes at the end."""
+    """Sample one batch, only the steps that grow the cache; return the cache's final bytes."""
     rollout, prompt = config.rollout, config.rollout.max_prompt_tokens
     with torch.no_grad(), policy.autocast():
         decoder = Decoder(policy, _prompts(prompts, prompt), rollout.max_new_tokens)
         row_of = torch.arange(prompts).repeat_interleave(group_size)
         draw(policy, decoder.logits, rollout.temperature, row_of=row_of)
-        decoder.keep(row_of)  # each response has begun in a way of its own
+        decoder.keep(row_of)  # no response shares a row
         token = torch.ones(prompts * group_size, 1, dtype=torch.long)
         while decoder.width < prompt + rollout.max_new_tokens - 1:  # the last token is drawn and not run
             decoder.skip_to(prompt + rollout.max_new_tokens - 2)
@@ -387,7 +377,7 @@ def rollout_pass(policy: Policy, config: RunConfig, prompts: int, group_size: in
 
 
 def _prompts(count: int, tokens: int) -> list[list[int]]:
-    """Prompts of the greatest length but one, which makes padding necessary; it starts in its own way as well."""
+    """Prompts of maximal length but one, so that padding is needed, and without a common prefix."""
     return [[int(n > 0)] * (tokens - (n == 0 and count > 1 and tokens > 1)) for n in range(count)]
 
 
@@ -397,15 +387,12 @@ _NEVER = -1  # becomes the largest size_t; the largest int is two gigabytes
 _OF_A_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "GLIBC_TUNABLES")
 
 
-def keep_freed_memory() -> bool:
-    """Let this process keep what it frees; whether it does.
-
-    Left alone is a process whose user has set glibc's own variables, and one without glibc.
-    """
+def tune_malloc() -> bool:
+    """Let glibc's malloc keep freed memory, unless the user has set its variables; return whether it was done."""
     if not sys.platform.startswith("linux") or any(name in os.environ for name in _OF_A_USER):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     if mallopt is None:
         return False
-    # No piece of its own mapping, however large: glibc's before 2.35 refuse a threshold above 32 MiB.
+    # No separate mappings of any size: glibc before 2.35 refuses a threshold above 32 MiB.
     return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, _NEVER) and mallopt(_M_MXFAST, 0))

@@ -15,9 +15,9 @@ import torch
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.context import read_model_config
-from coca_mindspeed.local.evaluate import held_out_at_once
-from coca_mindspeed.local.memory import Footprint, NotEstimatedError, footprint
+from coca_mindspeed.local.experience import largest_evaluation_batch
+from coca_mindspeed.local.memory import MemoryEstimate, NotEstimatedError, estimate_memory
+from coca_mindspeed.local.model_files import read_model_config
 from coca_mindspeed.utils.console import print_text
 
 _CONTEXT = GIB // 2  # what CUDA's or CANN's context takes before the first tensor, by estimate
@@ -35,7 +35,7 @@ class MemoryCheck:
         device: the device's memory.
     """
 
-    run: Footprint
+    run: MemoryEstimate
     process: int
     device: int
 
@@ -46,7 +46,7 @@ def check_memory(config: RunConfig, architecture: Any, device: torch.device) -> 
     Raises:
         NotEstimatedError: the model is of an architecture that cannot be estimated.
     """
-    return MemoryCheck(footprint(config, architecture), process_bytes(device), device_bytes(device))
+    return MemoryCheck(estimate_memory(config, architecture), process_bytes(device), device_bytes(device))
 
 
 def refuse_what_cannot_fit(config: RunConfig, path: Path, device: torch.device) -> None:
@@ -78,10 +78,10 @@ def memory_problems(check: MemoryCheck, config: RunConfig, architecture: Any) ->
         for knob in _knobs(config)
         if knob.peak(check.run) > room
     ]
-    if check.run.merged and check.run.peak_of_export > room:
+    if check.run.merged and check.run.export_peak > room:
         problems.append(
             f"model.lora.rank={config.model.lora.rank}: merging the adapters at the end needs "
-            f"{check.run.peak_of_export / GIB:.1f} GiB, and the machine has {room / GIB:.1f} beside the process; take "
+            f"{check.run.export_peak / GIB:.1f} GiB, and the machine has {room / GIB:.1f} beside the process; take "
             "one with more memory, or a smaller model"
         )
     return problems
@@ -103,9 +103,9 @@ class _Knob:
     value: int | None
     choices: Sequence[int]
 
-    def peak(self, run: Footprint) -> int:
+    def peak(self, run: MemoryEstimate) -> int:
         """Bytes of the phase."""
-        return run.peak_of_update if self.phase == "update" else run.peak_of_rollout
+        return run.update_peak if self.phase == "update" else run.rollout_peak
 
 
 def _knobs(config: RunConfig) -> list[_Knob]:
@@ -126,7 +126,7 @@ def _update_knob(config: RunConfig) -> _Knob:
 
 def _rollout_knob(config: RunConfig) -> _Knob:
     rollout = config.rollout
-    responses = max(rollout.prompts * rollout.group_size, held_out_at_once(config))
+    responses = max(rollout.prompts * rollout.group_size, largest_evaluation_batch(config))
     if rollout.batch_responses is not None:
         responses = min(responses, rollout.batch_responses)
     groups = max(1, -(-responses // rollout.group_size))
@@ -134,7 +134,7 @@ def _rollout_knob(config: RunConfig) -> _Knob:
     return _Knob("rollout", "rollout.batch_responses", rollout.batch_responses, choices)
 
 
-def _remedy(knob: _Knob, run: Footprint, config: RunConfig, architecture: Any, room: int) -> str:
+def _remedy(knob: _Knob, run: MemoryEstimate, config: RunConfig, architecture: Any, room: int) -> str:
     recomputing = "model.gradient_checkpointing"
     tries: list[dict[str, Any]] = [{}]
     if knob.phase == "update" and not config.model.gradient_checkpointing:
@@ -142,7 +142,7 @@ def _remedy(knob: _Knob, run: Footprint, config: RunConfig, architecture: Any, r
     for changes in tries:
         changed = _with(config, changes)
         try:
-            need = footprint(changed, architecture) if changes else run
+            need = estimate_memory(changed, architecture) if changes else run
         except NotEstimatedError:  # no layers that can be recomputed
             continue
         value = _largest_that_fits(knob, need, changed, architecture, room)
@@ -155,14 +155,14 @@ def _remedy(knob: _Knob, run: Footprint, config: RunConfig, architecture: Any, r
     )
 
 
-def _largest_that_fits(knob: _Knob, run: Footprint, config: RunConfig, architecture: Any, room: int) -> int | None:
+def _largest_that_fits(knob: _Knob, run: MemoryEstimate, config: RunConfig, architecture: Any, room: int) -> int | None:
     """The nearest of the choices; a larger one never needs less."""
     *smaller, own = knob.choices
     if knob.peak(run) <= room:
         return own
 
     def too_much(value: int) -> bool:
-        return knob.peak(footprint(_with(config, {knob.key: value}), architecture)) > room
+        return knob.peak(estimate_memory(_with(config, {knob.key: value}), architecture)) > room
 
     fitting = bisect.bisect_left(smaller, True, key=too_much)
     return smaller[fitting - 1] if fitting else None

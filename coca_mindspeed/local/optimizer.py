@@ -1,4 +1,4 @@
-"""AdamW over what is trained: PyTorch's, or bitsandbytes' whose moments have eight bits."""
+"""AdamW for the trained parameters: PyTorch's, or bitsandbytes' with 8-bit moments."""
 
 import importlib
 from importlib.metadata import version
@@ -12,19 +12,19 @@ from coca_mindspeed.config.schema import OptimizerConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.policy import Policy
 
-_OLDEST = Version("0.50")  # the first that was tried here on a CPU
+_OLDEST = Version("0.50")  # the oldest tested on a CPU
 _DEVICES = ("cpu", "cuda")
-# bitsandbytes' own: smaller tensors keep moments of 32 bits, and so many numbers share a scale.
+# bitsandbytes': smaller tensors have 32-bit moments; numbers per scale.
 _SMALLEST, _BLOCK = 4096, 256
-# Bytes a number of temporary copies in a step on a CPU, as measured; a tensor at a time.
+# Measured bytes per number of temporary copies in a step on a CPU, one tensor at a time.
 _STEP_OF_8_BITS, _STEP_OF_32_BITS = 20, 12
 
 
 def require_optimizer(config: OptimizerConfig, device: torch.device) -> None:
-    """Find out whether the optimizer can be had on a device, without loading anything.
+    """Check that the optimizer is available for a device.
 
     Raises:
-        ConfigError: the extra is not installed or too old, or the device is none of the library's.
+        ConfigError: bitsandbytes is missing or too old, or does not support the device.
     """
     if config.name == "adamw":
         return
@@ -40,7 +40,6 @@ def require_optimizer(config: OptimizerConfig, device: torch.device) -> None:
 
 
 def build_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """A new optimizer of what the policy trains."""
     settings: dict[str, Any] = {
         "lr": config.lr,
         "betas": config.betas,
@@ -48,16 +47,16 @@ def build_optimizer(policy: Policy, config: OptimizerConfig) -> torch.optim.Opti
         "weight_decay": config.weight_decay,
     }
     if config.name == "adamw_8bit":
-        return _eight_bits(policy, settings)
+        return _build_8_bit(policy, settings)
     fused = policy.device.type in ("cpu", "cuda") or None  # one kernel for all parameters
     return torch.optim.AdamW(policy.trained_parameters(), fused=fused, **settings)
 
 
-def _eight_bits(policy: Policy, settings: dict[str, Any]) -> torch.optim.Optimizer:
+def _build_8_bit(policy: Policy, settings: dict[str, Any]) -> torch.optim.Optimizer:
     bitsandbytes: Any = importlib.import_module("bitsandbytes")
 
     class AdamW(bitsandbytes.optim.AdamW):
-        """Each group says how many bits its moments have; the library's own way is a table for the whole process."""
+        """Each group sets the bits of its moments; the library's own setting is global."""
 
         def get_config(self, gindex: int, pindex: int, group: dict[str, Any]) -> dict[str, Any]:
             return {**super().get_config(gindex, pindex, group), "optim_bits": group["optim_bits"]}
@@ -73,15 +72,15 @@ def _eight_bits(policy: Policy, settings: dict[str, Any]) -> torch.optim.Optimiz
 def _bits(policy: Policy, parameter: torch.nn.Parameter) -> int:
     """Bits of a parameter's moments.
 
-    Most rows of an embedding have no gradient in a step: where a second moment is rounded to 0, what is left of the
-    first would be divided by eps alone.
+    Most rows of an embedding have no gradient in a step: where a second moment is rounded to 0, the rest of the first
+    moment would be divided by eps alone.
     """
     embedding = policy.model.get_input_embeddings().weight
     return 32 if parameter is embedding or parameter.numel() < _SMALLEST else 8
 
 
 def moments_bytes(policy: Policy, name: str) -> int:
-    """Bytes of both moments of all that is trained, their scales included, by an optimizer of this name."""
+    """Bytes of both moments of all trained parameters, scales included."""
     return 2 * sum(_moment_bytes(policy, parameter, name) for parameter in policy.trained_parameters())
 
 
@@ -93,7 +92,7 @@ def _moment_bytes(policy: Policy, parameter: torch.nn.Parameter, name: str) -> i
 
 
 def step_bytes(policy: Policy, name: str, device: torch.device) -> int:
-    """Bytes that a step holds at its most besides weights, gradients and moments."""
+    """Peak bytes of a step besides weights, gradients and moments."""
     if name == "adamw" or device.type != "cpu":  # one kernel, in place
         return 0
     return max(

@@ -1,31 +1,98 @@
-"""A causal language model with its tokenizer, loaded from any Hugging Face directory."""
+"""A causal language model with its tokenizer, loaded from a Hugging Face directory; activation checkpointing."""
 
+import copy
+import functools
 import importlib
 import importlib.util
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from torch.utils.checkpoint import checkpoint
+from transformers import AutoModelForCausalLM, Cache
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.config.schema import DEVICE_PATTERN, ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.activation_checkpointing import recompute_layers
-from coca_mindspeed.local.attention import naming_the_alternative, use_own_attention
-from coca_mindspeed.local.chat import encode_prompts, load_tokenizer
-from coca_mindspeed.local.lm_head import OutputLayer, add_embedding_gradients
-from coca_mindspeed.local.prefill import Sharing
+from coca_mindspeed.local.attention import suggest_eager_attention, use_fast_attention
+from coca_mindspeed.local.lm_head import LMHead, add_embedding_gradients
+from coca_mindspeed.local.model_files import encode_prompts, load_tokenizer
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.tokenization import token_text
+
+
+def checkpoint_activations(model: Any) -> None:
+    """Activation checkpointing: every decoder layer keeps only its input and runs again in the backward pass.
+
+    Transformers' own is inactive in eval mode (which disables dropout) and removes the KV cache (which shared prompts
+    need).
+
+    Raises:
+        ValueError: no layer of the model supports it.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError(f"a {type(model).__name__} has no layers that can be recomputed")
+    for layer in layers:
+        layer.forward = functools.partial(_checkpointed, layer.forward)
+
+
+def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    # Architectures pass the cache under different names.
+    cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None)
+    if cache is None:
+        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+    # Layers replace their tensors and never write into them, so shallow copies keep the old state.
+    before: dict[int, Any] = dict(enumerate(map(copy.copy, cache.layers)))
+    recomputing = False
+
+    def from_before(*args: Any, **kwargs: Any) -> Any:
+        """Run on the cache as it was before this layer."""
+        nonlocal recomputing
+        view = copy.copy(cache)
+        view.layers = _Layers(copy.copy(before.get(number)) for number in range(len(cache.layers)))
+        output = forward(
+            *(view if value is cache else value for value in args),
+            **{name: view if value is cache else value for name, value in kwargs.items()},
+        )
+        if not recomputing:
+            for number in before.keys() - view.layers.used:
+                del before[number]  # not needed until the backward pass
+            cache.layers[:], recomputing = view.layers, True
+        return output
+
+    return checkpoint(from_before, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+
+class _Layers(list[Any]):
+    """A cache's layers; records which of them were used."""
+
+    def __init__(self, layers: Iterable[Any]) -> None:
+        super().__init__(layers)
+        self.used: set[int] = set()
+
+    def __getitem__(self, number: Any) -> Any:
+        self.used.update([number] if isinstance(number, int) else range(len(self))[number])
+        return super().__getitem__(number)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[number] for number in range(len(self)))
+
+
+#: Computed once: the batch's common prefix and each prompt for its group; each prompt for its group; nothing.  With
+#: prompts of several lengths, padding follows a shared prefix, and windows and ALiBi may count it (:mod:`.self_test`).
+Sharing = Literal["prefix", "prompts", "none"]
 
 _SHARED = {"prefix": "prompts and their common prefix", "prompts": "prompts alone", "none": "nothing"}
 
@@ -38,11 +105,11 @@ class Policy:
         model: a Hugging Face causal LM.
         tokenizer: its fast tokenizer, with a chat template.
         text: the bytes of each token id.
-        eos_ids: any of these ends a response.
-        pad_id: fills the places behind a response; never sampled, unless it is also an end-of-sequence token.
-        compute_dtype: float32 or bfloat16; the weights that are trained are float32 in either case.
-        adapters: peft's model around :attr:`model`, where adapters are trained in its place.
-        sharing: what prompts may have computed once without a change of the result.
+        eos_ids: each of these ends a response.
+        pad_id: padding; never sampled, unless it is also an end-of-sequence token.
+        compute_dtype: float32 or bfloat16; trained weights are float32 in either case.
+        adapters: peft's model around :attr:`model`, if adapters are trained.
+        sharing: which computations prompts may share without a change of the result.
     """
 
     model: Any
@@ -56,33 +123,29 @@ class Policy:
 
     @property
     def vocabulary(self) -> int:
-        """Tokens that the output layer knows."""
-        return len(self.output_layer.head.weight)
+        """Tokens of the LM head."""
+        return len(self.lm_head.head.weight)
 
     def autocast(self) -> torch.autocast:
-        """Compute in :attr:`compute_dtype`; enter it once around a whole loop, so that weights are cast once."""
+        """Compute in :attr:`compute_dtype`; enter it once around a loop, so that weights are cast once."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.compute_dtype == torch.bfloat16)
 
     @cached_property
-    def output_layer(self) -> OutputLayer:
-        """The way from hidden states to logits.
+    def lm_head(self) -> LMHead:
+        """The LM head.
 
         Raises:
-            ValueError: the model has no linear output layer.
+            ValueError: it is not linear.
         """
-        return OutputLayer.of(self.model)
+        return LMHead.of(self.model)
 
     @property
     def end_of_turn(self) -> int:
-        """The token that a taught response ends with: the tokenizer's own where it ends one, else the first that does.
-
-        Models that list several, as Llama 3 does, end a conversation's turn with the one that their tokenizer names.
-        """
+        """The end token of an SFT response: the tokenizer's own, else the first of :attr:`eos_ids`."""
         named = None if self.tokenizer is None else self.tokenizer.eos_token_id
         return named if named in self.eos_ids else self.eos_ids[0]
 
     def trained_parameters(self) -> list[torch.nn.Parameter]:
-        """The model's own, or the adapters'."""
         return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
 
     @property
@@ -91,7 +154,7 @@ class Policy:
         return device
 
     def logits_of_policy(self, logits: Tensor, temperature: float) -> Tensor:
-        """The logits that responses are sampled from and trained under: float32, tempered, without PAD.
+        """The logits of sampling and training: float32, divided by the temperature, PAD excluded.
 
         Args:
             logits: ``[..., vocabulary]``, of any float dtype.
@@ -105,22 +168,19 @@ class Policy:
         return logits.index_fill(-1, torch.full((1,), self.pad_id, device=logits.device), -torch.inf)
 
     def encode_prompts(self, records: Sequence[Record], system_prompt: str | None, max_tokens: int) -> list[list[int]]:
-        """Token ids of each record's prompt, by the tokenizer's chat template.
-
-        See :func:`~coca_mindspeed.local.chat.encode_prompts`.
-        """
+        """See :func:`~coca_mindspeed.local.model_files.encode_prompts`."""
         return encode_prompts(self.tokenizer, records, system_prompt, max_tokens)
 
 
 def choose_device(name: str, *, where: str = "trainer.device") -> torch.device:
-    """``auto`` is CUDA where there is a device, else an NPU where there is one, else the CPU.
+    """Resolve a device name; ``auto`` is CUDA if available, else NPU, else CPU.
 
     Args:
         name: ``auto``, ``cpu``, ``cuda``, ``cuda:N``, ``npu`` or ``npu:N``.
-        where: the key or option that named it, for messages.
+        where: the key or option, for messages.
 
     Raises:
-        ConfigError: the name is another, or a device is asked for that is not there.
+        ConfigError: another name, or no such device.
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "npu" if _npu_count() else "cpu")
@@ -157,20 +217,19 @@ def load_policy(
     Args:
         path: a Hugging Face directory.
         config: compute dtype, attention and trust.
-        device: where the weights go.
-        dtype: of the weights; those that are trained have to be float32.
+        device: for the weights.
+        dtype: of the weights; trained weights need float32.
         where: the key that named the path, for messages.
 
     Raises:
-        ConfigError: the directory is not there, does not load, lacks a chat template or some of its weights, or its
-            model makes logits in a way that is not known here, or has no layers that can be recomputed.
+        ConfigError: the directory does not load, lacks a chat template or weights, or the model is not supported.
     """
     missing = device.type != "npu" and importlib.util.find_spec("flash_attn") is None  # NPUs have their own
     if config.attention == "flash_attention_2" and missing:
         raise ConfigError("model.attention=flash_attention_2: needs the package flash-attn, which is not installed")
     tokenizer = load_tokenizer(path, config, where=where)
     try:
-        with naming_the_alternative(config.attention, f"{where}={path}"):
+        with suggest_eager_attention(config.attention, f"{where}={path}"):
             model, loading = AutoModelForCausalLM.from_pretrained(
                 path,
                 dtype=dtype,
@@ -178,15 +237,15 @@ def load_policy(
                 trust_remote_code=config.trust_remote_code,
                 local_files_only=True,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # named and refused below, with their keys
+                ignore_mismatched_sizes=True,  # refused below by their keys
             )
     except (OSError, ValueError, ImportError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{where}={path}: cannot be loaded as a causal language model: {error}") from error
-    _refuse_partial_weights(model, loading, f"{where}={path}")
+    _check_all_weights_loaded(model, loading, f"{where}={path}")
     model = model.to(device)
-    use_own_attention(model, device)
+    use_fast_attention(model, device)
     add_embedding_gradients(model, device)
-    model.eval()  # dropout would make the log-probs of sampling and training differ
+    model.eval()  # dropout would make sampling and training differ
     eos_ids = _eos_ids(model, tokenizer)
     if not eos_ids:
         raise ConfigError(
@@ -194,10 +253,10 @@ def load_policy(
         )
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
     try:
-        text = token_text(tokenizer, len(OutputLayer.of(model).head.weight))
+        text = token_text(tokenizer, len(LMHead.of(model).head.weight))
         policy = Policy(model, tokenizer, text, eos_ids, pad_id, getattr(torch, config.compute_dtype))
         if config.gradient_checkpointing:
-            recompute_layers(model)
+            checkpoint_activations(model)
         _choose_computation(policy, config, f"{where}={path}")
     except ValueError as error:
         raise ConfigError(f"{where}={path}: {error}") from error
@@ -205,10 +264,10 @@ def load_policy(
 
 
 def _choose_computation(policy: Policy, config: ModelConfig, where: str) -> None:
-    """Set attention and sharing by the self-test, and say so where they are not those that were asked for.
+    """Set attention and sharing by the self-test; print a note if they differ from the configuration.
 
     Raises:
-        SelfTestError: none computes what the model's plain forward pass does.
+        SelfTestError: no choice matches the model's plain forward pass.
     """
     from coca_mindspeed.local.self_test import choose_computation  # it imports this module
 
@@ -224,8 +283,8 @@ def _choose_computation(policy: Policy, config: ModelConfig, where: str) -> None
     )
 
 
-def _refuse_partial_weights(model: Any, loading: Mapping[str, Any], where: str) -> None:
-    """Transformers only warns of weights that it drew at random or left out; such a model is not the one asked for."""
+def _check_all_weights_loaded(model: Any, loading: Mapping[str, Any], where: str) -> None:
+    """Refuse missing, unexpected and mismatched weights, for which transformers only warns."""
     tied = set(getattr(model, "_tied_weights_keys", None) or ()) if model.config.tie_word_embeddings else set()
     problems = {
         "has no": set(loading["missing_keys"]) - tied,
@@ -243,7 +302,7 @@ def _refuse_partial_weights(model: Any, loading: Mapping[str, Any], where: str) 
 
 
 def _eos_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Chat models often stop at several tokens; the generation config lists them, the tokenizer names one."""
+    """End tokens of the generation config (often several) and of the tokenizer."""
     configured = model.generation_config.eos_token_id
     listed = configured if isinstance(configured, list) else [configured]
     return tuple(dict.fromkeys(i for i in [*listed, tokenizer.eos_token_id] if i is not None))

@@ -1,33 +1,145 @@
-"""Prompts of several lengths as one batch, and the pass that puts them into a KV cache.
+"""Prefill: a batch of prompts into a preallocated KV cache, a common prefix computed once."""
 
-Chat prompts start alike: the template's opening and the system prompt, of which there are often more tokens than of the
-question.  What all prompts of a batch start with is run once, as each prompt is run once for its whole group.
-"""
-
-import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer
 
-from coca_mindspeed.local.prefix_sharing import GoOn, go_on
+from coca_mindspeed.local.policy import Policy, Sharing
 
-#: How much is computed once: the prefix that all prompts of a batch start with, and each prompt for its group; each
-#: prompt for its group; nothing.  Padding lies between a shared prefix and what follows, where prompts are not of one
-#: length, and windows and ALiBi may count it (:mod:`.self_test`).
-Sharing = Literal["prefix", "prompts", "none"]
+_GROWTH = 1.5  # capacity factor; room for the longest response from the start would be unused by most rows
+_LEAST_ROOM = 16  # tokens
+_SMALL = 2**24  # bytes per layer; up to this, all future rows are allocated at once
 
-_WORTH_A_PASS = 16  # tokens; a shorter start costs more as a pass of its own than it saves
+
+def preallocated_cache(config: Any, most: int | None = None) -> DynamicCache:
+    """An empty cache; layers with a sliding window keep transformers' own.
+
+    Args:
+        config: the model's.
+        most: most tokens it will hold; None: unknown.
+    """
+    cache = DynamicCache(config=config)
+    cache.layers = [_PreallocatedLayer(most) if type(layer) is DynamicLayer else layer for layer in cache.layers]
+    return cache
+
+
+def repeat_rows(cache: DynamicCache, rows: Tensor, of: int, most: int) -> None:
+    """Append copies of ``rows``; usually only these are copied.
+
+    Args:
+        cache: with keys and values.
+        rows: int64.
+        of: rows that the cache has.
+        most: most rows that it will ever have from now on.
+    """
+    for layer in cache.layers:
+        if isinstance(layer, _PreallocatedLayer):
+            layer.repeat_rows(rows, most)
+        else:
+            layer.batch_select_indices(torch.cat([torch.arange(of, device=rows.device), rows]))
+
+
+def skip_to(cache: DynamicCache, tokens: int) -> int:
+    """Extend the cache to at most ``tokens`` without writing, for memory estimates; return its new length."""
+    return min(
+        (layer.skip_to(tokens) for layer in cache.layers if isinstance(layer, _PreallocatedLayer)), default=tokens
+    )
+
+
+def cache_bytes(cache: DynamicCache) -> int:
+    """Bytes of keys and values, unused capacity included."""
+    tensors = [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+    return sum(tensor.untyped_storage().nbytes() for tensor in tensors if tensor is not None)
+
+
+class _PreallocatedLayer(DynamicLayer):
+    """Keys and values ``[rows, heads, tokens, size]`` as views of larger buffers."""
+
+    is_initialized: bool
+
+    def __init__(self, most: int | None) -> None:
+        super().__init__()
+        self._most = most
+        self._buffers: tuple[Tensor, Tensor] | None = None
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:  # prompts, before they are repeated
+            # transformers' lazy_initialization has other arguments in each release.
+            self.dtype, self.device = key_states.dtype, key_states.device
+            self.is_initialized = True
+            self.keys, self.values = key_states.contiguous(), value_states.contiguous()
+            return self.keys, self.values
+        start, new = self.keys.shape[-2], key_states.shape[-2]
+        if self._buffers is None or self._buffers[0].shape[-2] < start + new:
+            self._move(tokens=start + new)
+        assert self._buffers is not None
+        for buffer, states in zip(self._buffers, (key_states, value_states), strict=True):
+            buffer[: len(states), :, start : start + new] = states
+        self._use(len(key_states), start + new)
+        return self.keys, self.values
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._move(tokens=self.keys.shape[-2] + 1, repeats=repeats)
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        if self._buffers is None:
+            self._move(tokens=self.keys.shape[-2] + 1)
+        assert self._buffers is not None
+        keys, values = self._buffers
+        # index_select is three times as fast as indexing.
+        self._buffers = (keys.index_select(0, indices), values.index_select(0, indices))
+        self._use(len(indices), self.keys.shape[-2])
+
+    def repeat_rows(self, rows: Tensor, most: int) -> None:
+        before, used = len(self.keys), self.keys.shape[-2]
+        if self._buffers is None or len(self._buffers[0]) < before + len(rows):
+            small = most * self.keys[0].nbytes <= _SMALL
+            self._move(
+                tokens=used + 1, more_rows=max(len(rows), most - before if small else min(before, most - before))
+            )
+        assert self._buffers is not None
+        for buffer in self._buffers:
+            buffer[before : before + len(rows), :, :used] = buffer[:, :, :used].index_select(0, rows)
+        self._use(before + len(rows), used)
+
+    def skip_to(self, tokens: int) -> int:
+        self._use(len(self.keys), tokens)
+        return self.keys.shape[-2]
+
+    def _use(self, rows: int, tokens: int) -> None:
+        assert self._buffers is not None
+        keys, values = self._buffers
+        self.keys, self.values = keys[:rows, :, :tokens], values[:rows, :, :tokens]
+
+    def _move(self, tokens: int, repeats: int = 1, more_rows: int = 0) -> None:
+        """Copy into buffers with room for more than ``tokens``, each row ``repeats`` times, and ``more_rows``."""
+        used = self.keys.shape[-2]
+        room = max(int(_GROWTH * tokens), tokens + _LEAST_ROOM)
+        if self._most is not None:
+            room = max(tokens, min(room, self._most))
+        moved = []
+        for old in (self.keys, self.values):
+            rows, heads, _, size = old.shape
+            buffer = torch.empty(rows * repeats + more_rows, heads, room, size, dtype=old.dtype, device=old.device)
+            buffer[: rows * repeats].unflatten(0, (rows, repeats))[:, :, :, :used] = old[:, None]
+            moved.append(buffer)
+        self._buffers = (moved[0], moved[1])
+        self._use(len(self.keys) * repeats, used)
+
+
+_WORTH_A_PASS = 16  # tokens; a separate pass for a shorter prefix costs more than it saves
 
 
 class PromptPass(NamedTuple):
-    """What a batch of P prompts left behind.
+    """Result of a prefill of P prompts.
 
     Attributes:
-        output: what ``forward`` made of the prompts' last tokens, ``[P, tokens, ...]``; the last column is their ends.
-        mask: bool ``[P, width]`` of the cache's columns, False where a prompt is padded; None where none is.
+        output: of ``forward`` for the prompts' last tokens, ``[P, tokens, ...]``; the last column is each prompt's end.
+        mask: bool ``[P, width]`` of the cache's columns, False on padding; None without padding.
         lengths: int64 ``[P]``, tokens of each prompt.
         width: columns of the cache.
     """
@@ -44,7 +156,6 @@ def run_prompts(
     cache: DynamicCache,
     pad_id: int,
     device: torch.device,
-    go_on: GoOn = go_on,
     sharing: Sharing = "prefix",
 ) -> PromptPass:
     """Fill an empty cache with prompts.
@@ -55,8 +166,7 @@ def run_prompts(
         cache: empty; afterwards it has one row a prompt.
         pad_id: fills shorter prompts up, on the left.
         device: of the model.
-        go_on: how the prompts' own tokens go on from what all of them start with.
-        sharing: whether what all of them start with is run once.
+        sharing: ``prefix`` to run a common prefix once.
     """
     shared = shared_start(prompts, sharing)
     if shared:
@@ -67,18 +177,15 @@ def run_prompts(
     positions = positions_of(mask, ids) + shared
     if mask is not None and shared:
         mask = torch.nn.functional.pad(mask, (shared, 0), value=True)
-    inputs = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "past_key_values": cache}
     if shared:
-        repeat = functools.partial(cache.batch_repeat_interleave, len(prompts))
-        output = go_on(forward, repeat, **inputs, use_cache=True)
-    else:
-        output = forward(**inputs, use_cache=True)
+        cache.batch_repeat_interleave(len(prompts))
+    output = forward(input_ids=ids, attention_mask=mask, position_ids=positions, past_key_values=cache, use_cache=True)
     lengths = torch.tensor([len(prompt) for prompt in prompts], device=device)
     return PromptPass(output, mask, lengths, shared + ids.shape[1])
 
 
 def shared_start(prompts: Sequence[Sequence[int]], sharing: Sharing = "prefix") -> int:
-    """How many tokens all prompts start with, if they are worth a pass; each keeps a token that is its own.
+    """Length of the prompts' common prefix; 0 if it is too short.  Each prompt keeps a token of its own.
 
     Args:
         prompts: token ids, at least one each.
@@ -86,14 +193,14 @@ def shared_start(prompts: Sequence[Sequence[int]], sharing: Sharing = "prefix") 
     """
     if len(prompts) == 1 or sharing != "prefix":
         return 0
-    first, last = min(map(list, prompts)), max(map(list, prompts))  # the two that part earliest
+    first, last = min(map(list, prompts)), max(map(list, prompts))  # their common prefix is everyone's
     same = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
     same = min(same, min(map(len, prompts)) - 1)
     return same if same >= _WORTH_A_PASS else 0
 
 
 def pad_left(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Prompts as ``[P, longest]`` ids, and their bool mask; no mask where nothing needed padding."""
+    """Prompts as ids ``[P, longest]`` and their bool mask; None without padding."""
     width = max(map(len, prompts))
     ids = torch.tensor([[pad_id] * (width - len(p)) + list(p) for p in prompts], device=device)
     if all(len(p) == width for p in prompts):
@@ -103,7 +210,31 @@ def pad_left(prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device
 
 
 def positions_of(mask: Tensor | None, ids: Tensor) -> Tensor:
-    """Positions that start from 0 at each prompt's first real token, int64 ``[rows, tokens]``."""
+    """Positions counted from each prompt's first real token, int64 ``[rows, tokens]``."""
     if mask is None:
         return torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
     return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+
+
+def prompt_states(policy: Policy, prompts: Sequence[Sequence[int]], layer: int) -> Tensor:
+    """Hidden states of each prompt's last token.
+
+    Args:
+        policy: the model; not changed.
+        prompts: token ids of n prompts, run as one batch.
+        layer: 0 is the embedding, i the output of block i, negative counts from the last.
+
+    Returns:
+        float32 ``[n, hidden]`` on the CPU.
+    """
+    ids, mask = pad_left(prompts, policy.pad_id, policy.device)
+    with torch.inference_mode(), policy.autocast():
+        output = policy.lm_head.body(
+            input_ids=ids,
+            attention_mask=torch.ones_like(ids, dtype=torch.bool) if mask is None else mask,
+            position_ids=positions_of(mask, ids),
+            output_hidden_states=True,
+            use_cache=False,
+        )
+    states: Tensor = output.hidden_states[layer][:, -1].float().cpu()
+    return states.clone()  # inference tensors cannot enter a graph

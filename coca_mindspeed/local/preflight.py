@@ -13,8 +13,14 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.chat_template import TEMPLATE_KEYS, TemplateKeys, check_template
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.chat import check_prompt_length, load_tokenizer, render_prompts
-from coca_mindspeed.local.context import ContextLimit, read_context_limit, read_model_config
+from coca_mindspeed.local.model_files import (
+    ContextLimit,
+    check_prompt_length,
+    load_tokenizer,
+    read_context_limit,
+    read_model_config,
+    render_prompts,
+)
 from coca_mindspeed.local.progress import StepProgress
 
 _AT_ONCE = 1000  # prompts; few enough to show how far the check is

@@ -1,4 +1,4 @@
-"""Progress bars with the time left: on a terminal a live line, elsewhere (a log file) a line every tenth of the way."""
+"""Progress bars with ETA: a live line on a terminal, in a log file one line per tenth."""
 
 import math
 import sys
@@ -16,18 +16,18 @@ from rich.text import Text
 from coca_mindspeed.utils.eta import Pace, duration
 
 _Self = TypeVar("_Self", bound="StepProgress")
-MEAN_OF = 10  # steps; single ones are too noisy to be read
-_WIDE = 100  # columns from which the numbers are named in full
+MEAN_OF = 10  # steps
+_WIDE = 100  # columns; wider terminals show full names
 _BAR = 24
 
 
 @dataclass(frozen=True)
-class Shown:
-    """What a line says besides how far it is.
+class ProgressText:
+    """Text of a progress line.
 
     Attributes:
-        full: named in full, for wide terminals and log files.
-        short: the same in few characters, the most important first; as many are shown as fit.
+        full: for wide terminals and log files.
+        short: short parts, the most important first; as many as fit are shown.
     """
 
     full: str = ""
@@ -35,7 +35,7 @@ class Shown:
 
 
 class StepProgress:
-    """Progress over a known number of steps, with a text that changes."""
+    """Progress over a known number of steps."""
 
     def __init__(
         self, total: int, enabled: bool, done: int = 0, *, title: str = "working", patience: float = 0.0
@@ -43,18 +43,18 @@ class StepProgress:
         """Nothing is shown before the block is entered.
 
         Args:
-            total: steps in all.
+            total: number of steps.
             enabled: whether to show anything.
-            done: steps that were done before.
+            done: steps done before.
             title: what is being done.
-            patience: seconds until anything is shown; for work that is mostly short.
+            patience: seconds before anything is shown.
         """
         console = Console(stderr=True)
         self._title, self._total = title, total
         self._live = enabled and console.is_terminal
         self._lines = enabled and not console.is_terminal
         self._bar = Progress(_Line(console), console=console, disable=not self._live)
-        self._task = self._bar.add_task(title, total=total, completed=done, shown=Shown())
+        self._task = self._bar.add_task(title, total=total, completed=done, shown=ProgressText())
         self._show_from = time.monotonic() + patience
         self._last_tenth = self._tenth(done)
         self._said = self._since = time.monotonic()
@@ -71,16 +71,16 @@ class StepProgress:
     ) -> None:
         self._bar.stop()
 
-    def show(self, step: int, shown: Shown | str = "") -> None:
+    def show(self, step: int, shown: ProgressText | str = "") -> None:
         """Show that ``step`` steps are done."""
         if isinstance(shown, str):
-            shown = Shown(shown, (shown,) if shown else ())
+            shown = ProgressText(shown, (shown,) if shown else ())
         now = time.monotonic()
         if step > self._done:
-            self._told(step - self._done, now - self._since)
+            self._record_pace(step - self._done, now - self._since)
             self._done, self._since = step, now
         left = self._pace.left(step) if step < self._total else None
-        # rich's own estimate forgets what is older than half a minute, which one step of a large model may take.
+        # rich's own ETA only remembers half a minute, less than one step of a large model.
         self._bar.update(self._task, completed=step, shown=shown, ends=None if left is None else now + left)
         if now < self._show_from:
             return
@@ -94,22 +94,21 @@ class StepProgress:
             print("  ".join(part for part in (count, about, shown.full) if part), file=sys.stderr, flush=True)
 
     def busy(self, text: str) -> None:
-        """Show what a long step is doing; in a log file at most once in ten seconds."""
+        """Show the state of a long step; in a log file at most every ten seconds."""
         if self._live:
-            self._bar.update(self._task, shown=Shown(text, (text,)))
+            self._bar.update(self._task, shown=ProgressText(text, (text,)))
         elif self._lines and time.monotonic() >= self._said + 10:
             self._said = time.monotonic()
             print(f"{self._title} {text}", file=sys.stderr, flush=True)
 
     def note(self, text: str) -> None:
-        """Say something once, above the bar; it is never wrapped or cut."""
+        """Print a line above the bar, never wrapped or cut."""
         if self._live:
             self._bar.console.print(text, soft_wrap=True, markup=False, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)
 
-    def _told(self, steps: int, seconds: float) -> None:
-        """So many steps took so long."""
+    def _record_pace(self, steps: int, seconds: float) -> None:
         self._pace.add(steps, seconds)
 
     def _tenth(self, step: int) -> int:
@@ -117,7 +116,7 @@ class StepProgress:
 
 
 class _Line(ProgressColumn):
-    """One line that fits the terminal: how far, then the numbers, then time left and a bar where there is room."""
+    """One line that fits the terminal: count and numbers, then ETA and a bar if there is room."""
 
     max_refresh = None
 
@@ -130,14 +129,13 @@ class _Line(ProgressColumn):
 
     @staticmethod
     def line(task: Task, width: int) -> str:
-        """The line in ``width`` columns."""
         total = int(task.total or 0)
         head, count = str(task.description), f"{int(task.completed)}/{total}"
-        shown: Shown = task.fields["shown"]
+        shown: ProgressText = task.fields["shown"]
         if width >= _WIDE and len(head) + len(count) + len(shown.full) + 3 <= width:
             parts = [shown.full] if shown.full else []
         else:
-            parts = _that_fit(shown.short, width - len(head) - len(count) - 2)
+            parts = _fitting(shown.short, width - len(head) - len(count) - 2)
         ends = task.fields.get("ends")
         left = "" if ends is None else f"{duration(max(0.0, ends - time.monotonic()))} left"
         room = width - len(" ".join([head, count, *parts]))
@@ -149,7 +147,7 @@ class _Line(ProgressColumn):
         return " ".join([head, count, *parts])
 
 
-def _that_fit(parts: Sequence[str], width: int) -> list[str]:
+def _fitting(parts: Sequence[str], width: int) -> list[str]:
     chosen: list[str] = []
     for part in parts:
         if len(" ".join([*chosen, part])) > width:
@@ -158,14 +156,14 @@ def _that_fit(parts: Sequence[str], width: int) -> list[str]:
     return chosen
 
 
-class ImitationProgress(StepProgress):
+class SFTProgress(StepProgress):
     """Progress of supervised training."""
 
     def __init__(self, total: int, enabled: bool, done: int = 0, *, stage: str = "warm-up") -> None:
         super().__init__(total, enabled, done, title=f"{stage:<8}")
 
     def advance(self, step: int, loss: float) -> None:
-        """Show the loss of the newest step, in nats a token; one that counts more weighs more in it."""
+        """Show the loss in nats per token."""
         self.show(step, f"loss {loss:.3f}")
 
 
@@ -179,7 +177,7 @@ _NUMBERS = {
 
 
 class TrainingProgress(StepProgress):
-    """Progress of the training: accuracy, ECE, confidence reward and tokens/s, each a mean of the last steps."""
+    """Progress of training: means of accuracy, ECE, confidence reward and tokens/s over the last steps."""
 
     def __init__(
         self,
@@ -193,11 +191,10 @@ class TrainingProgress(StepProgress):
         """Nothing is shown before the block is entered.
 
         Args:
-            total: steps in all.
+            total: number of steps.
             enabled: whether to show anything.
-            done: steps that were done before.
-            history: rows of metrics and timing of the steps before, the newest last, so that a resumed run shows the
-                same means and the same time left.
+            done: steps done before.
+            history: earlier rows of metrics and timing, the newest last, for the means and the ETA of a resumed run.
             interval: steps between evaluations; 0: none.
         """
         super().__init__(total, enabled, done, title="training")
@@ -205,7 +202,6 @@ class TrainingProgress(StepProgress):
         self._rows: deque[Mapping[str, float | None]] = deque(history, maxlen=MEAN_OF)
 
     def advance(self, step: int, metrics: Mapping[str, float], timing: Mapping[str, float]) -> None:
-        """Show the means up to the newest step."""
         self._rows.append({**metrics, **timing})
         self._pace.add_training_step(timing)
         full, short = [], []
@@ -219,7 +215,7 @@ class TrainingProgress(StepProgress):
                 short.append(f"{short_name} {mean:.0f}" if count else f"{short_name} {mean:.2f}")
         steps = len(self._rows)
         whose = f"mean of {steps} steps: " if steps > 1 else ""
-        self.show(step, Shown(whose + "  ".join(full), (f"mean {short[0]}", *short[1:]) if short else ()))
+        self.show(step, ProgressText(whose + "  ".join(full), (f"mean {short[0]}", *short[1:]) if short else ()))
 
-    def _told(self, steps: int, seconds: float) -> None:
-        """The steps say themselves how long they took, and what of it was an evaluation."""
+    def _record_pace(self, steps: int, seconds: float) -> None:
+        """Not used: :meth:`advance` records the pace from the timing row, evaluations apart."""

@@ -1,7 +1,7 @@
-"""The output directory of a run: whose it is, what it holds already, and what may change when it is resumed.
+"""The output directory of a run: its marker, its lock, and which settings may change when it is resumed.
 
-Its marker ``coca-mindspeed.json`` is written only once everything that can be checked has been, so a start that
-fails leaves nothing in the way.  It says which run this is, by an id that no other run has, and what it is trained on.
+The marker ``coca-mindspeed.json`` (id, data digests, prompt hash) is written after all checks, so a failed start leaves
+nothing behind.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 _KIND = "run"
 _LOCK = ".lock"
-# Everything that a run writes into its output: what must not be there before, and what --overwrite removes.
+# Everything that a run writes: must not exist before, and is removed by --overwrite.
 ENTRIES = (
     "config.yaml",
     "untrained",
@@ -59,20 +59,20 @@ ENTRIES = (
     ".warm_start.writing",
     ".replaced_warm_start",
 )
-# A resumed run may log, save and evaluate differently; anything else would not be the same run.
+# Only these sections may change when a run is resumed.
 _MAY_CHANGE = ("evaluation", "checkpoint", "logging")
-_LENGTH = (("trainer", "steps"), ("data", "epochs"))  # may change where the steps taken do not depend on them
+_LENGTH = (("trainer", "steps"), ("data", "epochs"))  # may change if the steps taken do not depend on them
 
 
 @dataclass(frozen=True)
 class FoundRun:
-    """A run's output directory as it was found.
+    """The state of a run's output directory.
 
     Attributes:
-        path: the directory; it may not be there yet.
-        marker: what a run that it holds says about itself, or None.
-        newest: the checkpoint to go on from.
-        begun: whether a run in it has finished a step.
+        path: the directory; it may not exist.
+        marker: content of the run's marker, or None.
+        newest: the checkpoint to continue from.
+        begun: whether the run has finished a step.
     """
 
     path: Path
@@ -86,17 +86,17 @@ class FoundRun:
 
 
 def find_run(path: Path, *, resume: bool, overwrite: bool = False) -> FoundRun:
-    """Look at the place where a run is to go; nothing is changed.
+    """Inspect the output directory; nothing is changed.
 
-    A run that never finished a step is no obstacle: it is started again, with other settings too.
+    A run that never finished a step is started again, with other settings too.
 
     Args:
         path: the output directory.
-        resume: whether the run that it holds is to go on.
-        overwrite: whether the run that it holds is to be replaced.
+        resume: whether to continue the run that it holds.
+        overwrite: whether to replace the run that it holds.
 
     Raises:
-        ConfigError: it is not a directory, holds something else, or holds a run and neither was said.
+        ConfigError: not a directory, holds other files, or holds a run without ``resume`` or ``overwrite``.
     """
     if path.exists() and not path.is_dir():
         raise ConfigError(f"--output {path}: is a file; a run needs a directory")
@@ -104,27 +104,26 @@ def find_run(path: Path, *, resume: bool, overwrite: bool = False) -> FoundRun:
     if marker is None:
         others = [name for name in (*ENTRIES, MARKER) if (path / name).exists()]
         if overwrite and path.exists() and any(entry.name != _LOCK for entry in path.iterdir()):
-            raise ConfigError(
-                f"--output {path}: is not an earlier run (it holds no {MARKER} of one), so it is not replaced"
-            )
+            raise ConfigError(f"--output {path}: holds no {MARKER} of a run, so it is not replaced")
         if others:
             raise ConfigError(
-                f"--output {path}: holds {others[0]!r} but no {MARKER} of a run of ours, so it is something else; "
-                "choose another directory"
+                f"--output {path}: holds {others[0]!r} but no {MARKER} of a run; choose another directory"
             )
         return FoundRun(path)
     checkpoints = list_checkpoints(path / "checkpoints")
     metrics = path / "metrics.jsonl"
     begun = bool(checkpoints) or (metrics.exists() and metrics.stat().st_size > 0)
     if begun and not resume and not overwrite:
-        raise ConfigError(f"--output {path}: already holds a run; add --resume to go on with it, or choose another")
+        raise ConfigError(
+            f"--output {path}: already holds a run; add --resume to continue it, or choose another directory"
+        )
     if overwrite:
         return FoundRun(path, marker)
     return FoundRun(path, marker, checkpoints[-1] if checkpoints else None, begun)
 
 
 def check_writable(path: Path) -> None:
-    """Find out whether files can be written under ``path``, leaving none.
+    """Check that files can be written under ``path``; leave none.
 
     Raises:
         ConfigError: they cannot.
@@ -137,20 +136,20 @@ def check_writable(path: Path) -> None:
         raise ConfigError(f"--output {path}: cannot be written: {error.strerror}") from error
 
 
-def hold(path: Path) -> IO[bytes]:
-    """Keep other processes out of a run's directory until the file is closed or this process ends.
+def lock_run(path: Path) -> IO[bytes]:
+    """Lock a run's directory until the file is closed or this process ends.
 
     Raises:
-        ConfigError: another process is at work there.
+        ConfigError: another process holds the lock.
     """
     lock = lock_of_process(path / _LOCK)
     if lock is None:
-        raise ConfigError(f"--output {path}: another process is at work on this run")
+        raise ConfigError(f"--output {path}: another process is running in this directory")
     return lock
 
 
 def records_digest(records: Sequence[Record]) -> dict[str, Any]:
-    """Number and SHA-256 of records as they were read, in their order."""
+    """Number and SHA-256 of records, in order."""
     digest = hashlib.sha256()
     for record in records:
         digest.update(json.dumps(record_to_json(record), sort_keys=True).encode() + b"\n")
@@ -165,9 +164,9 @@ def claim(
     *,
     overwrite: bool,
 ) -> Mapping[str, Any]:
-    """Write the marker and ``config.yaml``, and return what the marker says; the directory must be held.
+    """Write the marker and ``config.yaml``; return the marker.  The directory must be locked.
 
-    What a run that never finished a step has left goes, unless this one would make the same.
+    Files of a run that never finished a step are removed, unless this run would create the same.
 
     Raises:
         ConfigError: it cannot be written.
@@ -200,11 +199,11 @@ def _differs(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str,
     return next(_changes(_saved(found), config), None) is not None or found.marker.get("data") != data
 
 
-def refuse_another_run(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
-    """Refuse to go on with a run under settings or on records by which its steps would have been others.
+def check_same_run(found: FoundRun, config: RunConfig, data: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse to resume with settings or records that would have changed the steps already taken.
 
     Raises:
-        ConfigError: names the setting, or the records.
+        ConfigError: names the setting or the records.
     """
     if not found.begun or found.marker is None:
         return
@@ -216,44 +215,44 @@ def refuse_another_run(found: FoundRun, config: RunConfig, data: Mapping[str, Ma
             f"{found.config_path}: the run to resume has {key}={before!r}, found {now!r}; only "
             f"{', '.join(_MAY_CHANGE)}, trainer.steps and data.epochs may change when a run is resumed"
         )
-    _refuse_another_length(found, saved, config)
+    _check_same_length(found, saved, config)
     for name, digest in data.items():
         before = found.marker.get("data", {}).get(name)
         if before != digest:
             raise ConfigError(
-                f"--output {found.path}: the records of data.{name} are not those that the run to resume read: "
-                f"{_described(before)} then, {_described(digest)} now; put the file back as it was, or start a new run"
+                f"--output {found.path}: the records of data.{name} differ from those of the run to resume: "
+                f"{_describe(before)} then, {_describe(digest)} now; restore the file, or start a new run"
             )
 
 
-def refuse_other_prompts(found: FoundRun, prompt_sha256: str) -> None:
-    """Refuse to go on with a run whose first prompt was rendered otherwise.
+def check_same_prompt(found: FoundRun, prompt_sha256: str) -> None:
+    """Refuse to resume if the first prompt is rendered differently.
 
     Args:
-        found: the run; one of a release that did not note the prompt is let pass.
+        found: the run; one without a stored hash is accepted.
         prompt_sha256: of the first training question's rendered prompt.
 
     Raises:
-        ConfigError: it was another.
+        ConfigError: the hashes differ.
     """
     if not found.begun or found.marker is None:
         return
     before = found.marker.get("prompt", {}).get("sha256", prompt_sha256)
     if before != prompt_sha256:
         raise ConfigError(
-            f"--output {found.path}: the chat template renders the first question otherwise than in the run to resume "
-            f"(SHA-256 {before[:12]} then, {prompt_sha256[:12]} now); put the tokenizer's files back as they were and "
-            "the release of transformers, or start a new run"
+            f"--output {found.path}: the chat template renders the first question differently from the run to resume "
+            f"(SHA-256 {before[:12]} then, {prompt_sha256[:12]} now); restore the tokenizer's files and the release of "
+            "transformers, or start a new run"
         )
 
 
 def stored_prompt_date(found: FoundRun) -> str | None:
-    """The date that the run in a directory has written into its chat template; None: it needs none."""
+    """The date that the run uses in its chat template; None: it uses none."""
     date: str | None = (found.marker or {}).get("prompt", {}).get("date")
     return date
 
 
-def _refuse_another_length(found: FoundRun, saved: RunConfig, config: RunConfig) -> None:
+def _check_same_length(found: FoundRun, saved: RunConfig, config: RunConfig) -> None:
     before, now = saved.trainer.steps, config.trainer.steps
     if before == now:
         return
@@ -266,14 +265,14 @@ def _refuse_another_length(found: FoundRun, saved: RunConfig, config: RunConfig)
         if step // before != step // now:
             raise ConfigError(
                 f"{where}, but step {step + 1} was taken in stage {step // before} of {config.method.name}, and would "
-                f"have been in stage {step // now}; only a run still in its first stage can be prolonged"
+                f"be in stage {step // now}; only a run in its first stage can be extended"
             )
         rates = [learning_rate(config.optimizer, step % steps, steps) for steps in (before, now)]
         if rates[0] != rates[1]:
             raise ConfigError(
                 f"{where}, but optimizer.schedule={config.optimizer.schedule} decays over trainer.steps: step "
-                f"{step + 1} was taken at lr {rates[0]:.6g}, and would have been at {rates[1]:.6g}; only a run with "
-                "optimizer.schedule=constant can be prolonged"
+                f"{step + 1} was taken at lr {rates[0]:.6g}, and would be at {rates[1]:.6g}; only a run with "
+                "optimizer.schedule=constant can be extended"
             )
 
 
@@ -287,7 +286,7 @@ def _saved(found: FoundRun) -> RunConfig:
 
 
 def _without_removed_keys(values: Any) -> Any:
-    """An earlier version's configuration without the defaults of keys that this one has no more."""
+    """Drop removed keys that have their former default from an earlier version's configuration."""
     for key, (default, _) in REMOVED_KEYS.items():
         section, _, name = key.partition(".")
         keys = values.get(section) if isinstance(values, dict) else None
@@ -297,7 +296,7 @@ def _without_removed_keys(values: Any) -> Any:
 
 
 def _changes(saved: RunConfig, config: RunConfig) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (key, value before, value now) of what differs outside of the sections that may."""
+    """Yield (key, old value, new value) of settings that must not differ."""
     before, now = saved.model_dump(mode="json"), config.model_dump(mode="json")
     for section, values in now.items():
         if section in _MAY_CHANGE or values == before[section]:
@@ -310,5 +309,5 @@ def _changes(saved: RunConfig, config: RunConfig) -> Iterator[tuple[str, Any, An
             yield section, before[section], values
 
 
-def _described(digest: Mapping[str, Any] | None) -> str:
+def _describe(digest: Mapping[str, Any] | None) -> str:
     return "none" if digest is None else f"{digest['records']} records, SHA-256 {digest['sha256'][:12]}"

@@ -1,10 +1,10 @@
-"""Responses of a group that have said the same so far are one row of the decoder, until they part.
+"""Sampling from a policy: groups of responses to a batch of prompts, and single responses token by token.
 
-A confidence before the answer makes beginnings alike: the tag, a zero, a point and often a digit are a third of a short
-response.
+Responses of a group share a decoder row while they are identical.  With the confidence first, a third of a short
+response (the tag, a zero, the point, often a digit) is shared.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -12,21 +12,20 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.local.kv_cache import cache_bytes, growing_cache, repeat_rows, skip_to
 from coca_mindspeed.local.lm_head import TokenScores, entropy_of
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prefill import run_prompts
+from coca_mindspeed.local.prefill import cache_bytes, preallocated_cache, repeat_rows, run_prompts, skip_to
 
-_SHRINK_AT = 0.9  # of the rows: so few in use, and the others leave; each time copies the cache
+_SHRINK_AT = 0.9  # share of rows in use below which the others are removed, which copies the cache
 _MORE_THAN_A_VOCABULARY = 2**32
 
 
 class NextStep(NamedTuple):
-    """What the decoder should do with its rows, and what to give them.
+    """Changes to the decoder's rows, and their next tokens.
 
     Attributes:
-        keep: int64, go on with these rows alone, a row as often as it is named; None: with all.
-        repeat: int64, put these rows behind the others once more; None: none.  One of the two at most.
+        keep: int64, rows to keep, repeats allowed; None: all.
+        repeat: int64, rows to append a copy of; None: none.  At most one of the two is set.
         token: int64 ``[rows, 1]``, the next token of each row.
     """
 
@@ -35,29 +34,28 @@ class NextStep(NamedTuple):
     token: Tensor
 
 
-class Branches:
-    """Which row of a decoder each unfinished response goes on from.
+class SharedRows:
+    """The decoder row of each unfinished response.
 
     Attributes:
-        row_of: int64 ``[responses]``, the decoder's row of each response that goes on.
+        row_of: int64 ``[responses]``.
     """
 
     def __init__(self, prompts: int, group_size: int, device: torch.device) -> None:
-        """All responses to a prompt begin in its row."""
         self.row_of = torch.arange(prompts, device=device).repeat_interleave(group_size)
         self._rows = prompts
 
     def go_on(self, going: Tensor, token: Tensor) -> NextStep:
-        """Follow the responses by a token each.
+        """Append one token to the unfinished responses.
 
         Args:
-            going: bool ``[responses]``, those that go on; the others are forgotten.
-            token: int64 ``[responses, 1]``, what each has sampled.
+            going: bool ``[responses]``, responses that continue; the others are dropped.
+            token: int64 ``[responses, 1]``, the sampled tokens.
         """
         pairs = self.row_of[going] * _MORE_THAN_A_VOCABULARY + token[going, 0]
         pairs, pair_of = torch.unique(pairs, return_inverse=True)
         row, token = pairs // _MORE_THAN_A_VOCABULARY, pairs % _MORE_THAN_A_VOCABULARY
-        # The first to leave a row in some direction takes it along, the others need a copy.
+        # The first continuation of a row keeps it, the others need a copy.
         another = torch.zeros_like(row, dtype=torch.bool)
         another[1:] = row[1:] == row[:-1]
         repeat = row[another]
@@ -67,28 +65,28 @@ class Branches:
             return NextStep(row, None, token[:, None])
         row[another] = torch.arange(self._rows, rows, device=row.device)
         self.row_of, self._rows = row[pair_of], rows
-        tokens = token.new_zeros(rows, 1)  # any token does for a row whose responses have ended
+        tokens = token.new_zeros(rows, 1)  # rows whose responses have ended get any token
         tokens[row, 0] = token
         return NextStep(None, repeat if len(repeat) else None, tokens)
 
 
-_LARGE = 4096  # a vocabulary from here on: summed up whole for every draw it would take longer than by blocks
-_BLOCK = 256  # tokens; one is found in two steps, among the blocks and in its block
+_LARGE = 4096  # vocabulary size; larger ones are sampled by blocks, which is faster
+_BLOCK = 256  # tokens per block
 
 
 class NoDistributionError(TrainingError):
-    """No token can be drawn: probabilities are not finite, or all of them are 0."""
+    """No token can be drawn: probabilities are not finite or all zero."""
 
 
-def draw_tokens(
+def sample_tokens(
     probabilities: Tensor, generator: torch.Generator | None = None, row_of: Tensor | None = None
 ) -> Tensor:
-    """Tokens ``[draws, 1]`` by probabilities ``[rows, vocabulary]``; never one whose probability is 0.
+    """Draw tokens ``[draws, 1]`` by inverse-CDF sampling from ``[rows, vocabulary]``; never one of probability 0.
 
     Args:
-        probabilities: they need not add up to 1.
+        probabilities: need not be normalised.
         generator: on their device.
-        row_of: int64 ``[draws]``, the row that each draw is made from; None: one from each row.
+        row_of: int64 ``[draws]``, the row of each draw; None: one draw per row.
 
     Raises:
         NoDistributionError: probabilities are not finite, or a row has none.
@@ -97,19 +95,19 @@ def draw_tokens(
         row_of = torch.arange(len(probabilities), device=probabilities.device)
     if probabilities.shape[1] < _LARGE:
         uniform = torch.rand(len(row_of), 1, generator=generator, device=probabilities.device)
-        return _draw(_running_sums(probabilities), uniform, row_of)
+        return _inverse_cdf(_running_sums(probabilities), uniform, row_of)
     blocks = _running_sums(_block_sums(probabilities))
-    # Two numbers: the digits of one would not reach to the tokens of a block that is improbable.
+    # Two numbers: one float32 cannot resolve the tokens of an improbable block.
     uniform = torch.rand(len(row_of), 2, generator=generator, device=probabilities.device)
-    block = _draw(blocks, uniform[:, :1], row_of)
+    block = _inverse_cdf(blocks, uniform[:, :1], row_of)
     token = block * _BLOCK + torch.arange(_BLOCK, device=probabilities.device)
     inside = token < probabilities.shape[1]
     of_block = probabilities[row_of[:, None], token.where(inside, 0)].where(inside, 0.0)
-    return token.gather(1, _draw(_running_sums(of_block), uniform[:, 1:]))
+    return token.gather(1, _inverse_cdf(_running_sums(of_block), uniform[:, 1:]))
 
 
 def _block_sums(probabilities: Tensor) -> Tensor:
-    """Sums ``[rows, blocks]`` of so many neighbours; the last block may have fewer."""
+    """Sums ``[rows, blocks]`` over blocks of tokens; the last block may be shorter."""
     whole = probabilities.shape[1] // _BLOCK * _BLOCK
     sums: Tensor = probabilities[:, :whole].unflatten(1, (-1, _BLOCK)).sum(dim=-1)
     if whole == probabilities.shape[1]:
@@ -118,29 +116,30 @@ def _block_sums(probabilities: Tensor) -> Tensor:
 
 
 def _running_sums(weights: Tensor) -> Tensor:
-    """Sums ``[rows, n]`` of each weight with those before it; where a weight is 0, the sum stays what it was.
+    """Cumulative sums ``[rows, n]``, constant where a weight is 0.
 
-    A GPU scans a single row by another kernel, whose sums may go up and down where nothing is added.
+    A GPU scans a single row by another kernel, which does not guarantee this, so a second row is added.
     """
     if len(weights) == 1 and weights.device.type != "cpu":
         return weights.expand(2, -1).cumsum(dim=1)[:1]
     return weights.cumsum(dim=1)
 
 
-def _draw(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> Tensor:
-    """The index ``[draws, 1]`` at which a row of ``sums`` passes a uniform share ``[draws, 1]`` of its last.
+def _inverse_cdf(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> Tensor:
+    """Index ``[draws, 1]`` at which the cumulative sums pass a share of their total.
 
     Args:
-        sums: of weights ``[rows, n]``, each with those before it.
-        uniform: from 0 to 1.
-        row_of: as in :func:`draw_tokens`.
+        sums: cumulative weights ``[rows, n]``.
+        uniform: ``[draws, 1]``, shares from 0 to 1.
+        row_of: as in :func:`sample_tokens`.
     """
     total = sums[:, -1:].contiguous()
     if bool((~((total > 0) & total.isfinite())).any()):
         raise NoDistributionError(
-            "no token can be drawn from the policy: its probabilities are not finite, or all 0; are its weights finite?"
+            "no token can be drawn from the policy: its probabilities are not finite or all 0; check the weights for "
+            "NaN or inf"
         )
-    # A share that was rounded up to all of it must not end behind the last index that has a weight.
+    # A share rounded up to 1 must not end behind the last index with a weight.
     last = torch.searchsorted(sums, total)
     if row_of is not None:
         sums, total, last = (of_row.index_select(0, row_of) for of_row in (sums, total, last))
@@ -149,15 +148,15 @@ def _draw(sums: Tensor, uniform: Tensor, row_of: Tensor | None = None) -> Tensor
 
 @dataclass(frozen=True)
 class Samples:
-    """Responses to ``P`` prompts with ``G`` samples each; row ``p * G + g`` is sample g of prompt p.
+    """``G`` responses to each of ``P`` prompts; row ``p * G + g`` is response g to prompt p.
 
     Attributes:
         prompts: P lists of token ids.
-        token_ids: int64 ``[P * G, tokens]``, PAD behind each response's end.
+        token_ids: int64 ``[P * G, tokens]``, PAD behind the end.
         lengths: int64 ``[P * G]``, tokens generated, the end-of-sequence token included.
-        log_probs: float32 ``[P * G, tokens]`` of each sampled token under the policy; 0 behind the end.
-        finished: bool ``[P * G]``; False where the length limit cut the response off.
-        entropy: float32 ``[P * G]``, nats, the policy's mean entropy over the response's tokens.
+        log_probs: float32 ``[P * G, tokens]`` of each sampled token; 0 behind the end.
+        finished: bool ``[P * G]``; False if the length limit cut the response off.
+        entropy: float32 ``[P * G]``, nats, mean over the response's tokens.
     """
 
     prompts: list[list[int]]
@@ -169,7 +168,7 @@ class Samples:
 
     @property
     def inside(self) -> Tensor:
-        """Tokens of responses, as opposed to padding, bool ``[P * G, tokens]``."""
+        """Response tokens, not padding, bool ``[P * G, tokens]``."""
         return torch.arange(self.token_ids.shape[1], device=self.lengths.device) < self.lengths[:, None]
 
 
@@ -185,17 +184,16 @@ def sample_responses(
 ) -> Samples:
     """Sample ``group_size`` responses to each prompt.
 
-    Sampling stops at any end-of-sequence token or after ``max_new_tokens``; PAD is never sampled.  Rows that have
-    ended leave the batch, so the last long response does not pay for all of them.
+    Sampling stops at any end-of-sequence token or after ``max_new_tokens``; PAD is never sampled.
 
     Args:
-        policy: what is sampled from.
+        policy: the policy.
         prompts: token ids of each prompt.
         group_size: G.
         max_new_tokens: the length limit.
         temperature: divides the logits.
         generator: on the policy's device; the only source of randomness.
-        batch_responses: responses in memory at once, rounded down to whole groups (but at least one); None: all.
+        batch_responses: responses in memory at once, rounded down to whole groups (at least one); None: all.
     """
     at_once = len(prompts) if batch_responses is None else max(1, batch_responses // group_size)
     with torch.inference_mode(), policy.autocast():
@@ -205,7 +203,7 @@ def sample_responses(
         ]
     token_ids, lengths, log_probs, finished, entropy = map(torch.cat, zip(*parts, strict=True))
     width = int(lengths.max())
-    # Clones are ordinary tensors again: inference tensors may not enter a graph.
+    # Inference tensors cannot enter a graph; clones can.
     return Samples(
         prompts=[list(p) for p in prompts],
         token_ids=token_ids[:, :width].clone(),
@@ -233,8 +231,8 @@ def _sample_batch(
     eos_ids = torch.tensor(policy.eos_ids, device=device)
 
     decoder = Decoder(policy, prompts, max_new_tokens)
-    branches = Branches(len(prompts), group_size, device)
-    row = torch.arange(rows, device=device)  # where each response that goes on belongs in the results
+    branches = SharedRows(len(prompts), group_size, device)
+    row = torch.arange(rows, device=device)  # result row of each unfinished response
     for t in range(max_new_tokens):
         token, scores = draw(policy, decoder.logits, temperature, generator, branches.row_of)
         token_ids[row, t] = token[:, 0]
@@ -264,22 +262,20 @@ def draw(
     generator: torch.Generator | None = None,
     row_of: Tensor | None = None,
 ) -> tuple[Tensor, TokenScores]:
-    """One token ``[responses, 1]`` for each response.
-
-    With its log-prob ``[responses, 1]`` and the entropy ``[responses]`` of what it was drawn from.
+    """Sample one token ``[responses, 1]`` per response; also return its log-prob and the distribution's entropy.
 
     Args:
-        policy: whose logits they are.
+        policy: the policy.
         logits: ``[rows, vocabulary]``.
         temperature: divides them.
         generator: on the policy's device.
-        row_of: int64 ``[responses]``, the row that each is drawn from; None: one from each row.
+        row_of: int64 ``[responses]``, the row of each response; None: one per row.
     """
     distribution = policy.logits_of_policy(logits, temperature).log_softmax(dim=-1)
     probabilities = distribution.exp()
     if row_of is None:
         row_of = torch.arange(len(logits), device=logits.device)
-    token = draw_tokens(probabilities, generator, row_of)
+    token = sample_tokens(probabilities, generator, row_of)
     return token, TokenScores(distribution[row_of[:, None], token], entropy_of(distribution, probabilities)[row_of])
 
 
@@ -287,16 +283,18 @@ class Decoder:
     """One batch's KV cache and the logits of its next token."""
 
     def __init__(self, policy: Policy, prompts: Sequence[Sequence[int]], max_new_tokens: int | None = None) -> None:
-        """Run each prompt once, as a row.
+        """Prefill each prompt as a row.
 
         Args:
-            policy: whose model runs.
+            policy: the policy.
             prompts: token ids of each.
-            max_new_tokens: that will ever follow, so that the cache takes no room for more; None: nobody knows.
+            max_new_tokens: bounds the cache's capacity; None: unknown.
         """
-        self._layer, self._rows = policy.output_layer, len(prompts)
+        self._layer, self._rows = policy.lm_head, len(prompts)
         longest = max(map(len, prompts))
-        self._cache = growing_cache(policy.model.config, None if max_new_tokens is None else longest + max_new_tokens)
+        self._cache = preallocated_cache(
+            policy.model.config, None if max_new_tokens is None else longest + max_new_tokens
+        )
         started = run_prompts(
             self._layer.hidden_states,
             prompts,
@@ -306,7 +304,7 @@ class Decoder:
             sharing=policy.sharing,
         )
         self.width, self._mask = started.width, started.mask
-        # Without a mask all rows are as long, and one position does for all of them.
+        # Without a mask all rows have the same length and position.
         self._position = started.lengths[:, None] if self._mask is not None else started.lengths[:1, None]
         self.logits = self._layer.logits(started.output[:, -1])
 
@@ -326,29 +324,89 @@ class Decoder:
         self.logits = self._layer.logits(states[:, -1])
 
     def skip_to(self, width: int) -> None:
-        """Go on as if tokens had been appended while there was room for them, up to ``width``; for estimates alone."""
+        """Pretend that tokens were appended up to ``width``; for memory estimates only."""
         self.width = skip_to(self._cache, width)
 
     def cache_bytes(self) -> int:
-        """Bytes of the keys and values, the room for more included."""
         return cache_bytes(self._cache)
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows, a row as often as it is named; the logits are still those of the rows before."""
+        """Keep these rows, repeats allowed; the logits still belong to the rows before."""
         self._cache.batch_select_indices(rows)
         self._rows = len(rows)
         if self._mask is not None:
             self._position, self._mask = self._position[rows], self._mask[rows]
 
     def repeat(self, rows: Tensor, most: int) -> None:
-        """Put these rows behind the others once more; the logits are still those of the rows before.
+        """Append copies of these rows; the logits still belong to the rows before.
 
         Args:
             rows: int64.
-            most: rows that there will ever be from now on.
+            most: most rows from now on.
         """
         repeat_rows(self._cache, rows, self._rows, most)
         self._rows += len(rows)
         if self._mask is not None:
             self._position = torch.cat([self._position, self._position[rows]])
             self._mask = torch.cat([self._mask, self._mask[rows]])
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A sampled token.
+
+    Attributes:
+        id: its id.
+        log_prob: nats, under the tempered distribution that it was drawn from.
+        top: (id, log-prob) of the most probable tokens, most probable first.
+        ended: whether it ends the response.
+    """
+
+    id: int
+    log_prob: float
+    top: tuple[tuple[int, float], ...]
+    ended: bool
+
+
+class TokenStream(Iterator[SampledToken]):
+    """Tokens of one response, each computed when it is requested, on the requesting thread."""
+
+    def __init__(
+        self, policy: Policy, prompt: Sequence[int], *, temperature: float, generator: torch.Generator, top: int = 0
+    ) -> None:
+        """Store the arguments; nothing is computed yet.
+
+        Args:
+            policy: the policy.
+            prompt: token ids.
+            temperature: divides the logits; 0: greedy.
+            generator: on the policy's device.
+            top: number of alternatives to return.
+        """
+        self._policy, self._prompt, self._temperature = policy, list(prompt), temperature
+        self._generator, self._top = generator, top
+        self._decoder: Decoder | None = None
+        self._last: torch.Tensor | None = None
+        self._ended = False
+
+    def __next__(self) -> SampledToken:
+        if self._ended:
+            raise StopIteration
+        # Inference mode is per thread, so it is entered for each token.
+        with torch.inference_mode(), self._policy.autocast():
+            if self._decoder is None:
+                self._decoder = Decoder(self._policy, [self._prompt])
+            elif self._last is not None:
+                self._decoder.step(self._last)
+            logits = self._policy.logits_of_policy(self._decoder.logits, self._temperature or 1.0)
+            distribution = logits.log_softmax(dim=-1)
+            if self._temperature == 0:
+                token = distribution.argmax(dim=-1, keepdim=True)
+            else:
+                token = sample_tokens(distribution.exp(), self._generator)
+            self._last = token
+            values, ids = distribution[0].topk(min(self._top, distribution.shape[-1]))
+            sampled = int(token)
+            self._ended = sampled in self._policy.eos_ids
+            top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
+            return SampledToken(sampled, float(distribution[0, sampled]), top, self._ended)

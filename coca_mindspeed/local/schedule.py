@@ -1,7 +1,4 @@
-"""What depends on the step alone: which questions, which random numbers, which learning rate.
-
-Nothing here has a state, so a resumed run needs none of it from the checkpoint.
-"""
+"""Functions of the step alone: questions, random seeds, learning rate.  A resumed run needs no state for them."""
 
 import hashlib
 import math

@@ -1,9 +1,8 @@
-"""A self-test at load: sampler and update compute what one plain eager forward pass computes.
+"""Self-test at load: sampler and update must match one plain eager forward pass.
 
-Architectures differ in ways that their configurations do not tell: PyTorch's attention drops Gemma 2's soft cap, ALiBi
-and windows count the padding between a shared prefix and what follows, Gemma 3n reads another layer's keys where there
-is a cache.  A small batch shows each of these in log-probs and gradients, and the fastest computation that is right is
-chosen.
+Configurations do not reveal some differences: PyTorch's attention drops Gemma 2's soft cap, ALiBi and windows count the
+padding behind a shared prefix, Gemma 3n reads another layer's keys with a cache.  A small batch reveals these in log-
+probs and gradients, and the fastest correct computation is chosen.
 """
 
 import contextlib
@@ -13,15 +12,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from coca_mindspeed.local.lm_head import scores_of_logits
 from coca_mindspeed.local.log_probs import ResponseBatch
-from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prefill import Sharing
-from coca_mindspeed.local.prefix_sharing import PassCost, ResponsePasses
+from coca_mindspeed.local.policy import Policy, Sharing
 from coca_mindspeed.local.sampler import Decoder
 
 _SHARED = 16  # tokens that both prompts start with
@@ -34,20 +30,20 @@ _TOLERANCE_OF_BFLOAT16 = 0.2  # nats: flash attention takes no float32
 
 
 class SelfTestError(ValueError):
-    """No way of computing gives what a plain eager forward pass of the model gives."""
+    """No available computation matches the model's plain eager forward pass."""
 
 
 def choose_computation(policy: Policy) -> str:
-    """Choose attention and sharing of prompts by comparing them with one plain eager forward pass.
+    """Choose attention and prompt sharing by comparison with one plain eager forward pass.
 
-    The attention that the model was loaded with is tried first, then ``eager``, each with as much sharing as possible.
-    Weights, gradients and random states are left as they are.
+    The configured attention is tried first, then ``eager``, each with as much sharing as possible.  Weights, gradients
+    and random states are not changed.
 
     Args:
         policy: its model's attention and :attr:`~Policy.sharing` are set.
 
     Returns:
-        Why the first choice was not taken; empty if it was.
+        Why the first choice was rejected; empty if it was taken.
 
     Raises:
         SelfTestError: every choice differs, or the model cannot be run.
@@ -77,7 +73,7 @@ def choose_computation(policy: Policy) -> str:
 
 @dataclass(frozen=True)
 class _Found:
-    """Log-probs float32 ``[responses, tokens]``, and a gradient by the embedding, sparse ``[vocabulary, hidden]``."""
+    """Log-probs float32 ``[responses, tokens]``, and the embedding's gradient, sparse ``[vocabulary, hidden]``."""
 
     log_probs: Tensor
     gradient: Tensor | None
@@ -85,7 +81,7 @@ class _Found:
 
 @dataclass(frozen=True)
 class _Case:
-    """Two prompts of different lengths, with two responses each; all four texts have the same length.
+    """Two prompts of different lengths with two responses each; all four texts have the same length.
 
     Attributes:
         prompts: token ids; the first 16 are the same.
@@ -99,7 +95,7 @@ class _Case:
 
     @classmethod
     def of(cls, policy: Policy) -> "_Case":
-        """Random tokens; the responses to a prompt begin alike, so that shared prefixes have something to share."""
+        """Random tokens; the responses to a prompt share their first token."""
         random = torch.Generator().manual_seed(0)
         text = policy.model.config.get_text_config()
         rows = min(len(policy.model.get_input_embeddings().weight), policy.vocabulary)
@@ -120,7 +116,7 @@ class _Case:
         return cls(prompts, torch.tensor(padded, device=policy.device), inside.to(policy.device))
 
     def by_plain_pass(self, policy: Policy) -> _Found:
-        """All four texts at once: no padding, no cache, nothing shared."""
+        """All four texts in one forward pass without padding, cache or sharing."""
         responses = [ids[inside].tolist() for ids, inside in zip(self.token_ids, self.inside, strict=True)]
         texts = torch.tensor([self.prompts[row // 2] + ids for row, ids in enumerate(responses)], device=policy.device)
         predicted = torch.arange(1, texts.shape[1], device=policy.device)
@@ -135,7 +131,7 @@ class _Case:
         return self._with_gradient(policy, log_probs)
 
     def by_sampler(self, policy: Policy) -> _Found:
-        """As :func:`~coca_mindspeed.local.sampler.sample_responses` computes them."""
+        """As the sampler computes them."""
         with torch.inference_mode(), policy.autocast():
             decoder = Decoder(policy, self.prompts, self.token_ids.shape[1])
             rows = torch.arange(len(self.prompts), device=policy.device).repeat_interleave(2)
@@ -149,9 +145,7 @@ class _Case:
 
     def by_update(self, policy: Policy) -> _Found:
         """As an update computes them."""
-        lengths, prompt_of = self.inside.sum(dim=1).cpu().numpy(), np.arange(len(self.prompts)).repeat(2)
-        passes = ResponsePasses.cheapest(self.token_ids.cpu().numpy(), lengths, prompt_of, 0, PassCost(0, 0))
-        batch = ResponseBatch(policy, self.prompts, self.token_ids, 1.0, passes=passes)
+        batch = ResponseBatch(policy, self.prompts, self.token_ids, 1.0)
         return self._with_gradient(policy, lambda: batch.scores().log_probs.masked_fill(~self.inside, 0.0))
 
     def problem(self, policy: Policy, expected: _Found, tolerance: float) -> str:
@@ -171,7 +165,7 @@ class _Case:
         return ""
 
     def _with_gradient(self, policy: Policy, log_probs: Callable[[], Tensor]) -> _Found:
-        """The gradient, where weights are stored in float32; others are widened one module at a time."""
+        """With gradient if weights are stored in float32; others are converted one module at a time."""
         embedding = policy.model.get_input_embeddings()
         if embedding.weight.dtype != torch.float32:
             with torch.no_grad():
@@ -192,7 +186,7 @@ class _Case:
 
 
 def _run(what: str, compute: Callable[[Policy], _Found], policy: Policy) -> _Found | str:
-    """The result, or the error of an architecture that cannot be run here: each fails with its own."""
+    """The result, or the error message of an architecture that cannot run."""
     try:
         return compute(policy)
     except (MemoryError, torch.OutOfMemoryError):
@@ -208,7 +202,7 @@ def _set_attention(model: Any, name: str) -> None:
 
 
 def _windows(text: Any) -> dict[str, int]:
-    """Settings that bound how far back a layer sees, by the configuration of a decoder."""
+    """Attention window settings of a decoder's configuration."""
     return {
         name: value
         for name, value in vars(text).items()
@@ -218,13 +212,12 @@ def _windows(text: Any) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _prepared(model: Any, exact: bool) -> Iterator[None]:
-    """Make short texts exceed windows, and compute in float32 without gradients of weights.
+    """Shrink windows so that short texts exceed them, and compute in float32 without weight gradients.
 
-    Gradients of weights, or a float32 copy of all of them, would take as much memory as the weights: each is copied
-    while its module runs.
+    Each weight is converted while its module runs: a float32 copy of all would take as much memory as the weights.
 
     Args:
-        model: it is as before afterwards.
+        model: restored afterwards.
         exact: whether to compute in float32.
     """
     text = model.config.get_text_config()

@@ -1,13 +1,12 @@
-"""Everything a run needs before its first step: checked first, loaded next, and written down last."""
+"""A run of the local engine as a list of stages: check, load, SFT warm-up, confidence start, train, evaluate."""
 
 import datetime
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import torch
 
@@ -17,17 +16,18 @@ from coca_mindspeed.config.steps import with_steps
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.local.chat import load_tokenizer, reads_date, render_prompts
-from coca_mindspeed.local.checkpoint import Checkpoint, check_space, export_model, rehearse_saving, remove_leftovers
+from coca_mindspeed.grading.verdict import MeasuredGrader
+from coca_mindspeed.local.checkpoint import Checkpoint, check_saveable, check_space, export_model, remove_leftovers
 from coca_mindspeed.local.confidence_start import CONFIDENCE_START, MODEL, check_enough_questions, start_confidences
-from coca_mindspeed.local.context import context_limit
-from coca_mindspeed.local.interrupt import saying_what_is_saved
+from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.logging import require_loggers
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
-from coca_mindspeed.local.memory import keep_freed_memory
+from coca_mindspeed.local.memory import tune_malloc
 from coca_mindspeed.local.memory_check import refuse_what_cannot_fit
+from coca_mindspeed.local.model_files import context_limit, load_tokenizer, reads_date, render_prompts
 from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.preflight import (
@@ -37,37 +37,218 @@ from coca_mindspeed.local.preflight import (
     emulated_dtype,
     ordinary_pad_token,
 )
-from coca_mindspeed.local.progress import ImitationProgress
+from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import (
     FoundRun,
+    check_same_prompt,
+    check_same_run,
     check_writable,
     claim,
     find_run,
-    hold,
+    lock_run,
     records_digest,
-    refuse_another_run,
-    refuse_other_prompts,
     stored_prompt_date,
 )
 from coca_mindspeed.local.schedule import derived_seed
+from coca_mindspeed.local.sft import WARMED_UP, read_warm_up_records, run_sft_warm_up, warm_up
 from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.trainer import Trainer
-from coca_mindspeed.local.warm_up import WARMED_UP, read_warm_up_records, teach_format, warm_up
 from coca_mindspeed.utils.console import print_text
 
+#: Takes the policy that the stage before it returned.
+Stage = Callable[[Policy], Policy]
 
-@dataclass(frozen=True)
-class Session:
-    """A trainer, ready to run, and the checkpoint that it goes on from, if any."""
 
-    trainer: Trainer
-    resume_from: Checkpoint | None
-    lock: IO[bytes]
+class LocalRun:
+    """One run, and its stages as methods; a context manager that closes the grader and unlocks the directory.
+
+    Attributes:
+        config: the resolved configuration.
+        predictions: answers to the held-out questions, once :meth:`evaluate` has run.
+    """
+
+    def __init__(
+        self,
+        composed: ComposedConfig,
+        output: Path,
+        *,
+        resume: bool = False,
+        overwrite: bool = False,
+        show_progress: bool = True,
+    ) -> None:
+        """Nothing is read or written before :meth:`execute`.
+
+        Args:
+            composed: the run's configuration; it is saved as ``config.yaml``.
+            output: the run's directory.
+            resume: continue from the newest checkpoint; without one, start from the beginning.
+            overwrite: remove the run that ``output`` holds.
+            show_progress: draw progress bars.
+        """
+        self.config, self.output = composed.run, output
+        self.predictions: list[Prediction] = []
+        self._flags = {"resume": resume, "overwrite": overwrite}
+        self._show_progress = show_progress
+        self._open = ExitStack()
+        self._trainer: Trainer | None = None
+        # Set by check().
+        self._found = FoundRun(output)
+        self._device = torch.device("cpu")
+        self._train_records: list[Record] = []
+        self._evaluate_records: list[Record] = []
+        self._sft_records: list[Record] = []
+        self._digests: dict[str, Mapping[str, Any]] = {}
+        self._prompt_sha256 = ""
+        self._grader: MeasuredGrader
+
+    def __enter__(self) -> "LocalRun":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
-        """End the grader's processes, and let others into the directory; for ``closing``."""
-        self.trainer.grader.close()
-        self.lock.close()
+        self._open.close()
+
+    @property
+    def resume_from(self) -> Checkpoint | None:
+        """The checkpoint to continue from, known after :meth:`check`."""
+        return self._found.newest
+
+    def execute(self, *stages: Stage) -> Policy:
+        """Check, load, run the supervised stages, and then ``stages``.
+
+        Raises:
+            ConfigError: the directory holds another run or other files, or a setting is not possible.
+            DataError: a record that cannot be asked or graded.
+            GradingError: the grader cannot be made.
+        """
+        self.check()
+        policy = self.load()
+        for stage in (self.sft_warm_up, self.start_confidences, *stages):
+            policy = stage(policy)
+        return policy
+
+    def check(self) -> None:
+        """Check everything that is known before the weights are read; write nothing, and lock the directory."""
+        config, output = self.config, self.output
+        if config.evaluation.interval and config.data.name == "records" and config.data.evaluate is None:
+            raise ConfigError(
+                f"evaluation.interval={config.evaluation.interval}, but data.evaluate names no held-out records; "
+                "name some, or set evaluation.interval=0"
+            )
+        require_loggers(config.logging)
+        require_peft(config.model.lora)
+        found = find_run(output, **self._flags)
+        if self._flags["resume"] and found.marker is None:
+            print_text(f"--resume: no run found in {output}; starting a new one", sys.stderr)
+        if config.trainer.threads is not None:
+            torch.set_num_threads(config.trainer.threads)
+        self._device = choose_device(config.trainer.device)
+        if self._device.type == "cpu":
+            tune_malloc()
+        require_optimizer(config.optimizer, self._device)
+        if slow := emulated_dtype(config.model, self._device):
+            print_text(f"warning: {slow}", sys.stderr)
+        train, evaluate = self._train_records, self._evaluate_records = load_data(config.data)
+        config = with_steps(config, len(train))
+        check_enough_questions(config, train)
+        config = self.config = _with_prompt_date(config, found, train)
+        self._sft_records = read_warm_up_records(config)
+        data = {"train": train, "evaluate": evaluate, **({"warm_up": self._sft_records} if self._sft_records else {})}
+        self._digests = {name: records_digest(records) for name, records in data.items()}
+        check_same_run(found, config, self._digests)
+        check_writable(output)
+        self._grader = build_grader(config.data.grader, config.data.grader_options)
+        self._open.callback(self._grader.close)
+        check_records(self._grader, record_sources(config.data, train, evaluate))
+        records = [*train, *evaluate, *self._sft_records]
+        self._prompt_sha256 = _check_prompts(config, found, records, self._show_progress)
+        check_same_prompt(found, self._prompt_sha256)
+        if config.model.path is not None:
+            refuse_what_cannot_fit(_asking_no_more_than(config, len(evaluate)), Path(config.model.path), self._device)
+
+        self._open.enter_context(lock_run(output))
+        if found.marker is not None:
+            remove_leftovers(output)
+        # Another process may have run in between, and a checkpoint may have been restored.
+        self._found = find_run(output, **self._flags)
+        check_same_run(self._found, config, self._digests)
+
+    def load(self) -> Policy:
+        """Load the checkpoint, the model of ``model.path`` or the warmed-up tiny model; write the run's marker."""
+        found, config = self._found, self.config
+        if found.newest is None and config.model.path is None:
+            self._claim()
+            with interruptible("stopped in the warm-up; nothing is saved; start the run again"):
+                path = warm_start(config, self.output, self._train_records, self._device, self._show_progress)
+            policy = self._load_policy(path, "warm start")
+            self._check_space(policy)
+            return policy
+        path, where = _model_path(config, found)
+        policy = self._load_policy(path, where)
+        check_saveable(policy, f"{where}={path}")
+        self._check_space(policy)
+        self._claim()
+        return policy
+
+    def sft_warm_up(self, policy: Policy) -> Policy:
+        """Teach the format by ``warm_up.records``; nothing without them, or when a checkpoint is resumed."""
+        if self.resume_from is not None or self.config.model.path is None or not self._sft_records:
+            return policy
+        policy = run_sft_warm_up(policy, self._sft_records, self.config, self.output, show_progress=self._show_progress)
+        return self._with_adapters(policy)
+
+    def start_confidences(self, policy: Policy) -> Policy:
+        """Teach expected success rates; nothing without ``confidence_start.questions``, or when resumed."""
+        if self.resume_from is not None or not self.config.confidence_start.questions:
+            return policy
+        policy = start_confidences(
+            policy, self._train_records, self._grader, self.config, self.output, show_progress=self._show_progress
+        )
+        return self._with_adapters(policy)
+
+    def train(self, policy: Policy) -> Policy:
+        """Train to the last step; see :meth:`Trainer.run`."""
+        self.trainer(policy).run(self.resume_from)
+        return policy
+
+    def evaluate(self, policy: Policy) -> Policy:
+        """Answer the held-out questions; see :meth:`Trainer.final_evaluation`."""
+        self.predictions = self.trainer(policy).final_evaluation()
+        return policy
+
+    def trainer(self, policy: Policy) -> Trainer:
+        """The trainer of the loaded policy."""
+        if self._trainer is None or self._trainer.policy is not policy:
+            records = self._train_records, self._evaluate_records
+            self._trainer = Trainer(
+                self.config, policy, self._grader, *records, self.output, self._run_id, self._show_progress
+            )
+        return self._trainer
+
+    def _claim(self) -> None:
+        marker = claim(self._found, self.config, self._digests, self._prompt_sha256, overwrite=self._flags["overwrite"])
+        self._run_id = str(marker["id"])
+
+    def _load_policy(self, path: Path, where: str) -> Policy:
+        dtype = dtype_of_weights(self.config.model.lora)
+        return self._with_adapters(load_policy(path, self.config.model, self._device, dtype=dtype, where=where))
+
+    def _with_adapters(self, policy: Policy) -> Policy:
+        if policy.adapters is None:
+            add_adapters(policy, self.config.model.lora, derived_seed(self.config.seed, "adapters"))
+            if self.resume_from is not None and self.config.model.lora.rank is not None:
+                load_adapters(policy, self.resume_from.adapters)
+        return policy
+
+    def _check_space(self, policy: Policy) -> None:
+        config, output = self.config, self.output
+        # The trained model, and the exports of supervised stages that are not done.
+        models = 1
+        models += config.warm_up.records is not None and not (output / WARMED_UP).exists()
+        models += config.confidence_start.questions > 0 and not (output / CONFIDENCE_START / MODEL).exists()
+        check_space(output, policy, config.optimizer.name, config.checkpoint.keep, self._show_progress, models)
 
 
 def load_data(config: DataConfig) -> tuple[list[Record], list[Record]]:
@@ -103,104 +284,6 @@ def record_sources(
         source = key if config.name == "arithmetic" or file is None else Path(file)
         sources[source] = [*sources.get(source, ()), *records]
     return sources
-
-
-def open_session(
-    composed: ComposedConfig, output: Path, *, resume: bool, overwrite: bool = False, show_progress: bool = True
-) -> Session:
-    """Check everything that can be known, load or make the model, and only then write into ``output``.
-
-    Args:
-        composed: the run's configuration; it is saved as ``config.yaml``.
-        output: the run's directory.
-        resume: go on from the newest checkpoint; without one, start from the beginning.
-        overwrite: remove the run that ``output`` holds.
-        show_progress: draw progress bars.
-
-    Raises:
-        ConfigError: the directory already holds a run (and neither was said), or holds something else; a setting that
-            cannot be had.
-        DataError: a record that cannot be asked or graded.
-        GradingError: the grader cannot be made.
-    """
-    config = composed.run
-    if config.evaluation.interval and config.data.name == "records" and config.data.evaluate is None:
-        raise ConfigError(
-            f"evaluation.interval={config.evaluation.interval}, but data.evaluate names no held-out records; "
-            "name some, or set evaluation.interval=0"
-        )
-    require_loggers(config.logging)
-    require_peft(config.model.lora)
-    found = find_run(output, resume=resume, overwrite=overwrite)
-    if resume and found.marker is None:
-        print_text(f"--resume: {output} holds no run; it begins there", sys.stderr)
-    if config.trainer.threads is not None:
-        torch.set_num_threads(config.trainer.threads)
-    device = choose_device(config.trainer.device)
-    if device.type == "cpu":
-        keep_freed_memory()
-    require_optimizer(config.optimizer, device)
-    if slow := emulated_dtype(config.model, device):
-        print_text(f"warning: {slow}", sys.stderr)
-    train, evaluate = load_data(config.data)
-    config = with_steps(config, len(train))
-    check_enough_questions(config, train)
-    config = _with_prompt_date(config, found, train)
-    data = {"train": records_digest(train), "evaluate": records_digest(evaluate)}
-    if lessons := read_warm_up_records(config):
-        data["warm_up"] = records_digest(lessons)
-    refuse_another_run(found, config, data)
-    check_writable(output)
-    with ExitStack() as opened:
-        grader = build_grader(config.data.grader, config.data.grader_options)
-        opened.callback(grader.close)
-        check_records(grader, record_sources(config.data, train, evaluate))
-        prompt_sha256 = _check_prompts(config, found, [*train, *evaluate, *lessons], show_progress)
-        refuse_other_prompts(found, prompt_sha256)
-        if config.model.path is not None:
-            refuse_what_cannot_fit(_asking_no_more_than(config, len(evaluate)), Path(config.model.path), device)
-
-        lock = opened.enter_context(hold(output))
-        if found.marker is not None:
-            remove_leftovers(output)
-        # Another process may have come first, and a checkpoint may have been put back.
-        found = find_run(output, resume=resume, overwrite=overwrite)
-        refuse_another_run(found, config, data)
-        policy = _load_policy(config, found, device)
-        if policy is not None:
-            _put_adapters(policy, config, found)
-            path, where = _model_path(config, found)
-            rehearse_saving(policy, f"{where}={path}")
-            check_space(
-                output,
-                policy,
-                config.optimizer.name,
-                config.checkpoint.keep,
-                show_progress,
-                1 + _starts_to_come(config, output),
-            )
-        marker = claim(found, config, data, prompt_sha256, overwrite=overwrite)
-        if policy is None:
-            with saying_what_is_saved("stopped before the warm-up was done; nothing is saved; start it again"):
-                path = warm_start(config, output, train, device, show_progress)
-            policy = load_policy(
-                path, config.model, device, dtype=dtype_of_weights(config.model.lora), where="warm start"
-            )
-            _put_adapters(policy, config, found)
-            models = 1 + _starts_to_come(config, output)
-            check_space(output, policy, config.optimizer.name, config.checkpoint.keep, show_progress, models)
-        elif lessons and found.newest is None:
-            policy = teach_format(policy, lessons, config, output, show_progress=show_progress)
-            if policy.adapters is None:
-                _put_adapters(policy, config, found)
-        if config.confidence_start.questions and found.newest is None:
-            policy = start_confidences(policy, train, grader, config, output, show_progress=show_progress)
-            if policy.adapters is None:
-                _put_adapters(policy, config, found)
-        run_id = str(marker["id"])
-        trainer = Trainer(config, policy, grader, train, evaluate, output, run_id, show_progress)
-        opened.pop_all()
-    return Session(trainer, found.newest, lock)
 
 
 def _asking_no_more_than(config: RunConfig, questions: int) -> RunConfig:
@@ -256,31 +339,10 @@ def _model_path(config: RunConfig, found: FoundRun) -> tuple[Path, str]:
     if found.newest is not None and config.model.lora.rank is None:
         return found.newest.model, "checkpoint"
     if found.newest is not None and config.confidence_start.questions:
-        return found.path / CONFIDENCE_START / MODEL, "start of the confidences"  # what the adapters were put into
+        return found.path / CONFIDENCE_START / MODEL, "start of the confidences"  # the adapters' base
     if found.newest is not None and (config.model.path is None or config.warm_up.records is not None):
-        return found.path / WARMED_UP, "warm start"  # likewise
+        return found.path / WARMED_UP, "warm start"  # the adapters' base
     return Path(str(config.model.path)), "model.path"
-
-
-def _load_policy(config: RunConfig, found: FoundRun, device: torch.device) -> Policy | None:
-    """The policy to start or to go on with; None where the tiny model has to be made first."""
-    if found.newest is None and config.model.path is None:
-        return None
-    path, where = _model_path(config, found)
-    return load_policy(path, config.model, device, dtype=dtype_of_weights(config.model.lora), where=where)
-
-
-def _put_adapters(policy: Policy, config: RunConfig, found: FoundRun) -> None:
-    add_adapters(policy, config.model.lora, derived_seed(config.seed, "adapters"))
-    if policy.adapters is not None and found.newest is not None:
-        load_adapters(policy, found.newest.adapters)
-
-
-def _starts_to_come(config: RunConfig, output: Path) -> int:
-    """Models that the stages before the training will leave in ``output``."""
-    format_to_learn = config.warm_up.records is not None and not (output / WARMED_UP).exists()
-    confidences_to_start = config.confidence_start.questions and not (output / CONFIDENCE_START / MODEL).exists()
-    return int(format_to_learn) + int(bool(confidences_to_start))
 
 
 def warm_start(
@@ -306,7 +368,7 @@ def warm_start(
         untrained = output / "untrained"
         write_tiny_model(untrained, derived_seed(config.seed, "weights"), symbols)
         policy = load_policy(untrained, config.model, device, where="tiny model")
-        with ImitationProgress(config.warm_up.steps, show_progress) as progress:
+        with SFTProgress(config.warm_up.steps, show_progress) as progress:
             warm_up(policy, train, config.method.training_method, config.warm_up, config.seed, progress.advance)
         export_model(policy, path)
     return path

@@ -1,7 +1,6 @@
-"""Supervised training on given responses: what the warm-ups and the start of the confidences share.
+"""Supervised fine-tuning (SFT), and the warm-ups of the tiny model and of a model from ``model.path``.
 
-Which responses an update imitates depends on the seed alone, so a stage that was stopped goes on from a checkpoint of
-its own, draws what it would have drawn, and ends with the same bytes.
+The batches depend on the seed alone, so a stopped stage continues from its own checkpoint and ends with the same bytes.
 """
 
 import math
@@ -16,29 +15,30 @@ import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG, ConfidencePosition
-from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig, RunConfig, TrainerConfig
-from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.algorithm.rewards import TrainingMethod
+from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig, RunConfig, TrainerConfig, WarmUpConfig
+from coca_mindspeed.data.records import Record, read_records
+from coca_mindspeed.errors import DataError, TrainingError
 from coca_mindspeed.local.checkpoint import export_model, list_checkpoints, save_checkpoint
-from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved, stop_request
+from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.lora import dtype_of_weights, load_adapters
-from coca_mindspeed.local.microbatches import microbatches
 from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.prefill import shared_start
-from coca_mindspeed.local.progress import ImitationProgress
-from coca_mindspeed.local.schedule import learning_rate
+from coca_mindspeed.local.progress import SFTProgress
+from coca_mindspeed.local.schedule import derived_seed, learning_rate
+from coca_mindspeed.local.update import microbatches
 
 
 @dataclass(frozen=True, slots=True)
-class Lesson:
-    """A question, and the response to it that is imitated.
+class SFTExample:
+    """A question and the response to learn.
 
     Attributes:
         record: the question.
         response: token ids.
-        weights: of each of them in the loss; None: 1.
+        weights: loss weight of each token; None: 1.
     """
 
     record: Record
@@ -47,17 +47,17 @@ class Lesson:
 
 
 #: One update's, drawn anew at each call.
-Lessons = Callable[[np.random.Generator], Sequence[Lesson]]
+DrawExamples = Callable[[np.random.Generator], Sequence[SFTExample]]
 
 
 @dataclass(frozen=True)
-class Layout:
+class ResponseFormat:
     """How a response is written.
 
     Attributes:
         position: of the confidence.
         decimals: of the confidence.
-        spaced: with the spaces of the method's prompt around the confidence.
+        spaced: put spaces around the confidence, as the method's prompt does.
     """
 
     position: ConfidencePosition
@@ -65,7 +65,6 @@ class Layout:
     spaced: bool = False
 
     def response(self, confidence: float, answer: str) -> str:
-        """The text of a response."""
         space = " " if self.spaced else ""
         tagged = f"{OPEN_TAG}{space}{confidence:.{self.decimals}f}{space}{CLOSE_TAG}"
         return f"{tagged}{space}{answer}" if self.position == "first" else f"{answer}{space}{tagged}"
@@ -76,22 +75,21 @@ class _DivergedError(TrainingError):
 
 
 @dataclass(frozen=True)
-class Imitation:
+class SFTStage:
     """A stage of supervised training.
 
     Attributes:
-        lessons: what each update imitates.
+        examples: draws the batch of one update.
         system_prompt: of the questions.
         steps: updates.
-        lr: peak learning rate; it rises over the first 20 updates and decays by a cosine.
-        question_weight: weight of the questions' own tokens in the loss.
-        temperature: at which the responses are to be likely.
+        lr: peak learning rate; 20 updates of linear warm-up, then cosine decay.
+        question_weight: weight of the question tokens in the loss.
+        temperature: divides the logits.
         optimizer_name: as in :class:`OptimizerConfig`.
-        microbatch_tokens: the most in a backward pass, prompts and padding included, what all prompts start with once;
-            None: an update's.
+        microbatch_tokens: most tokens in a backward pass, padding included; None: no limit.
     """
 
-    lessons: Lessons
+    examples: DrawExamples
     system_prompt: str
     steps: int
     lr: float
@@ -112,11 +110,11 @@ class Imitation:
         """Train ``policy`` in place.
 
         Args:
-            policy: the model to teach.
-            random: draws the lessons.
-            progress: called after each step with the steps done and the loss, in nats a token, each by its weight.
-            resume: steps done before, and the optimizer's state after them; ``policy`` holds their weights.
-            after_step: called after each step with the steps done and the optimizer, to save them or to stop.
+            policy: the model.
+            random: draws the batches.
+            progress: called after each step with the steps done and the loss (weighted nats per token).
+            resume: steps done before and the optimizer state after them; ``policy`` holds those weights.
+            after_step: called after each step with the steps done and the optimizer.
         """
         settings = OptimizerConfig(
             name=self.optimizer_name,
@@ -133,16 +131,16 @@ class Imitation:
             optimizer.load_state_dict(dict(state))
         max_tokens = policy.model.config.max_position_embeddings
         for step in range(self.steps):
-            lessons = self.lessons(random)
-            if step < done:  # drawn all the same, so that what follows is what would have followed
+            examples = self.examples(random)
+            if step < done:  # drawn, so that later batches are the same
                 continue
-            prompts = policy.encode_prompts([lesson.record for lesson in lessons], self.system_prompt, max_tokens)
-            loss = self._accumulate_gradient(policy, prompts, lessons)
+            prompts = policy.encode_prompts([example.record for example in examples], self.system_prompt, max_tokens)
+            loss = self._accumulate_gradient(policy, prompts, examples)
             norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), 1.0))
             if not (math.isfinite(loss) and math.isfinite(norm)):
                 raise _DivergedError(
-                    f"update {step + 1} of {self.steps}: the loss is {loss}, the norm of its gradient {norm}; nothing "
-                    f"of it was applied. Lower the learning rate (now {self.lr}), or look for damage in the weights"
+                    f"update {step + 1} of {self.steps}: the loss is {loss}, the gradient norm {norm}; the update was "
+                    f"not applied. Lower the learning rate (now {self.lr}), or check the checkpoint for NaN or inf"
                 )
             for group in optimizer.param_groups:
                 group["lr"] = learning_rate(settings, step, self.steps)
@@ -151,13 +149,15 @@ class Imitation:
             progress(step + 1, loss)
             after_step(step + 1, optimizer)
 
-    def _accumulate_gradient(self, policy: Policy, prompts: Sequence[list[int]], lessons: Sequence[Lesson]) -> float:
-        """Backward passes over one update's microbatches; returns the loss."""
-        lengths, prompt_lengths = [len(lesson.response) for lesson in lessons], list(map(len, prompts))
+    def _accumulate_gradient(
+        self, policy: Policy, prompts: Sequence[list[int]], examples: Sequence[SFTExample]
+    ) -> float:
+        """Run one update's backward passes; return the loss."""
+        lengths, prompt_lengths = [len(example.response) for example in examples], list(map(len, prompts))
         every = range(len(prompts))
         parts = [list(every)]
         if self.microbatch_tokens is not None:
-            shared = 0 if self.question_weight else shared_start(prompts, policy.sharing)  # which a pass runs once
+            shared = 0 if self.question_weight else shared_start(prompts, policy.sharing)  # computed once per pass
             limit = TrainerConfig(
                 microbatch_prompts=None,
                 microbatch_tokens=max(1, self.microbatch_tokens - shared),
@@ -167,10 +167,10 @@ class Imitation:
             parts = [part.rows for part in microbatches(every, 1, lengths, own, limit)]
         total = 0.0
         for rows in parts:
-            loss = imitation_loss(
+            loss = sft_loss(
                 policy,
                 [prompts[row] for row in rows],
-                [lessons[row] for row in rows],
+                [examples[row] for row in rows],
                 self.question_weight,
                 temperature=self.temperature,
                 response_share=sum(lengths[row] for row in rows) / sum(lengths),
@@ -180,7 +180,7 @@ class Imitation:
             total += float(loss.detach())
         return total
 
-    def run_resumably(
+    def run_resumable(
         self,
         policy: Policy,
         random: np.random.Generator,
@@ -191,19 +191,19 @@ class Imitation:
         stage: str,
         show_progress: bool,
     ) -> None:
-        """The same, going on from the newest of ``checkpoints``.
+        """Call :meth:`run`, continuing from the newest of ``checkpoints``.
 
         Args:
-            policy: the model to teach, as it was before the first update.
-            random: as it was then.
-            checkpoints: where they are kept.
-            model: how they are loaded.
-            interval: updates between checkpoints; 0: only where it is stopped.
-            stage: what progress and messages call it.
+            policy: the model as it was before the first update.
+            random: the generator as it was before the first update.
+            checkpoints: directory of this stage's checkpoints.
+            model: how checkpoints are loaded.
+            interval: updates between checkpoints; 0: only when stopped.
+            stage: name for progress bars and messages.
             show_progress: draw a progress bar.
 
         Raises:
-            InterruptedRunError: Ctrl-C or SIGTERM; the stage is saved as far as it came.
+            InterruptedRunError: Ctrl-C or SIGTERM; the stage is saved.
         """
         resume = None
         if found := list_checkpoints(checkpoints):
@@ -215,11 +215,11 @@ class Imitation:
                 weights = load_policy(newest.model, model, policy.device, where="checkpoint").model
                 policy.model.load_state_dict(weights.state_dict())
                 del weights
-        go_on = f"--resume goes on from its last checkpoint in {checkpoints}, if there is one"
+        go_on = f"--resume continues from its last checkpoint in {checkpoints}, if there is one"
         with (
-            saying_what_is_saved(f"stopped in the {stage}", go_on),
+            interruptible(f"stopped in the {stage}", go_on),
             stop_request() as stop,
-            ImitationProgress(self.steps, show_progress, resume[0] if resume else 0, stage=stage) as progress,
+            SFTProgress(self.steps, show_progress, resume[0] if resume else 0, stage=stage) as progress,
         ):
 
             def save(step: int, optimizer: torch.optim.Optimizer) -> None:
@@ -228,7 +228,7 @@ class Imitation:
                 saved = save_checkpoint(checkpoints, step, policy, optimizer, keep=1)
                 if stop:
                     raise InterruptedRunError(
-                        f"stopped after step {step} of the {stage}; saved {saved.path}", "go on with --resume"
+                        f"stopped after step {step} of the {stage}; saved {saved.path}", "continue with --resume"
                     )
 
             try:
@@ -239,7 +239,7 @@ class Imitation:
                 raise TrainingError(f"{stage}, {error}{last}") from error
 
 
-def learned_once(
+def train_stage_once(
     policy: Policy,
     learn: Callable[[], None],
     exported: Path,
@@ -248,24 +248,24 @@ def learned_once(
     *,
     where: str,
 ) -> Policy:
-    """The policy behind a supervised stage, which is also exported; where that is there already, nothing is learned.
+    """Run a supervised stage and export its model; if the export exists, load it instead.
 
-    Adapters are merged in the export, which is then the base for new ones: the policy that is returned has none, and
-    the one that learned is emptied, so that there are never two in memory.
+    The export has adapters merged and becomes the base for new adapters: the returned policy has none.  The trained
+    model is freed before the export is loaded.
 
     Args:
-        policy: as it was before the stage.
+        policy: the policy before the stage.
         learn: the stage; it trains ``policy`` in place.
-        exported: where the export goes.
-        checkpoints: of the stage, which are of no more use behind it.
+        exported: directory of the export.
+        checkpoints: of the stage; removed afterwards.
         model: how the export is loaded.
-        where: what messages call it.
+        where: names the stage in messages.
     """
     fresh = not exported.exists()
     if fresh:
         learn()
         export_model(policy, exported)
-    shutil.rmtree(checkpoints, ignore_errors=True)  # a kill may have come between the export and this
+    shutil.rmtree(checkpoints, ignore_errors=True)  # left by a kill after the export
     if fresh and policy.adapters is None:
         return policy
     device = policy.device
@@ -273,8 +273,8 @@ def learned_once(
     return load_policy(exported, model, device, dtype=dtype_of_weights(model.lora), where=where)
 
 
-def tokens_of_a_pass(config: RunConfig) -> int:
-    """As many tokens as a microbatch of the training may have, so that a supervised stage needs no more memory."""
+def sft_microbatch_tokens(config: RunConfig) -> int:
+    """The size of a training microbatch, so that a supervised stage needs no more memory than the training."""
     trainer, rollout = config.trainer, config.rollout
     if trainer.microbatch_tokens is not None:
         return trainer.microbatch_tokens
@@ -283,39 +283,187 @@ def tokens_of_a_pass(config: RunConfig) -> int:
 
 
 def encode_responses(policy: Policy, texts: Sequence[str]) -> list[list[int]]:
-    """Token ids of responses that end by themselves."""
+    """Token ids of responses, each with its end-of-turn token."""
     return [[*ids, policy.end_of_turn] for ids in policy.tokenizer(list(texts), add_special_tokens=False)["input_ids"]]
 
 
-def imitation_loss(
+def sft_loss(
     policy: Policy,
     prompts: Sequence[list[int]],
-    lessons: Sequence[Lesson],
+    examples: Sequence[SFTExample],
     question_weight: float = 0.0,
     *,
     temperature: float = 1.0,
     response_share: float = 1.0,
     question_share: float = 1.0,
 ) -> Tensor:
-    """Mean weighted NLL of the responses' tokens, and ``question_weight`` times that of the prompts' but their first.
+    """Mean weighted NLL of response tokens plus ``question_weight`` times that of all but the first prompt token.
 
-    Of a part of an update's lessons, with its share of their tokens and of the prompts', it is that part's term.
+    For a microbatch, the shares are its fraction of the update's response and prompt tokens.
     """
     heads = [prompt[:1] if question_weight else prompt for prompt in prompts]
     tails = [prompt[len(head) :] for prompt, head in zip(prompts, heads, strict=True)]
-    texts = [tail + lesson.response for tail, lesson in zip(tails, lessons, strict=True)]
+    texts = [tail + example.response for tail, example in zip(tails, examples, strict=True)]
     width = max(map(len, texts))
     token_ids = torch.tensor([text + [policy.pad_id] * (width - len(text)) for text in texts], device=policy.device)
     position = torch.arange(width, device=policy.device)
     start, end = (torch.tensor([len(x) for x in xs], device=policy.device)[:, None] for xs in (tails, texts))
-    # Whole prompts go first and by themselves, so that what all of them start with is run once.
+    # Without question tokens in the loss, prompts are prefilled and their common prefix is shared.
     log_probs = response_log_probs(policy, heads, token_ids, temperature=temperature, share_prompts=not question_weight)
     weights = torch.ones(token_ids.shape)
-    for row, (tail, lesson) in enumerate(zip(tails, lessons, strict=True)):
-        if lesson.weights is not None:
-            weights[row, len(tail) : len(tail) + len(lesson.weights)] = torch.tensor(lesson.weights)
+    for row, (tail, example) in enumerate(zip(tails, examples, strict=True)):
+        if example.weights is not None:
+            weights[row, len(tail) : len(tail) + len(example.weights)] = torch.tensor(example.weights)
     inside = (position >= start) & (position < end)
     loss = -(log_probs[inside] * weights.to(policy.device)[inside]).mean() * response_share
     if question_weight:
         loss = loss - question_weight * log_probs[position < start].mean() * question_share
     return loss
+
+
+def warm_up(
+    policy: Policy,
+    records: Sequence[Record],
+    method: TrainingMethod,
+    config: WarmUpConfig,
+    seed: int,
+    progress: Callable[[int, float], None] = lambda step, loss: None,
+) -> None:
+    """Train the tiny ``policy`` in place on over-confident responses written without spaces.
+
+    Args:
+        policy: the model.
+        records: questions with their answers.
+        method: gives the confidence position.
+        config: see :class:`WarmUpConfig`.
+        seed: draws questions, wrong digits and confidences.
+        progress: called after each step with the steps done and the loss in nats per token.
+    """
+    stage = overconfident_stage(policy, records, method, ResponseFormat(method.confidence_position), config)
+    stage.run(policy, warm_up_generator(seed), progress)
+
+
+def warm_up_generator(seed: int) -> np.random.Generator:
+    return np.random.default_rng(derived_seed(seed, "warm-up"))
+
+
+def overconfident_stage(
+    policy: Policy,
+    records: Sequence[Record],
+    method: TrainingMethod,
+    response_format: ResponseFormat,
+    config: WarmUpConfig,
+    optimizer_name: Literal["adamw", "adamw_8bit"] = "adamw",
+    microbatch_tokens: int | None = None,
+) -> SFTStage:
+    """The warm-up's stage: confidences do not depend on the question, so it teaches the format and no calibration."""
+
+    def examples(random: np.random.Generator) -> list[SFTExample]:
+        chosen = [records[i] for i in random.integers(len(records), size=config.batch)]
+        texts = [_overconfident_response(record.answer, response_format, config, random) for record in chosen]
+        return list(map(SFTExample, chosen, encode_responses(policy, texts)))
+
+    return SFTStage(
+        examples,
+        method.system_prompt,
+        config.steps,
+        config.lr,
+        config.question_weight,
+        optimizer_name=optimizer_name,
+        microbatch_tokens=microbatch_tokens,
+    )
+
+
+def _overconfident_response(
+    answer: str, response_format: ResponseFormat, config: WarmUpConfig, random: np.random.Generator
+) -> str:
+    if random.random() < config.wrong_answers:
+        places = [i for i, character in enumerate(answer) if character.isdecimal()]
+        place = places[int(random.integers(len(places)))]
+        wrong = (int(answer[place]) + int(random.integers(1, 10))) % 10
+        answer = f"{answer[:place]}{wrong}{answer[place + 1 :]}"
+    confidence = random.uniform(0.9, 1.0) if random.random() < config.overconfident else random.random()
+    return response_format.response(confidence, answer)
+
+
+WARMED_UP, CHECKPOINTS = "warm_start", "warm_up"  # within a run's directory
+_DECIMALS = 2  # where the method asks for no number of them
+
+
+def read_warm_up_records(config: RunConfig) -> list[Record]:
+    """The records of ``warm_up.records``; none if it is not set.
+
+    Raises:
+        DataError: the file cannot be read or is empty, or an answer cannot be written as a response.
+    """
+    if config.warm_up.records is None:
+        return []
+    records = list(read_records(Path(config.warm_up.records)))
+    if not records:
+        raise DataError(f"warm_up.records={config.warm_up.records}: holds no records")
+    for record in records:
+        where = f"warm_up.records={config.warm_up.records}: record {record.id!r} of {record.dataset}"
+        if not record.answer.strip():
+            raise DataError(f"{where} has no answer")
+        if config.warm_up.wrong_answers and not any(character.isdecimal() for character in record.answer):
+            raise DataError(
+                f"{where}: warm_up.wrong_answers={config.warm_up.wrong_answers:g} changes a digit, and its answer "
+                f"{record.answer!r:.80} has none; set warm_up.wrong_answers=0"
+            )
+    return records
+
+
+def run_sft_warm_up(
+    policy: Policy, records: Sequence[Record], config: RunConfig, output: Path, *, show_progress: bool
+) -> Policy:
+    """SFT warm-up on ``records``; the model is also exported to ``output/warm_start``.
+
+    Args:
+        policy: as loaded from ``model.path``, adapters included; trained in place.
+        records: from :func:`read_warm_up_records`.
+        config: the run's.
+        output: the run's directory; it may hold this warm-up, finished or stopped.
+        show_progress: draw a progress bar.
+
+    Raises:
+        DataError: an answer is longer than ``rollout.max_new_tokens``.
+        InterruptedRunError: Ctrl-C or SIGTERM; the warm-up is saved.
+    """
+    checkpoints = output / CHECKPOINTS
+
+    def learn() -> None:
+        method = config.method.training_method
+        response_format = ResponseFormat(
+            method.confidence_position, config.method.confidence_decimals or _DECIMALS, spaced=True
+        )
+        _check_lengths(policy, records, response_format, config.rollout.max_new_tokens)
+        stage = overconfident_stage(
+            policy,
+            records,
+            method,
+            response_format,
+            config.warm_up,
+            config.optimizer.name,
+            sft_microbatch_tokens(config),
+        )
+        stage.run_resumable(
+            policy,
+            warm_up_generator(config.seed),
+            checkpoints,
+            config.model,
+            config.checkpoint.interval,
+            stage="warm-up",
+            show_progress=show_progress,
+        )
+
+    return train_stage_once(policy, learn, output / WARMED_UP, checkpoints, config.model, where="warm start")
+
+
+def _check_lengths(policy: Policy, records: Sequence[Record], response_format: ResponseFormat, most: int) -> None:
+    responses = encode_responses(policy, [response_format.response(0.0, record.answer) for record in records])
+    for record, response in zip(records, responses, strict=True):
+        if len(response) > most:
+            raise DataError(
+                f"record {record.id!r} of {record.dataset}: its answer with a confidence has {len(response)} tokens, "
+                f"and rollout.max_new_tokens={most} would cut it off; increase rollout.max_new_tokens"
+            )

@@ -1,7 +1,6 @@
 """The built-in tiny model: a Qwen2 of about 110,000 parameters that learns arithmetic in a minute on a CPU.
 
-It is written to disk as a plain Hugging Face directory, tokenizer and chat template included, and then loaded like
-any other, so nothing in the engine knows that it is special.
+It is written as a plain Hugging Face directory and loaded like any other model.
 """
 
 from collections.abc import Iterable
@@ -20,18 +19,18 @@ from coca_mindspeed.errors import DataError
 PAD, EOS = "<pad>", "<eos>"
 _TOKENS = [PAD, EOS, OPEN_TAG, CLOSE_TAG, ".", "=", "+", "*", "%", *"0123456789"]
 
-# The tiny model has no letters: it is shown the question and an equals sign, never a system prompt.
+# The tiny model has no letters: its prompt is the question and an equals sign, without a system prompt.
 _CHAT_TEMPLATE = NO_SYSTEM_PROMPT + "{%- for m in messages if m.role == 'user' %}{{ m.content }}{%- endfor %}="
 
 
 def tiny_tokenizer(symbols: str = "") -> PreTrainedTokenizerFast:
-    """One token a character, those of ``symbols`` behind the others, and one for each confidence tag."""
+    """One token per character (``symbols`` last) and one per confidence tag."""
     tokens = [*_TOKENS, *symbols]
     tokenizer = Tokenizer(models.WordLevel({token: i for i, token in enumerate(tokens)}, unk_token=PAD))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("."), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in (PAD, EOS)])
-    # Added tokens survive every way of loading: transformers 5 rebuilds the rest after the model's type.
+    # Added tokens survive loading: transformers 5 rebuilds the rest by model type.
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in (OPEN_TAG, CLOSE_TAG)])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -44,7 +43,7 @@ def tiny_tokenizer(symbols: str = "") -> PreTrainedTokenizerFast:
 
 
 def check_readable(records: Iterable[Record]) -> None:
-    """Refuse questions and answers that the tiny model has no characters for; it would read padding in their place.
+    """Refuse questions and answers with characters that the tiny model does not know.
 
     Raises:
         DataError: names the record and the character.
@@ -55,17 +54,17 @@ def check_readable(records: Iterable[Record]) -> None:
             if unknown := [character for character in text if character not in known]:
                 raise DataError(
                     f"record {record.id!r} of {record.dataset}: the built-in tiny model cannot read {unknown[0]!r} in "
-                    f"its {name}; it knows {''.join(sorted(known))} alone; name a model of your own by model.path"
+                    f"its {name}; it knows only {''.join(sorted(known))}; set model.path to another model"
                 )
         if not any(character.isdecimal() for character in record.answer):
             raise DataError(
                 f"record {record.id!r} of {record.dataset}: the built-in tiny model's warm-up needs an answer with a "
-                f"digit, found {record.answer!r}; name a model of your own by model.path"
+                f"digit, found {record.answer!r}; set model.path to another model"
             )
 
 
 def tiny_config(symbols: str = "") -> Qwen2Config:
-    """Hidden size 64, two layers, four heads; the vocabulary is :func:`tiny_tokenizer`'s."""
+    """Hidden size 64, two layers, four heads; the vocabulary of :func:`tiny_tokenizer`."""
     return Qwen2Config(
         vocab_size=len(_TOKENS) + len(symbols),
         hidden_size=64,
@@ -74,8 +73,8 @@ def tiny_config(symbols: str = "") -> Qwen2Config:
         num_attention_heads=4,
         num_key_value_heads=4,
         max_position_embeddings=128,
-        # Texts of thirty tokens and layers of 64: slower rotations and smaller weights, as in large models, would
-        # leave neighbouring positions nearly alike and the first hundred steps without effect.
+        # Texts have thirty tokens and layers are 64 wide: with the slow rotations and small weights of large models,
+        # neighbouring positions would look alike and the first hundred steps would have no effect.
         rope_theta=100.0,
         initializer_range=0.08,
         tie_word_embeddings=True,
@@ -86,12 +85,12 @@ def tiny_config(symbols: str = "") -> Qwen2Config:
 
 
 def write_tiny_model(directory: Path, seed: int, symbols: str = "") -> None:
-    """Write an untrained tiny model; the global random state is left alone.
+    """Write an untrained tiny model; the global random state is not changed.
 
     Args:
         directory: becomes a Hugging Face directory.
-        seed: draws the weights.
-        symbols: characters that it can read and write besides those of the embedded arithmetic.
+        seed: of the weights.
+        symbols: characters besides those of the arithmetic data.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

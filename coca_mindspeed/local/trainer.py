@@ -1,4 +1,4 @@
-"""The training loop: rollout, grade, reward, advantage, update, in the order of the paper's Algorithm 1."""
+"""The training loop: rollout, grading, rewards, advantages, update (the paper's Algorithm 1)."""
 
 import contextlib
 import math
@@ -18,15 +18,15 @@ from coca_mindspeed.evaluation.predictions import UNGRADABLE_SHARE, Prediction, 
 from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import Checkpoint, export_model, list_checkpoints, save_checkpoint
-from coca_mindspeed.local.evaluate import predict
 from coca_mindspeed.local.experience import (
     Experience,
     experience_metrics,
+    predict,
     respond_and_grade,
     reward_and_advantage,
     sample_rows,
 )
-from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved, stop_request
+from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.local.logging import LogError, RunLog
 from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy
@@ -37,8 +37,8 @@ from coca_mindspeed.local.update import NotFiniteError, update_policy
 from coca_mindspeed.scoring.metrics import HealthWarnings
 from coca_mindspeed.utils.eta import STEPS
 
-_NEED_LESS = (
-    "trainer.microbatch_tokens or trainer.microbatch_prompts bounds what an update holds, "
+_MEMORY_ADVICE = (
+    "trainer.microbatch_tokens or trainer.microbatch_prompts bounds the memory of an update, "
     "model.gradient_checkpointing=true lowers it, and rollout.batch_responses bounds a rollout; "
     "coca-mindspeed check says how much each needs"
 )
@@ -49,14 +49,14 @@ class Trainer:
     """Trains a policy in place.
 
     Attributes:
-        config: the run.
-        policy: what is trained.
-        grader: says who is right; in training, with ``data.require_evaluated``, restated questions earn nothing.
+        config: the run's.
+        policy: the policy.
+        grader: grades answers; with ``data.require_evaluated``, restated questions earn nothing in training.
         train_records: questions to train on.
-        evaluate_records: held-out questions; may be empty where nothing is evaluated.
+        evaluate_records: held-out questions; may be empty.
         output: the run's directory.
-        run_id: unique to this run, and the same when it is resumed.
-        show_progress: whether to draw a progress bar.
+        run_id: the same when the run is resumed.
+        show_progress: draw a progress bar.
     """
 
     config: RunConfig
@@ -77,11 +77,10 @@ class Trainer:
         self._health = HealthWarnings()
 
     def run(self, resume_from: Checkpoint | None = None) -> None:
-        """Train from the start or from a checkpoint, whose weights :attr:`policy` must hold, to the last step.
+        """Train to the last step, from the start or from a checkpoint whose weights :attr:`policy` holds.
 
         Raises:
-            TrainingError: a loss or gradient is not finite, or a file cannot be written; it says whether there is a
-                checkpoint to go on from.
+            TrainingError: a loss or gradient is not finite, memory is exhausted, or a file cannot be written.
             InterruptedRunError: Ctrl-C or SIGTERM; the state is saved.
         """
         start = resume_from.step if resume_from else 0
@@ -93,7 +92,7 @@ class Trainer:
         interval = self.config.evaluation.interval if self.evaluate_records else 0
         before = log.last_rows(max(MEAN_OF, STEPS, interval))
         self._progress = TrainingProgress(self.total_steps, self.show_progress, start, before, interval=interval)
-        with saying_what_is_saved(self._what_is_saved, "go on with --resume"), stop_request() as stop, self._progress:
+        with interruptible(self._saved_state, "continue with --resume"), stop_request() as stop, self._progress:
             try:
                 for step in range(start, self.total_steps):
                     stage, stage_step = divmod(step, self.config.trainer.steps)
@@ -103,17 +102,17 @@ class Trainer:
                         metrics, timing = self._step(step, stage, stage_step, optimizer, log)
                         log.write(step + 1, metrics, timing)
                     except NoDistributionError as error:
-                        raise TrainingError(f"step {step + 1}: {error}\n{self._how_to_go_on()}") from error
+                        raise TrainingError(f"step {step + 1}: {error}\n{self._resume_hint()}") from error
                     except (MemoryError, RuntimeError) as error:
                         if not _out_of_memory(error):
                             raise
-                        what = (str(error) or "nothing more is said").splitlines()[0]
+                        what = (str(error) or type(error).__name__).splitlines()[0]
                         where = self._last_good_checkpoint()
                         raise TrainingError(
-                            f"step {step + 1}: out of memory ({what})\n{_NEED_LESS}\n{where}"
+                            f"step {step + 1}: out of memory ({what})\n{_MEMORY_ADVICE}\n{where}"
                         ) from error
                     except LogError as error:
-                        raise TrainingError(f"step {step + 1}: {error}\n{self._how_to_go_on()}") from error
+                        raise TrainingError(f"step {step + 1}: {error}\n{self._resume_hint()}") from error
                     self._progress.advance(step + 1, metrics, timing)
                     if warning := self._health.after_step(step + 1, metrics):
                         self._progress.note(warning)
@@ -123,14 +122,14 @@ class Trainer:
                         saved = save_checkpoint(self.checkpoints, step + 1, self.policy, optimizer, keep)
                     if stop and not last:
                         raise InterruptedRunError(
-                            f"stopped after step {step + 1}; saved {saved.path}", "go on with --resume"
+                            f"stopped after step {step + 1}; saved {saved.path}", "continue with --resume"
                         )
             except BaseException:
-                with contextlib.suppress(OSError):  # of a full disk; it would hide what ended the run
+                with contextlib.suppress(OSError):  # of a full disk; it would hide the original error
                     log.close()
                 raise
             log.close()
-        if start < self.total_steps:  # what an earlier, shorter run wrote speaks of another model
+        if start < self.total_steps:  # results of an earlier, shorter run
             for stale in (self.predictions_after, self.output / "summary.json"):
                 stale.unlink(missing_ok=True)
         try:
@@ -138,26 +137,25 @@ class Trainer:
         # safetensors raises errors of its own, with the system's message inside.
         except Exception as error:
             raise TrainingError(
-                f"the trained model could not be written to {self.output / 'model'}: {error}\n{self._how_to_go_on()}"
+                f"the trained model could not be written to {self.output / 'model'}: {error}\n{self._resume_hint()}"
             ) from error
 
     @property
     def final_records(self) -> Sequence[Record]:
-        """The held-out questions that are answered when nothing is being trained."""
+        """The questions of the final evaluation."""
         return self.evaluate_records[: self.config.evaluation.final_questions]
 
     @property
     def predictions_after(self) -> Path:
-        """Where the trained model's answers go."""
         return self.output / "predictions_after.jsonl"
 
     def evaluate(self, records: Sequence[Record], purpose: str, method: str | None = None) -> list[Prediction]:
-        """Answer ``records`` once each at temperature 1, with a progress bar.
+        """Answer ``records`` once each at temperature 1.
 
         Args:
             records: the questions.
-            purpose: draws the samples, with the run's seed; it is also the bar's title.
-            method: what the predictions call their method; None: the run's.
+            purpose: seeds the samples together with the run's seed; also the bar's title.
+            method: method name of the predictions; None: the run's.
         """
         with StepProgress(len(records), self.show_progress, title=f"answering held-out questions, {purpose}") as bar:
             predictions = self._answers(records, purpose, lambda done: bar.show(done))
@@ -168,7 +166,7 @@ class Trainer:
         ]
 
     def final_evaluation(self) -> list[Prediction]:
-        """Answer :attr:`final_records` and write ``predictions_after.jsonl``; nothing where there are none.
+        """Answer :attr:`final_records` and write ``predictions_after.jsonl``; does nothing without records.
 
         Raises:
             InterruptedRunError: Ctrl-C or SIGTERM; the model is saved, the answers are not.
@@ -179,8 +177,8 @@ class Trainer:
             f"stopped in the evaluation after the training; the trained model is saved in {self.output / 'model'}, "
             f"{self.predictions_after.name} and summary.json are missing"
         )
-        go_on = "--resume evaluates again (evaluation.final_questions sets how many questions)"
-        with saying_what_is_saved(saved, go_on):
+        go_on = "--resume evaluates again (evaluation.final_questions sets the number of questions)"
+        with interruptible(saved, go_on):
             predictions = self.evaluate(self.final_records, "after")
         write_predictions(self.predictions_after, predictions)
         return predictions
@@ -234,7 +232,7 @@ class Trainer:
 
     def _evaluate_while_training(self, step: int, log: RunLog) -> dict[str, Any]:
         questions = self.evaluate_records[: self.config.evaluation.questions]
-        # The same draw each time: what changes between two evaluations is the policy.
+        # The same seed each time, so that only the policy changes between evaluations.
         title = f"step {step + 1}, evaluating"
         answers = self._answers(
             questions,
@@ -254,12 +252,11 @@ class Trainer:
         saved = list_checkpoints(self.checkpoints)
         return f"the last good checkpoint is {saved[-1].path}" if saved else "no checkpoint was written before it"
 
-    def _how_to_go_on(self) -> str:
-        """The last checkpoint and ``--resume``, or that there is nothing to resume from."""
-        go_on = "; go on with --resume" if list_checkpoints(self.checkpoints) else ", so the run has to start again"
+    def _resume_hint(self) -> str:
+        go_on = "; continue with --resume" if list_checkpoints(self.checkpoints) else ", so the run has to start again"
         return f"{self._last_good_checkpoint()}{go_on}"
 
-    def _what_is_saved(self) -> str:
+    def _saved_state(self) -> str:
         saved = list_checkpoints(self.checkpoints)
         if not saved:
             return "stopped in the middle of a step, before the first checkpoint"
@@ -270,5 +267,5 @@ class Trainer:
 
 
 def _out_of_memory(error: Exception) -> bool:
-    """A CPU's allocator raises an ordinary error, by its name."""
+    """A CPU's allocator raises a plain RuntimeError."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "DefaultCPUAllocator" in str(error)

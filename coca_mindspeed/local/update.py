@@ -1,55 +1,204 @@
-"""The update of a policy on one step's experience."""
+"""The update of a policy on one step's experience, and its split into microbatches."""
 
 import functools
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.objective import Objective, segment_objective
-from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.config.schema import RunConfig, TrainerConfig
 from coca_mindspeed.local.experience import Experience
 from coca_mindspeed.local.log_probs import ResponseBatch
-from coca_mindspeed.local.microbatches import Microbatch, microbatches
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.prefix_sharing import PassCost, ResponsePasses
 from coca_mindspeed.local.sampler import Samples
 
+#: Overhead of a pass in tokens: the minimum (a small model on a CPU), and a share of a full pass, so that large
+#: microbatches are few.
+_PASS, _PASS_SHARE = 256, 1 / 16
 
-class _Part(NamedTuple):
-    """What a microbatch contributes: its objective, and the sum of each segment's entropies."""
+
+@dataclass(frozen=True)
+class Microbatch:
+    """Responses of one backward pass.
+
+    Attributes:
+        prompts: P indices, ascending.
+        rows: the responses' rows, prompt by prompt.
+        group_sizes: responses to each prompt.
+    """
+
+    prompts: list[int]
+    rows: list[int]
+    group_sizes: list[int]
+
+
+def microbatches(
+    prompts: Sequence[int],
+    group_size: int,
+    lengths: Sequence[int],
+    prompt_lengths: Sequence[int],
+    config: TrainerConfig,
+) -> list[Microbatch]:
+    """Split a minibatch by ``trainer.microbatch_prompts`` or ``trainer.microbatch_tokens``; without either: one.
+
+    By tokens, padded rows and prompts together have at most so many tokens; a longer response is a microbatch of its
+    own. Responses are ordered by length, or by groups (longest response or prompt first); the order with the least
+    padding wins.
+
+    Args:
+        prompts: the minibatch's prompts.
+        group_size: G; row ``p * G + g`` is response g to prompt p.
+        lengths: tokens of every response of the step.
+        prompt_lengths: tokens of every prompt of the step.
+        config: gives the limits.
+    """
+
+    def rows_of(prompt: int) -> range:
+        return range(prompt * group_size, (prompt + 1) * group_size)
+
+    if config.microbatch_tokens is None:
+        size = config.microbatch_prompts or len(prompts)
+        parts = [[row for p in prompts[i : i + size] for row in rows_of(p)] for i in range(0, len(prompts), size)]
+        return [_microbatch(part, group_size) for part in parts]
+
+    rows = [row for prompt in prompts for row in rows_of(prompt)]
+
+    def groups_by(size_of: Mapping[int, int] | Sequence[int]) -> list[int]:
+        return sorted(rows, key=lambda row: (-size_of[row // group_size], row // group_size, -lengths[row]))
+
+    if config.share_prompts:
+        longest = {prompt: max(lengths[row] for row in rows_of(prompt)) for prompt in prompts}
+        by_length = sorted(rows, key=lambda row: (-lengths[row], -prompt_lengths[row // group_size]))
+        orders = [groups_by(longest), groups_by(prompt_lengths), by_length]
+    else:
+        orders = [sorted(rows, key=lambda row: -lengths[row] - prompt_lengths[row // group_size])]
+    sizes = _Sizes(group_size, lengths, prompt_lengths, config.share_prompts, config.microbatch_tokens)
+    best = min((_cut(order, sizes) for order in orders), key=lambda split: split.tokens)
+    return [_microbatch(part, group_size) for part in best.parts]
+
+
+def largest_group_sizes(
+    prompts: int, group_size: int, length: int, prompt_length: int, config: TrainerConfig
+) -> list[int]:
+    """Group sizes of the microbatch with the most rows, if all responses and prompts have these lengths."""
+    if config.microbatch_tokens is None:
+        return [group_size] * min(prompts, config.microbatch_prompts or prompts)
+    each, shared = (length, prompt_length) if config.share_prompts else (length + prompt_length, 0)
+    whole, room = divmod(config.microbatch_tokens, group_size * each + shared)
+    if whole >= prompts:
+        return [group_size] * prompts
+    rest = max(0, room - shared) // each
+    return [group_size] * whole + [rest] * (rest > 0) or [1]
+
+
+def _microbatch(rows: Sequence[int], group_size: int) -> Microbatch:
+    rows = sorted(rows)
+    groups = Counter(row // group_size for row in rows)
+    return Microbatch(list(groups), rows, list(groups.values()))
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """Lengths of responses and prompts, and the token limit of a pass."""
+
+    group_size: int
+    lengths: Sequence[int]
+    prompt_lengths: Sequence[int]
+    share_prompts: bool
+    limit: int
+
+    def runs(self, rows: Sequence[int]) -> Iterator[NDArray[np.int64]]:
+        """For each row, the padded tokens of the runs that end there, the shortest run first.
+
+        Runs beyond the limit are omitted, except a row alone.
+        """
+        prompts = [row // self.group_size for row in rows]
+        response = np.array(self.lengths)[rows]
+        prompt = np.array(self.prompt_lengths)[prompts]
+        again = np.array(_next_alike(prompts))
+        first = 0  # row of the longest run that fits; it never moves back
+        for last in range(len(rows)):
+            run = slice(first, last + 1)
+            count = np.arange(1, last - first + 2)
+            copies = (again[run][::-1] > last).cumsum() if self.share_prompts else count
+            tokens = count * np.maximum.accumulate(response[run][::-1])
+            tokens += copies * np.maximum.accumulate(prompt[run][::-1])
+            fitting = max(1, int(np.searchsorted(tokens, self.limit, side="right")))
+            first = last + 1 - fitting
+            yield tokens[:fitting]
+
+
+def _next_alike(values: Sequence[int]) -> list[int]:
+    """The next position of each value; ``len(values)`` if there is none."""
+    places: dict[int, int] = {}
+    following = [0] * len(values)
+    for place in reversed(range(len(values))):
+        following[place] = places.get(values[place], len(values))
+        places[values[place]] = place
+    return following
+
+
+class _Split(NamedTuple):
+    """Passes and their cost in tokens, padding and overhead included."""
+
+    tokens: int
+    parts: list[list[int]]
+
+
+def _cut(rows: Sequence[int], sizes: _Sizes) -> _Split:
+    """Cut rows, in order, into passes of minimal total cost."""
+    costs = np.zeros(len(rows) + 1, dtype=np.int64)  # least cost of the first n rows
+    another = max(_PASS, int(_PASS_SHARE * sizes.limit))
+    begins = np.zeros(len(rows) + 1, dtype=np.int64)  # first row of the last of these passes
+    for last, tokens in enumerate(sizes.runs(rows)):
+        totals = tokens + another + costs[last + 1 - len(tokens) : last + 1][::-1]
+        chosen = int(totals.argmin())
+        costs[last + 1], begins[last + 1] = totals[chosen], last - chosen
+    parts = []
+    end = len(rows)
+    while end:
+        parts.append(list(rows[begins[end] : end]))
+        end = int(begins[end])
+    return _Split(int(costs[-1]), parts[::-1])
+
+
+class _MicrobatchResult(NamedTuple):
+    """Objective of a microbatch, and the sum of each segment's entropies."""
 
     objective: Objective
     entropy: tuple[Tensor, Tensor]
 
 
 class NotFiniteError(ArithmeticError):
-    """A loss or a gradient is NaN or infinite; the weights were not updated with it."""
+    """A loss or a gradient is NaN or infinite; it was not applied."""
 
 
 def update_policy(
     policy: Policy, experience: Experience, optimizer: torch.optim.Optimizer, lr: float, config: RunConfig
 ) -> dict[str, float]:
-    """Run ``trainer.epochs`` passes over the step's prompts in ``trainer.minibatches`` updates, groups whole.
+    """Run ``trainer.epochs`` passes over the step's prompts in ``trainer.minibatches`` updates.
 
     Returns:
-        Means over the updates of loss and gradient norm, and over tokens of each segment's statistics and entropy (of
-        the policy that is being updated, in nats).
+        Means over the updates of loss and gradient norm, and over tokens of each segment's statistics and entropy
+        (nats).
 
     Raises:
-        NotFiniteError: before any weight is touched by what is not finite.
+        NotFiniteError: before any weight changes.
     """
-    if policy.sharing == "none":  # microbatches are filled as if every response had a prompt of its own
+    if policy.sharing == "none":  # microbatches count a prompt per response
         config = config.model_copy(update={"trainer": config.trainer.model_copy(update={"share_prompts": False})})
     for group in optimizer.param_groups:
         group["lr"] = lr
     losses, norms = [], []
-    every_part: list[_Part] = []
+    every_part: list[_MicrobatchResult] = []
     for _ in range(config.trainer.epochs):
         for minibatch in minibatches_of(len(experience.graded.records), config):
             parts = _accumulate_gradient(policy, experience, minibatch, config)
@@ -76,8 +225,8 @@ def update_policy(
 
 def _accumulate_gradient(
     policy: Policy, experience: Experience, minibatch: Sequence[int], config: RunConfig
-) -> list[_Part]:
-    """Backward passes over one minibatch's microbatches; their losses and gradients add up to the minibatch's."""
+) -> list[_MicrobatchResult]:
+    """Run the backward passes of one minibatch's microbatches; losses and gradients add up to the minibatch's."""
     samples, group = experience.graded.samples, config.rollout.group_size
     lengths = samples.lengths.tolist()
     tokens = sum(lengths[row] for prompt in minibatch for row in range(prompt * group, (prompt + 1) * group))
@@ -98,7 +247,7 @@ def _accumulate_gradient(
         )
         objective, scores = responses.backward(objective_of)
         confidence, answer = (scores.entropy.masked_fill(~mask, 0.0).sum() for mask in masks)
-        parts.append(_Part(objective, (confidence, answer)))
+        parts.append(_MicrobatchResult(objective, (confidence, answer)))
     return parts
 
 
@@ -108,7 +257,6 @@ def minibatches_of(prompts: int, config: RunConfig) -> list[list[int]]:
 
 
 def microbatches_of(samples: Samples, minibatch: Sequence[int], config: RunConfig) -> list[Microbatch]:
-    """Which of a minibatch's responses share a pass."""
     lengths, prompt_lengths = samples.lengths.tolist(), list(map(len, samples.prompts))
     return microbatches(minibatch, config.rollout.group_size, lengths, prompt_lengths, config.trainer)
 
@@ -116,12 +264,12 @@ def microbatches_of(samples: Samples, minibatch: Sequence[int], config: RunConfi
 def responses_of(
     policy: Policy, samples: Samples, microbatch: Microbatch, config: RunConfig
 ) -> tuple[Tensor, ResponseBatch]:
-    """A microbatch's rows, int64 ``[rows]``, and their responses, up to the end of the longest."""
+    """A microbatch's rows, int64 ``[rows]``, and their responses, padded to the longest."""
     rows = torch.tensor(microbatch.rows, device=policy.device)
     lengths = samples.lengths[rows]
     token_ids = samples.token_ids[rows, : int(lengths.max())]
     prompts = [samples.prompts[prompt] for prompt in microbatch.prompts]
-    responses = ResponseBatch(
+    return rows, ResponseBatch(
         policy,
         prompts,
         token_ids,
@@ -129,22 +277,3 @@ def responses_of(
         share_prompts=config.trainer.share_prompts,
         group_sizes=microbatch.group_sizes,
     )
-    if not config.trainer.share_prompts:
-        return rows, responses
-    prompt_of = np.repeat(np.arange(len(prompts)), microbatch.group_sizes)
-    cost, longest = pass_cost(policy.device, config), max(map(len, prompts))
-    passes = ResponsePasses.cheapest(token_ids.cpu().numpy(), lengths.cpu().numpy(), prompt_of, longest, cost)
-    return rows, replace(responses, passes=passes)
-
-
-def pass_cost(device: torch.device, config: RunConfig) -> PassCost:
-    """What a pass costs that goes on from others.
-
-    Measured with a small model on a CPU; a guess elsewhere, where a pass of few tokens takes as long as one of
-    thousands.  A token's keys and values are less than a quarter of what a layer keeps of it for the backward pass (a
-    fifth where heads are as wide as Qwen3-0.6B's and a GPU repeats them), and less than three times what is left of
-    that where layers run once more (2.7 times for Gemma 7B's): passes that cost less need no more memory than one of
-    all.
-    """
-    each = 128 if device.type == "cpu" else 4096
-    return PassCost(each=each, token_before=3 if config.model.gradient_checkpointing else 1 / 4)

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import Receive
 
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.local.token_stream import SampledToken, TokenStream
+from coca_mindspeed.local.sampler import SampledToken, TokenStream
 from coca_mindspeed.serving.http_server import (
     Access,
     Reply,

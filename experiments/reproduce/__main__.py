@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
     plan = read_plan(plan_path(arguments.plan))
     cells = cells_of(plan, range(arguments.seeds))
     # torch and all that trains: seconds, which --help and a mistake in the plan do not have to wait for.
-    from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved
+    from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible
     from experiments.reproduce.provenance import check_made_from
     from experiments.reproduce.questions import check_questions, missing_sets, write_sets
     from experiments.reproduce.report import write_report
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
         threads = max(1, usable_cpus() // arguments.jobs)
         place = Workplace(plan, output, threads, show_progress=arguments.jobs == 1)
         go_on = f"finished cells are kept in {output}, and the same command goes on with the others"
-        with saying_what_is_saved("stopped", go_on):
+        with interruptible("stopped", go_on):
             try:
                 run_cells(place, cells, arguments.jobs, report)
             except InterruptedRunError as error:  # a cell in this process, which has an option --resume in mind

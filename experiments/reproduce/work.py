@@ -21,8 +21,8 @@ from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_pr
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
-from coca_mindspeed.local.setup import load_data, open_session, record_sources, warm_start
-from coca_mindspeed.local.warm_up import read_warm_up_records, teach_format
+from coca_mindspeed.local.setup import LocalRun, load_data, record_sources, warm_start
+from coca_mindspeed.local.sft import read_warm_up_records, run_sft_warm_up
 from coca_mindspeed.utils.files import write_json
 from experiments.miniature import SYMBOLS
 from experiments.reproduce.cells import ReproductionCell, run_config
@@ -135,10 +135,9 @@ def _train(place: Workplace, setting: SettingPlan, cell: ReproductionCell) -> li
     start = _start(place, cell, config, position)
     config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(start)})})
     run = cell.directory(place.output) / "run"
-    session = open_session(ComposedConfig(config, setting.run, ()), run, resume=True, show_progress=place.show_progress)
-    with closing(session):
-        trainer = session.trainer
-        trainer.run(session.resume_from)
+    composed = ComposedConfig(config, setting.run, ())
+    with LocalRun(composed, run, resume=True, show_progress=place.show_progress) as local:
+        trainer = local.trainer(local.execute(local.train))
         predictions = trainer.evaluate(trainer.evaluate_records, "after")
     return _labelled(predictions, trainer.evaluate_records, cell)
 
@@ -180,7 +179,7 @@ def _teach_format(place: Workplace, cell: ReproductionCell, config: RunConfig, l
     config = config.model_copy(update={"warm_up": config.warm_up.model_copy(update={"records": str(lessons)})})
     policy = load_policy(Path(str(config.model.path)), config.model, choose_device(config.trainer.device))
     output = cell.directory(place.output)
-    teach_format(policy, read_warm_up_records(config), config, output, show_progress=place.show_progress)
+    run_sft_warm_up(policy, read_warm_up_records(config), config, output, show_progress=place.show_progress)
 
 
 def _metrics_by_dataset(predictions: Sequence[Prediction]) -> dict[str, object]:

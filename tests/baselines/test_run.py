@@ -177,8 +177,8 @@ def test_results_are_not_those_of_other_questions_or_of_another_model_under_the_
 
 
 def test_two_processes_do_not_share_a_directory(command, tmp_path, capsys):
-    program = "import sys; from pathlib import Path; from coca_mindspeed.local.run_directory import hold\n"
-    program += "lock = hold(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    program = "import sys; from pathlib import Path; from coca_mindspeed.local.run_directory import lock_run\n"
+    program += "lock = lock_run(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
     words = [sys.executable, "-c", program, str(tmp_path / "out")]
     with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
-from coca_mindspeed.local import lm_head as output_layer
+from coca_mindspeed.local import lm_head
+from coca_mindspeed.local.policy import Policy, checkpoint_activations
 from tests import tokenizers_for_tests as kinds
 
 _SHAPE = {
@@ -41,5 +42,27 @@ def write_random_model(directory: Path, architecture: str, seed: int = 0) -> Pat
 
 def set_chunk_of(monkeypatch, tokens, vocabulary):
     """Let the output layer of a model with such a vocabulary take so many tokens at a time."""
-    monkeypatch.setattr(output_layer, "_CHUNK_BYTES", 4 * vocabulary * tokens)
-    monkeypatch.setattr(output_layer, "_LEAST_CHUNK", 1)
+    monkeypatch.setattr(lm_head, "_CHUNK_BYTES", 4 * vocabulary * tokens)
+    monkeypatch.setattr(lm_head, "_LEAST_CHUNK", 1)
+
+
+_RANDOM_SHAPE = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+}
+
+
+def random_policy(architecture, *, recompute, dtype=torch.float32):
+    torch.manual_seed(0)
+    # Every other layer of Gemma 2 sees five tokens only; GPT-2's take the cache without a name, GPT-NeoX's by another.
+    own = {"head_dim": 8, "sliding_window": 5} if architecture == "gemma2" else {}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **_RANDOM_SHAPE, **own)).eval()
+    if recompute:
+        checkpoint_activations(model)
+    sharing = "prompts" if own else "prefix"  # a window would count padding behind a prefix
+    return Policy(model, None, None, (1,), 0, dtype, sharing=sharing)

@@ -2,9 +2,12 @@
 
 import json
 from pathlib import Path
+from typing import NamedTuple
 
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.local.setup import open_session
+from coca_mindspeed.local.checkpoint import Checkpoint
+from coca_mindspeed.local.setup import LocalRun
+from coca_mindspeed.local.trainer import Trainer
 
 SMALL = (
     "warm_up.steps=15",
@@ -22,8 +25,31 @@ SMALL = (
 )
 
 
+class Session(NamedTuple):
+    """A run before its training."""
+
+    run: LocalRun
+    trainer: Trainer
+
+    @property
+    def resume_from(self) -> Checkpoint | None:
+        return self.run.resume_from
+
+    def close(self) -> None:
+        self.run.close()
+
+
+def open_session(composed, output: Path, *, resume: bool = False, show_progress: bool = False) -> Session:
+    run = LocalRun(composed, output, resume=resume, show_progress=show_progress)
+    try:
+        return Session(run, run.trainer(run.execute()))
+    except BaseException:
+        run.close()
+        raise
+
+
 def small_session(output: Path, *overrides: str, resume: bool = False):
-    return open_session(compose_run("demo", [*SMALL, *overrides]), output, resume=resume, show_progress=False)
+    return open_session(compose_run("demo", [*SMALL, *overrides]), output, resume=resume)
 
 
 def train(output: Path, *overrides: str, resume: bool = False):

@@ -29,11 +29,11 @@ from coca_mindspeed.local import sft as imitation
 from coca_mindspeed.local.confidence_start import (
     Answered,
     _answered,
-    _lesson,
-    _Lessons,
-    _of_row,
+    _example,
+    _ExampleSampler,
+    _from_row,
+    _print_summary,
     _row,
-    _tell,
     _useful,
     expected_rates,
 )
@@ -41,9 +41,9 @@ from coca_mindspeed.local.demo import run_demo
 from coca_mindspeed.local.experience import JudgedSamples
 from coca_mindspeed.local.interrupt import InterruptedRunError
 from coca_mindspeed.local.policy import Policy, load_policy
-from coca_mindspeed.local.progress import ImitationProgress, StepProgress
+from coca_mindspeed.local.progress import SFTProgress, StepProgress
 from coca_mindspeed.local.sampler import Samples
-from coca_mindspeed.local.sft import Lesson, tokens_of_a_pass
+from coca_mindspeed.local.sft import SFTExample, sft_microbatch_tokens
 from coca_mindspeed.scoring.responses import JudgedResponses
 from coca_mindspeed.utils.tokenization import token_text
 from tests.local.models_for_tests import write_random_model
@@ -148,10 +148,10 @@ def test_a_tokenizers_own_blank_is_not_written_twice(kind, blank):
     (each,) = _answered(graded(policy, [([*ids, end], Outcome.RIGHT)] * 4, 4), policy)
     assert (len(each.responses), each.other_tokens) == (4, 0)
     text = each.responses[0][0]
-    lesson = _lesson(policy, ResponseParser(), 5.0, record(0), text, end, 0.38)
+    example = _example(policy, ResponseParser(), 5.0, record(0), text, end, 0.38)
     written = lambda tokens: b"".join(map(policy.text.bytes_of, tokens)).decode()  # noqa: E731
-    assert written(lesson.response) == text.replace("0.9", "0.38")
-    heavy = [token for token, weight in zip(lesson.response, lesson.weights, strict=True) if weight == 5.0]
+    assert written(example.response) == text.replace("0.9", "0.38")
+    heavy = [token for token, weight in zip(example.response, example.weights, strict=True) if weight == 5.0]
     assert written(heavy).strip() == "<confidence> 0.38 </confidence>"
 
 
@@ -159,8 +159,10 @@ def test_responses_that_the_tokenizer_writes_with_other_tokens_are_named(llama):
     good = "<confidence> 0.9 </confidence> 1"
     split = [llama.tokenizer(letter, add_special_tokens=False)["input_ids"][0] for letter in good]
     found = _answered(graded(llama, [([*split, llama.eos_ids[0]], Outcome.RIGHT)] * 4, 4), llama)
-    assert found == [_of_row(found[0].record, _row(found[0]))]
-    with pytest.raises(TrainingError, match=r"only 0 of them .* 0 have no response .* 1 only such as the tokenizer"):
+    assert found == [_from_row(found[0].record, _row(found[0]))]
+    with pytest.raises(
+        TrainingError, match=r"only 0 of them .* 0 have no finished .* 1 only responses that do not round-trip"
+    ):
         _useful(found)
 
 
@@ -176,23 +178,23 @@ def test_responses_that_the_tokenizer_writes_with_other_tokens_are_named(llama):
 )
 def test_a_response_is_restated_and_its_confidence_weighted(llama, position, before, tagged, behind):
     parser = ResponseParser(position)
-    lesson = _lesson(llama, parser, 5.0, record(7), before + tagged + behind, 7, 0.375)
-    assert lesson.record == record(7)
-    assert lesson.response[-1] == 7
+    example = _example(llama, parser, 5.0, record(7), before + tagged + behind, 7, 0.375)
+    assert example.record == record(7)
+    assert example.response[-1] == 7
     restated = re.sub(r"[01][.0-9]*", "0.38", tagged)
-    assert llama.tokenizer.decode(lesson.response[:-1]) == before + restated + behind
-    heavy = [token for token, weight in zip(lesson.response, lesson.weights, strict=True) if weight == 5.0]
+    assert llama.tokenizer.decode(example.response[:-1]) == before + restated + behind
+    heavy = [token for token, weight in zip(example.response, example.weights, strict=True) if weight == 5.0]
     assert llama.tokenizer.decode(heavy) == restated
-    assert lesson.weights.count(1.0) == len(lesson.response) - len(heavy)
-    assert _lesson(llama, parser, 1.0, record(7), before + tagged + behind, 7, 0.375).weights == [1.0] * len(
-        lesson.response
+    assert example.weights.count(1.0) == len(example.response) - len(heavy)
+    assert _example(llama, parser, 1.0, record(7), before + tagged + behind, 7, 0.375).weights == [1.0] * len(
+        example.response
     )
 
 
 def test_every_question_and_every_lesson_of_it_is_drawn():
-    taught = [[Lesson(record(i), [i, end]) for end in (0, 1)] for i in range(9)]
-    drawn = _Lessons(taught, 400)(np.random.default_rng(0))
-    assert {(lesson.record.id, *lesson.response) for lesson in drawn} == {
+    taught = [[SFTExample(record(i), [i, end]) for end in (0, 1)] for i in range(9)]
+    drawn = _ExampleSampler(taught, 400)(np.random.default_rng(0))
+    assert {(example.record.id, *example.response) for example in drawn} == {
         (f"q{i}", i, end) for i in range(9) for end in (0, 1)
     }
 
@@ -244,7 +246,7 @@ def test_what_is_trained_is_the_started_model(never_stopped, tmp_path, monkeypat
 
 def test_stopped_anywhere_it_goes_on_and_ends_with_the_same_bytes(never_stopped, tmp_path, monkeypatch):
     output = tmp_path / "run"
-    show, advance = StepProgress.show, ImitationProgress.advance
+    show, advance = StepProgress.show, SFTProgress.advance
 
     def stop_asking(self, step, shown=""):
         show(self, step, shown)
@@ -258,14 +260,14 @@ def test_stopped_anywhere_it_goes_on_and_ends_with_the_same_bytes(never_stopped,
 
     with monkeypatch.context() as patched:
         patched.setattr(StepProgress, "show", stop_asking)
-        with pytest.raises(InterruptedRunError, match=r"while the start of the confidences asked; --resume goes on"):
+        with pytest.raises(InterruptedRunError, match="--resume"):
             session(output)
     assert len(list((output / "confidence_start" / "responses").iterdir())) == 2
     asked = []
     ask = confidence_start.respond_and_grade
     monkeypatch.setattr(confidence_start, "respond_and_grade", lambda *a: asked.append(len(a[1])) or ask(*a))
     with monkeypatch.context() as patched:
-        patched.setattr(ImitationProgress, "advance", stop_learning)
+        patched.setattr(SFTProgress, "advance", stop_learning)
         with pytest.raises(InterruptedRunError, match=r"step 3 of the start of the confidences; saved .*step_000003"):
             session(output, resume=True)
     assert not (output / "confidence_start" / "model").exists()
@@ -310,15 +312,13 @@ def test_adapters_learn_the_rates_and_new_ones_are_put_into_what_they_made(tmp_p
 
 
 def test_more_questions_than_there_are_are_refused_before_anything_is_written(tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"confidence_start\.questions=71: .* there are 70 to train on; .* works is 70"
-    ):
+    with pytest.raises(ConfigError, match=r"confidence_start\.questions=71: .* 70 training questions; .* is 70"):
         session(tmp_path / "run", "confidence_start.questions=71")
     assert not (tmp_path / "run").exists() or not any((tmp_path / "run").iterdir())
 
 
 def test_a_model_that_writes_no_confidence_is_refused(tmp_path):
-    with pytest.raises(TrainingError, match=r"only \d of them can be learned from, and 10 are needed: \d+ have no"):
+    with pytest.raises(TrainingError, match=r"confidence_start\.questions=20: only \d .* 10 are needed: \d+ have no"):
         session(tmp_path / "run", "warm_up.steps=1")
 
 
@@ -328,8 +328,8 @@ def test_responses_without_room_for_what_is_taught_are_said_to_be(never_stopped,
     shutil.rmtree(output / "confidence_start" / "model")
     shutil.rmtree(output / "checkpoints")
     (output / "metrics.jsonl").unlink()
-    monkeypatch.setattr(confidence_start, "_lesson", lambda *_: Lesson(record(0), [1] * 99))
-    with pytest.raises(TrainingError, match=r"rollout\.max_new_tokens=\d+: no response is short enough"):
+    monkeypatch.setattr(confidence_start, "_example", lambda *_: SFTExample(record(0), [1] * 99))
+    with pytest.raises(TrainingError, match=r"rollout\.max_new_tokens=\d+"):
         session(output)
 
 
@@ -337,12 +337,12 @@ def test_responses_without_room_for_what_is_taught_are_said_to_be(never_stopped,
 def test_where_nothing_can_be_told_apart_it_is_said(rates, capsys):
     answered = [Answered(record(i), rate, False, [("text", 1)]) for i, rate in enumerate(rates)]
     config = compose_run("demo", []).run
-    _tell([*answered, Answered(record(9), 1.0, True, [("text", 1)])], [0.25, 0.25], config)
+    _print_summary([*answered, Answered(record(9), 1.0, True, [("text", 1)])], [0.25, 0.25], config)
     said = capsys.readouterr().err
     assert "3 questions, asked 8 times each: success rate 0.25 on average" in said
     assert "1 without a valid or with an ungradable response are left out" in said
-    assert "warning: nothing tells them apart" in said
-    _tell(answered, [0.1, 0.6], config)
+    assert "warning: " in said
+    _print_summary(answered, [0.1, 0.6], config)
     assert ("warning" in capsys.readouterr().err) == (rates[0] == rates[1])
 
 
@@ -377,7 +377,7 @@ def test_a_supervised_pass_has_no_more_tokens_than_one_of_the_training():
         ("trainer.microbatch_prompts=3",): 3 * (32 + 8 * 16),
         ("trainer.microbatch_prompts=null",): 32 * (32 + 8 * 16),  # 64 prompts in two minibatches
     }
-    assert {case: tokens_of_a_pass(compose_run("demo", case).run) for case in cases} == cases
+    assert {case: sft_microbatch_tokens(compose_run("demo", case).run) for case in cases} == cases
 
 
 @pytest.mark.slow
@@ -401,9 +401,9 @@ def test_the_responses_are_made_likely_at_the_temperature_at_which_they_were_sam
     seen = []
     monkeypatch.setattr(imitation, "response_log_probs", lambda *a, **k: seen.append(k["temperature"]) or 1 / 0)
     for temperature in (0.7, 1.0):
-        stage = imitation.Imitation(lambda random: [], "", 1, 1e-3, temperature=temperature)
+        stage = imitation.SFTStage(lambda random: [], "", 1, 1e-3, temperature=temperature)
         with pytest.raises(ZeroDivisionError):
-            stage._accumulate_gradient(llama, [[5, 6]], [Lesson(record(0), [7])])
+            stage._accumulate_gradient(llama, [[5, 6]], [SFTExample(record(0), [7])])
     assert seen == [0.7, 1.0]
 
 

@@ -1,7 +1,5 @@
 """The same results on a CUDA device as on the CPU."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -12,12 +10,10 @@ from coca_mindspeed.algorithm.rewards import training_method
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import load_policy
-from coca_mindspeed.local.sampler import draw_tokens, sample_responses
+from coca_mindspeed.local.sampler import sample_responses, sample_tokens
 from coca_mindspeed.utils.tokenization import token_text
-from tests.local.models_for_tests import write_random_model
+from tests.local.models_for_tests import random_policy, write_random_model
 from tests.local.runs_for_tests import rows, train
-from tests.local.test_beginnings import PROMPTS, batch_of
-from tests.local.test_recomputation import random_policy
 from tests.tokenizers_for_tests import qwen_like
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device on this machine")
@@ -77,19 +73,18 @@ def test_of_a_single_row_only_what_has_a_probability_is_drawn(vocabulary):
         probabilities = torch.rand(1, vocabulary, generator=random, device="cuda")
         probabilities[torch.rand(1, vocabulary, generator=random, device="cuda") < 0.9] = 0
         row_of = torch.zeros(10_000, dtype=torch.int64, device="cuda")
-        found = draw_tokens(probabilities, random, row_of)[:, 0]
+        found = sample_tokens(probabilities, random, row_of)[:, 0]
         assert bool((probabilities[0, found] > 0).all())
 
 
-def test_what_responses_begin_with_on_the_device():
-    """The CPU's log-probs and gradient, and the same bits every time: rows that several go on from are added up."""
+def test_shared_prompts_on_the_device_are_deterministic():
+    """The CPU's log-probs and gradient, and the same bits every time."""
+    ids = torch.randint(2, 61, (6, 10), generator=torch.Generator().manual_seed(1))
     found = []
     for device in ("cpu", "cuda", "cuda"):
         policy = random_policy("llama", recompute=False)
         policy.model.to(device)
-        batch = batch_of(policy, PROMPTS["mixed"], share=True)
-        batch = dataclasses.replace(batch, token_ids=batch.token_ids.to(device))
-        log_probs = batch.scores().log_probs
+        log_probs = response_log_probs(policy, [[7, 8, 9, 12], [10, 11]], ids.to(device), temperature=0.9)
         log_probs.square().sum().backward()
         gradient = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
         found.append((log_probs.detach().cpu(), gradient.cpu()))

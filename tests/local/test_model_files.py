@@ -16,8 +16,8 @@ from coca_mindspeed.data.prompts import prompt_messages, render_chat
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local import logging as run_log
-from coca_mindspeed.local.chat import load_tokenizer
-from coca_mindspeed.local.checkpoint import list_checkpoints, rehearse_saving
+from coca_mindspeed.local.checkpoint import check_saveable, list_checkpoints
+from coca_mindspeed.local.model_files import load_tokenizer
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.preflight import LengthLimits, check_prompts, ordinary_pad_token
 from coca_mindspeed.utils.files import MARKER
@@ -175,14 +175,14 @@ def test_a_configuration_that_cannot_be_saved_is_refused_before_the_first_step(t
 
 def test_a_tokenizer_that_cannot_be_saved_is_named(model, monkeypatch):
     policy = load_policy(model, ModelConfig(), torch.device("cpu"))
-    rehearse_saving(policy, "model.path=DIR")
+    check_saveable(policy, "model.path=DIR")
 
     def fails(*_, **__):
         raise ValueError("no vocabulary file")
 
     monkeypatch.setattr(policy.tokenizer, "save_pretrained", fails)
     with pytest.raises(ConfigError, match=r"model\.path=DIR: its tokenizer .*no vocabulary file"):
-        rehearse_saving(policy, "model.path=DIR")
+        check_saveable(policy, "model.path=DIR")
 
 
 # ---- token ids
@@ -286,7 +286,7 @@ def test_a_disk_that_is_full_at_the_export_says_how_to_go_on(tmp_path, monkeypat
 
     with monkeypatch.context() as patched:
         patched.setattr("coca_mindspeed.local.trainer.export_model", full)
-        with pytest.raises(TrainingError, match=r"run/model: .*\n.*step_000002; go on with --resume"):
+        with pytest.raises(TrainingError, match=r"run/model: .*\n.*step_000002; .*--resume"):
             train(tmp_path / "run", "trainer.steps=2")
     train(tmp_path / "run", "trainer.steps=2", resume=True)
     assert (tmp_path / "run" / "model" / "config.json").is_file()

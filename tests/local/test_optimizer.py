@@ -14,12 +14,12 @@ from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import optimizer as optimizer_module
 from coca_mindspeed.local.checkpoint import list_checkpoints
-from coca_mindspeed.local.memory import footprint
+from coca_mindspeed.local.memory import estimate_memory
 from coca_mindspeed.local.optimizer import build_optimizer, moments_bytes, require_optimizer, step_bytes
 from coca_mindspeed.local.policy import load_policy
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import result, rows, small_session, train
-from tests.local.test_footprint import LLAMA, run_of
+from tests.local.test_memory import LLAMA, run_of
 
 EIGHT = "optimizer.name=adamw_8bit"
 SHORT = ("trainer.steps=4", "evaluation.interval=0")
@@ -64,14 +64,14 @@ def test_an_older_release_and_other_devices_are_refused(monkeypatch):
 
 
 def test_moments_and_the_memory_of_a_step_by_hand():
-    plain, eight = (footprint(run_of("trainer.device=cpu", *more), LLAMA) for more in ((), (EIGHT,)))
+    plain, eight = (estimate_memory(run_of("trainer.device=cpu", *more), LLAMA) for more in ((), (EIGHT,)))
     head, small = 300 * 32, plain.parameters - 2 * 300 * 32  # no matrix of the one layer has 4,096 numbers
     assert plain.moments == 8 * plain.parameters
     # The head's two moments in a byte each, with a scale for each begun block of 256; the embedding's stay as they are.
     assert eight.moments == 2 * (head + 4 * 38) + 8 * (head + small)
     assert (plain.step, eight.step) == (0, 20 * head)
-    assert eight.peak_of_update == eight.weights + eight.gradients + eight.moments + max(eight.update, eight.step)
-    assert eight.peak_of_rollout == plain.peak_of_rollout - plain.moments + eight.moments
+    assert eight.update_peak == eight.weights + eight.gradients + eight.moments + max(eight.update, eight.step)
+    assert eight.rollout_peak == plain.rollout_peak - plain.moments + eight.moments
 
 
 @needs_bitsandbytes

@@ -7,10 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
-from rich.progress import Progress
 
 from coca_mindspeed.local import progress as progress_module
-from coca_mindspeed.local.progress import Shown, StepProgress, TrainingProgress, _Line
+from coca_mindspeed.local.progress import StepProgress, TrainingProgress, _Line
 
 
 def metrics(accuracy: float, ece: float = 0.25) -> dict[str, float]:
@@ -46,16 +45,6 @@ def test_the_numbers_survive_narrow_terminals(monkeypatch, width):
         assert "ECE 0.25" in last
     if width >= 120:
         assert "confidence reward -0.125" in last
-
-
-@pytest.mark.parametrize("width", [10, 17, 30, 60, 100, 300])
-def test_a_line_never_exceeds_its_width_where_the_count_fits(width):
-    bar = Progress(console=Console(file=io.StringIO()))
-    shown = Shown("a long text " * 5, ("mean acc 0.51", "ECE 0.10", "r_c -0.12", "tok/s 123456"))
-    bar.add_task("t", total=1000, completed=999, shown=shown)
-    line = _Line.line(bar.tasks[0], width)
-    assert len(line) <= width
-    assert "999/1000" in line
 
 
 def test_the_mean_is_of_the_last_ten_steps_and_survives_a_resume(capsys):

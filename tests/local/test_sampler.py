@@ -1,17 +1,21 @@
-"""The sampler and the update's forward pass, on the architectures and templates that users have."""
+"""Sampling: log-probs, shared decoder rows, inverse-CDF draws."""
 
+import math
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.local.log_probs import response_log_probs
+from coca_mindspeed.local import sampler
 from coca_mindspeed.local.policy import choose_device, load_policy
-from coca_mindspeed.local.sampler import sample_responses
+from coca_mindspeed.local.sampler import NextStep, NoDistributionError, SharedRows, sample_responses, sample_tokens
 from coca_mindspeed.local.tiny_model import write_tiny_model
 from tests.local.models_for_tests import write_random_model
 
@@ -61,27 +65,6 @@ def test_log_probs_are_those_of_the_policy(policy, temperature):
         assert bool((samples.token_ids[i, length:] == policy.pad_id).all())
 
 
-@pytest.mark.parametrize("share_prompts", [True, False])
-def test_the_update_sees_the_same_log_probs_as_the_sampler(policy, share_prompts):
-    samples = sample(policy, prompts_of(policy), temperature=0.8)
-    again = response_log_probs(policy, samples.prompts, samples.token_ids, temperature=0.8, share_prompts=share_prompts)
-    inside = torch.arange(samples.token_ids.shape[1]) < samples.lengths[:, None]
-    torch.testing.assert_close(again[inside], samples.log_probs[inside], atol=2e-5, rtol=1e-4)
-
-
-def test_shared_prompts_give_the_same_gradient(policy):
-    samples = sample(policy, prompts_of(policy))
-    inside = torch.arange(samples.token_ids.shape[1]) < samples.lengths[:, None]
-    gradients = []
-    for share in (True, False):
-        policy.model.zero_grad()
-        log_probs = response_log_probs(policy, samples.prompts, samples.token_ids, temperature=1.0, share_prompts=share)
-        log_probs[inside].square().sum().backward()
-        gradients.append(torch.cat([p.grad.flatten() for p in policy.model.parameters()]))
-    assert float(gradients[0].norm()) > 0
-    assert float((gradients[0] - gradients[1]).norm() / gradients[1].norm()) < 1e-5
-
-
 def test_responses_end_at_any_eos_or_at_the_limit(policy):
     samples = sample(policy, prompts_of(policy), group_size=64)
     seen = set()
@@ -113,27 +96,6 @@ def test_batching_changes_memory_not_the_shape_of_the_result(policy):
     assert samples.token_ids.shape[0] == 12
     for i, expected in enumerate(no_cache_log_probs(policy, samples)):
         torch.testing.assert_close(samples.log_probs[i, : len(expected)], expected, atol=2e-5, rtol=1e-4)
-
-
-def test_sampling_follows_the_distribution(policy):
-    """First tokens of 4,000 samples against the model's own probabilities (chi-square over its likeliest tokens)."""
-    prompts = prompts_of(policy)[:1]
-    samples = sample(policy, prompts, group_size=4000, max_new_tokens=1)
-    with torch.no_grad():
-        logits = policy.logits_of_policy(policy.model(torch.tensor(prompts)).logits[0, -1], 1.0)
-    expected = logits.softmax(-1) * 4000
-    counts = torch.bincount(samples.token_ids[:, 0], minlength=len(expected))
-    likely = expected > 20
-    chi_square = float(((counts - expected).square() / expected)[likely].sum())
-    assert int(likely.sum()) > 5
-    assert chi_square < 2.0 * int(likely.sum()) + 20
-
-
-def test_the_seed_decides(policy):
-    prompts = prompts_of(policy)
-    assert torch.equal(sample(policy, prompts, 1).token_ids, sample(policy, prompts, 1).token_ids)
-    one, two = sample(policy, prompts, 1), sample(policy, prompts, 2)
-    assert one.token_ids.shape != two.token_ids.shape or not torch.equal(one.token_ids, two.token_ids)
 
 
 def test_entropy_is_the_mean_over_the_response(policy):
@@ -189,3 +151,200 @@ def test_a_cuda_device_that_is_not_there_is_refused():
         choose_device("cuda:99")
     with pytest.raises(ConfigError, match=r"trainer\.device=cuda:9{20}: expected auto"):
         choose_device("cuda:" + "9" * 20)
+
+
+CPU = torch.device("cpu")
+
+
+def column(*tokens):
+    return torch.tensor(tokens)[:, None]
+
+
+def all_of(count):
+    return torch.ones(count, dtype=torch.bool)
+
+
+def test_few_empty_rows_stay():
+    branches = SharedRows(20, 1, CPU)
+    going = all_of(20)
+    going[3] = False
+    keep, repeat, token = branches.go_on(going, column(*range(100, 120)))
+    assert (keep, repeat) == (None, None)
+    assert [row for row in token[:, 0].tolist() if row] == [n for n in range(100, 120) if n != 103]
+    assert branches.row_of.tolist() == [n for n in range(20) if n != 3]
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.data())
+def test_a_row_is_what_its_responses_have_said(data):
+    prompts, group = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
+    said = [(f"prompt {n // group}",) for n in range(prompts * group)]  # of the responses that go on
+    rows = [(f"prompt {n}",) for n in range(prompts)]  # of the decoder
+    branches = SharedRows(prompts, group, CPU)
+    vocabulary = st.sampled_from([0, 3, 151_935])
+    for _ in range(data.draw(st.integers(1, 8))):
+        tokens = data.draw(st.lists(vocabulary, min_size=len(said), max_size=len(said)))
+        going = data.draw(st.lists(st.sampled_from([True, True, True, False]), min_size=len(said), max_size=len(said)))
+        if not any(going):
+            break
+        said = [(*before, token) for before, token, goes in zip(said, tokens, going, strict=True) if goes]
+        keep, repeat, token = branches.go_on(torch.tensor(going), column(*tokens))
+        if keep is not None:
+            rows = [rows[row] for row in keep.tolist()]
+        if repeat is not None:
+            rows += [rows[row] for row in repeat.tolist()]
+        rows = [(*row, appended) for row, appended in zip(rows, token[:, 0].tolist(), strict=True)]
+        assert [rows[row] for row in branches.row_of.tolist()] == said
+        assert len(set(branches.row_of.tolist())) == len(set(said))  # no two rows for what is the same
+        assert len(set(said)) > 0.9 * len(rows) or keep is not None
+
+
+@pytest.mark.parametrize("prompts", [[[5, 6, 7], [8, 9, 10]], [[5, 6, 7], [8]]], ids=["equal", "mixed"])
+@pytest.mark.parametrize("architecture", ["qwen2", "llama"])
+def test_the_same_noise_draws_the_same_responses_as_rows_of_their_own(tmp_path, monkeypatch, architecture, prompts):
+    policy = load_policy(write_random_model(tmp_path / "m", architecture), ModelConfig(), CPU)
+    ran = []
+    step = sampler.Decoder.step
+
+    def counted(self, token):
+        ran.append(len(token))
+        step(self, token)
+
+    monkeypatch.setattr(sampler.Decoder, "step", counted)
+
+    def sample():
+        ran.clear()
+        return sampler.sample_responses(
+            policy,
+            prompts,
+            group_size=16,
+            max_new_tokens=30,
+            temperature=0.05,
+            generator=torch.Generator().manual_seed(0),
+        ), sum(ran)
+
+    found, rows = sample()
+    monkeypatch.setattr(sampler, "SharedRows", RowsOfTheirOwn)
+    plain, all_rows = sample()
+    assert rows < 0.8 * all_rows, "at this temperature responses begin alike"
+    assert torch.equal(found.token_ids, plain.token_ids)
+    assert torch.equal(found.lengths, plain.lengths)
+    assert torch.equal(found.finished, plain.finished)
+    for name in ("log_probs", "entropy"):
+        torch.testing.assert_close(getattr(found, name), getattr(plain, name), atol=1e-5, rtol=1e-4)
+
+
+class RowsOfTheirOwn:
+    """Every response has a row from its first token on."""
+
+    def __init__(self, prompts, group_size, device):
+        self.row_of = torch.arange(prompts, device=device).repeat_interleave(group_size)
+
+    def go_on(self, going, token):
+        rows, self.row_of = self.row_of[going], torch.arange(int(going.sum()))
+        return NextStep(rows, None, token[going])
+
+
+def test_responses_that_share_a_row_draw_for_themselves(tmp_path):
+    """The second tokens of those that share their first one, against the model's probabilities."""
+    policy = load_policy(write_random_model(tmp_path / "m", "qwen2"), ModelConfig(), CPU)
+    generator = torch.Generator().manual_seed(0)
+    sampled = sampler.sample_responses(
+        policy, [[5, 6, 7]], group_size=4000, max_new_tokens=2, temperature=0.5, generator=generator
+    )
+    going = sampled.token_ids[sampled.lengths == 2]
+    first = int(going[:, 0].mode().values)
+    second = going[going[:, 0] == first, 1]
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([[5, 6, 7, first]])).logits[0, -1]
+    expected = policy.logits_of_policy(logits, 0.5).softmax(-1) * len(second)
+    counts = torch.bincount(second, minlength=len(expected)).float()
+    likely = expected > 5
+    assert int(likely.sum()) > 3
+    classes = [torch.cat([each[likely], each[~likely].sum()[None]]).double() for each in (counts, expected)]
+    assert chisquare(classes[0], classes[1] / classes[1].sum() * classes[0].sum()).pvalue > 1e-4
+
+
+def seeded(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("vocabulary", [600, 4095, 4096, 5000, 49_152])
+def test_frequencies_are_the_probabilities(vocabulary):
+    """A few likely tokens in far places, first and last ones among them, and the rest in classes of tokens."""
+    logits = torch.randn(vocabulary, generator=seeded()) * 2
+    for token, logit in ((0, 9.0), (255, 8.5), (256, 8.0), (vocabulary - 1, 9.5), (vocabulary // 2, 10.0)):
+        logits[token] = logit
+    probabilities = logits.softmax(0)
+    draws = 8_000
+    found = sample_tokens(probabilities.expand(draws, -1), seeded(1))
+    assert found.shape == (draws, 1)
+    assert found.dtype == torch.int64
+    singles = torch.tensor([0, 255, 256, vocabulary - 1, vocabulary // 2])
+    group = torch.arange(vocabulary) % 7 + len(singles)
+    group[singles] = torch.arange(len(singles))
+    counts = torch.bincount(group[found[:, 0]], minlength=len(singles) + 7)
+    expected = torch.zeros(len(singles) + 7, dtype=torch.float64).index_add_(0, group, probabilities.double())
+    assert chisquare(counts, expected / expected.sum() * draws).pvalue > 1e-4
+
+
+def test_every_row_has_its_own_distribution():
+    for vocabulary in (21, 5000):
+        probabilities = torch.zeros(300, vocabulary)
+        targets = torch.randint(vocabulary, (300,), generator=seeded())
+        probabilities[torch.arange(300), targets] = 0.25
+        assert torch.equal(sample_tokens(probabilities, seeded())[:, 0], targets)
+        again = torch.tensor([7, 7, 299, 0])
+        assert torch.equal(sample_tokens(probabilities, seeded(), again)[:, 0], targets[again])
+
+
+@pytest.mark.parametrize("share", [0.0, 1 - 2**-24, 1.0])
+@pytest.mark.parametrize("vocabulary", [3500, 4096, 5000])
+def test_a_token_without_probability_is_never_drawn(monkeypatch, share, vocabulary):
+    """Also where the uniform number is the least or the greatest there is, or is rounded beyond it."""
+    probabilities = torch.zeros(3, vocabulary)
+    probabilities[0, 1:3] = 0.5
+    probabilities[1, [700, 3000]] = torch.tensor([1e-30, 1.0])
+    probabilities[2, 300:400] = torch.rand(100, generator=seeded())
+    monkeypatch.setattr(sampler.torch, "rand", lambda *size, **_: torch.full(size, share))
+    found = sample_tokens(probabilities)
+    assert bool((probabilities.gather(1, found) > 0).all())
+    assert found[0, 0] == (1 if share == 0.0 else 2)
+
+
+def test_improbable_blocks_are_drawn_to_the_token(monkeypatch):
+    """Of a block of probability 1e-6: a single float32 could tell at most sixteen places in it apart."""
+    probabilities = torch.zeros(1, 4096)
+    probabilities[0, 0] = 1 - 1e-6
+    probabilities[0, 1024:1280] = 1e-6 / 256
+    random = seeded()
+
+    rand = torch.rand
+
+    def inside_the_block(draws, numbers, **_):
+        found = rand(draws, numbers, generator=random)
+        found[:, 0] = 1 - 1e-6 * found[:, 0]
+        return found
+
+    monkeypatch.setattr(sampler.torch, "rand", inside_the_block)
+    found = sample_tokens(probabilities, row_of=torch.zeros(20_000, dtype=torch.int64))
+    assert 1024 <= int(found.min()) <= int(found.max()) < 1280
+    assert chisquare(torch.bincount(found[:, 0] - 1024, minlength=256)).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0])
+@pytest.mark.parametrize("vocabulary", [100, 5000])
+def test_what_is_no_distribution_is_refused(value, vocabulary):
+    probabilities = torch.full((2, vocabulary), 1 / vocabulary)
+    probabilities[1] = value
+    with pytest.raises(NoDistributionError):
+        sample_tokens(probabilities)
+
+
+def test_the_seed_decides_and_the_global_state_is_left_alone():
+    probabilities = torch.rand(8, 5000, generator=seeded())
+    before = torch.random.get_rng_state()
+    draws = [sample_tokens(probabilities, seeded(seed)) for seed in (1, 1, 2)]
+    assert torch.equal(draws[0], draws[1])
+    assert not torch.equal(draws[0], draws[2])
+    assert torch.equal(torch.random.get_rng_state(), before)

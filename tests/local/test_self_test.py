@@ -9,11 +9,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import self_test
-from coca_mindspeed.local.activation_checkpointing import recompute_layers
-from coca_mindspeed.local.attention import use_own_attention
+from coca_mindspeed.local.attention import use_fast_attention
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.lora import add_adapters
-from coca_mindspeed.local.policy import Policy, load_policy
+from coca_mindspeed.local.policy import Policy, checkpoint_activations, load_policy
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.self_test import SelfTestError, choose_computation
 from tests import tokenizers_for_tests as kinds
@@ -118,7 +117,7 @@ def model_of(name, attention=None):
 
 def policy_of(name):
     model = model_of(name)
-    use_own_attention(model, CPU)
+    use_fast_attention(model, CPU)
     return Policy(model, None, None, (1,), 0)
 
 
@@ -187,7 +186,7 @@ def test_it_leaves_everything_as_it_was(name):
 @pytest.mark.parametrize("name", ["llama", "gemma2", "mistral"])
 def test_layers_that_run_again_and_adapters_change_no_choice(name):
     policy = policy_of(name)
-    recompute_layers(policy.model)
+    checkpoint_activations(policy.model)
     choose_computation(policy)
     assert chosen(policy) == ARCHITECTURES[name][3]
     pytest.importorskip("peft")

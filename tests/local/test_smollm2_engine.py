@@ -89,12 +89,12 @@ def test_prompts_are_laid_out_by_the_files_own_template(policy):
 
 
 def test_the_export_for_mindspeed_rl_lays_out_the_same_tokens(policy):
-    """By the layout of Qwen, which is SmolLM2's as well."""
-    layout = LAYOUTS["qwen"]
+    """By the response_format of Qwen, which is SmolLM2's as well."""
+    response_format = LAYOUTS["qwen"]
     for record in real_world_records("train", 2):
         system, user = (m["content"] for m in prompt_messages(record, CONFIDENCE_FIRST_PROMPT))
         (wanted,) = policy.encode_prompts([record], CONFIDENCE_FIRST_PROMPT, 256)
-        assert layout.encode(policy.tokenizer, layout.template(system, ""), user, "") == wanted
+        assert response_format.encode(policy.tokenizer, response_format.template(system, ""), user, "") == wanted
 
 
 def test_shared_prompts_give_the_log_probs_and_gradients_of_plain_ones(policy):

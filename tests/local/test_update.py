@@ -13,9 +13,8 @@ from coca_mindspeed.config.schema import TrainerConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.checkpoint import list_checkpoints
 from coca_mindspeed.local.experience import respond_and_grade, reward_and_advantage
-from coca_mindspeed.local.microbatches import fullest, microbatches
 from coca_mindspeed.local.schedule import generator
-from coca_mindspeed.local.update import update_policy
+from coca_mindspeed.local.update import largest_group_sizes, microbatches, update_policy
 from tests.local.models_for_tests import set_chunk_of
 from tests.local.runs_for_tests import result, small_session, train
 
@@ -77,14 +76,13 @@ def mixed(session, experience):
 
 @pytest.mark.parametrize("share_prompts", [True, False])
 @pytest.mark.parametrize("aggregation", ["sum", "token_mean", "segment_mean"])
-def test_microbatches_of_tokens_make_the_same_update(session, mixed, aggregation, share_prompts):
+def test_microbatches_make_the_same_update(session, mixed, aggregation, share_prompts):
     whole, expected = updated(session, mixed, aggregation, share_prompts=share_prompts)
     moved = float((whole - torch.cat([p.detach().flatten() for p in session.trainer.policy.model.parameters()])).norm())
     assert moved > 0
-    for tokens in (1, 45, 200, 10**9):  # one row each; groups split; groups together; all
-        weights, metrics = updated(
-            session, mixed, aggregation, share_prompts=share_prompts, microbatch_tokens=tokens, microbatch_prompts=None
-        )
+    by_tokens = [{"microbatch_tokens": n, "microbatch_prompts": None} for n in (1, 45, 200, 10**9)]
+    for split in (*by_tokens, {"microbatch_prompts": 1}, {"microbatch_prompts": 3}):
+        weights, metrics = updated(session, mixed, aggregation, share_prompts=share_prompts, **split)
         assert float((weights - whole).norm()) < 1e-5 * moved
         assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
 
@@ -94,7 +92,7 @@ def test_an_update_by_chunks_of_logits_is_the_same(session, mixed, aggregation, 
     whole, expected = updated(session, mixed, aggregation)
     moved = float((whole - torch.cat([p.detach().flatten() for p in session.trainer.policy.model.parameters()])).norm())
     set_chunk_of(monkeypatch, 100, session.trainer.policy.model.config.vocab_size)
-    assert not session.trainer.policy.output_layer.fits_one_chunk(101)
+    assert not session.trainer.policy.lm_head.fits_one_chunk(101)
     weights, metrics = updated(session, mixed, aggregation)
     assert float((weights - whole).norm()) < 1e-5 * moved
     assert metrics == pytest.approx(expected, rel=1e-4, abs=1e-6)
@@ -214,7 +212,7 @@ def test_none_holds_more_than_the_fullest(seed, share_prompts):
     for part in microbatches(range(12), group, lengths, prompt_lengths, config):
         longest = max(lengths[row] for row in part.rows)
         prompt = max(prompt_lengths[p] for p in part.prompts)
-        sizes = fullest(12, group, longest, prompt, config)
+        sizes = largest_group_sizes(12, group, longest, prompt, config)
         most = sum(sizes)
         assert len(part.rows) <= most
         copies = len(sizes) if share_prompts else most

@@ -12,8 +12,7 @@ import torch
 from coca_mindspeed.algorithm.parsing import CLOSE_TAG, ResponseParser
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.local.policy import load_policy
-from coca_mindspeed.local.sampler import sample_responses
-from coca_mindspeed.local.token_stream import TokenStream
+from coca_mindspeed.local.sampler import TokenStream, sample_responses
 from coca_mindspeed.serving.backends import Backend
 from coca_mindspeed.serving.config import ServingConfig
 from coca_mindspeed.serving.model_server import ModelServer
@@ -185,7 +184,7 @@ class Scripted:
                 self._place += 1
                 self._set()
 
-        monkeypatch.setattr("coca_mindspeed.local.token_stream.Decoder", Scripting)
+        monkeypatch.setattr("coca_mindspeed.local.sampler.Decoder", Scripting)
         return ids
 
 

@@ -7,7 +7,7 @@ from coca_mindspeed.errors import CocaError
 from coca_mindspeed.evaluation.predictions import write_predictions
 from coca_mindspeed.evaluation.reports.live import RunDirectory
 from coca_mindspeed.evaluation.runs import read_named
-from coca_mindspeed.local.run_directory import FoundRun, refuse_another_run
+from coca_mindspeed.local.run_directory import FoundRun, check_same_run
 from coca_mindspeed.mindspeed.start import run_file
 from coca_mindspeed.mindspeed.start.driver import compose_config
 from coca_mindspeed.serving.config import read_serving_config
@@ -70,7 +70,7 @@ def test_the_configuration_of_a_run_that_is_there(text, tmp_path):
     write_predictions(tmp_path / "predictions_after.jsonl", predictions("aime", 2, seed=0))
     begun = FoundRun(tmp_path, marker={"data": {}}, begun=True)
     with pytest.raises(CocaError, match=r"config\.yaml"):
-        refuse_another_run(begun, config, {})
+        check_same_run(begun, config, {})
     with pytest.raises(CocaError, match=r"config\.yaml"):
         read_named(tmp_path / "predictions_after.jsonl")
     assert RunDirectory(tmp_path).progress(3) == ""

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.policy import load_policy
-from coca_mindspeed.local.warm_up import WARMED_UP, read_warm_up_records, teach_format
+from coca_mindspeed.local.sft import WARMED_UP, read_warm_up_records, run_sft_warm_up
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import REPOSITORY, environment, free_port, needs_mindspeed
 from tests.integration.mindspeed.runs import json_lines
@@ -56,7 +56,7 @@ def _warm_smollm2(directory: Path) -> None:
     settings = [*data, *lessons, *_ROLLOUT_OF_SMOLLM2, f"model.path={SMOLLM2}", "model.compute_dtype=float32"]
     run = compose_run("local", [*settings, "trainer.microbatch_prompts=null", "trainer.microbatch_tokens=1000"]).run
     policy = load_policy(SMOLLM2, run.model, torch.device("cpu"))
-    teach_format(policy, read_warm_up_records(run), run, directory, show_progress=False)
+    run_sft_warm_up(policy, read_warm_up_records(run), run, directory, show_progress=False)
     (directory / WARMED_UP).rename(directory / "model")
 
 

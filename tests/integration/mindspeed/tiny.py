@@ -15,8 +15,8 @@ from coca_mindspeed.config.schema import WarmUpConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.local.policy import Policy, load_policy
+from coca_mindspeed.local.sft import warm_up
 from coca_mindspeed.local.tiny_model import EOS, tiny_config, tiny_tokenizer
-from coca_mindspeed.local.warm_up import warm_up
 from coca_mindspeed.utils.tokenization import token_text
 
 _EVEN = "#"  # one character more, for a vocabulary that two tensor-parallel ranks can share

@@ -13,7 +13,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import WarmUpConfig
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.local.policy import Policy, load_policy
-from coca_mindspeed.local.warm_up import warm_up
+from coca_mindspeed.local.sft import warm_up
 
 MAX_PROMPT, MAX_NEW = 32, 24
 

@@ -2,37 +2,14 @@
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.activation_checkpointing import recompute_layers
 from coca_mindspeed.local.log_probs import response_scores
-from coca_mindspeed.local.policy import Policy, load_policy
+from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.sampler import sample_responses
-from tests.local.models_for_tests import write_random_model
+from tests.local.models_for_tests import random_policy, write_random_model
 from tests.local.runs_for_tests import result, train
-
-_SHAPE = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "pad_token_id": 0,
-}
-
-
-def random_policy(architecture, *, recompute, dtype=torch.float32):
-    torch.manual_seed(0)
-    # Every other layer of Gemma 2 sees five tokens only; GPT-2's take the cache without a name, GPT-NeoX's by another.
-    own = {"head_dim": 8, "sliding_window": 5} if architecture == "gemma2" else {}
-    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **_SHAPE, **own)).eval()
-    if recompute:
-        recompute_layers(model)
-    sharing = "prompts" if own else "prefix"  # a window would count padding behind a prefix
-    return Policy(model, None, None, (1,), 0, dtype, sharing=sharing)
 
 
 def kept_and_gradient(policy, prompts, share_prompts):
@@ -96,6 +73,6 @@ def test_a_run_with_it_ends_with_the_same_bytes(tmp_path):
 
 def test_a_model_without_such_layers_is_refused(tmp_path, monkeypatch):
     path = write_random_model(tmp_path / "model", "llama")
-    monkeypatch.setattr("coca_mindspeed.local.activation_checkpointing.GradientCheckpointingLayer", torch.nn.Conv3d)
+    monkeypatch.setattr("coca_mindspeed.local.policy.GradientCheckpointingLayer", torch.nn.Conv3d)
     with pytest.raises(ConfigError, match=r"model\.path=.*: a LlamaForCausalLM has no layers that can be recomputed"):
         load_policy(path, ModelConfig(gradient_checkpointing=True), torch.device("cpu"))

@@ -1,9 +1,10 @@
-"""Log-probs by chunks: the same numbers and gradients as from all logits at once, in less memory."""
+"""The chunked LM head and the in-place embedding gradient equal PyTorch's."""
 
 import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     CohereConfig,
     CohereForCausalLM,
@@ -21,8 +22,8 @@ from transformers import (
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.lm_head import OutputLayer
-from coca_mindspeed.local.log_probs import response_scores
+from coca_mindspeed.local.lm_head import LMHead, add_embedding_gradients
+from coca_mindspeed.local.log_probs import response_log_probs, response_scores
 from coca_mindspeed.local.policy import load_policy
 from tests.local.models_for_tests import set_chunk_of, write_random_model
 
@@ -82,7 +83,7 @@ def test_chunks_equal_all_logits_at_once(name, chunks_of_7):
     gradients = {key: p.grad.clone() for key, p in model.named_parameters()}
     model.zero_grad()
 
-    layer = OutputLayer.of(model)
+    layer = LMHead.of(model)
     assert not layer.fits_one_chunk(33)
     scores = layer.scores(layer.hidden_states(input_ids=ids, use_cache=False)[:, :-1], ids[:, 1:], as_policy)
     (scores.log_probs * weights).sum().backward()
@@ -116,7 +117,7 @@ def test_a_loss_known_beforehand_has_the_gradient_of_all_logits_at_once(name, ch
     gradients = {key: p.grad.clone() for key, p in model.named_parameters()}
     model.zero_grad()
 
-    layer = OutputLayer.of(model)
+    layer = LMHead.of(model)
     states = layer.hidden_states(input_ids=ids, use_cache=False)[:, :-1]
     loss, scores = layer.backward(states, ids[:, 1:], as_policy, lambda found: clipped(found, old, advantages))
     assert float(loss) == pytest.approx(float(clipped(expected, old, advantages).detach()), rel=1e-5)
@@ -141,7 +142,7 @@ def test_a_loss_known_beforehand_has_the_gradient_of_all_logits_at_once(name, ch
 @pytest.mark.parametrize("known", [False, True])
 def test_the_logits_of_a_known_loss_are_made_once(known, chunks_of_7):
     chunks_of_7(61)
-    layer, products = OutputLayer.of(random_model("tied")), []
+    layer, products = LMHead.of(random_model("tied")), []
     states, tokens = torch.randn(21, 32, requires_grad=True), torch.randint(1, 61, (21,))
 
     class Count(torch.utils._python_dispatch.TorchDispatchMode):
@@ -161,7 +162,7 @@ def test_the_logits_of_a_known_loss_are_made_once(known, chunks_of_7):
 
 def test_a_frozen_head_gets_no_gradient(chunks_of_7):
     chunks_of_7(61)
-    layer = OutputLayer.of(random_model("untied"))
+    layer = LMHead.of(random_model("untied"))
     layer.head.weight.requires_grad_(False)
     states = torch.randn(20, 32, requires_grad=True)
     layer.scores(states, torch.arange(20), as_policy).log_probs[1:].sum().backward()
@@ -204,7 +205,7 @@ def test_the_update_by_chunks(tmp_path, architecture, dtype, share_prompts, monk
 def test_no_tensor_holds_the_logits_of_all_tokens(known, chunks_of_7):
     """Neither what the backward pass keeps, nor what either pass makes."""
     chunks_of_7(61)
-    layer = OutputLayer.of(random_model("tied"))
+    layer = LMHead.of(random_model("tied"))
     states, tokens = torch.randn(200, 32, requires_grad=True), torch.randint(1, 61, (200,))
     largest, weights = 0, layer.head.weight.untyped_storage().data_ptr()
 
@@ -229,7 +230,7 @@ def test_no_tensor_holds_the_logits_of_all_tokens(known, chunks_of_7):
 
 def test_a_gradient_that_is_not_finite_is_seen(chunks_of_7):
     chunks_of_7(61)
-    layer = OutputLayer.of(random_model("tied"))
+    layer = LMHead.of(random_model("tied"))
     states = torch.randn(20, 32, requires_grad=True)
     (layer.scores(states, torch.arange(1, 21), as_policy).log_probs * math.nan).sum().backward()
     assert bool(states.grad.isnan().any())
@@ -251,3 +252,78 @@ def test_logits_that_are_made_otherwise_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(LlamaForCausalLM, "forward", scaled)
     with pytest.raises(ConfigError, match=r"model\.path=.*: .*LlamaForCausalLM .*log-probs differ"):
         load_policy(path, ModelConfig(), torch.device("cpu"))
+
+
+CPU = torch.device("cpu")
+VOCABULARY = 61
+
+
+def model(tied, padding=None):
+    torch.manual_seed(0)
+    shape = {"hidden_size": 8, "intermediate_size": 12, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return LlamaForCausalLM(
+        LlamaConfig(vocab_size=VOCABULARY, tie_word_embeddings=tied, pad_token_id=padding, **shape)
+    ).eval()
+
+
+def gradients(model, passes=3):
+    """Of several passes with repeated tokens, each of which looks the embedding up twice."""
+    draw = torch.Generator().manual_seed(1)
+    for _ in range(passes):
+        for ids in torch.randint(0, 9, (2, 4, 7), generator=draw):
+            model(input_ids=ids, labels=ids).loss.backward(retain_graph=False)
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("padding", [None, 3])
+def test_it_is_what_pytorch_makes(tied, padding):
+    expected = gradients(model(tied, padding))
+    ours = model(tied, padding)
+    add_embedding_gradients(ours, CPU)
+    found = gradients(ours)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient, rtol=1e-5, atol=1e-7)
+    looked_up = found["model.embed_tokens.weight"].abs().sum(dim=1)
+    assert (looked_up[:9] > 0).sum() == (9 if padding is None or tied else 8)
+
+
+class _Ran(TorchDispatchMode):
+    """The names of all operations that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.overloadpacket.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_loaded_policy_has_it(tmp_path):
+    policy = load_policy(write_random_model(tmp_path / "model", "llama"), ModelConfig(), CPU)
+    ids = torch.randint(5, 40, (4, 6), generator=torch.Generator().manual_seed(0))
+    with _Ran() as ran:
+        response_log_probs(policy, [[5, 6, 7], [8, 9]], ids, temperature=1.0).sum().backward()
+    assert "index_add_" in ran.names
+    assert "embedding_dense_backward" not in ran.names
+
+
+@pytest.mark.parametrize("how", ["another device", "another class", "sparse"])
+def test_others_are_left_as_they_are(how):
+    other = model(tied=False)
+    if how == "another class":
+        other.set_input_embeddings(type("Other", (torch.nn.Embedding,), {})(VOCABULARY, 8))
+    elif how == "sparse":
+        other.get_input_embeddings().sparse = True
+    before = type(other.get_input_embeddings())
+    add_embedding_gradients(other, torch.device("cuda" if how == "another device" else "cpu"))
+    assert type(other.get_input_embeddings()) is before
+
+
+def test_frozen_rows_are_looked_up_as_ever():
+    frozen = model(tied=False)
+    add_embedding_gradients(frozen, CPU)
+    frozen.get_input_embeddings().weight.requires_grad_(False)
+    assert gradients(frozen)["model.embed_tokens.weight"] is None

@@ -1,7 +1,8 @@
-"""What a run needs is estimated by running its passes on shapes alone; here beside the same passes on real tensors."""
+"""Memory estimates against hand counts, real passes and the RSS of a process; malloc tuning."""
 
 import dataclasses
 import json
+import os
 import subprocess
 import sys
 
@@ -16,9 +17,9 @@ from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import memory as footprints
 from coca_mindspeed.local import memory_check
-from coca_mindspeed.local.memory import NotEstimatedError, footprint, largest_microbatches
+from coca_mindspeed.local.memory import NotEstimatedError, estimate_memory, largest_microbatches
 from coca_mindspeed.local.memory_check import MemoryCheck, memory_problems, refuse_what_cannot_fit
-from coca_mindspeed.local.microbatches import fullest, microbatches
+from coca_mindspeed.local.update import largest_group_sizes, microbatches
 from tests.local.models_for_tests import set_chunk_of
 from tests.local.test_self_test import ARCHITECTURES, config_of
 
@@ -50,24 +51,24 @@ def run_of(*overrides, path="somewhere"):
 
 def test_weights_gradients_and_moments_by_hand():
     layer = 32 * 32 * 2 + 2 * 32 * 16 + 3 * 32 * 48 + 2 * 32
-    need = footprint(run_of(), LLAMA)
+    need = estimate_memory(run_of(), LLAMA)
     assert need.parameters == need.trained == 2 * 300 * 32 + layer + 32
     biases = 32 + 2 * 16
-    assert footprint(run_of(), QWEN).parameters == 300 * 32 + layer + 32 + biases
+    assert estimate_memory(run_of(), QWEN).parameters == 300 * 32 + layer + 32 + biases
     assert (need.gradients, need.moments) == (4 * need.parameters, 8 * need.parameters)
     assert 4 * need.parameters <= need.weights < 4.1 * need.parameters  # and the frequencies of the positions
 
 
 def test_keys_and_values_by_hand():
     """Room grows from 12 prompt tokens to 29, 46 and all 62; two heads of 8, keys and values, one layer, float32."""
-    assert footprint(run_of(), QWEN).cache == 8 * 4 * 62 * 2 * 8 * 2 * 4
-    assert footprint(run_of("rollout.batch_responses=9"), QWEN).cache == 2 * 4 * 62 * 2 * 8 * 2 * 4
+    assert estimate_memory(run_of(), QWEN).cache == 8 * 4 * 62 * 2 * 8 * 2 * 4
+    assert estimate_memory(run_of("rollout.batch_responses=9"), QWEN).cache == 2 * 4 * 62 * 2 * 8 * 2 * 4
 
 
 @pytest.mark.parametrize("prompt", range(5, 12))
 def test_shorter_prompts_take_no_more_room(prompt):
     """However the steps of growth fall, there is never room for more than the longest sequence."""
-    need = footprint(run_of(f"rollout.max_prompt_tokens={prompt}"), QWEN).cache
+    need = estimate_memory(run_of(f"rollout.max_prompt_tokens={prompt}"), QWEN).cache
     assert need == 8 * 4 * (prompt + 50) * 2 * 8 * 2 * 4
 
 
@@ -86,7 +87,7 @@ def test_many_short_responses_to_long_prompts_are_looked_at_too():
     wide = run_of(*tokens, "trainer.microbatch_tokens=30000")
     assert largest_microbatches(wide) == [(400, 50, [8] * 8)]
     short = run_of(*tokens, "trainer.microbatch_tokens=1000", "rollout.max_new_tokens=12")
-    assert footprint(run, QWEN).update >= footprint(short, QWEN).update
+    assert estimate_memory(run, QWEN).update >= estimate_memory(short, QWEN).update
 
 
 @pytest.mark.parametrize("share_prompts", [True, False])
@@ -105,9 +106,9 @@ def test_what_shorter_prompts_leave_room_for_is_looked_at_too(share_prompts, mon
     assert longest == (400, 300, [1])
     assert (prompt, 300, [2]) in others
     assert (400, {True: 250, False: 50}[share_prompts], [2]) in others
-    both = footprint(run, QWEN).update
+    both = estimate_memory(run, QWEN).update
     monkeypatch.setattr(footprints, "largest_microbatches", lambda run: [longest])
-    assert both > 1.2 * footprint(run, QWEN).update
+    assert both > 1.2 * estimate_memory(run, QWEN).update
 
 
 @pytest.mark.slow
@@ -124,7 +125,7 @@ def test_no_microbatch_of_a_step_needs_more_than_was_planned(share_prompts, prom
         f"trainer.microbatch_tokens={limit}",
         f"trainer.share_prompts={share_prompts}",
     )
-    planned = footprint(run, QWEN).update
+    planned = estimate_memory(run, QWEN).update
     random = np.random.default_rng(0)
     shapes = set()
     for share in (0.06, 0.3, 0.5, 0.9, 0.95, 1.0):
@@ -143,7 +144,7 @@ def test_no_microbatch_of_a_step_needs_more_than_was_planned(share_prompts, prom
         most[rows] = max(most.get(rows, (0,)), (tokens, shape))
     shapes = [footprints.LargestMicrobatch(p, r, list(sizes)) for _, (p, r, sizes) in most.values()]
     monkeypatch.setattr(footprints, "largest_microbatches", lambda run: shapes)
-    assert footprint(run, QWEN).update <= 1.03 * planned
+    assert estimate_memory(run, QWEN).update <= 1.03 * planned
 
 
 @pytest.mark.parametrize(
@@ -161,76 +162,79 @@ def test_no_length_of_response_needs_more_than_was_planned(groups, inner, longes
         "trainer.microbatch_prompts=null",
         f"trainer.microbatch_tokens={limit}",
     )
-    planned = footprint(run, model).update
+    planned = estimate_memory(run, model).update
     for response in (2, 3, 4, 6, 8, 9, 10, 11, 16, 24, longest):
-        group_sizes = fullest(16, 8, response, longest, run.trainer)
+        group_sizes = largest_group_sizes(16, 8, response, longest, run.trainer)
         shape = footprints.LargestMicrobatch(longest, response, group_sizes)
         monkeypatch.setattr(footprints, "largest_microbatches", lambda run, shape=shape: [shape])
-        assert footprint(run, model).update <= 1.05 * planned, shape
+        assert estimate_memory(run, model).update <= 1.05 * planned, shape
 
 
 def test_a_device_that_repeats_keys_and_values_is_estimated_so(monkeypatch):
     monkeypatch.setattr(footprints, "_FRAGMENTS", 0)  # a CPU's alone
-    alike = footprint(run_of(), QWEN)
+    alike = estimate_memory(run_of(), QWEN)
     monkeypatch.setattr(footprints, "choose_device", lambda name: torch.device("cuda"))
-    repeated = footprint(run_of(), QWEN)
+    repeated = estimate_memory(run_of(), QWEN)
     assert repeated.rollout > alike.rollout
     assert repeated.update > alike.update
 
 
 def test_merging_adapters_needs_a_second_model_on_the_cpu(monkeypatch):
-    adapted = footprint(run_of("model.lora.rank=2", "model.lora.base_dtype=bfloat16"), QWEN)
-    plain = footprint(run_of(), QWEN).parameters
+    adapted = estimate_memory(run_of("model.lora.rank=2", "model.lora.base_dtype=bfloat16"), QWEN)
+    plain = estimate_memory(run_of(), QWEN).parameters
     assert adapted.merged == 4 * plain
-    check = MemoryCheck(adapted, 0, adapted.peak_of_export - 1)
+    check = MemoryCheck(adapted, 0, adapted.export_peak - 1)
     assert "merging the adapters" in memory_problems(check, run_of("model.lora.rank=2"), QWEN)[-1]
     monkeypatch.setattr(footprints, "choose_device", lambda name: torch.device("cuda"))
-    assert footprint(run_of("model.lora.rank=2"), QWEN).merged == 0
-    assert footprint(run_of(), QWEN).merged == 0
+    assert estimate_memory(run_of("model.lora.rank=2"), QWEN).merged == 0
+    assert estimate_memory(run_of(), QWEN).merged == 0
 
 
 def test_an_evaluation_may_sample_more_at_once_than_a_step():
     of_one = 62 * 2 * 8 * 2 * 4
     evaluating = "evaluation.interval=50"
-    assert footprint(run_of(evaluating), QWEN).cache == 512 * of_one
-    assert footprint(run_of(evaluating, "evaluation.questions=40"), QWEN).cache == 40 * of_one
-    assert footprint(run_of(evaluating, "evaluation.questions=20"), QWEN).cache == 8 * 4 * of_one  # the step's
+    assert estimate_memory(run_of(evaluating), QWEN).cache == 512 * of_one
+    assert estimate_memory(run_of(evaluating, "evaluation.questions=40"), QWEN).cache == 40 * of_one
+    assert estimate_memory(run_of(evaluating, "evaluation.questions=20"), QWEN).cache == 8 * 4 * of_one  # the step's
     # Eight groups of one prompt each, or thirty-two prompts: as many rows, and more prompts to read at once.
     long = ("rollout.batch_responses=32", "rollout.max_prompt_tokens=300", "rollout.max_new_tokens=4")
-    step, both = (footprint(run_of(*long, *more), QWEN) for more in ((), (evaluating,)))
+    step, both = (estimate_memory(run_of(*long, *more), QWEN) for more in ((), (evaluating,)))
     assert both.cache == step.cache
     assert both.rollout > step.rollout
-    need = footprint(run_of(evaluating), QWEN)
+    need = estimate_memory(run_of(evaluating), QWEN)
     room = need.weights + need.moments + need.rollout // 8
     *_, problem = memory_problems(MemoryCheck(need, 0, room), run_of(evaluating), QWEN)
     value = int(problem.rpartition("rollout.batch_responses=")[2])
     assert 32 < value < 512
-    assert footprint(run_of(evaluating, f"rollout.batch_responses={value}"), QWEN).peak_of_rollout <= room
-    assert footprint(run_of(evaluating, f"rollout.batch_responses={value + 4}"), QWEN).peak_of_rollout > room
+    assert estimate_memory(run_of(evaluating, f"rollout.batch_responses={value}"), QWEN).rollout_peak <= room
+    assert estimate_memory(run_of(evaluating, f"rollout.batch_responses={value + 4}"), QWEN).rollout_peak > room
 
 
 def test_the_evaluation_behind_the_training_counts_too():
     """The moments are still there then."""
     of_one, held_out = 62 * 2 * 8 * 2 * 4, "data.evaluate=held_out.jsonl"
-    assert footprint(run_of(held_out), QWEN).cache == 512 * of_one
-    assert footprint(run_of(held_out, "evaluation.final_questions=40"), QWEN).cache == 40 * of_one
+    assert estimate_memory(run_of(held_out), QWEN).cache == 512 * of_one
+    assert estimate_memory(run_of(held_out, "evaluation.final_questions=40"), QWEN).cache == 40 * of_one
     for none in ((held_out, "evaluation.final_questions=0"), ()):
-        assert footprint(run_of(*none), QWEN).cache == 8 * 4 * of_one
+        assert estimate_memory(run_of(*none), QWEN).cache == 8 * 4 * of_one
 
 
 def test_fewer_rows_at_a_time_and_recomputed_layers_and_adapters_need_less():
-    need = footprint(run_of("trainer.microbatch_prompts=4"), QWEN)
-    half = footprint(run_of("trainer.microbatch_prompts=2"), QWEN)
+    need = estimate_memory(run_of("trainer.microbatch_prompts=4"), QWEN)
+    half = estimate_memory(run_of("trainer.microbatch_prompts=2"), QWEN)
     assert half.update == pytest.approx(need.update / 2, rel=0.05)
     assert half.rollout == need.rollout
     assert (
-        footprint(run_of("trainer.microbatch_prompts=4", "rollout.max_new_tokens=100"), QWEN).update > 1.9 * need.update
+        estimate_memory(run_of("trainer.microbatch_prompts=4", "rollout.max_new_tokens=100"), QWEN).update
+        > 1.9 * need.update
     )
     four_layers = Qwen2Config(**{**QWEN.to_dict(), "num_hidden_layers": 4, "layer_types": ["full_attention"] * 4})
-    kept = footprint(run_of("trainer.microbatch_prompts=4"), four_layers)
-    recomputed = footprint(run_of("trainer.microbatch_prompts=4", "model.gradient_checkpointing=true"), four_layers)
+    kept = estimate_memory(run_of("trainer.microbatch_prompts=4"), four_layers)
+    recomputed = estimate_memory(
+        run_of("trainer.microbatch_prompts=4", "model.gradient_checkpointing=true"), four_layers
+    )
     assert recomputed.update < 0.6 * kept.update
-    adapted = footprint(run_of("trainer.microbatch_prompts=4", "model.lora.rank=2"), QWEN)
+    adapted = estimate_memory(run_of("trainer.microbatch_prompts=4", "model.lora.rank=2"), QWEN)
     assert adapted.trained == adapted.parameters - need.parameters
     assert adapted.gradients == 4 * adapted.trained
 
@@ -238,9 +242,9 @@ def test_fewer_rows_at_a_time_and_recomputed_layers_and_adapters_need_less():
 def test_logits_by_chunks_are_not_held_at_once(monkeypatch):
     wide = Qwen2Config(tie_word_embeddings=True, **SHAPE | {"vocab_size": 5_000})
     set_chunk_of(monkeypatch, 1_000, 5_000)
-    whole = footprint(run_of(), wide)
+    whole = estimate_memory(run_of(), wide)
     set_chunk_of(monkeypatch, 64, 5_000)
-    chunked = footprint(run_of(), wide)
+    chunked = estimate_memory(run_of(), wide)
     logits = 4 * 50 * 5_000 * 4
     assert chunked.update < whole.update - 2 * logits
 
@@ -255,7 +259,7 @@ def test_nothing_of_a_model_that_no_machine_holds_is_made():
         num_attention_heads=512,
         num_key_value_heads=64,
     )
-    assert footprint(run_of(), giant).weights > 2**39
+    assert estimate_memory(run_of(), giant).weights > 2**39
 
 
 @pytest.mark.parametrize(
@@ -267,12 +271,12 @@ def test_nothing_of_a_model_that_no_machine_holds_is_made():
 )
 def test_the_value_that_is_named_is_the_nearest_that_fits(settings, monkeypatch):
     run = run_of(*settings)
-    need = footprint(run, QWEN)
+    need = estimate_memory(run, QWEN)
     estimated = []
     monkeypatch.setattr(
         memory_check,
-        "footprint",
-        lambda config, architecture: estimated.append(config.trainer) or footprint(config, architecture),
+        "estimate_memory",
+        lambda config, architecture: estimated.append(config.trainer) or estimate_memory(config, architecture),
     )
     key = next(setting for setting in settings if "null" not in setting).split("=")[0]
     room = need.weights + need.gradients + need.moments + need.update // 2
@@ -284,8 +288,8 @@ def test_the_value_that_is_named_is_the_nearest_that_fits(settings, monkeypatch)
     assert named.startswith(f"{key}=")
     value = int(named.split("=")[1])
     unit = 124 if "tokens" in key else 1  # a sixteenth of 1984
-    assert footprint(run_of(*settings, f"{key}={value}"), QWEN).peak_of_update <= room
-    assert footprint(run_of(*settings, f"{key}={value + unit}"), QWEN).peak_of_update > room
+    assert estimate_memory(run_of(*settings, f"{key}={value}"), QWEN).update_peak <= room
+    assert estimate_memory(run_of(*settings, f"{key}={value + unit}"), QWEN).update_peak > room
 
 
 @pytest.mark.parametrize("tokens", [300, 700, 1000])  # less than a prompt and a response of 450, or no multiple
@@ -294,54 +298,54 @@ def test_the_tokens_that_are_named_fit_and_are_fewer(tokens):
     settings = ("rollout.max_prompt_tokens=400", "trainer.microbatch_prompts=null", "rollout.group_size=8")
 
     def need(value, *more):
-        return footprint(run_of(*settings, f"trainer.microbatch_tokens={value}", *more), QWEN)
+        return estimate_memory(run_of(*settings, f"trainer.microbatch_tokens={value}", *more), QWEN)
 
     run = run_of(*settings, f"trainer.microbatch_tokens={tokens}")
-    least, most = need(1).peak_of_update, need(tokens).peak_of_update
+    least, most = need(1).update_peak, need(tokens).update_peak
     assert least < most
     room = int(least + 0.1 * (most - least))
     problem = memory_problems(MemoryCheck(need(tokens), 0, room), run, QWEN)[0]
     key, _, value = problem.partition("it fits with ")[2].split()[0].partition("=")
     assert key == "trainer.microbatch_tokens"
     assert int(value) < tokens
-    assert need(value).peak_of_update <= room
+    assert need(value).update_peak <= room
 
 
 def test_a_value_that_fits_with_recomputed_layers_is_kept(monkeypatch):
     """Less than a prompt and a response together: a multiple of those would be more than there is now."""
     run = run_of("trainer.microbatch_prompts=null", "trainer.microbatch_tokens=30")  # a prompt and a response: 62
-    need = footprint(run, QWEN)
+    need = estimate_memory(run, QWEN)
 
     def estimated(config, architecture):
         tokens = config.trainer.microbatch_tokens + 1000 * (not config.model.gradient_checkpointing)
         return dataclasses.replace(need, update=tokens)
 
-    monkeypatch.setattr(memory_check, "footprint", estimated)
+    monkeypatch.setattr(memory_check, "estimate_memory", estimated)
     given = estimated(run, QWEN)
-    problem = memory_problems(MemoryCheck(given, 0, given.peak_of_update - 1000), run, QWEN)[0]
+    problem = memory_problems(MemoryCheck(given, 0, given.update_peak - 1000), run, QWEN)[0]
     assert problem.endswith("it fits with trainer.microbatch_tokens=30 model.gradient_checkpointing=true")
-    problem = memory_problems(MemoryCheck(given, 0, given.peak_of_update - 1010), run, QWEN)[0]
+    problem = memory_problems(MemoryCheck(given, 0, given.update_peak - 1010), run, QWEN)[0]
     assert problem.endswith("it fits with trainer.microbatch_tokens=20 model.gradient_checkpointing=true")
 
 
 def test_the_rollout_that_does_not_fit_is_cut_into_batches():
     run = run_of("trainer.microbatch_prompts=1")
-    need = footprint(run, QWEN)
+    need = estimate_memory(run, QWEN)
     room = need.weights + need.moments + need.rollout // 2
     *_, problem = memory_problems(MemoryCheck(need, 0, room), run, QWEN)
     assert problem.startswith("rollout.batch_responses=null: the rollout needs")
     value = int(problem.rpartition("rollout.batch_responses=")[2])
     assert value % 4 == 0
-    assert footprint(run_of(f"rollout.batch_responses={value}"), QWEN).peak_of_rollout <= room
-    assert footprint(run_of(f"rollout.batch_responses={value + 4}"), QWEN).peak_of_rollout > room
+    assert estimate_memory(run_of(f"rollout.batch_responses={value}"), QWEN).rollout_peak <= room
+    assert estimate_memory(run_of(f"rollout.batch_responses={value + 4}"), QWEN).rollout_peak > room
 
 
 def test_recomputed_layers_are_proposed_where_a_smaller_microbatch_is_not_enough():
     run = run_of("trainer.microbatch_prompts=1")
-    lean = footprint(run_of("trainer.microbatch_prompts=1", "model.gradient_checkpointing=true"), QWEN)
-    [problem, *_] = memory_problems(MemoryCheck(footprint(run, QWEN), 0, lean.peak_of_update), run, QWEN)
+    lean = estimate_memory(run_of("trainer.microbatch_prompts=1", "model.gradient_checkpointing=true"), QWEN)
+    [problem, *_] = memory_problems(MemoryCheck(estimate_memory(run, QWEN), 0, lean.update_peak), run, QWEN)
     assert problem.endswith("it fits with trainer.microbatch_prompts=1 model.gradient_checkpointing=true")
-    [problem, *_] = memory_problems(MemoryCheck(footprint(run, QWEN), 0, lean.weights), run, QWEN)
+    [problem, *_] = memory_problems(MemoryCheck(estimate_memory(run, QWEN), 0, lean.weights), run, QWEN)
     assert "no smaller value is enough, nor is model.gradient_checkpointing=true" in problem
 
 
@@ -361,12 +365,12 @@ def test_a_run_that_cannot_fit_is_refused_before_its_weights_are_looked_for(tmp_
 def test_experts_and_positions_that_are_no_buffers_are_estimated(name):
     architecture, own, attention, _ = ARCHITECTURES[name]
     config = config_of(architecture, own)
-    need = footprint(run_of(f"model.attention={attention}"), config)
+    need = estimate_memory(run_of(f"model.attention={attention}"), config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert need.parameters == sum(parameter.numel() for parameter in model.parameters())
     assert need.update > 0
-    longer = footprint(run_of(f"model.attention={attention}", "rollout.max_new_tokens=100"), config)
+    longer = estimate_memory(run_of(f"model.attention={attention}", "rollout.max_new_tokens=100"), config)
     assert longer.update > 1.5 * need.update
 
 
@@ -374,7 +378,7 @@ def test_experts_share_the_tokens():
     """Each token goes to two experts, however many there are."""
     _, own, *_ = ARCHITECTURES["qwen3_moe"]
     few, many = (
-        footprint(run_of(), config_of("qwen3_moe", {**own, "num_experts": experts, "num_hidden_layers": 1}))
+        estimate_memory(run_of(), config_of("qwen3_moe", {**own, "num_experts": experts, "num_hidden_layers": 1}))
         for experts in (4, 16)
     )
     assert many.update == pytest.approx(few.update, rel=0.1)
@@ -386,7 +390,7 @@ def test_an_architecture_that_cannot_be_estimated_is_let_through_with_a_warning(
     run = run_of(path=tmp_path)
     monkeypatch.setattr(memory_check, "_SMALL", 0)
     with pytest.raises(NotEstimatedError, match="granitemoe"):
-        footprint(run, memory_check.read_model_config(tmp_path, run.model))
+        estimate_memory(run, memory_check.read_model_config(tmp_path, run.model))
     refuse_what_cannot_fit(run, tmp_path, torch.device("cpu"))
     assert capsys.readouterr().err.count("\n") == 1
     check_local(run, "local", quiet=True)
@@ -412,8 +416,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.local.lm_head import add_embedding_gradients
 from coca_mindspeed.local.memory import largest_microbatches, responses_of, update_pass
-from coca_mindspeed.local.memory import keep_freed_memory
-from coca_mindspeed.local.attention import use_own_attention
+from coca_mindspeed.local.memory import tune_malloc
+from coca_mindspeed.local.attention import use_fast_attention
 from coca_mindspeed.local.policy import Policy
 
 def kib(name):
@@ -422,14 +426,14 @@ def kib(name):
 def pass_of(shape, overrides):
     run = compose_run("local", ["model.path=x", "data.train=x", *overrides]).run
     policy = Policy(AutoModelForCausalLM.from_config(AutoConfig.for_model(**shape)).eval(), None, None, (1,), 0)
-    use_own_attention(policy.model, torch.device("cpu"))
+    use_fast_attention(policy.model, torch.device("cpu"))
     add_embedding_gradients(policy.model, torch.device("cpu"))
     moments = [torch.ones_like(p) for p in policy.trained_parameters() for _ in range(2)]
     for _ in range(3):  # an update has several
         update_pass(responses_of(policy, largest_microbatches(run)[-1], run))
 
 torch.set_num_threads(1)
-keep_freed_memory()
+tune_malloc()
 shape, overrides = json.loads(sys.argv[1])
 pass_of({**shape, "hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1,
          "vocab_size": 64, "num_hidden_layers": 1}, [*overrides, "rollout.max_new_tokens=2", "rollout.group_size=2"])
@@ -457,7 +461,63 @@ def test_the_estimate_is_within_15_percent_of_the_peak_of_a_process(hidden, laye
     overrides = ["rollout.max_prompt_tokens=64", "rollout.max_new_tokens=128", "rollout.group_size=8"]
     overrides += ["trainer.microbatch_prompts=4", "model.compute_dtype=float32"]
     run = compose_run("local", ["model.path=x", "data.train=x", *overrides]).run
-    need = footprint(run, AutoConfig.for_model(**shape))
+    need = estimate_memory(run, AutoConfig.for_model(**shape))
     code = [sys.executable, "-c", MEASURED, json.dumps([shape, overrides])]
     done = subprocess.run(code, capture_output=True, text=True, check=True)
-    assert need.peak_of_update == pytest.approx(int(done.stdout), rel=0.15)
+    assert need.update_peak == pytest.approx(int(done.stdout), rel=0.15)
+
+
+ROUNDS, BYTES = 20, 2**28
+ALLOCATING = f"""
+import resource, sys
+import torch
+from coca_mindspeed.local.memory import tune_malloc
+kept = sys.argv[1] == "keep" and tune_malloc()
+def allocate():
+    large = torch.zeros({BYTES // 4})
+    small = [torch.ones(2**18) for _ in range(64)]
+allocate()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range({ROUNDS}):
+    allocate()
+print(kept, (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before) * resource.getpagesize())
+"""
+glibc = pytest.mark.skipif(
+    not hasattr(os, "confstr") or "CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="needs glibc"
+)
+
+
+def clean_environment():
+    return {key: value for key, value in os.environ.items() if not key.startswith(("MALLOC_", "GLIBC_"))}
+
+
+def run_allocations(how, **variables):
+    """Whether freed memory is said to be kept, and bytes of the pages that the kernel had to find."""
+    done = subprocess.run_allocations(
+        [sys.executable, "-c", ALLOCATING, how],
+        env=clean_environment() | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    kept, found = done.stdout.split()
+    return kept == "True", int(found)
+
+
+@glibc
+def test_no_page_is_found_twice():
+    kept, found = run_allocations("keep")
+    assert kept
+    assert found < BYTES
+    _, without = run_allocations("leave")
+    assert without > ROUNDS * BYTES / 2, "there is nothing to gain here"
+
+
+@glibc
+@pytest.mark.parametrize(
+    "variables", [{"MALLOC_TRIM_THRESHOLD_": "131072"}, {"GLIBC_TUNABLES": "glibc.malloc.trim_threshold=131072"}]
+)
+def test_what_a_user_has_set_stays(variables):
+    kept, found = run_allocations("keep", **variables)
+    assert not kept
+    assert found > ROUNDS * BYTES / 2

@@ -21,10 +21,10 @@ from coca_mindspeed.local import sft as imitation
 from coca_mindspeed.local.checkpoint import list_checkpoints
 from coca_mindspeed.local.interrupt import InterruptedRunError
 from coca_mindspeed.local.policy import load_policy
-from coca_mindspeed.local.progress import ImitationProgress
-from coca_mindspeed.local.setup import open_session
-from coca_mindspeed.local.sft import Layout, Lesson, encode_responses, imitation_loss
+from coca_mindspeed.local.progress import SFTProgress
+from coca_mindspeed.local.sft import ResponseFormat, SFTExample, encode_responses, sft_loss
 from tests.local.models_for_tests import write_random_model
+from tests.local.runs_for_tests import open_session
 
 CPU = torch.device("cpu")
 
@@ -43,7 +43,7 @@ def place(tmp_path_factory) -> Path:
     write_random_model(directory / "model", "llama")
     end = load_policy(directory / "model", ModelConfig(), CPU).tokenizer.eos_token_id
     GenerationConfig(eos_token_id=end, pad_token_id=end).save_pretrained(directory / "model")
-    write_records(directory / "warm_up.jsonl", records("lesson", 0, 40))
+    write_records(directory / "warm_up.jsonl", records("example", 0, 40))
     write_records(directory / "train.jsonl", records("train", 40, 30))
     write_records(directory / "evaluate.jsonl", records("held_out", 70, 16))
     return directory
@@ -103,7 +103,7 @@ def test_what_is_trained_is_the_warmed_up_model(place, never_stopped):
 
 def test_an_interrupted_warm_up_goes_on_and_ends_with_the_same_bytes(place, never_stopped, tmp_path, monkeypatch):
     output = tmp_path / "run"
-    advance = ImitationProgress.advance
+    advance = SFTProgress.advance
 
     def stop_at(at):
         def advanced(self, step, loss):
@@ -115,7 +115,7 @@ def test_an_interrupted_warm_up_goes_on_and_ends_with_the_same_bytes(place, neve
 
     for at in (3, 6):  # in the middle, and at the last step, which must not lose the request
         with monkeypatch.context() as patched:
-            patched.setattr(ImitationProgress, "advance", stop_at(at))
+            patched.setattr(SFTProgress, "advance", stop_at(at))
             with pytest.raises(InterruptedRunError, match=rf"after step {at} of the warm-up; saved .*step_00000{at}"):
                 session(place, output, resume=True)
         assert not (output / "warm_start").exists()
@@ -132,7 +132,7 @@ def test_adapters_learn_the_format_and_new_ones_are_put_into_what_they_made(plac
         whole.trainer.run()
     start, end = weights(tmp_path / "whole"), (tmp_path / "whole" / "model" / "model.safetensors").read_bytes()
     assert start != (place / "model" / "model.safetensors").read_bytes()  # merged
-    output, advance = tmp_path / "run", ImitationProgress.advance
+    output, advance = tmp_path / "run", SFTProgress.advance
 
     def stop(self, step, loss):
         advance(self, step, loss)
@@ -140,7 +140,7 @@ def test_adapters_learn_the_format_and_new_ones_are_put_into_what_they_made(plac
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patched:
-        patched.setattr(ImitationProgress, "advance", stop)
+        patched.setattr(SFTProgress, "advance", stop)
         with pytest.raises(InterruptedRunError):
             session(place, output, *lora)
     assert not (output / "warm_up" / "step_000003" / "model").exists()
@@ -162,7 +162,7 @@ def test_adapters_learn_the_format_and_new_ones_are_put_into_what_they_made(plac
 
 def test_a_warm_up_that_was_killed_goes_on_from_its_checkpoint(place, never_stopped, tmp_path, monkeypatch):
     output, seen = tmp_path / "run", []
-    advance = ImitationProgress.advance
+    advance = SFTProgress.advance
 
     def die(self, step, loss):
         if step == 5:
@@ -170,10 +170,10 @@ def test_a_warm_up_that_was_killed_goes_on_from_its_checkpoint(place, never_stop
         advance(self, step, loss)
 
     with monkeypatch.context() as patched:
-        patched.setattr(ImitationProgress, "advance", die)
+        patched.setattr(SFTProgress, "advance", die)
         with pytest.raises(RuntimeError, match="killed"):
             session(place, output)
-    monkeypatch.setattr(ImitationProgress, "advance", lambda self, step, loss: seen.append(step))
+    monkeypatch.setattr(SFTProgress, "advance", lambda self, step, loss: seen.append(step))
     with closing(session(place, output)):
         assert seen == [5, 6]  # checkpoint.interval=2
         assert weights(output) == weights(never_stopped)
@@ -191,21 +191,21 @@ def test_other_settings_start_the_warm_up_anew(place, never_stopped, tmp_path, m
 
 
 def test_other_lessons_under_the_same_path_are_refused_once_steps_were_taken(place, tmp_path):
-    lessons = tmp_path / "lessons.jsonl"
-    write_records(lessons, records("lesson", 0, 20))
-    override = f"warm_up.records={lessons}"
+    examples = tmp_path / "examples.jsonl"
+    write_records(examples, records("example", 0, 20))
+    override = f"warm_up.records={examples}"
     with closing(session(place, tmp_path / "run", override)) as first:
         first.trainer.run()
-    write_records(lessons, records("lesson", 1, 20))
-    with pytest.raises(ConfigError, match=r"records of data\.warm_up are not those"):
+    write_records(examples, records("example", 1, 20))
+    with pytest.raises(ConfigError, match=r"data\.warm_up"):
         session(place, tmp_path / "run", override, resume=True)
 
 
 def test_the_loss_is_that_of_the_response_tokens_alone(place):
     """Against logits taken one sequence at a time; the end of the response counts, the prompt and padding do not."""
     policy = load_policy(place / "model", ModelConfig(), CPU)
-    chosen = records("lesson", 7, 3)
-    texts = [Layout("first", spaced=True).response(0.5, "9" * (i + 1)) for i in range(3)]
+    chosen = records("example", 7, 3)
+    texts = [ResponseFormat("first", spaced=True).response(0.5, "9" * (i + 1)) for i in range(3)]
     prompts = policy.encode_prompts(chosen, "Say it.", 500)
     responses = encode_responses(policy, texts)
     assert all(response[-1] == policy.tokenizer.eos_token_id for response in responses)
@@ -213,11 +213,11 @@ def test_the_loss_is_that_of_the_response_tokens_alone(place):
     for prompt, response in zip(prompts, responses, strict=True):
         logits = policy.model(torch.tensor([prompt + response])).logits[0, len(prompt) - 1 : -1]
         losses.append(torch.nn.functional.cross_entropy(logits, torch.tensor(response), reduction="none"))
-    found = imitation_loss(policy, prompts, list(map(Lesson, chosen, responses)), question_weight=0.0)
+    found = sft_loss(policy, prompts, list(map(SFTExample, chosen, responses)), question_weight=0.0)
     torch.testing.assert_close(found, torch.cat(losses).mean(), rtol=1e-4, atol=1e-4)
     weights = [[1.0] * len(responses[0]), [0.0, *[3.0] * (len(responses[1]) - 1)], None]
     weighted = torch.cat([losses[0], losses[1][1:] * 3, losses[2], torch.zeros(1)])
-    found = imitation_loss(policy, prompts, list(map(Lesson, chosen, responses, weights)), question_weight=0.0)
+    found = sft_loss(policy, prompts, list(map(SFTExample, chosen, responses, weights)), question_weight=0.0)
     torch.testing.assert_close(found, weighted.mean(), rtol=1e-4, atol=1e-4)
 
 
@@ -225,22 +225,22 @@ def test_the_loss_is_that_of_the_response_tokens_alone(place):
 def test_the_gradient_does_not_depend_on_how_an_update_is_cut(place, question_weight, monkeypatch):
     """Responses of several lengths, so that a mean of the parts' means would be another number."""
     policy = load_policy(place / "model", ModelConfig(), CPU)
-    chosen = records("lesson", 7, 7)
+    chosen = records("example", 7, 7)
     prompts = policy.encode_prompts(chosen, "Say it.", 500)
     responses = encode_responses(policy, ["9" * (1 + 3 * i) for i in range(7)])
     weights = [[1.0 + i % 3] * len(ids) for i, ids in enumerate(responses)]
-    lessons = list(map(Lesson, chosen, responses, weights))
+    examples = list(map(SFTExample, chosen, responses, weights))
     seen, found = [], []
-    monkeypatch.setattr(imitation, "imitation_loss", lambda *a, **k: seen.append(len(a[1])) or imitation_loss(*a, **k))
+    monkeypatch.setattr(imitation, "sft_loss", lambda *a, **k: seen.append(len(a[1])) or sft_loss(*a, **k))
     for tokens in (None, 10**6, len(prompts[0]) + 30):
-        stage = imitation.Imitation(lambda random: [], "", 1, 1e-3, question_weight, microbatch_tokens=tokens)
-        loss = stage._accumulate_gradient(policy, prompts, lessons)
+        stage = imitation.SFTStage(lambda random: [], "", 1, 1e-3, question_weight, microbatch_tokens=tokens)
+        loss = stage._accumulate_gradient(policy, prompts, examples)
         found.append((loss, torch.cat([p.grad.flatten() for p in policy.trained_parameters()])))
         policy.model.zero_grad()
     assert seen[:2] == [7, 7]
     assert len(seen) > 4
     with torch.no_grad():
-        assert found[0][0] == float(imitation_loss(policy, prompts, lessons, question_weight))
+        assert found[0][0] == float(sft_loss(policy, prompts, examples, question_weight))
     for loss, gradient in found[1:]:
         assert loss == pytest.approx(found[0][0], rel=1e-5)
         assert float((gradient - found[0][1]).norm() / found[0][1].norm()) < 1e-5
@@ -250,9 +250,9 @@ def test_what_all_prompts_start_with_counts_once(place, monkeypatch):
     """As it runs once in a pass; where questions are learned too, every prompt runs by itself."""
     policy = load_policy(place / "model", ModelConfig(), CPU)
     prompts = [[5] * 40 + [6 + i] for i in range(6)]
-    lessons = [Lesson(question, [20, 21, 22]) for question in records("lesson", 7, 6)]
+    examples = [SFTExample(question, [20, 21, 22]) for question in records("example", 7, 6)]
     seen = []
-    monkeypatch.setattr(imitation, "imitation_loss", lambda *a, **k: seen.append(len(a[1])) or imitation_loss(*a, **k))
+    monkeypatch.setattr(imitation, "sft_loss", lambda *a, **k: seen.append(len(a[1])) or sft_loss(*a, **k))
     for question_weight, tokens, expected in (
         (0.0, 40 + 6 * 4, [6]),
         (0.0, 40 + 6 * 4 - 1, [5, 1]),
@@ -260,8 +260,8 @@ def test_what_all_prompts_start_with_counts_once(place, monkeypatch):
         (0.5, 6 * 44, [6]),
         (0.5, 6 * 44 - 1, [5, 1]),
     ):
-        stage = imitation.Imitation(lambda random: [], "", 1, 1e-3, question_weight, microbatch_tokens=tokens)
-        stage._accumulate_gradient(policy, prompts, lessons)
+        stage = imitation.SFTStage(lambda random: [], "", 1, 1e-3, question_weight, microbatch_tokens=tokens)
+        stage._accumulate_gradient(policy, prompts, examples)
         assert seen == expected
         seen.clear()
 
@@ -271,11 +271,11 @@ def test_the_layout_is_that_of_the_prompt_and_its_confidence_is_valid():
 
     for position in ("first", "last"):
         for decimals in (1, 2, 3):
-            text = Layout(position, decimals, spaced=True).response(0.999, "Paris")
+            text = ResponseFormat(position, decimals, spaced=True).response(0.999, "Paris")
             parsed = ResponseParser(position, decimals)(text)
             assert parsed.confidence is not None
             assert parsed.answer.strip() == "Paris"
-    assert Layout("first", spaced=True).response(0.5, "x") == "<confidence> 0.50 </confidence> x"
+    assert ResponseFormat("first", spaced=True).response(0.5, "x") == "<confidence> 0.50 </confidence> x"
 
 
 def test_progress_is_shown(place, tmp_path, capsys):
@@ -298,7 +298,7 @@ def test_a_tiny_model_has_a_warm_up_of_its_own(place):
     ],
 )
 def test_lessons_that_cannot_be_taught_are_refused(place, tmp_path, row, override, message):
-    path = tmp_path / "lessons.jsonl"
+    path = tmp_path / "examples.jsonl"
     path.write_text("" if row is None else json.dumps({"question": "Which?", **row}) + "\n")
     with pytest.raises(DataError, match=message):
         session(place, tmp_path / "run", f"warm_up.records={path}", override)
@@ -316,7 +316,7 @@ def test_the_command_goes_on_where_a_set_that_is_missing_is_named(place, tmp_pat
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_a_warm_up_that_diverges_is_not_exported(place, tmp_path, monkeypatch, what):
     """Its checkpoints would go, and every run after it would begin with what is no model any more."""
-    output, true_loss = tmp_path / "run", imitation.imitation_loss
+    output, true_loss = tmp_path / "run", imitation.sft_loss
 
     def diverging(policy, *args, **kwargs):
         loss = true_loss(policy, *args, **kwargs)
@@ -324,7 +324,7 @@ def test_a_warm_up_that_diverges_is_not_exported(place, tmp_path, monkeypatch, w
             return loss
         return loss * math.nan if what == "loss" else loss + 0 * torch.sqrt(loss - loss.detach())
 
-    monkeypatch.setattr(imitation, "imitation_loss", diverging)
+    monkeypatch.setattr(imitation, "sft_loss", diverging)
     with pytest.raises(
         TrainingError, match=r"warm-up, update \d+ of \d+: the loss is .*last good weights are in .*step_"
     ):

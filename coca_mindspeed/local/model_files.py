@@ -1,0 +1,204 @@
+"""Tokenizer, chat prompts and context limit of a model directory; the weights are not read."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoConfig, AutoTokenizer
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from coca_mindspeed.config.schema import ModelConfig
+from coca_mindspeed.data.chat_template import reads_clock, write_into_template
+from coca_mindspeed.data.prompts import prompt_messages, render_chat
+from coca_mindspeed.data.records import Record
+from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.utils.files import LONE_SURROGATE
+from coca_mindspeed.utils.text_formats import JsonError, parse_json
+
+# These choose all rotary frequencies by the longest position of a forward pass.  Beyond the trained length, keys
+# cached token by token differ from keys computed from the whole text.
+_BY_LENGTH = {"dynamic": "Dynamic NTK", "longrope": "LongRoPE", "su": "LongRoPE"}
+# Layers with keys and values per token, which prompt sharing splits and repeats.  The running state of a Mamba layer, a
+# linear attention or a convolution cannot be split.
+_ATTEND = {"full_attention", "sliding_attention", "chunked_attention", "attention"}
+_LAYER_KINDS = ("layer_types", "layers_block_type")
+
+
+@dataclass(frozen=True)
+class ContextLimit:
+    """The longest sequence, prompt and response together.
+
+    Attributes:
+        tokens: its length.
+        reason: the model setting that limits it.
+    """
+
+    tokens: int
+    reason: str
+
+
+def read_context_limit(path: Path, config: ModelConfig, *, where: str = "model.path") -> ContextLimit | None:
+    """The limit of the model in ``path``; None if it has none (no positions, or ALiBi).
+
+    Raises:
+        ConfigError: its config.json does not load.
+    """
+    return context_limit(read_model_config(path, config, where=where))
+
+
+def read_model_config(path: Path, config: ModelConfig, *, where: str = "model.path") -> Any:
+    """The Hugging Face configuration of the decoder in ``path``.
+
+    Raises:
+        ConfigError: its config.json does not load, or the model has layers other than attention.
+    """
+    _require_model_type(path, config, where)
+    source = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
+    try:
+        architecture = AutoConfig.from_pretrained(path, **source).get_text_config()
+    except (OSError, ValueError, ImportError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{where}={path}: its config.json cannot be loaded: {error}") from error
+    if kinds := _stateful_layers(architecture):
+        raise ConfigError(
+            f"{where}={path}: expected a model whose layers are full or windowed attention, found "
+            f"{architecture.model_type} with {kinds}; sampling and prompt sharing support keys and values only"
+        )
+    return architecture
+
+
+def _require_model_type(path: Path, config: ModelConfig, where: str) -> None:
+    """Refuse a config.json without a model type: transformers would guess it from the directory's name."""
+    file = path / "config.json"
+    try:
+        content = parse_json(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, JsonError) as error:
+        raise ConfigError(f"{where}={path}: its config.json cannot be loaded: {error}") from error
+    content = content if isinstance(content, dict) else {}
+    if not isinstance(content.get("model_type"), str) and not (config.trust_remote_code and "auto_map" in content):
+        raise ConfigError(f"{where}={path}: expected a model_type in its config.json, found none")
+
+
+def _stateful_layers(architecture: Any) -> str:
+    """Layers with state other than keys and values; empty: none."""
+    listed: list[str] = next((kinds for name in _LAYER_KINDS if (kinds := getattr(architecture, name, None))), [])
+    if others := set(listed) - _ATTEND:
+        return "layers of type " + ", ".join(sorted(others))
+    model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(architecture), None)
+    return "a running state" if getattr(model, "_is_stateful", False) else ""
+
+
+def context_limit(config: Any) -> ContextLimit | None:
+    """The limit by a Hugging Face configuration of a decoder."""
+    positions = getattr(config, "max_position_embeddings", None)
+    if not isinstance(positions, int):
+        return None
+    limits = [_scaled(positions, rope, config) for rope in _rope_settings(config)]
+    return min(limits, key=lambda limit: limit.tokens, default=_plain(positions))
+
+
+def _rope_settings(config: Any) -> list[Mapping[str, Any]]:
+    """Transformers 5 has ``rope_parameters``, in some models one section per kind of layer."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    if rope and all(isinstance(value, Mapping) for value in rope.values()):
+        return list(rope.values())
+    return [rope]
+
+
+def _plain(positions: int) -> ContextLimit:
+    return ContextLimit(positions, f"max_position_embeddings={positions} in its config.json")
+
+
+def _scaled(positions: int, rope: Mapping[str, Any], config: Any) -> ContextLimit:
+    kind = rope.get("rope_type", rope.get("type"))
+    trained = rope.get("original_max_position_embeddings") or getattr(config, "original_max_position_embeddings", None)
+    if kind in _BY_LENGTH:
+        tokens = min(positions, trained or positions)
+        return ContextLimit(
+            tokens,
+            f"its rope_scaling is {kind!r} ({_BY_LENGTH[kind]}), which changes the frequencies beyond the {tokens} "
+            "tokens that it was trained on, and then sampling and training would disagree",
+        )
+    if kind in ("yarn", "linear"):
+        # Configurations give the length before or after scaling.
+        tokens = max(positions, int((trained or positions) * rope.get("factor", 1.0)))
+        return ContextLimit(tokens, f"max_position_embeddings={positions} and rope_scaling {kind!r} in its config.json")
+    return _plain(positions)
+
+
+def load_tokenizer(path: Path, config: ModelConfig, *, where: str = "model.path") -> Any:
+    """Load the fast tokenizer of a local directory, and write ``config``'s variables and date into its chat template.
+
+    Raises:
+        ConfigError: no such directory, the tokenizer does not load, or its chat template is missing or lacks a
+            variable.
+    """
+    if not (path / "config.json").is_file():
+        raise ConfigError(f"{where}={path}: not a Hugging Face model directory (it has no config.json)")
+    try:
+        source = {"trust_remote_code": config.trust_remote_code, "local_files_only": True}
+        tokenizer = AutoTokenizer.from_pretrained(path, **source)
+    # A damaged tokenizer.json raises a bare Exception in the tokenizers library.
+    except Exception as error:
+        raise ConfigError(f"{where}={path}: its tokenizer cannot be loaded: {error}") from error
+    if tokenizer.chat_template is None:
+        raise ConfigError(f"{where}={path}: its tokenizer has no chat template")
+    day = None if config.prompt_date is None else date.fromisoformat(config.prompt_date)
+    write_into_template(tokenizer, config.chat_template_kwargs, day)
+    return tokenizer
+
+
+def reads_date(config: ModelConfig, record: Record, system_prompt: str | None) -> bool:
+    """Whether the chat template of ``config.path`` inserts today's date.
+
+    Raises:
+        ConfigError: the tokenizer does not load, or its template cannot render the prompt.
+    """
+    tokenizer = load_tokenizer(Path(str(config.path)), config)
+    return reads_clock(tokenizer, prompt_messages(record, system_prompt))
+
+
+def render_prompts(tokenizer: Any, records: Sequence[Record], system_prompt: str | None) -> list[str]:
+    """Each record's prompt as text, special tokens included.
+
+    Raises:
+        ConfigError: the chat template cannot render a record.
+        DataError: a prompt contains a lone surrogate.
+    """
+    rendered = [render_chat(tokenizer, prompt_messages(record, system_prompt)) for record in records]
+    for record, text in zip(records, rendered, strict=True):
+        if found := LONE_SURROGATE.search(text):
+            raise DataError(
+                f"record {record.id!r} of {record.dataset}: its prompt holds {found[0]!a}, a lone surrogate, which no "
+                "tokenizer accepts; correct the text"
+            )
+    return rendered
+
+
+def encode_prompts(
+    tokenizer: Any, records: Sequence[Record], system_prompt: str | None, max_tokens: int
+) -> list[list[int]]:
+    """Token ids of each record's prompt.
+
+    Raises:
+        ConfigError: the chat template cannot lay out a record.
+        DataError: a prompt is longer than ``max_tokens``; it names the record.
+    """
+    rendered = render_prompts(tokenizer, records, system_prompt)
+    # The template writes the special tokens itself.
+    prompts: list[list[int]] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
+    for record, prompt in zip(records, prompts, strict=True):
+        check_prompt_length(record, len(prompt), max_tokens)
+    return prompts
+
+
+def check_prompt_length(
+    record: Record, length: int, max_tokens: int, *, key: str = "rollout.max_prompt_tokens"
+) -> None:
+    """Raise ``DataError`` if a prompt is empty or longer than ``max_tokens``, which ``key`` sets."""
+    if not 0 < length <= max_tokens:
+        raise DataError(
+            f"record {record.id!r} of {record.dataset}: its prompt has {length} tokens, expected "
+            f"1 to {max_tokens} ({key})"
+        )
