@@ -10,7 +10,7 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.experience import respond_and_grade
 from coca_mindspeed.local.policy import Policy
-from coca_mindspeed.scoring.rows import predictions
+from coca_mindspeed.scoring.responses import predictions
 
 
 def predict(

@@ -1,4 +1,4 @@
-"""One step's experience: sample, judge, give credit.  Tensors are moved here; the mathematics is elsewhere."""
+"""One step's experience: sample, score, compute advantages."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -8,16 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks
-from coca_mindspeed.algorithm.credit import SegmentCredit
+from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.config.schema import MethodConfig, RolloutConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import Samples, sample_responses
-from coca_mindspeed.scoring.metrics import batch_metrics, values
+from coca_mindspeed.scoring.batch import ScoredBatch
 from coca_mindspeed.scoring.responses import JudgedResponses, credit_rule, response_judge
-from coca_mindspeed.scoring.rows import credit_rows, response_row
 
 
 @dataclass(frozen=True)
@@ -42,11 +40,6 @@ class JudgedSamples:
     def correct(self) -> Tensor:
         """Right answers, bool ``[P, G]``."""
         return self.judged.correct.view(-1, self.group_size)
-
-    @property
-    def gradable(self) -> Tensor:
-        """Answers that could be graded, bool ``[P, G]``."""
-        return self.judged.gradable.view(-1, self.group_size)
 
     @property
     def confidence(self) -> Tensor:
@@ -103,60 +96,55 @@ def respond_and_grade(
 
 @dataclass(frozen=True)
 class Experience:
-    """Judged samples with the advantage of each of their tokens, ready for the update.
+    """Scored samples with the advantage of each token, ready for the update.
 
     Attributes:
-        graded: the responses.
-        credit: what they earned and learn, on the CPU.
+        graded: the sampled and graded responses.
+        scored: rewards and advantages, on the CPU.
         advantages: float32 ``[B, tokens]`` on the policy's device.
-        masks: bool ``[B, tokens]`` each, likewise.
+        masks: bool ``[B, tokens]`` each, on the policy's device.
     """
 
     graded: JudgedSamples
-    credit: SegmentCredit
+    scored: ScoredBatch
     advantages: Tensor
     masks: SegmentMasks
 
 
 def reward_and_advantage(graded: JudgedSamples, config: MethodConfig, stage: int, device: torch.device) -> Experience:
-    """Rewards of the method's stage, group advantages of each segment, and their place on the tokens."""
-    rule = credit_rule(config, stage)
-    lengths, width = graded.samples.lengths.cpu(), graded.samples.token_ids.shape[1]
-    credit = rule(
-        graded.correct, graded.confidence, graded.judged.confidence_lengths, lengths, width, gradable=graded.gradable
+    """Compute rewards of the method's stage, group advantages of each segment, and their tokens."""
+    judged = graded.judged
+    scored = ScoredBatch.of(
+        credit_rule(config, stage),
+        group_size=graded.group_size,
+        correct=judged.correct,
+        gradable=judged.gradable,
+        confidence=judged.confidence,
+        confidence_lengths=judged.confidence_lengths,
+        response_lengths=graded.samples.lengths.cpu(),
+        width=graded.samples.token_ids.shape[1],
+        texts=judged.texts,
+        verdicts=judged.verdicts,
     )
-    masks = segment_masks(credit.segment_lengths, lengths, width)
-    return Experience(
-        graded=graded,
-        credit=credit,
-        advantages=credit.tokens.to(device),
-        masks=SegmentMasks(*(mask.to(device) for mask in masks)),
-    )
+    masks = SegmentMasks(*(mask.to(device) for mask in scored.masks))
+    return Experience(graded, scored, scored.columns()["advantages"].to(device), masks)
 
 
 def experience_metrics(experience: Experience) -> dict[str, float]:
-    """What a step's responses say, by the names that metrics.jsonl and TensorBoard use; NaN where undefined."""
-    graded = experience.graded
-    lengths = graded.samples.lengths.cpu()
+    """Metrics of a step's responses, by the names of metrics.jsonl; NaN where undefined."""
+    samples = experience.graded.samples
     return {
-        **values(batch_metrics(graded.correct, graded.confidence, lengths, experience.credit)),
-        "rollout/entropy": float(graded.samples.entropy.mean()),
-        "response/cut_off_share": float((~graded.samples.finished).float().mean()),
+        **experience.scored.metrics(),
+        "rollout/entropy": float(samples.entropy.mean()),
+        "response/cut_off_share": float((~samples.finished).float().mean()),
     }
 
 
 def sample_rows(experience: Experience, prompts: int) -> list[Mapping[str, Any]]:
-    """JSON rows of the first prompts' responses: what was asked, said, graded and learned."""
-    graded, judged = experience.graded, experience.graded.judged
-    rows = range(min(prompts, len(graded.records)) * graded.group_size)
-    lengths = graded.samples.lengths.cpu()
-    credited = credit_rows(
-        rows, graded.correct, graded.confidence, judged.confidence_lengths, lengths, experience.credit
-    )
+    """JSON rows of all responses to the first ``prompts`` prompts."""
+    records, group = experience.graded.records, experience.graded.group_size
+    asked = [record for record in records[:prompts] for _ in range(group)]
     return [
-        {
-            **response_row(graded.records[row // graded.group_size], judged.texts[row], judged.verdicts[row]),
-            **credit,
-        }
-        for row, credit in zip(rows, credited, strict=True)
+        {"id": record.id, "question": record.question, "gold": record.answer, **row}
+        for record, row in zip(asked, experience.scored.rows(range(len(asked))), strict=True)
     ]

@@ -74,7 +74,7 @@ def batch() -> dict[str, Tensor]:
         "ref_log_prob": torch.randn(shape, generator=generator) - 2,
         "advantages": torch.randn(shape, generator=generator),
         "response_length": lengths[:, None].int(),
-        columns.CONFIDENCE_LENGTH: torch.randint(0, 3, (ROWS, 1), generator=generator).int(),
+        columns.SEGMENT_LENGTH: torch.randint(0, 3, (ROWS, 1), generator=generator).int(),
         columns.ROLLOUT_LOG_PROBS: torch.randn(shape, generator=generator) - 2,
     }
 
@@ -82,7 +82,7 @@ def batch() -> dict[str, Tensor]:
 def _whole(batch: dict[str, Tensor], aggregation: Any) -> Tensor:
     """Gradient of the objective of the whole batch with respect to the log-probabilities."""
     log_probs = batch["log_probs"].clone().requires_grad_()
-    masks = segment_masks(batch[columns.CONFIDENCE_LENGTH][:, 0].long(), batch["response_length"][:, 0].long(), WIDTH)
+    masks = segment_masks(batch[columns.SEGMENT_LENGTH][:, 0].long(), batch["response_length"][:, 0].long(), WIDTH)
     segment_objective(
         log_probs, batch["old_log_prob"], batch["advantages"], masks, aggregation=aggregation
     ).loss.backward()
@@ -192,7 +192,7 @@ def test_entropies_by_segment_and_tensors_for_msprobe(
     _, statistics = loss._loss(log_probs.requires_grad_(), batch, actor_loss.MiniBatch(ROWS, 100, 1), 1)
     means = finish(statistics)
     lengths = batch["response_length"].flatten()
-    masks = segment_masks(batch[columns.CONFIDENCE_LENGTH][:, 0].long(), lengths.long(), log_probs.shape[1])
+    masks = segment_masks(batch[columns.SEGMENT_LENGTH][:, 0].long(), lengths.long(), log_probs.shape[1])
     old = batch["old_log_prob"][:, : log_probs.shape[1]]
     for name, mask in (
         ("confidence", masks.confidence),

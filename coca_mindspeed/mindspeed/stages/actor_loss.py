@@ -22,7 +22,6 @@ from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.metrics import ratio
 from coca_mindspeed.mindspeed.start.process import process_settings
-from coca_mindspeed.scoring.responses import credit_rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +99,7 @@ class SegmentActorLoss(BaseLossFunc):
     ) -> tuple[Tensor, dict[str, float]]:
         width = log_probs.shape[1]
         lengths = batch["response_length"].flatten().long()
-        rule = credit_rule(self._settings.method, self._settings.stage)
-        segment = rule.segment_lengths(batch[columns.CONFIDENCE_LENGTH][:, 0].long())
-        masks = segment_masks(segment, lengths, width)
+        masks = segment_masks(batch[columns.SEGMENT_LENGTH][:, 0].long(), lengths, width)
         old_log_probs = batch["old_log_prob"][:, :width] if "old_log_prob" in batch else log_probs.detach()
         objective = segment_objective(
             log_probs,

@@ -45,7 +45,8 @@ def grpo_trainer(original: Any) -> Any:
         def transfer_dock_init(self) -> None:
             """Build the dock with our columns; the reward stage must not wait for those that it writes itself."""
             asked: list[str] = getattr(self, "dataset_additional_keys")  # noqa: B009  set by MindSpeed-RL's base class
-            self.dataset_additional_keys = [*asked, *columns.REWARD_COLUMNS, columns.ROLLOUT_LOG_PROBS]
+            written = (*columns.REWARD_COLUMNS, columns.SEGMENT_LENGTH, columns.ROLLOUT_LOG_PROBS)
+            self.dataset_additional_keys = [*asked, *written]
             try:
                 super().transfer_dock_init()
             finally:

@@ -15,7 +15,7 @@ from coca_mindspeed.mindspeed.stages.dataset import load_prompts
 from coca_mindspeed.mindspeed.stages.dock import fetch, read_rows, report
 from coca_mindspeed.mindspeed.stages.metrics import append_line
 from coca_mindspeed.mindspeed.start.settings import VALIDATION, CocaSettings
-from coca_mindspeed.scoring.rows import held_out_metrics
+from coca_mindspeed.scoring.responses import held_out_metrics
 from coca_mindspeed.utils.jsonl import read_steps
 
 
