@@ -240,7 +240,7 @@ def test_a_reward_worker_looks_for_restated_questions_in_training_alone(
     worker = RewardWorker()
     worker.initialize(config, config, tokenizer)
     worker.judge_rows({}, [], "eval.jsonl")
-    worker._judge(rows, worker._training_responses)
+    worker._score(rows, worker._training_responses, worker._records)
     assert graders[0] is by_value
     assert isinstance(graders[1], EvaluatedOnly) is required
 
@@ -261,7 +261,7 @@ def test_a_reward_worker_tells_what_could_not_be_graded(monkeypatch: pytest.Monk
     monkeypatch.setattr(reward_worker, "put", lambda target, values, indexes: target.update(values))
     monkeypatch.setattr(reward_worker, "report", lambda *_: None)
     monkeypatch.setattr(reward_worker, "batches", lambda *_, **__: [Rows({}, [0, 1])])
-    monkeypatch.setattr(RewardWorker, "_judge", lambda *_: judged)
+    monkeypatch.setattr(RewardWorker, "_score", lambda *_: judged)
     worker, written = RewardWorker(), {}
     for name, value in {
         "_settings": CocaSettings(),
@@ -270,7 +270,7 @@ def test_a_reward_worker_tells_what_could_not_be_graded(monkeypatch: pytest.Monk
         "_tokenizer": None,
         "_responses": None,
         "_training_responses": None,
-        "_train_records": None,
+        "_records": None,
     }.items():
         setattr(worker, name, value)
     worker.init_transfer_dock(written)
