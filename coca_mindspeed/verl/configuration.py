@@ -1,6 +1,7 @@
-"""A verl configuration as verl would compose it, where verl is installed; else what our own files say of it.
+"""Compose a verl configuration and plan its layout and memory.
 
-What neither says has verl's default, which :mod:`.required_keys` knows for the keys that matter.
+Where verl is not installed, only our own files are composed; :mod:`.required_keys` knows verl's defaults of the keys
+that matter.
 """
 
 import importlib.util
@@ -43,24 +44,20 @@ def ready_made_verl_runs() -> list[str]:
 
 
 def find_verl_run(name: str) -> Path | None:
-    """The YAML file of a run on verl: a ready-made one by its name, or a path; None if it is no run on verl."""
+    """The YAML file of a run on verl, by the name of a ready-made one or by its path; None if it is no run on verl."""
     if name in ready_made_verl_runs():
         return config_directory() / "verl" / f"{name}.yaml"
     path = Path(name).expanduser()
     if path.suffix != ".yaml" or not path.is_file():
         return None
-    return path if VERLS_OWN in _all_defaults(path) else None
+    return path if any(VERLS_OWN in _defaults(file) for file in _in_order(path)) else None
 
 
 def verl_configuration(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Compose a run, as plain containers, interpolations resolved.
-
-    Args:
-        file: of :func:`find_verl_run`.
-        overrides: Hydra's ``key=value``, ``+key=value`` and so on, as verl takes them.
+    """Compose a run with Hydra's overrides into plain containers, interpolations resolved.
 
     Raises:
-        ConfigError: it cannot be composed.
+        ConfigError: it cannot be composed; UsageError if there are overrides.
     """
     verl = _verls_directory()
     try:
@@ -77,7 +74,7 @@ def verl_configuration(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
 def _verls_directory() -> Path | None:
     spec = importlib.util.find_spec("verl")
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
-    return next((Path(folder) / "trainer" / "config" for folder in folders), None)
+    return Path(folders[0]) / "trainer" / "config" if folders else None
 
 
 def _by_verl(verl: Path, file: Path, overrides: Sequence[str]) -> Any:
@@ -87,7 +84,6 @@ def _by_verl(verl: Path, file: Path, overrides: Sequence[str]) -> Any:
 
 
 def _by_our_files(file: Path, overrides: Sequence[str]) -> Any:
-    """Our files in their order, without verl's."""
     merged = OmegaConf.create()
     for path in _in_order(file):
         content: Any = OmegaConf.load(path)
@@ -96,29 +92,20 @@ def _by_our_files(file: Path, overrides: Sequence[str]) -> Any:
         merged.merge_with(content)
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         if override.is_delete():
-            raise UsageError(f"{override.input_line}: a key can be taken away only where verl is installed")
+            raise UsageError(f"{override.input_line}: a key can be deleted only where verl is installed")
         OmegaConf.update(merged, override.key_or_group, override.value(), force_add=True)
     return OmegaConf.to_container(merged, resolve=True)
 
 
 def _in_order(file: Path) -> list[Path]:
-    """The files that a file's ``defaults`` name beside it, and itself where they say ``_self_`` (else at the end)."""
-    found, own = [], False
-    for name in _defaults(file):
+    """The files in the order of ``defaults``, those of the named files included; ``_self_`` is last by default."""
+    names = _defaults(file)
+    found: list[Path] = []
+    for name in names if "_self_" in names else [*names, "_self_"]:
         if name == "_self_":
             found.append(file)
-            own = True
         elif (named := file.parent / f"{name}.yaml").is_file():
             found += _in_order(named)
-    return found if own else [*found, file]
-
-
-def _all_defaults(file: Path) -> set[str]:
-    found: set[str] = set()
-    for name in _defaults(file):
-        found.add(name)
-        if name != "_self_" and (named := file.parent / f"{name}.yaml").is_file():
-            found |= _all_defaults(named)
     return found
 
 
@@ -139,11 +126,11 @@ class RunLayout:
     """A run's plan.
 
     Attributes:
-        rows: label and value, for people.
-        training: parts of a device's memory during the update; empty where the model's shape is not known.
-        rollout: parts while responses are sampled, likewise.
-        limit_gib: of a device.
-        problems: what will not fit, one line each.
+        rows: label and value.
+        training: a device's memory during the update; empty where the model's shape is not known.
+        rollout: a device's memory during the rollout, likewise.
+        limit_gib: memory of a device.
+        problems: one line each.
     """
 
     rows: tuple[tuple[str, str], ...]
@@ -154,7 +141,7 @@ class RunLayout:
 
 
 def run_layout(config: Mapping[str, Any], settings: VerlSettings) -> RunLayout:
-    """Lay a run out that :func:`~coca_mindspeed.verl.required_keys.refusals` has nothing against."""
+    """Plan a run in which :func:`~coca_mindspeed.verl.required_keys.refusals` finds no problem."""
     numbers = _Numbers.of(config)
     shape = None if settings.device.model is None else model_shape(settings.device.model)
     training = () if shape is None else _training(numbers, shape)
@@ -165,18 +152,13 @@ def run_layout(config: Mapping[str, Any], settings: VerlSettings) -> RunLayout:
         problems.append(f"an update needs about {needed:.0f} GiB a device, coca.device.memory_gib is {limit:g}")
     if shape is not None and rollout[-1].bytes <= kv_bytes_per_token(shape, numbers.tensor) * numbers.longest:
         problems.append(
-            f"{_ROLLOUT}.gpu_memory_utilization: beside the weights there is no room for one sequence of "
-            f"{numbers.longest} tokens"
+            f"{_ROLLOUT}.gpu_memory_utilization: the KV cache does not hold one sequence of {numbers.longest} tokens"
         )
     return RunLayout(_rows(numbers, shape, settings, rollout), training, rollout, limit, tuple(problems))
 
 
 def model_shape(name: str) -> ArchitectureConfig:
-    """The shape that ``configs/model/NAME.yaml`` says.
-
-    Raises:
-        ConfigError: there is no such file, or it says none.
-    """
+    """The architecture in ``configs/model/NAME.yaml``; raises ``ConfigError`` if there is none."""
     path = config_directory() / "model" / f"{name}.yaml"
     content = read_yaml(path) if path.is_file() else {}
     model = content.get("model", content) if isinstance(content, dict) else {}
@@ -232,7 +214,7 @@ class _Numbers:
 
     @property
     def tokens(self) -> int:
-        """Of the largest microbatch on a device."""
+        """Tokens of the largest microbatch on a device."""
         return self.update_tokens or (self.microbatch or 1) * self.longest // self.sequence
 
 
