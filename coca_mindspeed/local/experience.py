@@ -15,7 +15,7 @@ from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import Samples, sample_responses
 from coca_mindspeed.scoring.batch import ScoredBatch
-from coca_mindspeed.scoring.responses import JudgedResponses, credit_rule, response_judge
+from coca_mindspeed.scoring.responses import ScoredResponses, credit_rule, response_scorer
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class JudgedSamples:
 
     records: Sequence[Record]
     samples: Samples
-    judged: JudgedResponses
+    judged: ScoredResponses
     group_size: int
     seconds: dict[str, float]
 
@@ -83,7 +83,7 @@ def respond_and_grade(
     )
     token_ids, lengths = samples.token_ids.cpu(), samples.lengths.cpu()
     sampled = time.perf_counter()
-    judge = response_judge(method, policy.text, grader)
+    judge = response_scorer(method, policy.text, grader)
     judged = judge(token_ids, lengths, [record for record in records for _ in range(group_size)])
     return JudgedSamples(
         records=records,

@@ -62,7 +62,7 @@ def read_responses(
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedResponses:
+class ScoredResponses:
     """``n`` scored responses, on the CPU.
 
     Attributes:
@@ -91,7 +91,7 @@ class JudgedResponses:
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseJudge:
+class ResponseScorer:
     """Scores responses of one format.
 
     Attributes:
@@ -106,7 +106,7 @@ class ResponseJudge:
     grader: Grader
     max_confidence_tokens: int
 
-    def __call__(self, token_ids: Tensor, response_lengths: Tensor, records: Sequence[Record]) -> JudgedResponses:
+    def __call__(self, token_ids: Tensor, response_lengths: Tensor, records: Sequence[Record]) -> ScoredResponses:
         """Score responses.
 
         Args:
@@ -119,14 +119,14 @@ class ResponseJudge:
         verdicts = self.grader.grade(records, [p.answer for p in read.parsed])
         seconds = time.perf_counter() - start
         correct = torch.tensor([verdict.correct for verdict in verdicts], dtype=torch.bool)
-        return JudgedResponses(
+        return ScoredResponses(
             read.texts, read.parsed, verdicts, correct, read.confidence, read.confidence_lengths, seconds
         )
 
 
-def response_judge(method: MethodConfig, text: TokenText, grader: Grader) -> ResponseJudge:
+def response_scorer(method: MethodConfig, text: TokenText, grader: Grader) -> ResponseScorer:
     """Build the scorer of a method's responses."""
-    return ResponseJudge(text, method.parser(), grader, method.max_confidence_tokens)
+    return ResponseScorer(text, method.parser(), grader, method.max_confidence_tokens)
 
 
 def credit_rule(method: MethodConfig, stage: int) -> CreditRule:
@@ -153,7 +153,7 @@ def held_out_metrics(
     return {**found, UNGRADABLE_SHARE: float((~gradable).double().mean())}
 
 
-def predictions(records: Sequence[Record], judged: JudgedResponses) -> list[Prediction]:
+def predictions(records: Sequence[Record], judged: ScoredResponses) -> list[Prediction]:
     """Make a prediction of each scored response; ``records`` holds the question of each."""
     return [
         Prediction(

@@ -17,7 +17,7 @@ class EngineSection(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
-class JudgingSettings(EngineSection):
+class ScoringSettings(EngineSection):
     """Method and grading."""
 
     method: MethodConfig = Field(MethodConfig(), description="the training method and its choices, as everywhere")
@@ -35,7 +35,7 @@ class JudgingSettings(EngineSection):
             raise ValueError(str(error)) from error
 
 
-Settings = TypeVar("Settings", bound=JudgingSettings)
+Settings = TypeVar("Settings", bound=ScoringSettings)
 
 
 def checked_section(kind: type[Settings], section: Mapping[str, Any]) -> Settings:

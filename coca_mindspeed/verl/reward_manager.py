@@ -11,7 +11,7 @@ from verl.utils.fs import copy_to_local
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.grading.fault_tolerant import SteadyGrader
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.scoring.responses import response_judge
+from coca_mindspeed.scoring.responses import response_scorer
 from coca_mindspeed.utils.tokenization import token_text
 from coca_mindspeed.verl.records import record_of
 from coca_mindspeed.verl.reward_queue import ScoringQueue
@@ -32,7 +32,7 @@ class SegmentRewardManager(RewardManagerBase):
         settings = verl_settings({NAME: plain})
         grader = SteadyGrader(build_grader(settings.grader, settings.grading))
         text = token_text(tokenizer, _vocabulary_size(config, tokenizer))
-        scorer = response_judge(settings.method, text, grader)
+        scorer = response_scorer(settings.method, text, grader)
         self._queue = ScoringQueue(scorer, settings.method.name, settings.require_evaluated)
 
     async def run_single(self, data: Any) -> dict[str, Any]:

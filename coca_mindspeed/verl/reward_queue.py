@@ -12,7 +12,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.math.restated import EvaluatedOnly
-from coca_mindspeed.scoring.responses import ResponseJudge, predictions
+from coca_mindspeed.scoring.responses import ResponseScorer, predictions
 
 _BATCH = 512
 # One response alone costs a millisecond, in a batch a tenth of that; the responses of a group arrive close together.
@@ -28,7 +28,7 @@ class _Waiting(NamedTuple):
 class ScoringQueue:
     """Scores together the responses that arrive together, in one thread, since graders are not thread-safe."""
 
-    def __init__(self, scorer: ResponseJudge, method: str, require_evaluated: bool) -> None:
+    def __init__(self, scorer: ResponseScorer, method: str, require_evaluated: bool) -> None:
         """Make an empty queue.
 
         Args:

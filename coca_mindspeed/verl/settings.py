@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.scoring.settings import EngineSection, JudgingSettings, checked_section
+from coca_mindspeed.scoring.settings import EngineSection, ScoringSettings, checked_section
 
 #: The name of our trainer, reward manager and advantage estimator in verl's registries.
 NAME = "coca"
@@ -21,7 +21,7 @@ class DeviceSettings(EngineSection):
     )
 
 
-class VerlSettings(JudgingSettings):
+class VerlSettings(ScoringSettings):
     """The section ``coca``."""
 
     broken_groups: int = Field(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from coca_mindspeed.mindspeed.stages.rollout_engine import prompts_as_token_ids, with_training_weights_there
+from coca_mindspeed.mindspeed.stages.rollout_engine import onload_training_weights, prompts_as_token_ids
 
 
 class _Sharding:
@@ -35,7 +35,7 @@ def test_a_second_rollout_finds_the_training_weights() -> None:
     with pytest.raises(RuntimeError, match="size zero"):
         plain.enter_infer_mode()
 
-    hooked = with_training_weights_there(_Sharding.enter_infer_mode)
+    hooked = onload_training_weights(_Sharding.enter_infer_mode)
     sharding = _Sharding(offload=True)
     for _ in range(3):
         hooked(sharding)

@@ -25,7 +25,7 @@ from coca_mindspeed.mindspeed.stages.metrics import append_line, as_ratios, fini
 from coca_mindspeed.mindspeed.stages.reward_worker import RewardWorker
 from coca_mindspeed.mindspeed.start.settings import CocaSettings, ProcessSettings, coca_settings
 from coca_mindspeed.scoring.metrics import Mean
-from coca_mindspeed.scoring.responses import JudgedResponses, ResponseJudge
+from coca_mindspeed.scoring.responses import ResponseScorer, ScoredResponses
 from tests.new_method import Doubt
 
 NAN = math.nan
@@ -207,7 +207,7 @@ def test_a_reward_worker_that_could_not_start_says_why_when_it_is_used() -> None
     with pytest.raises(GradingError, match="could not be initialised: COCA_MINDSPEED_PROCESS is not set"):
         worker.compute_rm_score()
     with pytest.raises(GradingError, match="could not be initialised: COCA_MINDSPEED_PROCESS is not set"):
-        worker.judge_rows({}, [], "eval.jsonl")
+        worker.score_rows({}, [], "eval.jsonl")
 
 
 @pytest.mark.parametrize("required", [True, False])
@@ -220,11 +220,11 @@ def test_a_reward_worker_looks_for_restated_questions_in_training_alone(
     judged = SimpleNamespace(correct=[], gradable=[], confidence=[], confidence_lengths=[], texts=[])
     by_value = ExactGrader()
 
-    def remember(responses: ResponseJudge, *_: object) -> SimpleNamespace:
+    def remember(responses: ResponseScorer, *_: object) -> SimpleNamespace:
         graders.append(responses.grader)
         return judged
 
-    monkeypatch.setattr(ResponseJudge, "__call__", remember)
+    monkeypatch.setattr(ResponseScorer, "__call__", remember)
     for name, stand_in in {
         "process_settings": lambda: settings,
         "build_verifier": lambda *_: by_value,
@@ -239,7 +239,7 @@ def test_a_reward_worker_looks_for_restated_questions_in_training_alone(
     )
     worker = RewardWorker()
     worker.initialize(config, config, tokenizer)
-    worker.judge_rows({}, [], "eval.jsonl")
+    worker.score_rows({}, [], "eval.jsonl")
     worker._score(rows, worker._training_responses, worker._records)
     assert graders[0] is by_value
     assert isinstance(graders[1], EvaluatedOnly) is required
@@ -248,7 +248,7 @@ def test_a_reward_worker_looks_for_restated_questions_in_training_alone(
 def test_a_reward_worker_tells_what_could_not_be_graded(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the dock's column and to a validation; the score of such an answer is 0."""
     verdicts = [Verdict(Outcome.RIGHT), Verdict(Outcome.UNGRADABLE, "no sandbox")]
-    judged = JudgedResponses(
+    judged = ScoredResponses(
         ["a", "b"],
         [ParsedResponse(0.5, "a")] * 2,
         verdicts,
@@ -277,7 +277,7 @@ def test_a_reward_worker_tells_what_could_not_be_graded(monkeypatch: pytest.Monk
     worker.compute_rm_score()
     assert written["rm_scores"].tolist() == [[1.0], [0.0]]
     assert written[columns.GRADABLE].tolist() == [[1], [0]]
-    assert worker.judge_rows({}, [0, 1], "eval.jsonl")["gradable"].tolist() == [True, False]
+    assert worker.score_rows({}, [0, 1], "eval.jsonl")["gradable"].tolist() == [True, False]
 
 
 def test_a_method_of_one_class_has_its_advantages(monkeypatch: pytest.MonkeyPatch) -> None:

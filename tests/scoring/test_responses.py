@@ -11,7 +11,7 @@ from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.scoring.responses import JudgedResponses, ResponseJudge
+from coca_mindspeed.scoring.responses import ResponseScorer, ScoredResponses
 
 # One token of each kind: tags, digits, and a token that straddles the end of the tag.
 TOKENS = [b"", b"<confidence>", b"0.5", b"</confidence>", b"</confidence>\n4", b"4", b"7", b"1"]
@@ -26,12 +26,12 @@ class Shrugging:
     def close(self) -> None: ...
 
 
-def judge(rows: Sequence[Sequence[int]], answers: Sequence[str], **changed: Any) -> JudgedResponses:
+def judge(rows: Sequence[Sequence[int]], answers: Sequence[str], **changed: Any) -> ScoredResponses:
     width = max(map(len, rows))
     ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
     records = [Record(id=str(i), dataset="d", category="math", question="q", answer=a) for i, a in enumerate(answers)]
     parts = {"text": TokenText(TOKENS), "parser": ResponseParser(), "grader": ExactGrader(), **changed}
-    return ResponseJudge(**parts, max_confidence_tokens=2)(ids, torch.tensor([len(row) for row in rows]), records)
+    return ResponseScorer(**parts, max_confidence_tokens=2)(ids, torch.tensor([len(row) for row in rows]), records)
 
 
 def test_by_hand():

@@ -17,7 +17,7 @@ from coca_mindspeed.grading.fault_tolerant import SteadyGrader
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
-from coca_mindspeed.scoring.responses import ResponseJudge
+from coca_mindspeed.scoring.responses import ResponseScorer
 from coca_mindspeed.utils.tokenization import token_text
 from coca_mindspeed.verl import reward_queue
 from coca_mindspeed.verl.reward_queue import ScoringQueue
@@ -54,7 +54,7 @@ class Fake:
 
 def queue_of(grader: Any, *, require_evaluated: bool = False, text: TokenText | None = None) -> ScoringQueue:
     text = text or token_text(TOKENIZER, len(TOKENIZER))
-    return ScoringQueue(ResponseJudge(text, ResponseParser(), grader, 16), "coca", require_evaluated)
+    return ScoringQueue(ResponseScorer(text, ResponseParser(), grader, 16), "coca", require_evaluated)
 
 
 def scored(queue: ScoringQueue, *asked: tuple[torch.Tensor, Record]) -> list[dict[str, Any]]:

@@ -140,7 +140,7 @@ def _sum(values: Tensor, mask: Tensor) -> float:
     return torch.where(mask, values, 0.0).sum().item()
 
 
-def counting_mini_batches(original: Any) -> Any:
+def count_mini_batches(original: Any) -> Any:
     """Wrap ``BaseTrainingEngine._forward_backward_batch`` to tell our loss its mini-batch."""
 
     def forward_backward_batch(self: Any, batch: dict[str, Tensor], forward_only: bool = False) -> Any:

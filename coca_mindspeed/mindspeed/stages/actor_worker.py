@@ -45,7 +45,7 @@ def actor_resource(rl_config: Any) -> Any:
     return rl_config.actor_resource
 
 
-def with_training_columns(original: Any) -> Any:
+def add_training_columns(original: Any) -> Any:
     """Wrap ``BaseWorker.dispatch_transfer_dock_data``: the update reads our columns."""
 
     def dispatch_transfer_dock_data(
@@ -63,7 +63,7 @@ def with_training_columns(original: Any) -> Any:
     return dispatch_transfer_dock_data
 
 
-def keeping_log_probs(original: Any) -> Any:
+def keep_log_probs(original: Any) -> Any:
     """Wrap ``ActorRolloutHybrid.generate_sequences``, which drops the log-probabilities that the engine returns."""
 
     def generate_sequences(
@@ -78,7 +78,7 @@ def keeping_log_probs(original: Any) -> Any:
     return generate_sequences
 
 
-def with_rollout_log_probs(original: Any) -> Any:
+def write_log_probs(original: Any) -> Any:
     """Wrap ``BaseWorker.collect_transfer_dock_data``: a rollout also writes its log-probabilities."""
 
     def collect_transfer_dock_data(

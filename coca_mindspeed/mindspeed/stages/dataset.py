@@ -89,7 +89,7 @@ def record_datasets(original: Any) -> Any:
     return build_train_valid_test_datasets
 
 
-def in_order(original: Any) -> Any:
+def prompt_loader(original: Any) -> Any:
     """Wrap ``PromptDataLoader``: our data set is shuffled already."""
 
     def prompt_data_loader(

@@ -70,7 +70,7 @@ class SampleWriter:
         )
 
 
-def go_on_from(output: Path, iteration: int) -> None:
+def cut_logs(output: Path, iteration: int) -> None:
     """Remove logged iterations after ``iteration``, from which the run continues; 0 starts anew.
 
     Raises:

@@ -21,7 +21,7 @@ from coca_mindspeed.mindspeed.stages.verifiers import build_verifier
 from coca_mindspeed.mindspeed.start.process import process_settings
 from coca_mindspeed.mindspeed.start.record_files import read_run_records
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
-from coca_mindspeed.scoring.responses import JudgedResponses, ResponseJudge, response_judge
+from coca_mindspeed.scoring.responses import ResponseScorer, ScoredResponses, response_scorer
 from coca_mindspeed.utils.tokenization import token_text
 
 
@@ -76,7 +76,7 @@ class RewardWorker:
         self._global_batch_size = megatron_config.global_batch_size
         self._columns = ["responses", "response_length", *megatron_config.dataset_additional_keys]
         self._tokenizer = tokenizer.tokenizer
-        self._responses = response_judge(
+        self._responses = response_scorer(
             settings.method,
             token_text(self._tokenizer, int(megatron_config.padded_vocab_size or 0)),
             build_verifier(rl_config, settings.grader, settings.grading),
@@ -133,7 +133,7 @@ class RewardWorker:
                 },
             )
 
-    def judge_rows(self, columns_: dict[str, list[Tensor]], indexes: list[int], eval_data: str) -> dict[str, Any]:
+    def score_rows(self, columns_: dict[str, list[Tensor]], indexes: list[int], eval_data: str) -> dict[str, Any]:
         """Score the rows of a validation.
 
         Args:
@@ -157,7 +157,7 @@ class RewardWorker:
         if self._failure is not None:
             raise GradingError(f"the reward worker could not be initialised: {self._failure}") from self._failure
 
-    def _score(self, rows: Rows, responses: ResponseJudge, records: RecordLookup) -> JudgedResponses:
+    def _score(self, rows: Rows, responses: ResponseScorer, records: RecordLookup) -> ScoredResponses:
         lengths = rows.scalars("response_length").to(torch.int64)
         return responses(rows.padded("responses").to(torch.int64), lengths, records(rows))
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 
-def with_training_weights_there(original: Any) -> Any:
+def onload_training_weights(original: Any) -> Any:
     """Wrap ``MegatronShardingManager.enter_infer_mode``: onload the training weights before they are read.
 
     MindSpeed-RL offloads them at the end of this method and onloads them only for the forward pass and the update, so

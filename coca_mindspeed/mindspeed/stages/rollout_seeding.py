@@ -39,7 +39,7 @@ def next_seed(engine: Any, first_rank: int) -> int:
     """Seed of the rollout that begins now on MindSpeed-RL's rollout engine.
 
     Args:
-        engine: counted by :func:`numbering_rollouts`.
+        engine: counted by :func:`count_rollouts`.
         first_rank: first global rank of the engine's tensor-parallel group.
 
     Raises:
@@ -53,7 +53,7 @@ def next_seed(engine: Any, first_rank: int) -> int:
     return seed
 
 
-def numbering_rollouts(original: Any) -> Any:
+def count_rollouts(original: Any) -> Any:
     """Wrap ``ActorHybridWorkerBase.generate_sequences``: tell the rollout engine the iteration."""
 
     def generate_sequences(self: Any) -> None:
@@ -66,7 +66,7 @@ def numbering_rollouts(original: Any) -> Any:
     return generate_sequences
 
 
-def with_noise_of_its_own(original: Any) -> Any:
+def seed_rollout(original: Any) -> Any:
     """Wrap ``VLLMInferEngine.init_cache_engine``, the start of a rollout: seed the device's generator again."""
 
     @functools.wraps(original)

@@ -9,7 +9,7 @@ from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages import trainer as under_way
 from coca_mindspeed.mindspeed.stages.advantage_stage import compute_advantages
 from coca_mindspeed.mindspeed.stages.dock import fetch, report
-from coca_mindspeed.mindspeed.stages.metrics import SampleWriter, append_line, finish, go_on_from
+from coca_mindspeed.mindspeed.stages.metrics import SampleWriter, append_line, cut_logs, finish
 from coca_mindspeed.mindspeed.stages.no_reference import NoReference
 from coca_mindspeed.mindspeed.stages.validation import Validation
 from coca_mindspeed.mindspeed.start.process import process_settings
@@ -53,7 +53,7 @@ def grpo_trainer(original: Any) -> Any:
             """Train; validate between iterations."""
             self._iteration = self.actor_worker.get_iteration()
             if self._process.coca.output_dir is not None:
-                go_on_from(self._process.coca.output_dir, self._iteration)
+                cut_logs(self._process.coca.output_dir, self._iteration)
             if self._iteration == self.train_iters:  # killed between its last checkpoint and its last validation
                 self._validate(self._iteration)
             super().fit(self._between_iterations(iter(data_iters)))
@@ -101,7 +101,7 @@ def grpo_trainer(original: Any) -> Any:
     return SegmentGRPOTrainer
 
 
-def finishing_ratios(original: Any) -> Any:
+def divide_ratios(original: Any) -> Any:
     """Wrap ``metrics_post_processing``, which averages the metrics of an iteration: divide the ratios."""
 
     def metrics_post_processing(metrics: Any) -> Any:
@@ -110,14 +110,14 @@ def finishing_ratios(original: Any) -> Any:
     return metrics_post_processing
 
 
-def metrics_of_an_iteration(original: Any) -> Any:
+def iteration_metrics(original: Any) -> Any:
     """Subclass ``Metric``, in which ``fit`` collects what it logs: write whole iterations to a file, warn of problems.
 
     Metrics that one iteration lacks are not logged with the value of the iteration before.
     """
     last_metric = "vllm_tps"  # that ``fit`` adds to an iteration before it logs
 
-    class MetricsOfAnIteration(original):
+    class IterationMetrics(original):
         _is_whole = False
 
         def __init__(self) -> None:
@@ -140,4 +140,4 @@ def metrics_of_an_iteration(original: Any) -> Any:
                 if coca.output_dir is not None and coca.metrics_file:
                     append_line(coca.output_dir / METRICS, {"step": under_way.iteration, **self.metric})
 
-    return MetricsOfAnIteration
+    return IterationMetrics

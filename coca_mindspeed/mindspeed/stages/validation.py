@@ -24,7 +24,7 @@ class Validation:
         self._file, self._log = settings.eval_data, settings.output_dir / VALIDATION
         rl_config = trainer.actor_worker.rl_config
         _, self._prompts = load_prompts(self._file, trainer.tokenizer.tokenizer, settings, rl_config.max_prompt_length)
-        self._graders = [reward for reward in trainer.reward_list if hasattr(reward, "judge_rows")]
+        self._graders = [reward for reward in trainer.reward_list if hasattr(reward, "score_rows")]
 
     def is_done(self, iteration: int) -> bool:
         """Whether the log has the validation after an iteration."""
@@ -73,6 +73,6 @@ class Validation:
         )
         wanted = list(range(len(questions) * samples))
         responses = {name: everything[name][: len(wanted)] for name in scored_by}
-        scored: dict[str, Any] = fetch(self._graders[0].judge_rows.remote(responses, wanted, str(self._file)))
+        scored: dict[str, Any] = fetch(self._graders[0].score_rows.remote(responses, wanted, str(self._file)))
         fetch(dock.clear.remote())
         return scored

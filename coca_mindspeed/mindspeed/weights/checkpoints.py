@@ -91,7 +91,7 @@ def _unless_gone(_function: Any, _path: str, failure: Any) -> None:
         raise failure[1]
 
 
-def pruning(original: Any) -> Any:
+def prune_after_save(original: Any) -> Any:
     """Wrap ``ActorHybridWorkerBase.save_ckpt``; when it returns, every rank has written and the tracker is updated."""
 
     def save_ckpt(self: Any, iteration: int) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.mindspeed.stages.rollout_seeding import numbering_rollouts, rollout_seed, with_noise_of_its_own
+from coca_mindspeed.mindspeed.stages.rollout_seeding import count_rollouts, rollout_seed, seed_rollout
 
 
 class _Engine:
@@ -48,7 +48,7 @@ class _Worker:
 
 
 def _run(worker: _Worker, iterations: int, hooked: bool = True) -> list[tuple[float, ...]]:
-    generate = numbering_rollouts(_Worker.generate_sequences) if hooked else _Worker.generate_sequences
+    generate = count_rollouts(_Worker.generate_sequences) if hooked else _Worker.generate_sequences
     for _ in range(iterations):
         generate(worker)
         worker.iteration += 1
@@ -77,7 +77,7 @@ def test_no_two_rollouts_of_a_run_draw_alike(first_rank: Callable[[int], None]) 
     drawn = []
     for engine in (0, 2, 4):
         first_rank(engine)
-        drawn += _run(_Worker(with_noise_of_its_own(_vllm_seeds)), iterations=4)
+        drawn += _run(_Worker(seed_rollout(_vllm_seeds)), iterations=4)
     assert len(set(drawn)) == len(drawn) == 3 * 4 * 2
 
 
@@ -85,7 +85,7 @@ def test_ranks_of_one_engine_draw_alike_and_a_resumed_run_as_if_it_had_not_stopp
     first_rank: Callable[[int], None],
 ) -> None:
     first_rank(2)
-    hooked = with_noise_of_its_own(_vllm_seeds)
+    hooked = seed_rollout(_vllm_seeds)
     whole = _run(_Worker(hooked), iterations=4)
     assert _run(_Worker(hooked), iterations=4) == whole
     assert _run(_Worker(hooked, iteration=2), iterations=2) == whole[4:]
@@ -98,14 +98,14 @@ def test_what_training_draws_on_the_cpu_stays_the_same_on_ranks_of_all_engines(
     drawn = []
     for engine in (0, 4):
         first_rank(engine)
-        _run(_Worker(with_noise_of_its_own(_vllm_seeds)), iterations=1)
+        _run(_Worker(seed_rollout(_vllm_seeds)), iterations=1)
         drawn.append(torch.randperm(100).tolist())
     assert drawn[0] == drawn[1]
 
 
 def test_a_validation_and_the_iteration_after_it_draw_differently(first_rank: Callable[[int], None]) -> None:
-    worker = _Worker(with_noise_of_its_own(_vllm_seeds))
-    generate = numbering_rollouts(_Worker.generate_sequences)
+    worker = _Worker(seed_rollout(_vllm_seeds))
+    generate = count_rollouts(_Worker.generate_sequences)
     generate(worker)
     generate(worker)
     assert len(set(worker.drawn)) == 4
@@ -113,7 +113,7 @@ def test_a_validation_and_the_iteration_after_it_draw_differently(first_rank: Ca
 
 def test_an_engine_that_nobody_numbered_is_an_error(first_rank: Callable[[int], None]) -> None:
     with pytest.raises(TrainingError, match="before its iteration was told"):
-        _Engine(with_noise_of_its_own(_vllm_seeds)).generate_sequences()
+        _Engine(seed_rollout(_vllm_seeds)).generate_sequences()
 
 
 def test_seeds_are_numpys_and_far_apart() -> None:

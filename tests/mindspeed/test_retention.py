@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from coca_mindspeed.mindspeed.weights import checkpoints as kept_checkpoints
-from coca_mindspeed.mindspeed.weights.checkpoints import prune_checkpoints, pruning
+from coca_mindspeed.mindspeed.weights.checkpoints import prune_after_save, prune_checkpoints
 
 
 def _save(directory: Path, *iterations: int) -> None:
@@ -75,7 +75,7 @@ def test_a_worker_prunes_after_it_has_saved(
     settings = SimpleNamespace(coca=SimpleNamespace(keep_checkpoints=keep))
     monkeypatch.setattr(kept_checkpoints, "process_settings", lambda: settings)
     worker = SimpleNamespace(megatron_config=SimpleNamespace(save=str(tmp_path)))
-    save = pruning(lambda _self, iteration: _save(tmp_path, iteration))
+    save = prune_after_save(lambda _self, iteration: _save(tmp_path, iteration))
     for iteration in (50, 100, 150):
         save(worker, iteration)
     assert len(_left(tmp_path)) == left
