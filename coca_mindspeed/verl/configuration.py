@@ -30,7 +30,7 @@ from coca_mindspeed.config.model_size import (
 from coca_mindspeed.config.schema import ArchitectureConfig
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
-from coca_mindspeed.verl.required_keys import value_of
+from coca_mindspeed.verl.required_keys import devices_of_a_rank, uses_megatron, value_of
 from coca_mindspeed.verl.settings import VerlSettings
 
 #: The file that verl's own configuration starts from, by its name in ``defaults``.
@@ -172,7 +172,8 @@ def model_shape(name: str) -> ArchitectureConfig:
 class _Numbers:
     nodes: int
     devices: int
-    sequence: int
+    ranks: int
+    megatron: tuple[int, int] | None
     prompts: int
     group: int
     mini: int
@@ -191,10 +192,15 @@ class _Numbers:
         dynamic = value_of(config, f"{_ACTOR}.use_dynamic_bsz", False)
         new_tokens = value_of(config, "data.max_response_length", 512)
         steps = value_of(config, "trainer.total_training_steps", None)
+        devices = nodes * value_of(config, "trainer.n_gpus_per_node", 8)
+        megatron = f"{_ACTOR}.megatron"
+        tensor = value_of(config, f"{megatron}.tensor_model_parallel_size", 1)
+        pipeline = value_of(config, f"{megatron}.pipeline_model_parallel_size", 1)
         return cls(
             nodes=nodes,
-            devices=nodes * value_of(config, "trainer.n_gpus_per_node", 8),
-            sequence=value_of(config, f"{_ACTOR}.ulysses_sequence_parallel_size", 1),
+            devices=devices,
+            ranks=devices // devices_of_a_rank(config)[1],
+            megatron=(tensor, pipeline) if uses_megatron(config) else None,
             prompts=value_of(config, "data.train_batch_size", 1024),
             group=value_of(config, f"{_ROLLOUT}.n", 1),
             mini=value_of(config, f"{_ACTOR}.ppo_mini_batch_size", 256),
@@ -209,13 +215,10 @@ class _Numbers:
         )
 
     @property
-    def ranks(self) -> int:
-        return self.devices // self.sequence
-
-    @property
     def tokens(self) -> int:
         """Tokens of the largest microbatch on a device."""
-        return self.update_tokens or (self.microbatch or 1) * self.longest // self.sequence
+        shared = 1 if self.megatron else self.devices // self.ranks
+        return self.update_tokens or (self.microbatch or 1) * self.longest // shared
 
 
 def _rows(
@@ -223,10 +226,13 @@ def _rows(
 ) -> tuple[tuple[str, str], ...]:
     responses = numbers.prompts * numbers.group
     stages = settings.method.training_method.stages
+    engine = f"FSDP over {numbers.ranks} ranks"
+    if numbers.megatron:
+        engine = f"Megatron, TP {numbers.megatron[0]}, PP {numbers.megatron[1]}, DP {numbers.ranks}"
     rows = [
         ("method", f"{settings.method.name}, loss aggregation {settings.method.loss_aggregation}"),
         ("devices", f"{numbers.devices} on {numbers.nodes} node{'s' * (numbers.nodes > 1)}"),
-        ("training", f"FSDP over {numbers.ranks} ranks, {responses // numbers.ranks} responses of a step on each"),
+        ("training", f"{engine}, {responses // numbers.ranks} responses of a step on each rank"),
         ("rollout", f"{numbers.devices // numbers.tensor} engines of tensor parallel size {numbers.tensor}"),
         ("a step", f"{numbers.prompts} questions x {numbers.group} responses = {responses}"),
         ("updates a step", f"{numbers.prompts // numbers.mini * numbers.epochs} of {numbers.mini} questions"),
@@ -245,11 +251,22 @@ def _training(numbers: _Numbers, shape: ArchitectureConfig) -> tuple[Part, ...]:
     parameters = model_parameters(shape)
     gathered = max(layer_parameters(shape), shape.vocab * shape.hidden)
     kept = BF16 * numbers.tokens * (shape.hidden * shape.layers + 4 * shape.hidden + 3 * shape.ffn)
+    logits = numbers.tokens * shape.vocab * (2 * BF16 + 2 * FP32)
+    if numbers.megatron:
+        tensor, pipeline = numbers.megatron
+        held = (BF16 + FP32) * parameters / (tensor * pipeline)
+        # A pipeline stage has 1/PP of the layers, and the activations of PP microbatches at once.
+        return (
+            Part("weights, gradients", held, "6 bytes x parameters / (TP x PP)"),
+            Part("optimizer state", 3 * FP32 * parameters / numbers.devices, "12 bytes x parameters / devices"),
+            Part("activations", kept / tensor, f"{numbers.tokens} tokens / TP, recomputed layer by layer"),
+            Part("logits", logits / tensor, "12 bytes x tokens x vocabulary / TP"),
+        )
     return (
         Part("training state", 4 * FP32 * parameters / numbers.devices, "16 bytes x parameters / devices"),
         Part("gathered weights", 2 * BF16 * gathered, "the largest layer or embedding, and the next one's"),
         Part("activations", kept, f"{numbers.tokens} tokens, recomputed layer by layer"),
-        Part("logits", numbers.tokens * shape.vocab * (2 * BF16 + 2 * FP32), "12 bytes x tokens x vocabulary"),
+        Part("logits", logits, "12 bytes x tokens x vocabulary"),
     )
 
 

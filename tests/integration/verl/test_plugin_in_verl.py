@@ -103,12 +103,14 @@ def test_the_trainer_refuses_before_anything_is_loaded(warm: Path, tmp_path: Pat
     assert "algorithm.adv_estimator: expected 'coca', found 'grpo'" in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["qwen25_1p5b", "qwen25_3b", "qwen25_7b", "llama3_8b"])
+@pytest.mark.parametrize("name", ["qwen25_1p5b", "qwen25_3b", "qwen25_7b", "qwen25_7b_megatron", "llama3_8b"])
 def test_the_ready_made_configurations_compose_on_verls_defaults_and_are_not_refused(name: str):
     file = find_verl_run(f"coca_{name}")
     assert file is not None
     config = verl_configuration(file, [])
-    assert "ulysses_sequence_parallel_size" in config["actor_rollout_ref"]["actor"], "verl's defaults are there"
+    engine = "use_mbridge" if name.endswith("megatron") else "ulysses_sequence_parallel_size"
+    actor = config["actor_rollout_ref"]["actor"]
+    assert engine in {**actor, **actor.get("megatron", {})}, "verl's defaults are there"
     assert refusals(config, verl_settings(config)) == []
     assert refusals(verl_configuration(file, ["data.train_batch_size=100"]), verl_settings(config))
 
