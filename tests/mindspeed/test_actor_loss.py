@@ -1,7 +1,7 @@
-"""The actor loss under Megatron's averages is the objective of the whole mini-batch, however that was cut.
+"""The actor loss under Megatron's averages is the objective of the whole mini-batch, however it is cut.
 
-Megatron divides a microbatch's loss by the number of microbatches and averages gradients over ranks; the tests do the
-same to the loss that the class returns.  MindSpeed-RL is faked: its base class gives the log-probabilities back.
+Megatron divides a microbatch's loss by the number of microbatches and averages gradients over ranks; so do the tests.
+MindSpeed-RL is a stub whose base class returns the log-probabilities.
 """
 
 import sys
@@ -176,9 +176,9 @@ def test_forward_only_gives_log_probs(
     assert loss.compute_loss(batch["log_probs"], batch, forward_only=True) is batch["log_probs"]
 
 
-def test_what_the_loss_refuses(actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor]) -> None:
+def test_refusals_of_the_loss(actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor]) -> None:
     loss = _loss(actor_loss, monkeypatch)
-    with pytest.raises(TrainingError, match="before its mini-batch was counted"):
+    with pytest.raises(TrainingError, match="mini-batch"):
         loss.compute_loss(batch["log_probs"], batch, actual_micro_batch_size=8)
     with pytest.raises(ConfigError, match="entropy_coeff"):
         loss.add_loss_meta_info({"entropy_coeff": 0.1})
@@ -188,7 +188,7 @@ def test_entropies_by_segment_and_tensors_for_msprobe(
     actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor]
 ) -> None:
     loss = _loss(actor_loss, monkeypatch)
-    log_probs = batch["log_probs"] if "log_probs" in batch else batch["old_log_prob"].clone()
+    log_probs = batch["log_probs"]
     _, statistics = loss._loss(log_probs.requires_grad_(), batch, actor_loss.MiniBatch(ROWS, 100, 1), 1)
     means = finish(statistics)
     lengths = batch["response_length"].flatten()

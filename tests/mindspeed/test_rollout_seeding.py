@@ -1,4 +1,4 @@
-"""Noise of rollouts, over stand-ins that seed themselves as vLLM does; no two rollouts of a run may draw alike."""
+"""Rollout seeds, with stubs that seed themselves as vLLM does: no two rollouts of a run may draw the same numbers."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from coca_mindspeed.mindspeed.stages.rollout_seeding import count_rollouts, roll
 
 
 class _Engine:
-    """As much of ``VLLMInferEngine`` as a rollout's noise depends on: its cache's initialisation seeds torch with 0."""
+    """Stub of ``VLLMInferEngine``: initialising its cache seeds torch with 0."""
 
     def __init__(self, init: Callable[[Any], None]) -> None:
         self._init = init
@@ -57,7 +57,7 @@ def _run(worker: _Worker, iterations: int, hooked: bool = True) -> list[tuple[fl
 
 @pytest.fixture
 def first_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """VLLM as this process sees it: which rank its engine begins with, and how it seeds."""
+    """Stub of vLLM; sets the first rank of the engine."""
     group = SimpleNamespace(first_rank=0)
     state = ModuleType("vllm.distributed.parallel_state")
     state.get_tp_group = lambda: group  # type: ignore[attr-defined]
@@ -69,7 +69,7 @@ def first_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None
     torch.set_rng_state(before)
 
 
-def test_vllm_alone_draws_the_same_noise_every_time() -> None:
+def test_vllm_alone_draws_the_same_numbers_every_time() -> None:
     assert len(set(_run(_Worker(), 3, hooked=False))) == 1
 
 
@@ -92,7 +92,7 @@ def test_ranks_of_one_engine_draw_alike_and_a_resumed_run_as_if_it_had_not_stopp
     assert not set(_run(_Worker(hooked, seed=2), iterations=4)) & set(whole)
 
 
-def test_what_training_draws_on_the_cpu_stays_the_same_on_ranks_of_all_engines(
+def test_the_cpu_generator_of_training_is_the_same_on_ranks_of_all_engines(
     first_rank: Callable[[int], None],
 ) -> None:
     drawn = []
@@ -111,12 +111,12 @@ def test_a_validation_and_the_iteration_after_it_draw_differently(first_rank: Ca
     assert len(set(worker.drawn)) == 4
 
 
-def test_an_engine_that_nobody_numbered_is_an_error(first_rank: Callable[[int], None]) -> None:
-    with pytest.raises(TrainingError, match="before its iteration was told"):
+def test_an_uncounted_engine_is_an_error(first_rank: Callable[[int], None]) -> None:
+    with pytest.raises(TrainingError, match="iteration"):
         _Engine(seed_rollout(_vllm_seeds)).generate_sequences()
 
 
-def test_seeds_are_numpys_and_far_apart() -> None:
+def test_seeds_are_in_numpys_range_and_distinct() -> None:
     seeds = {rollout_seed(1, iteration, dispatch, 0) for iteration in range(100) for dispatch in range(16)}
     assert len(seeds) == 1600
     assert all(0 <= seed < 2**32 for seed in seeds)

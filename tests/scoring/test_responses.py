@@ -1,4 +1,4 @@
-"""Judging sampled responses on hand-made tokens."""
+"""Scoring of sampled responses with hand-made tokens."""
 
 import math
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from coca_mindspeed.scoring.responses import ResponseScorer, ScoredResponses
 TOKENS = [b"", b"<confidence>", b"0.5", b"</confidence>", b"</confidence>\n4", b"4", b"7", b"1"]
 
 
-class Shrugging:
-    """A grader that cannot grade what is empty."""
+class Fussy:
+    """A grader that cannot grade an empty answer."""
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
         return [Verdict(Outcome.UNGRADABLE if not answer else Outcome.WRONG) for answer in answers]
@@ -26,7 +26,7 @@ class Shrugging:
     def close(self) -> None: ...
 
 
-def judge(rows: Sequence[Sequence[int]], answers: Sequence[str], **changed: Any) -> ScoredResponses:
+def score(rows: Sequence[Sequence[int]], answers: Sequence[str], **changed: Any) -> ScoredResponses:
     width = max(map(len, rows))
     ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
     records = [Record(id=str(i), dataset="d", category="math", question="q", answer=a) for i, a in enumerate(answers)]
@@ -35,36 +35,36 @@ def judge(rows: Sequence[Sequence[int]], answers: Sequence[str], **changed: Any)
 
 
 def test_by_hand():
-    judged = judge([[1, 2, 3, 5], [1, 2, 4], [1, 2, 3, 6], [5, 5, 5]], ["4", "4", "4", "444"])
-    assert judged.correct.tolist() == [True, True, False, True]
-    assert judged.confidence.tolist()[:3] == [0.5, 0.5, 0.5]
-    assert math.isnan(judged.confidence[3])
-    # The straddling token belongs to the confidence; an invalid response lends its first two tokens.
-    assert judged.confidence_lengths.tolist() == [3, 3, 3, 2]
-    assert judged.texts[1] == "<confidence>0.5</confidence>\n4"
-    assert judged.gradable.tolist() == [True] * 4
+    scored = score([[1, 2, 3, 5], [1, 2, 4], [1, 2, 3, 6], [5, 5, 5]], ["4", "4", "4", "444"])
+    assert scored.correct.tolist() == [True, True, False, True]
+    assert scored.confidence.tolist()[:3] == [0.5, 0.5, 0.5]
+    assert math.isnan(scored.confidence[3])
+    # The straddling token belongs to the confidence; an invalid response has its first two tokens.
+    assert scored.confidence_lengths.tolist() == [3, 3, 3, 2]
+    assert scored.texts[1] == "<confidence>0.5</confidence>\n4"
+    assert scored.gradable.tolist() == [True] * 4
 
 
 def test_an_invalid_confidence_is_never_guessed():
-    judged = judge([[1, 7, 5, 3], [5, 1, 2, 3], []], ["x", "x", ""])
-    assert judged.confidence.isnan().all()
-    assert judged.confidence_lengths.tolist() == [2, 2, 0]
-    assert judged.correct.tolist() == [False, False, True]
+    scored = score([[1, 7, 5, 3], [5, 1, 2, 3], []], ["x", "x", ""])
+    assert scored.confidence.isnan().all()
+    assert scored.confidence_lengths.tolist() == [2, 2, 0]
+    assert scored.correct.tolist() == [False, False, True]
 
 
 def test_answer_first_responses():
-    judged = judge([[5, 1, 2, 3]], ["4"], parser=ResponseParser("last"))
-    assert (judged.correct.tolist(), judged.confidence.tolist()) == ([True], [0.5])
-    assert judged.confidence_lengths.tolist() == [4]  # tokens until the confidence is known
+    scored = score([[5, 1, 2, 3]], ["4"], parser=ResponseParser("last"))
+    assert (scored.correct.tolist(), scored.confidence.tolist()) == ([True], [0.5])
+    assert scored.confidence_lengths.tolist() == [4]  # tokens until the confidence is known
 
 
 def test_a_confidence_is_kept_as_it_was_stated():
     """Through float32, 0.3 would come back as 0.30000001192092896 and fall into the next bin."""
     tokens = [b"", b"<confidence>0.3</confidence>", b"4"]
-    assert judge([[1, 2]], ["4"], text=TokenText(tokens)).confidence.tolist() == [0.3]
+    assert score([[1, 2]], ["4"], text=TokenText(tokens)).confidence.tolist() == [0.3]
 
 
 def test_ungradable_is_counted_and_not_right():
-    judged = judge([[1, 2, 3], [1, 2, 3, 5]], ["4", "4"], grader=Shrugging())
-    assert judged.gradable.tolist() == [False, True]
-    assert judged.correct.tolist() == [False, False]
+    scored = score([[1, 2, 3], [1, 2, 3, 5]], ["4", "4"], grader=Fussy())
+    assert scored.gradable.tolist() == [False, True]
+    assert scored.correct.tolist() == [False, False]

@@ -1,4 +1,4 @@
-"""What can be said of the plugin where there is no verl: it costs nothing to load, and its manifest is whole."""
+"""The plugin without verl: it imports nothing heavy, its manifest is complete, and resumed runs are compared."""
 
 import importlib.metadata
 import json

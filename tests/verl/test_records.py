@@ -1,4 +1,4 @@
-"""Our records as verl's rows: each carries its whole record back, and a file for another method is refused."""
+"""Records as verl's rows and back; files for another method are refused."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""The section coca of a verl configuration: what it may say, and which stage a step belongs to."""
+"""The section coca of a verl configuration, and the stage of a step."""
 
 import pytest
 
