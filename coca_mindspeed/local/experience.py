@@ -25,7 +25,7 @@ class JudgedSamples:
     Attributes:
         records: P records.
         samples: what was sampled.
-        judged: B judged responses.
+        judged: B scored responses.
         group_size: G.
         seconds: wall time of ``rollout`` and ``grading``.
     """
@@ -83,8 +83,8 @@ def respond_and_grade(
     )
     token_ids, lengths = samples.token_ids.cpu(), samples.lengths.cpu()
     sampled = time.perf_counter()
-    judge = response_scorer(method, policy.text, grader)
-    judged = judge(token_ids, lengths, [record for record in records for _ in range(group_size)])
+    score = response_scorer(method, policy.text, grader)
+    judged = score(token_ids, lengths, [record for record in records for _ in range(group_size)])
     return JudgedSamples(
         records=records,
         samples=samples,

@@ -153,7 +153,7 @@ def held_out_metrics(
     return {**found, UNGRADABLE_SHARE: float((~gradable).double().mean())}
 
 
-def predictions(records: Sequence[Record], judged: ScoredResponses) -> list[Prediction]:
+def predictions(records: Sequence[Record], scored: ScoredResponses) -> list[Prediction]:
     """Make a prediction of each scored response; ``records`` holds the question of each."""
     return [
         Prediction(
@@ -166,6 +166,6 @@ def predictions(records: Sequence[Record], judged: ScoredResponses) -> list[Pred
             tokens_to_confidence=None if parsed.confidence is None else tokens,
         )
         for record, text, parsed, verdict, tokens in zip(
-            records, judged.texts, judged.parsed, judged.verdicts, judged.confidence_lengths.tolist(), strict=True
+            records, scored.texts, scored.parsed, scored.verdicts, scored.confidence_lengths.tolist(), strict=True
         )
     ]

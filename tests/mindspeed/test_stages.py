@@ -93,8 +93,8 @@ def _without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reward_worker, "put", put)
 
 
-def _judged_dock(shuffle: bool = False, gradable: Sequence[int] = (1, 1, 1, 1)) -> FakeDock:
-    """Two groups of two, judged."""
+def _scored_dock(shuffle: bool = False, gradable: Sequence[int] = (1, 1, 1, 1)) -> FakeDock:
+    """Two groups of two, scored."""
     filled = FakeDock(rows=4, group=2, shuffle=shuffle)
     for name, values in {
         "rm_scores": [1.0, 0.0, 1.0, 1.0],
@@ -118,7 +118,7 @@ def _judged_dock(shuffle: bool = False, gradable: Sequence[int] = (1, 1, 1, 1)) 
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_the_advantage_stage_does_not_depend_on_the_dispatch(guarantee_order: bool, count: int, shuffle: bool) -> None:
-    filled, settings = _judged_dock(shuffle), CocaSettings(method=MethodConfig(advantage_eps=0.0))
+    filled, settings = _scored_dock(shuffle), CocaSettings(method=MethodConfig(advantage_eps=0.0))
     samples = compute_advantages(
         filled, settings, count=count, group_size=2, rows=4, guarantee_order=guarantee_order, sample_prompts=1
     )
@@ -139,7 +139,7 @@ def test_the_advantage_stage_does_not_depend_on_the_dispatch(guarantee_order: bo
 
 
 def test_an_ungradable_answer_earns_no_advantage_and_its_group_of_two_is_dropped() -> None:
-    filled = _judged_dock(gradable=(1, 0, 1, 1))
+    filled = _scored_dock(gradable=(1, 0, 1, 1))
     samples = compute_advantages(
         filled, CocaSettings(), count=2, group_size=2, rows=4, guarantee_order=False, sample_prompts=1
     )
@@ -155,7 +155,7 @@ def test_an_ungradable_answer_earns_no_advantage_and_its_group_of_two_is_dropped
 def test_a_dispatch_that_cuts_groups_is_refused() -> None:
     options = {"count": 3, "group_size": 2, "rows": 4, "guarantee_order": False, "sample_prompts": 0}
     with pytest.raises(TrainingError, match="adv_dispatch_size 3"):
-        compute_advantages(_judged_dock(), CocaSettings(), **options)
+        compute_advantages(_scored_dock(), CocaSettings(), **options)
 
 
 def test_a_stage_whose_rows_never_come_gives_up() -> None:
@@ -261,7 +261,7 @@ def test_the_reward_stage(monkeypatch: pytest.MonkeyPatch, required: bool) -> No
 
 def test_a_method_of_one_class_has_its_advantages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "doubt", Doubt())
-    filled, settings = _judged_dock(), CocaSettings(method=MethodConfig(name="doubt", advantage_eps=0.0))
+    filled, settings = _scored_dock(), CocaSettings(method=MethodConfig(name="doubt", advantage_eps=0.0))
     compute_advantages(filled, settings, count=2, group_size=2, rows=4, guarantee_order=False, sample_prompts=0)
     up = 1 / math.sqrt(2)
     # The first group's confidences are .3 and 0; its answers right and wrong, for which this method gives nothing.

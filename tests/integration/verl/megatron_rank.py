@@ -48,6 +48,7 @@ def use_the_cpu() -> None:
         return zeros(*arguments, device="cpu" if device == "cuda" else device, **options)
 
     torch.zeros = on_the_cpu  # type: ignore[assignment]
+    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[method-assign,assignment]
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
     torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
 
