@@ -43,13 +43,15 @@ from coca_mindspeed.verl.settings import NAME, verl_settings
 _UNREAD_BY_THE_ACTOR = frozenset(("extra_fields", "returns"))
 
 
-@register_adv_est(NAME)
 def refuse_other_trainers(**_arguments: Any) -> Any:
     """The advantage estimator ``coca``: called only by a trainer other than ours, which writes the advantages itself.
 
     An estimator of verl's is given neither the responses nor the reward manager's reports.
     """
     raise TrainingError(f"algorithm.adv_estimator={NAME} needs trainer.v1.trainer_mode={NAME}")
+
+
+register_adv_est(NAME)(refuse_other_trainers)
 
 
 @register_trainer(NAME)
