@@ -11,12 +11,12 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks
+from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.credit import CreditRule, SegmentCredit
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.algorithm.rewards import TrainingMethod, training_method
-from coca_mindspeed.scoring.metrics import batch_metrics, values
+from coca_mindspeed.scoring.batch import ScoredBatch
 from coca_mindspeed.scoring.responses import read_responses
 from coca_mindspeed.utils.tokenization import token_text
 
@@ -111,19 +111,23 @@ def coca_advantages(
         ResponseParser(chosen.confidence_position, decimals),
         max_confidence_tokens,
     )
-    right = _verdicts("correct", correct, batch).view(-1, group_size)
-    graded = None if gradable is None else _verdicts("gradable", gradable, batch).view(-1, group_size)
-    rule = CreditRule(chosen, stage, invalid_reward, ddof, eps, separate_format)
-    stated = read.confidence.view(-1, group_size)
-    credit = rule(right, stated, read.confidence_lengths, ends, width, graded)
-    masks = segment_masks(credit.segment_lengths, ends, width)
+    scored = ScoredBatch.of(
+        CreditRule(chosen, stage, invalid_reward, ddof, eps, separate_format),
+        group_size=group_size,
+        correct=_verdicts("correct", correct, batch),
+        gradable=None if gradable is None else _verdicts("gradable", gradable, batch),
+        confidence=read.confidence,
+        confidence_lengths=read.confidence_lengths,
+        response_lengths=ends,
+        width=width,
+    )
     return CocaAdvantages(
-        advantages=credit.tokens.to(token_ids.device),
-        masks=SegmentMasks(*(mask.to(token_ids.device) for mask in masks)),
+        advantages=scored.credit.tokens.to(token_ids.device),
+        masks=SegmentMasks(*(mask.to(token_ids.device) for mask in scored.masks)),
         confidences=read.confidence,
         answers=[parsed.answer for parsed in read.parsed],
-        credit=credit,
-        metrics=values(batch_metrics(right, stated, ends, credit)),
+        credit=scored.credit,
+        metrics=scored.metrics(),
     )
 
 

@@ -8,50 +8,43 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks
-from coca_mindspeed.algorithm.credit import SegmentCredit
+from coca_mindspeed.algorithm.advantages import SegmentMasks
 from coca_mindspeed.config.schema import MethodConfig, RolloutConfig, RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Grader
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import Samples, sample_responses
-from coca_mindspeed.scoring.metrics import batch_metrics, values
-from coca_mindspeed.scoring.responses import JudgedResponses, credit_rule, response_judge
-from coca_mindspeed.scoring.rows import credit_rows, predictions, response_row
+from coca_mindspeed.scoring.batch import ScoredBatch
+from coca_mindspeed.scoring.responses import ScoredResponses, credit_rule, predictions, response_scorer
 
 
 @dataclass(frozen=True)
 class JudgedSamples:
-    """Graded responses, ``B = P * G`` rows, group by group, as in :class:`Samples`.
+    """Responses with what was found out about them.  ``B = P * G`` rows, group by group, as in :class:`Samples`.
 
     Attributes:
         records: P records.
-        samples: the samples.
-        judged: B graded responses.
+        samples: what was sampled.
+        judged: B scored responses.
         group_size: G.
         seconds: wall time of ``rollout`` and ``grading``.
     """
 
     records: Sequence[Record]
     samples: Samples
-    judged: JudgedResponses
+    judged: ScoredResponses
     group_size: int
     seconds: dict[str, float]
 
     @property
     def correct(self) -> Tensor:
-        """Shape ``[P, G]``, bool."""
+        """Right answers, bool ``[P, G]``."""
         return self.judged.correct.view(-1, self.group_size)
 
     @property
-    def gradable(self) -> Tensor:
-        """Shape ``[P, G]``, bool."""
-        return self.judged.gradable.view(-1, self.group_size)
-
-    @property
     def confidence(self) -> Tensor:
-        """float64 ``[P, G]``, NaN if the response is invalid."""
+        """Stated confidences, float64 ``[P, G]``, NaN where the response is invalid."""
         return self.judged.confidence.view(-1, self.group_size)
 
 
@@ -67,12 +60,12 @@ def respond_and_grade(
     """Sample ``group_size`` responses to each record, parse their confidences and grade their answers.
 
     Args:
-        policy: the policy.
+        policy: what is sampled from.
         records: the questions.
-        grader: grades the answers.
-        method: gives the prompt, and the position and decimals of the confidence.
-        rollout: lengths, temperature, batch size.
-        generator: on the policy's device.
+        grader: says who is right.
+        method: gives the prompt, and the place and width of the confidence.
+        rollout: lengths, temperature, how many at once.
+        generator: draws the responses.
         group_size: G.
 
     Raises:
@@ -91,8 +84,8 @@ def respond_and_grade(
     )
     token_ids, lengths = samples.token_ids.cpu(), samples.lengths.cpu()
     sampled = time.perf_counter()
-    judge = response_judge(method, policy.text, grader)
-    judged = judge(token_ids, lengths, [record for record in records for _ in range(group_size)])
+    score = response_scorer(method, policy.text, grader)
+    judged = score(token_ids, lengths, [record for record in records for _ in range(group_size)])
     return JudgedSamples(
         records=records,
         samples=samples,
@@ -104,62 +97,57 @@ def respond_and_grade(
 
 @dataclass(frozen=True)
 class Experience:
-    """Judged samples with the advantage of each of their tokens, ready for the update.
+    """Scored samples with the advantage of each token, ready for the update.
 
     Attributes:
-        graded: the responses.
-        credit: what they earned and learn, on the CPU.
+        graded: the sampled and graded responses.
+        scored: rewards and advantages, on the CPU.
         advantages: float32 ``[B, tokens]`` on the policy's device.
-        masks: bool ``[B, tokens]`` each, likewise.
+        masks: bool ``[B, tokens]`` each, on the policy's device.
     """
 
     graded: JudgedSamples
-    credit: SegmentCredit
+    scored: ScoredBatch
     advantages: Tensor
     masks: SegmentMasks
 
 
 def reward_and_advantage(graded: JudgedSamples, config: MethodConfig, stage: int, device: torch.device) -> Experience:
-    """Rewards of the method's stage, group advantages of each segment, and their place on the tokens."""
-    rule = credit_rule(config, stage)
-    lengths, width = graded.samples.lengths.cpu(), graded.samples.token_ids.shape[1]
-    credit = rule(
-        graded.correct, graded.confidence, graded.judged.confidence_lengths, lengths, width, gradable=graded.gradable
+    """Compute rewards of the method's stage, group advantages of each segment, and their tokens."""
+    judged = graded.judged
+    scored = ScoredBatch.of(
+        credit_rule(config, stage),
+        group_size=graded.group_size,
+        correct=judged.correct,
+        gradable=judged.gradable,
+        confidence=judged.confidence,
+        confidence_lengths=judged.confidence_lengths,
+        response_lengths=graded.samples.lengths.cpu(),
+        width=graded.samples.token_ids.shape[1],
+        texts=judged.texts,
+        verdicts=judged.verdicts,
     )
-    masks = segment_masks(credit.segment_lengths, lengths, width)
-    return Experience(
-        graded=graded,
-        credit=credit,
-        advantages=credit.tokens.to(device),
-        masks=SegmentMasks(*(mask.to(device) for mask in masks)),
-    )
+    masks = SegmentMasks(*(mask.to(device) for mask in scored.masks))
+    return Experience(graded, scored, scored.columns()["advantages"].to(device), masks)
 
 
 def experience_metrics(experience: Experience) -> dict[str, float]:
-    """Metrics of a step's responses; NaN where undefined."""
-    graded = experience.graded
-    lengths = graded.samples.lengths.cpu()
+    """Metrics of a step's responses, by the names of metrics.jsonl; NaN where undefined."""
+    samples = experience.graded.samples
     return {
-        **values(batch_metrics(graded.correct, graded.confidence, lengths, experience.credit)),
-        "rollout/entropy": float(graded.samples.entropy.mean()),
-        "response/cut_off_share": float((~graded.samples.finished).float().mean()),
+        **experience.scored.metrics(),
+        "rollout/entropy": float(samples.entropy.mean()),
+        "response/cut_off_share": float((~samples.finished).float().mean()),
     }
 
 
 def sample_rows(experience: Experience, prompts: int) -> list[Mapping[str, Any]]:
-    """JSON rows of the first prompts' responses."""
-    graded, judged = experience.graded, experience.graded.judged
-    rows = range(min(prompts, len(graded.records)) * graded.group_size)
-    lengths = graded.samples.lengths.cpu()
-    credited = credit_rows(
-        rows, graded.correct, graded.confidence, judged.confidence_lengths, lengths, experience.credit
-    )
+    """JSON rows of all responses to the first ``prompts`` prompts."""
+    records, group = experience.graded.records, experience.graded.group_size
+    asked = [record for record in records[:prompts] for _ in range(group)]
     return [
-        {
-            **response_row(graded.records[row // graded.group_size], judged.texts[row], judged.verdicts[row]),
-            **credit,
-        }
-        for row, credit in zip(rows, credited, strict=True)
+        {"id": record.id, "question": record.question, "gold": record.answer, **row}
+        for record, row in zip(asked, experience.scored.rows(range(len(asked))), strict=True)
     ]
 
 

@@ -1,34 +1,43 @@
-"""Apply a manifest's hooks to the MindSpeed-RL of this process: all or none, once, and back again for tests."""
+"""Apply a manifest's hooks to the MindSpeed-RL of this process: all or none, once, and revertible for tests."""
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from coca_mindspeed.upstream.manifest import Hook, Manifest, ManifestError, describe, examine
 
 _ABSENT = object()
 
 
-@dataclass(frozen=True, slots=True)
-class _Change:
-    """How to put one thing, and how to take it back."""
-
+class _Change(NamedTuple):
     put: Callable[[], None]
     undo: Callable[[], None]
 
 
 class AppliedHooks:
-    """The hooks that are in place in this process; made by :func:`apply`."""
+    """The hooks in place in this process; made by :func:`apply`."""
 
-    def __init__(self, manifest: Manifest, processes: tuple[str, ...], changes: list[_Change]) -> None:
+    def __init__(self, manifest: Manifest) -> None:
         self.manifest = manifest
-        self.processes = processes
-        self._changes = changes
+        self.processes: tuple[str, ...] = ()
+        self._changes: list[_Change] = []
+
+    def put(self, changes: list[_Change]) -> None:
+        """Make the changes, or none of them if one fails."""
+        done: list[_Change] = []
+        try:
+            for change in changes:
+                done.append(change)
+                change.put()
+        except BaseException:
+            for change in reversed(done):
+                change.undo()
+            raise
+        self._changes += done
 
     def revert(self) -> None:
-        """Put everything back as it was, in reverse order."""
+        """Undo every change, in reverse order."""
         global _applied
         while self._changes:
             self._changes.pop().undo()
@@ -41,59 +50,46 @@ _applied: AppliedHooks | None = None
 def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platform: str, rollout: str) -> AppliedHooks:
     """Verify every fingerprint below ``root``, then put the hooks of these processes in place.
 
-    All or nothing: everything is looked up before the first change, and a failure takes back what was changed.
-    Applying the same manifest again adds whatever hooks of further processes are missing, and nothing else.
+    Applying the same manifest again adds the hooks of further processes only.
 
     Args:
         manifest: the release's.
         root: the checkout that ``import mindspeed_rl`` finds.
         processes: of :data:`~coca_mindspeed.upstream.manifest.PROCESSES`.
-        platform: hooks of the other platform are left out.
-        rollout: so are hooks of the other rollout engine.
+        platform: hooks of other platforms are skipped.
+        rollout: hooks of other rollout engines are skipped.
 
     Raises:
         ManifestError: a definition differs, another manifest is in place, or MindSpeed-RL is imported from elsewhere.
     """
     global _applied
-    if _applied is not None:
-        if _applied.manifest != manifest:
-            raise ManifestError(
-                f"release {_applied.manifest.release} is already hooked in this process; "
-                f"revert it before applying {manifest.release}"
-            )
-        processes = tuple(process for process in processes if process not in _applied.processes)
-        if not processes:
-            return _applied
+    if _applied is not None and _applied.manifest != manifest:
+        raise ManifestError(
+            f"release {_applied.manifest.release} is already hooked in this process; "
+            f"revert it before applying {manifest.release}"
+        )
+    applied = _applied or AppliedHooks(manifest)
+    processes = tuple(process for process in processes if process not in applied.processes)
+    if not processes:
+        return applied
     if differing := [finding for finding in examine(manifest, root) if not finding.matches]:
         raise ManifestError(
             f"the MindSpeed-RL at {root} differs from release {manifest.release}: "
             + "; ".join(describe(finding) for finding in differing)
         )
-    wanted = [
-        hook
-        for hook in manifest.hooks
-        if hook.acts
-        and hook.process in processes
-        and hook.platform in (None, platform)
-        and hook.rollout in (None, rollout)
-    ]
-    changes = [_change(hook, root) for hook in wanted]
-    done: list[_Change] = []
-    try:
-        for change in changes:
-            done.append(change)
-            change.put()
-    except BaseException:
-        for change in reversed(done):
-            change.undo()
-        raise
-    before = _applied
-    _applied = AppliedHooks(
-        manifest,
-        (*before.processes, *processes) if before else processes,
-        [*before._changes, *done] if before else done,
+    applied.put(
+        [
+            _change(hook, root)
+            for hook in manifest.hooks
+            if hook.acts
+            and hook.process in processes
+            and hook.platform in (None, platform)
+            and hook.rollout in (None, rollout)
+        ]
     )
-    return _applied
+    applied.processes += processes
+    _applied = applied
+    return applied
 
 
 def _change(hook: Hook, root: Path) -> _Change:
@@ -103,11 +99,10 @@ def _change(hook: Hook, root: Path) -> _Change:
         raise ManifestError(
             f"{hook.target} was verified below {root}, but Python imports {module_name} from {module.__file__}"
         )
-    owner: Any = module
-    *path, name = qualified.split(".")
-    for part in path:
-        owner = getattr(owner, part)
-    replacement = _resolve(str(hook.replacement))
+    path, _, name = qualified.rpartition(".")
+    owner = _attribute(module, path)
+    replacement_module, _, replacement_name = str(hook.replacement).partition(":")
+    replacement = _attribute(importlib.import_module(replacement_module), replacement_name)
     if hook.kind == "register":
         registry = getattr(owner, name)
         previous = registry.get(hook.key, _ABSENT)
@@ -119,18 +114,16 @@ def _change(hook: Hook, root: Path) -> _Change:
                 registry[hook.key] = previous
 
         return _Change(lambda: registry.__setitem__(hook.key, replacement), unregister)
-    # Look in the class's own dictionary: what it inherits must not become its own when it is put back.
+    # From the owner's own dictionary: an inherited attribute must not be set on the class when the hook is undone.
     original = vars(owner).get(name, _ABSENT)
     if original is _ABSENT:
         raise ManifestError(f"{hook.target}: {owner!r} has no {name!r} of its own")
     make = replacement if hook.kind in ("wrap", "subclass") else lambda _original: replacement
-    # What stands there then: another hook may have wrapped it before.
+    # The current value, not ``original``: another hook may have wrapped it in the meantime.
     return _Change(lambda: setattr(owner, name, make(vars(owner)[name])), lambda: setattr(owner, name, original))
 
 
-def _resolve(dotted: str) -> Any:
-    module, _, qualified = dotted.partition(":")
-    value: Any = importlib.import_module(module)
-    for part in qualified.split("."):
-        value = getattr(value, part)
+def _attribute(value: Any, path: str) -> Any:
+    for name in filter(None, path.split(".")):
+        value = getattr(value, name)
     return value

@@ -1,1 +1,1 @@
-"""What every engine does with sampled responses: judge them, describe the batch, show some of it."""
+"""Scoring, shared by all engines: from sampled responses to rewards, advantages, metrics and sample rows."""

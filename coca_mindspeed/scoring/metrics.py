@@ -1,7 +1,4 @@
-"""What a batch of judged responses says, under one set of names for every engine.
-
-An engine that judges an iteration in several batches adds them up: each value is a mean and says over how much.
-"""
+"""Metrics of a scored batch, and warnings when a run stops learning."""
 
 from __future__ import annotations
 
@@ -29,16 +26,13 @@ class Mean(NamedTuple):
 def batch_metrics(
     correct: Tensor, confidence: Tensor, response_lengths: Tensor, credit: SegmentCredit
 ) -> dict[str, Mean]:
-    """What the paper's training curves show, and what tells a healthy run from a hacked one.
-
-    An ungradable answer is neither right nor wrong: what rewards and verdicts say is over the others.  ECE and AUROC of
-    several batches are averaged, not computed anew: they belong to their batch.
+    """Metrics of one batch, each with its weight; rewards and accuracy are over the gradable answers.
 
     Args:
         correct: bool ``[P, G]``, anything where not gradable.
         confidence: float ``[P, G]``, NaN where the response is invalid.
         response_lengths: int ``[P * G]``.
-        credit: what the responses earned.
+        credit: rewards and advantages.
     """
     graded = credit.gradable
     calibration = calibration_metrics(confidence[graded].numpy(), correct[graded].numpy(), coverages=())
@@ -77,7 +71,7 @@ def batch_metrics(
         ),
     ]
     return {
-        # Undefined where there is nothing to average, or only right or only wrong answers: then it has no weight.
+        # Undefined, e.g. AUROC where all answers are right: no weight.
         name: Mean(value, 0 if math.isnan(value) else weight)
         for weight, values in means
         for name, value in values.items()
@@ -97,10 +91,10 @@ _UNGRADABLE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class HealthProblem:
-    """One reason why a run learns less than it should.
+    """A reason why a run learns less than it should.
 
     Attributes:
-        code: ``invalid``, ``no_signal`` (of either segment), ``no_confidence_signal``, ``no_answer_signal``,
+        code: ``invalid``, ``no_signal`` (in neither segment), ``no_confidence_signal``, ``no_answer_signal``,
             ``ungradable`` or ``cut_off``.
         text: for the user.
     """
@@ -110,11 +104,7 @@ class HealthProblem:
 
 
 def health_problems(rows: Sequence[Mapping[str, Any]]) -> list[HealthProblem]:
-    """Problems by the mean metrics of some consecutive steps; each segment is looked at separately.
-
-    Args:
-        rows: metrics by the names of metrics.jsonl; a metric that no row has is not looked at.
-    """
+    """Find problems in the mean metrics of consecutive steps (rows of metrics.jsonl); missing metrics are ignored."""
     invalid = _mean(rows, "rollout/invalid_share")
     ungradable = _mean(rows, "grading/ungradable_share")
     cut_off = _mean(rows, "response/cut_off_share")
@@ -154,14 +144,14 @@ def _segment_problems(rows: Sequence[Mapping[str, Any]]) -> list[HealthProblem]:
 
 
 class HealthWarnings:
-    """Warns when a problem appears, and again when it comes back after :data:`NO_SIGNAL_STEPS` steps without it."""
+    """Warns when a problem appears, and again when it returns after :data:`NO_SIGNAL_STEPS` steps without it."""
 
     def __init__(self) -> None:
         self._recent: deque[Mapping[str, Any]] = deque(maxlen=NO_SIGNAL_STEPS)
         self._last_seen: dict[str, int] = {}
 
     def after_step(self, step: int, metrics: Mapping[str, Any]) -> str | None:
-        """Add the metrics of ``step`` (from 1) and return a warning, or None where no problem is new."""
+        """Add the metrics of ``step`` (from 1) and return a warning, or None if no problem is new."""
         self._recent.append(dict(metrics))
         if len(self._recent) < NO_SIGNAL_STEPS:
             return None
@@ -175,10 +165,10 @@ class HealthWarnings:
         if not new:
             return None
         steps = f"steps {step - NO_SIGNAL_STEPS + 1} to {step}"
-        return f"warning: {steps}: {'; '.join(new)} (docs/training.md says what to do)"
+        return f"warning: {steps}: {'; '.join(new)} (see docs/training.md)"
 
 
 def _mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
-    """The mean of a metric over the rows that have it; NaN, which is neither above nor below anything, if none has."""
+    """The mean of a metric over the rows that have it; NaN, for which every comparison is false, if none has."""
     values = [float(row[name]) for row in rows if row.get(name) is not None]
     return sum(values) / len(values) if values else math.nan

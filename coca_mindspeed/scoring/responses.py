@@ -1,4 +1,4 @@
-"""Sampled tokens taken apart and graded: text, stated confidence, the end of its segment, right or wrong."""
+"""Scoring of sampled responses: decode, parse the confidence, find the end of its segment, grade the answer."""
 
 import math
 import time
@@ -14,17 +14,19 @@ from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.parsing import ParsedResponse, ResponseParser
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.data.records import Record
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.predictions import UNGRADABLE_SHARE, Prediction
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 
 
 class ReadResponses(NamedTuple):
-    """Text, stated confidence and answer of ``n`` responses.
+    """``n`` decoded and parsed responses.
 
     Attributes:
         texts: decoded responses.
-        parsed: stated confidence and answer of each.
+        parsed: confidence and answer of each.
         confidence: float64 ``[n]``, NaN where the response is invalid.
-        confidence_lengths: int64 ``[n]``, as :func:`confidence_segment_lengths` returns them.
+        confidence_lengths: int64 ``[n]``, see :func:`confidence_segment_lengths`.
     """
 
     texts: list[str]
@@ -60,18 +62,18 @@ def read_responses(
 
 
 @dataclass(frozen=True, slots=True)
-class JudgedResponses:
-    """``n`` responses, on the CPU; where they form groups, one group after the other.
+class ScoredResponses:
+    """``n`` scored responses, on the CPU.
 
     Attributes:
         texts: decoded responses.
-        parsed: stated confidence and answer of each.
-        verdicts: of the grader, on each answer.
+        parsed: confidence and answer of each.
+        verdicts: of the grader.
         correct: bool ``[n]``, False where not gradable.
         confidence: float64 ``[n]``, NaN where the response is invalid.
-        confidence_lengths: int64 ``[n]``, tokens up to the end of the closing tag; of an invalid response the tokens
-            that stand in for its confidence.
-        grading_seconds: wall time of grading alone.
+        confidence_lengths: int64 ``[n]``, tokens up to the end of the closing tag; ``max_confidence_tokens`` at most
+            where the response is invalid.
+        grading_seconds: wall time of the grader.
     """
 
     texts: list[str]
@@ -84,19 +86,19 @@ class JudgedResponses:
 
     @property
     def gradable(self) -> Tensor:
-        """Answers that could be graded; the others are neither right nor wrong, and left out: bool ``[n]``."""
+        """Whether each answer could be graded, bool ``[n]``."""
         return torch.tensor([verdict.outcome is not Outcome.UNGRADABLE for verdict in self.verdicts], dtype=torch.bool)
 
 
 @dataclass(frozen=True, slots=True)
-class ResponseJudge:
-    """Judges responses of one format.
+class ResponseScorer:
+    """Scores responses of one format.
 
     Attributes:
         text: bytes of each token id.
-        parser: of the method's response format.
+        parser: of the response format.
         grader: of the answers.
-        max_confidence_tokens: tokens that stand in for the confidence of an invalid response.
+        max_confidence_tokens: segment length of an invalid response.
     """
 
     text: TokenText
@@ -104,8 +106,8 @@ class ResponseJudge:
     grader: Grader
     max_confidence_tokens: int
 
-    def __call__(self, token_ids: Tensor, response_lengths: Tensor, records: Sequence[Record]) -> JudgedResponses:
-        """Decode, parse, find the boundary, grade.
+    def __call__(self, token_ids: Tensor, response_lengths: Tensor, records: Sequence[Record]) -> ScoredResponses:
+        """Score responses.
 
         Args:
             token_ids: int64 ``[n, tokens]`` on the CPU, padded on the right with anything.
@@ -115,30 +117,20 @@ class ResponseJudge:
         read = read_responses(token_ids, response_lengths, self.text, self.parser, self.max_confidence_tokens)
         start = time.perf_counter()
         verdicts = self.grader.grade(records, [p.answer for p in read.parsed])
-        return JudgedResponses(
-            texts=read.texts,
-            parsed=read.parsed,
-            verdicts=verdicts,
-            correct=torch.tensor([verdict.correct for verdict in verdicts], dtype=torch.bool),
-            confidence=read.confidence,
-            confidence_lengths=read.confidence_lengths,
-            grading_seconds=time.perf_counter() - start,
+        seconds = time.perf_counter() - start
+        correct = torch.tensor([verdict.correct for verdict in verdicts], dtype=torch.bool)
+        return ScoredResponses(
+            read.texts, read.parsed, verdicts, correct, read.confidence, read.confidence_lengths, seconds
         )
 
 
-def response_judge(method: MethodConfig, text: TokenText, grader: Grader) -> ResponseJudge:
-    """The judge of a method's responses.
-
-    Args:
-        method: says where the confidence stands, and its format.
-        text: bytes of each token id.
-        grader: of the answers.
-    """
-    return ResponseJudge(text, method.parser(), grader, method.max_confidence_tokens)
+def response_scorer(method: MethodConfig, text: TokenText, grader: Grader) -> ResponseScorer:
+    """Build the scorer of a method's responses."""
+    return ResponseScorer(text, method.parser(), grader, method.max_confidence_tokens)
 
 
 def credit_rule(method: MethodConfig, stage: int) -> CreditRule:
-    """How the rewards of one of a method's stages become advantages."""
+    """Build the rule that turns the rewards of a method's stage into advantages."""
     return CreditRule(
         method.training_method,
         stage,
@@ -147,3 +139,40 @@ def credit_rule(method: MethodConfig, stage: int) -> CreditRule:
         eps=method.advantage_eps,
         separate_format=method.separate_format,
     )
+
+
+def held_out_metrics(
+    correct: Tensor, gradable: Tensor, confidence: Tensor, confidence_lengths: Tensor
+) -> dict[str, float]:
+    """The paper's six columns over the gradable answers, without the undefined ones, and ``ungradable_share``.
+
+    Args:
+        correct: bool ``[n]``, anything where not gradable.
+        gradable: bool ``[n]``.
+        confidence: float ``[n]``, NaN where invalid.
+        confidence_lengths: int ``[n]``, tokens until the confidence is known.
+    """
+    tokens = torch.where(confidence.isnan(), torch.nan, confidence_lengths.double())
+    metrics = calibration_metrics(
+        confidence[gradable].numpy(), correct[gradable].numpy(), tokens[gradable].numpy(), coverages=()
+    )
+    found = {name: float(value) for name, value in metrics.headline().items() if value is not None}
+    return {**found, UNGRADABLE_SHARE: float((~gradable).double().mean())}
+
+
+def predictions(records: Sequence[Record], scored: ScoredResponses) -> list[Prediction]:
+    """Make a prediction of each scored response; ``records`` holds the question of each."""
+    return [
+        Prediction(
+            id=record.id,
+            dataset=record.dataset,
+            question=record.question,
+            response=text,
+            confidence=parsed.confidence,
+            correct=verdict.correct_or_none,
+            tokens_to_confidence=None if parsed.confidence is None else tokens,
+        )
+        for record, text, parsed, verdict, tokens in zip(
+            records, scored.texts, scored.parsed, scored.verdicts, scored.confidence_lengths.tolist(), strict=True
+        )
+    ]

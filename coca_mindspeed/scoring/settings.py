@@ -1,4 +1,4 @@
-"""The keys of a section ``coca`` that every engine on somebody else's configuration reads: method and grading."""
+"""Keys of the section ``coca`` that the engines on MindSpeed-RL's and verl's configurations share."""
 
 from collections.abc import Mapping
 from typing import Any, TypeVar
@@ -11,14 +11,14 @@ from coca_mindspeed.grading.registry import known_grader
 
 
 class EngineSection(BaseModel):
-    """A section within another program's configuration: unknown keys are refused, and numbers are finite."""
+    """A section of an upstream configuration: no unknown keys, finite numbers."""
 
-    # As constants, not as null: options of a grader may be anything.
+    # Options of a grader may be infinite or NaN: serialise them as constants, not as null.
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, ser_json_inf_nan="constants")
 
 
-class JudgingSettings(EngineSection):
-    """How responses are judged, and what is rewarded."""
+class ScoringSettings(EngineSection):
+    """Method and grading."""
 
     method: MethodConfig = Field(MethodConfig(), description="the training method and its choices, as everywhere")
     grader: str = Field("auto", description="grader of the answers; auto: every record's own; docs/grading.md")
@@ -35,15 +35,11 @@ class JudgingSettings(EngineSection):
             raise ValueError(str(error)) from error
 
 
-Settings = TypeVar("Settings", bound=JudgingSettings)
+Settings = TypeVar("Settings", bound=ScoringSettings)
 
 
 def checked_section(kind: type[Settings], section: Mapping[str, Any]) -> Settings:
-    """Check a section ``coca``.
-
-    Raises:
-        ConfigError: one line for each problem, with key and value.
-    """
+    """Validate a section ``coca``; raises ``ConfigError`` with key and value of each problem, one a line."""
     try:
         return kind.model_validate(dict(section))
     except ValidationError as error:

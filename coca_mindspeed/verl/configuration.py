@@ -1,6 +1,7 @@
-"""A verl configuration as verl would compose it, where verl is installed; else what our own files say of it.
+"""Compose a verl configuration and plan its layout and memory.
 
-What neither says has verl's default, which :mod:`.required_keys` knows for the keys that matter.
+Where verl is not installed, only our own files are composed; :mod:`.required_keys` knows verl's defaults of the keys
+that matter.
 """
 
 import importlib.util
@@ -29,7 +30,7 @@ from coca_mindspeed.config.model_size import (
 from coca_mindspeed.config.schema import ArchitectureConfig
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
-from coca_mindspeed.verl.required_keys import value_of
+from coca_mindspeed.verl.required_keys import devices_of_a_rank, uses_megatron, value_of
 from coca_mindspeed.verl.settings import VerlSettings
 
 #: The file that verl's own configuration starts from, by its name in ``defaults``.
@@ -43,24 +44,20 @@ def ready_made_verl_runs() -> list[str]:
 
 
 def find_verl_run(name: str) -> Path | None:
-    """The YAML file of a run on verl: a ready-made one by its name, or a path; None if it is no run on verl."""
+    """The YAML file of a run on verl, by the name of a ready-made one or by its path; None if it is no run on verl."""
     if name in ready_made_verl_runs():
         return config_directory() / "verl" / f"{name}.yaml"
     path = Path(name).expanduser()
     if path.suffix != ".yaml" or not path.is_file():
         return None
-    return path if VERLS_OWN in _all_defaults(path) else None
+    return path if any(VERLS_OWN in _defaults(file) for file in _in_order(path)) else None
 
 
 def verl_configuration(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
-    """Compose a run, as plain containers, interpolations resolved.
-
-    Args:
-        file: of :func:`find_verl_run`.
-        overrides: Hydra's ``key=value``, ``+key=value`` and so on, as verl takes them.
+    """Compose a run with Hydra's overrides into plain containers, interpolations resolved.
 
     Raises:
-        ConfigError: it cannot be composed.
+        ConfigError: it cannot be composed; UsageError if there are overrides.
     """
     verl = _verls_directory()
     try:
@@ -77,7 +74,7 @@ def verl_configuration(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
 def _verls_directory() -> Path | None:
     spec = importlib.util.find_spec("verl")
     folders = [] if spec is None else list(spec.submodule_search_locations or ())
-    return next((Path(folder) / "trainer" / "config" for folder in folders), None)
+    return Path(folders[0]) / "trainer" / "config" if folders else None
 
 
 def _by_verl(verl: Path, file: Path, overrides: Sequence[str]) -> Any:
@@ -87,7 +84,6 @@ def _by_verl(verl: Path, file: Path, overrides: Sequence[str]) -> Any:
 
 
 def _by_our_files(file: Path, overrides: Sequence[str]) -> Any:
-    """Our files in their order, without verl's."""
     merged = OmegaConf.create()
     for path in _in_order(file):
         content: Any = OmegaConf.load(path)
@@ -96,29 +92,20 @@ def _by_our_files(file: Path, overrides: Sequence[str]) -> Any:
         merged.merge_with(content)
     for override in OverridesParser.create().parse_overrides(list(overrides)):
         if override.is_delete():
-            raise UsageError(f"{override.input_line}: a key can be taken away only where verl is installed")
+            raise UsageError(f"{override.input_line}: a key can be deleted only where verl is installed")
         OmegaConf.update(merged, override.key_or_group, override.value(), force_add=True)
     return OmegaConf.to_container(merged, resolve=True)
 
 
 def _in_order(file: Path) -> list[Path]:
-    """The files that a file's ``defaults`` name beside it, and itself where they say ``_self_`` (else at the end)."""
-    found, own = [], False
-    for name in _defaults(file):
+    """The files in the order of ``defaults``, those of the named files included; ``_self_`` is last by default."""
+    names = _defaults(file)
+    found: list[Path] = []
+    for name in names if "_self_" in names else [*names, "_self_"]:
         if name == "_self_":
             found.append(file)
-            own = True
         elif (named := file.parent / f"{name}.yaml").is_file():
             found += _in_order(named)
-    return found if own else [*found, file]
-
-
-def _all_defaults(file: Path) -> set[str]:
-    found: set[str] = set()
-    for name in _defaults(file):
-        found.add(name)
-        if name != "_self_" and (named := file.parent / f"{name}.yaml").is_file():
-            found |= _all_defaults(named)
     return found
 
 
@@ -139,11 +126,11 @@ class RunLayout:
     """A run's plan.
 
     Attributes:
-        rows: label and value, for people.
-        training: parts of a device's memory during the update; empty where the model's shape is not known.
-        rollout: parts while responses are sampled, likewise.
-        limit_gib: of a device.
-        problems: what will not fit, one line each.
+        rows: label and value.
+        training: a device's memory during the update; empty where the model's shape is not known.
+        rollout: a device's memory during the rollout, likewise.
+        limit_gib: memory of a device.
+        problems: one line each.
     """
 
     rows: tuple[tuple[str, str], ...]
@@ -154,7 +141,7 @@ class RunLayout:
 
 
 def run_layout(config: Mapping[str, Any], settings: VerlSettings) -> RunLayout:
-    """Lay a run out that :func:`~coca_mindspeed.verl.required_keys.refusals` has nothing against."""
+    """Plan a run in which :func:`~coca_mindspeed.verl.required_keys.refusals` finds no problem."""
     numbers = _Numbers.of(config)
     shape = None if settings.device.model is None else model_shape(settings.device.model)
     training = () if shape is None else _training(numbers, shape)
@@ -165,18 +152,13 @@ def run_layout(config: Mapping[str, Any], settings: VerlSettings) -> RunLayout:
         problems.append(f"an update needs about {needed:.0f} GiB a device, coca.device.memory_gib is {limit:g}")
     if shape is not None and rollout[-1].bytes <= kv_bytes_per_token(shape, numbers.tensor) * numbers.longest:
         problems.append(
-            f"{_ROLLOUT}.gpu_memory_utilization: beside the weights there is no room for one sequence of "
-            f"{numbers.longest} tokens"
+            f"{_ROLLOUT}.gpu_memory_utilization: the KV cache does not hold one sequence of {numbers.longest} tokens"
         )
     return RunLayout(_rows(numbers, shape, settings, rollout), training, rollout, limit, tuple(problems))
 
 
 def model_shape(name: str) -> ArchitectureConfig:
-    """The shape that ``configs/model/NAME.yaml`` says.
-
-    Raises:
-        ConfigError: there is no such file, or it says none.
-    """
+    """The architecture in ``configs/model/NAME.yaml``; raises ``ConfigError`` if there is none."""
     path = config_directory() / "model" / f"{name}.yaml"
     content = read_yaml(path) if path.is_file() else {}
     model = content.get("model", content) if isinstance(content, dict) else {}
@@ -190,7 +172,8 @@ def model_shape(name: str) -> ArchitectureConfig:
 class _Numbers:
     nodes: int
     devices: int
-    sequence: int
+    ranks: int
+    megatron: tuple[int, int] | None
     prompts: int
     group: int
     mini: int
@@ -209,10 +192,15 @@ class _Numbers:
         dynamic = value_of(config, f"{_ACTOR}.use_dynamic_bsz", False)
         new_tokens = value_of(config, "data.max_response_length", 512)
         steps = value_of(config, "trainer.total_training_steps", None)
+        devices = nodes * value_of(config, "trainer.n_gpus_per_node", 8)
+        megatron = f"{_ACTOR}.megatron"
+        tensor = value_of(config, f"{megatron}.tensor_model_parallel_size", 1)
+        pipeline = value_of(config, f"{megatron}.pipeline_model_parallel_size", 1)
         return cls(
             nodes=nodes,
-            devices=nodes * value_of(config, "trainer.n_gpus_per_node", 8),
-            sequence=value_of(config, f"{_ACTOR}.ulysses_sequence_parallel_size", 1),
+            devices=devices,
+            ranks=devices // devices_of_a_rank(config)[1],
+            megatron=(tensor, pipeline) if uses_megatron(config) else None,
             prompts=value_of(config, "data.train_batch_size", 1024),
             group=value_of(config, f"{_ROLLOUT}.n", 1),
             mini=value_of(config, f"{_ACTOR}.ppo_mini_batch_size", 256),
@@ -227,13 +215,10 @@ class _Numbers:
         )
 
     @property
-    def ranks(self) -> int:
-        return self.devices // self.sequence
-
-    @property
     def tokens(self) -> int:
-        """Of the largest microbatch on a device."""
-        return self.update_tokens or (self.microbatch or 1) * self.longest // self.sequence
+        """Tokens of the largest microbatch on a device."""
+        shared = 1 if self.megatron else self.devices // self.ranks
+        return self.update_tokens or (self.microbatch or 1) * self.longest // shared
 
 
 def _rows(
@@ -241,10 +226,13 @@ def _rows(
 ) -> tuple[tuple[str, str], ...]:
     responses = numbers.prompts * numbers.group
     stages = settings.method.training_method.stages
+    engine = f"FSDP over {numbers.ranks} ranks"
+    if numbers.megatron:
+        engine = f"Megatron, TP {numbers.megatron[0]}, PP {numbers.megatron[1]}, DP {numbers.ranks}"
     rows = [
         ("method", f"{settings.method.name}, loss aggregation {settings.method.loss_aggregation}"),
         ("devices", f"{numbers.devices} on {numbers.nodes} node{'s' * (numbers.nodes > 1)}"),
-        ("training", f"FSDP over {numbers.ranks} ranks, {responses // numbers.ranks} responses of a step on each"),
+        ("training", f"{engine}, {responses // numbers.ranks} responses of a step on each rank"),
         ("rollout", f"{numbers.devices // numbers.tensor} engines of tensor parallel size {numbers.tensor}"),
         ("a step", f"{numbers.prompts} questions x {numbers.group} responses = {responses}"),
         ("updates a step", f"{numbers.prompts // numbers.mini * numbers.epochs} of {numbers.mini} questions"),
@@ -263,11 +251,22 @@ def _training(numbers: _Numbers, shape: ArchitectureConfig) -> tuple[Part, ...]:
     parameters = model_parameters(shape)
     gathered = max(layer_parameters(shape), shape.vocab * shape.hidden)
     kept = BF16 * numbers.tokens * (shape.hidden * shape.layers + 4 * shape.hidden + 3 * shape.ffn)
+    logits = numbers.tokens * shape.vocab * (2 * BF16 + 2 * FP32)
+    if numbers.megatron:
+        tensor, pipeline = numbers.megatron
+        held = (BF16 + FP32) * parameters / (tensor * pipeline)
+        # A pipeline stage has 1/PP of the layers, and the activations of PP microbatches at once.
+        return (
+            Part("weights, gradients", held, "6 bytes x parameters / (TP x PP)"),
+            Part("optimizer state", 3 * FP32 * parameters / numbers.devices, "12 bytes x parameters / devices"),
+            Part("activations", kept / tensor, f"{numbers.tokens} tokens / TP, recomputed layer by layer"),
+            Part("logits", logits / tensor, "12 bytes x tokens x vocabulary / TP"),
+        )
     return (
         Part("training state", 4 * FP32 * parameters / numbers.devices, "16 bytes x parameters / devices"),
         Part("gathered weights", 2 * BF16 * gathered, "the largest layer or embedding, and the next one's"),
         Part("activations", kept, f"{numbers.tokens} tokens, recomputed layer by layer"),
-        Part("logits", numbers.tokens * shape.vocab * (2 * BF16 + 2 * FP32), "12 bytes x tokens x vocabulary"),
+        Part("logits", logits, "12 bytes x tokens x vocabulary"),
     )
 
 

@@ -1,7 +1,7 @@
-"""The log of verl's file logger across starts: verl empties it at each, and a resumed run has more to say than that.
+"""Rows of verl's log file before the checkpoint: verl truncates the file at each start, a resumed run restores them.
 
-What it says up to the checkpoint is set aside before verl opens it, logged again as soon as it is open, and only then
-let go.  A process that dies in between leaves what was set aside, and the next start takes that in place of the log.
+They are moved to a hidden file before verl opens its log, logged again once it is open, and then deleted.  If a process
+dies in between, the next start finds them in the hidden file.
 """
 
 import os
@@ -14,13 +14,7 @@ from coca_mindspeed.utils.jsonl import cut_back, read_steps
 
 
 def file_of_verls_log(project: str, experiment: str, environment: Mapping[str, str] | None = None) -> Path:
-    """Where verl's file logger writes, as it finds that out itself.
-
-    Args:
-        project: ``trainer.project_name``.
-        experiment: ``trainer.experiment_name``.
-        environment: of the process; its own by default.
-    """
+    """The path of verl's file logger, by the same rules as in verl (``trainer.project_name``, ``experiment_name``)."""
     environment = os.environ if environment is None else environment
     if (path := environment.get("VERL_FILE_LOGGER_PATH")) is not None:
         return Path(path)
@@ -28,36 +22,22 @@ def file_of_verls_log(project: str, experiment: str, environment: Mapping[str, s
 
 
 class EarlierRows:
-    """The rows of a log up to the step that a run goes on from."""
+    """The rows of ``log`` up to ``step``, the step of the checkpoint; none for step 0, a new run."""
 
     def __init__(self, log: Path, step: int) -> None:
-        """Set them aside.
-
-        Args:
-            log: verl's, not opened yet.
-            step: of the checkpoint; 0 where the run starts afresh, and then there are none.
-
-        Raises:
-            DataError: the log is damaged elsewhere than at its end.
-        """
+        """Copy the rows to the hidden file; raises ``DataError`` if the log is damaged elsewhere than at its end."""
         self._aside = log.with_name(f".{log.name}.earlier")
         if step == 0:
             self._aside.unlink(missing_ok=True)
-            return
-        if self._aside.exists():
+        elif self._aside.exists():
             cut_back(self._aside, step)
         elif log.exists():
             cut_back(log, step)
             write_atomically(self._aside, log.read_bytes())
 
     def log_again(self, log: Callable[[Mapping[str, Any], int], None]) -> None:
-        """Hand them to the open log, once.
-
-        Args:
-            log: takes a step's metrics and the step.
-        """
-        if not self._aside.exists():
-            return
-        for row in read_steps(self._aside):
-            log(row["data"], row["step"])
-        self._aside.unlink()
+        """Pass each row's metrics and step to ``log``, once."""
+        if self._aside.exists():
+            for row in read_steps(self._aside):
+                log(row["data"], row["step"])
+            self._aside.unlink()

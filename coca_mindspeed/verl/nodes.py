@@ -1,4 +1,4 @@
-"""Wait until a Ray cluster has all of its nodes: ``python -m coca_mindspeed.verl.nodes N --timeout SECONDS``."""
+"""Wait until a Ray cluster has N nodes: ``python -m coca_mindspeed.verl.nodes N --timeout SECONDS``."""
 
 import argparse
 import sys

@@ -1,7 +1,7 @@
-"""Our records as verl's JSON Lines, and back: a row carries its whole record, as text that no reader reinterprets."""
+"""Records as verl's JSON Lines and back: a row carries its whole record as JSON text, which no reader reinterprets."""
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from coca_mindspeed.verl.settings import VerlSettings
 
 
 def verl_row(record: Record, system_prompt: str | None, index: int) -> dict[str, Any]:
-    """One line of verl's data: the chat, and what its data loader, reward manager and dumps look for by name."""
+    """One line of verl's data, with the names that its data loader, reward manager and dumps read."""
     return {
         "prompt": prompt_messages(record, system_prompt),
         "data_source": record.dataset,
@@ -25,40 +25,34 @@ def verl_row(record: Record, system_prompt: str | None, index: int) -> dict[str,
 
 
 def record_of(extra_info: Any, where: str) -> Record:
-    """The record that a row of verl's carries.
-
-    Raises:
-        DataError: it carries none, or something else.
-    """
+    """The record in ``extra_info``; raises ``DataError`` if there is none."""
     text = extra_info.get("record") if isinstance(extra_info, Mapping) else None
-    if not isinstance(text, str):
-        raise DataError(
-            f"{where}: extra_info.record should be a record as JSON, found {text!r:.80}; make the file with "
-            "coca-mindspeed data export verl"
-        )
     try:
-        row = json.loads(text)
+        row = json.loads(text) if isinstance(text, str) else None
     except ValueError as error:
         raise DataError(f"{where}: extra_info.record is no JSON: {error}") from error
     if not isinstance(row, dict):
-        raise DataError(f"{where}: extra_info.record should be an object, found {text:.80}")
+        raise DataError(
+            f"{where}: extra_info.record should be a record as JSON object, found {text!r:.80}; make the file with "
+            "coca-mindspeed data export verl"
+        )
     return record_from_json(row, where, dataset=str(row.get("dataset", "")), number=0)
 
 
 def export_for_verl(records: Path, output: Path, system_prompt: str | None, overwrite: bool = False) -> int:
-    """Write a file of records for verl, whole or not at all.
+    """Write a file of records for verl, completely or not at all.
 
     Args:
         records: prepared records (JSON Lines).
-        output: a file whose name ends in .jsonl, by which verl knows the format.
+        output: a file whose name ends in .jsonl, by which verl recognises the format.
         system_prompt: the method's.
-        overwrite: replace an earlier file.
+        overwrite: replace an existing file.
 
     Returns:
         how many rows it has.
 
     Raises:
-        DataError: a line is no record, there is none, or the output is there already.
+        DataError: a line is no record, there is none, or the output exists.
     """
     if output.suffix != ".jsonl":
         raise ConfigError(f"{output}: expected a file whose name ends in .jsonl; verl reads others as other formats")
@@ -76,14 +70,14 @@ def export_for_verl(records: Path, output: Path, system_prompt: str | None, over
 def check_rows(
     rows: Sequence[Mapping[str, Any]], what: str, system_prompt: str | None, tokenizer: Any, max_tokens: int
 ) -> list[Record]:
-    """The records of a data set that verl has read, all of them looked at.
+    """Return the records of all rows of a data set that verl has read.
 
     Args:
         rows: verl's.
         what: ``data.train_files`` or ``data.val_files``, for messages.
         system_prompt: the training method's; a file made for another one is refused.
         tokenizer: the model's.
-        max_tokens: ``data.max_prompt_length``; verl cuts a longer prompt without a word.
+        max_tokens: ``data.max_prompt_length``; verl silently cuts a longer prompt.
 
     Raises:
         DataError: a row carries no record, another prompt, or one that is too long.
@@ -99,9 +93,8 @@ def check_rows(
                 "(coca-mindspeed data export verl --prompt)"
             )
         records.append(record)
-    for _ in bounded_prompt_tokens(
-        tokenizer, records, system_prompt, max_tokens, "data.max_prompt_length", f"{what}: row"
-    ):
+    where = f"{what}: row"
+    for _ in bounded_prompt_tokens(tokenizer, records, system_prompt, max_tokens, "data.max_prompt_length", where):
         pass
     return records
 
@@ -109,17 +102,14 @@ def check_rows(
 def check_prompts(
     records: Sequence[Record], system_prompt: str | None, tokenizer: Any, path: str, settings: VerlSettings
 ) -> None:
-    """Check what the chat template of a run on verl renders.
+    """Check the prompts that the chat template renders; see ``check_template``.
 
     Args:
-        records: to ask.
+        records: the questions.
         system_prompt: the method's.
         tokenizer: the model's, with ``data.apply_chat_template_kwargs`` written into its template.
         path: of the model, for messages.
         settings: of the run.
-
-    Raises:
-        ConfigError: the prompts cannot be trained on; see ``check_template``.
     """
     keys = TemplateKeys(
         variables="data.apply_chat_template_kwargs",
@@ -132,9 +122,4 @@ def check_prompts(
 
 
 def _shown(messages: Sequence[Mapping[str, str]]) -> str:
-    return " | ".join(_parts(messages))
-
-
-def _parts(messages: Sequence[Mapping[str, str]]) -> Iterator[str]:
-    for message in messages:
-        yield f"{message.get('role')}: {message.get('content', '')!r:.60}"
+    return " | ".join(f"{message.get('role')}: {message.get('content', '')!r:.60}" for message in messages)

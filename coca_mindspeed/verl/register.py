@@ -1,7 +1,7 @@
-"""What verl imports in every one of its processes, by the entry point ``verl.plugins``: cheap, and nothing of verl.
+"""Imported by verl in each of its processes through the entry point ``verl.plugins``; imports nothing of verl.
 
-verl looks names up in registries that fill as its modules are imported, so each of ours is imported right after the
-module that holds the registry, and never in a process that does not need it.
+Each of our modules is imported right after the verl module whose registry it enters, and only in the processes that
+import that module.
 """
 
 import importlib
@@ -9,9 +9,8 @@ from typing import Any
 
 from coca_mindspeed.upstream.after_import import after_import
 
-#: A module of verl with a registry, and ours that enters something into it.
+#: A module of verl with a registry -> our module that enters it.
 REGISTRIES = {
-    "verl.trainer.ppo.core_algos": "coca_mindspeed.verl.estimator",
     "verl.experimental.reward_loop.reward_manager": "coca_mindspeed.verl.reward_manager",
     "verl.trainer.ppo.v1.trainer_sync": "coca_mindspeed.verl.trainer",
 }

@@ -21,6 +21,7 @@ LOSS_AGG_MODES = {"sum": "seq-mean-token-sum", "token_mean": "token-mean", "segm
 
 _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 _DYNAMIC = f"{_ACTOR}.use_dynamic_bsz"
+_MEGATRON = f"{_ACTOR}.megatron"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,10 +149,12 @@ def _objective(settings: VerlSettings) -> Iterator[Requirement]:
     yield Requirement(
         f"{_ACTOR}.strategy",
         "fsdp",
-        lambda found: found in ("fsdp", "fsdp2"),
-        "'fsdp2' or 'fsdp'",
+        lambda found: found in ("fsdp", "fsdp2", "megatron"),
+        "'fsdp2', 'fsdp' or 'megatron'",
         "other training engines of verl's were never tried with the plugin",
     )
+    for key, default in (("context_parallel_size", 1), ("dynamic_context_parallel", False)):
+        yield _is(f"{_MEGATRON}.{key}", default, default, "the plugin was not tested with context parallelism")
     yield Requirement(
         "critic.enable",
         None,
@@ -189,6 +192,8 @@ _COUNTS = {
     _TOKENS: 16384,
     f"{_ACTOR}.ulysses_sequence_parallel_size": 1,
     f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 1,
+    f"{_MEGATRON}.tensor_model_parallel_size": 1,
+    f"{_MEGATRON}.pipeline_model_parallel_size": 1,
     f"{_ROLLOUT}.n": 1,
     f"{_ROLLOUT}.tensor_model_parallel_size": 2,
     "trainer.n_gpus_per_node": 8,
@@ -225,26 +230,37 @@ def _batches(config: Mapping[str, Any]) -> Iterator[str]:
         )
         return
     devices = _count(config, "trainer.n_gpus_per_node") * _count(config, "trainer.nnodes")
-    sequence = max(
-        _count(config, f"{_ACTOR}.ulysses_sequence_parallel_size"),
-        _count(config, f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size"),
-    )
-    if devices % sequence:
-        yield f"{_ACTOR}.ulysses_sequence_parallel_size: {sequence} does not divide the {devices} devices"
+    key, size = devices_of_a_rank(config)
+    if devices % size:
+        yield f"{key}: {size} does not divide the {devices} devices"
         return
-    ranks = devices // sequence
+    ranks = devices // size
     if mini * group % ranks:
         yield (
             f"{_ACTOR}.ppo_mini_batch_size: {mini} questions of {group} responses do not divide among {ranks} "
             "data-parallel ranks"
         )
         return
-    yield from _microbatches(config, mini * group // ranks, sequence)
+    yield from _microbatches(config, mini * group // ranks, 1 if uses_megatron(config) else size)
     if not value_of(config, f"{_ROLLOUT}.log_prob_use_dynamic_bsz", value_of(config, _DYNAMIC, False)):
         yield from _divides(config, f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", prompts * group // ranks, "step")
     tensor = _count(config, f"{_ROLLOUT}.tensor_model_parallel_size")
     if devices % tensor:
         yield f"{_ROLLOUT}.tensor_model_parallel_size: {tensor} does not divide the {devices} devices"
+
+
+def uses_megatron(config: Mapping[str, Any]) -> bool:
+    """Whether verl trains with Megatron-Core instead of FSDP."""
+    return bool(value_of(config, f"{_ACTOR}.strategy", "fsdp") == "megatron")
+
+
+def devices_of_a_rank(config: Mapping[str, Any]) -> tuple[str, int]:
+    """The key and number of devices of one data-parallel rank: TP x PP, or FSDP's sequence parallel size."""
+    if uses_megatron(config):
+        tensor, pipeline = f"{_MEGATRON}.tensor_model_parallel_size", f"{_MEGATRON}.pipeline_model_parallel_size"
+        return f"{tensor} x {pipeline}", _count(config, tensor) * _count(config, pipeline)
+    keys = ("ulysses_sequence_parallel_size", "fsdp_config.ulysses_sequence_parallel_size")
+    return f"{_ACTOR}.{keys[0]}", max(_count(config, f"{_ACTOR}.{key}") for key in keys)
 
 
 def _microbatches(config: Mapping[str, Any], rows: int, sequence: int) -> Iterator[str]:

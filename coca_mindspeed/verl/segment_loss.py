@@ -1,4 +1,4 @@
-"""verl's own loss, and what it did to each segment: clip shares and KL, which verl knows for whole responses alone."""
+"""verl's loss, with clip fractions and KL of each segment among its metrics."""
 
 from collections.abc import MutableMapping
 from typing import Any
@@ -17,19 +17,18 @@ _PREFIX = "segment_sums/"
 
 
 class SegmentLoss:
-    """A loss function for verl's actor.  Its value and gradient are those of verl's ``ppo_loss``."""
+    """A loss function for verl's actor; its value and gradient are those of verl's ``ppo_loss``.
+
+    Args:
+        config: verl's ``ActorConfig``.
+        clip: epsilon of the ratio's trust region.
+    """
 
     def __init__(self, config: Any, clip: float) -> None:
-        """Remember what to compute with.
-
-        Args:
-            config: verl's ``ActorConfig``.
-            clip: epsilon of the ratio's trust region.
-        """
         self._config, self._clip = config, clip
 
     def __call__(self, model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
-        """Loss of one microbatch, and sums over the tokens of each of its segments among the metrics."""
+        """Return the loss of one microbatch, and metrics with sums over the tokens of each segment."""
         loss, metrics = ppo_loss(self._config, model_output, data, dp_group)
         with torch.no_grad():
             metrics.update(self._segment_sums(model_output, data))
@@ -39,7 +38,7 @@ class SegmentLoss:
         log_probs = no_padding_2_padding(model_output["log_probs"].detach(), data)
         columns = data.select("response_mask", "old_log_probs", "advantages").to_padded_tensor()
         lengths = columns["response_mask"].sum(dim=1).long()
-        column = data[CONFIDENCE_SEGMENT_TOKENS]  # one number a row, which verl's queue gives back as rows of length 1
+        column = data[CONFIDENCE_SEGMENT_TOKENS]  # verl's queue returns rows of length 1
         confidence = (column.values() if column.is_nested else column.reshape(-1)).to(lengths)
         statistics = segment_objective(
             log_probs.float(),
@@ -56,12 +55,12 @@ class SegmentLoss:
 
 
 def divide_segment_sums(metrics: MutableMapping[str, Any]) -> dict[str, float]:
-    """Take the sums out of a step's metrics and give means over each segment's tokens, by the names of every engine.
+    """Remove the sums from a step's metrics, and return means over each segment's tokens.
 
-    verl averages sums over ranks and mini-batches, numerators and denominators alike, so they divide to the same.
+    verl averages the sums over ranks and mini-batches, numerators and denominators alike.
     """
     sums: dict[str, float] = {}
-    for name in [name for name in metrics if _PREFIX in name]:  # behind a prefix of verl's own
+    for name in [name for name in metrics if _PREFIX in name]:  # verl adds a prefix
         key = name.partition(_PREFIX)[2]
         sums[key] = sums.get(key, 0.0) + float(metrics.pop(name))
     found: dict[str, float] = {}

@@ -1,7 +1,6 @@
-"""verl's synchronous trainer with this project's advantages, validation and dumps: ``trainer.v1.trainer_mode=coca``.
+"""verl's synchronous trainer with segment advantages, validation and dumps: ``trainer.v1.trainer_mode=coca``.
 
-The loop is verl's own.  Overridden are the places where whole groups are at hand and verl would give every token of a
-response one advantage, where validation becomes numbers, and where rollouts are dumped.
+The loop is verl's own.
 """
 
 import copy
@@ -12,67 +11,79 @@ from typing import Any
 
 import ray
 import transfer_queue
+import verl
 from omegaconf import OmegaConf, open_dict
 from tensordict import TensorDict
+from verl.protocol import DataProto
+from verl.trainer.ppo.core_algos import register_adv_est
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_add_to_batch
 from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.utils.padding import response_to_nested
 
 from coca_mindspeed.data.chat_template import write_into_template
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.evaluation.predictions import write_predictions
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.scoring.metrics import HealthWarnings
+from coca_mindspeed.upstream.manifest import matching_manifest
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import write_json_lines
-from coca_mindspeed.verl.advantage_step import AdvantageStep, StepShape, check_broken, judged_validation
+from coca_mindspeed.verl.batch import ScoredStep, check_broken, score_step, validation_metrics, validation_predictions
 from coca_mindspeed.verl.earlier_rows import EarlierRows, file_of_verls_log
-from coca_mindspeed.verl.estimator import handing_over
 from coca_mindspeed.verl.records import check_prompts, check_rows
-from coca_mindspeed.verl.release import known_release
 from coca_mindspeed.verl.required_keys import check_length, check_same_run, refusals
 from coca_mindspeed.verl.segment_loss import CONFIDENCE_SEGMENT_TOKENS, SegmentLoss, divide_segment_sums
 from coca_mindspeed.verl.settings import NAME, verl_settings
 
-# Handing a column over takes time row by row: what was judged, one object a row, and what a critic would learn.
+# Passing a column on takes time row by row: the reports of the reward manager, and the targets of a critic.
 _UNREAD_BY_THE_ACTOR = frozenset(("extra_fields", "returns"))
+
+
+def refuse_other_trainers(**_arguments: Any) -> Any:
+    """The advantage estimator ``coca``: called only by a trainer other than ours, which writes the advantages itself.
+
+    An estimator of verl's is given neither the responses nor the reward manager's reports.
+    """
+    raise TrainingError(f"algorithm.adv_estimator={NAME} needs trainer.v1.trainer_mode={NAME}")
+
+
+register_adv_est(NAME)(refuse_other_trainers)
 
 
 @register_trainer(NAME)
 class SegmentTrainer(PPOTrainerSync):
-    """The trainer; its methods are verl's, by verl's names."""
+    """The trainer; its methods override verl's."""
 
     def __init__(self, config: Any) -> None:
-        """Refuse what cannot be trained by the method, before anything is loaded.
-
-        Args:
-            config: verl's, whole.
+        """Check the configuration and verl's release before anything is loaded.
 
         Raises:
-            ConfigError: naming every key at fault.
-            ManifestError: this verl is none that we know.
+            ConfigError: naming every wrong key.
+            ManifestError: a definition of this verl differs from every known release.
         """
         plain: Any = OmegaConf.to_container(config, resolve=True)
         self._settings = verl_settings(plain)
         if problems := refusals(plain, self._settings):
             raise ConfigError("verl would not train by the method:\n" + "\n".join(f"  {line}" for line in problems))
-        known_release()
+        matching_manifest(Path(str(verl.__file__)).parents[1], package="verl")
         with open_dict(config):
-            config.trainer.v1.trainer_mode = "sync"  # verl asks for this very word where a trainer is synchronous
+            config.trainer.v1.trainer_mode = "sync"  # verl compares with this word
         super().__init__(config)
-        self._last_step: AdvantageStep | None = None
+        self._last_step: ScoredStep | None = None
         self._earlier: EarlierRows | None = None
         self._health = HealthWarnings()
 
     def _init_dataloader(self) -> None:
-        """Load the questions, and look at every one of them before the model is loaded."""
+        """Load the questions and check all of them before the model is loaded."""
         super()._init_dataloader()
         data = self.config.data
         sets = {"data.train_files": self.train_dataset, "data.val_files": self.val_dataset}
         system_prompt = self._settings.method.training_method.system_prompt
-        tokenizer = copy.deepcopy(self.tokenizer)  # verl's own is given the variables with each chat
+        tokenizer = copy.deepcopy(self.tokenizer)  # verl passes the variables to its own with each chat
         section: Any = OmegaConf.to_container(data, resolve=True)
         write_into_template(tokenizer, section.get("apply_chat_template_kwargs") or {})
         path = self.config.actor_rollout_ref.model.path
@@ -94,7 +105,7 @@ class SegmentTrainer(PPOTrainerSync):
             check_length(self.total_training_steps, self.steps_per_epoch, self.config.trainer.total_epochs)
 
     def _load_checkpoint(self) -> None:
-        """Resume only what is the same run: whose method, and whose length where stages share it, is the same."""
+        """Resume only with the same method and, for a method with stages, the same length."""
         super()._load_checkpoint()
         trainer = self.config.trainer
         check_same_run(Path(trainer.default_local_dir), self._settings, self.total_training_steps, self.global_steps)
@@ -103,19 +114,19 @@ class SegmentTrainer(PPOTrainerSync):
             self._earlier = EarlierRows(log, self.global_steps)
 
     def on_init_end(self) -> None:
-        """Wait for the reward workers, which verl never asks whether they could be built, and set our loss function."""
+        """Set our loss, after waiting for the reward workers: verl does not check that they could be built."""
         ray.get([worker.__ray_ready__.remote() for worker in self.get_reward_handles()])
         actor = omega_conf_to_dataclass(self.config.actor_rollout_ref.actor)
         self.actor_rollout_wg.set_loss_fn(SegmentLoss(actor, self._settings.method.clip))
         super().on_init_end()
 
     def on_validate_begin(self) -> None:
-        """The first call in a run that validates before it trains; verl's loggers are open by then."""
+        """First call after verl has opened its loggers, if the run validates before it trains."""
         super().on_validate_begin()
         self._log_earlier_rows()
 
     def on_train_begin(self) -> None:
-        """The first call in one that does not."""
+        """First call after verl has opened its loggers, if it does not."""
         super().on_train_begin()
         self._log_earlier_rows()
 
@@ -124,24 +135,42 @@ class SegmentTrainer(PPOTrainerSync):
             self._earlier.log_again(lambda data, step: self.logger.log(data=data, step=step, backend=["file"]))
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Advantages of whole groups, on the tokens of their segments; written to the queue by verl itself."""
+        """Write the advantages of whole groups to the queue, and verl's rollout correction if it has what it needs."""
         start = time.perf_counter()
-        columns = transfer_queue.kv_batch_get(
-            keys=batch.keys, partition_id=batch.partition_id, select_fields=["response_mask", "extra_fields"]
-        )
-        step = AdvantageStep.of_batch(
-            keys=batch.keys,
-            tags=batch.tags,
-            rows=list(map(_reward_extra_info, columns["extra_fields"])),
-            response_lengths=columns["response_mask"].offsets().diff().cpu(),
-            shape=StepShape(self.config.data.train_batch_size, self.config.actor_rollout_ref.rollout.n),
-            settings=self._settings,
-            stage=self._settings.stage(self.global_steps, self.total_training_steps),
-        )
-        transfer_queue.kv_batch_put(
+        log_probs = ("old_log_probs", "rollout_log_probs")
+        data = transfer_queue.kv_batch_get(
             keys=batch.keys,
             partition_id=batch.partition_id,
-            fields=TensorDict({CONFIDENCE_SEGMENT_TOKENS: step.segment_lengths[:, None]}, batch_size=len(batch.keys)),
+            select_fields=["response_mask", "extra_fields", *log_probs],
+        )
+        mask, settings = data["response_mask"], self._settings
+        step = score_step(
+            keys=batch.keys,
+            tags=batch.tags,
+            rows=list(map(_reward_extra_info, data["extra_fields"])),
+            response_lengths=mask.offsets().diff().cpu(),
+            prompts=self.config.data.train_batch_size,
+            group=self.config.actor_rollout_ref.rollout.n,
+            settings=settings,
+            stage=settings.stage(self.global_steps, self.total_training_steps),
+        )
+        columns = step.columns(segment_mean=settings.method.loss_aggregation == "segment_mean")
+        advantages = response_to_nested(columns["advantages"], mask)
+        fields = {
+            "advantages": advantages,
+            "returns": advantages,  # there is no critic
+            CONFIDENCE_SEGMENT_TOKENS: columns["segment_length"][:, None],
+        }
+        correction = self.config.algorithm.get("rollout_correction", None)
+        if correction is not None and all(name in data.keys() for name in log_probs):  # noqa: SIM118  a TensorDict
+            padded = DataProto(batch=data.select("response_mask", *log_probs).to_padded_tensor())
+            corrected, found = compute_rollout_correction_and_add_to_batch(padded, correction)
+            metrics.update(found)
+            for name in ("response_mask", "rollout_is_weights"):
+                if name in corrected.batch.keys():  # noqa: SIM118
+                    fields[name] = response_to_nested(corrected.batch[name], mask)
+        batch = transfer_queue.kv_batch_put(
+            keys=batch.keys, partition_id=batch.partition_id, fields=TensorDict(fields, batch_size=len(batch.keys))
         )
         found = step.metrics()
         metrics.update(found)
@@ -149,11 +178,10 @@ class SegmentTrainer(PPOTrainerSync):
             print_text(warning, sys.stderr)
         metrics["seconds/advantage"] = time.perf_counter() - start
         self._last_step = step
-        with handing_over(step.advantages):
-            return super()._compute_advantage(batch, metrics)
+        return batch
 
     def _update_actor(self, batch: Any, metrics: dict[str, Any]) -> Any:
-        """Update, without the columns that no loss reads, and divide the sums that ours has counted by segment."""
+        """Update without the columns that no loss reads, and divide the sums by segment that our loss reports."""
         columns = batch.fields
         batch.fields = [name for name in columns if name not in _UNREAD_BY_THE_ACTOR]
         try:
@@ -171,21 +199,22 @@ class SegmentTrainer(PPOTrainerSync):
         sample_turns: Any,
         expected_acc_counts: Any = None,
     ) -> dict[str, float]:
-        """Acc, AUROC, ECE, Brier, SR and TTC beside verl's own accuracy; predictions where verl dumps generations."""
-        found = judged_validation(reward_extra_infos_dict)
-        asked = sum((expected_acc_counts or {}).values()) or len(found.rows)
-        check_broken(asked - len(found.rows), self._settings.broken_groups, asked, "held-out questions")
+        """Add Acc, AUROC, ECE, Brier, SR and TTC, and write predictions where verl dumps generations."""
+        predictions = validation_predictions(reward_extra_infos_dict)
+        asked = sum((expected_acc_counts or {}).values()) or len(predictions)
+        missing = asked - len(predictions)
+        check_broken(missing, self._settings.broken_groups, asked, "held-out questions")
         folder = self.config.trainer.get("validation_data_dir", None)
         if folder:
             path = Path(folder) / f"predictions_step_{self.global_steps:06d}.jsonl"
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_predictions(path, [row.prediction for row in found.rows])
+            write_predictions(path, predictions)
         own = {name: reward_extra_infos_dict[name] for name in ("reward", "acc")}
         metrics = super()._val_metrics_update(data_sources, sample_uids, own, sample_turns, expected_acc_counts)
-        return {**metrics, **found.metrics(), "eval/missing": float(asked - len(found.rows))}
+        return {**metrics, **validation_metrics(predictions), "eval/missing": float(missing)}
 
     def _log_rollout_data(self, batch: Any, timing_raw: dict[str, Any], rollout_data_dir: str) -> None:
-        """Dump the step's responses with what they stated, earned and learned, in the place of verl's own dump."""
+        """Dump responses with confidence, rewards and advantages in place of verl's own dump."""
         if not self._settings.dumps(self.global_steps):
             return
         assert self._last_step is not None
@@ -195,5 +224,5 @@ class SegmentTrainer(PPOTrainerSync):
 
 
 def _reward_extra_info(extra_fields: Any) -> Any:
-    value = getattr(extra_fields, "data", extra_fields)  # verl's queue may wrap what is no tensor
+    value = getattr(extra_fields, "data", extra_fields)  # the queue may wrap objects
     return value.get("reward_extra_info", {}) if isinstance(value, dict) else {}

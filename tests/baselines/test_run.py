@@ -19,7 +19,7 @@ from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.local import experience
-from coca_mindspeed.scoring.responses import response_judge
+from coca_mindspeed.scoring.responses import response_scorer
 from tests.baselines.models_for_tests import target_of, tiny_policy
 
 QUICK = FitConfig(epochs=1, batch=16)
@@ -224,11 +224,11 @@ def test_a_confidence_is_looked_for_where_the_method_asks_for_it(tmp_path, monke
     positions = []
 
     def remember(*arguments):
-        judge = response_judge(*arguments)
+        judge = response_scorer(*arguments)
         positions.append(judge.parser.position)
         return judge
 
-    monkeypatch.setattr(experience, "response_judge", remember)
+    monkeypatch.setattr(experience, "response_scorer", remember)
     command = ["baseline", "verbalised", "--method", method, "--model", str(tmp_path / "tiny"), "--device", "cpu"]
     command += ["--data", str(tmp_path / "data.jsonl"), "--output", str(tmp_path / "out"), "--max-new-tokens", "4"]
     assert cli.main([*command, "--dtype", "float32", "--quiet"]) == 0

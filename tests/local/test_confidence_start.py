@@ -44,7 +44,7 @@ from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.progress import SFTProgress, StepProgress
 from coca_mindspeed.local.sampler import Samples
 from coca_mindspeed.local.sft import SFTExample, sft_microbatch_tokens
-from coca_mindspeed.scoring.responses import JudgedResponses
+from coca_mindspeed.scoring.responses import ScoredResponses
 from coca_mindspeed.utils.tokenization import token_text
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import small_session
@@ -91,7 +91,7 @@ def graded(policy: Policy, rows: list[tuple[list[int], Outcome]], size: int) -> 
     token_ids = torch.tensor([ids + [0] * (int(lengths.max()) - len(ids)) for ids, _ in rows])
     texts = policy.text.decode(token_ids, lengths)
     parsed = [ResponseParser()(text) for text in texts]
-    judged = JudgedResponses(
+    judged = ScoredResponses(
         texts=texts,
         parsed=parsed,
         verdicts=[Verdict(outcome) for _, outcome in rows],

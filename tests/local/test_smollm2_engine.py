@@ -14,7 +14,7 @@ from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.mindspeed.export import LAYOUTS
-from coca_mindspeed.scoring.responses import ResponseJudge
+from coca_mindspeed.scoring.responses import ResponseScorer
 from coca_mindspeed.utils.tokenization import _byte_level, token_text
 from experiments.real_world.families import real_world_records
 from tests.algorithm.test_boundary import brute_force
@@ -70,7 +70,7 @@ def test_a_response_is_judged_as_it_is_written():
     for place, row in zip(ids, rows, strict=True):
         place[: len(row)] = torch.tensor(row)
     with closing(build_grader("auto")) as grader:
-        judge = ResponseJudge(token_text(tokenizer, 49_152), ResponseParser("first", 2), grader, 6)
+        judge = ResponseScorer(token_text(tokenizer, 49_152), ResponseParser("first", 2), grader, 6)
         judged = judge(ids, lengths, [record] * 3)
     assert judged.texts == texts  # <|im_end|> has no text
     assert judged.confidence.nan_to_num(-1).tolist() == [0.83, 0.5, -1]

@@ -1,7 +1,7 @@
-"""The actor loss under Megatron's averages is the objective of the whole mini-batch, however that was cut.
+"""The actor loss under Megatron's averages is the objective of the whole mini-batch, however it is cut.
 
-Megatron divides a microbatch's loss by the number of microbatches and averages gradients over ranks; the tests do the
-same to the loss that the class returns.  MindSpeed-RL is faked: its base class gives the log-probabilities back.
+Megatron divides a microbatch's loss by the number of microbatches and averages gradients over ranks; so do the tests.
+MindSpeed-RL is a stub whose base class returns the log-probabilities.
 """
 
 import sys
@@ -74,7 +74,7 @@ def batch() -> dict[str, Tensor]:
         "ref_log_prob": torch.randn(shape, generator=generator) - 2,
         "advantages": torch.randn(shape, generator=generator),
         "response_length": lengths[:, None].int(),
-        columns.CONFIDENCE_LENGTH: torch.randint(0, 3, (ROWS, 1), generator=generator).int(),
+        columns.SEGMENT_LENGTH: torch.randint(0, 3, (ROWS, 1), generator=generator).int(),
         columns.ROLLOUT_LOG_PROBS: torch.randn(shape, generator=generator) - 2,
     }
 
@@ -82,7 +82,7 @@ def batch() -> dict[str, Tensor]:
 def _whole(batch: dict[str, Tensor], aggregation: Any) -> Tensor:
     """Gradient of the objective of the whole batch with respect to the log-probabilities."""
     log_probs = batch["log_probs"].clone().requires_grad_()
-    masks = segment_masks(batch[columns.CONFIDENCE_LENGTH][:, 0].long(), batch["response_length"][:, 0].long(), WIDTH)
+    masks = segment_masks(batch[columns.SEGMENT_LENGTH][:, 0].long(), batch["response_length"][:, 0].long(), WIDTH)
     segment_objective(
         log_probs, batch["old_log_prob"], batch["advantages"], masks, aggregation=aggregation
     ).loss.backward()
@@ -176,9 +176,9 @@ def test_forward_only_gives_log_probs(
     assert loss.compute_loss(batch["log_probs"], batch, forward_only=True) is batch["log_probs"]
 
 
-def test_what_the_loss_refuses(actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor]) -> None:
+def test_refusals_of_the_loss(actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor]) -> None:
     loss = _loss(actor_loss, monkeypatch)
-    with pytest.raises(TrainingError, match="before its mini-batch was counted"):
+    with pytest.raises(TrainingError, match="mini-batch"):
         loss.compute_loss(batch["log_probs"], batch, actual_micro_batch_size=8)
     with pytest.raises(ConfigError, match="entropy_coeff"):
         loss.add_loss_meta_info({"entropy_coeff": 0.1})
@@ -188,11 +188,11 @@ def test_entropies_by_segment_and_tensors_for_msprobe(
     actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor]
 ) -> None:
     loss = _loss(actor_loss, monkeypatch)
-    log_probs = batch["log_probs"] if "log_probs" in batch else batch["old_log_prob"].clone()
+    log_probs = batch["log_probs"]
     _, statistics = loss._loss(log_probs.requires_grad_(), batch, actor_loss.MiniBatch(ROWS, 100, 1), 1)
     means = finish(statistics)
     lengths = batch["response_length"].flatten()
-    masks = segment_masks(batch[columns.CONFIDENCE_LENGTH][:, 0].long(), lengths.long(), log_probs.shape[1])
+    masks = segment_masks(batch[columns.SEGMENT_LENGTH][:, 0].long(), lengths.long(), log_probs.shape[1])
     old = batch["old_log_prob"][:, : log_probs.shape[1]]
     for name, mask in (
         ("confidence", masks.confidence),

@@ -402,9 +402,9 @@ def test_a_run_is_resumed_only_from_a_checkpoint(tmp_path: Path, tracker: str | 
 def test_training_columns() -> None:
     asked = ["responses", "ref_log_prob", "advantages"]
     without = training_columns(asked, reference=False, rollout_log_probs=True)
-    assert without == ["responses", "advantages", columns.CONFIDENCE_LENGTH, columns.ROLLOUT_LOG_PROBS]
+    assert without == ["responses", "advantages", columns.SEGMENT_LENGTH, columns.ROLLOUT_LOG_PROBS]
     with_reference = training_columns(asked, reference=True, rollout_log_probs=False)
-    assert with_reference == [*asked, columns.CONFIDENCE_LENGTH]
+    assert with_reference == [*asked, columns.SEGMENT_LENGTH]
     assert asked == ["responses", "ref_log_prob", "advantages"]
 
 

@@ -55,7 +55,7 @@ class UpstreamTrainer:
 
     def fit(self, data_iters: Iterator[Any]) -> None:
         iteration = self.actor_worker.get_iteration()
-        self.metrics = stages_trainer.metrics_of_an_iteration(UpstreamMetric)()
+        self.metrics = stages_trainer.iteration_metrics(UpstreamMetric)()
         while iteration < self.train_iters:
             next(data_iters)
             self.event("metrics", iteration + 1)
@@ -178,7 +178,7 @@ def test_ray_may_have_pickled_the_class_in_the_meantime(tmp_path: Path, monkeypa
     """Whatever Ray sends along with a class that is made in a function comes back into that very class, copied."""
     settings = coca_settings({"output_dir": str(tmp_path)})
     monkeypatch.setattr(stages_trainer, "process_settings", lambda: SimpleNamespace(coca=settings, reference=False))
-    kind = stages_trainer.metrics_of_an_iteration(UpstreamMetric)
+    kind = stages_trainer.iteration_metrics(UpstreamMetric)
     metrics = kind()
     for iteration in (1, 2):
         monkeypatch.setattr(under_way, "iteration", iteration)
@@ -195,7 +195,7 @@ def test_no_time_is_reported_of_a_reference_that_is_not_there(
     """MindSpeed-RL reports it as 0."""
     process = SimpleNamespace(coca=coca_settings({"output_dir": str(tmp_path)}), reference=reference)
     monkeypatch.setattr(stages_trainer, "process_settings", lambda: process)
-    metrics = stages_trainer.metrics_of_an_iteration(UpstreamMetric)()
+    metrics = stages_trainer.iteration_metrics(UpstreamMetric)()
     metrics.update(value={"timing/non_overlap_reference_model": 0, "timing/non_overlap_adv": 0.1})
     metrics.update("vllm_tps", 7.0)
     [(_, row)] = read_json_lines(tmp_path / "metrics.jsonl")
@@ -208,7 +208,7 @@ def test_an_iteration_whose_answers_cannot_be_graded_is_warned_about(
 ) -> None:
     process = SimpleNamespace(coca=coca_settings({}), reference=False)
     monkeypatch.setattr(stages_trainer, "process_settings", lambda: process)
-    metrics = stages_trainer.metrics_of_an_iteration(UpstreamMetric)()
+    metrics = stages_trainer.iteration_metrics(UpstreamMetric)()
     warnings = []
     for iteration in range(1, 12):
         monkeypatch.setattr(under_way, "iteration", iteration)

@@ -1,4 +1,4 @@
-"""Hooks that act beside an NPU alone, on small stand-ins for what they hook."""
+"""Hooks that take effect only on an NPU, on small stubs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from coca_mindspeed.mindspeed.stages.rollout_engine import prompts_as_token_ids, with_training_weights_there
+from coca_mindspeed.mindspeed.stages.rollout_engine import onload_training_weights, prompts_as_token_ids
 
 
 class _Sharding:
-    """MindSpeed-RL's order of things: read the training weights, then offload them."""
+    """Reads the training weights, then offloads them, as MindSpeed-RL does."""
 
     def __init__(self, offload: bool, share_backbone: bool | None = None) -> None:
         self.train_param_offload = offload
@@ -35,7 +35,7 @@ def test_a_second_rollout_finds_the_training_weights() -> None:
     with pytest.raises(RuntimeError, match="size zero"):
         plain.enter_infer_mode()
 
-    hooked = with_training_weights_there(_Sharding.enter_infer_mode)
+    hooked = onload_training_weights(_Sharding.enter_infer_mode)
     sharding = _Sharding(offload=True)
     for _ in range(3):
         hooked(sharding)
@@ -45,7 +45,7 @@ def test_a_second_rollout_finds_the_training_weights() -> None:
 
 
 class _Engine:
-    """As much of ``VLLMInferEngine`` as a rollout touches."""
+    """Stub of ``VLLMInferEngine``."""
 
     def __init__(self) -> None:
         self.llm, self.calls = self, list[Any]()
@@ -72,7 +72,7 @@ class _Engine:
         return f"tokens of what was {outputs}"
 
 
-def test_prompts_reach_the_rollout_engine_as_they_are() -> None:
+def test_prompts_reach_the_rollout_engine_as_token_ids() -> None:
     engine = _Engine()
     sampled = prompts_as_token_ids(None)(engine, [[151644, 8948], [7]], n=2)
     assert sampled == "tokens of what was answered"

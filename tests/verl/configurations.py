@@ -1,11 +1,11 @@
-"""A verl configuration that trains by the method, and what its reward manager would say of a response."""
+"""A verl configuration that trains by the method, and reports of its reward manager."""
 
+from dataclasses import asdict
 from typing import Any
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.verl.reward_queue import JudgedRow
 
 
 def configuration(changes: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def record(index: int = 0, **fields: Any) -> Record:
 def columns(
     confidence: float | None, outcome: Outcome, *, confidence_tokens: int = 3, tokens: int = 5, reason: str = ""
 ) -> dict[str, Any]:
-    """What the reward manager says of one response."""
+    """The reward manager's report on one response."""
     prediction = Prediction(
         id="q",
         dataset="sums",
@@ -60,4 +60,10 @@ def columns(
         tokens=tokens,
         gold="2",
     )
-    return JudgedRow(prediction, Verdict(outcome, reason), confidence_tokens).columns()
+    return {
+        "acc": float(bool(prediction.correct)),
+        "prediction": asdict(prediction),
+        "verdict": outcome.value,
+        "reason": reason,
+        "confidence_tokens": confidence_tokens,
+    }

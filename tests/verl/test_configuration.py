@@ -19,7 +19,7 @@ from coca_mindspeed.verl.configuration import (
 from coca_mindspeed.verl.required_keys import refusals
 from coca_mindspeed.verl.settings import VerlSettings, verl_settings
 
-NAMES = ["coca_llama3_8b", "coca_qwen25_1p5b", "coca_qwen25_3b", "coca_qwen25_7b"]
+NAMES = ["coca_llama3_8b", "coca_qwen25_1p5b", "coca_qwen25_3b", "coca_qwen25_7b", "coca_qwen25_7b_megatron"]
 
 
 def test_the_ready_made_runs():
@@ -88,19 +88,19 @@ def test_check_prints_the_plan(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "key"),
     [
         (["algorithm.use_kl_in_reward=true"], "algorithm.use_kl_in_reward: expected False, found True"),
-        (["coca.method.name=cocoa"], "did you mean 'coca'"),
-        (["coca.device.memory_gib=24"], "an update needs about 49 GiB a device"),
-        (["actor_rollout_ref.rollout.gpu_memory_utilization=0.1"], "no room for one sequence of 6144 tokens"),
-        (["coca.device.model=gpt9"], "'gpt9' has no shape in configs/model; known: llama3_8b, qwen25_1p5b"),
-        (["coca.method.name=sequential"], "trainer.total_epochs: the 2 stages of sequential share a run equally"),
+        (["coca.method.name=cocoa"], "coca.method"),
+        (["coca.device.memory_gib=24"], "coca.device.memory_gib is 24"),
+        (["actor_rollout_ref.rollout.gpu_memory_utilization=0.1"], "actor_rollout_ref.rollout.gpu_memory_utilization"),
+        (["coca.device.model=gpt9"], "coca.device.model: 'gpt9'"),
+        (["coca.method.name=sequential"], "trainer.total_epochs"),
     ],
 )
-def test_check_says_why_a_run_cannot_start(overrides: list[str], said: str, capsys: pytest.CaptureFixture[str]):
+def test_check_names_the_key_that_prevents_a_start(overrides: list[str], key: str, capsys: pytest.CaptureFixture[str]):
     assert cli.main(["check", "coca_qwen25_7b", *overrides]) == 1
-    assert said in capsys.readouterr().err
+    assert key in capsys.readouterr().err
 
 
 def test_options_of_the_port_are_refused(capsys: pytest.CaptureFixture[str]):

@@ -1,4 +1,4 @@
-"""The log of verl's file logger over several starts, each of which empties it, and may be killed at any moment."""
+"""verl's log file over several starts, each of which truncates it and may be killed at any moment."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What can be said of the plugin where there is no verl: it costs nothing to load, and its manifest is whole."""
+"""The plugin without verl: it imports nothing heavy, its manifest is complete, and resumed runs are compared."""
 
 import importlib.metadata
 import json
@@ -8,16 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.errors import ConfigError, TrainingError
-from coca_mindspeed.evaluation.predictions import Prediction
-from coca_mindspeed.grading.verdict import Outcome
+from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.upstream.fingerprint import source_of
 from coca_mindspeed.upstream.manifest import load_manifests
-from coca_mindspeed.verl.advantage_step import judged_validation
 from coca_mindspeed.verl.register import REGISTRIES
 from coca_mindspeed.verl.required_keys import check_length, check_same_run
 from coca_mindspeed.verl.settings import VerlSettings
-from tests.verl.configurations import columns
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,15 +31,15 @@ def test_a_registry_is_filled_right_after_its_module_is_imported(tmp_path: Path)
         path.parent.mkdir(parents=True, exist_ok=True)
     for folder in [tmp_path / "verl", *(tmp_path / "verl").rglob("*/")]:
         (folder / "__init__.py").touch()
-    (tmp_path / "verl/trainer/ppo/core_algos.py").write_text("print('the registry')\n")
+    (tmp_path / "verl/trainer/ppo/v1/trainer_sync.py").write_text("print('the registry')\n")
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
         "import importlib; import coca_mindspeed.verl.register\n"
         "importlib.import_module = print  # ours needs verl itself\n"
-        "import verl.trainer.ppo; print('imported'); import verl.trainer.ppo.core_algos\n"
+        "import verl.trainer.ppo.v1; print('imported'); import verl.trainer.ppo.v1.trainer_sync\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout.splitlines() == ["imported", "the registry", "coca_mindspeed.verl.estimator"]
+    assert run.stdout.splitlines() == ["imported", "the registry", "coca_mindspeed.verl.trainer"]
 
 
 def test_verl_finds_the_plugin_by_its_entry_point():
@@ -86,19 +82,3 @@ def test_a_run_that_ends_before_its_last_step_is_refused():
     check_length(1, 4, 1)
     with pytest.raises(ConfigError, match=r"total_epochs=3 of 4 steps each end after 12; set .* to 4 or more"):
         check_length(13, 4, 3)
-
-
-def test_the_metrics_of_a_validation_are_those_of_an_evaluation():
-    said = [columns(0.5, Outcome.RIGHT), columns(0.5, Outcome.WRONG), columns(None, Outcome.WRONG)]
-    lists = {name: [each[name] for each in said] for name in said[0]} | {"reward": [1.0, 0.0, 0.0]}
-    found = judged_validation(lists)
-    metrics = found.metrics()
-    assert metrics["eval/ece"] == 0.0
-    assert metrics["eval/accuracy"] == pytest.approx(1 / 3)
-    assert metrics["eval/ungradable_share"] == 0.0
-    assert all(isinstance(row.prediction, Prediction) for row in found.rows)
-    said.append(columns(0.9, Outcome.UNGRADABLE, reason="no sandbox"))
-    lists = {name: [each[name] for each in said] for name in said[0]} | {"reward": [1.0, 0.0, 0.0, 0.0]}
-    assert judged_validation(lists).metrics() == {**metrics, "eval/ungradable_share": 0.25}
-    with pytest.raises(TrainingError, match=r"is reward\.reward_manager\.name=coca"):
-        judged_validation({"reward": [1.0], "acc": [1.0]})

@@ -1,4 +1,4 @@
-"""Our records as verl's rows: each carries its whole record back, and a file for another method is refused."""
+"""Records as verl's rows and back; files for another method are refused."""
 
 import copy
 import json
@@ -40,18 +40,9 @@ def test_the_prompt_is_that_of_every_engine():
     assert user["content"].startswith("1+1=")
 
 
-@pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        (None, "should be a record as JSON, found None"),
-        ({"index": 1}, "should be a record as JSON, found None"),
-        ({"record": "{"}, "is no JSON"),
-        ({"record": "[]"}, "should be an object"),
-        ({"record": "{}"}, "field 'question' is missing"),
-    ],
-)
-def test_a_row_without_a_record_is_refused(extra: Any, message: str):
-    with pytest.raises(DataError, match=f"here.*{message}"):
+@pytest.mark.parametrize("extra", [None, {"index": 1}, {"record": "{"}, {"record": "[]"}, {"record": "{}"}])
+def test_a_row_without_a_record_is_refused(extra: Any):
+    with pytest.raises(DataError, match=r"^here"):
         record_of(extra, "here")
 
 
@@ -71,14 +62,14 @@ def test_the_command_writes_what_the_trainer_accepts(tmp_path: Path):
 
 def test_a_file_for_another_method_is_refused(tmp_path: Path):
     rows = write(tmp_path, prompt="answer-first")
-    with pytest.raises(DataError, match=r"data.val_files: row 1: record 'q0' has another prompt than the method's"):
+    with pytest.raises(DataError, match=r"^data.val_files: row 1: record 'q0'"):
         check_rows(rows, "data.val_files", training_method("coca").system_prompt, tiny_tokenizer(), 400)
     check_rows(rows, "data.val_files", training_method("rlcr").system_prompt, tiny_tokenizer(), 400)
 
 
 def test_a_prompt_that_verl_would_cut_is_refused(tmp_path: Path):
     rows = write(tmp_path, records=[record(1), replace(record(2), question="2" * 60)])
-    with pytest.raises(DataError, match=r"row 2: record 'q2' has a prompt of \d+ tokens, data.max_prompt_length is 40"):
+    with pytest.raises(DataError, match=r"row 2: record 'q2' .* data.max_prompt_length is 40"):
         check_rows(rows, "data.train_files", training_method("coca").system_prompt, _Characters(), 40)
 
 
@@ -114,23 +105,24 @@ class _Characters:
         return {"input_ids": [[0] * len(text) for text in texts]}
 
 
-def test_an_export_is_whole_or_absent_and_replaces_nothing_unasked(tmp_path: Path):
-    write_records(tmp_path / "records.jsonl", [record(1)])
-    out = tmp_path / "out.jsonl"
-    export_for_verl(tmp_path / "records.jsonl", out, None)
+def test_an_export_is_complete_or_absent_and_replaces_only_on_request(tmp_path: Path):
+    source, out = tmp_path / "records.jsonl", tmp_path / "out.jsonl"
+    write_records(source, [record(1)])
+    export_for_verl(source, out, None)
     before = out.read_bytes()
-    with pytest.raises(DataError, match="already exists"):
-        export_for_verl(tmp_path / "records.jsonl", out, None)
-    with (tmp_path / "records.jsonl").open("a") as file:
+    with pytest.raises(DataError, match=str(out)):
+        export_for_verl(source, out, None)
+    with source.open("a") as file:
         file.write("{}\n")
     with pytest.raises(DataError, match=r"records.jsonl:2"):
-        export_for_verl(tmp_path / "records.jsonl", out, None, overwrite=True)
+        export_for_verl(source, out, None, overwrite=True)
     assert out.read_bytes() == before
     (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(DataError, match="no record found"):
-        export_for_verl(tmp_path / "empty.jsonl", tmp_path / "none.jsonl", None)
-    assert not (tmp_path / "none.jsonl").exists()
-    with pytest.raises(ConfigError, match=r"ends in \.jsonl"):
-        export_for_verl(tmp_path / "records.jsonl", tmp_path / "out.parquet", None)
-    with pytest.raises(DataError, match="no directory"):
-        export_for_verl(tmp_path / "records.jsonl", tmp_path / "absent" / "out.jsonl", None)
+    for records, name, error in (
+        ("empty.jsonl", "none.jsonl", DataError),
+        ("records.jsonl", "none.parquet", ConfigError),
+        ("records.jsonl", "absent/none.jsonl", DataError),
+    ):
+        with pytest.raises(error):
+            export_for_verl(tmp_path / records, tmp_path / name, None)
+        assert not (tmp_path / name).exists()

@@ -81,7 +81,8 @@ def test_a_critic_is_ruled_out_by_false_alone(value: object):
         (f"{ACTOR}.clip_ratio_c", 3.0, "another objective"),
         (f"{ACTOR}.clip_ratio_c", 1e8, "another objective"),
         (f"{ACTOR}.clip_ratio_high", 0.28, "clip is 0.2"),
-        (f"{ACTOR}.strategy", "megatron", "never tried"),
+        (f"{ACTOR}.strategy", "torchtitan", "never tried"),
+        (f"{ACTOR}.megatron.context_parallel_size", 2, "context parallelism"),
         ("critic.enable", True, "not from a critic"),
         ("trainer.critic_warmup", 5, "would not be trained"),
         ("algorithm.rollout_correction.rollout_is", "token", "another objective"),
@@ -119,6 +120,26 @@ def test_microbatches_by_tokens_need_room_for_the_longest_sequence():
     assert "= 128" in problems({**dynamic, f"{ACTOR}.ppo_max_token_len_per_gpu": 100})[0]
     halves = {f"{ACTOR}.ppo_max_token_len_per_gpu": 100, f"{ACTOR}.ulysses_sequence_parallel_size": 2}
     assert problems({**dynamic, **halves}) == []
+
+
+@pytest.mark.parametrize(
+    ("tensor", "pipeline", "micro", "key"),
+    [
+        (2, 1, 8, None),
+        (1, 2, 32, None),
+        (1, 2, 3, "ppo_micro_batch_size_per_gpu"),
+        (2, 2, 4, "megatron.tensor_model_parallel_size"),  # four devices a rank, of two
+    ],
+)
+def test_megatron_divides_the_devices_by_tensor_and_pipeline_parallelism(tensor, pipeline, micro, key):
+    changes = {
+        f"{ACTOR}.strategy": "megatron",
+        f"{ACTOR}.megatron.tensor_model_parallel_size": tensor,
+        f"{ACTOR}.megatron.pipeline_model_parallel_size": pipeline,
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu": micro,
+    }
+    found = problems(changes)
+    assert [line.split(":")[0].startswith(f"{ACTOR}.{key}") for line in found] == ([] if key is None else [True]), found
 
 
 def test_the_stages_of_sequential_need_a_length_that_they_can_share():

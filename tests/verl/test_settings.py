@@ -1,4 +1,4 @@
-"""The section coca of a verl configuration: what it may say, and which stage a step belongs to."""
+"""The section coca of a verl configuration, and the stage of a step."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from coca_mindspeed.verl.settings import VerlSettings, verl_settings
 
 def test_a_configuration_without_the_section_is_told_how_to_write_one():
     for config in ({}, {"coca": None}, {"coca": "coca"}):
-        with pytest.raises(ConfigError, match=r"coca: the configuration has no such section .*coca\.method\.name=coca"):
+        with pytest.raises(ConfigError, match=r"^coca: .*coca\.method\.name=coca"):
             verl_settings(config)
     assert verl_settings({"coca": {}}).method.name == "coca"
 

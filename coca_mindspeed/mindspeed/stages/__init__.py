@@ -1,1 +1,1 @@
-"""What the hooks put into MindSpeed-RL's loop: rollout, reward, advantage, update, validation."""
+"""The stages of MindSpeed-RL's loop that the hooks add or replace: rollout, reward, advantage, update, validation."""

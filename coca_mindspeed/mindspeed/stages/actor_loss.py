@@ -1,14 +1,12 @@
-"""The actor's loss in MindSpeed-RL's training engine: the project's objective, scaled for how Megatron adds it up.
+"""The actor's loss in MindSpeed-RL's training engine.
 
-Megatron divides every microbatch's loss by the number of microbatches and averages gradients over the data-parallel
-ranks.  The objective is normalised by the whole mini-batch, over all ranks; multiplying by both numbers undoes
-Megatron's averages, so that the gradient does not depend on how a mini-batch is cut into microbatches (fixed or
-dynamic), packed, or spread over ranks.  Context parallelism is undone by Megatron itself, which multiplies the loss
-by the number of context-parallel ranks.
+Megatron divides the loss of every microbatch by the number of microbatches and averages gradients over data-parallel
+ranks.  The objective is normalised over the whole mini-batch on all ranks, so the loss is multiplied by both numbers;
+the gradient then does not depend on how a mini-batch is cut, packed or distributed.  Context parallelism needs no
+factor: Megatron multiplies the loss by the number of context-parallel ranks itself.
 """
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from mindspeed_rl.models.loss.base_loss_func import BaseLossFunc
@@ -16,21 +14,19 @@ from mindspeed_rl.utils.compute import compute_kl_penalty, get_parallel_state
 from mindspeed_rl.utils.utils import MsProbe
 from torch import Tensor
 
-from coca_mindspeed.algorithm.advantages import SegmentMasks, segment_masks
-from coca_mindspeed.algorithm.objective import SegmentStatistics, segment_objective
+from coca_mindspeed.algorithm.advantages import segment_masks
+from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.metrics import ratio
 from coca_mindspeed.mindspeed.start.process import process_settings
-from coca_mindspeed.scoring.responses import credit_rule
 
 
-@dataclass(frozen=True, slots=True)
-class MiniBatch:
-    """The mini-batch that microbatches belong to.
+class MiniBatch(NamedTuple):
+    """The mini-batch of the next microbatches.
 
     Attributes:
-        rows: responses on this data-parallel rank.
+        rows: responses on this data-parallel rank; every rank has as many.
         tokens: response tokens on all data-parallel ranks.
         ranks: data-parallel ranks.
     """
@@ -39,14 +35,9 @@ class MiniBatch:
     tokens: int
     ranks: int
 
-    @property
-    def responses(self) -> int:
-        """Responses on all data-parallel ranks; MindSpeed-RL gives each as many."""
-        return self.rows * self.ranks
-
 
 class SegmentActorLoss(BaseLossFunc):
-    """Registered for the GRPO stage in place of MindSpeed-RL's loss; one instance an actor."""
+    """Registered for the GRPO stage in place of MindSpeed-RL's loss; one instance per actor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,13 +47,13 @@ class SegmentActorLoss(BaseLossFunc):
         self._mini_batch: MiniBatch | None = None
 
     def add_loss_meta_info(self, meta_info: dict[str, Any] | None) -> None:
-        """Take over MindSpeed-RL's hyperparameters: ``clip_ratio``, ``entropy_coeff``, ``kl_ctrl``, ``kl_penalty``."""
+        """Set MindSpeed-RL's hyperparameters: ``clip_ratio``, ``entropy_coeff``, ``kl_ctrl``, ``kl_penalty``."""
         self._meta = dict(meta_info or {})
         if float(self._meta.get("entropy_coeff", 0.0)):
             raise ConfigError("rl_config.entropy_coeff: the objective has no entropy term; set it to 0")
 
     def begin_mini_batch(self, batch: dict[str, Tensor]) -> None:
-        """Count the mini-batch that the next microbatches are cut from; collective over data-parallel ranks."""
+        """Count rows and tokens of the mini-batch; collective over data-parallel ranks."""
         parallel = get_parallel_state()
         lengths = batch["response_length"]
         tokens = lengths.sum().to(torch.int64)
@@ -77,12 +68,12 @@ class SegmentActorLoss(BaseLossFunc):
         non_loss_data: bool = True,
         **kwargs: Any,
     ) -> Any:
-        """Loss and statistics of one microbatch, or its log-probabilities if ``forward_only``.
+        """Return loss and statistics of one microbatch, or its log-probabilities if ``forward_only``.
 
         Args:
             output: logits of the model, vocabulary-parallel.
             batch: columns of the dock, ``[rows, ...]``, padded.
-            forward_only: only log-probabilities are wanted.
+            forward_only: return log-probabilities.
             non_loss_data: part of MindSpeed-RL's signature.
             kwargs: how the microbatch was made; ``actual_micro_batch_size`` is the mean number of rows.
         """
@@ -100,9 +91,7 @@ class SegmentActorLoss(BaseLossFunc):
     ) -> tuple[Tensor, dict[str, float]]:
         width = log_probs.shape[1]
         lengths = batch["response_length"].flatten().long()
-        rule = credit_rule(self._settings.method, self._settings.stage)
-        segment = rule.segment_lengths(batch[columns.CONFIDENCE_LENGTH][:, 0].long())
-        masks = segment_masks(segment, lengths, width)
+        masks = segment_masks(batch[columns.SEGMENT_LENGTH][:, 0].long(), lengths, width)
         old_log_probs = batch["old_log_prob"][:, :width] if "old_log_prob" in batch else log_probs.detach()
         objective = segment_objective(
             log_probs,
@@ -111,18 +100,20 @@ class SegmentActorLoss(BaseLossFunc):
             masks,
             clip=float(self._meta.get("clip_ratio", 0.2)),
             aggregation=self._settings.method.loss_aggregation,
-            responses=mini_batch.responses,
+            responses=mini_batch.rows * mini_batch.ranks,
             tokens=mini_batch.tokens,
         )
         scale = microbatches * mini_batch.ranks
         loss = objective.loss * scale
-        statistics = {
-            "actor/pg_loss": loss.item(),
-            **_statistics("confidence", objective.confidence),
-            **_statistics("answer", objective.answer),
-        }
         inside = masks.confidence | masks.answer
-        statistics |= _entropies(old_log_probs, masks)
+        statistics = {"actor/pg_loss": loss.item()}
+        for segment, sums in (("confidence", objective.confidence), ("answer", objective.answer)):
+            for name, total in sums.sums().items():
+                statistics |= ratio(f"{segment}/{name}", total, float(sums.tokens))
+        # Minus the mean log-prob of the sampled tokens is the policy's entropy in expectation, in nats a token; it
+        # costs no pass over the vocabulary.
+        for name, mask in (("rollout", inside), ("confidence", masks.confidence), ("answer", masks.answer)):
+            statistics |= ratio(f"{name}/entropy", -_sum(old_log_probs, mask), mask.sum().item())
         if self._reference:
             penalty = compute_kl_penalty(log_probs, batch["ref_log_prob"][:, :width], self._meta["kl_penalty"])
             kl = torch.where(inside, penalty, 0.0).sum() / mini_batch.tokens * scale
@@ -130,7 +121,7 @@ class SegmentActorLoss(BaseLossFunc):
             statistics["actor/kl_loss"] = kl.item()
         if columns.ROLLOUT_LOG_PROBS in batch:
             gap = (old_log_probs - batch[columns.ROLLOUT_LOG_PROBS][:, :width]).abs()
-            statistics |= ratio("rollout/log_prob_gap", torch.where(inside, gap, 0.0).sum().item(), inside.sum().item())
+            statistics |= ratio("rollout/log_prob_gap", _sum(gap, inside), inside.sum().item())
         # For msprobe_config.key_data_dump, under MindSpeed-RL's own names where it has them.
         MsProbe.save_data(
             {
@@ -145,31 +136,12 @@ class SegmentActorLoss(BaseLossFunc):
         return loss, statistics
 
 
-def _entropies(old_log_probs: Tensor, masks: SegmentMasks) -> dict[str, float]:
-    """Entropy of the policy that sampled, a token, in nats: minus the mean log-probability of what it sampled.
-
-    That is the entropy in expectation, and costs no pass over the vocabulary.
-    """
-    named = {"rollout": masks.confidence | masks.answer, "confidence": masks.confidence, "answer": masks.answer}
-    return {
-        key: value
-        for name, mask in named.items()
-        for key, value in ratio(
-            f"{name}/entropy", -torch.where(mask, old_log_probs, 0.0).sum().item(), mask.sum().item()
-        ).items()
-    }
+def _sum(values: Tensor, mask: Tensor) -> float:
+    return torch.where(mask, values, 0.0).sum().item()
 
 
-def _statistics(segment: str, sums: SegmentStatistics) -> dict[str, float]:
-    return {
-        key: value
-        for name, total in sums.sums().items()
-        for key, value in ratio(f"{segment}/{name}", total, float(sums.tokens)).items()
-    }
-
-
-def counting_mini_batches(original: Any) -> Any:
-    """Wrap ``BaseTrainingEngine._forward_backward_batch``: tell our loss which mini-batch it works on."""
+def count_mini_batches(original: Any) -> Any:
+    """Wrap ``BaseTrainingEngine._forward_backward_batch`` to tell our loss its mini-batch."""
 
     def forward_backward_batch(self: Any, batch: dict[str, Tensor], forward_only: bool = False) -> Any:
         if not forward_only and isinstance(self.loss_func, SegmentActorLoss):

@@ -1,4 +1,4 @@
-"""The actor's worker: no reference model, our columns in its batches, and the rollout's log-probabilities kept."""
+"""Hooks of the actor's worker: no reference model, our columns in its batches, the rollout's log-probabilities kept."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,18 +10,16 @@ from torch import Tensor
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.stages import columns
-from coca_mindspeed.mindspeed.stages.columns import training_columns
 from coca_mindspeed.mindspeed.start.process import process_settings
 
-_TRAINING_STAGE = "actor_train"
-_NPU_SHARE = 0.7  # MindSpeed-RL's: the rest of each NPU is a reference worker's
+_NPU_SHARE = 0.7  # MindSpeed-RL's: a reference worker has the rest of each NPU
 
 
 class ActorWithoutReference(ActorHybridWorkerBase):
-    """MindSpeed-RL's integrated worker without its second half: it neither builds, loads nor runs a reference."""
+    """MindSpeed-RL's integrated worker without its reference model."""
 
     def compute_log_prob(self) -> None:
-        """Log-probabilities of the rollout, in microbatches of their own size if one is configured."""
+        """Compute log-probabilities, in microbatches of ``actor_forward_micro_batch_size`` if it is configured."""
         size = self.rl_config.actor_forward_micro_batch_size
         if size is None:
             super().compute_log_prob()
@@ -31,34 +29,31 @@ class ActorWithoutReference(ActorHybridWorkerBase):
 
 
 def integrated_worker(original: Any) -> Any:
-    """For the manifest: the class to use as ``IntegratedWorker``; with a KL term it is MindSpeed-RL's own."""
+    """Replace ``IntegratedWorker``, unless there is a KL term."""
     if process_settings().reference:
         return hooked_actor(original)
     return ray.remote(resources={"NPU": _NPU_SHARE})(ActorWithoutReference)
 
 
 def hooked_actor(original: Any) -> Any:
-    """For the manifest: MindSpeed-RL's actor class, made into one anew now that the hooks are in place.
-
-    Ray copies every method, inherited ones too, at the moment when a class is made an actor.
-    """
+    """Make MindSpeed-RL's actor class an actor again: Ray had copied its methods before they were hooked."""
     return ray.remote(resources={"NPU": _NPU_SHARE})(original.__ray_actor_class__)
 
 
 def actor_resource(rl_config: Any) -> Any:
-    """For the launcher's table: which part of ``rl_config`` says how many NPUs the actor takes."""
+    """Entry of the launcher's table: the part of ``rl_config`` with the actor's NPUs."""
     return rl_config.actor_resource
 
 
-def with_training_columns(original: Any) -> Any:
-    """Wrap ``BaseWorker.dispatch_transfer_dock_data``."""
+def add_training_columns(original: Any) -> Any:
+    """Wrap ``BaseWorker.dispatch_transfer_dock_data``: the update reads our columns."""
 
     def dispatch_transfer_dock_data(
         self: Any, experience_consumer_stage: str, experience_columns: Sequence[str], *args: Any, **kwargs: Any
     ) -> Any:
-        if experience_consumer_stage == _TRAINING_STAGE:
+        if experience_consumer_stage == "actor_train":
             settings = process_settings()
-            experience_columns = training_columns(
+            experience_columns = columns.training_columns(
                 experience_columns,
                 reference=settings.reference,
                 rollout_log_probs=settings.coca.rollout_log_probs,
@@ -68,7 +63,7 @@ def with_training_columns(original: Any) -> Any:
     return dispatch_transfer_dock_data
 
 
-def keeping_log_probs(original: Any) -> Any:
+def keep_log_probs(original: Any) -> Any:
     """Wrap ``ActorRolloutHybrid.generate_sequences``, which drops the log-probabilities that the engine returns."""
 
     def generate_sequences(
@@ -83,8 +78,8 @@ def keeping_log_probs(original: Any) -> Any:
     return generate_sequences
 
 
-def with_rollout_log_probs(original: Any) -> Any:
-    """Wrap ``BaseWorker.collect_transfer_dock_data``: what a rollout writes includes its log-probabilities."""
+def write_log_probs(original: Any) -> Any:
+    """Wrap ``BaseWorker.collect_transfer_dock_data``: a rollout also writes its log-probabilities."""
 
     def collect_transfer_dock_data(
         self: Any, output: dict[str, Any], index: Any, use_vllm: bool = False, is_generate: bool = False, **kwargs: Any
@@ -98,16 +93,11 @@ def with_rollout_log_probs(original: Any) -> Any:
 
 
 def _cut_to(responses: Sequence[Tensor], log_probs: Any) -> list[Tensor]:
-    """The log-probabilities of each response, float32, as long as the response.
-
-    Args:
-        responses: token ids of each.
-        log_probs: of their tokens, ``[responses, longest]``; an empty list where the engine was asked for none.
-    """
+    """Cut float ``[responses, longest]`` (an empty list if the engine was asked for none) to each response's length."""
     if len(log_probs) != len(responses):
         raise ConfigError(
             f"the rollout engine returned {len(log_probs)} rows of log-probabilities for {len(responses)} responses; "
             "set generate_config.sampling_config.logprobs to 1, or coca.rollout_log_probs to false"
         )
-    rows: Tensor = log_probs.float().cpu()  # all at once: on a device, every copy waits for it
+    rows: Tensor = log_probs.float().cpu()  # one copy: on a device each copy is waited for
     return [row[: len(response)] for row, response in zip(rows, responses, strict=True)]

@@ -1,4 +1,4 @@
-"""Prompts for MindSpeed-RL straight from a file of records: the chat template applied, epoch after epoch."""
+"""Prompts for MindSpeed-RL from a file of records: chat template applied, shuffled by epoch."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,18 +21,14 @@ from coca_mindspeed.mindspeed.start.settings import CocaSettings
 def prompt_token_ids(
     records: Sequence[Record], tokenizer: Any, system_prompt: str | None, max_tokens: int
 ) -> list[NDArray[np.int32]]:
-    """Token ids of the records' prompts, kept in four bytes each.
-
-    Raises:
-        DataError: one is longer than ``max_tokens``; a prompt is never cut.
-    """
+    """Token ids of the records' prompts; raises ``DataError`` if one is longer than ``max_tokens``."""
     key = "rl_config.max_prompt_length"
     rows = bounded_prompt_tokens(tokenizer, records, system_prompt, max_tokens, key)
     return [np.asarray(ids, dtype=np.int32) for ids in rows]
 
 
 class RecordPrompts(Dataset[dict[str, Any]]):
-    """``samples`` prompts: every epoch is a permutation of all records, drawn from the seed and the epoch."""
+    """``samples`` prompts; each epoch is a permutation of all records, drawn from the seed and the epoch."""
 
     def __init__(
         self, records: Sequence[Record], prompts: Sequence[NDArray[np.int32]], samples: int, seed: int, shuffle: bool
@@ -56,13 +52,11 @@ class RecordPrompts(Dataset[dict[str, Any]]):
 def load_prompts(
     path: Path, tokenizer: Any, settings: CocaSettings, max_tokens: int
 ) -> tuple[list[Record], list[NDArray[np.int32]]]:
-    """All records of a file, and the token ids of their prompts under the run's training method.
-
-    The run's variables are written into the tokenizer's chat template.
+    """Read all records of a file and encode their prompts; writes the run's variables into the chat template.
 
     Raises:
         ConfigError: the chat template's prompts cannot be trained on.
-        DataError: the file has no record, is another one than was planned, or a prompt is too long.
+        DataError: the file has no record or another checksum than planned, or a prompt is too long.
     """
     records = read_run_records(path, settings.data_sha256)
     if not records:
@@ -72,7 +66,7 @@ def load_prompts(
 
 
 def record_datasets(original: Any) -> Any:
-    """Wrap ``build_train_valid_test_datasets``: records where ``data_path`` ends in .jsonl, else MindSpeed-RL's own."""
+    """Wrap ``build_train_valid_test_datasets``: use our data set if ``data_path`` ends in .jsonl."""
 
     def build_train_valid_test_datasets(**arguments: Any) -> Any:
         (data_path,) = arguments["data_prefix"]
@@ -81,7 +75,7 @@ def record_datasets(original: Any) -> Any:
         config = arguments["extra_param"]
         if columns.RECORD not in config.dataset_additional_keys:
             raise ConfigError(
-                f"megatron_training.dataset_additional_keys: {data_path} holds records, so it should be "
+                f"megatron_training.dataset_additional_keys: {data_path} holds records, so expected "
                 f"[{columns.RECORD}], found {list(config.dataset_additional_keys)}"
             )
         from transformers import AutoTokenizer
@@ -95,8 +89,8 @@ def record_datasets(original: Any) -> Any:
     return build_train_valid_test_datasets
 
 
-def in_order(original: Any) -> Any:
-    """For the manifest: ``PromptDataLoader``; records come shuffled by epoch already and are not shuffled again."""
+def prompt_loader(original: Any) -> Any:
+    """Wrap ``PromptDataLoader``: our data set is shuffled already."""
 
     def prompt_data_loader(
         dataset: Any,

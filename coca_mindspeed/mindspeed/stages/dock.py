@@ -1,7 +1,6 @@
-"""The form in which rows travel to the transfer dock and back, made and taken apart a column at a time.
+"""Reading and writing MindSpeed-RL's transfer dock, whole columns at a time.
 
-MindSpeed-RL pads and cuts every row by itself, which for rows of a number each takes longer than what the stages
-compute.  These do the same for a whole column at once, so that the columns that this project adds cost nothing.
+MindSpeed-RL pads and cuts row by row, which for rows of one number takes longer than the stages themselves.
 """
 
 import time
@@ -16,17 +15,18 @@ from torch.nn.utils.rnn import pad_sequence
 from coca_mindspeed.errors import TrainingError
 
 _LENGTHS = "original_length"
+_POLL_SECONDS = 0.05
 
 
 def packed(columns: Mapping[str, Tensor | Sequence[Tensor]]) -> Any:
-    """Rows as MindSpeed-RL's ``padding_dict_to_tensor_dict`` packs them.
+    """Pack rows as MindSpeed-RL's ``padding_dict_to_tensor_dict`` does.
 
     Args:
         columns: each a matrix, or a list of rows of any lengths.
 
     Returns:
-        a ``TensorDict``: each column padded with zeros on the right, ``[rows, longest]``, and ``original_length``, the
-        rows' lengths, int64, one column behind the other.
+        a ``TensorDict``: each column zero-padded on the right, ``[rows, longest]``, and ``original_length``, int64, the
+        rows' lengths column after column.
     """
     from tensordict import TensorDict
 
@@ -41,10 +41,10 @@ def packed(columns: Mapping[str, Tensor | Sequence[Tensor]]) -> Any:
 
 
 def unpacked(batch: Any) -> Any:
-    """The rows of :func:`packed`, as MindSpeed-RL's ``remove_padding_tensor_dict_to_dict`` takes them apart.
+    """Unpack rows as MindSpeed-RL's ``remove_padding_tensor_dict_to_dict`` does.
 
     Args:
-        batch: what :func:`packed` made; None for no rows; anything else is returned as it is.
+        batch: made by :func:`packed`; None for no rows; anything else is returned unchanged.
 
     Returns:
         for each column a list of its rows, on the CPU.
@@ -65,9 +65,6 @@ def unpacked(batch: Any) -> Any:
     return rows
 
 
-_POLL_SECONDS = 0.05
-
-
 @dataclass(frozen=True, slots=True)
 class Rows:
     """Rows of the dock: for each column a list of one-dimensional tensors, and the rows' indexes."""
@@ -80,16 +77,12 @@ class Rows:
         return torch.stack(list(self.columns[column]))[:, 0]
 
     def padded(self, column: str) -> Tensor:
-        """A column ``[rows, longest]``, padded with zeros on the right."""
-        return torch.nn.utils.rnn.pad_sequence(list(self.columns[column]), batch_first=True)
+        """A column ``[rows, longest]``, zero-padded on the right."""
+        return pad_sequence(list(self.columns[column]), batch_first=True)
 
 
 def fetch(reference: Any, timeout: float | None = None) -> Any:
-    """The value behind a Ray reference.
-
-    Raises:
-        TimeoutError: it is not there after ``timeout`` seconds (Ray's own error is a subclass).
-    """
+    """Return the value of a Ray reference; ``TimeoutError`` (a base class of Ray's) after ``timeout`` seconds."""
     import ray
 
     return ray.get(reference, timeout=timeout)
@@ -101,18 +94,15 @@ def report(dock: Any, metrics: Mapping[str, Sequence[float]]) -> None:
 
 
 def check_groups(indexes: Sequence[int], group_size: int) -> None:
-    """Rows of a group must come together and in order, as the group-relative rewards assume.
-
-    Raises:
-        TrainingError: naming the first row that breaks a group.
-    """
+    """Check that the rows of each group come together and in order; raises ``TrainingError`` naming the first wrong."""
     for position, index in enumerate(indexes):
         start = position - position % group_size
-        if indexes[start] % group_size or index != indexes[start] + position % group_size:
+        first = indexes[start] - indexes[start] % group_size
+        if index != first + position % group_size:
             raise TrainingError(
                 f"a group of responses is broken: at position {position} the dock handed out row {index}, expected row "
-                f"{indexes[start] - indexes[start] % group_size + position % group_size}; dispatch sizes must be "
-                f"multiples of n_samples_per_prompt ({group_size})"
+                f"{first + position % group_size}; dispatch sizes must be multiples of n_samples_per_prompt "
+                f"({group_size})"
             )
     if len(indexes) % group_size:
         raise TrainingError(f"{len(indexes)} rows are not whole groups of {group_size}")
@@ -132,13 +122,13 @@ def batches(
     Args:
         dock: handle of the dock's actor.
         consumer: MindSpeed-RL's name of the stage.
-        columns: wanted; a row is handed out once all of them are there.
+        columns: a row is handed out once it has all of them.
         count: rows at a time.
-        assigned: the rows in order, ``count`` at a time, where order is guaranteed; else None: any that are ready.
+        assigned: which rows, ``count`` at a time, where order is guaranteed; None: any that are ready.
         stall_timeout: seconds without a row after which the stage gives up.
 
     Raises:
-        TrainingError: nothing became ready for ``stall_timeout`` seconds, so that an upstream stage must have died.
+        TrainingError: nothing became ready for ``stall_timeout`` seconds.
     """
     for wanted in assigned if assigned is not None else _until_consumed(dock, consumer):
         waiting_since = time.monotonic()
@@ -147,10 +137,7 @@ def batches(
                 consumer, list(columns), count, indexes=None if wanted is None else list(wanted), get_n_samples=True
             )
             remaining = stall_timeout - (time.monotonic() - waiting_since)
-            try:
-                batch, indexes = fetch(reply, timeout=max(0.0, remaining))
-            except TimeoutError as error:
-                raise _stalled(consumer, columns, stall_timeout) from error
+            batch, indexes = _fetch_rows(reply, consumer, columns, max(0.0, remaining), stall_timeout)
             if indexes:
                 yield Rows(unpacked(batch), list(indexes))
                 break
@@ -161,9 +148,30 @@ def batches(
             time.sleep(_POLL_SECONDS)
 
 
+def read_rows(
+    dock: Any, columns: Sequence[str], indexes: Sequence[int], *, stall_timeout: float
+) -> dict[str, list[Tensor]]:
+    """Read rows without taking them from any stage, waiting up to ``stall_timeout`` seconds for them.
+
+    Raises:
+        TrainingError: they were not there in time.
+    """
+    reply = dock.get_experience.remote("trainer", list(columns), len(indexes), indexes=list(indexes))
+    batch, _ = _fetch_rows(reply, "trainer", columns, stall_timeout, stall_timeout)
+    rows: dict[str, list[Tensor]] = unpacked(batch)
+    return rows
+
+
 def put(dock: Any, columns: Mapping[str, Tensor | Sequence[Tensor]], indexes: Sequence[int]) -> None:
-    """Write columns, each a matrix or one tensor of one dimension a row, and wait until they are there."""
+    """Write columns, each a matrix or one 1-D tensor per row, and wait until they are there."""
     fetch(dock.put_experience.remote(data_dict=packed(columns), indexes=list(indexes)))
+
+
+def _fetch_rows(reply: Any, consumer: str, columns: Sequence[str], timeout: float, stall_timeout: float) -> Any:
+    try:
+        return fetch(reply, timeout=timeout)
+    except TimeoutError as error:
+        raise _stalled(consumer, columns, stall_timeout) from error
 
 
 def _until_consumed(dock: Any, consumer: str) -> Iterator[None]:
@@ -180,20 +188,3 @@ def _stalled(consumer: str, columns: Sequence[str], seconds: float) -> TrainingE
         f"stage {consumer!r} has waited {seconds:.0f} s for the columns {', '.join(columns)}: the stage that writes "
         "them has died or is slower than coca.stall_timeout allows"
     )
-
-
-def read_rows(
-    dock: Any, columns: Sequence[str], indexes: Sequence[int], *, stall_timeout: float
-) -> dict[str, list[Tensor]]:
-    """Read rows without taking them from any stage; waits for those that are not there yet.
-
-    Raises:
-        TrainingError: they were not there after ``stall_timeout`` seconds.
-    """
-    reply = dock.get_experience.remote("trainer", list(columns), len(indexes), indexes=list(indexes))
-    try:
-        batch, _ = fetch(reply, timeout=stall_timeout)
-    except TimeoutError as error:
-        raise _stalled("trainer", columns, stall_timeout) from error
-    rows: dict[str, list[Tensor]] = unpacked(batch)
-    return rows

@@ -1,8 +1,7 @@
-"""Metrics as numbers that MindSpeed-RL's loggers can average over batches and nodes.
+"""Metrics in a form that MindSpeed-RL can average over batches and nodes.
 
-MindSpeed-RL averages every list of values under a key.  Ratios that must not be averaged (clip fractions, lengths of
-segments over different numbers of tokens) travel as numerator and denominator and are divided at the end, by
-:func:`finish`: means over the same number of entries divide to the same ratio as the sums.
+MindSpeed-RL averages every list of values under a key.  A ratio is reported as numerator and denominator, which are
+averaged separately and divided by :func:`finish`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,15 +15,16 @@ from coca_mindspeed.utils.files import replace_nonfinite, to_json_line, write_js
 from coca_mindspeed.utils.jsonl import cut_back
 
 _NUMERATOR, _DENOMINATOR = "/numerator", "/denominator"
+_SAMPLES, _OF_ITERATION = "samples", "iteration_"
 
 
 def ratio(name: str, numerator: float, denominator: float) -> dict[str, float]:
-    """A ratio in two entries, for :func:`finish` to divide."""
+    """A ratio in two entries, for :func:`finish`."""
     return {name + _NUMERATOR: numerator, name + _DENOMINATOR: denominator}
 
 
 def finish(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Divide the ratios; one without a denominator is undefined and left out."""
+    """Divide the ratios; one with denominator 0 is left out."""
     finished = {k: v for k, v in metrics.items() if not k.endswith((_NUMERATOR, _DENOMINATOR))}
     for key, numerator in metrics.items():
         if key.endswith(_NUMERATOR):
@@ -35,15 +35,11 @@ def finish(metrics: Mapping[str, float]) -> dict[str, float]:
 
 
 def as_ratios(metrics: Mapping[str, Mean]) -> dict[str, float]:
-    """Means as ratios, so that those of several batches divide to the mean over all of their entries."""
-    return {
-        entry: number
-        for name, mean in metrics.items()
-        for entry, number in ratio(name, mean.value * mean.weight if mean.weight else 0.0, mean.weight).items()
-    }
-
-
-_SAMPLES, _OF_ITERATION = "samples", "iteration_"
+    """Means as ratios, so that several batches give the mean over all of their entries."""
+    found: dict[str, float] = {}
+    for name, mean in metrics.items():
+        found |= ratio(name, mean.value * mean.weight if mean.weight else 0.0, mean.weight)
+    return found
 
 
 class SampleWriter:
@@ -59,7 +55,7 @@ class SampleWriter:
         return self._settings.samples_prompts if interval and (iteration == 1 or iteration % interval == 0) else 0
 
     def write(self, iteration: int, rows: Sequence[Mapping[str, Any]], dock: Any) -> None:
-        """Add prompts and responses to the advantage stage's rows, and write them; nothing to do without rows."""
+        """Write the advantage stage's rows with their prompts and responses, if there are any."""
         if not rows or self._settings.output_dir is None:
             return
         indexes = [row["index"] for row in rows]
@@ -74,21 +70,21 @@ class SampleWriter:
         )
 
 
-def go_on_from(output: Path, iteration: int) -> None:
-    """Remove what an earlier start has logged beyond the iteration that this one goes on from; 0 starts anew.
+def cut_logs(output: Path, iteration: int) -> None:
+    """Remove logged iterations after ``iteration``, from which the run continues; 0 starts anew.
 
     Raises:
         DataError: a log is damaged elsewhere than at its end.
     """
     for name in (METRICS, VALIDATION):
-        cut_back(output / name, iteration or -1)  # the initial weights are validated by each start
+        cut_back(output / name, iteration or -1)  # each start validates the initial weights again
     for path in (output / _SAMPLES).glob(f"{_OF_ITERATION}*.jsonl"):
         if int(path.stem.removeprefix(_OF_ITERATION)) > iteration:
             path.unlink()
 
 
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
-    """Append one JSON object to a log that only this process writes; NaN and infinity become null."""
+    """Append one JSON object to a log of this process; NaN and infinity become null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.write(to_json_line(replace_nonfinite(row)))

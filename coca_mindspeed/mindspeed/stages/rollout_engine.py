@@ -1,4 +1,4 @@
-"""What happens only beside an NPU: the real rollout engine, and the weights that it is given."""
+"""Fixes to MindSpeed-RL's rollout that take effect only on an NPU."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,26 +6,26 @@ from typing import Any
 import torch
 
 
-def with_training_weights_there(original: Any) -> Any:
-    """Wrap ``MegatronShardingManager.enter_infer_mode``: bring offloaded training weights back before they are read.
+def onload_training_weights(original: Any) -> Any:
+    """Wrap ``MegatronShardingManager.enter_infer_mode``: onload the training weights before they are read.
 
-    MindSpeed-RL offloads them at the end of this very method and brings them back for the forward pass and the update
-    alone, so a second rollout in a row, as every validation is, would read weights that are no longer there.
+    MindSpeed-RL offloads them at the end of this method and onloads them only for the forward pass and the update, so
+    a second rollout in a row, as in a validation, would read freed weights.
     """
 
     def enter_infer_mode(self: Any) -> None:
         if self.train_param_offload and not getattr(self, "share_backbone", False):
-            self.megatron_offloader.onload_param()  # which leaves alone what is there
+            self.megatron_offloader.onload_param()  # a no-op if they are there
         original(self)
 
     return enter_infer_mode
 
 
 def prompts_as_token_ids(_original: Any) -> Any:
-    """Stand where ``VLLMInferEngine.generate_sequences`` of MindSpeed-RL's master would.
+    """Replace ``VLLMInferEngine.generate_sequences`` of MindSpeed-RL's master.
 
-    That one turns prompts back into text and drops their special tokens, and with them the chat template: responses
-    would be sampled after another prompt than the one that they are trained under.
+    Upstream decodes prompts to text without special tokens, which removes the chat template: responses would be
+    sampled from another prompt than the one they are trained on.
     """
 
     @torch.no_grad()

@@ -1,9 +1,8 @@
-"""The noise that responses are drawn with: another in every iteration, dispatch and engine.
+"""A different random seed for every iteration, dispatch and rollout engine.
 
-vLLM ends the initialisation of its KV cache by seeding every generator with the engine's own seed, which is 0 where
-none is set, and MindSpeed-RL initialises that cache anew for every rollout.  Left to themselves, all engines would
-draw the same noise in every iteration, position by position, and most of all in the first tokens, where responses
-have not yet gone different ways: in the stated confidences.
+vLLM seeds all generators with the engine's seed (0 by default) when its KV cache is initialised, and MindSpeed-RL
+initialises the cache anew for every rollout.  Without this module all engines would draw the same random numbers in
+every iteration, and the first tokens, the stated confidences, would be most affected.
 """
 
 import functools
@@ -18,12 +17,12 @@ from coca_mindspeed.errors import TrainingError
 
 @dataclass(slots=True)
 class RolloutCount:
-    """Which rollout comes next on one worker.
+    """The next rollout of one worker.
 
     Attributes:
         run_seed: of the run.
-        iteration: finished iterations; a validation has the number of the iteration that follows it.
-        dispatch: rollouts begun since the iteration changed.
+        iteration: finished iterations; a validation has the number of the following iteration.
+        dispatch: rollouts begun in this iteration.
     """
 
     run_seed: int
@@ -32,26 +31,19 @@ class RolloutCount:
 
 
 def rollout_seed(run_seed: int, iteration: int, dispatch: int, engine: int) -> int:
-    """Seed of one rollout, from 0 to 2**32 - 1, NumPy's largest.
-
-    Args:
-        run_seed: of the run.
-        iteration: as in :class:`RolloutCount`.
-        dispatch: as in :class:`RolloutCount`.
-        engine: any number that the ranks of one engine share and no other engine has.
-    """
+    """Seed of one rollout, in ``[0, 2**32)``; ``engine`` is a number that only the ranks of one engine share."""
     return int(np.random.SeedSequence((run_seed, iteration, dispatch, engine)).generate_state(1)[0])
 
 
 def next_seed(engine: Any, first_rank: int) -> int:
-    """Seed of the rollout that ``engine`` begins now.
+    """Seed of the rollout that begins now on MindSpeed-RL's rollout engine.
 
     Args:
-        engine: MindSpeed-RL's rollout engine, numbered by :func:`numbering_rollouts`.
+        engine: counted by :func:`count_rollouts`.
         first_rank: first global rank of the engine's tensor-parallel group.
 
     Raises:
-        TrainingError: nobody told the engine its iteration.
+        TrainingError: the engine was not told its iteration.
     """
     count: RolloutCount | None = getattr(engine, "coca_rollouts", None)
     if count is None:
@@ -61,7 +53,7 @@ def next_seed(engine: Any, first_rank: int) -> int:
     return seed
 
 
-def numbering_rollouts(original: Any) -> Any:
+def count_rollouts(original: Any) -> Any:
     """Wrap ``ActorHybridWorkerBase.generate_sequences``: tell the rollout engine the iteration."""
 
     def generate_sequences(self: Any) -> None:
@@ -74,17 +66,17 @@ def numbering_rollouts(original: Any) -> Any:
     return generate_sequences
 
 
-def with_noise_of_its_own(original: Any) -> Any:
-    """Wrap ``VLLMInferEngine.init_cache_engine``, which a rollout begins with: seed anew what it has just seeded."""
+def seed_rollout(original: Any) -> Any:
+    """Wrap ``VLLMInferEngine.init_cache_engine``, the start of a rollout: seed the device's generator again."""
 
     @functools.wraps(original)
     def init_cache_engine(self: Any) -> None:
         original(self)
         from vllm.distributed.parallel_state import get_tp_group
 
-        # Ranks of one engine hold the same logits and must draw alike.  Only the device's generator, from which vLLM
-        # samples: what training draws on the CPU, to shuffle minibatches, has to be the same on ranks of all engines.
-        device: Any = getattr(torch, "npu")  # noqa: B009  torch_npu puts it there
+        # Ranks of one engine must draw alike.  Only the device's generator, from which vLLM samples: the CPU's
+        # shuffles minibatches in training, and must be the same on the ranks of all engines.
+        device: Any = getattr(torch, "npu")  # noqa: B009  added by torch_npu
         device.manual_seed(next_seed(self, int(get_tp_group().first_rank)))
 
     return init_cache_engine

@@ -1,9 +1,4 @@
-"""The iteration that is under way in this process, from 1.
-
-A module of its own, read as ``under_way.iteration``: Ray pickles classes that are made in a function by value, with
-the objects that their methods name, and gives a class that it knows already the methods of that copy.  Modules it does
-not copy.
-"""
+"""The hooked trainer of MindSpeed-RL and its metrics."""
 
 import sys
 import time
@@ -14,7 +9,7 @@ from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages import trainer as under_way
 from coca_mindspeed.mindspeed.stages.advantage_stage import compute_advantages
 from coca_mindspeed.mindspeed.stages.dock import fetch, report
-from coca_mindspeed.mindspeed.stages.metrics import SampleWriter, append_line, finish, go_on_from
+from coca_mindspeed.mindspeed.stages.metrics import SampleWriter, append_line, cut_logs, finish
 from coca_mindspeed.mindspeed.stages.no_reference import NoReference
 from coca_mindspeed.mindspeed.stages.validation import Validation
 from coca_mindspeed.mindspeed.start.process import process_settings
@@ -22,11 +17,13 @@ from coca_mindspeed.mindspeed.start.settings import METRICS
 from coca_mindspeed.scoring.metrics import HealthWarnings
 from coca_mindspeed.utils.console import print_text
 
+#: The current iteration of this process, from 1.  Read as ``under_way.iteration``: Ray pickles the classes made below
+#: by value, with the globals that their methods name, but modules by reference.
 iteration = 0
 
 
 def grpo_trainer(original: Any) -> Any:
-    """For the manifest: the trainer class, made from MindSpeed-RL's ``RayGRPOTrainer``."""
+    """Subclass MindSpeed-RL's ``RayGRPOTrainer``."""
     import ray
 
     class SegmentGRPOTrainer(original):
@@ -36,27 +33,28 @@ def grpo_trainer(original: Any) -> Any:
                 ref_worker = NoReference(actor_worker.megatron_config)
             super().__init__(actor_worker, ref_worker, reward_list, **kwargs)
             coca = self._process.coca
-            # Made once: Ray sends a task to its workers anew whenever it is made anew.
+            # Made once: Ray sends a new remote function to its workers again.
             self._advantages = ray.remote(compute_advantages).options(num_cpus=self.num_cpus_for_local_task)
             self._samples = SampleWriter(coca, self.tokenizer)
             self._validation = Validation(coca, self) if coca.eval_interval else None
             self._iteration = 0
 
         def transfer_dock_init(self) -> None:
-            """Build the dock with our columns; the reward stage must not wait for those that it writes itself."""
+            """Build the dock with our columns, without having the reward stage wait for them."""
             asked: list[str] = getattr(self, "dataset_additional_keys")  # noqa: B009  set by MindSpeed-RL's base class
-            self.dataset_additional_keys = [*asked, *columns.REWARD_COLUMNS, columns.ROLLOUT_LOG_PROBS]
+            written = (*columns.REWARD_COLUMNS, columns.SEGMENT_LENGTH, columns.ROLLOUT_LOG_PROBS)
+            self.dataset_additional_keys = [*asked, *written]
             try:
                 super().transfer_dock_init()
             finally:
                 self.dataset_additional_keys = asked
 
         def fit(self, data_iters: Iterator[Any]) -> None:
-            """Train; validations take place before the iteration whose weights they judge is begun."""
+            """Train; validate between iterations."""
             self._iteration = self.actor_worker.get_iteration()
             if self._process.coca.output_dir is not None:
-                go_on_from(self._process.coca.output_dir, self._iteration)
-            if self._iteration == self.train_iters:  # it ended between its last checkpoint and its last validation
+                cut_logs(self._process.coca.output_dir, self._iteration)
+            if self._iteration == self.train_iters:  # killed between its last checkpoint and its last validation
                 self._validate(self._iteration)
             super().fit(self._between_iterations(iter(data_iters)))
 
@@ -69,12 +67,12 @@ def grpo_trainer(original: Any) -> Any:
                 yield batch
 
         def _validate(self, iteration: int) -> None:
-            """Judge the weights after an iteration, unless an earlier start has."""
+            """Validate the weights after an iteration, unless an earlier start has."""
             if self._validation is not None and not self._validation.is_done(iteration):
                 self._validation.run(iteration)
 
         def compute_advantage(self, blocking: bool = False, guarantee_order: bool = False) -> None:
-            """Run the advantage stage in a task of its own, as MindSpeed-RL does."""
+            """Run the advantage stage as a Ray task, as MindSpeed-RL does."""
             start = time.time()
             rows = fetch(
                 self._advantages.remote(
@@ -95,7 +93,7 @@ def grpo_trainer(original: Any) -> Any:
             )
 
         def save_checkpoint(self, iteration: int) -> None:
-            """Save, and validate the last weights: ``fit`` draws no further prompts after them."""
+            """Save, and validate the last weights, after which ``fit`` draws no prompts."""
             super().save_checkpoint(iteration)
             if iteration == self.train_iters:
                 self._validate(iteration)
@@ -103,8 +101,8 @@ def grpo_trainer(original: Any) -> Any:
     return SegmentGRPOTrainer
 
 
-def finishing_ratios(original: Any) -> Any:
-    """Wrap ``metrics_post_processing``: the averages of an iteration, with ratios divided."""
+def divide_ratios(original: Any) -> Any:
+    """Wrap ``metrics_post_processing``, which averages the metrics of an iteration: divide the ratios."""
 
     def metrics_post_processing(metrics: Any) -> Any:
         return finish(original(metrics))
@@ -112,22 +110,14 @@ def finishing_ratios(original: Any) -> Any:
     return metrics_post_processing
 
 
-# What ``fit`` adds last to an iteration's metrics, before it logs them.
-_LAST_METRIC = "vllm_tps"
-# What MindSpeed-RL's timing says of a reference, as 0, where there is none.
-_OF_A_REFERENCE = "timing/non_overlap_reference_model"
+def iteration_metrics(original: Any) -> Any:
+    """Subclass ``Metric``, in which ``fit`` collects what it logs: write whole iterations to a file, warn of problems.
 
-
-def metrics_of_an_iteration(original: Any) -> Any:
-    """For the manifest: ``Metric``, in which ``fit`` collects what it logs; whole iterations are kept in a file.
-
-    After each whole iteration the health of the run is looked at; a warning goes to standard error.
-
-    What one iteration has not got, a ratio without a denominator or the seconds of a validation, is not logged once
-    more as the last iteration had it.
+    Metrics that one iteration lacks are not logged with the value of the iteration before.
     """
+    last_metric = "vllm_tps"  # that ``fit`` adds to an iteration before it logs
 
-    class MetricsOfAnIteration(original):
+    class IterationMetrics(original):
         _is_whole = False
 
         def __init__(self) -> None:
@@ -139,15 +129,15 @@ def metrics_of_an_iteration(original: Any) -> Any:
                 self.metric.clear()
                 self._is_whole = False
             super().update(key, value, cumulate)
-            if key == _LAST_METRIC:
+            if key == last_metric:
                 self._is_whole = True
                 process = process_settings()
                 if not process.reference:
-                    self.metric.pop(_OF_A_REFERENCE, None)
+                    self.metric.pop("timing/non_overlap_reference_model", None)
                 if warning := self._health.after_step(under_way.iteration, self.metric):
                     print_text(warning, sys.stderr)
                 coca = process.coca
                 if coca.output_dir is not None and coca.metrics_file:
                     append_line(coca.output_dir / METRICS, {"step": under_way.iteration, **self.metric})
 
-    return MetricsOfAnIteration
+    return IterationMetrics

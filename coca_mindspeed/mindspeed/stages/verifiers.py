@@ -1,4 +1,4 @@
-"""From the verifiers that a MindSpeed-RL configuration names to a grader; a name that nobody knows is refused."""
+"""The grader for ``rl_config.verifier_function``; unknown names are refused."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,10 +14,10 @@ from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
 from coca_mindspeed.utils.cpus import usable_cpus
 
-#: In ``rl_config.verifier_function``: this project's grader, which ``coca.grader`` names.
+#: This project's grader, which ``coca.grader`` names.
 OWN_VERIFIER = "coca"
 
-#: The names that MindSpeed-RL's ``rule_verifier.verifier`` knows; it scores 0 for any other, in silence.
+#: The names that MindSpeed-RL's ``rule_verifier.verifier`` knows; it silently scores 0 for any other.
 MINDSPEED_VERIFIERS = (
     "acc",
     "format",
@@ -30,20 +30,18 @@ MINDSPEED_VERIFIERS = (
     "math_verify_reward",
 )
 
-# Of those, the ones that several threads may ask at once: ``acc`` and ``strict_format`` send one answer after the other
-# to a pool of processes and wait for it, the rest look for patterns.  Others may time out by a signal, which needs the
-# main thread.
-_AT_ONCE = frozenset({"acc", "format", "step", "strict_format"})
-# A quarter of that pool: an answer that timed out goes on in its process, and the next must find another in time.
-_MOST_AT_ONCE = 4
+# The thread-safe ones.  ``acc`` and ``strict_format`` send one answer after the other to a pool of processes; others
+# may time out by a signal, which needs the main thread.
+_THREAD_SAFE = frozenset({"acc", "format", "step", "strict_format"})
+# A quarter of that pool: an answer that timed out keeps its process busy, and the next must find another in time.
+_MAX_THREADS = 4
 
 
 class MindSpeedVerifier:
-    """MindSpeed-RL's own verifiers as a grader: a weighted score of 1 is right, 0 or a penalty is wrong.
+    """MindSpeed-RL's verifiers as a grader: a weighted score of 1 is right, 0 or a penalty is wrong.
 
-    ``acc`` takes 0.5 off for a wrong answer and 1 for one without a box, ``acc_for_dapo`` 1 for either.
-    Where ``acc`` is among them up to four parts of the answers wait at once, and no more than there are CPUs: it calls
-    an answer wrong that takes longer than a second.
+    ``acc`` subtracts 0.5 for a wrong answer and 1 for one without a box, ``acc_for_dapo`` 1 for either.  ``acc`` has a
+    time limit of one second an answer, so it runs in no more threads than there are CPUs.
     """
 
     def __init__(self, rl_config: Any) -> None:
@@ -62,29 +60,25 @@ class MindSpeedVerifier:
     def _scores(self, labels: list[str], answers: list[str]) -> list[float]:
         from mindspeed_rl.models import rule_verifier
 
-        def score(part: slice) -> list[float]:
-            scores: list[float] = rule_verifier.verifier(answers[part], {"labels": labels[part]}, self._config)[0]
+        def score(chunk: slice) -> list[float]:
+            scores: list[float] = rule_verifier.verifier(answers[chunk], {"labels": labels[chunk]}, self._config)[0]
             return scores
 
         names = set(self._config.verifier_function)
-        at_once = min(usable_cpus(), _MOST_AT_ONCE, len(answers)) if "acc" in names and names <= _AT_ONCE else 1
-        if at_once <= 1:
+        threads = min(usable_cpus(), _MAX_THREADS, len(answers)) if "acc" in names and names <= _THREAD_SAFE else 1
+        if threads <= 1:
             return score(slice(None))
-        size = -(-len(answers) // at_once)
-        parts = [slice(start, start + size) for start in range(0, len(answers), size)]
-        with ThreadPoolExecutor(len(parts)) as threads:
-            return list(chain.from_iterable(threads.map(score, parts)))
+        size = -(-len(answers) // threads)
+        chunks = [slice(start, start + size) for start in range(0, len(answers), size)]
+        with ThreadPoolExecutor(len(chunks)) as pool:
+            return list(chain.from_iterable(pool.map(score, chunks)))
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Nothing to release."""
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Refuse verifier names that cannot be used, before anything starts.
-
-    Raises:
-        ConfigError: unknown names, or one of ours among others.
-    """
+    """Raise ``ConfigError`` for no name, unknown names, or ours among others."""
     if not names:
         raise ConfigError("rl_config.verifier_function is empty; name at least one verifier")
     known = (OWN_VERIFIER, *MINDSPEED_VERIFIERS)
@@ -93,24 +87,24 @@ def check_names(names: Sequence[str]) -> None:
             raise ConfigError(f"rl_config.verifier_function: unknown verifier {name!r}; known: {', '.join(known)}")
     if len(names) > 1 and OWN_VERIFIER in names:
         raise ConfigError(
-            f"rl_config.verifier_function: {list(names)}: an answer is right or wrong by one rule, so "
-            f"{OWN_VERIFIER!r} stands alone; coca.grader: auto lets every record choose its grader"
+            f"rl_config.verifier_function: {list(names)}: {OWN_VERIFIER!r} stands alone; coca.grader=auto lets "
+            "each record name its grader"
         )
 
 
 def try_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any], files: Sequence[Path]) -> None:
-    """Build the graders that a run needs, have them check every gold answer, and close them again.
+    """Build the graders of a run, check every gold answer, and close them again.
 
     Args:
-        names: ``rl_config.verifier_function``; MindSpeed-RL's own verifiers need nothing.
+        names: ``rl_config.verifier_function``; MindSpeed-RL's own verifiers need no check.
         grader: this project's, by name.
         options: of this project's grader.
-        files: of records, which also say what ``auto`` has to build; those that are not there are left out.
+        files: of records; missing ones are skipped.
 
     Raises:
         GradingError: a grader cannot be built here: no sandbox, a wrong option.
-        MissingDependencyError: a package that it needs is not installed.
-        DataError: a record lacks what its answers are graded by.
+        MissingDependencyError: a package is not installed.
+        DataError: a record lacks what its grader needs.
     """
     if OWN_VERIFIER not in names:
         return
@@ -120,12 +114,12 @@ def try_verifier(names: Sequence[str], grader: str, options: Mapping[str, Any], 
 
 
 def build_verifier(rl_config: Any, grader: str, options: Mapping[str, Any]) -> Grader:
-    """The grader that ``rl_config.verifier_function`` asks for.
+    """Build the grader that ``rl_config.verifier_function`` names.
 
     Args:
         rl_config: MindSpeed-RL's ``RLConfig``.
-        grader: this project's, by name, for ``coca``.
-        options: of this project's grader (number of processes, time limits, ...); see docs/grading.md.
+        grader: this project's, by name, for the verifier ``coca``.
+        options: of this project's grader, see docs/grading.md.
 
     Raises:
         ConfigError: as :func:`check_names`.

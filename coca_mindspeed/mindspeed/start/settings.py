@@ -13,7 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from coca_mindspeed.config.schema import template_day, template_variables
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.scoring.settings import EngineSection, JudgingSettings, checked_section
+from coca_mindspeed.scoring.settings import EngineSection, ScoringSettings, checked_section
 
 #: The environment variable that carries :class:`ProcessSettings`.
 VARIABLE = "COCA_MINDSPEED_PROCESS"
@@ -30,7 +30,7 @@ class HostSettings(EngineSection):
     )
 
 
-class CocaSettings(JudgingSettings):
+class CocaSettings(ScoringSettings):
     """The section ``coca``."""
 
     chat_template_kwargs: dict[str, Any] = Field(

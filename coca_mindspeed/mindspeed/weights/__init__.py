@@ -1,1 +1,1 @@
-"""Weights on disk and between engines: conversion, layouts, checkpoints."""
+"""Weights: conversion between Hugging Face and Megatron, checkpoint layouts, retention."""

@@ -1,20 +1,20 @@
-"""For which TP and PP a Megatron checkpoint was cut, as its folders say."""
+"""Megatron checkpoints: the newest iteration, its TP and PP layout, and retention."""
 
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.start.process import process_settings
 
-_TRACKER = "latest_checkpointed_iteration.txt"  # Megatron's: the newest whole checkpoint's iteration, or "release"
+_TRACKER = "latest_checkpointed_iteration.txt"  # Megatron's: the newest complete checkpoint's iteration, or "release"
 _RANK = re.compile(r"mp_rank_(\d{2})(?:_(\d{3}))?$")
+_FOLDER = re.compile(r"iter_(\d{7,})$")
+_REMOVED = ".removed"
 
 
-@dataclass(frozen=True, slots=True)
-class CheckpointLayout:
+class CheckpointLayout(NamedTuple):
     """Ranks that a checkpoint has weights for."""
 
     tp: int
@@ -22,7 +22,7 @@ class CheckpointLayout:
 
 
 def newest_iteration(directory: Path) -> int | None:
-    """The iteration of the newest checkpoint, or None where there is none or only converted weights.
+    """The iteration of the newest checkpoint; None where there is none or only converted weights.
 
     Raises:
         ConfigError: Megatron's tracker file holds something else.
@@ -31,7 +31,7 @@ def newest_iteration(directory: Path) -> int | None:
     if not tracker.is_file():
         return None
     text = tracker.read_text(encoding="utf-8").strip()
-    if text == "release":  # what a converter writes
+    if text == "release":  # written by a converter
         return None
     if not text.isdecimal():
         raise ConfigError(f"{tracker}: expected an iteration's number, found {text!r}")
@@ -39,27 +39,19 @@ def newest_iteration(directory: Path) -> int | None:
 
 
 def check_checkpoint(directory: Path) -> Path:
-    """The folder of the newest checkpoint in ``directory``, whatever Megatron's form and layout of it.
-
-    Raises:
-        ConfigError: there is none, or nothing is in it.
-    """
+    """The folder of the newest checkpoint in ``directory``; raises ``ConfigError`` if there is none or it is empty."""
     tracker = directory / _TRACKER
     if not tracker.is_file():
         raise ConfigError(f"{directory}: is not a Megatron checkpoint: it has no {_TRACKER}")
     iteration = newest_iteration(directory)
     folder = directory / ("release" if iteration is None else f"iter_{iteration:07d}")
     if not folder.is_dir() or not any(folder.iterdir()):
-        raise ConfigError(f"{folder}: holds no weights, and {tracker.name} says that it does")
+        raise ConfigError(f"{folder}: holds no weights, although {tracker.name} names it")
     return folder
 
 
 def checkpoint_layout(directory: Path) -> CheckpointLayout:
-    """TP and PP of the newest checkpoint in ``directory``.
-
-    Raises:
-        ConfigError: there is none, or ranks are missing from it.
-    """
+    """TP and PP of the newest checkpoint; raises ``ConfigError`` if there is none or ranks are missing."""
     folder = check_checkpoint(directory)
     ranks = {
         (int(found[1]), int(found[2] or 0))
@@ -74,20 +66,11 @@ def checkpoint_layout(directory: Path) -> CheckpointLayout:
     return layout
 
 
-_FOLDER = re.compile(r"iter_(\d{7,})$")
-_DOOMED = ".removed"
-
-
 def prune_checkpoints(directory: Path, keep: int, newest: int) -> None:
-    """Remove all but the ``keep`` newest checkpoints up to iteration ``newest``.
+    """Remove all but the ``keep`` (at least 1) newest checkpoints up to iteration ``newest``.
 
-    Several processes may do so at once, on a folder of each node's own or on one that they share: a folder is renamed
-    first, by one of them, and so never looks like a checkpoint while only a part of it is left.
-
-    Args:
-        directory: where Megatron saves.
-        keep: checkpoints that stay, at least 1.
-        newest: iteration of the newest whole checkpoint; folders of later ones, of a save that was cut off, stay.
+    Folders of later iterations, of an interrupted save, stay.  Several processes may prune one folder at once: one of
+    them renames a checkpoint before it is removed, so a partly removed folder never looks like a checkpoint.
     """
     if not directory.is_dir():
         return  # a node whose ranks write nothing
@@ -96,11 +79,11 @@ def prune_checkpoints(directory: Path, keep: int, newest: int) -> None:
     for iteration in finished[:-keep]:
         folder = folders[iteration]
         try:
-            folder.rename(folder.with_name(f"{folder.name}{_DOOMED}"))
+            folder.rename(folder.with_name(f"{folder.name}{_REMOVED}"))
         except FileNotFoundError:
             continue  # another process was faster
-    for doomed in directory.glob(f"iter_*{_DOOMED}"):  # also of a process that was killed while it removed one
-        shutil.rmtree(doomed, onerror=_unless_gone)
+    for folder in directory.glob(f"iter_*{_REMOVED}"):  # also of a process that was killed meanwhile
+        shutil.rmtree(folder, onerror=_unless_gone)
 
 
 def _unless_gone(_function: Any, _path: str, failure: Any) -> None:
@@ -108,8 +91,8 @@ def _unless_gone(_function: Any, _path: str, failure: Any) -> None:
         raise failure[1]
 
 
-def pruning(original: Any) -> Any:
-    """Wrap ``ActorHybridWorkerBase.save_ckpt``, at whose end every rank has written and Megatron's tracker names it."""
+def prune_after_save(original: Any) -> Any:
+    """Wrap ``ActorHybridWorkerBase.save_ckpt``; when it returns, every rank has written and the tracker is updated."""
 
     def save_ckpt(self: Any, iteration: int) -> None:
         original(self, iteration)

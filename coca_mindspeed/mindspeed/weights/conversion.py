@@ -1,8 +1,7 @@
-"""What MindSpeed-LLM's converter is called with, for a run: TP, PP, paths and shapes from its YAML.
+"""Arguments of MindSpeed-LLM's weight converter for a run, and checks before and after it.
 
-``prepare`` checks everything that can be checked beforehand and prints the converter's arguments, one on a line;
-``finish`` checks what it left.  ``launch/convert_weights.sh`` calls the converter in between, and ``restore`` if it
-fails.
+``launch/convert_weights.sh`` calls ``prepare``, which prints the converter's arguments one per line, then the
+converter, then ``finish``, or ``restore`` if the converter failed.
 """
 
 import argparse
@@ -23,10 +22,9 @@ from coca_mindspeed.mindspeed.start.run_file import StageFiles
 from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout, newest_iteration
 from coca_mindspeed.utils.console import print_failure
 
-# MindSpeed-LLM's name for decoders with RMSNorm, rotary embeddings and a gated MLP; its own examples use it for both
-# Llama 3 and Qwen2.5, whose biases --add-qkv-bias adds.
+# MindSpeed-LLM's name for decoders with RMSNorm, rotary embeddings and a gated MLP, also in its examples for Qwen2.5.
 _FAMILY = "llama2"
-#: The folder that the converter makes in --save-dir.  Its examples' comments call it mg2hg; its code does not.
+#: The folder that the converter makes in --save-dir (its examples' comments say mg2hg).
 NEW_WEIGHTS = "mg2hf"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 _MODES = "original_modes.json"
@@ -54,7 +52,7 @@ def converter_arguments(direction: str, run: RunConfig, facts: RunFacts, output:
 
 
 def newest_stage(output: Path) -> Path:
-    """Checkpoints of the last stage that has any, whatever method is asked for now; of the first where none has."""
+    """The checkpoint folder of the last stage that has a checkpoint, or of the first stage."""
     numbers = [path.name.removeprefix("stage") for path in output.glob("stage*") if path.is_dir()]
     stages = [StageFiles(output, i).checkpoints for i in sorted(map(int, filter(str.isdecimal, numbers)))]
     found = [path for path in stages if newest_iteration(path) is not None]
@@ -62,11 +60,10 @@ def newest_stage(output: Path) -> Path:
 
 
 def prepare(direction: str, run: RunConfig, facts: RunFacts, output: Path) -> None:
-    """Refuse what would go wrong, and make the folder that ``mcore2hf`` writes into.
+    """Check the inputs, and make the folder that ``mcore2hf`` writes into.
 
     Raises:
-        CocaError: checkouts, weights or the model are missing, or the target is there already, or an earlier
-            conversion got as far as writing weights.
+        CocaError: checkouts, weights or the model are missing, or the target or an earlier result exists.
     """
     homes(os.environ)
     source = Path(str(run.model.path))
@@ -76,26 +73,24 @@ def prepare(direction: str, run: RunConfig, facts: RunFacts, output: Path) -> No
     if direction == "hf2mcore":
         target = Path(str(run.model.megatron_path))
         if target.exists():
-            raise ConfigError(f"model.megatron_path={target}: is there already; remove it to convert anew")
+            raise ConfigError(f"model.megatron_path={target}: already exists; remove it to convert again")
         return
     checkpoint_layout(newest_stage(output))
     if (output / "hf").exists():
-        raise ConfigError(f"{output / 'hf'}: is there already; remove it to convert anew")
+        raise ConfigError(f"{output / 'hf'}: already exists; remove it to convert again")
     frame = _frame(output)
     if frame.exists():
         restore(output)
         if _holds_weights(frame / NEW_WEIGHTS):
             raise ConfigError(
-                f"{frame / NEW_WEIGHTS}: holds the new weights of an earlier conversion.  If that one was complete, "
-                "put them in their place with "
-                f"`python -m coca_mindspeed.mindspeed.weights.conversion finish mcore2hf RUN --output {output}`; "
-                f"if it was not, remove {frame}"
+                f"{frame / NEW_WEIGHTS}: holds weights of an earlier conversion; if it was complete, run "
+                f"`python -m coca_mindspeed.mindspeed.weights.conversion finish mcore2hf RUN --output {output}`, "
+                f"otherwise remove {frame}"
             )
-        shutil.rmtree(frame)  # of a conversion that failed before it had anything to show
+        shutil.rmtree(frame)  # of a conversion that failed before it wrote weights
     frame.mkdir(parents=True)
-    # The converter reads the model from the directory that it writes into: give it one of its own, with copies of what
-    # is small and links to the weights.  At the end it sets the mode of every file in there, and a link's is that of
-    # the original: remember those.
+    # The converter reads the model from the directory that it writes into: copy the small files and link the weights.
+    # At the end it sets the mode of every file there, which follows links to the originals: save their modes.
     files = [path for path in source.iterdir() if path.is_file()]
     linked = {path.name: path.resolve() for path in files if path.suffix in _WEIGHTS}
     modes = {str(path): stat.S_IMODE(path.stat().st_mode) for path in linked.values()}
@@ -108,7 +103,7 @@ def prepare(direction: str, run: RunConfig, facts: RunFacts, output: Path) -> No
 
 
 def restore(output: Path) -> None:
-    """Give the original model's files the modes that they had before ``mcore2hf``; do nothing where none is known."""
+    """Restore the file modes of the original model, if ``prepare`` saved them."""
     try:
         modes: dict[str, int] = json.loads((_frame(output) / _MODES).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -120,10 +115,10 @@ def restore(output: Path) -> None:
 
 
 def finish(direction: str, run: RunConfig, facts: RunFacts, output: Path) -> str:
-    """Check what the converter left and put it in its place; a sentence that says where.
+    """Check the converter's result, move it to its place and return a message.
 
     Raises:
-        ConfigError: it left no weights, or others than asked for.
+        ConfigError: there are no weights, or of another layout.
     """
     if direction == "hf2mcore":
         target = Path(str(run.model.megatron_path))
@@ -137,11 +132,9 @@ def finish(direction: str, run: RunConfig, facts: RunFacts, output: Path) -> str
     if not _holds_weights(new):
         raise ConfigError(f"{new}: the converter left no weights there")
     for path in frame.iterdir():  # tokenizer and generation settings; the converter writes weights and config.json
-        ours = path.name == _MODES or "index" in path.name  # the index is the original weights'
-        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja") and not ours:
-            target = new / path.name
-            if not target.exists():
-                shutil.copyfile(path, target)
+        skipped = path.name == _MODES or "index" in path.name or (new / path.name).exists()
+        if path.is_file() and path.suffix in (".json", ".txt", ".model", ".jinja") and not skipped:
+            shutil.copyfile(path, new / path.name)
     new.rename(output / "hf")
     shutil.rmtree(frame)
     return f"{output / 'hf'}: a Hugging Face directory"

@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from coca_mindspeed.mindspeed import host_platform
-from coca_mindspeed.mindspeed.stages.rollout_engine import prompts_as_token_ids, with_training_weights_there
-from coca_mindspeed.mindspeed.stages.rollout_seeding import RolloutCount, with_noise_of_its_own
+from coca_mindspeed.mindspeed.stages.rollout_engine import onload_training_weights, prompts_as_token_ids
+from coca_mindspeed.mindspeed.stages.rollout_seeding import RolloutCount, seed_rollout
 
 
 class _Weights:
@@ -43,7 +43,7 @@ def rollouts_in_a_row() -> None:
     from mindspeed_rl.workers.resharding.megatron_sharding_manager import MegatronShardingManager
 
     original = MegatronShardingManager.enter_infer_mode
-    for enter, fails in ((original, True), (with_training_weights_there(original), False)):
+    for enter, fails in ((original, True), (onload_training_weights(original), False)):
         manager = object.__new__(MegatronShardingManager)
         weights = _Weights()
         manager.train_param_offload = True
@@ -128,7 +128,7 @@ def noise() -> None:
 
     original = VLLMInferEngine.init_cache_engine
     assert draw(original) == draw(original), "upstream no longer seeds every rollout alike: the hook can go"
-    hooked = with_noise_of_its_own(original)
+    hooked = seed_rollout(original)
     assert len({draw(original), *(draw(hooked) for _ in range(8))}) == 9
 
 

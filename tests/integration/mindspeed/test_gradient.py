@@ -119,7 +119,7 @@ def _dock_batch(case: Case, segment: str) -> dict[str, torch.Tensor]:
         "response_length": samples.lengths[:, None].int(),
         "advantages": experience.advantages.contiguous(),
         "old_log_prob": samples.log_probs.contiguous(),
-        columns.CONFIDENCE_LENGTH: experience.graded.judged.confidence_lengths[:, None].int(),
+        columns.SEGMENT_LENGTH: experience.scored.credit.segment_lengths[:, None].int(),
         columns.ROLLOUT_LOG_PROBS: samples.log_probs.clone(),
     }
 

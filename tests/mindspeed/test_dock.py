@@ -1,4 +1,4 @@
-"""Rows packed and taken apart by hand-made cases; against MindSpeed-RL's own functions: tests/integration/mindspeed."""
+"""Packing and unpacking of rows by hand; compared with MindSpeed-RL's functions in tests/integration/mindspeed."""
 
 import sys
 from types import SimpleNamespace
@@ -33,7 +33,7 @@ def test_rows_are_padded_column_by_column_and_come_back() -> None:
         assert rows[name][0].dtype == expected[0].dtype
 
 
-def test_what_was_not_packed_is_left_alone() -> None:
+def test_rows_that_were_not_packed_are_returned_unchanged() -> None:
     rows = {"prompts": [torch.tensor([1])]}
     assert unpacked(rows) is rows
     assert unpacked(None) == {}

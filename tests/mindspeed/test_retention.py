@@ -1,4 +1,4 @@
-"""Which checkpoints stay: in a folder of their own, in a shared one, and after a kill."""
+"""Which checkpoints are kept: in one's own folder, in a shared one, and after a kill."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from coca_mindspeed.mindspeed.weights import checkpoints as kept_checkpoints
-from coca_mindspeed.mindspeed.weights.checkpoints import prune_checkpoints, pruning
+from coca_mindspeed.mindspeed.weights import checkpoints
+from coca_mindspeed.mindspeed.weights.checkpoints import prune_after_save, prune_checkpoints
 
 
 def _save(directory: Path, *iterations: int) -> None:
@@ -41,20 +41,20 @@ def test_the_newest_stay(tmp_path: Path) -> None:
     assert len(_left(tmp_path)) == 5
 
 
-def test_what_a_killed_process_left_half_removed_goes_too(tmp_path: Path) -> None:
+def test_a_partly_removed_checkpoint_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     _save(tmp_path, 50, 100)
     (tmp_path / "iter_0000050").rename(tmp_path / "iter_0000050.removed")
     prune_checkpoints(tmp_path, keep=1, newest=100)
     assert _left(tmp_path) == ["iter_0000100"]
 
 
-def test_what_cannot_be_removed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_cannot_be_removed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _save(tmp_path, 50, 100)
 
     def refuse(*_arguments: Any, **_options: Any) -> None:
         raise PermissionError("read-only")
 
-    monkeypatch.setattr(kept_checkpoints.shutil.os, "unlink", refuse)
+    monkeypatch.setattr(checkpoints.shutil.os, "unlink", refuse)
     with pytest.raises(PermissionError, match="read-only"):
         prune_checkpoints(tmp_path, keep=1, newest=100)
 
@@ -73,9 +73,9 @@ def test_a_worker_prunes_after_it_has_saved(
     keep: int | None, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = SimpleNamespace(coca=SimpleNamespace(keep_checkpoints=keep))
-    monkeypatch.setattr(kept_checkpoints, "process_settings", lambda: settings)
+    monkeypatch.setattr(checkpoints, "process_settings", lambda: settings)
     worker = SimpleNamespace(megatron_config=SimpleNamespace(save=str(tmp_path)))
-    save = pruning(lambda _self, iteration: _save(tmp_path, iteration))
+    save = prune_after_save(lambda _self, iteration: _save(tmp_path, iteration))
     for iteration in (50, 100, 150):
         save(worker, iteration)
     assert len(_left(tmp_path)) == left

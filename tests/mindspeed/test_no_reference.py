@@ -1,4 +1,4 @@
-"""Without a KL term there is no reference worker group, whoever asks for one."""
+"""Without a KL term there is no reference worker group."""
 
 import sys
 from types import ModuleType, SimpleNamespace
@@ -11,7 +11,7 @@ from coca_mindspeed.mindspeed.stages.no_reference import NoReference, worker_gro
 
 
 class _Group:
-    """MindSpeed-RL's ``RayActorGroup`` takes more, and starts processes."""
+    """Stub of MindSpeed-RL's ``RayActorGroup``."""
 
     def __init__(
         self, worker: Any, megatron_config: Any, profiler_config: Any = None, msprobe_config: Any = None

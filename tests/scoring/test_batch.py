@@ -1,4 +1,4 @@
-"""Metrics of a batch and rows of a dump, by hand; batches that add up."""
+"""Metrics, sample rows and columns of a scored batch, by hand."""
 
 import math
 
@@ -7,20 +7,33 @@ import torch
 
 from coca_mindspeed.algorithm.credit import CreditRule
 from coca_mindspeed.algorithm.rewards import training_method
-from coca_mindspeed.scoring.metrics import Mean, batch_metrics, values
-from coca_mindspeed.scoring.rows import credit_rows
+from coca_mindspeed.grading.verdict import Outcome, Verdict
+from coca_mindspeed.scoring.batch import ScoredBatch
+from coca_mindspeed.scoring.metrics import Mean
 
-CORRECT = torch.tensor([[True, False], [True, True]])
-CONFIDENCE = torch.tensor([[0.5, 0.0], [0.9, math.nan]], dtype=torch.float64)
-CONFIDENCE_LENGTHS, LENGTHS = torch.tensor([1, 1, 1, 1]), torch.tensor([2, 3, 1, 4])
-
-
-def credit(method="coca"):
-    return CreditRule(training_method(method))(CORRECT, CONFIDENCE, CONFIDENCE_LENGTHS, LENGTHS, 4)
+CORRECT = [True, False, True, True]
+CONFIDENCE = [0.5, 0.0, 0.9, math.nan]
+LENGTHS = [2, 3, 1, 4]
 
 
-def test_by_hand():
-    assert values(batch_metrics(CORRECT, CONFIDENCE, LENGTHS, credit())) == pytest.approx(
+def scored(correct=CORRECT, confidence=CONFIDENCE, lengths=LENGTHS, *, gradable=None, method="coca", **changes):
+    """Groups of two; one confidence token each."""
+    eps, dtype = changes.pop("eps", 1e-6), changes.pop("dtype", torch.float64)
+    return ScoredBatch.of(
+        CreditRule(training_method(method), eps=eps),
+        group_size=2,
+        correct=torch.tensor(correct),
+        gradable=None if gradable is None else torch.tensor(gradable),
+        confidence=torch.tensor(confidence, dtype=dtype),
+        confidence_lengths=torch.ones(len(correct), dtype=torch.int64),
+        response_lengths=torch.tensor(lengths),
+        width=4,
+        **changes,
+    )
+
+
+def test_metrics_by_hand():
+    assert scored().metrics() == pytest.approx(
         {
             "grading/ungradable_share": 0.0,
             "group/dropped_share": 0.0,
@@ -44,12 +57,12 @@ def test_by_hand():
 
 def test_ungradable_answers_are_left_out_and_counted():
     """Three groups of two: all gradable, one ungradable (dropped), both ungradable (dropped)."""
-    correct = torch.tensor([[True, False], [True, False], [True, True]])
-    gradable = torch.tensor([[True, True], [True, False], [False, False]])
-    confidence = torch.tensor([[0.5, 0.0], [0.9, 0.2], [0.3, math.nan]], dtype=torch.float64)
-    ones = torch.ones(6, dtype=torch.int64)
-    rule = CreditRule(training_method("coca"))
-    metrics = batch_metrics(correct, confidence, ones, rule(correct, confidence, ones, ones, 1, gradable=gradable))
+    metrics = scored(
+        [True, False, True, False, True, True],
+        [0.5, 0.0, 0.9, 0.2, 0.3, math.nan],
+        [1] * 6,
+        gradable=[True, True, True, False, False, False],
+    ).means()
     # Right, wrong and right: confidences .5, 0 and .9 of answers that were graded.
     assert metrics["rollout/accuracy"] == (pytest.approx(2 / 3), 3)
     assert metrics["reward/answer"] == metrics["rollout/accuracy"]
@@ -67,9 +80,7 @@ def test_ungradable_answers_are_left_out_and_counted():
 
 @pytest.mark.filterwarnings("error")
 def test_a_batch_without_a_gradable_answer_is_undefined_and_not_zero():
-    nothing = torch.zeros_like(CORRECT)
-    earned = CreditRule(training_method("coca"))(CORRECT, CONFIDENCE, CONFIDENCE_LENGTHS, LENGTHS, 4, gradable=nothing)
-    metrics = batch_metrics(CORRECT, CONFIDENCE, LENGTHS, earned)
+    metrics = scored(gradable=[False] * 4).means()
     undefined = {name for name, mean in metrics.items() if mean.weight == 0}
     assert {"reward/answer", "reward/confidence", "rollout/accuracy", "rollout/gesr", "rollout/ece"} <= undefined
     assert metrics["grading/ungradable_share"] == (1.0, 4)
@@ -77,16 +88,14 @@ def test_a_batch_without_a_gradable_answer_is_undefined_and_not_zero():
 
 
 def test_answer_first_responses_have_no_confidence_segment():
-    metrics = batch_metrics(CORRECT, CONFIDENCE, LENGTHS, credit("rlcr"))
-    assert metrics["response/confidence_length"].value == 0
-    assert metrics["response/answer_length"].value == 2.5
+    batch = scored(method="rlcr")
+    assert batch.means()["response/confidence_length"].value == 0
+    assert batch.means()["response/answer_length"].value == 2.5
+    assert batch.columns()["segment_length"].tolist() == [0] * 4
 
 
-def test_what_is_undefined_has_no_weight():
-    right, silent = torch.ones(1, 2, dtype=torch.bool), torch.full((1, 2), math.nan, dtype=torch.float64)
-    one = torch.ones(2, dtype=torch.int64)
-    nothing = CreditRule(training_method("coca"))(right, silent, one, one, 1)
-    metrics = batch_metrics(right, silent, one, nothing)
+def test_undefined_metrics_have_no_weight():
+    metrics = scored([True, True], [math.nan] * 2, [1, 1]).means()
     for name in ("rollout/ece", "rollout/auroc", "rollout/brier", "rollout/confidence"):
         assert math.isnan(metrics[name].value)
         assert metrics[name].weight == 0
@@ -95,25 +104,32 @@ def test_what_is_undefined_has_no_weight():
 
 
 @pytest.mark.parametrize("name", ["reward/answer", "reward/confidence", "rollout/brier", "rollout/confidence"])
-def test_batches_add_up(name):
-    """Means of the halves, weighted, are the means of the whole."""
-    rule = CreditRule(training_method("coca"))
-    parts = []
-    for half in (slice(0, 1), slice(1, 2)):
-        rows = slice(half.start * 2, half.stop * 2)
-        correct, confidence, lengths = CORRECT[half], CONFIDENCE[half], LENGTHS[rows]
-        earned = rule(correct, confidence, CONFIDENCE_LENGTHS[rows], lengths, 4)
-        parts.append(batch_metrics(correct, confidence, lengths, earned)[name])
-    whole = batch_metrics(CORRECT, CONFIDENCE, LENGTHS, credit())[name]
+def test_weighted_means_of_batches_are_the_mean_of_the_whole(name):
+    halves = [slice(0, 2), slice(2, 4)]
+    parts = [scored(CORRECT[half], CONFIDENCE[half], LENGTHS[half]).means()[name] for half in halves]
+    whole = scored().means()[name]
     assert sum(part.weight for part in parts) == whole.weight
     assert sum(part.value * part.weight for part in parts) / whole.weight == pytest.approx(whole.value)
 
 
-def test_rows_of_a_dump_say_null_where_there_is_nothing_to_say():
+def test_columns():
+    up = 1 / math.sqrt(2)
+    columns = scored(eps=0.0).columns()
+    expected = [
+        [up, up, 0, 0],
+        [-up, -up, -up, 0],
+        [up, 0, 0, 0],
+        [-up, 0, 0, 0],
+    ]  # the last two answers are both right
+    torch.testing.assert_close(columns["advantages"], torch.tensor(expected))
+    assert columns["segment_length"].tolist() == [1] * 4
+    means = scored(eps=0.0).columns(segment_mean=True)["advantages"]
+    torch.testing.assert_close(means[1], torch.tensor([-up, -up / 2, -up / 2, 0]))  # an answer of two tokens
+
+
+def test_rows_hold_null_for_undefined_values():
     """The first group has one gradable answer, and is dropped; the second has both."""
-    gradable = torch.tensor([[True, False], [True, True]])
-    earned = CreditRule(training_method("coca"))(CORRECT, CONFIDENCE, CONFIDENCE_LENGTHS, LENGTHS, 4, gradable=gradable)
-    rows = credit_rows(range(4), CORRECT, CONFIDENCE, CONFIDENCE_LENGTHS, LENGTHS, earned)
+    rows = scored(gradable=[True, False, True, True]).rows(range(4))
     assert [row["correct"] for row in rows] == [True, None, True, True]
     assert [row["gesr"] for row in rows] == [None, None, 1.0, 1.0]
     assert [row["confidence_reward"] is None for row in rows] == [True, True, False, False]
@@ -121,11 +137,9 @@ def test_rows_of_a_dump_say_null_where_there_is_nothing_to_say():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_rows_of_a_dump(dtype):
+def test_rows(dtype):
     """A confidence is shown as it was stated, also where an engine carries it as float32."""
-    confidence = torch.tensor([[0.3, 0.0], [0.9, math.nan]], dtype=dtype)
-    earned = CreditRule(training_method("coca"), eps=0.0)(CORRECT, confidence, CONFIDENCE_LENGTHS, LENGTHS, 4)
-    first, last = credit_rows([0, 3], CORRECT, confidence, CONFIDENCE_LENGTHS, LENGTHS, earned)
+    first, last = scored(confidence=[0.3, 0.0, 0.9, math.nan], eps=0.0, dtype=dtype).rows([0, 3])
     up = 1 / math.sqrt(2)
     assert first == {
         "confidence": 0.3,
@@ -138,3 +152,10 @@ def test_rows_of_a_dump(dtype):
         "confidence_tokens": 1,
     }
     assert (last["confidence"], last["gesr"], last["confidence_reward"]) == (None, 1.0, -1.0)
+
+
+def test_rows_with_text_and_verdict():
+    verdicts = [*[Verdict(Outcome.RIGHT)] * 3, Verdict(Outcome.UNGRADABLE, "no sandbox")]
+    batch = scored(gradable=[True] * 3 + [False], texts=["a", "b", "c", "d"], verdicts=verdicts)
+    last = batch.rows([3])[0]
+    assert (last["response"], last["verdict"], last["reason"]) == ("d", "ungradable", "no sandbox")

@@ -1,4 +1,4 @@
-"""Health warnings: which problem is seen in which metrics, and when it is said again."""
+"""Health warnings: which metrics are a problem, and when a warning is repeated."""
 
 import pytest
 

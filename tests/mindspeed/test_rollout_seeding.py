@@ -1,4 +1,4 @@
-"""Noise of rollouts, over stand-ins that seed themselves as vLLM does; no two rollouts of a run may draw alike."""
+"""Rollout seeds, with stubs that seed themselves as vLLM does: no two rollouts of a run may draw the same numbers."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.mindspeed.stages.rollout_seeding import numbering_rollouts, rollout_seed, with_noise_of_its_own
+from coca_mindspeed.mindspeed.stages.rollout_seeding import count_rollouts, rollout_seed, seed_rollout
 
 
 class _Engine:
-    """As much of ``VLLMInferEngine`` as a rollout's noise depends on: its cache's initialisation seeds torch with 0."""
+    """Stub of ``VLLMInferEngine``: initialising its cache seeds torch with 0."""
 
     def __init__(self, init: Callable[[Any], None]) -> None:
         self._init = init
@@ -48,7 +48,7 @@ class _Worker:
 
 
 def _run(worker: _Worker, iterations: int, hooked: bool = True) -> list[tuple[float, ...]]:
-    generate = numbering_rollouts(_Worker.generate_sequences) if hooked else _Worker.generate_sequences
+    generate = count_rollouts(_Worker.generate_sequences) if hooked else _Worker.generate_sequences
     for _ in range(iterations):
         generate(worker)
         worker.iteration += 1
@@ -57,7 +57,7 @@ def _run(worker: _Worker, iterations: int, hooked: bool = True) -> list[tuple[fl
 
 @pytest.fixture
 def first_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None]]:
-    """VLLM as this process sees it: which rank its engine begins with, and how it seeds."""
+    """Stub of vLLM; sets the first rank of the engine."""
     group = SimpleNamespace(first_rank=0)
     state = ModuleType("vllm.distributed.parallel_state")
     state.get_tp_group = lambda: group  # type: ignore[attr-defined]
@@ -69,7 +69,7 @@ def first_rank(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], None
     torch.set_rng_state(before)
 
 
-def test_vllm_alone_draws_the_same_noise_every_time() -> None:
+def test_vllm_alone_draws_the_same_numbers_every_time() -> None:
     assert len(set(_run(_Worker(), 3, hooked=False))) == 1
 
 
@@ -77,7 +77,7 @@ def test_no_two_rollouts_of_a_run_draw_alike(first_rank: Callable[[int], None]) 
     drawn = []
     for engine in (0, 2, 4):
         first_rank(engine)
-        drawn += _run(_Worker(with_noise_of_its_own(_vllm_seeds)), iterations=4)
+        drawn += _run(_Worker(seed_rollout(_vllm_seeds)), iterations=4)
     assert len(set(drawn)) == len(drawn) == 3 * 4 * 2
 
 
@@ -85,38 +85,38 @@ def test_ranks_of_one_engine_draw_alike_and_a_resumed_run_as_if_it_had_not_stopp
     first_rank: Callable[[int], None],
 ) -> None:
     first_rank(2)
-    hooked = with_noise_of_its_own(_vllm_seeds)
+    hooked = seed_rollout(_vllm_seeds)
     whole = _run(_Worker(hooked), iterations=4)
     assert _run(_Worker(hooked), iterations=4) == whole
     assert _run(_Worker(hooked, iteration=2), iterations=2) == whole[4:]
     assert not set(_run(_Worker(hooked, seed=2), iterations=4)) & set(whole)
 
 
-def test_what_training_draws_on_the_cpu_stays_the_same_on_ranks_of_all_engines(
+def test_the_cpu_generator_of_training_is_the_same_on_ranks_of_all_engines(
     first_rank: Callable[[int], None],
 ) -> None:
     drawn = []
     for engine in (0, 4):
         first_rank(engine)
-        _run(_Worker(with_noise_of_its_own(_vllm_seeds)), iterations=1)
+        _run(_Worker(seed_rollout(_vllm_seeds)), iterations=1)
         drawn.append(torch.randperm(100).tolist())
     assert drawn[0] == drawn[1]
 
 
 def test_a_validation_and_the_iteration_after_it_draw_differently(first_rank: Callable[[int], None]) -> None:
-    worker = _Worker(with_noise_of_its_own(_vllm_seeds))
-    generate = numbering_rollouts(_Worker.generate_sequences)
+    worker = _Worker(seed_rollout(_vllm_seeds))
+    generate = count_rollouts(_Worker.generate_sequences)
     generate(worker)
     generate(worker)
     assert len(set(worker.drawn)) == 4
 
 
-def test_an_engine_that_nobody_numbered_is_an_error(first_rank: Callable[[int], None]) -> None:
-    with pytest.raises(TrainingError, match="before its iteration was told"):
-        _Engine(with_noise_of_its_own(_vllm_seeds)).generate_sequences()
+def test_an_uncounted_engine_is_an_error(first_rank: Callable[[int], None]) -> None:
+    with pytest.raises(TrainingError, match="iteration"):
+        _Engine(seed_rollout(_vllm_seeds)).generate_sequences()
 
 
-def test_seeds_are_numpys_and_far_apart() -> None:
+def test_seeds_are_in_numpys_range_and_distinct() -> None:
     seeds = {rollout_seed(1, iteration, dispatch, 0) for iteration in range(100) for dispatch in range(16)}
     assert len(seeds) == 1600
     assert all(0 <= seed < 2**32 for seed in seeds)

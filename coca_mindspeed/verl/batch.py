@@ -1,0 +1,210 @@
+"""verl's batches: which rows form a group, their advantages, and the metrics of a validation.
+
+verl names a row ``UID_SESSION_INDEX``: prompt, sample, turn.  A batch may be in any order, may lack the responses of
+failed sessions, and may hold padding rows.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.grading.verdict import Outcome, Verdict
+from coca_mindspeed.scoring.batch import ScoredBatch
+from coca_mindspeed.scoring.responses import credit_rule, held_out_metrics
+from coca_mindspeed.verl.settings import VerlSettings
+
+
+class Groups(NamedTuple):
+    """Rows of the complete groups, group by group, and the number of incomplete groups."""
+
+    rows: tuple[int, ...]
+    broken: int
+
+
+def find_groups(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], size: int, expected: int) -> Groups:
+    """Find the complete groups of a batch.
+
+    Args:
+        keys: of the rows.
+        tags: of the rows; ``is_padding`` marks padding.
+        size: responses to each prompt.
+        expected: prompts of the batch; a prompt without any response counts as broken.
+
+    Raises:
+        TrainingError: a malformed key, a second turn, a repeated sample, or too many prompts or responses.
+    """
+    groups: dict[str, dict[int, int]] = {}
+    for row, (key, tag) in enumerate(zip(keys, tags, strict=True)):
+        if tag.get("is_padding", False):
+            continue
+        uid, *numbers = key.rsplit("_", 2)
+        if len(numbers) != 2 or not all(number.isdecimal() for number in numbers):
+            raise TrainingError(f"row {key!r}: expected a key UID_SESSION_INDEX")
+        session, turn = map(int, numbers)
+        if turn != 0:
+            raise TrainingError(f"row {key}: expected one turn a response, found a second turn")
+        if session in (group := groups.setdefault(uid, {})):
+            raise TrainingError(f"row {key}: sample {session} of this prompt occurs twice")
+        group[session] = row
+    if len(groups) > expected:
+        raise TrainingError(f"expected data.train_batch_size={expected} prompts in a step, found {len(groups)}")
+    for uid, group in groups.items():
+        if len(group) > size:
+            raise TrainingError(f"prompt {uid}: expected rollout.n={size} responses, found {len(group)}")
+    whole = [group for group in groups.values() if len(group) == size]
+    return Groups(tuple(group[session] for group in whole for session in sorted(group)), expected - len(whole))
+
+
+def check_broken(broken: int, allowed: int, total: int, kind: str) -> None:
+    """Raise ``TrainingError`` if more groups (or questions) are broken than ``coca.broken_groups`` allows."""
+    if broken > allowed:
+        raise TrainingError(
+            f"{broken} of {total} {kind} are incomplete because rollouts failed (see verl's log); "
+            f"coca.broken_groups allows {allowed}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredStep:
+    """The ``B`` scored responses of a step's complete groups, and their place among the ``rows`` of verl's batch.
+
+    Attributes:
+        scored: the responses, group by group.
+        order: int64 ``[B]``, their rows.
+        rows: of verl's batch, with padding and broken groups.
+        broken: groups that lack a response.
+        predictions: of each response, as the reward manager reports it.
+        stage: of the method; None if it has only one.
+    """
+
+    scored: ScoredBatch
+    order: Tensor
+    rows: int
+    broken: int
+    predictions: Sequence[Mapping[str, Any]]
+    stage: int | None
+
+    def columns(self, *, segment_mean: bool) -> dict[str, Tensor]:
+        """:meth:`ScoredBatch.columns` for all ``rows``; 0 for padding and broken groups."""
+        return {
+            name: torch.zeros(self.rows, *column.shape[1:], dtype=column.dtype).index_copy_(0, self.order, column)
+            for name, column in self.scored.columns(segment_mean=segment_mean).items()
+        }
+
+    def metrics(self) -> dict[str, float]:
+        """Metrics by the names of every engine, without the undefined ones."""
+        found = {name: value for name, value in self.scored.metrics().items() if math.isfinite(value)}
+        found["group/broken"] = float(self.broken)
+        return found if self.stage is None else {**found, "stage": float(self.stage)}
+
+    def dump(self, step: int, prompts: int) -> list[dict[str, Any]]:
+        """JSON rows of all responses to the first ``prompts`` prompts."""
+        shown = range(min(prompts * self.scored.correct.shape[1], len(self.order)))
+        names = ("id", "dataset", "question", "gold")
+        return [
+            {"step": step, **{name: prediction[name] for name in names}, **row}
+            for prediction, row in zip(self.predictions, self.scored.rows(shown), strict=False)
+        ]
+
+
+def score_step(
+    *,
+    keys: Sequence[str],
+    tags: Sequence[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
+    response_lengths: Tensor,
+    prompts: int,
+    group: int,
+    settings: VerlSettings,
+    stage: int,
+) -> ScoredStep:
+    """Compute the advantages of a batch of verl's.
+
+    Args:
+        keys: of its rows.
+        tags: of its rows.
+        rows: the reward manager's report on each, see :meth:`.ScoringQueue.score`.
+        response_lengths: int ``[rows]`` on the CPU.
+        prompts: P of a whole step.
+        group: G.
+        settings: of the run.
+        stage: of the method.
+
+    Raises:
+        TrainingError: more groups are broken than the settings allow, or no answer could be graded.
+    """
+    groups = find_groups(keys, tags, group, prompts)
+    check_broken(groups.broken, settings.broken_groups, prompts, "groups")
+    if not groups.rows:
+        raise TrainingError(f"none of the {prompts} groups has all of its {group} responses")
+    reports = [_checked(rows[row], f"row {keys[row]}") for row in groups.rows]
+    verdicts = [Verdict(Outcome(report["verdict"]), report["reason"]) for report in reports]
+    gradable = torch.tensor([verdict.outcome is not Outcome.UNGRADABLE for verdict in verdicts])
+    if not gradable.any():
+        raise TrainingError(f"none of the step's {len(verdicts)} answers could be graded: {verdicts[0].reason}")
+    predictions = [report["prediction"] for report in reports]
+    order = torch.tensor(groups.rows)
+    scored = ScoredBatch.of(
+        credit_rule(settings.method, stage),
+        group_size=group,
+        correct=torch.tensor([verdict.correct for verdict in verdicts]),
+        gradable=gradable,
+        confidence=_confidences([prediction["confidence"] for prediction in predictions]),
+        confidence_lengths=torch.tensor([report["confidence_tokens"] for report in reports]),
+        response_lengths=response_lengths.long()[order],
+        width=int(response_lengths.max()),
+        texts=[prediction["response"] for prediction in predictions],
+        verdicts=verdicts,
+    )
+    several = len(settings.method.training_method.stages) > 1
+    return ScoredStep(scored, order, len(keys), groups.broken, predictions, stage if several else None)
+
+
+def _checked(report: Mapping[str, Any], where: str) -> Mapping[str, Any]:
+    if missing := {"prediction", "verdict", "reason", "confidence_tokens"} - report.keys():
+        raise TrainingError(
+            f"{where}: verl's reward_extra_info has no {min(missing)!r}, found {sorted(report)}; expected "
+            "reward.reward_manager.name=coca"
+        )
+    return report
+
+
+def _confidences(stated: Sequence[float | None]) -> Tensor:
+    return torch.tensor([math.nan if value is None else value for value in stated], dtype=torch.float64)
+
+
+def validation_predictions(reports: Mapping[str, Sequence[Any]]) -> list[Prediction]:
+    """Predictions of a validation from the lists that verl makes of the reward manager's reports.
+
+    Raises:
+        TrainingError: another reward manager scored the responses.
+    """
+    _checked(reports, "validation")
+    return [Prediction(**row) for row in reports["prediction"]]
+
+
+def validation_metrics(predictions: Sequence[Prediction]) -> dict[str, float]:
+    """The paper's six columns under ``eval/``; for several data sets also under ``eval/DATASET/``."""
+    by_set: dict[str, list[Prediction]] = defaultdict(list)
+    for prediction in predictions:
+        by_set[prediction.dataset].append(prediction)
+    named = {"eval": predictions} if predictions else {}
+    if len(by_set) > 1:
+        named |= {f"eval/{dataset}": rows for dataset, rows in by_set.items()}
+    return {f"{prefix}/{name}": value for prefix, rows in named.items() for name, value in _held_out(rows).items()}
+
+
+def _held_out(predictions: Sequence[Prediction]) -> dict[str, float]:
+    return held_out_metrics(
+        torch.tensor([bool(prediction.correct) for prediction in predictions]),
+        torch.tensor([prediction.correct is not None for prediction in predictions]),
+        _confidences([prediction.confidence for prediction in predictions]),
+        torch.tensor([prediction.tokens_to_confidence or 0 for prediction in predictions]),
+    )

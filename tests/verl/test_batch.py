@@ -1,0 +1,237 @@
+"""verl's batches: groups in any order, with padding and missing responses; advantages on the right rows; validation."""
+
+import math
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from coca_mindspeed.algorithm.objective import segment_objective
+from coca_mindspeed.errors import TrainingError
+from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.grading.verdict import Outcome
+from coca_mindspeed.scoring.responses import credit_rule
+from coca_mindspeed.verl.batch import (
+    ScoredStep,
+    find_groups,
+    score_step,
+    validation_metrics,
+    validation_predictions,
+)
+from coca_mindspeed.verl.settings import VerlSettings
+from tests.verl.configurations import columns
+
+P, G = 3, 4
+RIGHT, WRONG, UNGRADABLE = Outcome.RIGHT, Outcome.WRONG, Outcome.UNGRADABLE
+KEYS = [f"u{group}_{session}_0" for group in range(P) for session in range(G)]
+
+
+def test_groups_are_found_in_any_order():
+    keys = random.Random(0).sample(KEYS, len(KEYS))
+    found = find_groups(keys, [{}] * len(keys), G, P)
+    named = [keys[row] for row in found.rows]
+    assert (sorted(named), found.broken) == (KEYS, 0)
+    for start in range(0, P * G, G):
+        uid = named[start].split("_")[0]
+        assert named[start : start + G] == [f"{uid}_{session}_0" for session in range(G)]
+
+
+@pytest.mark.parametrize(
+    ("keys", "padding", "prompts", "rows", "broken"),
+    [
+        (KEYS[:8], ["padabc_0_0", "padabc_1_0"], 2, range(8), 0),
+        (KEYS[:6] + KEYS[7:], [], 3, [0, 1, 2, 3, 7, 8, 9, 10], 1),  # u1_2_0 is missing
+        (KEYS[:8], [], 3, range(8), 1),  # u2 is missing
+        (["a_b_0_0", "a_b_1_0", "a_b_2_0", "a_b_3_0"], [], 1, range(4), 0),  # a uid with underscores
+    ],
+)
+def test_only_complete_groups_are_used(keys, padding, prompts, rows, broken):
+    tags = [{}] * len(keys) + [{"is_padding": True}] * len(padding)
+    assert find_groups([*keys, *padding], tags, G, prompts) == (tuple(rows), broken)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["u0_0_0", "u0_0_1"],  # a second turn
+        ["u0_0_0", "u0_0_0"],  # one sample twice
+        ["u0_0_0", "u0_1_0", "u0_2_0"],  # three responses of two
+        ["u0_0_0", "u0_1_0", "u1_0_0", "u1_1_0"],  # two prompts of one
+        ["u0"],
+        ["u0_a_0"],
+    ],
+)
+def test_impossible_batches_are_refused(keys):
+    with pytest.raises(TrainingError):
+        find_groups(keys, [{}] * len(keys), 2, 1)
+
+
+def shuffled(seed: int = 0) -> tuple[list[str], list[dict[str, Any]], torch.Tensor]:
+    """Keys, reports of the reward manager and lengths of P * G responses, shuffled."""
+    draw = random.Random(seed)
+    rows = []
+    for key in KEYS:
+        tokens = draw.randint(4, 9)
+        stated = None if draw.random() < 0.2 else draw.randint(0, 10) / 10
+        said = columns(
+            stated, draw.choice([RIGHT, WRONG]), confidence_tokens=draw.randint(1, tokens - 1), tokens=tokens
+        )
+        rows.append((key, said, tokens))
+    draw.shuffle(rows)
+    return [key for key, _, _ in rows], [said for _, said, _ in rows], torch.tensor([n for _, _, n in rows])
+
+
+def step(settings: dict[str, Any] | None = None, stage: int = 0, **changes: Any) -> ScoredStep:
+    keys, rows, lengths = shuffled()
+    arguments = {"keys": keys, "tags": [{}] * len(keys), "rows": rows, "response_lengths": lengths, **changes}
+    arguments = {"prompts": P, "group": G, **arguments}
+    return score_step(settings=VerlSettings.model_validate(settings or {}), stage=stage, **arguments)
+
+
+def one_group(*rows: dict[str, Any], **settings: Any) -> ScoredStep:
+    """One group of responses of five tokens."""
+    n = len(rows)
+    return step(
+        settings,
+        keys=KEYS[:n],
+        tags=[{}] * n,
+        rows=rows,
+        response_lengths=torch.tensor([5] * n),
+        prompts=1,
+        group=n,
+    )
+
+
+@pytest.mark.parametrize("method", ["coca", "rlvr", "joint", "sequential", "rlcr"])
+def test_each_row_has_the_advantages_of_the_credit_rule(method):
+    settings = VerlSettings.model_validate({"method": {"name": method}})
+    keys, rows, lengths = shuffled()
+    by_key = {key: (said, int(length)) for key, said, length in zip(keys, rows, lengths, strict=True)}
+    reports = [by_key[key][0] for key in KEYS]
+    stated = [math.nan if (s := report["prediction"]["confidence"]) is None else s for report in reports]
+    credit = credit_rule(settings.method, 0)(
+        torch.tensor([report["verdict"] == "right" for report in reports]).view(P, G),
+        torch.tensor(stated, dtype=torch.float64).view(P, G),
+        torch.tensor([report["confidence_tokens"] for report in reports]),
+        torch.tensor([by_key[key][1] for key in KEYS]),
+        int(lengths.max()),
+    )
+    found = step({"method": {"name": method}}).columns(segment_mean=False)
+    for place, key in enumerate(KEYS):
+        row = keys.index(key)
+        torch.testing.assert_close(found["advantages"][row], credit.tokens[place], rtol=0, atol=0)
+        assert int(found["segment_length"][row]) == int(credit.segment_lengths[place])
+    assert found["advantages"].any()
+
+
+def test_the_stage_decides_what_sequential_rewards():
+    first, second = (step({"method": {"name": "sequential"}}, stage) for stage in (0, 1))
+    assert not torch.equal(first.scored.credit.tokens, second.scored.credit.tokens)
+    assert (first.metrics()["stage"], second.metrics()["stage"]) == (0.0, 1.0)
+    assert "stage" not in step().metrics()
+
+
+def test_padding_and_broken_groups_have_no_advantages():
+    keys, rows, lengths = shuffled()
+    lost = keys.index("u1_2_0")
+    changes: dict[str, Any] = {
+        "keys": [*keys[:lost], *keys[lost + 1 :], "pad_0_0"],
+        "tags": [{}] * 11 + [{"is_padding": True}],
+        "rows": [*rows[:lost], *rows[lost + 1 :], {}],
+        "response_lengths": torch.cat([lengths[:lost], lengths[lost + 1 :], torch.tensor([1])]),
+    }
+    with pytest.raises(TrainingError, match=r"1 of 3 groups .*coca\.broken_groups"):
+        step(**changes)
+    found = step({"broken_groups": 1}, **changes)
+    written = found.columns(segment_mean=False)
+    for row, key in enumerate(changes["keys"]):
+        if key.startswith(("u1", "pad")):
+            assert not written["advantages"][row].any()
+            assert int(written["segment_length"][row]) == 0
+    assert written["advantages"].any()
+    assert found.metrics()["group/broken"] == 1.0
+    assert len(found.dump(7, 99)) == 2 * G
+
+
+def test_the_sum_over_tokens_of_the_segment_means_columns_is_segment_mean():
+    """Loss and gradient, off-policy so that the clip bites."""
+    found = step()
+    masks, rows = found.scored.masks, found.order
+    old = -torch.rand(masks.answer.shape, generator=torch.Generator().manual_seed(1))
+    results = []
+    for mean, aggregation in ((True, "sum"), (False, "segment_mean")):
+        advantages = found.columns(segment_mean=mean)["advantages"][rows]
+        new = (old + torch.randn(old.shape, generator=torch.Generator().manual_seed(2))).requires_grad_()
+        objective = segment_objective(new, old, advantages, masks, aggregation=aggregation)
+        objective.loss.backward()
+        results.append((objective.loss.detach(), new.grad))
+        assert float(objective.confidence.clipped) > 0
+    torch.testing.assert_close(results[0], results[1])
+
+
+def test_metrics_have_the_names_of_every_engine_without_undefined_ones():
+    metrics = step().metrics()
+    assert {"reward/answer", "reward/confidence", "rollout/gesr", "rollout/ece", "rollout/brier"} <= metrics.keys()
+    assert {"response/confidence_length", "group/no_confidence_variance_share"} <= metrics.keys()
+    assert all(map(math.isfinite, metrics.values()))
+    invalid = one_group(*[columns(None, RIGHT)] * G).metrics()
+    assert {"rollout/auroc", "rollout/ece", "rollout/confidence"}.isdisjoint(invalid)
+    assert invalid["rollout/invalid_share"] == 1.0
+
+
+def test_an_ungradable_answer_is_left_out_of_its_group():
+    """By hand: verdicts (right, wrong, ungradable, wrong), so GESR is 1/3, and the third row learns nothing."""
+    failed = columns(0.5, UNGRADABLE, reason="no sandbox")
+    found = one_group(
+        columns(0.5, RIGHT), columns(0.5, WRONG), failed, columns(0.5, WRONG), method={"advantage_eps": 0.0}
+    )
+    assert found.scored.credit.gesr.tolist() == [[pytest.approx(1 / 3)]]
+    # r_a = (1, 0, 0): mean 1/3, sample deviation 1/sqrt(3)
+    expected = [2 / math.sqrt(3), -1 / math.sqrt(3), 0.0, -1 / math.sqrt(3)]
+    advantages = found.columns(segment_mean=False)["advantages"]
+    assert advantages[:, -1].tolist() == pytest.approx(expected)
+    assert not advantages[2].any()
+    assert found.metrics()["rollout/accuracy"] == pytest.approx(1 / 3)
+    assert found.metrics()["grading/ungradable_share"] == 1 / G
+    assert [row["correct"] for row in found.dump(1, 1)] == [True, False, None, False]
+    with pytest.raises(TrainingError, match="no sandbox"):
+        one_group(*[failed] * G)
+
+
+def test_reports_of_another_reward_manager_are_refused():
+    with pytest.raises(TrainingError, match=r"row u0_0_0: .*reward\.reward_manager\.name=coca"):
+        one_group({"acc": 1.0}, {"acc": 1.0})
+    with pytest.raises(TrainingError, match=r"reward\.reward_manager\.name=coca"):
+        validation_predictions({"reward": [1.0], "acc": [1.0]})
+
+
+def test_the_dump():
+    found = step()
+    dump = found.dump(3, P)
+    assert found.dump(3, 2) == dump[: 2 * G]
+    assert len(dump) == P * G
+    reports = dict(zip(*shuffled()[:2], strict=True))
+    for place, row in enumerate(dump):
+        report = reports[KEYS[place]]
+        assert (row["step"], row["question"], row["gold"]) == (3, "1+1=", "2")
+        assert row["verdict"] == report["verdict"]
+        assert row["confidence"] == report["prediction"]["confidence"]
+        assert row["gesr"] == pytest.approx(float(found.scored.credit.gesr[place // G]))
+
+
+def test_the_metrics_of_a_validation():
+    said = [columns(0.5, RIGHT), columns(0.5, WRONG), columns(None, WRONG)]
+
+    def found() -> list[Prediction]:
+        lists = {name: [each[name] for each in said] for name in said[0]}
+        return validation_predictions(lists | {"reward": [each["acc"] for each in said]})
+
+    metrics = validation_metrics(found())
+    assert metrics["eval/ece"] == 0.0
+    assert metrics["eval/accuracy"] == pytest.approx(1 / 3)
+    assert metrics["eval/tokens_to_confidence"] == 3.0
+    assert metrics["eval/ungradable_share"] == 0.0
+    said.append(columns(0.9, UNGRADABLE, reason="no sandbox"))
+    assert validation_metrics(found()) == {**metrics, "eval/ungradable_share": 0.25}
+    assert validation_metrics([]) == {}
