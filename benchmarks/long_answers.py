@@ -30,9 +30,8 @@ from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.evaluation.reports.plots import new_figure, save_figure, tidy
 from coca_mindspeed.grading.registry import build_grader
-from coca_mindspeed.local.checkpoint import list_checkpoints
 from coca_mindspeed.local.policy import load_policy
-from coca_mindspeed.local.setup import open_session
+from coca_mindspeed.local.setup import LocalRun
 from coca_mindspeed.serving.config import ServingConfig
 from coca_mindspeed.serving.model_server import ModelServer
 from coca_mindspeed.serving.proxy import Proxy
@@ -74,8 +73,8 @@ def train(output: Path, method: str, seed: int, overrides: Sequence[str]) -> Pat
         data = [f"data.{part}={output / part}.jsonl" for part in ("train", "evaluate")]
         composed = compose_run("demo", [*TRAINING, *data, f"seed={seed}", f"method={method}", *overrides])
         resume = (run / "config.yaml").exists()
-        with closing(open_session(composed, run, resume=resume, show_progress=False)) as session:
-            session.trainer.run(session.resume_from if list_checkpoints(run / "checkpoints") else None)
+        with LocalRun(composed, run, resume=resume, show_progress=False) as training:
+            training.execute(training.train)
     return run / "model"
 
 
