@@ -53,6 +53,9 @@ class CreditRule:
             of being valid.  In the paper's form (False) one invalid response among eight, with its reward of -1,
             shrinks the differences among the valid ones about 25 times.  Equal where all are valid; for methods whose
             confidence segment has a reward of its own (``coca``).
+        entropy_bonus: added to the reward of a valid confidence is this times ``-log pi(confidence segment)``.  Its
+            expectation is the entropy of the segment, which keeps the policy from stating one confidence everywhere;
+            for the same methods.
     """
 
     method: TrainingMethod
@@ -61,6 +64,7 @@ class CreditRule:
     ddof: int = 1
     eps: float = 1e-6
     separate_format: bool = True
+    entropy_bonus: float = 0.0
 
     def __call__(
         self,
@@ -70,6 +74,7 @@ class CreditRule:
         response_lengths: Tensor,
         width: int,
         gradable: Tensor | None = None,
+        log_probs: Tensor | None = None,
     ) -> SegmentCredit:
         """Give credit.
 
@@ -84,9 +89,11 @@ class CreditRule:
             response_lengths: int ``[B]``.
             width: tokens of the padded responses.
             gradable: bool ``[P, G]``; None: all are.
+            log_probs: float ``[P, G]``, of each confidence segment under the policy that sampled it; for
+                ``entropy_bonus``.
 
         Raises:
-            ValueError: a wrong shape or dtype.
+            ValueError: a wrong shape or dtype, or an entropy bonus without log-probs.
         """
         if correct.dtype != torch.bool or correct.dim() != 2 or correct.shape[1] < 2:
             raise ValueError(
@@ -100,11 +107,13 @@ class CreditRule:
                 raise ValueError(
                     f"{name} should be {kind} {list(correct.shape)}, found {tensor.dtype} {list(tensor.shape)}"
                 )
+        if self.entropy_bonus and (log_probs is None or log_probs.shape != correct.shape):
+            raise ValueError(f"entropy_bonus={self.entropy_bonus} needs log_probs, float {list(correct.shape)}")
         sizes = gradable.sum(dim=1)
         confidence_reward = torch.full_like(correct, torch.nan, dtype=torch.float64)
         gesr = torch.full_like(sizes[:, None], torch.nan, dtype=torch.float64)
         earned, earned_by_answer = (torch.zeros_like(correct, dtype=torch.float64) for _ in range(2))
-        separate = self.separate_format
+        own_reward = True  # of the confidence segment
         for size in sizes.unique().tolist():
             if size < 2:
                 continue
@@ -117,10 +126,12 @@ class CreditRule:
             confidence_reward[members] = brier_reward(stated, rate, self.invalid_reward).flatten()
             earned[members] = rewards.confidence.flatten()
             earned_by_answer[members] = rewards.answer.flatten()
-            separate = separate and rewards.confidence is not rewards.answer
+            own_reward = own_reward and rewards.confidence is not rewards.answer
         of_answer, answer_varies = self._advantages(earned_by_answer, gradable)
-        if separate:
-            valid = gradable & ~confidence.isnan()
+        valid = gradable & ~confidence.isnan()
+        if own_reward and self.entropy_bonus and log_probs is not None:
+            earned = torch.where(valid, earned - self.entropy_bonus * log_probs.to(torch.float64), earned)
+        if own_reward and self.separate_format:
             of_brier, brier_varies = self._advantages(earned, valid)
             of_format, format_varies = self._advantages(valid.to(torch.float64), gradable)
             of_confidence, confidence_varies = of_brier + of_format, brier_varies | format_varies

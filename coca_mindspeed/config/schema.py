@@ -206,6 +206,13 @@ class MethodConfig(Section):
         description="coca: Brier scores are compared among valid responses only, and being valid earns an advantage of "
         "its own; false: invalid_reward takes part in the group's mean and deviation (the paper's form)",
     )
+    entropy_bonus: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="coca, local engine: weight of the confidence segment's entropy in its reward; keeps a short run "
+        "from stating one confidence everywhere",
+    )
     max_confidence_tokens: int = Field(16, ge=1, description="tokens that stand for an invalid response's confidence")
     confidence_decimals: int | None = Field(None, ge=1, le=6, description="exact digits after the point; null: any")
     advantage_ddof: Literal[0, 1] = Field(1, description="1: sample deviation, 0: population deviation")

@@ -124,6 +124,7 @@ def reward_and_advantage(graded: JudgedSamples, config: MethodConfig, stage: int
         confidence_lengths=judged.confidence_lengths,
         response_lengths=graded.samples.lengths.cpu(),
         width=graded.samples.token_ids.shape[1],
+        log_probs=graded.samples.log_probs.cpu() if config.entropy_bonus else None,
         texts=judged.texts,
         verdicts=judged.verdicts,
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from coca_mindspeed.algorithm.advantages import SegmentMasks, per_token_of_segment, segment_masks
@@ -47,6 +48,7 @@ class ScoredBatch:
         confidence_lengths: Tensor,
         response_lengths: Tensor,
         width: int,
+        log_probs: Tensor | None = None,
         texts: Sequence[str] = (),
         verdicts: Sequence[Verdict] = (),
     ) -> "ScoredBatch":
@@ -61,6 +63,7 @@ class ScoredBatch:
             confidence_lengths: int, tokens up to the end of the stated confidence.
             response_lengths: int.
             width: tokens of the padded responses.
+            log_probs: float ``[B, width]`` of the sampled tokens, if known; ``entropy_bonus`` needs them.
             texts: decoded responses, if known.
             verdicts: of the grader, if known.
 
@@ -69,7 +72,10 @@ class ScoredBatch:
         """
         correct, confidence = correct.view(-1, group_size), confidence.view(-1, group_size)
         gradable = None if gradable is None else gradable.view(-1, group_size)
-        credit = rule(correct, confidence, confidence_lengths, response_lengths, width, gradable=gradable)
+        if log_probs is not None:
+            inside = torch.arange(width) < rule.segment_lengths(confidence_lengths)[:, None]
+            log_probs = torch.where(inside, log_probs, 0.0).sum(dim=1).view(-1, group_size)
+        credit = rule(correct, confidence, confidence_lengths, response_lengths, width, gradable, log_probs)
         return cls(correct, confidence, confidence_lengths, response_lengths, credit, texts, verdicts)
 
     @property

@@ -138,6 +138,7 @@ def credit_rule(method: MethodConfig, stage: int) -> CreditRule:
         ddof=method.advantage_ddof,
         eps=method.advantage_eps,
         separate_format=method.separate_format,
+        entropy_bonus=method.entropy_bonus,
     )
 
 

@@ -14,7 +14,17 @@ from coca_mindspeed.algorithm.rewards import METHODS, brier_reward, group_succes
 UP = 1 / math.sqrt(2)  # (x - mean) / sample deviation of two unequal numbers
 
 
-def credit(correct, confidence, confidence_lengths, response_lengths, width, method="coca", gradable=None, **choices):
+def credit(
+    correct,
+    confidence,
+    confidence_lengths,
+    response_lengths,
+    width,
+    method="coca",
+    gradable=None,
+    log_probs=None,
+    **choices,
+):
     rule = CreditRule(training_method(method), **{"eps": 0.0, **choices})
     return rule(
         torch.tensor([correct]),
@@ -23,6 +33,7 @@ def credit(correct, confidence, confidence_lengths, response_lengths, width, met
         torch.tensor(response_lengths),
         width,
         gradable=None if gradable is None else torch.tensor([gradable]),
+        log_probs=log_probs,
     )
 
 
@@ -150,6 +161,27 @@ def test_groups_with_fewer_than_two_valid_responses(confidence, expected):
     result = credit([True, True], confidence, [1, 1], [2, 2], 2)
     torch.testing.assert_close(result.confidence, torch.tensor([expected], dtype=torch.float32))
     assert result.confidence_varies.tolist() == [any(expected)]
+
+
+def test_the_entropy_bonus_is_earned_by_rare_confidences():
+    """GESR 1/2; s = (.5, 0), r_c = (0, -.25); log pi = (-1, -5): with .1 the rewards are (.1, .25).
+
+    With the third response GESR is 2/3, and the rewards are (-1/36 + .1, -4/9 + .5).
+    """
+    given = ([True, False], [0.5, 0.0], [1, 1], [2, 2], 2)
+    log_probs = torch.tensor([[-1.0, -5.0]])
+    for bonus, expected in ((0.0, [UP, -UP]), (0.1, [-UP, UP]), (0.0625, [0, 0])):
+        result = credit(*given, log_probs=log_probs, entropy_bonus=bonus)
+        torch.testing.assert_close(result.confidence, torch.tensor([expected], dtype=torch.float32))
+        assert result.confidence_reward.tolist() == [[0.0, -0.25]]
+    invalid = credit([True, False, True], [0.5, 0.0, math.nan], [1] * 3, [2] * 3, 2, entropy_bonus=0.1,
+                     log_probs=torch.tensor([[-1.0, -5.0, -9.0]]))  # fmt: skip
+    form = 2 / 3 / math.sqrt(1 / 3)
+    torch.testing.assert_close(invalid.confidence, torch.tensor([[form / 2 + UP, form / 2 - UP, -form]]))
+    joint = credit(*given, method="joint", log_probs=log_probs, entropy_bonus=0.1)
+    assert torch.equal(joint.tokens, credit(*given, method="joint").tokens)
+    with pytest.raises(ValueError, match="log_probs"):
+        credit(*given, entropy_bonus=0.1)
 
 
 @given(st.lists(st.tuples(st.booleans(), st.sampled_from([0.0, 0.3, 0.8, 1.0])), min_size=2, max_size=8), st.data())
