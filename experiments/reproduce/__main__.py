@@ -3,6 +3,7 @@
 import argparse
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from coca_mindspeed.baselines.parts import check_directory, claim_directory
@@ -51,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _run_jobs(
-    plan: Plan, jobs: list[Job], output: Path, processes: int, settings: dict[str, object], console: PlainConsole
+    plan: Plan, jobs: list[Job], output: Path, processes: int, settings: Mapping[str, object], console: PlainConsole
 ) -> None:
     from coca_mindspeed.local.interrupt import InterruptedRunError, saying_what_is_saved
     from experiments.reproduce.job import Workplace
