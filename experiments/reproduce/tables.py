@@ -189,7 +189,8 @@ def comparison_table(comparison: Comparison, numbers: Sequence[Entry]) -> Table:
             theirs = [printed(metric, e.paper) for e in row if with_paper]
             rows.append((method, metric_info(metric).heading, *(e.show(e.by_seed) for e in row), *theirs))
             if metric == "ece":
-                rows.append((method, CALIBRATED_LABEL, *(e.show(e.calibrated) for e in row), *("" for _ in theirs)))
+                calibrated = [e.show(e.calibrated) for e in row]
+                rows.append((method, CALIBRATED_LABEL, *calibrated, *("" for _ in theirs)))
     seeds = sorted({seed for e in numbers for seed in e.by_seed})
     csv_rows = []
     for e in numbers:
