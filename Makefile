@@ -40,7 +40,7 @@ reproduce: $(STAMP)  ## the paper's tables in miniature, three seeds (at most 40
 demo-real: real  ## SmolLM2 learns the format, then CoCA: before and after, one seed (resumable; up to an hour)
 	$(BIN)/python -m experiments.reproduce --plan smollm2_demo --seeds 1 --jobs 1 --output runs/demo-real --report runs/demo-real/report
 
-reproduce-real: real  ## every method on SmolLM2, two seeds (hours; cells of half an hour or more, resumable)
+reproduce-real: real  ## every method on SmolLM2, two seeds (hours; jobs of half an hour or more, resumable)
 	$(BIN)/python -m experiments.reproduce --plan smollm2 --seeds 2 --output runs/reproduce-real --report experiments/results/smollm2
 
 # Built for CUDA, ROCm and CPUs at once (43 MB), so it is not in the lock.

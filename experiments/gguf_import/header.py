@@ -107,72 +107,72 @@ class _BoundedReader:
         self._file = file
         self.size, self.path, self.at = size, path, 0
 
-    def problem(self, what: str) -> DataError:
-        return DataError(f"{self.path}: byte {self.at}: {what}")
+    def problem(self, field: str) -> DataError:
+        return DataError(f"{self.path}: byte {self.at}: {field}")
 
-    def take(self, length: int, what: str) -> bytes:
+    def take(self, length: int, field: str) -> bytes:
         if length > self.size - self.at:
             left = self.size - self.at
-            raise self.problem(f"truncated or damaged: {what} takes {length} bytes, {left} are left")
+            raise self.problem(f"truncated or damaged: {field} takes {length} bytes, {left} are left")
         data = self._file.read(length)
         if len(data) != length:
             raise self.problem("the file became shorter while it was read")
         self.at += length
         return data
 
-    def whole(self, code: str, what: str) -> int:
-        return int(struct.unpack(code, self.take(struct.calcsize(code), what))[0])
+    def whole(self, code: str, field: str) -> int:
+        return int(struct.unpack(code, self.take(struct.calcsize(code), field))[0])
 
-    def count(self, least: int, what: str) -> int:
+    def count(self, least: int, field: str) -> int:
         """Read a count of items of at least ``least`` bytes, which must fit into the rest of the file."""
-        number = self.whole("<Q", what)
+        number = self.whole("<Q", field)
         if number * least > self.size - self.at:
             left = self.size - self.at
-            raise self.problem(f"truncated or damaged: {what} is {number}, {left} bytes are left")
+            raise self.problem(f"truncated or damaged: {field} is {number}, {left} bytes are left")
         return number
 
-    def text(self, what: str) -> str:
-        data = self.take(self.whole("<Q", f"the length of {what}"), what)
+    def text(self, field: str) -> str:
+        data = self.take(self.whole("<Q", f"the length of {field}"), field)
         try:
             return data.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise self.problem(f"{what} is not UTF-8: {error}") from error
+            raise self.problem(f"{field} is not UTF-8: {error}") from error
 
-    def value(self, what: str) -> Any:
-        kind = self.whole("<I", f"the type of {what}")
+    def value(self, field: str) -> Any:
+        kind = self.whole("<I", f"the type of {field}")
         if kind != GGUFValueType.ARRAY:
-            return self._single(kind, what)
-        kind = self.whole("<I", f"the type of the elements of {what}")
+            return self._single(kind, field)
+        kind = self.whole("<I", f"the type of the elements of {field}")
         if kind == GGUFValueType.STRING:
-            return [self.text(what) for _ in range(self.count(8, f"the length of {what}"))]
+            return [self.text(field) for _ in range(self.count(8, f"the length of {field}"))]
         if kind not in _SCALARS:
-            raise self.problem(f"{what} is an array of type {kind}; expected numbers or strings")
+            raise self.problem(f"{field} is an array of type {kind}; expected numbers or strings")
         dtype = _SCALARS[kind]
-        length = self.count(dtype.itemsize, f"the length of {what}")
-        return np.frombuffer(self.take(length * dtype.itemsize, what), dtype)
+        length = self.count(dtype.itemsize, f"the length of {field}")
+        return np.frombuffer(self.take(length * dtype.itemsize, field), dtype)
 
-    def _single(self, kind: int, what: str) -> Any:
+    def _single(self, kind: int, field: str) -> Any:
         if kind == GGUFValueType.STRING:
-            return self.text(what)
+            return self.text(field)
         if kind not in _SCALARS:
-            raise self.problem(f"{what} has the unknown type {kind}")
+            raise self.problem(f"{field} has the unknown type {kind}")
         dtype = _SCALARS[kind]
-        number = np.frombuffer(self.take(dtype.itemsize, what), dtype)[0].item()
+        number = np.frombuffer(self.take(dtype.itemsize, field), dtype)[0].item()
         return bool(number) if kind == GGUFValueType.BOOL else number
 
-    def tensor(self, what: str) -> tuple[tuple[int, ...], int, int]:
+    def tensor(self, field: str) -> tuple[tuple[int, ...], int, int]:
         """Shape, offset among the weights and length in bytes of a tensor."""
-        dimensions = self.whole("<I", f"the dimensions of {what}")
+        dimensions = self.whole("<I", f"the dimensions of {field}")
         if not 1 <= dimensions <= _MAX_DIMENSIONS:
-            raise self.problem(f"{what} has {dimensions} dimensions; expected 1 to {_MAX_DIMENSIONS}")
-        shape = tuple(self.whole("<Q", f"the shape of {what}") for _ in range(dimensions))[::-1]
-        kind = self.whole("<I", f"the type of {what}")
-        offset = self.whole("<Q", f"the offset of {what}")
+            raise self.problem(f"{field} has {dimensions} dimensions; expected 1 to {_MAX_DIMENSIONS}")
+        shape = tuple(self.whole("<Q", f"the shape of {field}") for _ in range(dimensions))[::-1]
+        kind = self.whole("<I", f"the type of {field}")
+        offset = self.whole("<Q", f"the offset of {field}")
         try:
             block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
         except (ValueError, KeyError):
-            raise self.problem(f"{what} has type {kind}, which the installed gguf package does not support") from None
+            raise self.problem(f"{field} has type {kind}, which the installed gguf package does not support") from None
         elements = math.prod(shape)
         if elements == 0 or shape[-1] % block:
-            raise self.problem(f"{what} has shape {shape}; expected rows of a multiple of {block} elements")
+            raise self.problem(f"{field} has shape {shape}; expected rows of a multiple of {block} elements")
         return shape, offset, elements // block * block_bytes

@@ -1,1 +1,1 @@
-"""The paper's comparison as one command: every method, several seeds, its tables with our numbers in them."""
+"""The paper's comparison: every method over several seeds, and tables beside the paper's figures."""

@@ -3,6 +3,7 @@
 import argparse
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from coca_mindspeed.baselines.resumable import check_directory, claim_directory
@@ -11,78 +12,79 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.utils.console import PlainConsole, print_text
 from coca_mindspeed.utils.cpus import usable_cpus
 from coca_mindspeed.utils.files import lock_of_process
-from experiments.reproduce.cells import ReproductionCell, cells_of
-from experiments.reproduce.plan import plan_path, read_plan
+from coca_mindspeed.utils.markdown import markdown_table
+from experiments.reproduce.plan import Job, Plan, jobs_of, plan_path, read_plan
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    output = Path("runs/reproduce")
     parser.add_argument("--plan", default="miniature", metavar="NAME|YAML", help="which runs (default: miniature)")
     parser.add_argument("--seeds", type=at_least(1), default=3, metavar="N", help="seeds 0 to N-1 (default: 3)")
-    parser.add_argument(
-        "--output", type=place, default=Path("runs/reproduce"), metavar="DIR", help="default: runs/reproduce"
-    )
-    parser.add_argument("--report", type=Path, metavar="DIR", help="where the tables go (default: OUTPUT/report)")
-    parser.add_argument(
-        "--jobs", type=at_least(1), default=2, metavar="N", help="cells at a time, a process each (default: 2)"
-    )
-    parser.add_argument("--report-only", action="store_true", help="run nothing; tables of what is finished")
+    parser.add_argument("--output", type=place, default=output, metavar="DIR", help=f"default: {output}")
+    parser.add_argument("--report", type=Path, metavar="DIR", help="for the tables (default: OUTPUT/report)")
+    parser.add_argument("--jobs", type=at_least(1), default=2, metavar="N", help="processes (default: 2)")
+    parser.add_argument("--report-only", action="store_true", help="run nothing; make tables of the finished jobs")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    # Saved in the cells' configurations, which must mean the same from another directory.
+    # Absolute, because it is saved in the jobs' configurations.
     output: Path = arguments.output.resolve()
     plan = read_plan(plan_path(arguments.plan))
-    cells = cells_of(plan, range(arguments.seeds))
-    # torch and all that trains: seconds, which --help and a mistake in the plan do not have to wait for.
-    from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible
-    from experiments.reproduce.provenance import check_made_from
-    from experiments.reproduce.questions import check_questions, missing_sets, write_sets
+    jobs = jobs_of(plan, range(arguments.seeds))
+    # torch is imported after the checks above.
     from experiments.reproduce.report import write_report
     from experiments.reproduce.results import collect
-    from experiments.reproduce.work import Workplace
-    from experiments.reproduce.work_queue import run_cells
 
     console = PlainConsole()
-    # More seeds may be asked for later; another plan would not be the same reproduction.
-    settings = {"plan": plan.model_dump(mode="json")}
+    settings = {"plan": plan.model_dump(mode="json")}  # without the seeds, of which more can be added
     check_directory(output, settings)
     if arguments.report_only:
         claim_directory(output, settings)
     else:
-        missing = missing_sets(plan, output)
-        # Before the directory is claimed: a plan that is refused here has to be changed.
-        check_questions(plan, cells, output, missing)
-        claim_directory(output, settings)
-        lock = lock_of_process(output / ".lock")  # held while this function runs
-        if lock is None:
-            raise ConfigError(f"--output {output}: another process is at work on this reproduction")
-        write_sets(missing, output)
-        check_made_from(plan, cells, output)
-        waiting = sum(not cell.done(output) for cell in cells)
-        console.print(f"{len(cells)} cells, {waiting} to run; run the same command again to go on after a stop")
-        started, done = time.perf_counter(), 0
-
-        def report(cell: ReproductionCell, seconds: float) -> None:
-            nonlocal done
-            done += 1
-            elapsed = time.perf_counter() - started
-            console.print(f"[{done}/{waiting}] {cell}: {seconds:.0f} s ({elapsed / 60:.1f} min in all)")
-
-        threads = max(1, usable_cpus() // arguments.jobs)
-        place = Workplace(plan, output, threads, show_progress=arguments.jobs == 1)
-        go_on = f"finished cells are kept in {output}, and the same command goes on with the others"
-        with interruptible("stopped", go_on):
-            try:
-                run_cells(place, cells, arguments.jobs, report)
-            except InterruptedRunError as error:  # a cell in this process, which has an option --resume in mind
-                raise InterruptedRunError(error.saved, go_on) from error
+        _run_jobs(plan, jobs, output, arguments.jobs, settings, console)
     directory = arguments.report or output / "report"
-    shown = f"python -m experiments.reproduce --plan {arguments.plan} --seeds {arguments.seeds} --jobs {arguments.jobs}"
-    tables = write_report(collect(output, cells), plan, directory, shown)
+    command = f"python -m experiments.reproduce --plan {arguments.plan} --seeds {arguments.seeds}"
+    tables = write_report(collect(output, jobs), plan, directory, command)
     if tables:
-        print_text(tables[0].markdown())
+        print_text(markdown_table(tables[0].header, tables[0].rows))
     console.print(f"{len(tables)} tables: {directory / 'README.md'}")
     return 0
+
+
+def _run_jobs(
+    plan: Plan, jobs: list[Job], output: Path, processes: int, settings: Mapping[str, object], console: PlainConsole
+) -> None:
+    from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible
+    from experiments.reproduce.job import Workplace
+    from experiments.reproduce.provenance import check_made_from
+    from experiments.reproduce.questions import check_questions, missing_sets, write_sets
+    from experiments.reproduce.scheduler import run_jobs
+
+    missing = missing_sets(plan, output)
+    check_questions(plan, jobs, output, missing)  # before the directory is claimed for this plan
+    claim_directory(output, settings)
+    lock = lock_of_process(output / ".lock")  # held until this function returns
+    if lock is None:
+        raise ConfigError(f"--output {output}: another process uses this directory")
+    write_sets(missing, output)
+    check_made_from(plan, jobs, output)
+    waiting = sum(not job.done(output) for job in jobs)
+    console.print(f"{len(jobs)} jobs, {waiting} to run; the same command continues a stopped reproduction")
+    started, done = time.perf_counter(), 0
+
+    def report(job: Job, seconds: float) -> None:
+        nonlocal done
+        done += 1
+        minutes = (time.perf_counter() - started) / 60
+        console.print(f"[{done}/{waiting}] {job}: {seconds:.0f} s ({minutes:.1f} min in all)")
+
+    workplace = Workplace(plan, output, max(1, usable_cpus() // processes), show_progress=processes == 1)
+    message = f"finished jobs are kept in {output}, and the same command continues"
+    with interruptible("stopped", message):
+        try:
+            run_jobs(workplace, jobs, processes, report)
+        except InterruptedRunError as error:  # of a job in this process; its message names the option --resume
+            raise InterruptedRunError(error.saved, message) from error
 
 
 if __name__ == "__main__":

@@ -1,25 +1,39 @@
-"""The plan of a reproduction: which runs, on which data, compared how; one YAML file."""
+"""The plan of a reproduction (one YAML file) and the jobs that it consists of."""
 
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import Field, ValidationError, field_validator
 
+from coca_mindspeed.algorithm.parsing import ConfidencePosition
+from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.overrides import nearest
-from coca_mindspeed.config.schema import Section
+from coca_mindspeed.config.schema import RunConfig, Section
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.evaluation.paper.published import check_setting
+from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 from experiments.miniature import MiniatureName
 
-BaselineCell = Literal["instruct", "rlvr+question_prob", "rlvr+probe", "rlvr+assessor", "majority_voting"]
 PLANS = Path(__file__).parents[1] / "plans"
-# Cells that a plan's trained methods must not be called like.
-_TAKEN = (*get_args(BaselineCell), "start-first", "start-last")
-# Beside the settings' directories in the reproduction's own.
-_BESIDE_SETTINGS = ("report", "settings.json", ".lock")
-# What embedded questions decide, and what an override may nevertheless say of it.
-_DATA_OF_EMBEDDED = {
+Baseline = Literal["instruct", "rlvr+question_prob", "rlvr+probe", "rlvr+assessor", "majority_voting"]
+Kind = Literal["start", "instruct", "trained", "question_probability", "probe", "assessor", "majority_vote"]
+# Baselines by their names in the paper -> kind of job, jobs that come first.
+_BASELINES: dict[str, tuple[Kind, tuple[str, ...]]] = {
+    "instruct": ("instruct", ("start-first",)),
+    "majority_voting": ("majority_vote", ("start-first",)),
+    "rlvr+question_prob": ("question_probability", ("rlvr",)),
+    "rlvr+probe": ("probe", ("rlvr",)),
+    "rlvr+assessor": ("assessor", ("rlvr", "start-first")),
+}
+_RESERVED_METHODS = (*get_args(Baseline), "start-first", "start-last")
+_RESERVED_SETTINGS = ("report", "settings.json", ".lock")
+# Keys that built-in questions replace -> the only value that an override may give.
+_REPLACED_KEYS = {
     "data.name": "records",
     "data.train": "set-by-the-plan",
     "data.evaluate": "set-by-the-plan",
@@ -29,69 +43,88 @@ _DATA_OF_EMBEDDED = {
 
 
 class RealWorldPlan(Section):
-    """Questions about the real world (docs/training.md): the most of each family in each of the three sets."""
+    """Real-world questions (docs/training.md): the most of each family per set, and the greatest difficulty."""
 
-    train: int = Field(600, ge=1, description="to train on")
-    evaluate: int = Field(100, ge=2, description="held out, and of families that are never trained on")
-    warm_up: int = Field(80, ge=1, description="to learn the format from, before anything else")
-    hardest: float = Field(1.0, ge=0.1, le=1, description="the greatest difficulty of the trained families' questions")
+    train: int = Field(600, ge=1)
+    evaluate: int = Field(100, ge=2)
+    warm_up: int = Field(80, ge=1)
+    hardest: float = Field(1.0, ge=0.1, le=1)
 
 
 class SettingPlan(Section):
-    """One table's worth of runs: the same data and the same start for every method."""
+    """Methods that share data and start.
 
-    title: str = Field(description="as it stands above the tables")
-    run: str = Field(description="ready-made run or YAML file that every training starts from")
-    miniature: MiniatureName | None = Field(None, description="embedded data; null: what the run's data.* names")
-    real_world: RealWorldPlan | None = Field(
-        None, description="questions for a model of your own, which learns the format first; its categories are roles"
-    )
-    overrides: list[str] = Field(default_factory=list, description="of the run, for every cell")
-    trained: dict[str, list[str]] = Field(description="name of each trained method -> its own overrides")
-    baselines: list[BaselineCell] = Field(default_factory=list, description="what is not trained by reward")
+    Attributes:
+        title: in headings.
+        run: built-in run or YAML file that every training is based on.
+        miniature: built-in questions for the tiny model.
+        real_world: built-in questions for a pretrained model, which has an SFT warm-up first.
+        overrides: of the run, for every job.
+        trained: name of each trained method -> its overrides.
+        baselines: other methods.
+    """
+
+    title: str
+    run: str
+    miniature: MiniatureName | None = None
+    real_world: RealWorldPlan | None = None
+    overrides: list[str] = Field(default_factory=list)
+    trained: dict[str, list[str]]
+    baselines: list[Baseline] = Field(default_factory=list)
 
     @property
-    def embedded(self) -> bool:
-        """Whether its questions come with this package, and not from the run's ``data.*``."""
+    def built_in(self) -> bool:
+        """Whether the questions come from this package instead of the run's ``data.*``."""
         return self.miniature is not None or self.real_world is not None
 
 
 class Plan(Section):
-    """A whole reproduction."""
+    """A reproduction.
 
-    title: str = Field(description="title of the report")
+    Attributes:
+        title: of the report.
+        settings: by name.
+        train_questions: of the miniature.
+        evaluate_questions: of the miniature, per family.
+        samples: k of majority voting.
+        predictor_questions: training questions of probe and assessor.
+        assessor_model: base of the assessor; None: the setting's start.
+        assessor_lr: of its fine-tuning.
+        assessor_epochs: the most.
+        paper_setting: the paper's table to compare with.
+    """
+
+    title: str
     settings: dict[str, SettingPlan]
-    train_questions: int = Field(50_000, ge=100, description="of the embedded data")
-    evaluate_questions: int = Field(1000, ge=8, description="held-out ones of each embedded family")
-    samples: int = Field(16, ge=1, description="k of majority voting")
-    predictor_questions: int = Field(4000, ge=10, description="answered questions a probe and an assessor learn from")
-    assessor_model: str | None = Field(None, description="what becomes the assessor; null: the start of the setting")
-    assessor_lr: float = Field(1e-5, gt=0, description="of its fine-tuning")
-    assessor_epochs: int = Field(3, ge=1, description="at most")
-    paper_setting: str = Field("qwen2.5-7b/math", description="the paper's main table that ours stands beside")
+    train_questions: int = Field(50_000, ge=100)
+    evaluate_questions: int = Field(1000, ge=8)
+    samples: int = Field(16, ge=1)
+    predictor_questions: int = Field(4000, ge=10)
+    assessor_model: str | None = None
+    assessor_lr: float = Field(1e-5, gt=0)
+    assessor_epochs: int = Field(3, ge=1)
+    paper_setting: str = "qwen2.5-7b/math"
 
     @field_validator("settings")
     @classmethod
-    def _settings_have_what_they_need(cls, settings: dict[str, SettingPlan]) -> dict[str, SettingPlan]:
+    def _check_settings(cls, settings: dict[str, SettingPlan]) -> dict[str, SettingPlan]:
         for name, setting in settings.items():
             _check_directory_name(name, "settings")
-            if name in _BESIDE_SETTINGS:
-                raise ValueError(f"{name}: is the name of something else in the reproduction's directory")
+            if name in _RESERVED_SETTINGS:
+                raise ValueError(f"{name}: reserved; rename the setting")
             if setting.miniature is not None and setting.real_world is not None:
-                raise ValueError(f"{name}: has both 'miniature' and 'real_world'; one of them is its data")
+                raise ValueError(f"{name}: has both 'miniature' and 'real_world'; expected one")
             for baseline in setting.baselines:
                 if baseline.startswith("rlvr+") and "rlvr" not in setting.trained:
                     raise ValueError(f"{name}: {baseline} needs 'rlvr' among the trained methods")
                 if setting.baselines.count(baseline) > 1:
-                    raise ValueError(f"{name}: baselines: {baseline} is there twice")
-            _check_method_names(name, setting)
-            if setting.embedded:
-                _check_data_overrides(name, setting)
+                    raise ValueError(f"{name}: baselines: {baseline} is listed twice")
+            _check_methods(name, setting)
         return settings
 
     @field_validator("paper_setting")
     @classmethod
-    def _paper_setting_is_the_papers(cls, setting: str) -> str:
+    def _check_paper_setting(cls, setting: str) -> str:
         try:
             check_setting(setting)
         except UsageError as error:
@@ -99,38 +132,31 @@ class Plan(Section):
         return setting
 
 
-def directory_name(method: str) -> str:
-    """What the directory of a method's cell is called."""
+def _directory_name(method: str) -> str:
     return method.replace(" ", "_").replace(",", "")
 
 
 def _check_directory_name(name: str, where: str) -> None:
     if name in ("", ".", "..") or any(character in name for character in "/\\\0"):
-        raise ValueError(f"{where}: {name!r}: cannot be the name of a directory, which holds its results")
+        raise ValueError(f"{where}: {name!r}: not usable as the name of a directory")
 
 
-def _check_method_names(where: str, setting: SettingPlan) -> None:
-    """Each trained method has a directory, and so results, of its own."""
-    taken = {directory_name(name): name for name in _TAKEN}
+def _check_methods(where: str, setting: SettingPlan) -> None:
+    taken = {_directory_name(name): name for name in _RESERVED_METHODS}
     for method in setting.trained:
-        directory = directory_name(method)
+        directory = _directory_name(method)
         _check_directory_name(directory, f"{where}: trained")
         if (other := taken.get(directory)) is not None:
-            whose = f"as that of {other!r}, whose results it would take for its own"
-            raise ValueError(f"{where}: trained: {method!r}: its directory would be {directory!r} {whose}; rename it")
+            raise ValueError(f"{where}: trained: {method!r} and {other!r} would share {directory!r}; rename it")
         taken[directory] = method
-
-
-def _check_data_overrides(where: str, setting: SettingPlan) -> None:
-    """Refuse what embedded questions would put aside."""
     for override in (o for listed in (setting.overrides, *setting.trained.values()) for o in listed):
         key, _, value = override.lstrip("+").partition("=")
-        if key in _DATA_OF_EMBEDDED and value != _DATA_OF_EMBEDDED[key]:
-            raise ValueError(f"{where}: {override}: has no effect, because the setting's questions come with the plan")
+        if setting.built_in and key in _REPLACED_KEYS and value != _REPLACED_KEYS[key]:
+            raise ValueError(f"{where}: {override}: has no effect on built-in questions; remove it")
 
 
 def plan_path(name: str) -> Path:
-    """A plan of ``experiments/plans`` by its name, or a path of your own.
+    """A YAML file, or a plan of ``experiments/plans`` by its name.
 
     Raises:
         UsageError: there is no plan of that name.
@@ -139,26 +165,92 @@ def plan_path(name: str) -> Path:
         return Path(name)
     ours = {path.stem: path for path in sorted(PLANS.glob("*.yaml"))}
     if name not in ours:
-        raise UsageError(
-            f"--plan: unknown plan {name!r}{nearest(name, list(ours))}; ready-made plans: {', '.join(ours)}"
-        )
+        raise UsageError(f"--plan: unknown plan {name!r}{nearest(name, list(ours))}; built-in plans: {', '.join(ours)}")
     return ours[name]
 
 
 def read_plan(path: Path) -> Plan:
-    """Read and check a plan.
+    """Read and validate a plan.
 
     Raises:
-        ConfigError: the file is missing or not a plan; every problem on a line of its own.
+        ConfigError: with every problem on its own line.
     """
     try:
-        content = read_yaml(path)
+        return Plan.model_validate(read_yaml(path))
     except OSError as error:
         raise ConfigError(f"--plan {path}: cannot be read: {error.strerror}") from error
     except YamlError as error:
         raise ConfigError(f"--plan {path}: is not valid YAML: {error}") from error
-    try:
-        return Plan.model_validate(content)
     except ValidationError as error:
         lines = [f"{path}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
         raise ConfigError("\n".join(lines)) from error
+
+
+@dataclass(frozen=True)
+class Job:
+    """One method, seed and setting; ``needs`` are the names of the jobs that come first."""
+
+    setting: str
+    seed: int
+    name: str
+    kind: Kind
+    needs: tuple[str, ...] = ()
+
+    def directory(self, output: Path) -> Path:
+        return output / self.setting / f"seed_{self.seed}" / _directory_name(self.name)
+
+    def other(self, name: str) -> "Job":
+        """Another job of the same setting and seed, for its directory."""
+        return Job(self.setting, self.seed, name, self.kind)
+
+    @property
+    def start_method(self) -> str:
+        """For a start: a method with the same confidence position."""
+        return next(m for m in ("coca", "rlcr") if self.name == f"start-{training_method(m).confidence_position}")
+
+    def done(self, output: Path) -> bool:
+        return (self.directory(output) / "cell.json").is_file()  # written last
+
+    def summary(self, output: Path) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.directory(output) / "cell.json").read_text(encoding="utf-8"))
+        return content
+
+    def predictions(self, output: Path) -> list[Prediction]:
+        return read_predictions(self.directory(output) / "predictions.jsonl")
+
+    def __str__(self) -> str:
+        return f"{self.setting}, seed {self.seed}, {self.name}"
+
+
+def jobs_of(plan: Plan, seeds: Sequence[int]) -> list[Job]:
+    """All jobs in a valid order; the seeds of a method are adjacent, so that a stopped reproduction is paired."""
+    return [
+        job
+        for name, setting in plan.settings.items()
+        for of_all_seeds in zip(*(_jobs(name, setting, seed) for seed in seeds), strict=True)
+        for job in of_all_seeds
+    ]
+
+
+def _jobs(name: str, setting: SettingPlan, seed: int) -> Iterator[Job]:
+    positions = {method: position_of(setting, method, seed) for method in setting.trained}
+    starts = {"start-first"} if setting.baselines else set()
+    yield from (Job(name, seed, start, "start") for start in starts)
+    for method, position in positions.items():
+        start = f"start-{position}"
+        if start not in starts:
+            starts.add(start)
+            yield Job(name, seed, start, "start")
+        yield Job(name, seed, method, "trained", (start,))
+    for baseline in setting.baselines:
+        yield Job(name, seed, baseline, *_BASELINES[baseline])
+
+
+def run_config(setting: SettingPlan, overrides: Sequence[str], seed: int) -> RunConfig:
+    """A job's configuration, without built-in data and start."""
+    return compose_run(setting.run, [*setting.overrides, *overrides, f"seed={seed}"]).run
+
+
+def position_of(setting: SettingPlan, method: str, seed: int) -> ConfidencePosition:
+    """Whether a trained method states its confidence first or last, which decides its start."""
+    return run_config(setting, setting.trained[method], seed).method.training_method.confidence_position

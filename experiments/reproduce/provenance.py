@@ -1,4 +1,4 @@
-"""What a cell's figures were made from, so that a finished one is not taken for that of other data or weights."""
+"""What a job was made from (settings, questions, weights, commit, machine), to refuse results of anything else."""
 
 import functools
 import hashlib
@@ -14,120 +14,96 @@ import torch
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.utils.files import file_sha256
 from coca_mindspeed.utils.text_formats import Difference, first_difference
-from experiments.reproduce.cells import ReproductionCell
-from experiments.reproduce.plan import Plan
-from experiments.reproduce.questions import cell_config, set_files
+from experiments.reproduce.plan import Job, Plan
+from experiments.reproduce.questions import job_config, question_files
 
-# Sections and keys by which no figure changes but by the rounding of floats, and files, whose content is compared.
-_LEFT_OUT = (
+# Keys without influence on the figures, and paths, whose contents are compared instead.
+_IGNORED = (
     *(("checkpoint",), ("logging",), ("trainer", "device"), ("trainer", "threads")),
     *(("model", "path"), ("data", "train"), ("data", "evaluate")),
 )
+_WEIGHT_FILES = (".safetensors", ".bin", ".json", ".jinja", ".model")
 
 
-def made_from(plan: Plan, cell: ReproductionCell, output: Path) -> dict[str, Any]:
-    """The composed settings of a cell, and SHA-256 of its questions' files and of the weights that it begins with."""
-    config = cell_config(plan, cell, output)
+def made_from(plan: Plan, job: Job, output: Path) -> dict[str, Any]:
+    """A job's settings and the SHA-256 of its question files and initial weights (None: absent)."""
+    config = job_config(plan, job, output)
     settings = config.model_dump(mode="json")
-    for *sections, key in _LEFT_OUT:
-        place = settings
-        for section in sections:
-            place = place[section]
-        del place[key]
-    files = set_files(plan, cell, output, config.data)
+    for *sections, key in _IGNORED:
+        del functools.reduce(dict.__getitem__, sections, settings)[key]
+    files = question_files(plan, job, output, config.data)
     questions = {name: file_sha256(path) if path.is_file() else None for name, path in files.items()}
     return {"settings": settings, "questions": questions, "weights": _weights(config.model.path)}
 
 
-def source() -> dict[str, str]:
-    """The commit of the source that makes a cell, and the machine that it is made on."""
-    return {"commit": source_commit(), "machine": machine()}
+@functools.cache
+def _weights(path: str | None) -> str | None:
+    if path is None or not Path(path).is_dir():
+        return None
+    digest = hashlib.sha256()
+    for file in sorted(Path(path).iterdir()):
+        if file.suffix in _WEIGHT_FILES and file.is_file():
+            digest.update(f"{file.name} {file_sha256(file)}\n".encode())
+    return digest.hexdigest()
 
 
-def machine() -> str:
-    """Processor, cores and versions: what figures that are rounded differ by."""
-    cores = len(os.sched_getaffinity(0))
-    return f"{_processor()}, {cores} cores; PyTorch {torch.__version__}, Python {platform.python_version()}"
+def check_made_from(plan: Plan, jobs: Sequence[Job], output: Path) -> None:
+    """Compare finished jobs with what they would be made from now.
 
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
-def check_made_from(plan: Plan, cells: Sequence[ReproductionCell], output: Path) -> None:
-    """Refuse to go on beside finished cells that were made from something else.
-
-    Cells of before this was written down are taken as they are, and files that are not here any more as they were.
+    Jobs without a record of it, and files that no longer exist, are accepted.
 
     Raises:
-        ConfigError: names the cell and the first difference.
+        ConfigError: with the job and the first difference.
     """
-    for cell in cells:
-        if not cell.done(output):
-            continue
-        before = cell.summary(output).get("made_from")
-        if before is None:
-            continue
-        found = _difference(before, made_from(plan, cell, output))
-        if found is not None:
+    for job in jobs:
+        before = job.summary(output).get("made_from") if job.done(output) else None
+        if before is not None and (found := _difference(before, made_from(plan, job, output))) is not None:
             key, then, now = found
             raise ConfigError(
-                f"{cell.directory(output)}: was made with {key}={then!r}, found {now!r}; put it back as it was, choose "
-                "another --output, or remove the directory, and those of the cells that need it, to make them anew"
+                f"{job.directory(output)}: made with {key}={then!r}, found {now!r}; restore it, choose another "
+                "--output, or remove this directory and those of the jobs that need it"
             )
 
 
 def _difference(before: dict[str, Any], now: dict[str, Any]) -> Difference | None:
-    """The first one, but for keys that only one of two versions has, and files that are not there now."""
-    then, settings = (
-        {f"{section}.{key}": value for section, keys in _sections(made["settings"]) for key, value in keys.items()}
-        for made in (before, now)
-    )
+    # Only keys that both versions of the program have.
+    then, settings = (_by_key(made["settings"]) for made in (before, now))
     common = then.keys() & settings.keys()
-    found = first_difference(
-        {key: then[key] for key in common}, {key: settings[key] for key in common}, under="settings."
-    )
-    if found is not None:
+    pair = ({key: values[key] for key in common} for values in (then, settings))
+    if (found := first_difference(*pair, under="settings.")) is not None:
         return found
     absent = {name for name, digest in now["questions"].items() if digest is None}
-    questions = [{name: d for name, d in made["questions"].items() if name not in absent} for made in (before, now)]
-    if (found := first_difference(*questions, under="questions.")) is not None:
+    pair = ({name: d for name, d in made["questions"].items() if name not in absent} for made in (before, now))
+    if (found := first_difference(*pair, under="questions.")) is not None:
         return found
     if now["weights"] is None or before["weights"] == now["weights"]:
         return None
     return "weights", before["weights"], now["weights"]
 
 
-def _sections(settings: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    return [(name, value if isinstance(value, dict) else {"": value}) for name, value in settings.items()]
+def _by_key(settings: dict[str, Any]) -> dict[str, Any]:
+    sections = {name: value if isinstance(value, dict) else {"": value} for name, value in settings.items()}
+    return {f"{section}.{key}": value for section, keys in sections.items() for key, value in keys.items()}
 
 
-def source_commit(package: Path = Path(__file__).parents[1]) -> str:
-    """The commit, with ``+`` where experiments, the package or ``configs/`` differ; ``unknown`` outside of a clone."""
-    root = package.parent
+def machine() -> str:
+    """Processor, cores and versions."""
+    processor = platform.processor() or platform.machine()
+    if (cpuinfo := Path("/proc/cpuinfo")).exists():
+        lines = cpuinfo.read_text(encoding="utf-8").splitlines()
+        processor = next((n.partition(":")[2].strip() for n in lines if n.startswith("model name")), processor)
+    cores = len(os.sched_getaffinity(0))
+    return f"{processor}, {cores} cores; PyTorch {torch.__version__}, Python {platform.python_version()}"
+
+
+def source_commit(root: Path = Path(__file__).parents[2]) -> str:
+    """The commit, with ``+`` if package, experiments or configs differ from it; ``unknown`` without git."""
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        changed = git("status", "--porcelain", "--", package.name, "coca_mindspeed", "configs")
+        changed = git("status", "--porcelain", "--", "coca_mindspeed", "experiments", "configs")
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
-
-
-@functools.cache
-def _weights(path: str | None) -> str | None:
-    """SHA-256 over weights, configuration and tokenizer of a Hugging Face directory; None: there is none."""
-    if path is None or not Path(path).is_dir():
-        return None
-    digest = hashlib.sha256()
-    for file in sorted(Path(path).iterdir()):
-        if file.suffix in (".safetensors", ".bin", ".json", ".jinja", ".model") and file.is_file():
-            digest.update(f"{file.name} {file_sha256(file)}\n".encode())
-    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""What a process that runs cells does first.  Imports nothing heavy: until then it could outlive its parent."""
+"""Initialiser of a worker process; imports nothing heavy, because until it runs the worker could outlive its parent."""
 
 import os
 from multiprocessing.connection import Connection
@@ -7,11 +7,7 @@ from coca_mindspeed.grading.code.inside.process import end_with_writer
 
 
 def end_with_parent(parent: Connection) -> None:
-    """Have the kernel end this process once the parent has closed its end, or is gone; Ctrl-C is the parent's alone.
-
-    Args:
-        parent: the reading end of a pipe whose other end the parent alone holds.
-    """
+    """End this process when the parent closes its end of the pipe or dies; only the parent receives Ctrl-C."""
     os.setsid()
-    # Opened anew, because the kernel tells one process for each open file, and all workers inherit the same.
+    # Reopened, because the kernel signals one process per open file, and all workers inherit the same.
     end_with_writer(os.open(f"/proc/self/fd/{parent.fileno()}", os.O_RDONLY | os.O_CLOEXEC))

@@ -14,7 +14,6 @@ from coca_mindspeed.evaluation.reports.tables import metrics_table, summary_metr
 from coca_mindspeed.evaluation.runs import Run
 from coca_mindspeed.utils.console import one_line, printable
 from coca_mindspeed.utils.markdown import markdown_table
-from experiments.reproduce.table import picture_of, printed_table
 
 NAMES = [
     "[bold]run[/x]",
@@ -66,7 +65,6 @@ def test_a_name_in_a_picture_is_drawn(name):
     curves = training_curves({name: [{"step": 1, "reward/answer": 0.5}], "other": []})
     assert len(curves.legends[0].get_texts()) == 1  # a label that begins with _ would be left out
     assert png_bytes(curves)
-    assert png_bytes(picture_of(printed_table("t", "t", "", ("run",), [(name,)])))
 
 
 def test_a_report_of_such_names_is_written(tmp_path):

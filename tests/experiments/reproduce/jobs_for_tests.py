@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_to_json
-from experiments.reproduce.cells import ReproductionCell, cells_of
-from experiments.reproduce.plan import Plan, SettingPlan
+from experiments.reproduce.plan import Job, Plan, SettingPlan, jobs_of
 from experiments.reproduce.results import Results, collect
 
 PLAN = Plan(
@@ -35,7 +34,7 @@ def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def finish(output: Path, cell: ReproductionCell, **metrics: float | None) -> None:
+def finish(output: Path, cell: Job, **metrics: float | None) -> None:
     """Write a cell's results: two data sets of math whose accuracies differ by 0.2, one of facts."""
     values = {"accuracy": 0.5, "auroc": 0.5, "ece": 0.3, "brier": 0.3, "tokens_to_confidence": 6.0, **metrics}
     directory = cell.directory(output)
@@ -69,7 +68,7 @@ def finish(output: Path, cell: ReproductionCell, **metrics: float | None) -> Non
 
 def finished(output: Path, seeds: int = 3, **by_method: list[dict[str, float | None]]) -> Results:
     """All cells of :data:`PLAN`; ``by_method[name][seed]`` replaces metrics."""
-    cells = cells_of(PLAN, range(seeds))
+    cells = jobs_of(PLAN, range(seeds))
     for cell in cells:
         finish(output, cell, **by_method.get(cell.name, [{}] * seeds)[cell.seed])
     return collect(output, cells)

@@ -1,6 +1,6 @@
-"""``python -m tests.experiments.reproduce.endless_cells PLAN OUTPUT``: a reproduction whose cells never end.
+"""``python -m tests.experiments.reproduce.endless_jobs PLAN OUTPUT``: a reproduction whose jobs never end.
 
-Prints a line as soon as two of them run.  Imports nothing heavy, for the cells' processes import this module first.
+Prints a line when two of them run.  Imports nothing heavy, because the workers import this module first.
 """
 
 import sys
@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import NamedTuple
 
 
-class EndlessCell(NamedTuple):
+class EndlessJob(NamedTuple):
     name: str
     needs: tuple[str, ...] = ()
 
@@ -19,9 +19,9 @@ class EndlessCell(NamedTuple):
         return False
 
 
-def endless(place: SimpleNamespace, cell: EndlessCell) -> float:
-    (place.output / f"running_{cell.name}").touch()
-    if cell.name == "busy":
+def endless(place: SimpleNamespace, job: EndlessJob) -> float:
+    (place.output / f"running_{job.name}").touch()
+    if job.name == "busy":
         return float(9**9**9)  # one bytecode: no Python signal handler would run
     time.sleep(1000)
     return 0.0
@@ -30,7 +30,7 @@ def endless(place: SimpleNamespace, cell: EndlessCell) -> float:
 def main(plan: str, output: Path) -> int:
     from experiments.__main__ import main as run_command
     from experiments.reproduce import __main__ as reproduce
-    from experiments.reproduce import questions, work, work_queue
+    from experiments.reproduce import job, questions, scheduler
 
     def announce() -> None:
         while len(list(output.glob("running_*"))) < 2:
@@ -38,12 +38,11 @@ def main(plan: str, output: Path) -> int:
         print("running", flush=True)
 
     threading.Thread(target=announce, daemon=True).start()
-    work_queue.run_cells.__defaults__ = (endless,)
-    # What the cells' processes would import is half a minute of work.
+    scheduler.run_jobs.__defaults__ = (endless,)
     questions.missing_sets = lambda *_: {}
     questions.check_questions = lambda *_: None
-    reproduce.cells_of = lambda *_: [EndlessCell("busy"), EndlessCell("asleep")]
-    work.Workplace = lambda plan, output, *_, **__: SimpleNamespace(output=output)
+    reproduce.jobs_of = lambda *_: [EndlessJob("busy"), EndlessJob("asleep")]
+    job.Workplace = lambda plan, output, *_, **__: SimpleNamespace(output=output)  # the real one imports torch
     return run_command(["reproduce", "--plan", plan, "--jobs", "2", "--output", str(output)])
 
 

@@ -1,0 +1,1 @@
+"""Helpers without a subject: files, text formats, the terminal."""

@@ -1,0 +1,165 @@
+"""Run one job.  It may run in its own process, so all its inputs are files or arguments."""
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from coca_mindspeed.baselines.assessor import AssessorConfig
+from coca_mindspeed.baselines.early_stopping import FitConfig
+from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
+from coca_mindspeed.baselines.target_model import TargetModel
+from coca_mindspeed.config.compose import ComposedConfig
+from coca_mindspeed.config.schema import ModelConfig, RunConfig
+from coca_mindspeed.data.records import read_records
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
+from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
+from coca_mindspeed.grading.label_check import check_records
+from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.local.policy import Policy, choose_device, load_policy
+from coca_mindspeed.local.setup import LocalRun, load_data, record_sources, warm_start
+from coca_mindspeed.local.sft import read_warm_up_records, run_sft_warm_up
+from coca_mindspeed.utils.files import write_json
+from experiments.miniature import SYMBOLS
+from experiments.reproduce.plan import Job, Plan, run_config
+from experiments.reproduce.provenance import machine, made_from, source_commit
+from experiments.reproduce.questions import job_config, set_file
+
+_BATCH = 500  # questions of a baseline at a time
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Plan and output directory of a reproduction.
+
+    Attributes:
+        plan: the plan.
+        output: its directory.
+        threads: CPU threads of a job whose run does not set trainer.threads; None: PyTorch's default.
+        show_progress: show progress bars, for one job at a time.
+    """
+
+    plan: Plan
+    output: Path
+    threads: int | None = None
+    show_progress: bool = False
+
+
+def run_job(place: Workplace, job: Job) -> float:
+    """Run the job unless it is done, write its ``cell.json`` last and return the seconds of this process."""
+    if job.done(place.output):
+        return 0.0
+    threads = run_config(place.plan.settings[job.setting], [], job.seed).trainer.threads or place.threads
+    if threads is not None:
+        torch.set_num_threads(threads)
+    directory = job.directory(place.output)
+    directory.mkdir(parents=True, exist_ok=True)
+    summary: dict[str, object] = {"setting": job.setting, "seed": job.seed, "name": job.name}
+    origin = {
+        "sources": [source_commit()],
+        "machines": [machine()],
+        "made_from": made_from(place.plan, job, place.output),
+    }
+    started = time.perf_counter()
+    if job.kind == "start":
+        _make_start(place, job)
+    else:
+        predictions = _train(place, job) if job.kind == "trained" else _run_baseline(place, job)
+        write_predictions(directory / "predictions.jsonl", predictions)
+        summary["datasets"] = _metrics_by_dataset(predictions)
+    seconds = time.perf_counter() - started
+    write_json(directory / "cell.json", {**summary, "seconds": seconds, **origin})
+    return seconds
+
+
+def _run_baseline(place: Workplace, job: Job) -> list[Prediction]:
+    plan, config = place.plan, job_config(place.plan, job, place.output)
+    train, evaluate = load_data(config.data)
+    training_records = train[: plan.predictor_questions]
+    device = choose_device(config.trainer.device)
+    on_start = job.kind in ("instruct", "majority_vote")
+    model = _start(place, job, config, "first") if on_start else job.other("rlvr").directory(place.output) / "run/model"
+
+    def open_assessor(trained: Path | None) -> Policy:
+        base = plan.assessor_model
+        path = trained or (_start(place, job, config, "first") if base is None else Path(base))
+        return load_policy(path, ModelConfig(compute_dtype=config.model.compute_dtype), device, where="assessor_model")
+
+    fit = FitConfig(
+        lr=plan.assessor_lr, weight_decay=0.0, batch=32, epochs=plan.assessor_epochs, patience=3, validation=0.1
+    )
+    options = BaselineOptions(
+        batch=min(_BATCH, config.rollout.batch_responses or _BATCH),
+        samples=plan.samples,
+        label=job.name,
+        assessor=AssessorConfig(max_prompt_tokens=config.rollout.max_prompt_tokens, fit=fit),
+        show_progress=place.show_progress,
+    )
+    with closing(build_grader(config.data.grader, config.data.grader_options)) as grader:
+        check_records(grader, record_sources(config.data, training_records, evaluate))
+        policy = load_policy(model, config.model, device)
+        return run_baseline(
+            "verbalised" if job.kind == "instruct" else job.kind,
+            TargetModel(policy, grader, config.method, config.rollout, job.seed),
+            evaluate,
+            job.directory(place.output),
+            options,
+            training_records=training_records,
+            open_assessor=open_assessor,
+            # Rate the same answers as RLVR's own row.
+            answers=None if on_start else job.other("rlvr").predictions(place.output),
+        )
+
+
+def _train(place: Workplace, job: Job) -> list[Prediction]:
+    config = job_config(place.plan, job, place.output)
+    start = _start(place, job, config, config.method.training_method.confidence_position)
+    config = config.model_copy(update={"model": config.model.model_copy(update={"path": str(start)})})
+    composed = ComposedConfig(config, place.plan.settings[job.setting].run, ())
+    directory = job.directory(place.output) / "run"
+    with LocalRun(composed, directory, resume=True, show_progress=place.show_progress) as local:
+        trainer = local.trainer(local.execute(local.train))
+        predictions = trainer.evaluate(trainer.evaluate_records, "after")
+    return [
+        replace(p, category=record.category, method=job.name, seed=job.seed)
+        for p, record in zip(predictions, trainer.evaluate_records, strict=True)
+    ]
+
+
+def _start(place: Workplace, job: Job, config: RunConfig, position: str) -> Path:
+    """The model that every method of the setting with this confidence position starts from."""
+    if config.model.path is not None and place.plan.settings[job.setting].real_world is None:
+        return Path(config.model.path)
+    return job.other(f"start-{position}").directory(place.output) / "warm_start"
+
+
+def _make_start(place: Workplace, job: Job) -> None:
+    """Train the tiny model or run a pretrained model's SFT warm-up; without built-in questions, use it as it is."""
+    setting = place.plan.settings[job.setting]
+    config = run_config(setting, [f"method={job.start_method}"], job.seed)
+    examples, output = set_file(place.output, job.setting, "warm_up"), job.directory(place.output)
+    device = choose_device(config.trainer.device)
+    if setting.real_world is not None:
+        if (path := config.model.path) is None:
+            raise ConfigError(f"setting {job.setting!r}: real_world needs a pretrained model; add model.path=DIR")
+        config = config.model_copy(update={"warm_up": config.warm_up.model_copy(update={"records": str(examples)})})
+        policy = load_policy(Path(path), config.model, device)
+        run_sft_warm_up(policy, read_warm_up_records(config), config, output, show_progress=place.show_progress)
+    elif config.model.path is None:
+        built_in = setting.miniature is not None
+        records = list(read_records(examples)) if built_in else load_data(config.data)[0]
+        warm_start(config, output, records, device, show_progress=False, symbols=SYMBOLS if built_in else "")
+
+
+def _metrics_by_dataset(predictions: Sequence[Prediction]) -> dict[str, object]:
+    result: dict[str, object] = {}
+    for dataset in dict.fromkeys(p.dataset for p in predictions):
+        chosen = [p for p in predictions if p.dataset == dataset]
+        data = outcomes(chosen)
+        metrics = calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence).headline()
+        result[dataset] = {"category": chosen[0].category, **metrics}
+    return result

@@ -1,0 +1,202 @@
+"""Jobs run once, after the jobs that they need, end with the reproduction, and are kept if nothing changed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from coca_mindspeed.data.arithmetic import arithmetic_records
+from coca_mindspeed.data.records import write_records
+from coca_mindspeed.errors import ConfigError, DataError, TrainingError
+from coca_mindspeed.local.interrupt import InterruptedRunError
+from experiments.__main__ import main
+from experiments.reproduce import provenance
+from experiments.reproduce.job import Workplace
+from experiments.reproduce.plan import Job, Plan, jobs_of
+from experiments.reproduce.provenance import check_made_from, machine, made_from
+from experiments.reproduce.scheduler import run_jobs
+from tests.experiments.reproduce.jobs_for_tests import PLAN, finish
+from tests.grading.dying_trainer import descendants, end_survivors
+from tests.local.models_for_tests import write_random_model
+
+TINY = str(Path(__file__).with_name("tiny_plan.yaml"))
+
+
+def note(place: Workplace, job: Job) -> float:
+    """Replaces a job's work; picklable."""
+    for need in job.needs:
+        assert job.other(need).done(place.output), f"{job} ran before {need}"
+    with (place.output / "log").open("a") as log:
+        log.write(f"{job}\n")
+    finish(place.output, job)
+    return 1.0
+
+
+def fail_at_joint(place: Workplace, job: Job) -> float:
+    if job.name == "joint":
+        job.directory(place.output).mkdir(parents=True)
+        (job.directory(place.output) / "predictions.jsonl").write_text("half a li")
+        raise DataError("failed")
+    return note(place, job)
+
+
+def die_at_joint(place: Workplace, job: Job) -> float:
+    if job.name == "joint":
+        os._exit(9)
+    return note(place, job)
+
+
+def log(output: Path) -> list[str]:
+    return (output / "log").read_text().splitlines()
+
+
+def test_the_jobs_of_a_plan():
+    jobs = jobs_of(PLAN, [0, 1])
+    assert len(jobs) == len(set(jobs)) == 2 * 9
+    first = [(job.name, job.seed) for job in jobs[:4]]  # the seeds of a method are adjacent
+    assert first == [("start-first", 0), ("start-first", 1), ("rlvr", 0), ("rlvr", 1)]
+    names = [job.name for job in jobs if job.seed == 0]
+    assert names.index("start-last") + 1 == names.index("rlcr")
+    needs = {job.name: job.needs for job in jobs if job.seed == 0}
+    assert needs["rlcr"] == ("start-last",)
+    assert needs["coca"] == needs["majority_voting"] == ("start-first",)
+    assert len({job.directory(Path("x")) for job in jobs}) == len(jobs)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_every_job_runs_once(tmp_path, processes):
+    jobs, reported = jobs_of(PLAN, [0, 1]), []
+    run_jobs(Workplace(PLAN, tmp_path), jobs, processes, lambda job, seconds: reported.append(job), note)
+    assert sorted(log(tmp_path)) == sorted(map(str, jobs))
+    assert set(reported) == set(jobs)
+    run_jobs(Workplace(PLAN, tmp_path), jobs, processes, lambda job, seconds: pytest.fail("ran again"), note)
+    assert len(log(tmp_path)) == len(jobs)
+
+
+@pytest.mark.parametrize(("run", "error"), [(fail_at_joint, DataError), (die_at_joint, TrainingError)])
+def test_only_failed_and_missing_jobs_run_again(tmp_path, run, error):
+    jobs, place = jobs_of(PLAN, [0]), Workplace(PLAN, tmp_path)
+    with pytest.raises(error):
+        run_jobs(place, jobs, 2, lambda job, seconds: None, run)
+    assert not next(job for job in jobs if job.name == "joint").done(tmp_path)
+    before = log(tmp_path)
+    run_jobs(place, jobs, 1, lambda job, seconds: None, note)
+    assert sorted(log(tmp_path)) == sorted(map(str, jobs))
+    assert log(tmp_path)[: len(before)] == before
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_jobs_end_with_the_reproduction(tmp_path, how):
+    command = [sys.executable, "-m", "tests.experiments.reproduce.endless_jobs", TINY, str(tmp_path / "out")]
+    with (tmp_path / "messages").open("w+") as messages:
+        root = Path(__file__).parents[3]
+        parent = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=messages, text=True, cwd=root)
+        assert parent.stdout is not None
+        assert "running\n" in iter(parent.stdout)
+        processes = descendants(parent.pid)
+        assert len(processes) >= 2
+        parent.send_signal(how)
+        try:
+            parent.wait(200)
+        finally:
+            parent.kill()
+        assert end_survivors(processes, 2.0) == []
+        if how != signal.SIGKILL:
+            messages.seek(0)
+            assert parent.returncode == 130
+            assert str(tmp_path / "out") in messages.read()
+
+
+def test_an_interrupted_job_in_this_process(tmp_path, monkeypatch, capsys):
+    """Its message names the option ``--resume``, which ``reproduce`` does not have."""
+
+    def stopped(*_):
+        raise InterruptedRunError("saved step_000024", "continue with --resume")
+
+    monkeypatch.setattr("experiments.reproduce.scheduler.run_jobs", stopped)
+    command = ["reproduce", "--plan", TINY, "--seeds", "1", "--jobs", "1", "--output", str(tmp_path / "out")]
+    assert main(command) == 130
+    message = capsys.readouterr().err
+    assert "saved step_000024" in message
+    assert "--resume" not in message
+
+
+def plan_on(records: Path, *overrides: str) -> Plan:
+    files = [f"data.train={records}", f"data.evaluate={records}"]
+    setting = {"title": "Sums", "run": "demo", "overrides": ["data.name=records", *files, *overrides]}
+    return Plan.model_validate({"title": "T", "settings": {"sums": {**setting, "trained": {"coca": ["method=coca"]}}}})
+
+
+def test_results_of_other_settings_or_questions_are_refused(tmp_path):
+    records, output = tmp_path / "records.jsonl", tmp_path / "out"
+    write_records(records, arithmetic_records(40, "train", 0))
+    plan, other = plan_on(records), plan_on(records, "optimizer.lr=0.125")
+    job = next(job for job in jobs_of(plan, [0]) if job.name == "coca")
+
+    def save(origin):
+        (job.directory(output) / "cell.json").write_text(json.dumps({**summary, "made_from": origin}))
+
+    def refused(key, of=plan):
+        with pytest.raises(ConfigError, match=key):
+            check_made_from(of, [job], output)
+
+    check_made_from(plan, [job], output)  # not finished
+    finish(output, job)
+    check_made_from(plan, [job], output)  # of an older version
+    summary, origin = job.summary(output), made_from(plan, job, output)
+    save(origin)
+    check_made_from(plan, [job], output)
+    check_made_from(plan_on(records, "trainer.threads=1", "logging.tensorboard=false"), [job], output)
+    refused(r"settings\.optimizer\.lr=.*0\.125", other)
+    write_records(records, arithmetic_records(40, "train", 1))
+    refused(r"questions\.evaluate=")
+    records.unlink()
+    check_made_from(plan, [job], output)
+    changed = json.loads(json.dumps(origin))
+    changed["settings"]["data"]["grader_options"] = {"tolerance": 1}
+    save(changed)
+    refused(r"settings\.data\.grader_options\.tolerance=1")
+    changed = json.loads(json.dumps(origin))
+    del changed["settings"]["optimizer"]["lr"]  # a key that the older version did not have
+    save(changed)
+    check_made_from(other, [job], output)
+
+
+def test_weights_are_compared_by_content(tmp_path):
+    write_random_model(tmp_path / "model", "llama")
+    write_records(tmp_path / "records.jsonl", arithmetic_records(40, "train", 0))
+    plan = plan_on(tmp_path / "records.jsonl", f"model.path={tmp_path}/model")
+    job = jobs_of(plan, [0])[-1]
+    before = made_from(plan, job, tmp_path)["weights"]
+    weights = tmp_path / "model" / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    provenance._weights.cache_clear()
+    assert made_from(plan, job, tmp_path)["weights"] not in (None, before)
+
+
+def test_the_machine():
+    assert f"PyTorch {torch.__version__}" in machine()
+
+
+def test_a_second_process_is_refused(tmp_path):
+    output, plan = tmp_path / "out", tmp_path / "plan.yaml"
+    plan.write_text(PLAN.model_dump_json())
+    output.mkdir()
+    (output / "settings.json").write_text(json.dumps({"plan": PLAN.model_dump(mode="json")}))
+    hold = "import sys; from pathlib import Path; from coca_mindspeed.utils.files import lock_of_process as l; "
+    hold += "f = l(Path(sys.argv[1])); print('held', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", hold, str(output / ".lock")]
+    other = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert other.stdout.readline() == b"held\n"
+        assert main(["reproduce", "--plan", str(plan), "--seeds", "1", "--jobs", "1", "--output", str(output)]) == 1
+    finally:
+        other.communicate(b"")
+    assert not list(tmp_path.rglob("cell.json"))

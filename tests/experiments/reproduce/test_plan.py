@@ -1,0 +1,185 @@
+"""Plans are validated, and questions that cannot be graded are refused before the first job."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from coca_mindspeed.data.records import Record, read_records, write_records
+from coca_mindspeed.errors import ConfigError, UsageError
+from coca_mindspeed.grading.verdict import Outcome
+from experiments.__main__ import main
+from experiments.reproduce import job as job_module
+from experiments.reproduce import scheduler
+from experiments.reproduce.job import Workplace, run_job
+from experiments.reproduce.plan import Job, Plan, jobs_of, plan_path, read_plan, run_config
+from experiments.reproduce.questions import job_config, missing_sets, write_sets
+from tests.experiments.reproduce.jobs_for_tests import finish
+
+SUM = Record("a", "sums", "math", "1+1", "2")
+
+
+def plan_of(*overrides: str, **setting) -> Plan:
+    own = {"title": "S", "run": "demo", "trained": {}, "baselines": ["instruct"], "overrides": [*overrides], **setting}
+    return Plan.model_validate({"title": "T", "settings": {"s": own}, "train_questions": 100, "evaluate_questions": 8})
+
+
+def with_records(directory: Path, *overrides: str, records=(SUM,), **setting) -> Plan:
+    for name in ("train", "evaluate"):
+        write_records(directory / f"{name}.jsonl", records)
+    named = [f"data.{name}={directory}/{name}.jsonl" for name in ("train", "evaluate")]
+    return plan_of("data.name=records", "data.grader=auto", *named, *overrides, **setting)
+
+
+def reproduce(plan: Plan, directory: Path) -> int:
+    file = directory / "plan.yaml"
+    file.write_text(plan.model_dump_json())
+    return main(["reproduce", "--plan", str(file), "--seeds", "1", "--jobs", "1", "--output", str(directory / "out")])
+
+
+def test_built_in_plans():
+    names = {job.name for job in jobs_of(read_plan(plan_path("miniature")), [0])}
+    assert names >= {"instruct", "rlvr", "coca", "joint", "sequential", "rlcr", "majority_voting"}
+    assert names >= {"rlvr+question_prob", "rlvr+probe", "rlvr+assessor"}
+    whole, demo = (read_plan(plan_path(name)).settings["real"] for name in ("smollm2", "smollm2_demo"))
+    for overrides in whole.trained.values():
+        run = run_config(whole, overrides, 0)
+        assert (run.model.path, run.rollout.prompts * run.rollout.group_size) == ("models/smollm2", 96)
+    # The demo is a part of the comparison.
+    assert (demo.run, demo.real_world, demo.overrides) == (whole.run, whole.real_world, whole.overrides)
+    assert demo.trained.items() <= whole.trained.items()
+    assert set(demo.baselines) <= set(whole.baselines)
+
+
+def test_unknown_plans_and_options(capsys):
+    with pytest.raises(UsageError, match="'miniature'"):
+        plan_path("minature")
+    assert main(["reproduce", "--plan", "minature"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["reproduce", "--seeds", "0"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"baselines": ["rlvr+probe"]}, r"s: rlvr\+probe"),
+        ({"baselines": ["instruct", "instruct"]}, "baselines: instruct"),
+        ({"trained": {"coca, x": [], "coca_x": []}}, "'coca_x' and 'coca, x'"),
+        ({"trained": {"rlvr+probe": []}}, r"'rlvr\+probe'"),
+        ({"trained": {"..": []}}, r"trained: '\.\.'"),
+        ({"trained": {",": []}}, "trained: ''"),
+        ({"miniature": "short", "real_world": {}}, "'miniature' and 'real_world'"),
+        ({"miniature": "short", "overrides": ["data.train=mine.jsonl"]}, r"s: data\.train=mine"),
+        ({"miniature": "short", "overrides": ["++data.evaluate=mine.jsonl"]}, r"data\.evaluate=mine"),
+        ({"miniature": "short", "trained": {"coca": ["data.grader=math"]}}, r"data\.grader=math"),
+        ({"miniature": "short", "trained": {"coca": ["data.train_size=9"]}}, r"data\.train_size=9"),
+    ],
+)
+def test_settings_are_validated(change, message):
+    with pytest.raises(ValueError, match=message):
+        plan_of(**{"overrides": [], **change})
+
+
+def test_overrides_without_effect_on_other_data_are_accepted():
+    plan_of("data.train=set-by-the-plan", "data.grader=auto", miniature="short", trained={"coca": []})
+    plan_of("data.train=mine.jsonl", "data.grader=math", trained={"coca": []})
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (yaml.safe_dump({"title": "T", "settings": {}, "paper_setting": "qwen2.5-7b"}), "paper_setting: .*qwen2.5-7b'"),
+        (yaml.safe_dump({"settings": {}}), "title"),
+        ("title: [", "YAML"),
+        *(
+            (
+                yaml.safe_dump({"title": "T", "settings": {name: {"title": "S", "run": "demo", "trained": {}}}}),
+                "settings",
+            )
+            for name in ("report", "settings.json", "a/b", "..", "")
+        ),
+    ],
+)
+def test_plan_files_are_validated(tmp_path, content, message):
+    (tmp_path / "plan.yaml").write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        read_plan(tmp_path / "plan.yaml")
+
+
+@pytest.mark.parametrize("built_in", [{"miniature": "short"}, {"real_world": {"train": 2, "evaluate": 2}}])
+def test_other_data_overrides_apply_to_built_in_questions(tmp_path, built_in):
+    options = "data.grader_options={math: {seconds: 7}}"
+    plan = plan_of("data.epochs=2", "data.require_evaluated=false", options, trained={"coca": []}, **built_in)
+    for job in jobs_of(plan, [0]):
+        data = job_config(plan, job, tmp_path).data
+        assert (data.epochs, data.require_evaluated) == (2, False)
+        assert data.grader_options == {"math": {"seconds": 7}}
+        assert (data.name, data.grader) == ("records", "auto")
+        assert data.train == str(tmp_path / "s" / "tasks" / "train.jsonl")
+
+
+def test_built_in_questions_are_written_once(tmp_path):
+    plan = plan_of(miniature="short")
+    missing = missing_sets(plan, tmp_path)
+    assert list(missing["s"]) == ["warm_up", "train", "evaluate"]
+    assert not list(tmp_path.iterdir())
+    write_sets(missing, tmp_path)
+    for part, records in missing["s"].items():
+        assert list(read_records(tmp_path / "s" / "tasks" / f"{part}.jsonl")) == list(records)
+    assert missing_sets(plan, tmp_path) == {}
+
+
+@pytest.mark.parametrize(("options", "outcome"), [("{}", Outcome.RIGHT), ("{math: {boxed_only: true}}", Outcome.WRONG)])
+def test_baselines_are_graded_with_the_grader_options(tmp_path, monkeypatch, options, outcome):
+    plan = with_records(tmp_path, f"data.grader_options={options}")
+    found = []
+
+    def graded(name, subject, records, *_, **__):
+        found.extend(subject.grader.grade(records, ["the answer is 2"]))
+        return []
+
+    monkeypatch.setattr(job_module, "load_policy", lambda *_, **__: None)
+    monkeypatch.setattr(job_module, "run_baseline", graded)
+    run_job(Workplace(plan, tmp_path / "out"), Job("s", 0, "instruct", "instruct"))
+    assert [verdict.outcome for verdict in found] == [outcome]
+
+
+UNGRADABLE = [
+    (["data.grader_options={math: {second: 5}}"], {}, "'second'"),
+    ([], {"records": [SUM, Record("b", "mine", "poetry", "1+1", "2")]}, "'poetry'"),
+    (["data.grader=math"], {"records": [Record("c", "sums", "math", "1+1", " ")]}, "'c'"),
+    ([], {"records": [SUM, Record("c", "sums", "math", "1+1", r"\frac{1")]}, "train.jsonl:2"),
+    (["data.evaluate=null"], {}, "data.evaluate"),
+    (["data.grader=exact"], {"records": [SUM, Record("b", "sums", "code", "1+1", "2")]}, "'code'"),
+    (["data.evaluate=no.jsonl"], {}, "no.jsonl"),
+    ([], {"trained": {"rlvr": ["method=rlvr"], "coca": ["data.evaluate={}/train.jsonl"]}}, "setting 's', coca"),
+    (["confidence_start.questions=999"], {"trained": {"coca": ["method=coca"]}}, "confidence_start.questions=999"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "changed", "message"), UNGRADABLE)
+def test_questions_are_checked_before_the_first_job(tmp_path, monkeypatch, capsys, overrides, changed, message):
+    monkeypatch.setattr(scheduler.run_jobs, "__defaults__", (lambda *_: pytest.fail("a job ran"),))
+    if "trained" in changed:
+        trained = {name: [o.format(tmp_path) for o in listed] for name, listed in changed["trained"].items()}
+        changed = {"trained": trained, "baselines": []}
+    assert reproduce(with_records(tmp_path, *overrides, **changed), tmp_path) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()  # the directory must not be claimed for a plan that has to change
+
+
+def test_grader_options_of_built_in_questions_are_checked(tmp_path, capsys):
+    assert reproduce(plan_of("data.grader_options={exact: {x: 1}}", miniature="short"), tmp_path) == 1
+    assert "'x'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_questions_of_finished_jobs_are_not_checked(tmp_path, capsys):
+    plan = with_records(tmp_path)
+    for job in jobs_of(plan, [0]):
+        finish(tmp_path / "out", job)
+    (tmp_path / "out" / "settings.json").write_text(json.dumps({"plan": plan.model_dump(mode="json")}))
+    (tmp_path / "train.jsonl").unlink()
+    assert reproduce(plan, tmp_path) == 0
+    assert "0 to run" in capsys.readouterr().out
