@@ -42,20 +42,8 @@ def _solve_rate(value: Any) -> dict[str, float]:
 
 
 # The solutions, most of the data, are not needed.
-TACO_COLUMNS = frozenset(
-    [
-        "question",
-        "starter_code",
-        "input_output",
-        "difficulty",
-        "name",
-        "source",
-        "tags",
-        "skill_types",
-        "url",
-        "time_limit",
-    ]
-)
+_TESTS = ("question", "starter_code", "input_output", "time_limit")
+TACO_COLUMNS = frozenset((*_TESTS, "difficulty", "name", "source", "tags", "skill_types", "url"))
 _LEVELS = ("EASY", "MEDIUM", "MEDIUM_HARD", "HARD", "VERY_HARD")
 _SECONDS = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(?:s|sec|secs|second|seconds)?\s*", re.IGNORECASE)
 
