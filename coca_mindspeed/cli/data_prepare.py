@@ -12,15 +12,15 @@ from coca_mindspeed.data.prepare.deduplication import SHORTEST, EvaluationIndex
 from coca_mindspeed.data.prepare.filters import (
     DifficultyFilter,
     Filter,
-    GoldChecker,
+    LabelChecker,
     LengthFilter,
     SourceFilter,
-    gold_checker,
+    label_checker,
 )
 from coca_mindspeed.data.prepare.output import check_place
 from coca_mindspeed.data.prepare.pipeline import Preparation, prepare
 from coca_mindspeed.data.prepare.report import PreparationReport
-from coca_mindspeed.data.registry import SOURCES, DataSource, Publication, source_named
+from coca_mindspeed.data.registry import SOURCES, DataSource, HubDataset, source_named
 from coca_mindspeed.data.sources.formats import SUFFIXES, count_rows, data_files
 from coca_mindspeed.data.sources.reading import read_evaluation_sets
 from coca_mindspeed.errors import UsageError
@@ -159,7 +159,7 @@ def run_prepare(arguments: argparse.Namespace) -> int:
             disable=not console.is_terminal,
         ) as progress,
     ):
-        preparation = preparation_from(arguments, gold_checker(grader.gold_problems))
+        preparation = preparation_from(arguments, label_checker(grader.gold_problems))
         task = progress.add_task(f"preparing {arguments.dataset}", total=_total(preparation))
         report = prepare(preparation, arguments.output, arguments.overwrite, lambda: progress.advance(task))
     _print(report, arguments.output)
@@ -179,7 +179,7 @@ def _check_usage(arguments: argparse.Namespace) -> None:
         raise UsageError("--tokenizer needs --max-tokens or --min-tokens")
 
 
-def preparation_from(arguments: argparse.Namespace, check_gold: GoldChecker) -> Preparation:
+def preparation_from(arguments: argparse.Namespace, check_labels: LabelChecker) -> Preparation:
     """Return the settings of the command line; raises DataError if a file cannot be used."""
     source = source_named(arguments.dataset)
     training = source.role == "training"
@@ -187,8 +187,8 @@ def preparation_from(arguments: argparse.Namespace, check_gold: GoldChecker) -> 
     def default(value: bool | None) -> bool:
         return training if value is None else value
 
-    inputs = arguments.input if arguments.hub is None else _publication(source, arguments.hub)
-    if not isinstance(inputs, Publication):
+    inputs = arguments.input if arguments.hub is None else _hub_dataset(source, arguments.hub)
+    if not isinstance(inputs, HubDataset):
         data_files(inputs)  # before tokenizers are loaded and evaluation sets read
     near, against = arguments.near_duplicates, arguments.decontaminate
     if near is None:
@@ -200,7 +200,7 @@ def preparation_from(arguments: argparse.Namespace, check_gold: GoldChecker) -> 
         filters=_filters(arguments),
         evaluation=EvaluationIndex(read_evaluation_sets(against), arguments.ngram) if against else None,
         gold=arguments.gold or ("drop" if training else "report"),
-        check_gold=check_gold,
+        check_labels=check_labels,
         drop_duplicates=default(arguments.duplicates),
         near_duplicates=near or None,
         validation=arguments.validation,
@@ -232,19 +232,19 @@ def _filters(arguments: argparse.Namespace) -> list[Filter]:
     return filters
 
 
-def _publication(source: DataSource, named: str) -> Publication:
+def _hub_dataset(source: DataSource, named: str) -> HubDataset:
     if not named:
         if source.hub is None:
             raise UsageError(f"--hub: {source.name} has no default repository; expected --hub REPOSITORY")
         return source.hub
     repository, _, rest = named.partition(":")
     configuration, _, split = rest.partition(":")
-    return Publication(repository, configuration or None, split or (source.hub.split if source.hub else "train"))
+    return HubDataset(repository, configuration or None, split or (source.hub.split if source.hub else "train"))
 
 
 def _total(preparation: Preparation) -> int | None:
     """The number of rows, if all files store theirs."""
-    if isinstance(preparation.inputs, Publication):
+    if isinstance(preparation.inputs, HubDataset):
         return None
     counts = [count_rows(path) for path in data_files(preparation.inputs)]
     return None if None in counts else sum(filter(None, counts))

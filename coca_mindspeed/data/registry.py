@@ -12,7 +12,7 @@ from coca_mindspeed.errors import DataError, nearest
 
 
 @dataclass(frozen=True, slots=True)
-class Publication:
+class HubDataset:
     """Location of a data set on the Hugging Face hub."""
 
     repository: str
@@ -38,7 +38,7 @@ class DataSource:
     name: str
     role: Literal["training", "benchmark"]
     convert: Callable[[Mapping[str, Any], int], Record]
-    hub: Publication | None = None
+    hub: HubDataset | None = None
     columns: frozenset[str] | None = None
     outside: Callable[[Record], str | None] | None = None
 
@@ -55,21 +55,21 @@ def _own_record(row: Mapping[str, Any], number: int) -> Record:
 
 
 _TRIVIAQA_COLUMNS = frozenset({"question", "question_id", "question_source", "answer"})
-_BIG_MATH = Publication("SynthLabsAI/Big-Math-RL-Verified", None, "train")
-_MBPP = Publication("google-research-datasets/mbpp", "sanitized", "test")
-_TRIVIAQA = Publication("mandarjoshi/trivia_qa", "unfiltered.nocontext", "validation")
+_BIG_MATH = HubDataset("SynthLabsAI/Big-Math-RL-Verified", None, "train")
+_MBPP = HubDataset("google-research-datasets/mbpp", "sanitized", "test")
+_TRIVIAQA = HubDataset("mandarjoshi/trivia_qa", "unfiltered.nocontext", "validation")
 _SOURCES: tuple[DataSource, ...] = (
     DataSource("big_math", "training", training_sets.big_math, _BIG_MATH, training_sets.BIG_MATH_COLUMNS),
     DataSource(
-        "taco", "training", training_sets.taco, Publication("BAAI/TACO", None, "train"), training_sets.TACO_COLUMNS
+        "taco", "training", training_sets.taco, HubDataset("BAAI/TACO", None, "train"), training_sets.TACO_COLUMNS
     ),
-    DataSource("gsm8k", "benchmark", benchmarks.gsm8k, Publication("openai/gsm8k", "main", "test")),
-    DataSource("math500", "benchmark", benchmarks.math500, Publication("HuggingFaceH4/MATH-500", None, "test")),
-    DataSource("aime24", "benchmark", benchmarks.aime24, Publication("HuggingFaceH4/aime_2024", None, "train")),
-    DataSource("aime25", "benchmark", benchmarks.aime25, Publication("math-ai/aime25", None, "test")),
+    DataSource("gsm8k", "benchmark", benchmarks.gsm8k, HubDataset("openai/gsm8k", "main", "test")),
+    DataSource("math500", "benchmark", benchmarks.math500, HubDataset("HuggingFaceH4/MATH-500", None, "test")),
+    DataSource("aime24", "benchmark", benchmarks.aime24, HubDataset("HuggingFaceH4/aime_2024", None, "train")),
+    DataSource("aime25", "benchmark", benchmarks.aime25, HubDataset("math-ai/aime25", None, "test")),
     DataSource("mbpp_sanitized", "benchmark", benchmarks.mbpp_sanitized, _MBPP, outside=benchmarks.outside_mbpp_test),
-    DataSource("humaneval", "benchmark", benchmarks.humaneval, Publication("openai/openai_humaneval", None, "test")),
-    DataSource("simpleqa", "benchmark", benchmarks.simpleqa, Publication("basicv8vc/SimpleQA", None, "test")),
+    DataSource("humaneval", "benchmark", benchmarks.humaneval, HubDataset("openai/openai_humaneval", None, "test")),
+    DataSource("simpleqa", "benchmark", benchmarks.simpleqa, HubDataset("basicv8vc/SimpleQA", None, "test")),
     DataSource("triviaqa", "benchmark", benchmarks.triviaqa, _TRIVIAQA, _TRIVIAQA_COLUMNS),
     DataSource("records", "training", _own_record),
 )

@@ -7,7 +7,7 @@ import pytest
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import Record, read_records, write_records
-from tests.data import publishers
+from tests.data import source_rows
 from tests.data.test_prepare import big_math_row, findings, write_jsonl
 from tests.data.tokenizers import save_tokenizer
 
@@ -60,15 +60,15 @@ def test_prepare_with_every_filter(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("dataset", "rows", "count"),
     [
-        ("taco", [publishers.taco_row(), publishers.TACO_CALL], 2),
-        ("gsm8k", publishers.GSM8K, 2),
-        ("math500", publishers.MATH500, 1),
-        ("aime24", list(publishers.AIME.values()), 6),
-        ("aime25", list(publishers.AIME.values())[:1], 1),
-        ("mbpp_sanitized", [publishers.mbpp_row(10), publishers.mbpp_row(11)], 1),
-        ("humaneval", publishers.HUMANEVAL, 1),
-        ("simpleqa", publishers.SIMPLEQA, 1),
-        ("triviaqa", [publishers.TRIVIAQA_HUB], 1),
+        ("taco", [source_rows.taco_row(), source_rows.TACO_CALL], 2),
+        ("gsm8k", source_rows.GSM8K, 2),
+        ("math500", source_rows.MATH500, 1),
+        ("aime24", list(source_rows.AIME.values()), 6),
+        ("aime25", list(source_rows.AIME.values())[:1], 1),
+        ("mbpp_sanitized", [source_rows.mbpp_row(10), source_rows.mbpp_row(11)], 1),
+        ("humaneval", source_rows.HUMANEVAL, 1),
+        ("simpleqa", source_rows.SIMPLEQA, 1),
+        ("triviaqa", [source_rows.TRIVIAQA_HUB], 1),
         ("records", [{"question": "q?", "answer": "1"}], 1),
     ],
 )

@@ -8,7 +8,7 @@ from coca_mindspeed.data.sources import benchmarks
 from coca_mindspeed.data.sources.fields import RowError, Ungradable
 from coca_mindspeed.data.sources.formats import read_rows
 from coca_mindspeed.errors import DataError
-from tests.data import publishers
+from tests.data import source_rows
 
 
 def test_the_papers_ten_data_sets_are_known():
@@ -22,7 +22,7 @@ def test_the_papers_ten_data_sets_are_known():
 
 
 def test_gsm8k():
-    first, second = (benchmarks.gsm8k(row, i) for i, row in enumerate(publishers.GSM8K))
+    first, second = (benchmarks.gsm8k(row, i) for i, row in enumerate(source_rows.GSM8K))
     assert (first.id, first.category, first.answer) == ("gsm8k-0", "math", "1200")
     assert second.answer == "-5"
 
@@ -34,7 +34,7 @@ def test_gsm8k_without_a_gold_answer(answer):
 
 
 def test_math500():
-    record = benchmarks.math500(publishers.MATH500[0], 0)
+    record = benchmarks.math500(source_rows.MATH500[0], 0)
     assert (record.id, record.answer) == ("test/prealgebra/1.json", "\\frac{5}{6}")
     assert record.metadata == {"source": "Prealgebra", "level": 2, "difficulty": 0.25}
 
@@ -42,16 +42,16 @@ def test_math500():
 @pytest.mark.parametrize("level", [0, 6, 2.5, "2", True])
 def test_math500_levels_are_one_to_five(level):
     with pytest.raises(RowError, match="column 'level' should be an integer from 1 to 5"):
-        benchmarks.math500({**publishers.MATH500[0], "level": level}, 0)
+        benchmarks.math500({**source_rows.MATH500[0], "level": level}, 0)
 
 
-@pytest.mark.parametrize("publisher", publishers.AIME)
+@pytest.mark.parametrize("publisher", source_rows.AIME)
 def test_aime_is_the_same_from_every_publisher(publisher):
-    record = benchmarks.aime24(publishers.AIME[publisher], 4)
+    record = benchmarks.aime24(source_rows.AIME[publisher], 4)
     assert (record.id, record.dataset, record.question, record.answer) == (
         "aime24-4", "aime24", "Find the number of widgets.", "25",
     )  # fmt: skip
-    assert benchmarks.aime25(publishers.AIME[publisher], 4).dataset == "aime25"
+    assert benchmarks.aime25(source_rows.AIME[publisher], 4).dataset == "aime25"
 
 
 @pytest.mark.parametrize(
@@ -68,10 +68,10 @@ def test_aime_answers_that_cannot_be(answer):
 
 
 def test_mbpp_tests_run_and_are_shown():
-    record = benchmarks.mbpp_sanitized(publishers.mbpp_row(11), 0)
+    record = benchmarks.mbpp_sanitized(source_rows.mbpp_row(11), 0)
     tests = record.metadata["tests"]
     assert (tests["kind"], tests["entry_point"]) == ("asserts", None)
-    exec(publishers.mbpp_row(11)["code"] + "\n" + tests["code"], {})  # noqa: S102 - our own code
+    exec(source_rows.mbpp_row(11)["code"] + "\n" + tests["code"], {})  # noqa: S102 - our own code
     *_, user = prompt_messages(record, None)
     assert user["content"].startswith("Write a function that adds 11 to a number.\n\nThe code has to pass these tests:")
     assert "assert add(1) == 12" in user["content"]
@@ -80,21 +80,21 @@ def test_mbpp_tests_run_and_are_shown():
 
 @pytest.mark.parametrize(("task", "inside"), [(10, False), (11, True), (510, True), (511, False)])
 def test_mbpp_test_split(task, inside):
-    record = benchmarks.mbpp_sanitized(publishers.mbpp_row(task), 0)
+    record = benchmarks.mbpp_sanitized(source_rows.mbpp_row(task), 0)
     assert (benchmarks.outside_mbpp_test(record) is None) == inside
 
 
 def test_mbpp_without_tests_cannot_be_graded():
     with pytest.raises(Ungradable, match="no tests"):
-        benchmarks.mbpp_sanitized(publishers.mbpp_row(test_list=[]), 0)
+        benchmarks.mbpp_sanitized(source_rows.mbpp_row(test_list=[]), 0)
     with pytest.raises(RowError, match="column 'test_list' should be a list of strings, found str"):
-        benchmarks.mbpp_sanitized(publishers.mbpp_row(test_list="assert True"), 0)
+        benchmarks.mbpp_sanitized(source_rows.mbpp_row(test_list="assert True"), 0)
     with pytest.raises(RowError, match="column 'task_id' should be a number"):
-        benchmarks.mbpp_sanitized({**publishers.mbpp_row(), "task_id": "x"}, 0)
+        benchmarks.mbpp_sanitized({**source_rows.mbpp_row(), "task_id": "x"}, 0)
 
 
 def test_humaneval_tests_run_on_the_canonical_solution():
-    row = publishers.HUMANEVAL[0]
+    row = source_rows.HUMANEVAL[0]
     record = benchmarks.humaneval(row, 0)
     assert (record.id, record.question) == ("HumanEval/0", row["prompt"])
     assert record.metadata["prompt"] == row["prompt"]
@@ -106,18 +106,18 @@ def test_humaneval_tests_run_on_the_canonical_solution():
 
 
 def test_simpleqa():
-    record = benchmarks.simpleqa(publishers.SIMPLEQA[0], 0)
+    record = benchmarks.simpleqa(source_rows.SIMPLEQA[0], 0)
     assert (record.category, record.answer) == ("factual", "Nowhere, Province")
     assert record.metadata["grader"] == "simpleqa"
     assert (record.metadata["source"], record.metadata["answer_type"]) == ("Geography", "Place")
     for broken in ("{'topic'", "[1]"):
         with pytest.raises(RowError, match="column 'metadata' should be a dictionary"):
-            benchmarks.simpleqa({**publishers.SIMPLEQA[0], "metadata": broken}, 0)
+            benchmarks.simpleqa({**source_rows.SIMPLEQA[0], "metadata": broken}, 0)
 
 
 def test_triviaqa_from_the_hub_and_from_its_authors():
-    hub = benchmarks.triviaqa(publishers.TRIVIAQA_HUB, 0)
-    authors = benchmarks.triviaqa(publishers.TRIVIAQA_AUTHORS, 0)
+    hub = benchmarks.triviaqa(source_rows.TRIVIAQA_HUB, 0)
+    authors = benchmarks.triviaqa(source_rows.TRIVIAQA_AUTHORS, 0)
     assert (hub.id, hub.question, hub.answer) == ("triviaqa-0", "Which planet is the red one?", "Mars")
     assert (authors.id, authors.question, authors.answer) == (hub.id, hub.question, hub.answer)
     assert hub.metadata["question_id"] == authors.metadata["question_id"] == "tc_1"
@@ -127,7 +127,7 @@ def test_triviaqa_from_the_hub_and_from_its_authors():
 
 def test_triviaqa_from_opencompass(tmp_path):
     path = tmp_path / "trivia-dev.qa.csv"
-    path.write_text(publishers.TRIVIAQA_OPENCOMPASS_LINE)
+    path.write_text(source_rows.TRIVIAQA_OPENCOMPASS_LINE)
     (row,) = read_rows(path, header=SOURCES["triviaqa"].header(path))
     record = benchmarks.triviaqa(row.values, 0)
     assert (record.answer, record.metadata["aliases"]) == ("Mars", ["Mars", "Mars' surface"])
@@ -143,7 +143,7 @@ def test_triviaqa_without_labels(answer):
 
 
 def test_triviaqa_rows_of_the_authors_test_files_have_no_answer_at_all():
-    unlabelled = {name: value for name, value in publishers.TRIVIAQA_AUTHORS.items() if name != "Answer"}
+    unlabelled = {name: value for name, value in source_rows.TRIVIAQA_AUTHORS.items() if name != "Answer"}
     with pytest.raises(Ungradable, match="the test split is not labelled"):
         benchmarks.triviaqa(unlabelled, 0)
     with pytest.raises(RowError, match="'answer' or 'Answer' is missing"):

@@ -1,4 +1,4 @@
-"""Every format that publishers use, row numbers in errors, and what cannot be read."""
+"""Every supported format, row numbers in errors, and what cannot be read."""
 
 import csv
 import gzip

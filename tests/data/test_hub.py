@@ -8,10 +8,10 @@ import pytest
 
 from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import read_records
-from coca_mindspeed.data.registry import SOURCES, Publication
+from coca_mindspeed.data.registry import SOURCES, HubDataset
 from coca_mindspeed.data.sources.reading import hub_rows
 from coca_mindspeed.errors import DataError, MissingDependencyError
-from tests.data import publishers
+from tests.data import source_rows
 
 
 class Stream(list):
@@ -32,7 +32,7 @@ def hub(monkeypatch):
 
     def load_dataset(*arguments, **options):
         asked.append((arguments, options))
-        return Stream([publishers.TRIVIAQA_HUB])
+        return Stream([source_rows.TRIVIAQA_HUB])
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     return asked
@@ -87,4 +87,4 @@ def test_the_real_package_offline(monkeypatch, tmp_path):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(DataError, match="no/such-set-of-data/train: cannot be read from the hub beyond row 0"):
-        next(hub_rows(Publication("no/such-set-of-data", None, "train")))
+        next(hub_rows(HubDataset("no/such-set-of-data", None, "train")))

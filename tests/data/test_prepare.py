@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from coca_mindspeed.data.prepare.deduplication import EvaluationIndex
-from coca_mindspeed.data.prepare.filters import DifficultyFilter, SourceFilter, gold_checker
+from coca_mindspeed.data.prepare.filters import DifficultyFilter, SourceFilter, label_checker
 from coca_mindspeed.data.prepare.pipeline import Preparation, prepare
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.data.registry import SOURCES
 from coca_mindspeed.errors import DataError
-from tests.data import publishers, synthetic_big_math
+from tests.data import source_rows, synthetic_big_math
 from tests.data.test_duplicates import LONG
 
 
@@ -52,18 +52,18 @@ EVALUATION = [Record("e7", "gsm8k", "math", "A quick brown fox jumps over one la
 
 
 # What the grader itself says is in test_gold.py; here it matters only what becomes of a record.
-CHECK_GOLD = gold_checker(lambda golds: ["it cannot be parsed" if gold == "\\text{" else "" for gold in golds])
+CHECK_LABELS = label_checker(lambda golds: ["it cannot be parsed" if gold == "\\text{" else "" for gold in golds])
 
 
 def preparation_of(source, inputs, **options):
-    return Preparation(SOURCES[source], inputs, CHECK_GOLD, **options)
+    return Preparation(SOURCES[source], inputs, CHECK_LABELS, **options)
 
 
 def every_fate(tmp_path, **changes):
     values = {
         "source": SOURCES["big_math"],
         "inputs": [write_jsonl(tmp_path / "big.jsonl", EVERY_FATE)],
-        "check_gold": CHECK_GOLD,
+        "check_labels": CHECK_LABELS,
         "skip_bad": 1,
         "filters": [SourceFilter(set(), {"web"}), DifficultyFilter(0.1, 0.9, False)],
         "evaluation": EvaluationIndex(EVALUATION, 12),
@@ -135,13 +135,13 @@ def test_a_data_set_of_which_nothing_is_left_says_why(tmp_path):
 
 
 def test_ids_have_to_be_unique(tmp_path):
-    path = write_jsonl(tmp_path / "m.jsonl", publishers.MATH500 * 2)
+    path = write_jsonl(tmp_path / "m.jsonl", source_rows.MATH500 * 2)
     with pytest.raises(DataError, match=r"m\.jsonl:2: id 'test/prealgebra/1\.json' was already used by .*m\.jsonl:1"):
         prepare(preparation_of("math500", [path]), tmp_path / "out")
 
 
 def test_a_benchmark_is_kept_whole_and_doubtful_gold_is_reported(tmp_path):
-    rows = [{**publishers.MATH500[0], "unique_id": str(i), "answer": a} for i, a in enumerate(["1", "\\text{", "3"])]
+    rows = [{**source_rows.MATH500[0], "unique_id": str(i), "answer": a} for i, a in enumerate(["1", "\\text{", "3"])]
     preparation = preparation_of(
         "math500",
         [write_jsonl(tmp_path / "m.jsonl", rows)],
@@ -158,7 +158,7 @@ def test_a_benchmark_is_kept_whole_and_doubtful_gold_is_reported(tmp_path):
 
 
 def test_rows_outside_the_test_split_are_dropped(tmp_path):
-    rows = [publishers.mbpp_row(task) for task in (10, 11, 510, 511)]
+    rows = [source_rows.mbpp_row(task) for task in (10, 11, 510, 511)]
     report = prepare(preparation_of("mbpp_sanitized", [write_jsonl(tmp_path / "m.jsonl", rows)]), tmp_path / "out")
     assert report.rows_out == 2
     assert report.dropped["split"].total() == 2
@@ -167,9 +167,9 @@ def test_rows_outside_the_test_split_are_dropped(tmp_path):
 def test_what_json_cannot_hold_is_dropped_with_its_row(tmp_path):
     calls = '{"fn_name": "f", "inputs": [[1]], "outputs": [[NaN]]}'
     rows = [
-        publishers.taco_row(question="half \ud800 pair"),
-        publishers.taco_row(),
-        publishers.taco_row(input_output=calls),
+        source_rows.taco_row(question="half \ud800 pair"),
+        source_rows.taco_row(),
+        source_rows.taco_row(input_output=calls),
     ]
     report = prepare(preparation_of("taco", [write_jsonl(tmp_path / "t.jsonl", rows)]), tmp_path / "out")
     assert report.dropped["ungradable"] == {"holds a value that JSON has no form for": 2}
@@ -330,7 +330,7 @@ def test_memory_for_250_000_rows_extrapolates_to_less_than_2_gigabytes(tmp_path)
 
 def test_parquet_of_the_publisher_with_null_and_list_columns(tmp_path):
     path = tmp_path / "train-00000-of-00001.parquet"
-    pq.write_table(pa.Table.from_pylist(publishers.BIG_MATH, schema=synthetic_big_math.SCHEMA), path)
+    pq.write_table(pa.Table.from_pylist(source_rows.BIG_MATH, schema=synthetic_big_math.SCHEMA), path)
     prepare(preparation_of("big_math", [path], shuffle=False), tmp_path / "out")
     first, second = read_records(tmp_path / "out" / "train.jsonl")
     assert first.metadata["domain"] == ["Mathematics -> Algebra -> Prealgebra"]

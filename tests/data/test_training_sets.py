@@ -8,7 +8,7 @@ from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.data.sources.fields import RowError, Ungradable
 from coca_mindspeed.data.sources.training_sets import big_math, taco
-from tests.data.publishers import BIG_MATH, TACO_CALL, taco_row
+from tests.data.source_rows import BIG_MATH, TACO_CALL, taco_row
 
 
 def test_big_math_row():

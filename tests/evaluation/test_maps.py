@@ -120,7 +120,7 @@ def test_a_map_is_refused_where_it_does_not_belong(tmp_path):
             fitted.identity.require(*wrong, where="x")
     for broken in ("{}", "no", json.dumps({**fitted.model_dump(mode="json"), "version": 2})):
         path.write_text(broken)
-        with pytest.raises(ConfigError, match="map.json: "):
+        with pytest.raises(ConfigError, match=r"map\.json: "):
             read_map(path)
     with pytest.raises(ConfigError, match="cannot be read"):
         read_map(tmp_path / "absent")

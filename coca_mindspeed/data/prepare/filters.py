@@ -96,12 +96,12 @@ class PromptCounter:
 
 
 #: For each record, why its gold answer cannot be graded, or an empty string.
-GoldChecker = Callable[[Sequence[Record]], Sequence[str]]
+LabelChecker = Callable[[Sequence[Record]], Sequence[str]]
 #: For each gold answer of mathematics, why it cannot be parsed, or an empty string.
-MathGoldProblems = Callable[[Sequence[str]], Sequence[str]]
+MathProblems = Callable[[Sequence[str]], Sequence[str]]
 
 
-def gold_checker(math: MathGoldProblems) -> GoldChecker:
+def label_checker(math: MathProblems) -> LabelChecker:
     """Return the label check of all records: the grader's requirements, and that mathematics parses.
 
     Args:

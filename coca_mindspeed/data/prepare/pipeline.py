@@ -10,11 +10,11 @@ from types import TracebackType
 from typing import Any, Literal
 
 from coca_mindspeed.data.prepare.deduplication import EvaluationIndex, ExactDuplicates, NearDuplicates, digest
-from coca_mindspeed.data.prepare.filters import Filter, GoldChecker
+from coca_mindspeed.data.prepare.filters import Filter, LabelChecker
 from coca_mindspeed.data.prepare.output import output_directory
-from coca_mindspeed.data.prepare.report import DoubtfulRow, FindingLog, PreparationReport
+from coca_mindspeed.data.prepare.report import Finding, FindingLog, PreparationReport
 from coca_mindspeed.data.records import Record, record_to_json
-from coca_mindspeed.data.registry import DataSource, Publication
+from coca_mindspeed.data.registry import DataSource, HubDataset
 from coca_mindspeed.data.sources.fields import RowError, Ungradable
 from coca_mindspeed.data.sources.formats import Row, data_files, read_rows
 from coca_mindspeed.data.sources.reading import hub_rows
@@ -80,7 +80,7 @@ class Preparation:
     Attributes:
         source: the data set.
         inputs: files and directories, or a location on the hub.
-        check_gold: returns why each record of a batch cannot be graded.
+        check_labels: returns why each record of a batch cannot be graded.
         skip_bad: number of malformed rows to skip; one more stops the run.
         filters: applied in this order.
         evaluation: for decontamination, or None.
@@ -94,8 +94,8 @@ class Preparation:
     """
 
     source: DataSource
-    inputs: Sequence[Path] | Publication
-    check_gold: GoldChecker
+    inputs: Sequence[Path] | HubDataset
+    check_labels: LabelChecker
     skip_bad: int = 0
     filters: Sequence[Filter] = ()
     evaluation: EvaluationIndex | None = None
@@ -118,7 +118,7 @@ class Preparation:
             )
 
     def rows(self) -> Iterator[Row]:
-        if isinstance(self.inputs, Publication):
+        if isinstance(self.inputs, HubDataset):
             yield from hub_rows(self.inputs, self.source.columns)
             return
         for path in data_files(self.inputs):
@@ -228,15 +228,15 @@ class _Cleaning:
             return
         self._unchecked.append((record, row))
         if len(self._unchecked) == _GOLD_BATCH:
-            self._check_gold()
+            self._check_labels()
 
-    def _check_gold(self) -> None:
+    def _check_labels(self) -> None:
         """Check the gold answers of a batch, and keep the remaining records in order."""
         drop = self._preparation.gold == "drop"
-        problems = self._preparation.check_gold([record for record, _ in self._unchecked])
+        problems = self._preparation.check_labels([record for record, _ in self._unchecked])
         for (record, row), problem in zip(self._unchecked, problems, strict=True):
             if problem:
-                self._log.add(DoubtfulRow(row.file, row.number, "gold", problem, record.answer[:200], drop))
+                self._log.add(Finding(row.file, row.number, "gold", problem, record.answer[:200], drop))
             if not (problem and drop):
                 self._keep(record, row)
         self._unchecked.clear()
@@ -260,7 +260,7 @@ class _Cleaning:
     def kept(self) -> list[int]:
         """Return the buffer indices of the records that remain after near duplicates are dropped."""
         if self._unchecked:
-            self._check_gold()
+            self._check_labels()
         repeats = (
             {} if self._near is None else self._near.repeats(lambda index: self._records.values(index)["question"])
         )
@@ -268,19 +268,19 @@ class _Cleaning:
             file, row = self._records.origin(index)
             detail = f"{similarity:.3f} to {self._name(*self._records.origin(earlier))}"
             reason = "same numbers and gold answer"
-            self._log.add(DoubtfulRow(list(self._files)[file], row, "near_duplicate", reason, detail))
+            self._log.add(Finding(list(self._files)[file], row, "near_duplicate", reason, detail))
         return [index for index in range(len(self._records)) if index not in repeats]
 
     def inputs(self) -> list[dict[str, Any]]:
         """Name, rows and SHA-256 of each file read."""
-        local = not isinstance(self._preparation.inputs, Publication)
+        local = not isinstance(self._preparation.inputs, HubDataset)
         return [
             {"file": file, "rows": rows, "sha256": file_sha256(Path(file)) if local else None}
             for file, rows in self._files.items()
         ]
 
     def _drop(self, row: Row, stage: str, reason: str, detail: str = "") -> None:
-        self._log.add(DoubtfulRow(row.file, row.number, stage, reason, detail))
+        self._log.add(Finding(row.file, row.number, stage, reason, detail))
 
     def _name(self, file: int, row: int) -> str:
         return f"{list(self._files)[file]}:{row}"

@@ -28,7 +28,7 @@ _EXAMPLES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class DoubtfulRow:
+class Finding:
     """A finding about one row.
 
     Attributes:
@@ -55,7 +55,7 @@ class FindingLog:
         self._file = path.open("w", encoding="utf-8")
         self.dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.kept: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self.examples: defaultdict[str, list[DoubtfulRow]] = defaultdict(list)
+        self.examples: defaultdict[str, list[Finding]] = defaultdict(list)
 
     def __enter__(self) -> "FindingLog":
         return self
@@ -65,11 +65,11 @@ class FindingLog:
     ) -> None:
         self._file.close()
 
-    def add(self, finding: DoubtfulRow) -> None:
+    def add(self, finding: Finding) -> None:
         (self.dropped if finding.dropped else self.kept)[finding.stage][finding.reason] += 1
         if len(self.examples[finding.stage]) < _EXAMPLES:
             self.examples[finding.stage].append(finding)
-        line = {name: getattr(finding, name) for name in DoubtfulRow.__slots__}
+        line = {name: getattr(finding, name) for name in Finding.__slots__}
         # A row may hold a lone surrogate, which UTF-8 cannot encode.
         self._file.write(to_json_line(line).encode("utf-8", "backslashreplace").decode("utf-8"))
 
@@ -96,7 +96,7 @@ class PreparationReport:
     dropped: Mapping[str, Mapping[str, int]]
     reported: Mapping[str, Mapping[str, int]]
     outputs: dict[str, dict[str, Any]]
-    examples: Mapping[str, list[DoubtfulRow]] = field(default_factory=dict)
+    examples: Mapping[str, list[Finding]] = field(default_factory=dict)
 
     @property
     def rows_out(self) -> int:

@@ -4,13 +4,13 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from coca_mindspeed.data.records import Record, read_records
-from coca_mindspeed.data.registry import DataSource, Publication, source_named
+from coca_mindspeed.data.registry import DataSource, HubDataset, source_named
 from coca_mindspeed.data.sources.fields import RowError, Ungradable
 from coca_mindspeed.data.sources.formats import Row, data_files, read_rows
 from coca_mindspeed.errors import DataError, MissingDependencyError
 
 
-def hub_rows(publication: Publication, columns: Collection[str] | None = None) -> Iterator[Row]:
+def hub_rows(dataset: HubDataset, columns: Collection[str] | None = None) -> Iterator[Row]:
     """Stream a data set's rows from the hub; the row's ``file`` is its name there.
 
     Raises:
@@ -23,11 +23,11 @@ def hub_rows(publication: Publication, columns: Collection[str] | None = None) -
         raise MissingDependencyError(
             "--hub needs the package 'datasets': pip install '.[datasets]', or pass downloaded files with --input"
         ) from error
-    name = "/".join(filter(None, (publication.repository, publication.configuration, publication.split)))
+    name = "/".join(filter(None, (dataset.repository, dataset.configuration, dataset.split)))
     number = 0
     try:
         stream = datasets.load_dataset(
-            publication.repository, publication.configuration, split=publication.split, streaming=True
+            dataset.repository, dataset.configuration, split=dataset.split, streaming=True
         )
         if columns is not None and stream.column_names is not None:
             stream = stream.select_columns([column for column in stream.column_names if column in columns])

@@ -112,7 +112,7 @@ _BLOCK = 1 << 18  # numbers drawn at once: draws times distinct confidences
 
 
 @dataclass(frozen=True, slots=True)
-class CalibratedEce:
+class EceUnderCalibration:
     """ECE under perfect calibration: of answers redrawn with the stated confidences as probabilities.
 
     ``draws`` (r,) has one value for each redrawing; NaN without valid answers.
@@ -138,7 +138,7 @@ class CalibratedEce:
 
 def calibrated_ece(
     values: Floats, counts: Floats, bin_starts: npt.NDArray[np.intp], *, draws: int = 1000, seed: int = 0
-) -> CalibratedEce:
+) -> EceUnderCalibration:
     """Redraw the answers.
 
     Args:
@@ -149,7 +149,7 @@ def calibrated_ece(
         seed: of the draws.
     """
     if not len(values):
-        return CalibratedEce(np.full(draws, np.nan))
+        return EceUnderCalibration(np.full(draws, np.nan))
     rng, whole = np.random.default_rng(seed), counts.astype(np.int64)
     size = max(1, _BLOCK // len(values))
     alone, found = bool(whole.max() == 1), []
@@ -159,4 +159,4 @@ def calibrated_ece(
         right = rng.random(shape) < values if alone else rng.binomial(whole, values, size=shape)
         gap = np.add.reduceat(right - whole * values, bin_starts, axis=1)
         found.append(np.abs(gap).sum(axis=1) / whole.sum())
-    return CalibratedEce(np.concatenate(found))
+    return EceUnderCalibration(np.concatenate(found))

@@ -28,7 +28,7 @@ from coca_mindspeed.evaluation.intervals.bounds import (
     plain_mean,
     shifted_percentiles,
 )
-from coca_mindspeed.evaluation.intervals.ece import Bins, CalibratedEce, calibrated_ece, ece_interval
+from coca_mindspeed.evaluation.intervals.ece import Bins, EceUnderCalibration, calibrated_ece, ece_interval
 from coca_mindspeed.evaluation.intervals.influence import (
     MEANS,
     difference,
@@ -80,7 +80,7 @@ class Estimates:
         return resample([self.sample], self.question, self._replicates, self._seed)[0]
 
     @cached_property
-    def calibrated(self) -> CalibratedEce:
+    def calibrated(self) -> EceUnderCalibration:
         """ECE under perfect calibration with these confidences."""
         sample = self.sample
         return calibrated_ece(
@@ -186,9 +186,9 @@ def average_interval(parts: Sequence[Estimates], name: str, level: float = 0.95)
     return Interval(estimate, math.nan, math.nan)
 
 
-def average_calibrated(parts: Sequence[Estimates]) -> CalibratedEce:
+def average_calibrated(parts: Sequence[Estimates]) -> EceUnderCalibration:
     """Return the mean over data sets of the ECE under perfect calibration."""
-    return CalibratedEce(np.mean([part.calibrated.draws for part in parts], axis=0))
+    return EceUnderCalibration(np.mean([part.calibrated.draws for part in parts], axis=0))
 
 
 def _resampled_mean(

@@ -10,7 +10,7 @@ import numpy as np
 
 from coca_mindspeed.evaluation.calibration.maps import transfer_matrix
 from coca_mindspeed.evaluation.intervals.bounds import UNDEFINED_INTERVAL, Interval
-from coca_mindspeed.evaluation.intervals.ece import CalibratedEce
+from coca_mindspeed.evaluation.intervals.ece import EceUnderCalibration
 from coca_mindspeed.evaluation.intervals.estimates import (
     Estimates,
     average_calibrated,
@@ -105,7 +105,7 @@ class Scoreboard:
         cells = self._defined(run, column, metric)
         return average_interval(cells, metric) if cells else UNDEFINED_INTERVAL
 
-    def calibrated(self, run: str, column: Column) -> CalibratedEce | None:
+    def calibrated(self, run: str, column: Column) -> EceUnderCalibration | None:
         """Return the ECE under perfect calibration; None where ECE is undefined."""
         cells = self._defined(run, column, "ece")
         return average_calibrated(cells) if cells else None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from coca_mindspeed.data.prepare.filters import gold_checker
+from coca_mindspeed.data.prepare.filters import label_checker
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.math.grader import MathGrader
 
@@ -10,7 +10,7 @@ from coca_mindspeed.grading.math.grader import MathGrader
 @pytest.fixture(scope="module")
 def check():
     grader = MathGrader(workers=2)
-    yield gold_checker(grader.gold_problems)
+    yield label_checker(grader.gold_problems)
     grader.close()
 
 
@@ -75,5 +75,5 @@ def test_only_gold_answers_of_mathematics_are_parsed_and_all_of_a_batch_at_once(
         Record(str(i), "d", category, "q", str(i), None, {"aliases": ["x"]})
         for i, category in enumerate(["math", "factual", "math", "math"])
     ]
-    assert gold_checker(grader)(records) == ["", "", "", "too odd"]
+    assert label_checker(grader)(records) == ["", "", "", "too odd"]
     assert asked == [["0", "2", "3"]]

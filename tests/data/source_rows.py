@@ -73,7 +73,7 @@ MATH500 = [
     }
 ]
 
-#: The same AIME-like problem as five publishers would ship it.
+#: The same AIME-like problem as five source_rows would ship it.
 AIME = {
     "HuggingFaceH4": {
         "id": 60,
