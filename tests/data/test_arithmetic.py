@@ -49,7 +49,7 @@ def test_both_orders_of_the_operands_occur():
 
 
 def test_asking_for_more_than_there_is():
-    with pytest.raises(ValueError, match=r"different held-out questions 1\+2"):
+    with pytest.raises(ValueError, match=r"distinct held-out questions 1\+2"):
         arithmetic_records(7 * 1_000, "evaluate", 0)
 
 

@@ -204,5 +204,5 @@ def test_each_system_prompt_of_the_records_is_looked_at():
 
 def test_a_template_that_refuses_a_chat_names_itself():
     made = tokenizer("{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}x")
-    with pytest.raises(ConfigError, match="refuses a system message"):
+    with pytest.raises(ConfigError, match="no system"):
         check_template(made, [RECORD], SYSTEM, "model.path=DIR", KEYS)

@@ -1,4 +1,4 @@
-"""Data sets by name: through `datasets` where it is installed and there is a network, with a clear error elsewhere."""
+"""Data sets from the hub through `datasets`, with errors without the package or a network."""
 
 import builtins
 import sys
@@ -27,7 +27,7 @@ class Stream(list):
 
 @pytest.fixture
 def hub(monkeypatch):
-    """Stands in for the package; records what was asked for."""
+    """Replace the package; record the calls."""
     asked = []
 
     def load_dataset(*arguments, **options):
@@ -52,7 +52,7 @@ def test_prepare_by_name(hub, tmp_path, capsys):
     assert main(["data", "prepare", "triviaqa", "--hub", "my/copy:conf:dev", "--output", str(tmp_path / "2")]) == 0
     assert hub[-1] == (("my/copy", "conf"), {"split": "dev", "streaming": True})
     assert main(["data", "prepare", "records", "--hub", "--output", str(tmp_path / "3")]) == 2
-    assert "records has no place on the hub of its own; name one: --hub REPOSITORY" in capsys.readouterr().err
+    assert "--hub" in capsys.readouterr().err
 
 
 def test_without_the_package_the_error_says_how_to_get_it(monkeypatch):
@@ -65,7 +65,7 @@ def test_without_the_package_the_error_says_how_to_get_it(monkeypatch):
 
     monkeypatch.delitem(sys.modules, "datasets", raising=False)
     monkeypatch.setattr(builtins, "__import__", no_datasets)
-    with pytest.raises(MissingDependencyError, match=r"pip install 'coca-mindspeed\[datasets\]'"):
+    with pytest.raises(MissingDependencyError, match=r"pip install '\.\[datasets\]'"):
         next(hub_rows(SOURCES["gsm8k"].hub))
 
 
@@ -74,9 +74,7 @@ def test_without_a_network_the_error_says_what_to_do(monkeypatch):
         raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
-    with pytest.raises(
-        DataError, match=r"openai/gsm8k/main/test: .* row 0: ConnectionError: .* pass them with --input"
-    ):
+    with pytest.raises(DataError, match=r"openai/gsm8k/main/test: .*ConnectionError: .*--input"):
         next(hub_rows(SOURCES["gsm8k"].hub))
 
 
@@ -86,5 +84,5 @@ def test_the_real_package_offline(monkeypatch, tmp_path):
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match="no/such-set-of-data/train: cannot be read from the hub beyond row 0"):
+    with pytest.raises(DataError, match="no/such-set-of-data/train: "):
         next(hub_rows(HubDataset("no/such-set-of-data", None, "train")))

@@ -64,7 +64,7 @@ def test_an_empty_directory_is_free(tmp_path):
 
 def test_taken_places_are_refused(tmp_path):
     make(tmp_path / "out")
-    with pytest.raises(DataError, match="already exists; choose another output, or replace it with --overwrite"):
+    with pytest.raises(DataError, match="--overwrite"):
         make(tmp_path / "out")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").touch()
@@ -72,9 +72,9 @@ def test_taken_places_are_refused(tmp_path):
         # A stranger's folder may well hold a report.json, and even a file by our marker's name.
         (tmp_path / "home" / "report.json").write_text("{}")
         (tmp_path / "home" / MARKER).write_text(json.dumps(marker))
-        with pytest.raises(DataError, match=r"holds no coca-mindspeed\.json of our data, .* is not replaced"):
+        with pytest.raises(DataError, match=r"coca-mindspeed\.json"):
             make(tmp_path / "home", overwrite=True)
-    with pytest.raises(DataError, match="is a file; the output is a directory"):
+    with pytest.raises(DataError, match="thesis.tex"):
         make(tmp_path / "home" / "thesis.tex", overwrite=True)
     assert names(tmp_path / "home") == [MARKER, "report.json", "thesis.tex"]
 
@@ -130,7 +130,7 @@ def test_a_process_killed_while_replacing_loses_nothing_and_leaves_nothing(tmp_p
     arguments = [sys.executable, "-c", _KILLED_BETWEEN_THE_RENAMES, str(tmp_path / "out"), str(at)]
     assert subprocess.run(arguments, check=False).returncode == -9
     assert (at == 2) == (not (tmp_path / "out").exists())
-    with pytest.raises(DataError, match="already exists"):  # the earlier output is back, and is not overwritten
+    with pytest.raises(DataError, match="--overwrite"):  # the earlier output is back, and is not overwritten
         make(tmp_path / "out")
     assert (tmp_path / "out" / "data").read_text() == "old"
     make(tmp_path / "out", overwrite=True, content="newest")

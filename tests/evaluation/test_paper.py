@@ -130,6 +130,6 @@ def test_every_figure_is_in_range():
 
 def test_report_lists_the_cells():
     text = paper_report()
-    assert "15 of 411 cells" in text
+    assert "15 of 411" in text
     assert text.count("*") == 15
     assert "| 42.86   | 42.94   |" in text
