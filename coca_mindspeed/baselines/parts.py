@@ -82,8 +82,7 @@ def check_directory(directory: Path, settings: Mapping[str, Any], *, among: Coll
 def claim_directory(directory: Path, settings: Mapping[str, Any]) -> None:
     """Write the settings into ``directory``, or check that they are there.
 
-    Raises:
-        ConfigError: as :func:`check_directory`, or it cannot be written.
+    Raises ConfigError as :func:`check_directory`, or it cannot be written.
     """
     if not check_directory(directory, settings):
         try:

@@ -24,8 +24,7 @@ _SENTINEL = "7f3aquestion0c55"
 def question_probabilities(subject: Subject, records: Sequence[Record]) -> list[float]:
     """Return the confidence of each record, in [0, 1]; one batch.
 
-    Raises:
-        DataError: a prompt is too long, or its question cannot be found in it.
+    Raises DataError if a prompt is too long, or its question cannot be found in it.
     """
     policy, system_prompt = subject.policy, subject.method.training_method.system_prompt
     prompts = policy.encode_prompts(records, system_prompt, subject.rollout.max_prompt_tokens)
@@ -46,8 +45,7 @@ def question_probabilities(subject: Subject, records: Sequence[Record]) -> list[
 def question_tokens(policy: Policy, record: Record, system_prompt: str | None) -> list[int]:
     """Return the positions in the prompt of the question's tokens that have a predecessor.
 
-    Raises:
-        DataError: the chat template changes the question, or no token is left.
+    Raises DataError if the chat template changes the question, or no token is left.
     """
     messages = prompt_messages(record, system_prompt)
     rendered, blank = (

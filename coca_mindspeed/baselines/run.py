@@ -202,11 +202,7 @@ class _Work:
 
 
 def answers_in_order(answers: Sequence[Prediction], records: Sequence[Record]) -> list[Prediction]:
-    """Return the answer to each record.
-
-    Raises:
-        ConfigError: a record has none, or several.
-    """
+    """Return the answer to each record; raises ConfigError if a record has none, or several."""
     by_key = {(p.dataset, p.id): p for p in answers}
     if len(by_key) < len(answers):
         (dataset, name), count = Counter((p.dataset, p.id) for p in answers).most_common(1)[0]

@@ -36,8 +36,7 @@ def prompt_messages(record: Record, system_prompt: str | None) -> list[dict[str,
 def render_chat(tokenizer: Any, messages: Sequence[Mapping[str, str]], **variables: Any) -> str:
     """Render a chat to text, special tokens included, up to the beginning of the response.
 
-    Raises:
-        ConfigError: the template cannot render it, or refuses a system message.
+    Raises ConfigError if the template cannot render it, or refuses a system message.
     """
     try:
         text: str = tokenizer.apply_chat_template(

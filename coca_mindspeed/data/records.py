@@ -96,8 +96,7 @@ def _check_metadata(metadata: Mapping[str, Any], where: str) -> None:
 def read_records(path: Path) -> Iterator[Record]:
     """Stream the records of a JSON Lines file; ids must be unique within the file.
 
-    Raises:
-        DataError: with file and line.
+    Raises DataError with file and line.
     """
     seen: dict[str, int] = {}
     for number, row in read_json_lines(path, surrogates=False):

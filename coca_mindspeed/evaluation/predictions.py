@@ -100,8 +100,7 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 def prediction_from_json(row: Mapping[str, Any], where: str) -> Prediction:
     """Build a prediction from a JSON object; ``where`` (``file:line``) is for messages.
 
-    Raises:
-        DataError: a field is missing, unknown, of the wrong type or out of range.
+    Raises DataError if a field is missing, unknown, of the wrong type or out of range.
     """
     if missing := [name for name in _REQUIRED if name not in row]:
         raise DataError(f"{where}: field {missing[0]!r} is missing; a prediction has {', '.join(_REQUIRED)}")
@@ -118,8 +117,7 @@ def prediction_from_json(row: Mapping[str, Any], where: str) -> Prediction:
 def stream_predictions(path: Path) -> Iterator[Prediction]:
     """Stream the predictions of a file; (data set, id, sample) must be unique for each model and method in it.
 
-    Raises:
-        DataError: with file and line, for anything that is not a prediction.
+    Raises DataError with file and line, for anything that is not a prediction.
     """
     seen: dict[tuple[object, ...], int] = {}
     for number, row in read_json_lines(path):

@@ -21,8 +21,7 @@ class TargetError(CocaError):
 def fingerprint(root: Path, target: str) -> str:
     """Return the SHA-256 of the normalised source of ``target`` below ``root``.
 
-    Raises:
-        TargetError: the module or the definition does not exist or does not parse.
+    Raises TargetError if the module or the definition does not exist or does not parse.
     """
     return hashlib.sha256(normalise(source_of(root, target)).encode("utf-8")).hexdigest()
 

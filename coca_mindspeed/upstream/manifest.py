@@ -157,8 +157,7 @@ def matching_manifest(
 ) -> Manifest:
     """Return the manifest that the ``package`` below ``root`` matches in every hook.
 
-    Raises:
-        ManifestError: there is none; the message names the closest release and each target that differs.
+    Raises ManifestError if there is none; the message names the closest release and each target that differs.
     """
     known = load_manifests(package=package) if manifests is None else list(manifests)
     if not known:

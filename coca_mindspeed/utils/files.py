@@ -193,8 +193,7 @@ def is_free(directory: Path) -> bool:
 def remove_entries(directory: Path, kind: str, names: Iterable[str]) -> None:
     """Remove the entries ``names`` of a directory of ours and its marker, which goes last.
 
-    Raises:
-        ConfigError: it is not ours; nothing is removed.
+    Raises ConfigError if it is not ours; nothing is removed.
     """
     if not is_ours(directory, kind):
         raise ConfigError(f"{directory}: holds no {MARKER} of a {kind} of ours, so nothing in it is removed")

@@ -10,8 +10,7 @@ from coca_mindspeed.utils.files import read_json_lines, write_atomically, write_
 def cut_back(path: Path, step: int) -> None:
     """Remove rows of later steps, and an incomplete last line; a missing file is left missing.
 
-    Raises:
-        DataError: a line before the last one is not a JSON object with an integer ``step``.
+    Raises DataError if a line before the last one is not a JSON object with an integer ``step``.
     """
     if not path.exists():
         return
@@ -40,8 +39,7 @@ def read_complete_rows(path: Path) -> list[tuple[int, dict[str, Any]]]:
 def read_steps(path: Path, *, torn_end: bool = False) -> list[dict[str, Any]]:
     """Read the rows of a log; ``torn_end`` skips an incomplete last line.
 
-    Raises:
-        DataError: a line is not a JSON object with an integer ``step``.
+    Raises DataError if a line is not a JSON object with an integer ``step``.
     """
     rows = read_complete_rows(path) if torn_end else list(read_json_lines(path))
     for number, row in rows:

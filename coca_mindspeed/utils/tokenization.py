@@ -16,8 +16,7 @@ _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 def load_tokenizer(directory: Path) -> Any:
     """Load a Hugging Face tokenizer from a local directory, without running its code.
 
-    Raises:
-        DataError: there is none.
+    Raises DataError if there is none.
     """
     from transformers import AutoTokenizer
 

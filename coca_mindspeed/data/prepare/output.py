@@ -15,8 +15,7 @@ from coca_mindspeed.utils.files import MARKER, is_free, is_ours, put_in_place, w
 def check_place(path: Path, overwrite: bool) -> None:
     """Check that an output directory can be created, without writing.
 
-    Raises:
-        DataError: it is not empty, or a parent is a file or not writable.
+    Raises DataError if it is not empty, or a parent is a file or not writable.
     """
     check_not_taken(path, overwrite)
     # It is built next to its final path, so the parent's permissions count.

@@ -111,8 +111,7 @@ class Row:
 def data_files(inputs: Sequence[Path]) -> list[Path]:
     """Return the given files, and the data files of the given directories in name order.
 
-    Raises:
-        DataError: an input is missing, a directory holds no data file, or a suffix is unknown.
+    Raises DataError if an input is missing, a directory holds no data file, or a suffix is unknown.
     """
     files: list[Path] = []
     for path in inputs:

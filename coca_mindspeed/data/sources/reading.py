@@ -44,8 +44,7 @@ def hub_rows(dataset: HubDataset, columns: Collection[str] | None = None) -> Ite
 def read_published(source: DataSource, inputs: Sequence[Path]) -> Iterator[Record]:
     """Stream the records of published files; ungradable rows are left out.
 
-    Raises:
-        DataError: with file and row, for a row that is not in the source's form.
+    Raises DataError with file and row, for a row that is not in the source's form.
     """
     number = -1
     for path in data_files(inputs):
@@ -66,8 +65,7 @@ def read_published(source: DataSource, inputs: Sequence[Path]) -> Iterator[Recor
 def read_evaluation_sets(named: Sequence[str]) -> Iterator[Record]:
     """Stream the records of evaluation sets, each given as ``DATASET=PATH`` or as a file of prepared records.
 
-    Raises:
-        DataError: a data set is unknown, or a file cannot be read.
+    Raises DataError if a data set is unknown, or a file cannot be read.
     """
     sets = [_evaluation_set(name) for name in named]
     for source, path in sets:

@@ -53,8 +53,7 @@ class Curve(Section):
 def fit_curve(kind: CurveKind, confidence: Floats, correct: Labels) -> Curve:
     """Fit a map to valid confidences (n,) and labels (n,).
 
-    Raises:
-        ValueError: all labels are equal, or there are none.
+    Raises ValueError if all labels are equal, or there are none.
     """
     if len(np.unique(correct)) < 2:
         raise ValueError(f"a map needs right and wrong answers, found {len(correct)} labels that are all equal")
@@ -107,8 +106,7 @@ class Identity(Section):
     def require(self, model: str, prompt: str, temperature: float | None, *, where: str) -> None:
         """Refuse to use a map for another model, system prompt or temperature (None: not checked).
 
-        Raises:
-            ConfigError: one of them differs; ``where`` begins the message.
+        Raises ConfigError if one of them differs; ``where`` begins the message.
         """
         asked = {"model": model, "prompt_sha256": prompt_hash(prompt), "temperature": temperature}
         for name, value in asked.items():
@@ -224,8 +222,7 @@ def fit_map(
 def question_folds(questions: Sequence[str], folds: int, seed: int) -> npt.NDArray[np.intp]:
     """Return the fold (n,) of each row; samples of one question share a fold.
 
-    Raises:
-        DataError: there are fewer questions than folds.
+    Raises DataError if there are fewer questions than folds.
     """
     unique, question = np.unique(np.array(questions, dtype=object).astype(str), return_inverse=True)
     if len(unique) < folds:
@@ -247,8 +244,7 @@ def cross_fitted(
 ) -> Floats:
     """Recalibrate each confidence (n,) with a map fitted without its question.
 
-    Raises:
-        DataError: there are fewer questions than folds, or the labels outside a fold are all equal.
+    Raises DataError if there are fewer questions than folds, or the labels outside a fold are all equal.
     """
     fold = question_folds(questions, folds, seed)
     # The kinds of the map that is fitted on all labels.

@@ -23,8 +23,7 @@ MEANS = ("accuracy", "success_rate", "brier", "auroc")
 def question_index(questions: npt.NDArray[Any] | None, rows: int) -> npt.NDArray[np.intp]:
     """Return the number of each row's question (rows,), from 0; without ``questions`` every row has its own.
 
-    Raises:
-        ValueError: the lengths differ.
+    Raises ValueError if the lengths differ.
     """
     if questions is None:
         return np.arange(rows)
