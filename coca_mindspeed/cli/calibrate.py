@@ -14,19 +14,8 @@ import yaml
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli.options import at_least, json_object, number, place, within
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
+from coca_mindspeed.evaluation.calibration import maps
 from coca_mindspeed.evaluation.calibration.guarantee import Certificate, certify
-from coca_mindspeed.evaluation.calibration.maps import (
-    SHRINKAGE,
-    Identity,
-    cross_fitted,
-    data_hash,
-    fit_map,
-    labelled,
-    prompt_hash,
-    question_hashes,
-    read_map,
-    write_map,
-)
 from coca_mindspeed.evaluation.intervals.estimates import Estimates, paired_intervals
 from coca_mindspeed.evaluation.metrics.binning import Floats
 from coca_mindspeed.evaluation.metrics.specs import CATALOGUE, show
@@ -59,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="auto: platt below 200 labels, beta below 1,000, isotonic from there on",
     )
-    option("--shrinkage", type=within(0, 1e9), default=SHRINKAGE, help="labels at which a domain counts for half")
+    option("--shrinkage", type=within(0, 1e9), default=maps.SHRINKAGE, help="labels at which a domain counts for half")
     option("--folds", type=at_least(2), default=5, help="of the figures after (default: 5)")
     option("--seed", type=at_least(0), default=0, help="draws the folds (default: 0)")
     option("--risk", type=_share(0.999), help="certify the largest set of answers whose error is at most this")
@@ -78,7 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     identity = _identity(arguments, predictions, prompt)
     if arguments.apply is not None:
         return _apply(arguments, predictions, identity, prompt)
-    stated, correct, domains, questions = labelled(predictions)
+    stated, correct, domains, questions = maps.labelled(predictions)
     if not len(stated):
         raise DataError(f"{arguments.predictions[0]}: holds no valid confidence")
     kind = None if arguments.method == "auto" else arguments.method
@@ -90,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
         certificate = certify(data.confidence, data.correct, risk=arguments.risk, confidence=arguments.confidence)
         certified = _certified(certificate, arguments.output, identity.model)
     try:
-        fitted = fit_map(stated, correct, domains, identity, **options)
+        fitted = maps.fit_map(stated, correct, domains, identity, **options)
     except DataError as error:
         if certificate is None or certificate.threshold is None:
             raise
@@ -101,13 +90,13 @@ def run(arguments: argparse.Namespace) -> int:
     text = f"{fitted.curve.kind} map from {len(correct):,} labels, {len(fitted.domains)} domains with their own\n\n"
     try:
         folds = {"folds": arguments.folds, "seed": arguments.seed}
-        after = cross_fitted(stated, correct, domains, questions, identity, **folds, **options)
+        after = maps.cross_fitted(stated, correct, domains, questions, identity, **folds, **options)
         text += _before_and_after(stated, after, correct, questions) + "\n"
     except DataError as error:
         if len(set(questions)) < arguments.folds:
             raise
         text += f"no cross-fitted figures: without one fold, {error}\n"
-    write_map(arguments.output, fitted.model_copy(update={"certificate": certificate}))
+    maps.write_map(arguments.output, fitted.model_copy(update={"certificate": certificate}))
     print_markdown(f"{text}{certified}{arguments.output}")
     return 0
 
@@ -139,7 +128,7 @@ def _system_prompt(path: Path | None) -> str:
         raise ConfigError(f"--system-prompt {path}: cannot be read: {error}") from error
 
 
-def _identity(arguments: argparse.Namespace, predictions: list[Prediction], prompt: str) -> Identity:
+def _identity(arguments: argparse.Namespace, predictions: list[Prediction], prompt: str) -> maps.Identity:
     models = {p.model for p in predictions}
     if len(models - {None}) > 1:
         named = ", ".join(sorted(str(each) for each in models - {None}))
@@ -150,12 +139,12 @@ def _identity(arguments: argparse.Namespace, predictions: list[Prediction], prom
     for name, value in arguments.sampling.items():
         if name not in _SAMPLING or isinstance(value, bool) or not isinstance(value, int | float):
             raise UsageError(f"--sampling: expected numbers for {', '.join(_SAMPLING)}, found {name}: {value!r}")
-    return Identity(
+    return maps.Identity(
         model=model,
-        prompt_sha256=prompt_hash(prompt),
+        prompt_sha256=maps.prompt_hash(prompt),
         temperature=arguments.temperature,
-        data_sha256=data_hash(predictions),
-        questions=question_hashes(predictions),
+        data_sha256=maps.data_hash(predictions),
+        questions=maps.question_hashes(predictions),
         sampling=arguments.sampling,
     )
 
@@ -177,8 +166,8 @@ def _before_and_after(stated: Floats, after: Floats, correct: npt.NDArray[np.boo
     return markdown_table(["cross-fitted", *(CATALOGUE[m].label for m in _SHOWN)], rows)
 
 
-def _apply(arguments: argparse.Namespace, predictions: list[Prediction], identity: Identity, prompt: str) -> int:
-    fitted = read_map(arguments.apply)
+def _apply(arguments: argparse.Namespace, predictions: list[Prediction], identity: maps.Identity, prompt: str) -> int:
+    fitted = maps.read_map(arguments.apply)
     fitted.identity.require(identity.model, prompt, arguments.temperature, where=str(arguments.apply))
     known = {*fitted.identity.questions} & {*identity.questions}
     if known or fitted.identity.data_sha256 == identity.data_sha256:

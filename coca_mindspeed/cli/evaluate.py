@@ -12,16 +12,8 @@ from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.cli.options import at_least, json_object, place
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
+from coca_mindspeed.evaluation.metrics import specs
 from coca_mindspeed.evaluation.metrics.curves import risk_table
-from coca_mindspeed.evaluation.metrics.specs import (
-    CALIBRATED_LABEL,
-    CATALOGUE,
-    HEADLINE_METRICS,
-    UNDEFINED,
-    show,
-    show_calibrated,
-    show_range,
-)
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
 from coca_mindspeed.evaluation.opencompass.output import read_opencompass
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
@@ -189,16 +181,16 @@ def _refuse_repeats(predictions: Sequence[Prediction], files: Sequence[Path]) ->
 
 
 def _table(board: Scoreboard) -> str:
-    labels = [CATALOGUE[metric].heading for metric in HEADLINE_METRICS]
+    labels = [specs.CATALOGUE[metric].heading for metric in specs.HEADLINE_METRICS]
     rows = []
     for run, column in product(board.runs, board.columns):
-        intervals = {metric: board.interval(run.label, column, metric) for metric in HEADLINE_METRICS}
-        shown = [show(metric, interval.estimate) for metric, interval in intervals.items()]
-        bounds = show_range("ece", intervals["ece"].low, intervals["ece"].high) or UNDEFINED
+        intervals = {metric: board.interval(run.label, column, metric) for metric in specs.HEADLINE_METRICS}
+        shown = [specs.show(metric, interval.estimate) for metric, interval in intervals.items()]
+        bounds = specs.show_range("ece", intervals["ece"].low, intervals["ece"].high) or specs.UNDEFINED
         found = board.calibrated(run.label, column)
-        shown += [bounds, UNDEFINED if found is None else show_calibrated(found.mean, found.high)]
+        shown += [bounds, specs.UNDEFINED if found is None else specs.show_calibrated(found.mean, found.high)]
         rows.append([run.label, column.heading, board.count(run.label, column), *shown])
-    return markdown_table(["run", "data", "n", *labels, "95% interval of ECE", CALIBRATED_LABEL], rows)
+    return markdown_table(["run", "data", "n", *labels, "95% interval of ECE", specs.CALIBRATED_LABEL], rows)
 
 
 def _differences(board: Scoreboard, base: Run, path: Path) -> tuple[dict[str, object], str]:
@@ -212,18 +204,20 @@ def _differences(board: Scoreboard, base: Run, path: Path) -> tuple[dict[str, ob
         values[f"{run.label}/{dataset}"] = {**counts, **by_metric}
         whole = found.n == found.first == found.second
         n = str(found.n) if whole else f"{found.n} of {found.second} and {found.first}"
-        rows.append([run.label, dataset, n, *(_difference(found, metric) for metric in HEADLINE_METRICS)])
+        rows.append([run.label, dataset, n, *(_difference(found, metric) for metric in specs.HEADLINE_METRICS)])
         shared += found.n
     if not shared:
         raise DataError(f"{path}: shares no question with the files; predictions are paired by data set, id and sample")
-    return values, markdown_table(["run", "data", "n", *(CATALOGUE[m].label for m in HEADLINE_METRICS)], rows)
+    return values, markdown_table(
+        ["run", "data", "n", *(specs.CATALOGUE[m].label for m in specs.HEADLINE_METRICS)], rows
+    )
 
 
 def _difference(found: PairedDifference, metric: str) -> str:
     if (interval := found.intervals.get(metric)) is None:
-        return UNDEFINED
-    bounds = show_range(metric, interval.low, interval.high, signed=True) or UNDEFINED
-    return f"{show(metric, interval.estimate, signed=True)} ({bounds})"
+        return specs.UNDEFINED
+    bounds = specs.show_range(metric, interval.low, interval.high, signed=True) or specs.UNDEFINED
+    return f"{specs.show(metric, interval.estimate, signed=True)} ({bounds})"
 
 
 def _json(board: Scoreboard, arguments: argparse.Namespace, differences: dict[str, object]) -> dict[str, object]:

@@ -13,14 +13,7 @@ from coca_mindspeed import __version__
 from coca_mindspeed.evaluation.metrics.specs import FURTHER_METRICS, HEADLINE_METRICS
 from coca_mindspeed.evaluation.paper.comparison import PaperComparison
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
-from coca_mindspeed.evaluation.reports.plots import (
-    cost_scatter,
-    histogram_grid,
-    png_bytes,
-    reliability_grid,
-    threshold_curves,
-    training_curves,
-)
+from coca_mindspeed.evaluation.reports import plots
 from coca_mindspeed.evaluation.reports.scoreboard import Scoreboard
 from coca_mindspeed.evaluation.reports.tables import result_tables, risk_tables
 from coca_mindspeed.evaluation.runs import Run
@@ -61,16 +54,16 @@ def _pictures(board: Scoreboard, runs: Sequence[Run]) -> list[Picture]:
 
     def add(name: str, heading: str, caption: str, figure: Figure | None) -> None:
         if figure is not None:
-            pictures.append(Picture(name, heading, caption, png_bytes(figure, _REPORT_DPI)))
+            pictures.append(Picture(name, heading, caption, plots.png_bytes(figure, _REPORT_DPI)))
 
     if training := {run.label: run.training for run in runs if run.training}:
         caption = "A line for each run; faint: every step, strong: moving average."
-        add("training", "Training", caption, training_curves(training))
+        add("training", "Training", caption, plots.training_curves(training))
     averages = [column for column in board.columns if column.is_average]
     lone = [c for c in board.columns if not c.is_average and not any(c.name in a.datasets for a in averages)]
     if board.runs:
         caption = "Bars are 95% intervals of accuracy. Up and to the left is better."
-        add("cost", "Accuracy against tokens to confidence", caption, cost_scatter(board, [*averages, *lone]))
+        add("cost", "Accuracy against tokens to confidence", caption, plots.cost_scatter(board, [*averages, *lone]))
     closed = board.options.closed
     drawings: list[tuple[str, str, str, Callable[..., Figure]]] = [
         (
@@ -78,19 +71,19 @@ def _pictures(board: Scoreboard, runs: Sequence[Run]) -> list[Picture]:
             "Reliability",
             "Filled: share of right answers; hatched: gap to the stated confidence; vertical lines: 95% intervals; "
             f"dashed: perfect calibration; above each bar its number of answers. Bins are closed on the {closed}.",
-            partial(reliability_grid, closed=closed),
+            partial(plots.reliability_grid, closed=closed),
         ),
         (
             "histogram",
             "Confidence by correctness",
             "Answers by stated confidence: right ones filled above the line, wrong ones hatched below it.",
-            partial(histogram_grid, closed=closed),
+            partial(plots.histogram_grid, closed=closed),
         ),
         (
             "thresholds",
             "Risk-coverage and ROC curves",
             "Left: error rate when only the most confident answers are given. Right: the area is AUROC.",
-            threshold_curves,
+            plots.threshold_curves,
         ),
     ]
     for dataset in board.datasets:

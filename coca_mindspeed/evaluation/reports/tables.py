@@ -9,16 +9,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from coca_mindspeed.evaluation.calibration.maps import STATED
+from coca_mindspeed.evaluation.metrics import specs
 from coca_mindspeed.evaluation.metrics.calibration import HEADLINE, calibration_metrics
 from coca_mindspeed.evaluation.metrics.curves import THRESHOLDS, RiskRow, risk_table
-from coca_mindspeed.evaluation.metrics.specs import (
-    CALIBRATED_LABEL,
-    UNDEFINED,
-    metric_info,
-    show,
-    show_calibrated,
-    show_range,
-)
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.evaluation.runs import Run
@@ -84,14 +77,14 @@ def result_tables(board: Scoreboard, metrics: Sequence[str]) -> list[Table]:
     rows = [
         (run.label, [cell for table in tables for cell in table.rows[index][1]]) for index, run in enumerate(board.runs)
     ]
-    binned = [metric_info(metric).label for metric in metrics if metric in _BINNED]
+    binned = [specs.metric_info(metric).label for metric in metrics if metric in _BINNED]
     meaning = f"{' and '.join(binned)}: {board.options.bins_text}" if binned else ""
     return [Table(metrics[0], board.columns[0].name, meaning, columns, rows)]
 
 
 def metric_table(board: Scoreboard, metric: str) -> Table:
     """Return one metric's table, with the best of each column marked."""
-    info = metric_info(metric)
+    info = specs.metric_info(metric)
     best = {column: board.best(column, metric) for column in board.columns}
     rows = [
         (run.label, [_cell(board, run, column, metric, run.label in best[column]) for column in board.columns])
@@ -104,11 +97,13 @@ def metric_table(board: Scoreboard, metric: str) -> Table:
 
 def _cell(board: Scoreboard, run: Run, column: Column, metric: str, is_best: bool) -> TableCell:
     interval = board.interval(run.label, column, metric)
-    bounds = show_range(metric, interval.low, interval.high)
+    bounds = specs.show_range(metric, interval.low, interval.high)
     beside = ""
     if metric == "ece" and (found := board.calibrated(run.label, column)) is not None:
-        beside = f"{CALIBRATED_LABEL}: {show_calibrated(found.mean, found.high)}"
-    return TableCell(show(metric, interval.estimate), bounds, is_best, _reason(board, run, column, metric), beside)
+        beside = f"{specs.CALIBRATED_LABEL}: {specs.show_calibrated(found.mean, found.high)}"
+    return TableCell(
+        specs.show(metric, interval.estimate), bounds, is_best, _reason(board, run, column, metric), beside
+    )
 
 
 def _reason(board: Scoreboard, run: Run, column: Column, metric: str) -> str:
@@ -138,7 +133,7 @@ def risk_tables(board: Scoreboard) -> list[Table]:
 
 def _risk_cell(row: RiskRow) -> TableCell:
     if math.isnan(row.risk):
-        return TableCell(UNDEFINED, reason="no answer states so high a confidence")
+        return TableCell(specs.UNDEFINED, reason="no answer states so high a confidence")
     bounds = f"{row.low * 100:.1f} to {row.high * 100:.1f}"
     return TableCell(f"{row.risk:.1%}", bounds, beside=f"{row.coverage:.1%} accepted")
 
@@ -146,7 +141,7 @@ def _risk_cell(row: RiskRow) -> TableCell:
 def transfer_tables(board: Scoreboard) -> list[Table]:
     """Return, for each run with several data sets, the error of each data set's recalibration map on the others."""
     meaning = (
-        f"{metric_info('smooth_ece').label} on each column's answers with the recalibration map of each row; the "
+        f"{specs.metric_info('smooth_ece').label} on each column's answers with the recalibration map of each row; the "
         "diagonal is cross-fitted by question"
     )
     reason = "undefined: all labels are equal, or there are too few"
@@ -154,7 +149,7 @@ def transfer_tables(board: Scoreboard) -> list[Table]:
     for label, matrix in board.transfers.items():
         columns = [Heading(name) for name in matrix[STATED]]
         rows = [
-            (source, [TableCell(show("smooth_ece", value), reason=reason) for value in row.values()])
+            (source, [TableCell(specs.show("smooth_ece", value), reason=reason) for value in row.values()])
             for source, row in matrix.items()
         ]
         heading = f"Transfer of recalibration maps: {label}"
@@ -198,8 +193,8 @@ def print_metrics(rows: Mapping[str, Mapping[str, Any]]) -> None:
 
 def column_title(name: str) -> str:
     """Return a metric's title, with an arrow in the better direction."""
-    return "questions" if name == "n" else metric_info(name).heading
+    return "questions" if name == "n" else specs.metric_info(name).heading
 
 
 def shown_value(name: str, value: float | None) -> str:
-    return f"{value:,}" if name == "n" else show(name, value)
+    return f"{value:,}" if name == "n" else specs.show(name, value)
