@@ -15,16 +15,7 @@ _FEWEST = 10  # examples below which a validation split says nothing
 
 @dataclass(frozen=True)
 class FitConfig:
-    """Training of a predictor.
-
-    Attributes:
-        lr: AdamW's learning rate.
-        weight_decay: AdamW's.
-        batch: examples per update.
-        epochs: at most.
-        patience: epochs without a better validation loss before training stops.
-        validation: fraction of the examples held out for it.
-    """
+    """AdamW with early stopping: ``validation`` is the held-out fraction, ``patience`` in epochs without progress."""
 
     lr: float = 1e-3
     weight_decay: float = 1e-2
@@ -54,15 +45,10 @@ def fit_with_early_stopping(
     seed: int,
     progress: Callable[[int, float], None] = lambda epoch, loss: None,
 ) -> Fit:
-    """Minimise the cross-entropy of ``labels`` in place; the weights of the best epoch are kept.
+    """Minimise the cross-entropy of ``labels`` (bool ``[n]``) in place; the weights of the best epoch are kept.
 
-    Args:
-        model: its trainable parameters are fitted.
-        logits_of: maps indices int64 ``[b]`` of examples to logits ``[b]``, with gradient.
-        labels: bool ``[n]``, whether the target model answered correctly.
-        config: of the training.
-        seed: draws the validation split and the order of the examples.
-        progress: called after each epoch with its number and the validation loss.
+    ``logits_of`` maps indices int64 ``[b]`` of examples to logits ``[b]``, with gradient.  ``seed`` draws the
+    validation split and the order; ``progress`` is called after each epoch with its number and the validation loss.
 
     Raises:
         DataError: fewer than ten examples.

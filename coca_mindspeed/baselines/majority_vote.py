@@ -73,16 +73,9 @@ def majority_predictions(
 ) -> list[Prediction]:
     """Sample k responses to each record at temperature 1 and vote.
 
-    A stated confidence is removed, and is ignored unless ``weighted``; TTC counts the tokens of all k samples.
-
-    Args:
-        subject: the target model and its prompt.
-        records: the questions.
-        k: samples of each.
-        final_answers: returns the final answers of a record's responses.
-        same: whether the final answers of each pair are equivalent, for a record.
-        purpose: names the random numbers.
-        weighted: weight each sample by its stated confidence, 0 if invalid.
+    A stated confidence is removed, and is ignored unless ``weighted``, which weights each sample by it (0 if invalid).
+    TTC counts the tokens of all k samples.  ``same`` says whether the final answers of each pair are equivalent for a
+    record; ``purpose`` names the random numbers.
     """
     if k < 1:
         raise ValueError(f"k should be at least 1, found {k}")

@@ -70,8 +70,8 @@ def run_baseline(
 ) -> list[Prediction]:
     """Run the baseline and write ``output/predictions.jsonl``.
 
-    All but the votes predict whether the target model's own answer is correct: one answer to each record is
-    sampled and graded, and its stated confidence is replaced by the baseline's.  Their TTC is 0.
+    All but the votes predict whether the target model's own answer is correct: one answer to each record is sampled and
+    graded (or taken from ``answers``), and its stated confidence is replaced by the baseline's.  Their TTC is 0.
 
     Args:
         name: one of :data:`BASELINES`.

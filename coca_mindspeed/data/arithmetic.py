@@ -35,14 +35,10 @@ class Kind(Protocol):
 
 @dataclass(frozen=True)
 class Generator:
-    """Generates the records of one data set.
+    """Generates the records of one data set, in equal parts of its kinds.
 
-    Attributes:
-        dataset: its name.
-        category: in the paper's tables.
-        kinds: drawn in equal parts.
-        held_out: fraction of the questions in the split ``evaluate``.
-        stream: makes the random numbers of data sets independent.
+    ``held_out`` is the fraction of the questions in the split ``evaluate``; ``stream`` makes the random numbers of data
+    sets independent.
     """
 
     dataset: str

@@ -22,12 +22,8 @@ def write_into_template(tokenizer: Any, variables: Mapping[str, Any], day: date 
     """Write values of variables, and the date that ``strftime_now`` returns, into the tokenizer's chat template.
 
     The template is saved with the tokenizer, so that a server renders the prompts of training.  A value passed to
-    ``apply_chat_template`` takes precedence.
-
-    Args:
-        tokenizer: a Hugging Face tokenizer with a chat template, which is changed.
-        variables: name -> JSON value, such as ``enable_thinking: False``.
-        day: the date for templates that ask for it; None: the clock's.
+    ``apply_chat_template`` takes precedence.  ``variables`` are JSON values, such as ``enable_thinking: False``;
+    ``day`` None leaves the clock's date.
 
     Raises:
         ConfigError: the template does not use a variable.
@@ -78,13 +74,7 @@ def reads_clock(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class TemplateKeys:
-    """Names of an engine's settings, for messages.
-
-    Attributes:
-        variables: key of the template's variables.
-        allow_open_thinking: key that allows a prompt that ends inside an open thought.
-        day: advice for a template that reads the clock.
-    """
+    """Names of an engine's settings for messages; ``day`` is advice for a template that reads the clock."""
 
     variables: str
     allow_open_thinking: str
@@ -108,13 +98,8 @@ def check_template(
 ) -> None:
     """Check the rendered prompt of one record for each distinct system prompt.
 
-    Args:
-        tokenizer: with the run's variables and date in its template.
-        records: to ask.
-        system_prompt: the method's.
-        model: option and directory of the model, for messages.
-        keys: for messages.
-        allow_open_thinking: accept prompts that end inside an open ``<think>``.
+    The run's variables and date are in the tokenizer's template; ``model`` (option and directory) and ``keys`` are for
+    messages.  ``allow_open_thinking`` accepts prompts that end inside an open ``<think>``.
 
     Raises:
         ConfigError: a message is missing in the prompt, or the prompt ends inside an open thought or depends on the

@@ -56,11 +56,7 @@ def record_to_json(record: Record) -> dict[str, Any]:
 def record_from_json(row: Mapping[str, Any], where: str, dataset: str, number: int) -> Record:
     """Build a record from a JSON object; ``id``, ``dataset`` and ``category`` have defaults for users' own files.
 
-    Args:
-        row: the object.
-        where: ``file:line``, for messages.
-        dataset: default data set.
-        number: the row's number, for the default id.
+    ``where`` (``file:line``) is for messages, ``number`` for the default id.
 
     Raises:
         DataError: a field is missing, unknown or has the wrong type.

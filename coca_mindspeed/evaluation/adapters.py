@@ -106,12 +106,8 @@ def read_responses(
 ) -> list[Prediction]:
     """Grade plain responses: a line each with the question's ``id`` and the ``response``.
 
-    Args:
-        path: JSON Lines.  A ``confidence`` key takes precedence over the confidence in the response.
-        gold: records with the same ids (see :mod:`coca_mindspeed.data.records`).
-        grader: grades the answers without their confidence.
-        parser: removes the confidence.
-        tokenizer: counts tokens to confidence; None leaves them unknown.
+    A ``confidence`` key takes precedence over the confidence in the response.  ``gold`` holds records with the same
+    ids. Without ``tokenizer``, tokens to confidence are unknown.
 
     Raises:
         DataError: with file and line; also if a gold answer cannot be used, a record has no response, or more than one

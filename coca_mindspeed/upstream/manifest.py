@@ -38,9 +38,7 @@ class Hook:
 
     Attributes:
         target: ``package.module:Name`` or ``package.module:Class.method``.
-        kind: one of :data:`KINDS`.
         process: ``driver`` (the training loop), ``worker`` (every other Ray process) or ``both``.
-        reason: for people.
         sha256: of the normalised source.
         replacement: ``package.module:Name`` of ours; put in place for ``replace`` and ``register``, called with the
             original for ``wrap`` and ``subclass``.

@@ -42,13 +42,8 @@ def output_directory(path: Path, overwrite: bool, kind: str = "data") -> Iterato
     process leaves its temporary directory (``.NAME.partial-*``) and, between the two renames of a replacement, the
     earlier output (``.NAME.earlier-*``); the next run restores the second and removes the first.
 
-    Args:
-        path: the final path; it may be empty or, with ``overwrite``, an earlier output.
-        overwrite: replace an earlier output of this kind.
-        kind: of the directory, in its marker.
-
     Raises:
-        DataError: the path is taken.
+        DataError: ``path`` is not empty, and is no earlier output of this kind that ``overwrite`` replaces.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     _restore_or_remove_abandoned(path, kind)

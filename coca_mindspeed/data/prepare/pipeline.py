@@ -78,18 +78,12 @@ class Preparation:
     """All settings that decide the output.
 
     Attributes:
-        source: the data set.
-        inputs: files and directories, or a location on the hub.
         check_labels: returns why each record of a batch cannot be graded.
         skip_bad: number of malformed rows to skip; one more stops the run.
-        filters: applied in this order.
         evaluation: for decontamination, or None.
         gold: treatment of records whose gold answer cannot be graded.
-        drop_duplicates: drop repeated questions.
         near_duplicates: drop questions of at least this similarity to an earlier one; None: keep them.
         validation: fraction of the records, in [0, 1), for ``validation.jsonl``.
-        shuffle: order by seed, else as in the input.
-        seed: of order and split.
         described: further options for the report.
     """
 
@@ -131,13 +125,8 @@ def prepare(
     """Prepare a data set into the directory ``output``, atomically.
 
     It holds ``train.jsonl`` (``test.jsonl`` for a benchmark), optionally ``validation.jsonl``, ``findings.jsonl``,
-    ``report.json`` and ``report.md``.  The same input and options give the same bytes.
-
-    Args:
-        preparation: the settings.
-        output: the directory to create.
-        overwrite: replace an earlier output there.
-        on_row: called after each row, for a progress bar.
+    ``report.json`` and ``report.md``.  The same input and options give the same bytes.  ``on_row`` is called after
+    each row.
 
     Raises:
         DataError: an input cannot be read, too many rows are malformed, no row is left, or the output exists.

@@ -29,16 +29,7 @@ _EXAMPLES = 5
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding about one row.
-
-    Attributes:
-        file: as the user named it.
-        row: row or line, from 1.
-        stage: one of :data:`STAGES`.
-        reason: shared by many rows.
-        detail: of this row.
-        dropped: False if it is only reported.
-    """
+    """A finding about one row: a stage of :data:`STAGES`, a reason shared by many rows, and a detail of this one."""
 
     file: str
     row: int
@@ -76,18 +67,7 @@ class FindingLog:
 
 @dataclass(frozen=True, slots=True)
 class PreparationReport:
-    """Result of ``prepare``.
-
-    Attributes:
-        dataset: the data set's name.
-        inputs: name, rows and SHA-256 (None for the hub) of each file.
-        options: as chosen.
-        rows_in: rows read.
-        dropped: ``{stage: {reason: rows}}``.
-        reported: likewise, of rows that were kept.
-        outputs: rows and SHA-256 of each file written.
-        examples: the first findings of each stage.
-    """
+    """Result of ``prepare``; ``dropped`` and ``reported`` (kept) are ``{stage: {reason: rows}}``."""
 
     dataset: str
     inputs: list[dict[str, Any]]

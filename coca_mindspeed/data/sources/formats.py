@@ -89,13 +89,9 @@ _ROWS_PER_BATCH = 256  # TACO's rows reach megabytes
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a data file, or the reason why it cannot be read.
+    """A row of a data file, or the ``error`` why it cannot be read.
 
-    Attributes:
-        file: as the user named it.
-        number: line in JSON Lines, otherwise row, from 1 (a CSV header is not a row).
-        values: the columns; empty if ``error`` is set.
-        error: why the row cannot be read, or empty.
+    ``number`` is the line in JSON Lines, otherwise the row, from 1 (a CSV header is not a row).
     """
 
     file: str
@@ -153,12 +149,9 @@ def count_rows(path: Path) -> int | None:
 
 
 def read_rows(path: Path, columns: Collection[str] | None = None, header: Sequence[str] | None = None) -> Iterator[Row]:
-    """Stream the rows of a file.
+    """Stream the rows of a file of :func:`data_files`.
 
-    Args:
-        path: one of :func:`data_files`.
-        columns: load only these columns of columnar files; None for all.
-        header: column names of a CSV or TSV file without a header line.
+    ``columns`` restricts columnar files; ``header`` names the columns of a CSV or TSV file without a header line.
 
     Raises:
         DataError: the file cannot be read, or not any further.

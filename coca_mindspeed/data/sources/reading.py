@@ -26,9 +26,7 @@ def hub_rows(dataset: HubDataset, columns: Collection[str] | None = None) -> Ite
     name = "/".join(filter(None, (dataset.repository, dataset.configuration, dataset.split)))
     number = 0
     try:
-        stream = datasets.load_dataset(
-            dataset.repository, dataset.configuration, split=dataset.split, streaming=True
-        )
+        stream = datasets.load_dataset(dataset.repository, dataset.configuration, split=dataset.split, streaming=True)
         if columns is not None and stream.column_names is not None:
             stream = stream.select_columns([column for column in stream.column_names if column in columns])
         for number, values in enumerate(stream, start=1):

@@ -80,14 +80,11 @@ def certify(
     confidence: float,
     estimate_labels: bool = True,
 ) -> Certificate:
-    """Find the lowest threshold whose error is certified to be at most ``risk``.
+    """Find the lowest threshold whose error is certified to be at most ``risk``, with probability ``confidence``.
 
-    Args:
-        stated: confidences (n,), NaN where invalid; those are never accepted.
-        correct: labels (n,), independent draws from the distribution that is served.
-        risk: largest allowed error among the accepted.
-        confidence: of the guarantee.
-        estimate_labels: estimate the number of labels needed if nothing is certified.
+    ``stated`` are confidences (n,), NaN (never accepted) where invalid; the labels ``correct`` (n,) are independent
+    draws from the distribution that is served.  ``estimate_labels`` also estimates the number of labels needed on
+    failure.
     """
     thresholds = np.arange(GRID, -1, -1) / GRID
     accepted, wrong = _counts(stated, correct, thresholds)

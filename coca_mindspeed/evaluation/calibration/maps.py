@@ -188,16 +188,9 @@ def fit_map(
     domain_kinds: Mapping[str, CurveKind] | None = None,
     shrinkage: float = SHRINKAGE,
 ) -> RecalibrationMap:
-    """Fit the global map, and one for each domain that has labels of both classes.
+    """Fit the global map, and one for each domain that has labels of both classes; inputs are (n,) and valid.
 
-    Args:
-        confidence: (n,), valid.
-        correct: (n,).
-        domains: (n,).
-        identity: of the map.
-        kind: None: chosen by the number of labels of each map.
-        domain_kinds: overrides ``kind`` for domains' own maps.
-        shrinkage: number of labels at which a domain's own map has half of the weight.
+    ``kind`` None chooses each map by its number of labels; ``domain_kinds`` overrides it for domains' own maps.
 
     Raises:
         DataError: all labels are equal, or there are none.
@@ -301,13 +294,7 @@ def _fitted(confidence: Floats, correct: Labels) -> Callable[[Floats], Floats]:
 def transfer_matrix(predictions: Sequence[Prediction], *, folds: int = 5, seed: int = 0) -> dict[str, dict[str, float]]:
     """Smooth ECE on each data set after the map of each; a data set's own map is cross-fitted by question.
 
-    Args:
-        predictions: of one model and method, on several data sets.
-        folds: for a data set's own map.
-        seed: of the folds.
-
-    Returns:
-        fitted on -> tested on -> error, NaN where no map can be fitted; the row :data:`STATED` is without a map.
+    Returns fitted on -> tested on -> error, NaN where no map can be fitted; the row :data:`STATED` is without a map.
     """
     stated, correct, datasets, questions = labelled(predictions)
     of_row, question = np.array(datasets, dtype=object), np.array(questions, dtype=object)

@@ -37,10 +37,7 @@ UNDEFINED_INTERVAL = Interval(math.nan, math.nan, math.nan)
 def share_low(share: Any, size: Any, tail: float) -> Floats:
     """Exact binomial lower bound of a proportion; it exceeds the true value with probability at most ``tail``.
 
-    Args:
-        share: observed, in [0, 1]; arrays are broadcast.
-        size: number of answers; need not be whole.
-        tail: one-sided.
+    Arrays are broadcast; ``size``, the number of answers, need not be whole.
     """
     right = np.asarray(share, dtype=np.float64) * size
     found = beta.ppf(tail, np.where(right > 0, right, 1.0), size - right + 1)
@@ -54,14 +51,11 @@ def share_high(share: Any, size: Any, tail: float) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class BoundedMean:
-    """An estimated mean of values in [0, 1], or of paired differences in [-1, 1].
+    """An estimated mean of values in [0, 1], or of paired differences in [-1, 1] (``lower`` -1).
 
     Attributes:
-        value: the estimate, NaN where undefined.
-        variance: of the estimate.
-        units: independent questions.
+        units: number of independent questions.
         most: number of answers if each is binary, which bounds the effective size; None otherwise.
-        lower: 0, or -1 for differences.
         is_mean: the variance is at most that of ``units`` binary values.  False for functions of ranked answers (AURC,
             selective accuracy), where one answer can move many.
     """

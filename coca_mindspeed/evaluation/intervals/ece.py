@@ -25,14 +25,9 @@ from coca_mindspeed.evaluation.intervals.bounds import UNDEFINED_INTERVAL, Float
 
 @dataclass(frozen=True, slots=True)
 class Bins:
-    """Sums of b non-empty bins, in ascending confidence.
+    """Sums of b non-empty bins, in ascending confidence: answers, correct answers and confidences, (b,) each.
 
-    Attributes:
-        count: answers (b,).
-        right: correct answers (b,).
-        stated: sum of the confidences (b,).
-        brier: mean squared error of all answers.
-        units: independent questions among them (see :func:`.influence.independent_units`).
+    ``brier`` is the mean squared error of all answers, ``units`` the number of independent questions.
     """
 
     count: Floats
@@ -139,14 +134,10 @@ class EceUnderCalibration:
 def calibrated_ece(
     values: Floats, counts: Floats, bin_starts: npt.NDArray[np.intp], *, draws: int = 1000, seed: int = 0
 ) -> EceUnderCalibration:
-    """Redraw the answers.
+    """Redraw the answers ``draws`` times.
 
-    Args:
-        values: distinct confidences (g,), grouped by bin.
-        counts: answers with each (g,).
-        bin_starts: index of each bin's first value.
-        draws: number of redrawings.
-        seed: of the draws.
+    ``values`` are the distinct confidences (g,) grouped by bin, ``counts`` the answers with each (g,), ``bin_starts``
+    the index of each bin's first value.
     """
     if not len(values):
         return EceUnderCalibration(np.full(draws, np.nan))

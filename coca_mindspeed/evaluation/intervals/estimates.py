@@ -44,14 +44,10 @@ _RESAMPLED = "tokens_to_confidence"
 
 
 class Estimates:
-    """The metrics of n predictions.
+    """The metrics of n predictions with their intervals.
 
-    Args:
-        data: arrays of the predictions.
-        questions: (n,), equal for samples of the same question; None if every prediction has its own.
-        replicates: number of bootstrap replicates and of redrawings under perfect calibration.
-        seed: of both.
-        options: of the metrics.
+    ``questions`` (n,) are equal for samples of the same question (None: every prediction has its own).  ``replicates``
+    and ``seed`` are of the bootstrap and of the redrawings under perfect calibration.
     """
 
     def __init__(
@@ -218,11 +214,7 @@ def resample(
 ) -> list[dict[str, Floats]]:
     """Return the replicates of every sample; all samples get the same draws of questions.
 
-    Args:
-        samples: with predictions that correspond row by row.
-        question: of each row (n,), from 0.
-        replicates: number of replicates.
-        seed: of the draws.
+    Predictions of the samples correspond row by row; ``question`` is the number of each row's question (n,).
     """
     rows, count = samples[0].n, int(question.max(initial=-1)) + 1
     blocks: list[list[dict[str, Floats]]] = [[] for _ in samples]

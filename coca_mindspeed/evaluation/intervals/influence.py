@@ -40,13 +40,9 @@ def independent_units(question: npt.NDArray[np.intp]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Influence:
-    """A mean and the influence of each of n predictions.
+    """A mean (NaN where undefined) and the influence ``moves`` (n,) of each prediction on it.
 
-    Attributes:
-        value: the mean, NaN where undefined.
-        moves: influence of each prediction (n,), zero for predictions outside of the mean.
-        units: independent questions.
-        most: number of answers if each is binary; None otherwise.
+    ``units`` is the number of independent questions, ``most`` the number of answers if each is binary.
     """
 
     value: float

@@ -81,12 +81,7 @@ def bin_index(
 class BinTable:
     """A reliability table over b bins; arrays are (b,), ``edges`` is (b + 1,).
 
-    Attributes:
-        count: predictions in the bin.
-        confidence: their mean confidence, NaN if the bin is empty.
-        accuracy: their accuracy, NaN if empty.
-        low: lower end of the interval of ``accuracy``, NaN if empty.
-        high: upper end.
+    ``confidence`` and ``accuracy`` are means; ``low`` and ``high`` bound the accuracy.  Empty bins are NaN.
     """
 
     edges: Floats

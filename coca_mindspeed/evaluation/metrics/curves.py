@@ -39,15 +39,9 @@ THRESHOLDS = (0.99, 0.95, 0.9, 0.8, 0.7, 0.6, 0.5, 0.25, 0.0)
 
 
 class RiskRow(NamedTuple):
-    """Coverage and error of accepting answers from a threshold on.
+    """Coverage and error of accepting answers from ``threshold`` on; NaN where undefined.
 
-    Attributes:
-        threshold: lowest accepted confidence.
-        accepted: number of accepted answers.
-        coverage: accepted / all answers, invalid confidences included; NaN without answers.
-        risk: error rate of the accepted answers, NaN if there are none.
-        low: lower end of the exact 95% interval of the risk.
-        high: upper end.
+    ``coverage`` is of all answers, invalid confidences included; ``low`` and ``high`` bound the risk (exact, 95%).
     """
 
     threshold: float

@@ -10,15 +10,9 @@ UNDEFINED = "--"
 
 @dataclass(frozen=True, slots=True)
 class MetricInfo:
-    """How a metric is printed and compared.
+    """How a metric is printed and compared; ``better`` is 1 if higher is better, -1 if lower is, 0 otherwise.
 
-    Attributes:
-        label: for table headings.
-        meaning: one line for the foot of a report.
-        better: 1 if higher is better, -1 if lower is better, 0 otherwise.
-        decimals: digits after the point.
-        percent: the metric is printed in percent.
-        upper: the largest possible value; the smallest is 0.
+    ``meaning`` is one line for the foot of a report; ``upper`` is the largest possible value, the smallest is 0.
     """
 
     label: str

@@ -30,12 +30,12 @@ class MetricOptions:
     Attributes:
         bins: number of bins of ECE and MCE.
         scheme: ``equal_width`` (the paper's tables) or ``equal_mass`` bins.
-        closed: the side on which a bin includes its edge, ``right`` or ``left``.
-        debias: subtract the expected contribution of sampling noise from ECE (Kumar, Liang and Ma, 2019): for each bin
-            E|N(gap, sd^2)| - |gap| in closed form.
-        coverages: fractions of most confident answers at which selective accuracy is measured.
-        log_epsilon: confidences are clipped to [log_epsilon, 1 - log_epsilon] in the log score, which one wrong answer
-            of confidence 1 would otherwise make infinite.
+        closed: the side on which a bin includes its edge.
+        debias: subtract the noise of each bin, E|N(gap, sd^2)| - |gap|, from ECE (Kumar, Liang and Ma, 2019).
+        coverages: fractions of most confident answers for selective accuracy.
+        log_epsilon: confidences are clipped to [log_epsilon, 1 - log_epsilon] in the log score, which would otherwise
+            be
+            infinite for a wrong answer of confidence 1.
     """
 
     bins: int = 10

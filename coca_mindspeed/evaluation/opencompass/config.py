@@ -55,9 +55,7 @@ def _import_paths(value: Any) -> Any:
 def stock_dataset(name: str) -> dict[str, Any]:
     """Return OpenCompass's own configuration of one of the paper's data sets.
 
-    Raises:
-        ConfigError: the name is unknown, or this OpenCompass has no such configuration.
-        MissingDependencyError: OpenCompass is not installed.
+    Raises ConfigError if the name is unknown or this OpenCompass lacks it, MissingDependencyError without OpenCompass.
     """
     if name not in STOCK:
         raise ConfigError(f"data set {name!r} is unknown; known are {', '.join(STOCK)}")
@@ -89,15 +87,12 @@ def with_confidence(
     """Add our system prompt to a data set's configuration and wrap its evaluator.
 
     Args:
-        dataset: any generation data set of OpenCompass without few-shot examples.
+        dataset: any generation data set of OpenCompass without few-shot examples, which contradict the response format.
         position: where the model states its confidence.
         system_prompt: replaces the position's own.
         external: the confidence comes with the predictions; the model is not asked for one.
         decimals: see :class:`ResponseParser`.
         tokenizer_path: tokenizer that counts tokens to confidence.
-
-    Raises:
-        ConfigError: the data set has few-shot examples, which contradict the response format.
     """
     config = deepcopy(dict(dataset))
     infer = config["infer_cfg"]
@@ -177,17 +172,10 @@ def served_model(
     max_out_len: int = MAX_OUT_LEN,
     concurrency: int = 32,
 ) -> dict[str, Any]:
-    """Return the configuration of a model behind an OpenAI-compatible endpoint.
+    """Return the configuration of a model behind an OpenAI-compatible endpoint (``api_base``: ``http://host:8000/v1``).
 
-    Args:
-        abbr: its name in tables.
-        name: its name at the endpoint.
-        api_base: ``http://host:8000/v1``.
-        tokenizer_path: directory of its tokenizer; OpenCompass would otherwise download GPT-4's.
-        key: API key; vLLM accepts any.
-        temperature: of sampling.
-        max_out_len: in tokens.
-        concurrency: parallel requests.
+    ``abbr`` is its name in tables, ``name`` at the endpoint.  Without a local tokenizer OpenCompass would download
+    GPT-4's.
     """
     return {
         "type": "opencompass.models.OpenAISDK",
@@ -215,15 +203,9 @@ def paper_config(
     external: bool = False,
     samples: int = 1,
 ) -> dict[str, Any]:
-    """Return the whole configuration: data sets, model, and a summary of every metric.
+    """Return the whole configuration: data sets of :data:`STOCK`, model, and a summary of every metric.
 
-    Args:
-        model: see :func:`served_model`.
-        datasets: keys of :data:`STOCK`.
-        judge: model that grades SimpleQA; its temperature should be 0.
-        position: see :func:`with_confidence`.
-        external: see :func:`with_confidence`.
-        samples: of every question (n).
+    ``judge`` grades SimpleQA, at temperature 0.  ``samples`` is the number of samples of every question (n).
     """
     tokenizer = model.get("tokenizer_path")
     wrapped = [

@@ -33,12 +33,8 @@ except ImportError as error:
 class ConfidenceEvaluator(BaseEvaluator):
     """Grades answers with the data set's own evaluator, and confidences against its verdicts.
 
-    Args:
-        evaluator: configuration of the data set's evaluator.
-        answer_postprocessor: the data set's ``pred_postprocessor``, applied to the answer without its confidence.
-        position: ``first``, or ``last`` for answer-first methods.
-        decimals: see :class:`ResponseParser`.
-        tokenizer_path: tokenizer that counts tokens to confidence; None leaves them NaN.
+    ``answer_postprocessor`` is the data set's ``pred_postprocessor``, applied to the answer without its confidence;
+    ``tokenizer_path`` names the tokenizer that counts tokens to confidence (None: NaN).
     """
 
     def __init__(

@@ -65,12 +65,8 @@ def _flatten(rows: Sequence[Any]) -> list[Any]:
 def correctness(result: Mapping[str, Any], count: int, where: str) -> list[bool]:
     """Return one verdict per sample from an evaluator's result, in the order of the predictions.
 
-    A judge's text that is not a verdict counts as wrong, up to one sample in a hundred (at least one).
-
-    Args:
-        result: returned by ``score`` or ``evaluate`` of an OpenCompass evaluator, or read from a results file.
-        count: number of predictions.
-        where: for messages.
+    ``result`` was returned by an OpenCompass evaluator or read from a results file.  A judge's text that is not a
+    verdict counts as wrong, up to one sample in a hundred (at least one).
 
     Raises:
         DataError: there is no verdict for some of the ``count`` samples, or a judge is undecided too often.
@@ -194,14 +190,10 @@ def read_opencompass(
     tokenizer: TokenCounter | None = None,
     categories: Mapping[str, str] | None = None,
 ) -> list[Prediction]:
-    """Read the predictions of every model and data set of an OpenCompass run.
+    """Read the predictions of an OpenCompass run, from its directory with ``predictions/`` and ``results/``.
 
-    Args:
-        work_dir: a run's directory, with ``predictions/`` and ``results/``.
-        parser: removes the confidence; confidence first by default.  A ``confidence`` key of a prediction (probe,
-            assessor, question probability, voting) takes precedence.
-        tokenizer: counts tokens to confidence; None leaves them unknown unless the prediction has them.
-        categories: data set -> category.
+    A ``confidence`` key of a prediction (probe, assessor, question probability, voting) takes precedence over the
+    confidence in the response.  Without ``tokenizer``, tokens to confidence are unknown unless the prediction has them.
 
     Raises:
         DataError: a file is missing or has no verdicts, or responses have no result.

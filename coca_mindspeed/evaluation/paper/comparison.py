@@ -32,14 +32,7 @@ from coca_mindspeed.utils.markdown import markdown_cell, markdown_table
 
 @dataclass(frozen=True, slots=True)
 class PaperComparison:
-    """Our runs next to the paper's table.
-
-    Attributes:
-        setting: the paper's, such as ``qwen2.5-3b/math``.
-        header: column names.
-        rows: printed cells.
-        left_out: a line for each of our averages over other data sets than the paper's.
-    """
+    """Our runs next to the paper's table; ``left_out`` names our averages over other data sets than the paper's."""
 
     setting: str
     header: Sequence[str]

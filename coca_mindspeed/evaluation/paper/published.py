@@ -20,12 +20,9 @@ Figures = Mapping[str, Mapping[str, Mapping[str, Mapping[str, Decimal | None]]]]
 
 @dataclass(frozen=True, slots=True)
 class Paper:
-    """The paper's tables.
+    """The paper's tables; ``categories`` maps a category to its data sets.
 
-    Attributes:
-        categories: category -> its data sets.
-        per_dataset: setting -> method -> metric -> data set -> figure; None where the paper prints ``--``.
-        per_category: the same for categories.
+    Figures are setting -> method -> metric -> data set (or category), None where the paper prints ``--``.
     """
 
     categories: Mapping[str, Sequence[str]]
@@ -35,16 +32,7 @@ class Paper:
 
 @dataclass(frozen=True, slots=True)
 class PaperFigure:
-    """A cell of the paper's category tables and its value rebuilt from the per-dataset tables.
-
-    Attributes:
-        setting: base model and training data, such as ``qwen2.5-3b/math``.
-        method: ``coca``, ``rlvr+probe``, ...
-        metric: a key of the metric specs.
-        category: ``math``, ``code`` or ``factual``.
-        printed: the printed figure.
-        rebuilt: mean of the per-dataset figures; None where all are undefined.
-    """
+    """A cell of the paper's category tables, with the mean of its per-dataset figures (None if all are undefined)."""
 
     setting: str
     method: str

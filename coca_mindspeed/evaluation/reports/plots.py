@@ -229,9 +229,8 @@ def moving_average(values: Sequence[float], window: int) -> npt.NDArray[np.float
 def training_curves(rows: MetricRows | Mapping[str, MetricRows], *, smooth: int | None = None) -> Figure:
     """Draw confidence reward, answer reward, ECE and response length over training steps.
 
-    Args:
-        rows: the objects of a run's metrics.jsonl, or label -> objects for several runs.
-        smooth: window in steps of the moving average drawn over the faint raw curve; default: a twentieth of the run.
+    ``rows`` are the objects of a run's metrics.jsonl, or label -> objects.  ``smooth`` is the window in steps of the
+    moving average drawn over the faint raw curve (default: a twentieth of the run).
     """
     runs = rows if isinstance(rows, Mapping) else {"": rows}
     figure, grid = new_figure(2, 2, (9.0, 6.0))

@@ -125,13 +125,7 @@ def write_report(
 ) -> list[Path]:
     """Write ``report.html`` (self-contained), ``report.md`` and ``figures/*.png``; return the paths of the first two.
 
-    Args:
-        runs: to compare.
-        directory: created if it does not exist.
-        title: of the page.
-        comparison: our figures next to the paper's.
-        board: of the runs, if already computed.
-        samples: responses shown for each run and data set.
+    ``board`` has the numbers of ``runs``, if already computed; ``samples`` responses are shown per run and data set.
     """
     board = board or Scoreboard(runs)
     pictures = _pictures(board, runs)

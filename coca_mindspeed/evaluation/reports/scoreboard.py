@@ -40,13 +40,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class PairedDifference:
-    """Difference of two runs on their common responses (same question and sample number) of a data set.
+    """Differences (metric -> interval) of two runs on their ``n`` common responses of a data set (question and sample).
 
-    Attributes:
-        n: common responses.
-        first: responses of the first run.
-        second: responses of the second run.
-        intervals: metric -> difference; empty if n is 0.
+    ``first`` and ``second`` are the runs' numbers of responses.
     """
 
     n: int
@@ -56,14 +52,7 @@ class PairedDifference:
 
 
 class Scoreboard:
-    """Every metric of every run on every data set.
-
-    Args:
-        runs: those without predictions are left out.
-        replicates: of the bootstrap.
-        seed: of the bootstrap.
-        options: of the metrics.
-    """
+    """Every metric of every run on every data set; runs without predictions are left out."""
 
     def __init__(
         self, runs: Sequence[Run], *, replicates: int = 1000, seed: int = 0, options: MetricOptions | None = None
