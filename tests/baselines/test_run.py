@@ -127,7 +127,7 @@ def test_a_directory_belongs_to_one_set_of_settings(tmp_path):
         claim_directory(tmp_path / "a", {"seed": 0, "k": 8})
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "thesis.tex").touch()
-    with pytest.raises(ConfigError, match="settings.json"):
+    with pytest.raises(ConfigError, match=r"settings\.json"):
         claim_directory(tmp_path / "b", {})
 
 

@@ -59,16 +59,6 @@ def test_usage_is_that_of_the_subcommand(capsys, arguments, usage):
         (["config", "show", "no.yaml"], "no.yaml: "),
         (["patches", "verify"], "MINDSPEED_RL_HOME"),
         (["data", "inspect", "x.jsonl", "--show", "-1"], "--show: "),
-        (
-            ["data", "prepare", "records", "--input", "a.jsonl", "--output", "o", "--max-tokens", "5"],
-            "--tokenizer",
-        ),
-        (["data", "prepare", "records", "--input", "a.jsonl", "--output", "o", "--max-tokens", "0"], "--max-tokens: "),
-        (
-            ["data", "prepare", "records", "--input", "a.jsonl", "--output", "o", "--validation", "nan"],
-            "--validation: ",
-        ),
-        (["data", "prepare", "records", "--input", "a.jsonl", "--output", "o", "--seed", "-1"], "--seed: "),
         (["data", "prepare", "records", "--hub", "--output", "o"], "--hub"),
         (["demo", "--seed", "-1"], "--seed: "),
         (["report"], "--paper"),

@@ -74,7 +74,7 @@ def test_taken_places_are_refused(tmp_path):
         (tmp_path / "home" / MARKER).write_text(json.dumps(marker))
         with pytest.raises(DataError, match=r"coca-mindspeed\.json"):
             make(tmp_path / "home", overwrite=True)
-    with pytest.raises(DataError, match="thesis.tex"):
+    with pytest.raises(DataError, match=r"thesis\.tex"):
         make(tmp_path / "home" / "thesis.tex", overwrite=True)
     assert names(tmp_path / "home") == [MARKER, "report.json", "thesis.tex"]
 

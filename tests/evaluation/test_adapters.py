@@ -1,6 +1,7 @@
 """Predictions from rollout dumps and from plain responses with gold answers."""
 
 import json
+import re
 
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -8,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.data.records import Record, write_records
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
 from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
 from coca_mindspeed.grading.exact import ExactGrader
@@ -62,12 +63,12 @@ def test_rollouts_of_the_local_engine(tmp_path):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"prompt": "p"}, r"x\.jsonl:1: expected 'prompt' \(or 'question'\), 'response'"),
-        ({"prompt": "p", "response": "r"}, "expected 'correct' true or false, or 'grade' 0 or 1; found None and None"),
-        ({"prompt": "p", "response": "r", "grade": 0.7}, "found None and 0.7"),
-        ({"prompt": 3, "response": "r", "correct": True}, "'prompt' should be text or chat messages, found 3"),
-        ({"prompt": "p", "response": "r", "correct": True, "confidence": 7}, "'confidence' should be null or"),
-        ({"prompt": "p", "response": ["r"], "correct": True}, "'response' should be text, found list"),
+        ({"prompt": "p"}, r"x\.jsonl:1: .*'response'"),
+        ({"prompt": "p", "response": "r"}, "'correct'"),
+        ({"prompt": "p", "response": "r", "grade": 0.7}, "0.7"),
+        ({"prompt": 3, "response": "r", "correct": True}, "'prompt'"),
+        ({"prompt": "p", "response": "r", "correct": True, "confidence": 7}, "'confidence'"),
+        ({"prompt": "p", "response": ["r"], "correct": True}, "'response'"),
     ],
 )
 def test_bad_rollouts_name_file_and_line(tmp_path, row, message):
@@ -104,9 +105,9 @@ def test_responses_are_graded_without_their_confidence(tmp_path, gold):
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ([{"id": "c", "response": "4"}], r"r\.jsonl:1: id 'c' is not in"),
-        ([{"id": "a"}], r"r\.jsonl:1: expected a 'response' of text, found None"),
-        ([{"id": "a", "response": "2"}], 'has no response to 1 of 2 questions .* the first is "b"'),
+        ([{"id": "c", "response": "4"}], r"r\.jsonl:1: .*'c'"),
+        ([{"id": "a"}], r"r\.jsonl:1: .*'response'"),
+        ([{"id": "a", "response": "2"}], '1 of 2 .*"b"'),
     ],
 )
 def test_bad_responses_are_refused(tmp_path, gold, rows, message):
@@ -136,7 +137,7 @@ def test_answers_that_cannot_be_graded_are_refused_unless_they_are_rare(tmp_path
     path = write(tmp_path / "r.jsonl", [{"id": str(i), "response": "2"} for i in range(100)])
     found = read_responses(path, tmp_path / "gold.jsonl", Undecided(1))
     assert [p.correct for p in found] == [None] + [True] * 99
-    with pytest.raises(DataError, match=r"r\.jsonl:1: 2 of 100 answers cannot be graded, this one because: no parse"):
+    with pytest.raises(DataError, match=r"r\.jsonl:1: 2 of 100 .*no parse"):
         read_responses(path, tmp_path / "gold.jsonl", Undecided(2))
 
 
@@ -197,8 +198,7 @@ def test_the_end_of_a_confidence():
     assert confidence_end(text, last(text), last) == len(text) - 2
 
 
-def test_a_missing_tokenizer_is_said(tmp_path):
-    with pytest.raises(ConfigError, match="expected a directory with a Hugging Face tokenizer"):
-        TokenCounter(tmp_path / "no")
-    with pytest.raises(ConfigError, match="cannot be loaded"):
-        TokenCounter(tmp_path)
+def test_a_missing_tokenizer_is_an_error(tmp_path):
+    for directory in (tmp_path / "no", tmp_path):
+        with pytest.raises(DataError, match=re.escape(str(directory))):
+            TokenCounter(directory)

@@ -1,4 +1,4 @@
-"""A report in a real browser, over WebDriver: everything is drawn, nothing is fetched, nothing spills."""
+"""A report in a real browser, over WebDriver: plots are drawn, nothing is fetched or executed, nothing overflows."""
 
 import base64
 import io
@@ -19,72 +19,47 @@ from coca_mindspeed.evaluation.runs import Run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DRIVER = shutil.which("chromedriver")
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        CHROMIUM is None or DRIVER is None, reason="no Chromium: apt-get install chromium chromium-driver"
-    ),
-]
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync", "--window-size=1200,900"),
 )
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not CHROMIUM or not DRIVER, reason="no Chromium: apt-get install chromium chromium-driver"),
+]
 
 
-class Browser:
-    """The few WebDriver commands that are needed here."""
+@pytest.fixture
+def webdriver(tmp_path):
+    """``call(method, path, body)`` of a WebDriver session."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    base = f"http://127.0.0.1:{port}"
 
-    def __init__(self, profile):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._base = f"http://127.0.0.1:{probe.getsockname()[1]}"
-        port = self._base.rpartition(":")[2]
-        self._driver = subprocess.Popen(
-            [DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
-        for _ in range(200):
-            try:
-                if self._call("GET", "/status")["ready"]:
-                    break
-            except OSError:
-                time.sleep(0.1)
-        options = {"binary": CHROMIUM, "args": [*FLAGS, f"--user-data-dir={profile}"]}
-        capabilities = {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}}
-        self._base += f"/session/{self._call('POST', '/session', {'capabilities': capabilities})['sessionId']}"
-
-    def _call(self, method, path, body=None):
+    def call(method, path, body=None):
         data = None if body is None else json.dumps(body).encode()
-        request = urllib.request.Request(self._base + path, data, {"Content-Type": "application/json"}, method=method)
+        request = urllib.request.Request(base + path, data, {"Content-Type": "application/json"}, method=method)
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=60) as reply:
             return json.load(reply)["value"]
 
-    def open(self, path):
-        self._call("POST", "/url", {"url": path.as_uri()})
-
-    def run(self, script):
-        return self._call("POST", "/execute/sync", {"script": script, "args": []})
-
-    def screenshot(self):
-        png = base64.b64decode(self._call("GET", "/screenshot"))
-        return matplotlib.image.imread(io.BytesIO(png), format="png")[:, :, :3]
-
-    def close(self):
+    driver = subprocess.Popen([DRIVER, f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for _ in range(200):
         try:
-            self._call("DELETE", "")
-        finally:
-            self._driver.terminate()
-            self._driver.wait(10)
+            if call("GET", "/status")["ready"]:
+                break
+        except OSError:
+            time.sleep(0.1)
+    options = {"binary": CHROMIUM, "args": [*FLAGS, f"--user-data-dir={tmp_path / 'profile'}"]}
+    wanted = {"capabilities": {"alwaysMatch": {"browserName": "chrome", "goog:chromeOptions": options}}}
+    base += f"/session/{call('POST', '/session', wanted)['sessionId']}"
+    yield call
+    call("DELETE", "")
+    driver.terminate()
+    driver.wait(10)
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    browser = Browser(tmp_path_factory.mktemp("profile"))
-    yield browser
-    browser.close()
-
-
-@pytest.fixture(scope="module")
-def page(browser, tmp_path_factory):
+def test_report(webdriver, tmp_path):
     rng = np.random.default_rng(0)
     runs = []
     for label in ("coca", "rlvr"):
@@ -95,43 +70,25 @@ def page(browser, tmp_path_factory):
             text = "<script>document.title='hacked'</script>" + "long" * 500
             rows += [Prediction(str(i), dataset, text, text, float(stated[i]), bool(right[i]), 10) for i in range(200)]
         runs.append(Run(label, rows, [{"step": i, "reward/answer": i / 9} for i in range(9)]))
-    [path, _] = write_report(runs, tmp_path_factory.mktemp("report"), title="In a browser")
-    browser.open(path)
-    return browser
+    page = write_report(runs, tmp_path / "report", title="In a browser")[0]
+    webdriver("POST", "/url", {"url": page.as_uri()})
 
+    def evaluate(expression):
+        return webdriver("POST", "/execute/sync", {"script": f"return {expression}", "args": []})
 
-def test_every_picture_is_drawn(page):
-    widths = page.run("return [...document.images].map(i => i.complete ? i.naturalWidth : 0)")
+    widths = evaluate("[...document.images].map(i => i.complete ? i.naturalWidth : 0)")
     assert len(widths) == 2 + 3 * 3
     assert min(widths) > 300
-    assert page.run("return [...document.images].every(i => i.alt.length > 20)")
-
-
-def test_nothing_is_fetched(page):
-    fetched = page.run("return performance.getEntriesByType('resource').map(e => e.name)")
+    assert evaluate("[...document.images].every(i => i.alt.length > 20)")
+    fetched = evaluate("performance.getEntriesByType('resource').map(e => e.name)")
     assert [name for name in fetched if not name.startswith("data:")] == []
-
-
-def test_model_text_does_not_run(page):
-    assert page.run("return document.title") == "In a browser"
-
-
-def test_the_page_is_no_wider_than_the_window(page):
-    page.run("document.querySelectorAll('details').forEach(d => d.open = true)")
-    assert page.run("return document.documentElement.scrollWidth <= window.innerWidth")
-
-
-def test_best_is_told_apart_without_colour(page):
-    style = page.run(
-        "const s = getComputedStyle(document.querySelector('.best'));"
-        "return [s.fontWeight, s.textDecorationLine, getComputedStyle(document.body).color]"
-    )
-    assert style == ["700", "underline", "rgb(17, 17, 17)"]
-
-
-def test_it_is_dark_text_on_white(page):
-    page.run("window.scrollTo(0, 0)")
-    grey = page.screenshot().mean(axis=2)
-    assert np.median(grey) > 0.95
+    assert evaluate("document.title") == "In a browser"  # text of models is not executed
+    png = base64.b64decode(webdriver("GET", "/screenshot"))
+    grey = matplotlib.image.imread(io.BytesIO(png), format="png")[:, :, :3].mean(axis=2)
+    assert np.median(grey) > 0.95  # dark text on white
     assert grey.min() < 0.15
     assert (grey < 0.5).mean() > 0.005
+    best = "getComputedStyle(document.querySelector('.best'))"
+    assert evaluate(f"[{best}.fontWeight, {best}.textDecorationLine]") == ["700", "underline"]
+    evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert evaluate("document.documentElement.scrollWidth <= window.innerWidth")
