@@ -14,34 +14,22 @@ from coca_mindspeed.utils import text_formats as json_text
 from coca_mindspeed.utils.files import read_json_lines
 
 GOOD = '{"question": "1 + 1?", "answer": "2"}'
+
+
+def with_metadata(text):
+    return '{"question": "q", "answer": "1", "metadata": {%s}}' % text
+
+
 HOSTILE = {
-    "a 5,000-digit integer": ('{"question": "q", "answer": "1", "metadata": {"n": %s}}' % ("9" * 5000), "4300 digits"),
-    "nesting that ends the parser": (
-        '{"question": "q", "answer": "1", "metadata": {"n": %s}}' % ("[" * 90_000 + "]" * 90_000),
-        "nested more than 100 levels deep",
-    ),
-    "nesting that ends a copy": (
-        '{"question": "q", "answer": "1", "metadata": {"n": %s}}' % ('{"a":' * 400 + "1" + "}" * 400),
-        "nested more than 100 levels deep",
-    ),
-    "a difficulty in words": (
-        '{"question": "q", "answer": "1", "metadata": {"difficulty": "hard"}}',
-        "metadata['difficulty'] should be a number from 0 to 1, found str 'hard'",
-    ),
-    "a difficulty out of range": (
-        '{"question": "q", "answer": "1", "metadata": {"difficulty": 3}}',
-        "metadata['difficulty'] should be a number from 0 to 1, found int 3",
-    ),
-    "a difficulty that is none": (
-        '{"question": "q", "answer": "1", "metadata": {"difficulty": NaN}}',
-        "metadata['difficulty'] should be a number from 0 to 1, found float nan",
-    ),
-    "an instruction that is none": (
-        '{"question": "q", "answer": "1", "metadata": {"instruction": null}}',
-        "metadata['instruction'] should be a string, found null",
-    ),
+    "a 5,000-digit integer": (with_metadata('"n": ' + "9" * 5000), "4300 digits"),
+    "nesting beyond the parser": (with_metadata('"n": ' + "[" * 90_000 + "]" * 90_000), "100 levels"),
+    "nesting beyond a copy": (with_metadata('"n": ' + '{"a":' * 400 + "1" + "}" * 400), "100 levels"),
+    "a difficulty in words": (with_metadata('"difficulty": "hard"'), "'hard'"),
+    "a difficulty out of range": (with_metadata('"difficulty": 3'), "int 3"),
+    "a difficulty of NaN": (with_metadata('"difficulty": NaN'), "float nan"),
+    "an instruction of null": (with_metadata('"instruction": null'), "metadata['instruction']"),
 }
-SURROGATE = ('{"question": "half \\ud800 pair", "answer": "1"}', "half of a surrogate pair ('\\ud800')")
+SURROGATE = '{"question": "half \\ud800 pair", "answer": "1"}'
 
 
 @pytest.fixture(params=HOSTILE)
@@ -57,17 +45,17 @@ def prepare(path, *options):
     return main([*map(str, arguments), "--gold", "off", *options])
 
 
-def test_prepare_names_the_line(hostile, capsys):
+def test_every_command_names_the_line(hostile, capsys):
     path, message = hostile
+    with pytest.raises(DataError, match=r"mine\.jsonl:2: ") as caught:
+        list(read_records(path))
+    assert message in str(caught.value)
+    assert main(["data", "inspect", str(path)]) == 1
+    assert message in capsys.readouterr().err
     assert prepare(path) == 1
-    error = capsys.readouterr().err
-    assert f"{path}:2: " in error
-    assert message in error
-    assert len(error.splitlines()) == 1
-
-
-def test_prepare_steps_over_it(hostile, capsys):
-    path, message = hostile
+    [line] = capsys.readouterr().err.splitlines()
+    assert f"{path}:2: " in line
+    assert message in line
     assert prepare(path, "--skip-bad", "1") == 0
     assert len(list(read_records(path.parent / "out/train.jsonl"))) == 2
     (finding,) = map(json.loads, (path.parent / "out/findings.jsonl").read_text().splitlines())
@@ -75,19 +63,10 @@ def test_prepare_steps_over_it(hostile, capsys):
     assert message in finding["detail"]
 
 
-def test_training_and_inspection_name_the_line(hostile, capsys):
-    path, message = hostile
-    with pytest.raises(DataError, match=r"mine\.jsonl:2: ") as caught:
-        list(read_records(path))
-    assert message in str(caught.value)
-    assert main(["data", "inspect", str(path)]) == 1
-    assert message in capsys.readouterr().err
-
-
 def test_half_of_a_surrogate_pair(tmp_path, capsys):
     path = tmp_path / "mine.jsonl"
-    path.write_text(f"{GOOD}\n{SURROGATE[0]}\n")
-    with pytest.raises(DataError, match=r"mine\.jsonl:2: .*half of a surrogate pair \('\\ud800'\)"):
+    path.write_text(f"{GOOD}\n{SURROGATE}\n")
+    with pytest.raises(DataError, match=r"mine\.jsonl:2: .*'\\ud800'"):
         list(read_records(path))
     assert prepare(path) == 0  # a row that JSON Lines cannot hold is listed like any other
     (finding,) = map(json.loads, (tmp_path / "out/findings.jsonl").read_text().splitlines())
@@ -106,7 +85,7 @@ def test_a_byte_order_mark_is_no_text(tmp_path, suffix):
 
 def test_a_byte_order_mark_elsewhere_is_one(tmp_path):
     (tmp_path / "mine.jsonl").write_text(f"{GOOD}\n\ufeff{GOOD}\n")
-    with pytest.raises(DataError, match=r":2: expected one JSON object a line"):
+    with pytest.raises(DataError, match=":2: "):
         list(read_json_lines(tmp_path / "mine.jsonl"))
 
 
@@ -165,23 +144,23 @@ def of_tests(**values):
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        (of_tests(kind="stdio", cases=[{"input": "1", "output": 2}]), "case 1 should have 'output' of type str"),
-        (of_tests(kind="stdio", cases=["1"]), "case 1 should have 'input' of type str"),
-        (of_tests(kind="call", cases=[{"arguments": [1], "expected": 2}]), "tests['entry_point'] should be the name"),
-        (of_tests(kind="asserts", code=["assert f()"]), "tests['code'] should be str, found list"),
-        (of_tests(kind="assert", code="x"), "tests of kind 'assert'; expected 'asserts', 'stdio' or 'call'"),
+        (of_tests(kind="stdio", cases=[{"input": "1", "output": 2}]), "'output'"),
+        (of_tests(kind="stdio", cases=["1"]), "'input'"),
+        (of_tests(kind="call", cases=[{"arguments": [1], "expected": 2}]), "tests['entry_point']"),
+        (of_tests(kind="asserts", code=["assert f()"]), "tests['code']"),
+        (of_tests(kind="assert", code="x"), "'assert'"),
         (
             {**of_tests(kind="asserts", code="x"), "metadata": {"tests": ["assert f()"]}},
-            "should be an object, found list",
+            "found list",
         ),
         (
             {"question": "q", "answer": "", "category": "code"}
             | {"metadata": {"time_limit": "2 s", "tests": {"kind": "asserts", "code": "f()"}}},
-            "metadata['time_limit'] should be seconds above 0",
+            "metadata['time_limit']",
         ),
-        ({"question": "q", "answer": "x", "category": "factual"}, "metadata['aliases'] should be a list"),
-        ({"question": "q", "answer": "x", "metadata": {"grader": "maths"}}, "did you mean 'math'?"),
-        ({"question": "q", "answer": "x", "category": "Math"}, "of category 'Math' is not known"),
+        ({"question": "q", "answer": "x", "category": "factual"}, "metadata['aliases']"),
+        ({"question": "q", "answer": "x", "metadata": {"grader": "maths"}}, "'math'"),
+        ({"question": "q", "answer": "x", "category": "Math"}, "'Math'"),
         ({"question": "q", "answer": " ", "metadata": {"grader": "exact"}}, "gold answer is empty"),
     ],
 )

@@ -32,7 +32,7 @@ def test_a_judge_that_gives_no_verdict_is_refused_unless_it_is_rare():
         return {"details": {str(i): {"prediction": text} for i, text in enumerate(words)}}
 
     assert correctness(said(2), 200, "x") == [True] * 198 + [False] * 2
-    with pytest.raises(DataError, match="no verdict on 3 of 200 samples; on sample 197 it said 'I cannot tell'"):
+    with pytest.raises(DataError, match="3 of 200 .*197 .*'I cannot tell'"):
         correctness(said(3), 200, "x")
 
 
@@ -48,15 +48,15 @@ def test_grouped_samples_come_replica_by_replica():
 @pytest.mark.parametrize(
     ("result", "message"),
     [
-        ({"details": [{"correct": True}]}, "x: the evaluator graded 1 of 2 samples"),
-        ({"accuracy": 50.0}, "x: the evaluator's result has no per-sample details, found NoneType"),
-        ({"details": [{"pred": "1"}, {"pred": "2"}]}, "x, sample 0: says neither of cascade_correct, is_correct"),
-        ({"error": "different length"}, "x: the evaluator failed: different length"),
+        ({"details": [{"correct": True}]}, "x: .*1 of 2"),
+        ({"accuracy": 50.0}, "x: .*NoneType"),
+        ({"details": [{"pred": "1"}, {"pred": "2"}]}, "x, sample 0: .*cascade_correct"),
+        ({"error": "different length"}, "x: .*different length"),
         (
             {"accuracy": 100.0, "details": [{"correct": True}, {"correct": False}]},
             r"accuracy is 100\.0000, .* 50\.0000",
         ),
-        ({"details": {"a": {"correct": True}, "b": {}}}, "details should be numbered, found key 'a'"),
+        ({"details": {"a": {"correct": True}, "b": {}}}, "'a'"),
     ],
 )
 def test_what_does_not_say_it_for_every_sample_is_refused(result, message):
@@ -64,21 +64,16 @@ def test_what_does_not_say_it_for_every_sample_is_refused(result, message):
         correctness(result, 2, "x")
 
 
-@pytest.mark.parametrize("text", ["A", "a", "CORRECT", " Correct.", '"A"', "**CORRECT**", "A: CORRECT"])
-def test_right(text):
-    assert read_judgement(text) is True
-
-
 @pytest.mark.parametrize(
-    "text", ["B", "C", "INCORRECT", "NOT_ATTEMPTED", "not attempted", "C: NOT_ATTEMPTED", "INVALID"]
+    ("texts", "verdict"),
+    [
+        (["A", "a", "CORRECT", " Correct.", '"A"', "**CORRECT**", "A: CORRECT"], True),
+        (["B", "C", "INCORRECT", "NOT_ATTEMPTED", "not attempted", "C: NOT_ATTEMPTED", "INVALID"], False),
+        (["", "Answer: it is right", "AB", "D", "NOT CORRECT"], None),
+    ],
 )
-def test_wrong(text):
-    assert read_judgement(text) is False
-
-
-@pytest.mark.parametrize("text", ["", "Answer: it is right", "AB", "D", "NOT CORRECT"])
-def test_no_verdict(text):
-    assert read_judgement(text) is None
+def test_judgements(texts, verdict):
+    assert {text: read_judgement(text) for text in texts} == dict.fromkeys(texts, verdict)
 
 
 @pytest.fixture
@@ -124,10 +119,8 @@ def test_external_confidence_wins(work_dir):
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"confidence": 85}, r"gsm8k\.json, sample 3: field 'confidence' should be null or a number from 0 to 1"),
-        ({"confidence": float("nan")}, "field 'confidence' should be null or a number"),
-        ({"confidence": "0.5"}, "field 'confidence' should be null or a number"),
-        ({"confidence": 0.5, "tokens_to_confidence": -1}, "field 'tokens_to_confidence' should be null or a whole"),
+        ({"confidence": 85}, r"gsm8k\.json, sample 3: .*'confidence'"),
+        ({"confidence": 0.5, "tokens_to_confidence": -1}, "'tokens_to_confidence'"),
     ],
 )
 def test_external_confidences_are_checked_like_all(work_dir, changed, message):
@@ -143,14 +136,14 @@ def test_predictions_with_gaps_or_without_a_response_are_refused(work_dir):
     path = work_dir / "predictions" / "model" / "gsm8k.json"
     rows = json.loads(path.read_text())
     path.write_text(json.dumps({number: row for number, row in rows.items() if number != "3"}))
-    with pytest.raises(DataError, match=r"gsm8k\.json: expected predictions numbered .* a gap; '3' is none"):
+    with pytest.raises(DataError, match=r"gsm8k\.json: .*'3'"):
         read_opencompass(work_dir)
     del rows["3"]["prediction"]
     path.write_text(json.dumps(rows))
-    with pytest.raises(DataError, match=r"gsm8k\.json, sample 3: expected a 'prediction', found \['gold', 'origin"):
+    with pytest.raises(DataError, match=r"gsm8k\.json, sample 3: .*'prediction'"):
         read_opencompass(work_dir)
     path.write_text("[1]")
-    with pytest.raises(DataError, match="numbered from 0"):
+    with pytest.raises(DataError, match=r"gsm8k\.json"):
         read_opencompass(work_dir)
 
 
@@ -165,9 +158,9 @@ def test_split_predictions_are_joined_in_numeric_order(work_dir):
 
 def test_missing_files_are_refused(work_dir, tmp_path):
     (work_dir / "predictions" / "model" / "gsm8k.json").unlink()
-    with pytest.raises(DataError, match=r"gsm8k\.json: is missing"):
+    with pytest.raises(DataError, match=r"gsm8k\.json"):
         read_opencompass(work_dir)
-    with pytest.raises(DataError, match=r"holds no results/MODEL/DATASET\.json"):
+    with pytest.raises(DataError, match="elsewhere"):
         read_opencompass(tmp_path / "elsewhere")
 
 
@@ -181,13 +174,13 @@ def test_a_data_set_without_a_result_is_refused_instead_of_left_out(work_dir):
     other = work_dir / "predictions" / "other" / "gsm8k.json"
     other.parent.mkdir()
     other.write_text(text)
-    with pytest.raises(DataError, match=r"DATASET\.json for model/math500, model/triviaqa, other/gsm8k;"):
+    with pytest.raises(DataError, match="model/math500, model/triviaqa, other/gsm8k"):
         read_opencompass(work_dir)
     for path in (other, predictions / "math500.json", *predictions.glob("triviaqa_*")):
         path.unlink()
     assert len(read_opencompass(work_dir)) == 12
     (predictions / "tmp_aime24.json").write_text(text)  # what an inference that was stopped leaves
-    with pytest.raises(DataError, match=r"for model/aime24;"):
+    with pytest.raises(DataError, match="model/aime24"):
         read_opencompass(work_dir)
     (predictions / "aime24.json").write_text(text)
     (work_dir / "results" / "model" / "aime24.json").write_text((work_dir / "results/model/gsm8k.json").read_text())
@@ -203,7 +196,7 @@ def test_shards_are_their_data_sets_and_other_names_with_numbers_are_not(work_di
         (results / f"{name}.json").write_text(verdicts)
     assert {p.dataset for p in read_opencompass(work_dir)} == {"gsm8k", "gsm8k_2", "gsm8k_0_shot"}
     (results / "gsm8k_2.json").unlink()
-    with pytest.raises(DataError, match=r"for model/gsm8k_2;"):
+    with pytest.raises(DataError, match="model/gsm8k_2"):
         read_opencompass(work_dir)
     # Whole and in shards, by two inferences: OpenCompass grades the whole.
     (predictions / "gsm8k_0.json").write_text(text)
@@ -213,7 +206,7 @@ def test_shards_are_their_data_sets_and_other_names_with_numbers_are_not(work_di
         (predictions / f"gsm8k_{number}.json").unlink(missing_ok=True)
     assert {p.dataset for p in read_opencompass(work_dir)} == {"gsm8k", "gsm8k_0_shot"}
     (predictions / "tmp_gsm8k_3.json").write_text(text)  # and one that is still being answered
-    with pytest.raises(DataError, match=r"for model/gsm8k;"):
+    with pytest.raises(DataError, match="model/gsm8k"):
         read_opencompass(work_dir)
 
 
@@ -223,5 +216,5 @@ def test_a_shard_that_is_missing_is_refused(work_dir):
     path.unlink()
     for number in (0, 2):
         path.with_name(f"gsm8k_{number}.json").write_text(text)
-    with pytest.raises(DataError, match=r"gsm8k_1\.json: is missing, and gsm8k_2\.json is there"):
+    with pytest.raises(DataError, match=r"gsm8k_1\.json.*gsm8k_2"):
         read_opencompass(work_dir)
