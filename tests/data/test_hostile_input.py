@@ -17,7 +17,7 @@ GOOD = '{"question": "1 + 1?", "answer": "2"}'
 
 
 def with_metadata(text):
-    return '{"question": "q", "answer": "1", "metadata": {%s}}' % text
+    return f'{{"question": "q", "answer": "1", "metadata": {{{text}}}}}'
 
 
 HOSTILE = {

@@ -32,7 +32,7 @@ def test_a_judge_that_gives_no_verdict_is_refused_unless_it_is_rare():
         return {"details": {str(i): {"prediction": text} for i, text in enumerate(words)}}
 
     assert correctness(said(2), 200, "x") == [True] * 198 + [False] * 2
-    with pytest.raises(DataError, match="3 of 200 .*197 .*'I cannot tell'"):
+    with pytest.raises(DataError, match=r"3 of 200 .*197 .*'I cannot tell'"):
         correctness(said(3), 200, "x")
 
 
