@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from coca_mindspeed.baselines.subject import Subject
+from coca_mindspeed.baselines.target_model import TargetModel
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.local.experience import respond_and_grade
@@ -63,7 +63,7 @@ def vote(clusters: Sequence[int | None], weights: Sequence[float] | None = None)
 
 
 def majority_predictions(
-    subject: Subject,
+    target: TargetModel,
     records: Sequence[Record],
     k: int,
     final_answers: FinalAnswers,
@@ -79,9 +79,9 @@ def majority_predictions(
     """
     if k < 1:
         raise ValueError(f"k should be at least 1, found {k}")
-    rollout = subject.rollout.model_copy(update={"temperature": 1.0})
+    rollout = target.rollout.model_copy(update={"temperature": 1.0})
     graded = respond_and_grade(
-        subject.policy, records, subject.grader, subject.method, rollout, subject.generator(*purpose), k
+        target.policy, records, target.grader, target.method, rollout, target.generator(*purpose), k
     )
     lengths = graded.samples.lengths.cpu().view(-1, k).sum(dim=1).tolist()
     predictions = []

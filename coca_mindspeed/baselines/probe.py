@@ -20,7 +20,7 @@ class ProbeConfig:
     """Settings of a probe.
 
     Attributes:
-        layer: of the hidden states at the prompt's last token; see :func:`..subject.prompt_states`.
+        layer: of the hidden states at the prompt's last token; see :func:`.target_model.prompt_states`.
         width: hidden units.
         fit: its training.
     """

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from coca_mindspeed.baselines.subject import Subject
+from coca_mindspeed.baselines.target_model import TargetModel
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
@@ -21,13 +21,13 @@ from coca_mindspeed.local.prefill import pad_left, positions_of
 _SENTINEL = "7f3aquestion0c55"
 
 
-def question_probabilities(subject: Subject, records: Sequence[Record]) -> list[float]:
+def question_probabilities(target: TargetModel, records: Sequence[Record]) -> list[float]:
     """Return the confidence of each record, in [0, 1]; one batch.
 
     Raises DataError if a prompt is too long, or its question cannot be found in it.
     """
-    policy, system_prompt = subject.policy, subject.method.training_method.system_prompt
-    prompts = policy.encode_prompts(records, system_prompt, subject.rollout.max_prompt_tokens)
+    policy, system_prompt = target.policy, target.method.training_method.system_prompt
+    prompts = policy.encode_prompts(records, system_prompt, target.rollout.max_prompt_tokens)
     places = [question_tokens(policy, record, system_prompt) for record in records]
     ids, mask = pad_left(prompts, policy.pad_id, policy.device)
     with torch.inference_mode(), policy.autocast():

@@ -13,10 +13,10 @@ import torch
 from coca_mindspeed.baselines.assessor import Assessor, AssessorConfig, train_assessor
 from coca_mindspeed.baselines.equivalence import Equivalences
 from coca_mindspeed.baselines.majority_vote import majority_predictions
-from coca_mindspeed.baselines.parts import Rows, work_in_parts
 from coca_mindspeed.baselines.probe import ProbeConfig, load_probe, save_probe, train_probe
 from coca_mindspeed.baselines.question_probability import question_probabilities
-from coca_mindspeed.baselines.subject import Subject, prompt_states
+from coca_mindspeed.baselines.resumable import Rows, resumable_map
+from coca_mindspeed.baselines.target_model import TargetModel, prompt_states
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.predictions import (
@@ -59,7 +59,7 @@ class BaselineOptions:
 
 def run_baseline(
     name: str,
-    subject: Subject,
+    target: TargetModel,
     records: Sequence[Record],
     output: Path,
     options: BaselineOptions,
@@ -75,7 +75,7 @@ def run_baseline(
 
     Args:
         name: one of :data:`BASELINES`.
-        subject: the target model.
+        target: the target model.
         records: the evaluation questions.
         output: holds parts, trained predictors and predictions; existing ones are reused.
         options: of the baseline.
@@ -88,7 +88,7 @@ def run_baseline(
     """
     if name not in BASELINES:
         raise ConfigError(f"unknown baseline {name!r}; known: {', '.join(BASELINES)}")
-    work = _Work(subject, output, options)
+    work = _Work(target, output, options)
     if name in VOTES:
         predictions = work.votes(records, weighted=name == "weighted_vote")
     else:
@@ -97,7 +97,7 @@ def run_baseline(
     if name not in (*VOTES, "verbalised"):
         predict: Predict
         if name == "question_probability":
-            predict = partial(question_probabilities, subject)
+            predict = partial(question_probabilities, target)
         elif name == "probe":
             predict = work.probe(training_records)
         else:
@@ -109,7 +109,7 @@ def run_baseline(
         ]
     categories = {record.id: record.category for record in records}
     label = options.label or name
-    predictions = [replace(p, method=label, category=categories[p.id], seed=subject.seed) for p in predictions]
+    predictions = [replace(p, method=label, category=categories[p.id], seed=target.seed) for p in predictions]
     write_predictions(output / "predictions.jsonl", predictions)
     return predictions
 
@@ -121,19 +121,19 @@ Predict = Callable[[Sequence[Record]], Sequence[float]]
 class _Work:
     """The steps that baselines share; each skips finished parts in ``output``."""
 
-    subject: Subject
+    target: TargetModel
     output: Path
     options: BaselineOptions
 
     def answers(self, records: Sequence[Record], purpose: str) -> list[Prediction]:
-        return self._predictions(purpose, records, lambda part, chunk: self.subject.answers(chunk, purpose, part))
+        return self._predictions(purpose, records, lambda part, chunk: self.target.answers(chunk, purpose, part))
 
     def votes(self, records: Sequence[Record], *, weighted: bool) -> list[Prediction]:
         with Equivalences() as equivalences:
             compare = (self.options.samples, equivalences.final_answers, equivalences.same)
 
             def sample_and_vote(part: int, chunk: Sequence[Record]) -> list[Prediction]:
-                return majority_predictions(self.subject, chunk, *compare, "votes", part, weighted=weighted)
+                return majority_predictions(self.target, chunk, *compare, "votes", part, weighted=weighted)
 
             return self._predictions("votes", records, sample_and_vote)
 
@@ -147,14 +147,14 @@ class _Work:
         if not directory.exists():
             records, correct = self._graded("probe", records)
             chunks = [records[i : i + size] for i in range(0, len(records), size)]
-            states = torch.cat([prompt_states(self.subject, chunk, self.options.probe.layer) for chunk in chunks])
-            seed = derived_seed(self.subject.seed, "probe")
+            states = torch.cat([prompt_states(self.target, chunk, self.options.probe.layer) for chunk in chunks])
+            seed = derived_seed(self.target.seed, "probe")
             probe, fit = train_probe(states, torch.tensor(correct), self.options.probe, seed, self._epoch)
             save_probe(probe, fit, directory)
         trained = load_probe(directory)
 
         def predict(records: Sequence[Record]) -> list[float]:
-            confidence: list[float] = trained.confidence(prompt_states(self.subject, records, trained.layer)).tolist()
+            confidence: list[float] = trained.confidence(prompt_states(self.target, records, trained.layer)).tolist()
             return confidence
 
         return predict
@@ -167,7 +167,7 @@ class _Work:
         if not directory.exists():
             records, correct = self._graded("assessor", records)
             policy = open_assessor(None)
-            seed = derived_seed(self.subject.seed, "assessor")
+            seed = derived_seed(self.target.seed, "assessor")
             train_assessor(policy, records, correct, self.options.assessor, seed, self._epoch)
             export_model(policy, directory)
         return Assessor(open_assessor(directory), self.options.assessor)
@@ -192,7 +192,7 @@ class _Work:
         self, directory: str, records: Sequence[Record], work: Callable[[int, Sequence[Record]], Rows]
     ) -> list[dict[str, Any]]:
         title, show = directory.replace("_", " "), self.options.show_progress
-        return work_in_parts(
+        return resumable_map(
             self.output / directory, records, self.options.batch, work, title=title, show_progress=show
         )
 

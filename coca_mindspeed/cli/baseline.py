@@ -12,8 +12,8 @@ import torch
 
 from coca_mindspeed.algorithm.rewards import METHODS, training_method
 from coca_mindspeed.baselines.assessor import ASSESSOR_PROMPT, bare_questions
-from coca_mindspeed.baselines.parts import check_directory, claim_directory
 from coca_mindspeed.baselines.probe import load_probe
+from coca_mindspeed.baselines.resumable import check_directory, claim_directory
 from coca_mindspeed.baselines.run import (
     BASELINES,
     NEEDS_TRAINING,
@@ -22,7 +22,7 @@ from coca_mindspeed.baselines.run import (
     answers_in_order,
     run_baseline,
 )
-from coca_mindspeed.baselines.subject import Subject, check_layer
+from coca_mindspeed.baselines.target_model import TargetModel, check_layer
 from coca_mindspeed.cli.options import above, at_least, day, device_name, json_object, place, template_variables
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
 from coca_mindspeed.data.chat_template import TemplateKeys
@@ -119,12 +119,12 @@ def run(arguments: argparse.Namespace) -> int:
         policy = load_policy(arguments.model, model, device, where="--model")
         claim_directory(arguments.output, settings)
         opened.enter_context(hold(arguments.output))
-        subject = Subject(policy, grader, method, rollout, arguments.seed)
+        target = TargetModel(policy, grader, method, rollout, arguments.seed)
         message = f"stopped; the finished parts are saved in {arguments.output}; the same command goes on behind them"
         with saying_what_is_saved(message):
             predictions = run_baseline(
                 arguments.name,
-                subject,
+                target,
                 records,
                 arguments.output,
                 _options(arguments),

@@ -18,7 +18,7 @@ from coca_mindspeed.evaluation.calibration import maps
 from coca_mindspeed.evaluation.calibration.guarantee import Certificate, certify
 from coca_mindspeed.evaluation.intervals.estimates import Estimates, paired_intervals
 from coca_mindspeed.evaluation.metrics.binning import Floats
-from coca_mindspeed.evaluation.metrics.specs import CATALOGUE, show
+from coca_mindspeed.evaluation.metrics.specs import METRIC_SPECS, show
 from coca_mindspeed.evaluation.predictions import Outcomes, Prediction, outcomes, read_predictions, write_predictions
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import write_json
@@ -163,7 +163,7 @@ def _before_and_after(stated: Floats, after: Floats, correct: npt.NDArray[np.boo
         for m in _SHOWN
     ]
     rows.append(["change, 95% interval", *cells])
-    return markdown_table(["cross-fitted", *(CATALOGUE[m].label for m in _SHOWN)], rows)
+    return markdown_table(["cross-fitted", *(METRIC_SPECS[m].label for m in _SHOWN)], rows)
 
 
 def _apply(arguments: argparse.Namespace, predictions: list[Prediction], identity: maps.Identity, prompt: str) -> int:

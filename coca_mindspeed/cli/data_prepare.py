@@ -17,7 +17,7 @@ from coca_mindspeed.data.prepare.filters import (
     SourceFilter,
     label_checker,
 )
-from coca_mindspeed.data.prepare.output import check_place
+from coca_mindspeed.data.prepare.output import check_output_path
 from coca_mindspeed.data.prepare.pipeline import Preparation, prepare
 from coca_mindspeed.data.prepare.report import PreparationReport
 from coca_mindspeed.data.registry import SOURCES, DataSource, HubDataset, source_named
@@ -144,7 +144,7 @@ def add_prepare_arguments(parser: argparse.ArgumentParser) -> None:
 def run_prepare(arguments: argparse.Namespace) -> int:
     """Prepare, with a progress bar on a terminal, and print the counts."""
     _check_usage(arguments)
-    check_place(arguments.output, arguments.overwrite)
+    check_output_path(arguments.output, arguments.overwrite)
     console = PlainConsole(stderr=True)
     with (
         closing(MathGrader()) as grader,

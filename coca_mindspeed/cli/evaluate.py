@@ -181,16 +181,16 @@ def _refuse_repeats(predictions: Sequence[Prediction], files: Sequence[Path]) ->
 
 
 def _table(board: Scoreboard) -> str:
-    labels = [specs.CATALOGUE[metric].heading for metric in specs.HEADLINE_METRICS]
+    labels = [specs.METRIC_SPECS[metric].heading for metric in specs.HEADLINE_METRICS]
     rows = []
     for run, column in product(board.runs, board.columns):
         intervals = {metric: board.interval(run.label, column, metric) for metric in specs.HEADLINE_METRICS}
         shown = [specs.show(metric, interval.estimate) for metric, interval in intervals.items()]
         bounds = specs.show_range("ece", intervals["ece"].low, intervals["ece"].high) or specs.UNDEFINED
-        found = board.calibrated(run.label, column)
-        shown += [bounds, specs.UNDEFINED if found is None else specs.show_calibrated(found.mean, found.high)]
+        found = board.ece_under_calibration(run.label, column)
+        shown += [bounds, specs.UNDEFINED if found is None else specs.show_under_calibration(found.mean, found.high)]
         rows.append([run.label, column.heading, board.count(run.label, column), *shown])
-    return markdown_table(["run", "data", "n", *labels, "95% interval of ECE", specs.CALIBRATED_LABEL], rows)
+    return markdown_table(["run", "data", "n", *labels, "95% interval of ECE", specs.UNDER_CALIBRATION_LABEL], rows)
 
 
 def _differences(board: Scoreboard, base: Run, path: Path) -> tuple[dict[str, object], str]:
@@ -209,7 +209,7 @@ def _differences(board: Scoreboard, base: Run, path: Path) -> tuple[dict[str, ob
     if not shared:
         raise DataError(f"{path}: shares no question with the files; predictions are paired by data set, id and sample")
     return values, markdown_table(
-        ["run", "data", "n", *(specs.CATALOGUE[m].label for m in specs.HEADLINE_METRICS)], rows
+        ["run", "data", "n", *(specs.METRIC_SPECS[m].label for m in specs.HEADLINE_METRICS)], rows
     )
 
 
@@ -233,7 +233,7 @@ def _json(board: Scoreboard, arguments: argparse.Namespace, differences: dict[st
 
 def _cell(board: Scoreboard, run: Run, column: Column) -> dict[str, object]:
     metrics = next(iter(board.metrics.values())).values()
-    found = board.calibrated(run.label, column)
+    found = board.ece_under_calibration(run.label, column)
     own = None if column.is_average else board.metrics.get((run.label, column.name))
     return {
         "n": board.count(run.label, column),

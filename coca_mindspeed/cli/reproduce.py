@@ -4,7 +4,7 @@ import argparse
 import time
 from pathlib import Path
 
-from coca_mindspeed.baselines.parts import check_directory, claim_directory
+from coca_mindspeed.baselines.resumable import check_directory, claim_directory
 from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.reproduce.cells import ReproductionCell, cells_of

@@ -12,7 +12,7 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
-from coca_mindspeed.data.prepare.output import check_place, output_directory
+from coca_mindspeed.data.prepare.output import check_output_path, output_directory
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.gguf_import.architectures import check_architecture
 from coca_mindspeed.gguf_import.byte_level import build_tokenizer
@@ -49,7 +49,7 @@ def import_gguf(file: Path, output: Path, *, overwrite: bool = False) -> Importe
     Raises:
         DataError: the file is not one that can be imported rightly, or the output's place is taken.  Nothing is left.
     """
-    check_place(output, overwrite)
+    check_output_path(output, overwrite)
     before = _identity(file)
     header = read_header(file)
     architecture = check_architecture(header, file)

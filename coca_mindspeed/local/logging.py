@@ -13,8 +13,8 @@ from typing import Any
 from coca_mindspeed.config.schema import LoggingConfig
 from coca_mindspeed.errors import MissingDependencyError
 from coca_mindspeed.utils.files import (
-    nulls_for_what_json_lacks,
     read_json_lines,
+    replace_nonfinite,
     to_json_line,
     write_json_lines,
 )
@@ -91,8 +91,8 @@ class RunLog:
         Raises:
             LogError: a file cannot be written; it is named.
         """
-        self._append(self.metrics_path, {"step": step, **nulls_for_what_json_lacks(metrics)})
-        self._append(self._directory / "timing.jsonl", {"step": step, **nulls_for_what_json_lacks(timing)})
+        self._append(self.metrics_path, {"step": step, **replace_nonfinite(metrics)})
+        self._append(self._directory / "timing.jsonl", {"step": step, **replace_nonfinite(timing)})
         finite = {name: value for name, value in {**metrics, **timing}.items() if math.isfinite(value)}
         for sink in self._sinks:
             sink(step, finite)

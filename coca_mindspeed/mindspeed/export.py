@@ -14,7 +14,7 @@ from typing import Any
 import yaml
 
 from coca_mindspeed.data.prepare.filters import load_tokenizer
-from coca_mindspeed.data.prepare.output import check_place, output_directory
+from coca_mindspeed.data.prepare.output import check_output_path, output_directory
 from coca_mindspeed.data.prompts import instruction_suffix, prompt_messages, prompt_tokens
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError
@@ -135,7 +135,7 @@ def export(what: MindSpeedExport, output: Path, overwrite: bool = False) -> dict
             tokens of the tokenizer's own chat template, or the output exists.
     """
     # What can be known is known before the records are read through.
-    check_place(output, overwrite)
+    check_output_path(output, overwrite)
     tokenizer = _tokenizer(what)
     suffix = _shared_suffix(read_records(what.records))
     template = what.layout.template(what.system_prompt, suffix)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from coca_mindspeed.evaluation.intervals.bounds import Interval
 from coca_mindspeed.evaluation.intervals.estimates import Estimates, paired_intervals
-from coca_mindspeed.evaluation.metrics.specs import QUALITY_METRICS, UNDEFINED, metric_info
+from coca_mindspeed.evaluation.metrics.specs import QUALITY_METRICS, UNDEFINED, metric_spec
 from coca_mindspeed.evaluation.predictions import Prediction, gradable, outcomes
 from coca_mindspeed.reproduce.comparisons import STARTED
 from coca_mindspeed.reproduce.plan import Plan
@@ -49,7 +49,7 @@ def by_question_table(results: Results, plan: Plan, setting: str) -> Table | Non
         f"which all {count} hold together with {_LEVEL:.0%} (Bonferroni). They are over questions, clustered over "
         "seeds, for the models that were trained here; what another training would give, the claims over seeds say. "
         "Pooled AUROC also tells data sets apart; the tables of means over data sets do not.",
-        ("", "category", "questions", *(metric_info(m).heading for m in QUALITY_METRICS)),
+        ("", "category", "questions", *(metric_spec(m).heading for m in QUALITY_METRICS)),
         rows,
         ("method", "rival", "category", "questions", *columns),
         csv_rows,

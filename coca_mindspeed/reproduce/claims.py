@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 from coca_mindspeed.evaluation.intervals.bounds import Interval
-from coca_mindspeed.evaluation.metrics.specs import UNDEFINED, metric_info
+from coca_mindspeed.evaluation.metrics.specs import UNDEFINED, metric_spec
 from coca_mindspeed.reproduce.plan import Plan
 from coca_mindspeed.reproduce.results import Results, holm, mean_differs, mean_interval, spread
 from coca_mindspeed.reproduce.table import Table
@@ -194,7 +194,7 @@ class _Paired:
         return self.over_seeds(method, rival, metric, category, lambda ours, its: ours - its)
 
     def better(self, method: str, rival: str, metric: str, category: str, where: str) -> Claim:
-        info = metric_info(metric)
+        info = metric_spec(metric)
         word = "higher" if info.better > 0 else "lower"
         values = [info.better * d for d in self.differences(method, rival, metric, category)]
         return Claim(f"{where}, {category}: {method} has a {word} {info.label} than {rival} (by)", values)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from coca_mindspeed.evaluation.metrics.specs import CALIBRATED_LABEL, QUALITY_METRICS, metric_info
+from coca_mindspeed.evaluation.metrics.specs import QUALITY_METRICS, UNDER_CALIBRATION_LABEL, metric_spec
 from coca_mindspeed.evaluation.paper.published import paper, printed, published
 from coca_mindspeed.reproduce.plan import Plan
 from coca_mindspeed.reproduce.results import Results, Spread, spread
@@ -160,10 +160,10 @@ def comparison_table(comparison: Comparison, numbers: list[Entry]) -> Table:
         for metric in comparison.metrics:
             row = [by_key[method, metric, c] for c in categories]
             theirs = [printed(metric, e.paper) for e in row if with_paper]
-            rows.append((method, metric_info(metric).heading, *(e.shown() for e in row), *theirs))
+            rows.append((method, metric_spec(metric).heading, *(e.shown() for e in row), *theirs))
             if metric == "ece":
                 redrawn = [e.shown_calibrated() for e in row]
-                rows.append((method, CALIBRATED_LABEL, *redrawn, *("" for _ in theirs)))
+                rows.append((method, UNDER_CALIBRATION_LABEL, *redrawn, *("" for _ in theirs)))
     seeds = sorted({seed for e in numbers for seed in e.by_seed})
     long_rows = []
     for e in numbers:

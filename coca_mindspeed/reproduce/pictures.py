@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 
-from coca_mindspeed.evaluation.metrics.specs import metric_info
+from coca_mindspeed.evaluation.metrics.specs import metric_spec
 from coca_mindspeed.evaluation.reports.plots import BLUE, GREY, VERMILION, new_figure, plot_text, tidy
 from coca_mindspeed.reproduce.comparisons import Entry
 from coca_mindspeed.reproduce.results import spread
@@ -18,7 +18,7 @@ def dot_chart(numbers: Sequence[Entry]) -> Figure:
     methods = list(dict.fromkeys(e.method for e in numbers))
     figure, grid = new_figure(len(metrics), len(categories), (3.4 * len(categories) + 1.2, 1.9 * len(metrics) + 0.8))
     for row, metric in zip(grid, metrics, strict=True):
-        info = metric_info(metric)
+        info = metric_spec(metric)
         for axes, category in zip(row, categories, strict=True):
             for e in (e for e in numbers if (e.metric, e.category) == (metric, category)):
                 x = methods.index(e.method)

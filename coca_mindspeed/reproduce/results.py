@@ -12,7 +12,7 @@ from scipy.stats import t as student_t
 
 from coca_mindspeed.evaluation.intervals.bounds import Interval
 from coca_mindspeed.evaluation.intervals.estimates import Estimates
-from coca_mindspeed.evaluation.metrics.specs import UNDEFINED, metric_info, round_half_up, show
+from coca_mindspeed.evaluation.metrics.specs import UNDEFINED, metric_spec, round_half_up, show
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.reproduce.cells import ReproductionCell
 from coca_mindspeed.utils.files import read_json_lines
@@ -131,7 +131,7 @@ class Spread:
         few = "" if len(self.values) == self.seeds else f" (n = {len(self.values)})"
         if math.isnan(self.deviation):
             return show(metric, self.mean) + few
-        info = metric_info(metric)
+        info = metric_spec(metric)
         return f"{show(metric, self.mean)} ± {round_half_up(self.deviation * info.scale, info.decimals)}{few}"
 
 

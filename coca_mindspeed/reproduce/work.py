@@ -11,7 +11,7 @@ import torch
 from coca_mindspeed.baselines.assessor import AssessorConfig
 from coca_mindspeed.baselines.early_stopping import FitConfig
 from coca_mindspeed.baselines.run import BaselineOptions, run_baseline
-from coca_mindspeed.baselines.subject import Subject
+from coca_mindspeed.baselines.target_model import TargetModel
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import ModelConfig, RunConfig
 from coca_mindspeed.data.embedded.miniature import SYMBOLS
@@ -104,7 +104,7 @@ def _predictions(place: Workplace, setting: SettingPlan, cell: ReproductionCell)
         policy = load_policy(model, config.model, device)
         return run_baseline(
             "verbalised" if cell.kind == "instruct" else cell.kind,
-            Subject(policy, grader, config.method, config.rollout, cell.seed),
+            TargetModel(policy, grader, config.method, config.rollout, cell.seed),
             evaluate,
             cell.directory(place.output),
             _baseline_options(place, cell, config),

@@ -111,7 +111,7 @@ def file_sha256(path: Path) -> str:
     return hashed.hexdigest()
 
 
-def nulls_for_what_json_lacks(scalars: Mapping[str, Any]) -> dict[str, Any]:
+def replace_nonfinite(scalars: Mapping[str, Any]) -> dict[str, Any]:
     """Return the row with NaN and infinity replaced by None."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value

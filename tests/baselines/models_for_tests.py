@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from coca_mindspeed.baselines.subject import Subject
+from coca_mindspeed.baselines.target_model import TargetModel
 from coca_mindspeed.config.schema import MethodConfig, ModelConfig, RolloutConfig
 from coca_mindspeed.data.embedded.miniature import SYMBOLS
 from coca_mindspeed.grading.registry import build_grader
@@ -22,6 +22,6 @@ def random_policy(directory: Path, architecture: str) -> Policy:
     return load_policy(write_random_model(directory, architecture), ModelConfig(), torch.device("cpu"))
 
 
-def subject_of(policy: Policy, seed: int = 0, max_new_tokens: int = 12) -> Subject:
+def target_of(policy: Policy, seed: int = 0, max_new_tokens: int = 12) -> TargetModel:
     rollout = RolloutConfig(max_prompt_tokens=512, max_new_tokens=max_new_tokens)
-    return Subject(policy, build_grader("exact"), MethodConfig(), rollout, seed)
+    return TargetModel(policy, build_grader("exact"), MethodConfig(), rollout, seed)

@@ -16,7 +16,7 @@ from tests.baselines.models_for_tests import random_policy, tiny_policy
 def test_it_learns_a_planted_signal(tmp_path):
     policy = tiny_policy(tmp_path / "tiny")
     records = digit_records(1200, "train", 0)
-    right = [record.question[0] == ">" for record in records]  # this subject can sort and cannot count
+    right = [record.question[0] == ">" for record in records]  # this target can sort and cannot count
     fit = FitConfig(lr=2e-3, weight_decay=0.0, batch=64, epochs=4, patience=2, validation=0.1)
     assessor, history = train_assessor(policy, records, right, AssessorConfig(fit=fit), seed=0)
     unseen = digit_records(200, "evaluate", 1)

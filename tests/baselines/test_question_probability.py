@@ -7,7 +7,7 @@ from coca_mindspeed.baselines.question_probability import question_probabilities
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
-from tests.baselines.models_for_tests import random_policy, subject_of, tiny_policy
+from tests.baselines.models_for_tests import random_policy, target_of, tiny_policy
 
 
 @torch.no_grad()
@@ -25,7 +25,7 @@ def test_the_tiny_model_by_hand(tmp_path):
         *arithmetic_records(5, "train", 0),
         Record("f", "facts", "factual", "?271", "00", metadata={"instruction": ""}),
     ]
-    found = question_probabilities(subject_of(policy), records)
+    found = question_probabilities(target_of(policy), records)
     for record, value in zip(records, found, strict=True):
         prompt = policy.tokenizer(f"{record.question}=")["input_ids"]
         # One token a character; the first has nothing before it and "=" is the template's.
@@ -37,23 +37,23 @@ def test_the_tiny_model_by_hand(tmp_path):
 def test_chat_models_by_hand(tmp_path, architecture, question):
     policy = random_policy(tmp_path / "model", architecture)
     record = Record("r", "d", "math", question, "46")
-    subject = subject_of(policy)
-    prompt = policy.encode_prompts([record], subject.method.training_method.system_prompt, 512)[0]
-    places = question_tokens(policy, record, subject.method.training_method.system_prompt)
+    target = target_of(policy)
+    prompt = policy.encode_prompts([record], target.method.training_method.system_prompt, 512)[0]
+    places = question_tokens(policy, record, target.method.training_method.system_prompt)
     assert places == list(range(places[0], places[-1] + 1))
     text = policy.tokenizer.decode([prompt[i] for i in places], clean_up_tokenization_spaces=False)
     assert question.strip() in text
     assert len(text) <= len(question.strip()) + 2  # tokens that straddle an end of the question, no more
-    [value] = question_probabilities(subject, [record])
+    [value] = question_probabilities(target, [record])
     assert value == pytest.approx(by_hand(policy, prompt, places), rel=1e-3)
 
 
 def test_a_batch_says_what_single_questions_say(tmp_path):
     policy = random_policy(tmp_path / "model", "qwen2")
     records = [Record(str(i), "d", "factual", "why " * (i + 1), "") for i in range(5)]
-    subject = subject_of(policy)
-    together = question_probabilities(subject, records)
-    assert together == pytest.approx([question_probabilities(subject, [r])[0] for r in records], rel=1e-4)
+    target = target_of(policy)
+    together = question_probabilities(target, records)
+    assert together == pytest.approx([question_probabilities(target, [r])[0] for r in records], rel=1e-4)
     assert len(set(together)) == 5
 
 
@@ -64,7 +64,7 @@ def test_system_prompt_and_instruction_are_context_but_not_counted(tmp_path):
     asked = Record("r", "d", "factual", "Who wrote it?", "", system="You are a poet.")
     tokens = [len(question_tokens(policy, record, "Answer.")) for record in (plain, told, asked)]
     assert len(set(tokens)) == 1
-    values = question_probabilities(subject_of(policy), [plain, told, asked])
+    values = question_probabilities(target_of(policy), [plain, told, asked])
     assert values[0] == pytest.approx(values[1], rel=1e-4)  # what follows the question cannot change it
     assert values[0] != pytest.approx(values[2], rel=1e-4)  # what precedes it does
 

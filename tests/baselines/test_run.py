@@ -11,8 +11,8 @@ from coca_mindspeed import cli
 from coca_mindspeed.baselines import run as baseline_run
 from coca_mindspeed.baselines.assessor import AssessorConfig
 from coca_mindspeed.baselines.early_stopping import FitConfig
-from coca_mindspeed.baselines.parts import claim_directory, work_in_parts
 from coca_mindspeed.baselines.probe import ProbeConfig, save_probe, train_probe
+from coca_mindspeed.baselines.resumable import claim_directory, resumable_map
 from coca_mindspeed.baselines.run import BaselineOptions, answers_in_order, run_baseline
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, write_records
@@ -20,7 +20,7 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.local import experience
 from coca_mindspeed.scoring.responses import response_judge
-from tests.baselines.models_for_tests import subject_of, tiny_policy
+from tests.baselines.models_for_tests import target_of, tiny_policy
 
 QUICK = FitConfig(epochs=1, batch=16)
 OPTIONS = BaselineOptions(
@@ -29,14 +29,14 @@ OPTIONS = BaselineOptions(
 
 
 def run(name, tmp_path, output, **more):
-    subject = subject_of(tiny_policy(tmp_path / "tiny"))
+    target = target_of(tiny_policy(tmp_path / "tiny"))
 
     def open_assessor(path):
         return tiny_policy(tmp_path / "assessor_start", seed=1) if path is None else tiny_policy(tmp_path / "other", 2)
 
     return run_baseline(
         name,
-        subject,
+        target,
         arithmetic_records(20, "evaluate", 0),
         tmp_path / output,
         OPTIONS,
@@ -69,10 +69,10 @@ def test_every_baseline_writes_predictions_and_goes_on_after_a_stop(tmp_path, na
         written.append(path)
         write(path, rows)
 
-    from coca_mindspeed.baselines import parts
+    from coca_mindspeed.baselines import resumable
 
-    write = parts.write_json_lines
-    monkeypatch.setattr(parts, "write_json_lines", dying)
+    write = resumable.write_json_lines
+    monkeypatch.setattr(resumable, "write_json_lines", dying)
     with pytest.raises(KeyboardInterrupt):
         run(name, tmp_path, "stopped")
     assert written
@@ -82,7 +82,7 @@ def test_every_baseline_writes_predictions_and_goes_on_after_a_stop(tmp_path, na
         assert path not in written, f"{path} was done twice"
         write(path, rows)
 
-    monkeypatch.setattr(parts, "write_json_lines", again)
+    monkeypatch.setattr(resumable, "write_json_lines", again)
     assert run(name, tmp_path, "stopped") == whole
 
 
@@ -96,14 +96,14 @@ def test_answers_that_exist_are_not_sampled_again(tmp_path):
 
 
 def test_what_a_baseline_needs_is_asked_for(tmp_path):
-    subject = subject_of(tiny_policy(tmp_path / "tiny"))
+    target = target_of(tiny_policy(tmp_path / "tiny"))
     records = arithmetic_records(5, "evaluate", 0)
     with pytest.raises(ConfigError, match="--train"):
-        run_baseline("probe", subject, records, tmp_path / "a", OPTIONS)
+        run_baseline("probe", target, records, tmp_path / "a", OPTIONS)
     with pytest.raises(ConfigError, match="--assessor-model"):
-        run_baseline("assessor", subject, records, tmp_path / "b", OPTIONS)
+        run_baseline("assessor", target, records, tmp_path / "b", OPTIONS)
     with pytest.raises(ConfigError, match="'prob'"):
-        run_baseline("prob", subject, records, tmp_path / "c", OPTIONS)
+        run_baseline("prob", target, records, tmp_path / "c", OPTIONS)
 
 
 def test_parts_are_done_once_and_in_order(tmp_path):
@@ -113,10 +113,10 @@ def test_parts_are_done_once_and_in_order(tmp_path):
         done.append((part, list(items)))
         return [{"double": 2 * item} for item in items]
 
-    rows = work_in_parts(tmp_path, range(7), 3, work, title="x", show_progress=False)
+    rows = resumable_map(tmp_path, range(7), 3, work, title="x", show_progress=False)
     assert [row["double"] for row in rows] == [0, 2, 4, 6, 8, 10, 12]
     assert done == [(0, [0, 1, 2]), (1, [3, 4, 5]), (2, [6])]
-    assert work_in_parts(tmp_path, range(7), 3, work, title="x", show_progress=False) == rows
+    assert resumable_map(tmp_path, range(7), 3, work, title="x", show_progress=False) == rows
     assert len(done) == 3
 
 
@@ -188,9 +188,9 @@ def test_two_processes_do_not_share_a_directory(command, tmp_path, capsys):
 
 
 def test_a_part_with_another_number_of_rows_is_of_other_work(tmp_path):
-    work_in_parts(tmp_path, "abc", 8, lambda part, items: [{"of": x} for x in items], title="x", show_progress=False)
+    resumable_map(tmp_path, "abc", 8, lambda part, items: [{"of": x} for x in items], title="x", show_progress=False)
     with pytest.raises(ConfigError, match=r"part_000000\.jsonl: "):
-        work_in_parts(tmp_path, "defgh", 8, lambda part, items: [], title="x", show_progress=False)
+        resumable_map(tmp_path, "defgh", 8, lambda part, items: [], title="x", show_progress=False)
 
 
 def test_what_has_been_trained_on_a_question_does_not_judge_it(command, tmp_path, capsys):

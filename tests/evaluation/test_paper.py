@@ -11,7 +11,7 @@ import pytest
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics import specs as catalogue
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
-from coca_mindspeed.evaluation.metrics.specs import metric_info, round_half_up, show
+from coca_mindspeed.evaluation.metrics.specs import metric_spec, round_half_up, show
 from coca_mindspeed.evaluation.paper.comparison import paper_report
 from coca_mindspeed.evaluation.paper.published import (
     category_mean,
@@ -100,8 +100,8 @@ def test_the_catalogue_is_the_only_declaration():
     ]
     assert declared == [here]
     values = calibration_metrics(np.array([0.5]), np.array([True])).values()
-    assert set(values) - {n for n in values if n.startswith("accuracy_at_")} == set(catalogue.CATALOGUE)
-    assert metric_info("tokens_to_confidence").better == -1
+    assert set(values) - {n for n in values if n.startswith("accuracy_at_")} == set(catalogue.METRIC_SPECS)
+    assert metric_spec("tokens_to_confidence").better == -1
     assert column_title("tokens_to_confidence") == "TTC ↓"
 
 

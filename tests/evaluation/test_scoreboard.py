@@ -92,9 +92,9 @@ def test_the_options_reach_every_figure():
 
 def test_what_a_calibrated_model_would_show_is_averaged_like_ece(board):
     [math_] = [column for column in board.columns if column.is_average]
-    parts = [board.calibrated("coca", c).mean for c in board.columns if c.name in math_.datasets]
-    assert board.calibrated("coca", math_).mean == pytest.approx(sum(parts) / 3)
-    assert board.calibrated("rlvr", Column("mine", ("mine",), False)) is None
+    parts = [board.ece_under_calibration("coca", c).mean for c in board.columns if c.name in math_.datasets]
+    assert board.ece_under_calibration("coca", math_).mean == pytest.approx(sum(parts) / 3)
+    assert board.ece_under_calibration("rlvr", Column("mine", ("mine",), False)) is None
 
 
 def test_difference_is_paired_by_question(board):

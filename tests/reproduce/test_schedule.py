@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from coca_mindspeed import cli
-from coca_mindspeed.baselines.parts import claim_directory
+from coca_mindspeed.baselines.resumable import claim_directory
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_1samp, ttest_rel
 
-from coca_mindspeed.baselines.parts import claim_directory
+from coca_mindspeed.baselines.resumable import claim_directory
 from coca_mindspeed.cli import main
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_to_json
 from coca_mindspeed.reproduce import work_queue as schedule

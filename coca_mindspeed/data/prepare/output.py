@@ -12,7 +12,7 @@ from coca_mindspeed.errors import DataError
 from coca_mindspeed.utils.files import MARKER, is_free, is_ours, put_in_place, write_marker
 
 
-def check_place(path: Path, overwrite: bool) -> None:
+def check_output_path(path: Path, overwrite: bool) -> None:
     """Check that an output directory can be created, without writing.
 
     Raises DataError if it is not empty, or a parent is a file or not writable.

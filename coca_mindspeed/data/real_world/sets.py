@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from coca_mindspeed.data.prepare.output import check_place, output_directory
+from coca_mindspeed.data.prepare.output import check_output_path, output_directory
 from coca_mindspeed.data.real_world import matter_and_words, places, sums
 from coca_mindspeed.data.real_world.question_families import Family, Part
 from coca_mindspeed.data.records import Record, write_records
@@ -66,7 +66,7 @@ def write_real_world(output: Path, sizes: Sizes, seed: int, *, overwrite: bool =
         DataError: the output's place is taken.
         MissingDependencyError: a package with data is not installed.
     """
-    check_place(output, overwrite)
+    check_output_path(output, overwrite)
     written = {}
     with output_directory(output, overwrite) as directory:
         for part, records in real_world_sets(sizes, seed):

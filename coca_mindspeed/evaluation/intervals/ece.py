@@ -131,7 +131,7 @@ class EceUnderCalibration:
         return {"mean": self.mean, "p95": self.high}
 
 
-def calibrated_ece(
+def ece_under_calibration(
     values: Floats, counts: Floats, bin_starts: npt.NDArray[np.intp], *, draws: int = 1000, seed: int = 0
 ) -> EceUnderCalibration:
     """Redraw the answers ``draws`` times.

@@ -28,7 +28,7 @@ from coca_mindspeed.evaluation.intervals.bounds import (
     plain_mean,
     shifted_percentiles,
 )
-from coca_mindspeed.evaluation.intervals.ece import Bins, EceUnderCalibration, calibrated_ece, ece_interval
+from coca_mindspeed.evaluation.intervals.ece import Bins, EceUnderCalibration, ece_interval, ece_under_calibration
 from coca_mindspeed.evaluation.intervals.influence import (
     MEANS,
     difference,
@@ -79,7 +79,7 @@ class Estimates:
     def calibrated(self) -> EceUnderCalibration:
         """ECE under perfect calibration with these confidences."""
         sample = self.sample
-        return calibrated_ece(
+        return ece_under_calibration(
             sample.values, sample.group_counts, sample.bin_starts, draws=self._replicates, seed=self._seed
         )
 
@@ -182,7 +182,7 @@ def average_interval(parts: Sequence[Estimates], name: str, level: float = 0.95)
     return Interval(estimate, math.nan, math.nan)
 
 
-def average_calibrated(parts: Sequence[Estimates]) -> EceUnderCalibration:
+def average_under_calibration(parts: Sequence[Estimates]) -> EceUnderCalibration:
     """Return the mean over data sets of the ECE under perfect calibration."""
     return EceUnderCalibration(np.mean([part.calibrated.draws for part in parts], axis=0))
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from coca_mindspeed.evaluation.metrics.binning import BinScheme, BinsClosed
-from coca_mindspeed.evaluation.metrics.specs import CATALOGUE, HEADLINE_METRICS
+from coca_mindspeed.evaluation.metrics.specs import HEADLINE_METRICS, METRIC_SPECS
 from coca_mindspeed.evaluation.metrics.weighted import Floats, MetricOptions, WeightedSample, coverage_name
 
 HEADLINE = (*HEADLINE_METRICS, "n")
@@ -21,7 +21,7 @@ HEADLINE = (*HEADLINE_METRICS, "n")
 
 @dataclass(frozen=True, slots=True)
 class CalibrationMetrics:
-    """Metrics of one set of predictions, defined in :data:`.specs.CATALOGUE`; NaN where undefined.
+    """Metrics of one set of predictions, defined in :data:`.specs.METRIC_SPECS`; NaN where undefined.
 
     ``n`` counts all predictions, ``n_valid`` those with a valid confidence; ``selective_accuracy`` maps a coverage to
     the accuracy of that fraction of the most confident answers, ``undefined`` a metric to the reason for its NaN.
@@ -50,7 +50,7 @@ class CalibrationMetrics:
     def values(self) -> dict[str, float]:
         """Return every metric by name; selective accuracy as ``accuracy_at_0.5``."""
         selective = {coverage_name(c): value for c, value in self.selective_accuracy.items()}
-        return {name: getattr(self, name) for name in CATALOGUE} | selective
+        return {name: getattr(self, name) for name in METRIC_SPECS} | selective
 
     def as_dict(self) -> dict[str, Any]:
         """Return strict JSON: every metric (None for NaN), ``n``, ``n_valid`` and ``undefined``."""

@@ -15,7 +15,7 @@ import numpy as np
 from coca_mindspeed.algorithm.parsing import ConfidencePosition, ResponseParser
 from coca_mindspeed.errors import DataError, MissingDependencyError
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
-from coca_mindspeed.evaluation.metrics.specs import CATALOGUE, HEADLINE_METRICS
+from coca_mindspeed.evaluation.metrics.specs import HEADLINE_METRICS, METRIC_SPECS
 from coca_mindspeed.evaluation.opencompass.output import correctness
 from coca_mindspeed.evaluation.predictions import is_confidence
 from coca_mindspeed.evaluation.tokens import TokenCounter, confidence_end
@@ -88,7 +88,7 @@ class ConfidenceEvaluator(BaseEvaluator):
         names = ("response", "answer", "confidence", "correct", "tokens_to_confidence")
         rows = zip(responses, answers, confidence, correct, tokens, strict=True)
         return {
-            **{name: values[name] * CATALOGUE[name].scale for name in HEADLINE_METRICS},
+            **{name: values[name] * METRIC_SPECS[name].scale for name in HEADLINE_METRICS},
             "n_samples": metrics.n,
             "details": [
                 {"question": i % size, "sample": i // size, **dict(zip(names, row, strict=True))}

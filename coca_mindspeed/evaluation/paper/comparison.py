@@ -8,13 +8,13 @@ from itertools import product
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics.specs import (
-    CALIBRATED_LABEL,
-    CATALOGUE,
     HEADLINE_METRICS,
+    METRIC_SPECS,
     UNDEFINED,
+    UNDER_CALIBRATION_LABEL,
     show,
-    show_calibrated,
     show_range,
+    show_under_calibration,
 )
 from coca_mindspeed.evaluation.paper.published import (
     PaperFigure,
@@ -64,16 +64,16 @@ def compare_with_paper(board: Scoreboard, setting: str) -> PaperComparison:
         figures = [show(metric, ours.estimate), printed(metric, theirs)]
         figures.append(show(metric, ours.estimate - theirs, signed=True))
         figures.append(show_range(metric, ours.low - theirs, ours.high - theirs, signed=True))
-        found = board.calibrated(run.label, column) if metric == "ece" else None
-        figures.append("" if found is None else show_calibrated(found.mean, found.high))
-        rows.append([run.label, column.name, CATALOGUE[metric].label, *figures])
+        found = board.ece_under_calibration(run.label, column) if metric == "ece" else None
+        figures.append("" if found is None else show_under_calibration(found.mean, found.high))
+        rows.append([run.label, column.name, METRIC_SPECS[metric].label, *figures])
     if not rows:
         theirs_sets = [name for sets in paper().categories.values() for name in sets]
         raise ConfigError(
             f"nothing to compare: the runs' data sets are {', '.join(board.datasets)}, the paper's "
             f"{', '.join(theirs_sets)}"
         )
-    header = ["run", "data", "metric", "ours", "paper", "difference", "95% interval", CALIBRATED_LABEL]
+    header = ["run", "data", "metric", "ours", "paper", "difference", "95% interval", UNDER_CALIBRATION_LABEL]
     return PaperComparison(setting, header, rows, list(_left_out(board)))
 
 
@@ -123,7 +123,7 @@ def paper_report() -> str:
     parts = ["# The paper's category tables, rebuilt from its per-dataset tables\n"]
     for setting, methods in tables.per_category.items():
         metrics = list(next(iter(methods.values())))
-        header = ["method", *(f"{CATALOGUE[m].label} {category}" for m in metrics for category in tables.categories)]
+        header = ["method", *(f"{METRIC_SPECS[m].label} {category}" for m in metrics for category in tables.categories)]
         rows = [
             [method, *(_rebuilt(by_cell.get((setting, method, m, c))) for m in metrics for c in tables.categories)]
             for method in methods
@@ -131,7 +131,7 @@ def paper_report() -> str:
         parts.append(f"## {setting}\n\n{markdown_table(header, rows)}")
     cells = disagreements()
     listed = [
-        [c.setting, c.method, CATALOGUE[c.metric].label, c.category, _figure(c.printed), _figure(c.rebuilt)]
+        [c.setting, c.method, METRIC_SPECS[c.metric].label, c.category, _figure(c.printed), _figure(c.rebuilt)]
         for c in cells
     ]
     header = ["setting", "method", "metric", "category", "printed", "rebuilt"]

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.resources import files
 
 from coca_mindspeed.errors import ConfigError, UsageError
-from coca_mindspeed.evaluation.metrics.specs import CATALOGUE, UNDEFINED, round_half_up
+from coca_mindspeed.evaluation.metrics.specs import METRIC_SPECS, UNDEFINED, round_half_up
 
 Figures = Mapping[str, Mapping[str, Mapping[str, Mapping[str, Decimal | None]]]]
 
@@ -58,7 +58,7 @@ def printed(metric: str, value: float) -> str:
     """Format a figure of the paper with two decimals; ``--`` for NaN."""
     if math.isnan(value):
         return UNDEFINED
-    info = CATALOGUE[metric]
+    info = METRIC_SPECS[metric]
     return f"{round_half_up(value * info.scale, 2)}{'%' if info.percent else ''}"
 
 
@@ -109,4 +109,4 @@ def published(setting: str, method: str, metric: str, dataset: str) -> float:
         raise ConfigError(f"the paper has no method {method!r} in {setting}; it has {', '.join(methods)}")
     source = tables.per_category if dataset in tables.categories else tables.per_dataset
     value = source.get(setting, {}).get(method, {}).get(metric, {}).get(dataset)
-    return float("nan") if value is None else float(value) / CATALOGUE[metric].scale
+    return float("nan") if value is None else float(value) / METRIC_SPECS[metric].scale

@@ -15,7 +15,7 @@ from coca_mindspeed.config.compose import validate_run
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.metrics.binning import bin_table
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
-from coca_mindspeed.evaluation.metrics.specs import UNDEFINED, metric_info, show
+from coca_mindspeed.evaluation.metrics.specs import UNDEFINED, metric_spec, show
 from coca_mindspeed.scoring.metrics import NO_SIGNAL_STEPS, health_problems
 from coca_mindspeed.utils.console import terminal_text
 from coca_mindspeed.utils.eta import STEPS, Pace, duration
@@ -117,7 +117,7 @@ def _reliability(samples: Sequence[Mapping[str, Any]]) -> RenderableType:
         bar[min(_WIDTH - 1, int(bins.confidence[i] * _WIDTH))] = "│"
         table.add_row(span, f"{count}", f"{bins.accuracy[i]:.2f}", "".join(bar))
     values = metrics.values()
-    shown = ", ".join(f"{metric_info(name).label} {show(name, values[name])}" for name in ("ece", "auroc", "brier"))
+    shown = ", ".join(f"{metric_spec(name).label} {show(name, values[name])}" for name in ("ece", "auroc", "brier"))
     return Group(table, Text(f"{metrics.n_valid} of {metrics.n} answers state a confidence; {shown}"))
 
 

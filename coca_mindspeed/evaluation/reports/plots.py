@@ -23,7 +23,7 @@ from matplotlib.ticker import LogLocator, NullLocator
 from coca_mindspeed.evaluation.metrics.binning import BinsClosed, bin_table
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.metrics.curves import risk_coverage, roc
-from coca_mindspeed.evaluation.metrics.specs import metric_info, show
+from coca_mindspeed.evaluation.metrics.specs import metric_spec, show
 from coca_mindspeed.evaluation.predictions import Outcomes, Prediction, outcomes
 from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.utils.console import one_line
@@ -171,7 +171,7 @@ def _draw_reliability(axes: Axes, counts: Axes, label: str, data: PlotData, bins
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1.2, label="perfect calibration")
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
     metrics = calibration_metrics(confidence, correct, bins=bins, closed=closed)
-    shown = "   ".join(f"{metric_info(m).label} {show(m, metrics.values()[m])}" for m in ("ece", "auroc", "accuracy"))
+    shown = "   ".join(f"{metric_spec(m).label} {show(m, metrics.values()[m])}" for m in ("ece", "auroc", "accuracy"))
     axes.set_title(f"{plot_text(label)}\n{shown}", fontsize=10)
     if not full.any():
         axes.text(0.5, 0.5, "no valid confidence", ha="center", va="center")

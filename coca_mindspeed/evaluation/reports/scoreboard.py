@@ -13,12 +13,12 @@ from coca_mindspeed.evaluation.intervals.bounds import UNDEFINED_INTERVAL, Inter
 from coca_mindspeed.evaluation.intervals.ece import EceUnderCalibration
 from coca_mindspeed.evaluation.intervals.estimates import (
     Estimates,
-    average_calibrated,
     average_interval,
+    average_under_calibration,
     paired_intervals,
 )
 from coca_mindspeed.evaluation.metrics.calibration import CalibrationMetrics
-from coca_mindspeed.evaluation.metrics.specs import metric_info, round_half_up
+from coca_mindspeed.evaluation.metrics.specs import metric_spec, round_half_up
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
 from coca_mindspeed.evaluation.paper.published import paper
 from coca_mindspeed.evaluation.predictions import CATEGORIES, Prediction, outcomes
@@ -94,10 +94,10 @@ class Scoreboard:
         cells = self._defined(run, column, metric)
         return average_interval(cells, metric) if cells else UNDEFINED_INTERVAL
 
-    def calibrated(self, run: str, column: Column) -> EceUnderCalibration | None:
+    def ece_under_calibration(self, run: str, column: Column) -> EceUnderCalibration | None:
         """Return the ECE under perfect calibration; None where ECE is undefined."""
         cells = self._defined(run, column, "ece")
-        return average_calibrated(cells) if cells else None
+        return average_under_calibration(cells) if cells else None
 
     def _defined(self, run: str, column: Column, metric: str) -> list[Estimates]:
         """The estimates behind a figure; empty if the run lacks one of the data sets."""
@@ -118,7 +118,7 @@ class Scoreboard:
 
     def best(self, column: Column, metric: str) -> set[str]:
         """Return the labels of the runs with the best printed value in a column; none if no direction is better."""
-        info = metric_info(metric)
+        info = metric_spec(metric)
         values = {run.label: self.interval(run.label, column, metric).estimate for run in self.runs}
         known = {
             label: round_half_up(value * info.scale, info.decimals) * info.better

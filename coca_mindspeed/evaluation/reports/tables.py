@@ -77,14 +77,14 @@ def result_tables(board: Scoreboard, metrics: Sequence[str]) -> list[Table]:
     rows = [
         (run.label, [cell for table in tables for cell in table.rows[index][1]]) for index, run in enumerate(board.runs)
     ]
-    binned = [specs.metric_info(metric).label for metric in metrics if metric in _BINNED]
+    binned = [specs.metric_spec(metric).label for metric in metrics if metric in _BINNED]
     meaning = f"{' and '.join(binned)}: {board.options.bins_text}" if binned else ""
     return [Table(metrics[0], board.columns[0].name, meaning, columns, rows)]
 
 
 def metric_table(board: Scoreboard, metric: str) -> Table:
     """Return one metric's table, with the best of each column marked."""
-    info = specs.metric_info(metric)
+    info = specs.metric_spec(metric)
     best = {column: board.best(column, metric) for column in board.columns}
     rows = [
         (run.label, [_cell(board, run, column, metric, run.label in best[column]) for column in board.columns])
@@ -99,8 +99,8 @@ def _cell(board: Scoreboard, run: Run, column: Column, metric: str, is_best: boo
     interval = board.interval(run.label, column, metric)
     bounds = specs.show_range(metric, interval.low, interval.high)
     beside = ""
-    if metric == "ece" and (found := board.calibrated(run.label, column)) is not None:
-        beside = f"{specs.CALIBRATED_LABEL}: {specs.show_calibrated(found.mean, found.high)}"
+    if metric == "ece" and (found := board.ece_under_calibration(run.label, column)) is not None:
+        beside = f"{specs.UNDER_CALIBRATION_LABEL}: {specs.show_under_calibration(found.mean, found.high)}"
     return TableCell(
         specs.show(metric, interval.estimate), bounds, is_best, _reason(board, run, column, metric), beside
     )
@@ -141,7 +141,7 @@ def _risk_cell(row: RiskRow) -> TableCell:
 def transfer_tables(board: Scoreboard) -> list[Table]:
     """Return, for each run with several data sets, the error of each data set's recalibration map on the others."""
     meaning = (
-        f"{specs.metric_info('smooth_ece').label} on each column's answers with the recalibration map of each row; the "
+        f"{specs.metric_spec('smooth_ece').label} on each column's answers with the recalibration map of each row; the "
         "diagonal is cross-fitted by question"
     )
     reason = "undefined: all labels are equal, or there are too few"
@@ -193,7 +193,7 @@ def print_metrics(rows: Mapping[str, Mapping[str, Any]]) -> None:
 
 def column_title(name: str) -> str:
     """Return a metric's title, with an arrow in the better direction."""
-    return "questions" if name == "n" else specs.metric_info(name).heading
+    return "questions" if name == "n" else specs.metric_spec(name).heading
 
 
 def shown_value(name: str, value: float | None) -> str:

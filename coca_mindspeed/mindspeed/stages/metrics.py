@@ -12,7 +12,7 @@ from typing import Any
 from coca_mindspeed.mindspeed.stages.dock import read_rows
 from coca_mindspeed.mindspeed.start.settings import METRICS, VALIDATION, CocaSettings
 from coca_mindspeed.scoring.metrics import Mean
-from coca_mindspeed.utils.files import nulls_for_what_json_lacks, to_json_line, write_json_lines
+from coca_mindspeed.utils.files import replace_nonfinite, to_json_line, write_json_lines
 from coca_mindspeed.utils.jsonl import cut_back
 
 _NUMERATOR, _DENOMINATOR = "/numerator", "/denominator"
@@ -91,4 +91,4 @@ def append_line(path: Path, row: Mapping[str, Any]) -> None:
     """Append one JSON object to a log that only this process writes; NaN and infinity become null."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.write(to_json_line(nulls_for_what_json_lacks(row)))
+        file.write(to_json_line(replace_nonfinite(row)))

@@ -19,7 +19,7 @@ from coca_mindspeed.local.schedule import generator
 
 
 @dataclass(frozen=True)
-class Subject:
+class TargetModel:
     """A target model.
 
     Attributes:
@@ -53,7 +53,7 @@ def check_layer(layer: int, config: Any, *, where: str) -> None:
         raise UsageError(f"{where} {layer}: expected one from {-layers} to {layers - 1}, which the model has")
 
 
-def prompt_states(subject: Subject, records: Sequence[Record], layer: int) -> Tensor:
+def prompt_states(target: TargetModel, records: Sequence[Record], layer: int) -> Tensor:
     """Return the hidden states of each prompt's last token: float32 ``[n, hidden]`` on the CPU; one batch.
 
     ``layer`` counts as in :func:`coca_mindspeed.local.prompt_states.prompt_states`.
@@ -61,8 +61,8 @@ def prompt_states(subject: Subject, records: Sequence[Record], layer: int) -> Te
     Raises:
         UsageError: the model has no such layer.
     """
-    policy = subject.policy
+    policy = target.policy
     check_layer(layer, policy.model.config, where="layer")
-    system_prompt = subject.method.training_method.system_prompt
-    prompts = policy.encode_prompts(records, system_prompt, subject.rollout.max_prompt_tokens)
+    system_prompt = target.method.training_method.system_prompt
+    prompts = policy.encode_prompts(records, system_prompt, target.rollout.max_prompt_tokens)
     return local_prompt_states.prompt_states(policy, prompts, layer)

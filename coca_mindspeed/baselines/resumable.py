@@ -14,7 +14,7 @@ _Item = TypeVar("_Item")
 Rows = Sequence[Mapping[str, Any]]
 
 
-def work_in_parts(
+def resumable_map(
     directory: Path,
     items: Sequence[_Item],
     size: int,
