@@ -10,7 +10,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from coca_mindspeed.errors import DataError
 
-_FEWEST = 10  # examples below which a validation split says nothing
+_MIN_EXAMPLES = 10
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,8 @@ def fit_with_early_stopping(
         DataError: fewer than ten examples.
     """
     n = len(labels)
-    if n < _FEWEST:
-        raise DataError(f"a predictor of correctness needs at least {_FEWEST} answered questions, found {n}")
+    if n < _MIN_EXAMPLES:
+        raise DataError(f"a predictor of correctness needs at least {_MIN_EXAMPLES} answered questions, found {n}")
     random = torch.Generator().manual_seed(seed)
     order = torch.randperm(n, generator=random)
     held_out, rest = order.tensor_split([max(1, round(n * config.validation))])

@@ -17,7 +17,7 @@ from coca_mindspeed.errors import DataError
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.prefill import pad_left, positions_of
 
-# Stands in for the user's message when the template's own text is found; no template writes it.
+# Replaces the user's message to find the template's own text.
 _SENTINEL = "7f3aquestion0c55"
 
 
@@ -57,8 +57,8 @@ def question_tokens(policy: Policy, record: Record, system_prompt: str | None) -
     start += len(rendered[start:]) - len(rendered[start:].lstrip())  # some templates strip the message, some do not
     if not rendered.startswith(question, start):
         raise DataError(
-            f"record {record.id!r} of {record.dataset}: its question is not found in the prompt that the model's chat "
-            "template makes of it, so its tokens cannot be told from the template's"
+            f"record {record.id!r} of {record.dataset}: its question is not found verbatim in the prompt rendered by "
+            "the model's chat template"
         )
     end = start + len(question)
     encoded = policy.tokenizer(rendered, add_special_tokens=False, return_offsets_mapping=True)

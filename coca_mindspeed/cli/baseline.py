@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("name", choices=BASELINES, metavar="NAME", help=", ".join(BASELINES))
     option("--model", **path, required=True, help="Hugging Face directory of the model under test")
     option("--data", **path, required=True, help="records to evaluate on (JSON Lines)")
-    option("--output", **path, required=True, help="results; run again to go on with a stopped run")
+    option("--output", **path, required=True, help="results; the same command resumes a stopped run")
     option("--train", **path, help="records that a probe or an assessor is trained on")
     option("--trained", **path, help="directory of a probe or assessor trained before")
     option("--assessor-model", **path, help="what becomes the assessor; the paper takes Qwen2.5-1.5B-Instruct")
@@ -83,7 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.name in NEEDS_TRAINING and arguments.train is None and arguments.trained is None:
         raise UsageError(f"the {arguments.name} needs --train (records to train on) or --trained (one trained before)")
-    # Where to go on is the user's choice of directory; how much is shown changes no result.
+    # The output directory and the progress bars change no result.
     settings = {k: _plain(v) for k, v in vars(arguments).items() if k not in ("output", "quiet", "run", "command")}
     check_directory(arguments.output, settings, among=settings)
     device = choose_device(arguments.device, where="--device")
@@ -120,7 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
         claim_directory(arguments.output, settings)
         opened.enter_context(hold(arguments.output))
         target = TargetModel(policy, grader, method, rollout, arguments.seed)
-        message = f"stopped; the finished parts are saved in {arguments.output}; the same command goes on behind them"
+        message = f"stopped; the finished parts are saved in {arguments.output}; the same command resumes"
         with saying_what_is_saved(message):
             predictions = run_baseline(
                 arguments.name,
@@ -138,9 +138,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _fingerprint(path: Path | None) -> str | None:
-    """SHA-256 of a file's, or of a directory's files', names, sizes, and first and last megabytes; None: not there.
+    """SHA-256 of names, sizes, and first and last megabytes of a file or a directory's files; None if missing.
 
-    Weights that were trained further differ in every part, and all of them would take long to read.
+    Weights that were trained further differ everywhere, and reading all of them would take long.
     """
     if path is None or not path.exists():
         return None
@@ -158,41 +158,30 @@ def _fingerprint(path: Path | None) -> str | None:
 
 
 def _refuse_known_questions(records: Sequence[Record], training: Sequence[Record]) -> None:
-    """A probe or an assessor that has learned a question would be flattered by it.
-
-    Raises:
-        DataError: names the first that is in both files.
-    """
+    """Raise DataError if a training question is also an evaluation question."""
     asked = {record.question.strip() for record in records}
     if known := [record for record in training if record.question.strip() in asked]:
         raise DataError(
-            f"--train: {len(known)} of {len(training)} questions are in --data too, the first is {known[0].id!r}; what "
-            "has been trained on a question cannot be judged by it"
+            f"--train: {len(known)} of {len(training)} questions are also in --data, the first is {known[0].id!r}; "
+            "expected disjoint questions"
         )
 
 
 def _check_trained(arguments: argparse.Namespace, model: ModelConfig) -> None:
-    """Look at what was trained before anything is sampled.
-
-    Raises:
-        UsageError: it is not there.
-        ConfigError: it is a probe of a model of another width.
-    """
+    """Raise an error if ``--trained`` does not exist, or is a probe of a model of another width."""
     if not arguments.trained.is_dir():
-        raise UsageError(f"--trained {arguments.trained}: there is no such directory")
+        raise UsageError(f"--trained {arguments.trained}: no such directory")
     if arguments.name != "probe":
         return
     reads = load_probe(arguments.trained).hidden_size
     has = int(read_model_config(arguments.model, model, where="--model").hidden_size)
     if reads != has:
         raise ConfigError(
-            f"--trained {arguments.trained}: a probe of {reads} hidden units, and those of --model {arguments.model} "
-            f"are {has}: it was trained on another model"
+            f"--trained {arguments.trained}: the probe reads {reads} hidden units, --model {arguments.model} has {has}"
         )
 
 
 def _records(path: Path, option: str) -> list[Record]:
-    """All records of a file; an empty one is a mistake."""
     records = list(read_records(path))
     if not records:
         raise DataError(f"{option} {path}: holds no records")
@@ -202,7 +191,7 @@ def _records(path: Path, option: str) -> list[Record]:
 def _graded(
     arguments: argparse.Namespace, records: Sequence[Record], training: Sequence[Record]
 ) -> dict[Path | str, Sequence[Record]]:
-    """The records whose answers will be graded, by file: not those that come with graded answers."""
+    """The records whose answers will be graded, by file, without those that have graded answers."""
     given = arguments.answers is not None and arguments.name not in VOTES
     trains = arguments.name in NEEDS_TRAINING and arguments.trained is None
     files = {arguments.data: [] if given else records}
@@ -212,7 +201,7 @@ def _graded(
 def _check_prompts(
     arguments: argparse.Namespace, model: ModelConfig, records: Sequence[Record], training: Sequence[Record]
 ) -> None:
-    """Refuse before a model is loaded what it, or the assessor's, could not be asked."""
+    """Check the prompts of the model and of the assessor before they are loaded."""
     limits = LengthLimits(
         arguments.max_prompt_tokens, arguments.max_new_tokens, "--max-prompt-tokens", "--max-new-tokens"
     )
@@ -251,7 +240,7 @@ def _assessor_opener(arguments: argparse.Namespace, model: ModelConfig, device: 
 
 
 def _of_the_assessor(model: ModelConfig) -> ModelConfig:
-    """Another model, whose template has variables of its own."""
+    """Without the target model's chat template variables."""
     return model.model_copy(update={"chat_template_kwargs": {}})
 
 

@@ -1,4 +1,4 @@
-"""``coca-mindspeed demo``: over-confident before, calibrated after, with pictures."""
+"""``coca-mindspeed demo``."""
 
 import argparse
 import re
@@ -12,7 +12,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=at_least(0), default=0, metavar="N", help="draws everything (default: 0)")
     parser.add_argument("--output", type=place, default=Path("runs/demo"), metavar="DIR", help="default: runs/demo")
     start = parser.add_mutually_exclusive_group()
-    start.add_argument("--resume", action="store_true", help="go on with the demo that was stopped in DIR")
+    start.add_argument("--resume", action="store_true", help="continue the stopped demo in DIR")
     start.add_argument("--overwrite", action="store_true", help="replace an earlier demo in DIR")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
     parser.add_argument(
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     if any(re.match(r"\+{0,2}seed=", override) for override in arguments.overrides):
-        raise UsageError("demo: the seed is said by --seed N, and not by seed=")
+        raise UsageError("demo: set the seed by --seed N, not by seed=")
     from coca_mindspeed.local.demo import run_demo  # torch and transformers, which --help does without
 
     run_demo(

@@ -37,7 +37,7 @@ _OPTIONS_OF = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
-    option("files", nargs="+", type=Path, metavar="PATH", help="predictions or run directories, or what --format says")
+    option("files", nargs="+", type=Path, metavar="PATH", help="predictions or run directories, or files of --format")
     option("--output", type=place, required=True, help="directory of metrics.json, .md and predictions")
     option(
         "--format",
@@ -51,14 +51,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     option("--grader-options", type=json_object, metavar="JSON", help="the grader's own (docs/grading.md)")
     option("--tokenizer", type=Path, help="the model's tokenizer; counts tokens to confidence")
     option("--position", choices=("first", "last"), help="last: answer-first methods (default: first)")
-    option("--decimals", type=at_least(1), help="accept only confidences of so many decimals")
+    option("--decimals", type=at_least(1), help="accept only confidences with this many decimals")
     option("--method", help="name of the method, for reports and the paper's table")
     option("--bins", type=at_least(1), default=10, help="bins of ECE (default: %(default)s)")
     option("--bin-scheme", choices=("equal_width", "equal_mass"), default="equal_width")
     option(
         "--bins-closed", choices=("right", "left"), default="right", help="side of a bin's edge (default: %(default)s)"
     )
-    option("--debias", action="store_true", help="take the noise of small bins off ECE")
+    option("--debias", action="store_true", help="subtract the noise of small bins from ECE")
     option("--replicates", type=at_least(1), default=1000, help="of the bootstrap (default: %(default)s)")
     option("--seed", type=at_least(0), default=0, help="of the bootstrap (default: %(default)s)")
     option("--against", type=Path, metavar="FILE", help="predictions of one method to subtract, by question")

@@ -14,8 +14,8 @@ from coca_mindspeed.utils.files import write_json
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
-    parser.add_argument("--output", type=place, required=True, metavar="DIR", help="where the run goes")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in DIR")
+    parser.add_argument("--output", type=place, required=True, metavar="DIR", help="directory of the run")
+    parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in DIR")
     parser.add_argument("--quiet", action="store_true", help="no progress bars")
 
 
@@ -33,6 +33,6 @@ def run(arguments: argparse.Namespace) -> int:
             summary = {"seed": composed.run.seed, "method": composed.run.method.name, "after": summary_metrics(after)}
             write_json(output / "summary.json", {**summary, "seconds": {"total": time.perf_counter() - started}})
             print_metrics({"held-out questions": summary_metrics(after)})
-    # Not through rich: a path that is broken over lines cannot be copied.
+    # print instead of rich: a wrapped path cannot be copied.
     print(f"model: {output / 'model'} (a Hugging Face directory)\nmetrics: {output / 'metrics.jsonl'}")
     return 0

@@ -36,7 +36,7 @@ def _correct(row: Mapping[str, Any], where: str) -> bool | None:
     if isinstance(correct := row.get("correct"), bool):
         return correct
     grade = row.get("grade")
-    # The answer reward is exactly 0 or 1; a shaped reward says nothing about correctness.
+    # The answer reward is exactly 0 or 1; a shaped reward is not a verdict.
     if isinstance(grade, bool) or (isinstance(grade, int | float) and grade in (0, 1)):
         return bool(grade)
     if grade in ("right", "wrong"):

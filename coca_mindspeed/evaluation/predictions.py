@@ -82,7 +82,7 @@ def is_confidence(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1
 
 
-# Field -> expected value, and the test; null is allowed where the text says so.
+# Field -> expected value and test; a text with "null" also allows null.
 _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     **{name: ("text", lambda v: isinstance(v, str)) for name in ("id", "dataset", "question", "response")},
     **{name: ("text or null", lambda v: isinstance(v, str)) for name in ("category", "method", "model", "gold")},
@@ -126,7 +126,7 @@ def stream_predictions(path: Path) -> Iterator[Prediction]:
         if key in seen:
             raise DataError(
                 f"{path}:{number}: id {prediction.id!r} of {prediction.dataset}, sample {prediction.sample}, was "
-                f"already on line {seen[key]}; several samples of a question are told apart by 'sample'"
+                f"already on line {seen[key]}; number several samples of a question by 'sample'"
             )
         seen[key] = number
         yield prediction

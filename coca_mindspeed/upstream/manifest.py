@@ -15,8 +15,8 @@ from coca_mindspeed.errors import CocaError
 from coca_mindspeed.upstream.fingerprint import TargetError, fingerprint
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
-#: ``replace``: another object stands there.  ``wrap``: a function around the original.  ``subclass``: a class made
-#: from the original.  ``register``: an entry of a registry.  ``use``: relied upon as it is, and only verified.
+#: ``replace``: another object in its place.  ``wrap``: a function around the original.  ``subclass``: a class derived
+#: from the original.  ``register``: an entry of a registry.  ``use``: unchanged, and only verified.
 KINDS = ("replace", "wrap", "subclass", "register", "use")
 PROCESSES = ("driver", "worker", "both")
 PLATFORMS = ("npu", "host")

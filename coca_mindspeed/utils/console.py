@@ -12,15 +12,14 @@ from rich.table import Table
 from rich.text import Text
 
 _KEPT = frozenset("\n\t")
-# They reorder what stands beside them, so that a line reads otherwise than it is.
+# They reorder the text around them.
 _REORDERING = frozenset("\u061c\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
 _UNPRINTABLE = frozenset({"Cc", "Cs", "Zl", "Zp"})  # control, half of a pair, line and paragraph separators
 
 
 def printable(text: str) -> str:
     r"""Return the text with control characters as escapes (``\x1b``); line ends and tabs stay."""
-    # The first is nearly all text, of which a report has tens of thousands of cells.  The text itself comes back, since
-    # it may be of a class that says more: markup of a template, for one.
+    # The first test is fast and covers most text.  The object itself is returned, which may be a template's markup.
     if (text.isascii() and text.isprintable()) or not any(map(_is_unprintable, text)):
         return text
     return "".join(ascii(c)[1:-1] if _is_unprintable(c) else c for c in text)

@@ -196,7 +196,7 @@ def remove_entries(directory: Path, kind: str, names: Iterable[str]) -> None:
     Raises ConfigError if it is not ours; nothing is removed.
     """
     if not is_ours(directory, kind):
-        raise ConfigError(f"{directory}: holds no {MARKER} of a {kind} of ours, so nothing in it is removed")
+        raise ConfigError(f"{directory}: holds no {MARKER} of kind {kind}, so nothing in it is removed")
     for name in [*names, MARKER]:
         path = directory / name
         if path.is_dir() and not path.is_symlink():

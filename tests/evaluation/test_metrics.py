@@ -195,11 +195,11 @@ def test_equal_mass_bins_by_hand():
 @pytest.mark.parametrize(
     ("confidence", "correct", "name", "reason"),
     [
-        ([0.2, 0.7], [True, True], "auroc", "all answers with a valid confidence are right"),
-        ([0.2, np.nan], [False, True], "auroc", "all answers with a valid confidence are wrong"),
+        ([0.2, 0.7], [True, True], "auroc", "are correct"),
+        ([0.2, np.nan], [False, True], "auroc", "are wrong"),
         ([np.nan, np.nan], [False, True], "ece", "no response has a valid confidence"),
         ([], [], "accuracy", "there are no predictions"),
-        ([0.5], [True], "tokens_to_confidence", "no prediction says"),
+        ([0.5], [True], "tokens_to_confidence", "tokens_to_confidence"),
     ],
 )
 def test_undefined_is_nan_with_a_reason_and_null_in_json(confidence, correct, name, reason):

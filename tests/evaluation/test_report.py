@@ -145,7 +145,7 @@ def test_bins_closed_on_the_left(tmp_path):
 def test_undefined_says_why(tmp_path):
     run = Run("all right", [Prediction(str(i), "d", "q", "r", 0.9, True, None) for i in range(3)])
     text = write_report([run], tmp_path)[0].read_text()
-    assert 'title="all answers with a valid confidence are right"><span>--</span>' in text
+    assert 'title="all answers with a valid confidence are correct"><span>--</span>' in text
     assert "tokens to confidence" not in (tmp_path / "report.md").read_text().split("## Plots")[1]
 
 

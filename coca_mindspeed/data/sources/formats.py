@@ -60,7 +60,7 @@ def _elements(file: TextIO, name: str, buffer: str) -> Iterator[Any]:
                 start += 1
             value, end = decode(buffer, start)
             if len(buffer) - end < _TAIL and not ended:
-                raise json.JSONDecodeError("may go on", buffer, end)
+                raise json.JSONDecodeError("may continue", buffer, end)
         except json.JSONDecodeError as error:
             if ended or len(buffer) - position > LONGEST_LINE:
                 raise DataError(f"{name}: element {number + 1} of the array is not JSON: {error.msg}") from error

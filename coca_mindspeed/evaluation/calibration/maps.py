@@ -56,7 +56,7 @@ def fit_curve(kind: CurveKind, confidence: Floats, correct: Labels) -> Curve:
     Raises ValueError if all labels are equal, or there are none.
     """
     if len(np.unique(correct)) < 2:
-        raise ValueError(f"a map needs right and wrong answers, found {len(correct)} labels that are all equal")
+        raise ValueError(f"a map needs correct and wrong answers, found {len(correct)} labels that are all equal")
     if kind == "isotonic":
         fitted = IsotonicRegression(y_min=0, y_max=1, out_of_bounds="clip").fit(confidence, correct)
         pairs = zip(fitted.X_thresholds_.tolist(), fitted.y_thresholds_.tolist(), strict=True)

@@ -218,7 +218,7 @@ def resample(
     """
     rows, count = samples[0].n, int(question.max(initial=-1)) + 1
     blocks: list[list[dict[str, Floats]]] = [[] for _ in samples]
-    # Draws are exchangeable, so a lone sample of lone answers takes them as they come, in its own order.
+    # Draws are exchangeable: a single sample with one answer per question needs no reordering.
     in_order = len(samples) == 1 and count == rows
     if not rows:
         return [sample.metrics(np.ones((replicates, 0))) for sample in samples]

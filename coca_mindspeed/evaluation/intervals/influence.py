@@ -105,11 +105,11 @@ def _auroc(data: Outcomes, valid: npt.NDArray[np.bool_], question: npt.NDArray[n
         return Influence(math.nan, moves, 0.0)
     ranks = np.zeros(len(data))
     ranks[valid] = rankdata(data.confidence[valid])
-    # The share of answers of the other kind below a right one, and above a wrong one; ties half.
+    # Fraction of the other class below a correct answer, and above a wrong one; ties half.
     placed_right = (ranks[right] - rankdata(data.confidence[right])) / n_wrong
     placed_wrong = 1 - (ranks[wrong] - rankdata(data.confidence[wrong])) / n_right
     area = float(placed_right.mean())
     moves[right] = (placed_right - area) * len(data) / n_right
     moves[wrong] = (placed_wrong - area) * len(data) / n_wrong
-    # No law has a larger variance than area (1 - area) / (the rarer kind) (Birnbaum and Klose, 1957).
+    # The variance is at most area (1 - area) / size of the rarer class (Birnbaum and Klose, 1957).
     return Influence(area, moves, min(independent_units(question[right]), independent_units(question[wrong])))

@@ -70,9 +70,9 @@ def _reasons(values: Mapping[str, float], sample: WeightedSample) -> dict[str, s
         reason = dict.fromkeys(values, "no response has a valid confidence")
     else:
         all_right = bool(sample.correct[: sample.n_valid].all())
-        reason = {"auroc": f"all answers with a valid confidence are {'right' if all_right else 'wrong'}"}
+        reason = {"auroc": f"all answers with a valid confidence are {'correct' if all_right else 'wrong'}"}
     if sample.n:
-        reason["tokens_to_confidence"] = "no prediction says after how many tokens its confidence was known"
+        reason["tokens_to_confidence"] = "no prediction has tokens_to_confidence"
     return {name: reason[name] for name, value in values.items() if math.isnan(value)}
 
 

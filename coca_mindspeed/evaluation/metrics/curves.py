@@ -10,7 +10,7 @@ from coca_mindspeed.evaluation.metrics.binning import Floats, check_confidence, 
 
 
 def _by_confidence(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_]) -> tuple[Floats, Floats]:
-    """Accepted and right answers (G + 1,) as the threshold falls past each distinct confidence, from (0, 0)."""
+    """Accepted and correct answers (G + 1,) as the threshold passes each distinct confidence, from (0, 0)."""
     valid = ~np.isnan(confidence)
     values, group = np.unique(-confidence[valid], return_inverse=True)
     count = np.bincount(group, minlength=len(values)).astype(np.float64)

@@ -48,8 +48,8 @@ def _rows(details: Any, where: str) -> list[Any]:
     if isinstance(details, Sequence) and not isinstance(details, str):
         return list(details)
     raise DataError(
-        f"{where}: the evaluator's result has no per-sample details, found {type(details).__name__}; confidence can "
-        "only be judged where it says which answers were right"
+        f"{where}: the evaluator's result has no verdict per sample, which scoring confidence needs; found details "
+        f"of type {type(details).__name__}"
     )
 
 
@@ -76,8 +76,8 @@ def correctness(result: Mapping[str, Any], count: int, where: str) -> list[bool]
     rows = _flatten(_rows(result.get("details"), where))
     if len(rows) != count:
         raise DataError(
-            f"{where}: the evaluator graded {len(rows)} of {count} samples; it drops those whose gold answer it cannot "
-            "parse, which would pair the rest with other answers' confidences: correct or remove these questions"
+            f"{where}: the evaluator graded {len(rows)} of {count} samples; it drops samples whose gold answer it "
+            "cannot parse, so that the rest cannot be matched: correct or remove these questions"
         )
     decisions = [_verdict(row, f"{where}, sample {index}") for index, row in enumerate(rows)]
     undecided = [index for index, decision in enumerate(decisions) if decision is None]
@@ -85,13 +85,13 @@ def correctness(result: Mapping[str, Any], count: int, where: str) -> list[bool]
         said = str(_judgement(rows[undecided[0]]))
         raise DataError(
             f"{where}: the judge gave no verdict on {len(undecided)} of {count} samples; on sample {undecided[0]} it "
-            f"said {said[:200]!r}, expected A, B, C or their words alone: take a judge that keeps to its "
-            "instruction, or extract its verdict by its pred_postprocessor"
+            f"answered {said[:200]!r}, expected A, B, C or their words alone: use a judge that follows its "
+            "instruction, or extract the verdict by its pred_postprocessor"
         )
     verdicts = [decision is True for decision in decisions]
     judged = any(isinstance(row, Mapping) and not any(key in row for key in _CORRECT_KEYS) for row in rows)
     for key in ("accuracy", "score"):
-        # A judge's own total is left alone: it counts the A of NOT_ATTEMPTED as a verdict.
+        # A judge's total is not compared: it counts the A of NOT_ATTEMPTED as a verdict.
         if not judged and isinstance(result.get(key), float) and count:
             ours = 100 * sum(verdicts) / count
             if abs(result[key] - ours) > 1e-6:
@@ -111,7 +111,7 @@ def _verdict(row: Any, where: str) -> bool | None:
                 return bool(row[key])
         if isinstance(judgement := _judgement(row), str):
             return read_judgement(judgement)
-    raise DataError(f"{where}: says neither of {', '.join(_CORRECT_KEYS)} nor a judgement; found {row!s:.200}")
+    raise DataError(f"{where}: expected one of {', '.join(_CORRECT_KEYS)} or a judgement, found {row!s:.200}")
 
 
 def _read(path: Path) -> Any:
@@ -135,7 +135,7 @@ def _predicted(work_dir: Path, model: str, dataset: str) -> list[Mapping[str, An
         try:
             part = [content[str(index)] for index in range(len(content))]
         except (KeyError, TypeError) as error:
-            raise DataError(f"{path}: expected predictions numbered from 0 without a gap; {error} is none") from error
+            raise DataError(f"{path}: expected predictions numbered from 0 without gaps; {error} is missing") from error
         if nameless := [index for index, row in enumerate(part) if "prediction" not in row]:
             raise DataError(f"{path}, sample {nameless[0]}: expected a 'prediction', found {sorted(part[nameless[0]])}")
         rows += part
@@ -171,8 +171,8 @@ def _refuse_ungraded(work_dir: Path, results: Sequence[Path]) -> None:
     if ungraded:
         raise DataError(
             f"{work_dir}: there are responses, but no results/MODEL/DATASET.json for {', '.join(ungraded)}; the "
-            "inference was stopped or the evaluation failed (logs/ says why), and averages without them would not be "
-            "what they are called: run opencompass again with -r, or take their files out of predictions/"
+            "inference was stopped or the evaluation failed (see logs/): run opencompass again with -r, or remove the "
+            "files from predictions/"
         )
 
 

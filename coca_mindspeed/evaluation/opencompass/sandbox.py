@@ -27,7 +27,7 @@ def _result(records: Sequence[Record], programs: Sequence[str]) -> dict[str, Any
     finally:
         grader.close()
     for record, verdict in zip(records, verdicts, strict=True):
-        if verdict.outcome is Outcome.UNGRADABLE:  # OpenCompass knows right and wrong only
+        if verdict.outcome is Outcome.UNGRADABLE:  # OpenCompass has no such verdict
             raise GradingError(f"question {record.id!r} of {record.dataset!r} cannot be graded: {verdict.reason}")
     details = [
         {"programs": program, "correct": verdict.correct, "result": verdict.reason or verdict.outcome.value}

@@ -311,7 +311,7 @@ def threshold_curves(groups: Groups) -> Figure:
         axes.set(xlim=(0, 1), ylim=(0, 1.02))
         axes.set_title(title, fontsize=10)
     tidy(risk, xlabel="coverage (share of most confident answers)", ylabel="error rate of those")
-    tidy(hits, xlabel="wrong answers above the threshold", ylabel="right answers above the threshold")
+    tidy(hits, xlabel="false positive rate", ylabel="true positive rate")
     _legend(figure, (risk, hits))
     return figure
 

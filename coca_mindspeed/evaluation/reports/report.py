@@ -69,14 +69,14 @@ def _pictures(board: Scoreboard, runs: Sequence[Run]) -> list[Picture]:
         (
             "reliability",
             "Reliability",
-            "Filled: share of right answers; hatched: gap to the stated confidence; vertical lines: 95% intervals; "
+            "Filled: fraction correct; hatched: gap to the stated confidence; vertical lines: 95% intervals; "
             f"dashed: perfect calibration; above each bar its number of answers. Bins are closed on the {closed}.",
             partial(plots.reliability_grid, closed=closed),
         ),
         (
             "histogram",
             "Confidence by correctness",
-            "Answers by stated confidence: right ones filled above the line, wrong ones hatched below it.",
+            "Answers by stated confidence: correct ones filled above the line, wrong ones hatched below it.",
             partial(plots.histogram_grid, closed=closed),
         ),
         (
@@ -142,12 +142,12 @@ def write_report(
     }
     environment = Environment(
         loader=PackageLoader("coca_mindspeed.evaluation.reports", "templates"),
-        # Responses are strangers' text: in the page they must not become markup.
+        # Text of models must not become markup in the page.
         autoescape=lambda name: name is not None and "html" in name,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        # Whatever is put into a page is text from somewhere: a control character never gets there as such.
+        # Control characters become escapes.
         finalize=lambda value: printable(value) if isinstance(value, str) else value,
     )
     environment.filters["cell"] = markdown_cell
