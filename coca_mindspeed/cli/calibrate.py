@@ -156,7 +156,7 @@ def _before_and_after(stated: Floats, after: Floats, correct: npt.NDArray[np.boo
         for name, confidence in (("as stated", stated), ("recalibrated", after))
     }
     rows = [[name, *(show(metric, each.values[metric]) for metric in _SHOWN)] for name, each in both.items()]
-    change = paired_intervals(*both.values())
+    change = paired_intervals(both["as stated"], both["recalibrated"])
     cells = [
         f"{show(m, change[m].estimate, signed=True)} "
         f"({show(m, change[m].low, signed=True)} to {show(m, change[m].high, signed=True)})"

@@ -225,7 +225,8 @@ def _filters(arguments: argparse.Namespace) -> list[Filter]:
     if arguments.source or arguments.exclude_source:
         filters.append(SourceFilter(frozenset(arguments.source), frozenset(arguments.exclude_source)))
     if arguments.difficulty is not None:
-        filters.append(DifficultyFilter(*arguments.difficulty, arguments.keep_unknown_difficulty))
+        low, high = arguments.difficulty
+        filters.append(DifficultyFilter(low, high, arguments.keep_unknown_difficulty))
     if arguments.max_tokens is not None or arguments.min_tokens:
         prompt = SYSTEM_PROMPTS[arguments.prompt]
         filters.append(LengthFilter(arguments.tokenizer, arguments.min_tokens, arguments.max_tokens, prompt))

@@ -71,7 +71,8 @@ def template_variables(text: str) -> dict[str, Any]:
     """Chat template variables as a JSON object."""
     from coca_mindspeed.config import schema  # --help needs no schema
 
-    return _checked(schema.template_variables, json_object(text))
+    values: dict[str, Any] = _checked(schema.template_variables, json_object(text))
+    return values
 
 
 def day(text: str) -> str:

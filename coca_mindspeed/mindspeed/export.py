@@ -13,12 +13,12 @@ from typing import Any
 
 import yaml
 
-from coca_mindspeed.data.prepare.filters import load_tokenizer
 from coca_mindspeed.data.prepare.output import check_output_path, output_directory
 from coca_mindspeed.data.prompts import instruction_suffix, prompt_messages, prompt_tokens
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.utils.files import to_json_line, write_atomically, write_json
+from coca_mindspeed.utils.tokenization import load_tokenizer
 
 
 @dataclass(frozen=True, slots=True)

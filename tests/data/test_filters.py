@@ -1,5 +1,7 @@
 """Difficulty, source and length, with values at the edges."""
 
+import re
+
 import pytest
 from transformers import BatchEncoding
 
@@ -30,7 +32,7 @@ def test_unknown_difficulty_is_dropped_unless_asked_for():
 
 @pytest.mark.parametrize(("low", "high"), [(0.5, 0.4), (-0.1, 1), (0, 1.1), (float("nan"), 1)])
 def test_difficulty_ranges_that_are_none(low, high):
-    with pytest.raises(DataError, match="difficulty should be a range within 0 and 1"):
+    with pytest.raises(DataError, match="difficulty"):
         DifficultyFilter(low, high, False)
 
 
@@ -106,9 +108,8 @@ def test_without_a_chat_template_the_texts_are_counted(tmp_path):
 
 
 def test_tokenizers_that_are_none(tmp_path):
-    with pytest.raises(DataError, match=r"no such directory; expected one with tokenizer\.json"):
-        LengthFilter(tmp_path / "none", 0, 1, None)
-    with pytest.raises(DataError, match="holds no tokenizer that transformers can load"):
-        LengthFilter(tmp_path, 0, 1, None)
-    with pytest.raises(DataError, match=r"the shortest prompt \(2 tokens\) is longer than the longest \(1\)"):
+    for directory in (tmp_path / "none", tmp_path):
+        with pytest.raises(DataError, match=re.escape(f"{directory}: ")):
+            LengthFilter(directory, 0, 1, None)
+    with pytest.raises(DataError, match="2 and 1"):
         LengthFilter(tmp_path, 2, 1, None)

@@ -1,6 +1,5 @@
 """Data sets from the hub through `datasets`, with errors without the package or a network."""
 
-import builtins
 import sys
 from types import SimpleNamespace
 
@@ -55,21 +54,13 @@ def test_prepare_by_name(hub, tmp_path, capsys):
     assert "--hub" in capsys.readouterr().err
 
 
-def test_without_the_package_the_error_says_how_to_get_it(monkeypatch):
-    real_import = builtins.__import__
-
-    def no_datasets(name, *rest):
-        if name == "datasets":
-            raise ImportError(name)
-        return real_import(name, *rest)
-
-    monkeypatch.delitem(sys.modules, "datasets", raising=False)
-    monkeypatch.setattr(builtins, "__import__", no_datasets)
+def test_without_the_package_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)  # an import raises ImportError
     with pytest.raises(MissingDependencyError, match=r"pip install '\.\[datasets\]'"):
         next(hub_rows(SOURCES["gsm8k"].hub))
 
 
-def test_without_a_network_the_error_says_what_to_do(monkeypatch):
+def test_without_a_network_the_error_names_the_data_set_and_the_option(monkeypatch):
     def load_dataset(*arguments, **options):
         raise ConnectionError("Couldn't reach 'openai/gsm8k' on the Hub")
 

@@ -133,17 +133,17 @@ def test_taco_rows_that_nothing_can_grade(tests, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"input_output": "{"}, "column 'input_output' is not JSON"),
-        ({"input_output": "[1]"}, "should hold a JSON object, found list"),
+        ({"input_output": "{"}, "'input_output'"),
+        ({"input_output": "[1]"}, "found list"),
         ({"input_output": '{"inputs": ["1"], "outputs": []}'}, "lists of one length"),
-        ({"input_output": '{"inputs": [1], "outputs": ["1"]}'}, "a test's text should be a string, found int 1"),
-        ({"input_output": '{"fn_name": 3, "inputs": [1], "outputs": [1]}'}, "'fn_name' should be a string"),
-        ({"difficulty": "IMPOSSIBLE"}, "column 'difficulty' should be one of EASY"),
-        ({"time_limit": "soon"}, "column 'time_limit' should be seconds like"),
-        ({"tags": "[1]"}, "column 'tags' should be a list of strings"),
-        ({"tags": "['a'"}, "column 'tags' should be a list, found"),
-        ({"starter_code": 3}, "column 'starter_code' should be a string"),
-        ({"question": ""}, "column 'question' is empty"),
+        ({"input_output": '{"inputs": [1], "outputs": ["1"]}'}, "found int 1"),
+        ({"input_output": '{"fn_name": 3, "inputs": [1], "outputs": [1]}'}, "'fn_name'"),
+        ({"difficulty": "IMPOSSIBLE"}, "'difficulty'"),
+        ({"time_limit": "soon"}, "'time_limit'"),
+        ({"tags": "[1]"}, "'tags'"),
+        ({"tags": "['a'"}, "'tags'"),
+        ({"starter_code": 3}, "'starter_code'"),
+        ({"question": ""}, "'question'"),
     ],
 )
 def test_taco_rows_that_are_malformed(changes, message):

@@ -33,15 +33,6 @@ def rows(**fields):
     return [Prediction(str(i), "d", "q", "r", 0.8, i % 2 == 0, 6, **fields) for i in range(6)]
 
 
-def test_control_characters_are_shown_and_all_else_is_kept():
-    assert printable("\x1b[31mred\x07") == "\\x1b[31mred\\x07"
-    assert printable("tab\tline\n\x00") == "tab\tline\n\\x00"
-    assert printable("\u202eabc \ud800 \x9b") == "\\u202eabc \\ud800 \\x9b"
-    plain = "größer 東京 [x] $_ 👩\u200d🚀"
-    assert printable(plain) is plain
-    assert one_line(" a\n\tb ") == "a b"
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_name_in_a_terminal_table_is_what_it_is(name):
     stream = io.StringIO()

@@ -7,7 +7,7 @@ import sys
 import pytest
 from rich.table import Table
 
-from coca_mindspeed.utils.console import PlainConsole, print_text, printable
+from coca_mindspeed.utils.console import PlainConsole, one_line, print_text, printable
 
 PATH = "/data/[bold]" + "/".join(["a folder with a long name"] * 8) + "/[/bold]/:smile:.jsonl"
 
@@ -31,7 +31,8 @@ def test_no_character_commands_the_terminal(character):
 
 def test_text_of_any_script_stays_as_it_is():
     text = "数学 naïve 🙂‍↔️ ½\n\tمرحبا"
-    assert printable(text) == text
+    assert printable(text) is text
+    assert one_line(" a\n\tb ") == "a b"
 
 
 @pytest.mark.parametrize("width", [30, 80, None])

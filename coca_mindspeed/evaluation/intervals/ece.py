@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import t as student_t
 
-from coca_mindspeed.evaluation.intervals.bounds import UNDEFINED_INTERVAL, Floats, Interval, share_high, share_low
+from coca_mindspeed.evaluation.intervals.bounds import UNDEFINED_INTERVAL, Interval, share_high, share_low
+from coca_mindspeed.evaluation.metrics.binning import Floats
 
 
 @dataclass(frozen=True, slots=True)

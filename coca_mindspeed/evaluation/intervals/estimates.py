@@ -23,7 +23,6 @@ import numpy.typing as npt
 from coca_mindspeed.evaluation.intervals.bounds import (
     UNDEFINED_INTERVAL,
     BoundedMean,
-    Floats,
     Interval,
     plain_mean,
     shifted_percentiles,
@@ -36,6 +35,7 @@ from coca_mindspeed.evaluation.intervals.influence import (
     influences,
     question_index,
 )
+from coca_mindspeed.evaluation.metrics.binning import Floats
 from coca_mindspeed.evaluation.metrics.calibration import CalibrationMetrics, metrics_of
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions, WeightedSample, coverage_of
 from coca_mindspeed.evaluation.predictions import Outcomes

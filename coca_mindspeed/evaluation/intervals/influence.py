@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import rankdata
 
-from coca_mindspeed.evaluation.intervals.bounds import BoundedMean, Floats
+from coca_mindspeed.evaluation.intervals.bounds import BoundedMean
+from coca_mindspeed.evaluation.metrics.binning import Floats
 from coca_mindspeed.evaluation.predictions import Outcomes
 
 MEANS = ("accuracy", "success_rate", "brier", "auroc")

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from coca_mindspeed.evaluation.metrics.binning import BinScheme, BinsClosed
+from coca_mindspeed.evaluation.metrics.binning import BinScheme, BinsClosed, Floats
 from coca_mindspeed.evaluation.metrics.specs import HEADLINE_METRICS, METRIC_SPECS
-from coca_mindspeed.evaluation.metrics.weighted import Floats, MetricOptions, WeightedSample, coverage_name
+from coca_mindspeed.evaluation.metrics.weighted import MetricOptions, WeightedSample, coverage_name
 
 HEADLINE = (*HEADLINE_METRICS, "n")
 

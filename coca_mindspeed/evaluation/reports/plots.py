@@ -161,9 +161,9 @@ def _draw_reliability(axes: Axes, counts: Axes, label: str, data: PlotData, bins
     full = table.count > 0
     middle, width = (table.edges[:-1] + table.edges[1:])[full] / 2, np.diff(table.edges)[full]
     accuracy, stated, count = table.accuracy[full], table.confidence[full], table.count[full]
-    frame = {"edgecolor": "black", "linewidth": 0.8}
+    frame: dict[str, Any] = {"edgecolor": "black", "linewidth": 0.8}
     axes.bar(middle, accuracy, width, color=SKY, label="fraction correct", **frame)
-    gap = {"facecolor": "none", "edgecolor": VERMILION, "hatch": "////", "linewidth": 1.2}
+    gap: dict[str, Any] = {"facecolor": "none", "edgecolor": VERMILION, "hatch": "////", "linewidth": 1.2}
     bottom = np.minimum(stated, accuracy)
     axes.bar(middle, np.abs(stated - accuracy), width, bottom=bottom, label="gap to stated confidence", **gap)
     errors = np.maximum([accuracy - table.low[full], table.high[full] - accuracy], 0)
