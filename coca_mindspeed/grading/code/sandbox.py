@@ -253,6 +253,7 @@ class Sandbox:
         try:
             while open_pipes and not killed and not stop.is_set():
                 readable, writable = processes.poll(open_pipes, writing, _TICK_SECONDS)
+                idle = not (readable or writable)
                 for descriptor in readable:
                     chunk = os.read(descriptor, 1 << 16)
                     if not chunk:
@@ -274,9 +275,8 @@ class Sandbox:
                     killed, timed_out = f"took longer than {seconds:g} s" if ready else late, ready
                     # A sleeping harness waits for its tests; a running one would have reported by now.
                     starved = ready and not self._harness_sleeps(process.pid)
-                elif not (readable or writable):
-                    if _memory_bytes(process.pid, self.sandboxed) > self.limits.memory_bytes:
-                        killed = "used too much memory"
+                elif idle and _memory_bytes(process.pid, self.sandboxed) > self.limits.memory_bytes:
+                    killed = "used too much memory"
         finally:
             _kill(process)
             processes.release(stdin)

@@ -64,8 +64,10 @@ def _repetitions_differ(gold: Any, gold_text: str, answer_text: str) -> bool:
     """Whether the gold list repeats an element, which the parser's set loses, and the answer differs as a multiset."""
     if not isinstance(gold, sympy.FiniteSet) or _SEVERAL.search(gold_text) or len(gold_text.split(",")) <= len(gold):
         return False
-    sides = [[parse_latex(part) for part in text.strip("\\{} ").split(",")] for text in (gold_text, answer_text)]
-    return not _paired(*sides)
+    elements, others = (
+        [parse_latex(part) for part in text.strip("\\{} ").split(",")] for text in (gold_text, answer_text)
+    )
+    return not _paired(elements, others)
 
 
 def _paired(elements: Sequence[Any], others: Sequence[Any], same: Callable[[Any, Any], bool] | None = None) -> bool:
