@@ -101,20 +101,16 @@ def locked_user_id() -> Iterator[tuple[int, int]]:
         uid = first + random.randrange(count)
         descriptor = os.open(directory / str(uid), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            if _lock(descriptor):
-                yield uid, descriptor
-                return
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            continue
+        try:
+            yield uid, descriptor
+            return
         finally:
             os.close(descriptor)
     raise GradingError(f"every user id that was tried is in use by another sandbox; see the locks in {directory}")
-
-
-def _lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _mapped(first: int, count: int) -> bool:

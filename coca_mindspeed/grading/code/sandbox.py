@@ -217,9 +217,6 @@ class Sandbox:
         with tempfile.TemporaryDirectory(prefix="unsandboxed-", ignore_cleanup_errors=True) as scratch:
             yield [sys.executable, *options, str(_INSIDE / "harness.py")], scratch
 
-    def _memory_bytes(self, process: int) -> int:
-        return _resident_bytes(process) + (_socket_bytes(process) if self.sandboxed else 0)
-
     def _harness_sleeps(self, process: int) -> bool:
         with suppress(OSError, ValueError, IndexError):
             harness = _children(process)[0] if self.sandboxed else process
@@ -256,6 +253,7 @@ class Sandbox:
         try:
             while open_pipes and not killed and not stop.is_set():
                 readable, writable = processes.poll(open_pipes, writing, _TICK_SECONDS)
+                idle = not (readable or writable)
                 for descriptor in readable:
                     chunk = os.read(descriptor, 1 << 16)
                     if not chunk:
@@ -277,7 +275,7 @@ class Sandbox:
                     killed, timed_out = f"took longer than {seconds:g} s" if ready else late, ready
                     # A sleeping harness waits for its tests; a running one would have reported by now.
                     starved = ready and not self._harness_sleeps(process.pid)
-                elif not readable and not writable and self._memory_bytes(process.pid) > self.limits.memory_bytes:
+                elif idle and _memory_bytes(process.pid, self.sandboxed) > self.limits.memory_bytes:
                     killed = "used too much memory"
         finally:
             _kill(process)
@@ -316,28 +314,19 @@ def _kill(process: "subprocess.Popen[bytes]") -> None:
     process.wait()
 
 
-def _resident_bytes(root: int) -> int:
-    """Resident memory of a process and its descendants; shared pages count for each."""
+def _memory_bytes(root: int, sandboxed: bool) -> int:
+    """Resident memory of a process and its descendants, shared pages counted for each, and of the sandbox's sockets."""
     total, pending = 0, [root]
     while pending:
         process = Path("/proc") / str(pending.pop())
-        try:
+        with suppress(OSError, ValueError, IndexError):  # it has just ended
             total += int((process / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
             for children in process.glob("task/*/children"):
                 pending += map(int, children.read_text().split())
-        except (OSError, ValueError, IndexError):
-            continue  # it has just ended
+    with suppress(OSError, ValueError, IndexError):
+        for child in _children(root) if sandboxed else ():
+            total += _SOCKET_BYTES * int(Path(f"/proc/{child}/net/sockstat").read_text().split()[2])
     return total
-
-
-def _socket_bytes(bubblewrap: int) -> int:
-    """An upper bound for the memory of sockets in the sandbox's network namespace."""
-    try:
-        return _SOCKET_BYTES * sum(
-            int(Path(f"/proc/{child}/net/sockstat").read_text().split()[2]) for child in _children(bubblewrap)
-        )
-    except (OSError, ValueError, IndexError):
-        return 0  # it has just ended
 
 
 def _children(process: int) -> list[int]:

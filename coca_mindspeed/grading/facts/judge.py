@@ -122,7 +122,12 @@ class JudgeGrader:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="judge", daemon=True)
         self._thread.start()
-        self._cache = None if cache is None else _open_cache(Path(cache))
+        self._cache: Any = None
+        if cache is not None:
+            import diskcache
+
+            # diskcache's default format is pickle, which runs code when a file is read.
+            self._cache = diskcache.Cache(str(cache), disk=diskcache.JSONDisk)
         self._tally = Tally()
         self._replies = 0
         # By question and reference: whether the judge can grade the reference as an answer; asked after a failure.
@@ -316,10 +321,3 @@ def _asked_pause(error: Any, otherwise: float) -> float:
         if 0 <= seconds < float("inf"):
             return seconds
     return otherwise
-
-
-def _open_cache(directory: Path) -> Any:
-    import diskcache
-
-    # diskcache's default format is pickle, which runs code when a file is read.
-    return diskcache.Cache(str(directory), disk=diskcache.JSONDisk)

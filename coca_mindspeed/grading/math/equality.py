@@ -340,7 +340,9 @@ class _Algebraic:
         powers = [_rational_value(power.exp) for power in expression.atoms(sympy.Pow)]
         if expression.count_ops() > _MAX_EXPANDED or any(p is not None and abs(p) > _MAX_EXPONENT for p in powers):
             raise _UndecidedError
-        expression = expression.replace(_is_log_of_rational, self._logs_of_base)
+        expression = expression.replace(
+            lambda part: isinstance(part, sympy.log) and (_rational_value(part.args[0]) or 0) > 0, self._logs_of_base
+        )
         return sympy.expand(expression, power_base=False, power_exp=False, log=False)
 
     def _logs_of_base(self, logarithm: Any) -> Any:
@@ -470,10 +472,6 @@ def _coprime_base(expressions: Iterable[sympy.Expr]) -> list[int]:
         elif number > 1:
             base.append(number)
     return base
-
-
-def _is_log_of_rational(expression: Any) -> bool:
-    return isinstance(expression, sympy.log) and (_rational_value(expression.args[0]) or 0) > 0
 
 
 def _factors(value: Fraction, base: Iterable[int]) -> dict[int, int]:

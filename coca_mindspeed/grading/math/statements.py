@@ -204,7 +204,7 @@ def stated_answer(text: str) -> str | None:
         stated = _read_statement(text[start : min(end, start + _MAX_SENTENCE)])
         if stated is None:
             continue
-        retracted = _is_retracted(masked[end:])
+        retracted = _RETRACTED.search(masked[end:])
         if retracted or (explains and not _leads(masked[start:end]) and _CONCLUSION.search(masked, end)):
             return _last_value(text, masked, end)
         return stated or None
@@ -279,7 +279,7 @@ def _last_value(text: str, masked: str, start: int) -> str | None:
             if _BARE.fullmatch(previous) and _BARE.fullmatch(sentence):
                 return None  # one value a line is a list
             start_of_line = begin + len(sentence) - len(sentence.lstrip())
-            doubted = _is_retracted(masked[end:]) or (
+            doubted = _RETRACTED.search(masked[end:]) or (
                 values[0].start + begin == start_of_line and _is_qualified(text, start_of_line, end)
             )
             return None if doubted else _read(sentence, values, explicit=False) or None
@@ -347,11 +347,11 @@ def _read(sentence: str, values: list[_Value], *, explicit: bool) -> str:
     operand = value is not None and bool(_OPERAND.search(masked, 0, value.start))
     side = value is not None and verb > 0 and bool(_LETTER.search(masked, verb, value.start))
     if operand or side or _COMMAND.search(masked):  # an expression counts as a whole or not at all
-        whole = verb and not _PROSE.search(masked, verb) and not _is_denied(masked[:verb])
+        whole = verb and not _PROSE.search(masked, verb) and not _DENIED.search(masked[:verb][-_QUALIFIER_WINDOW:])
         return _plain(sentence, masked, verb, len(sentence)) if whole else ""
-    if value is None or _is_qualified(sentence, value.start, value.end) or _is_denied(masked[: value.start]):
+    if value is None or _is_qualified(sentence, value.start, value.end) or _STARTS_WITH_OR.match(masked):
         return ""
-    if _STARTS_WITH_OR.match(masked):
+    if _DENIED.search(masked[: value.start][-_QUALIFIER_WINDOW:]):
         return ""
     if not _PROSE.search(masked) and not any(each.stated for each in values) and "\\\\" not in sentence:
         return _plain(sentence, masked, 0, len(sentence))
@@ -362,7 +362,8 @@ def _read(sentence: str, values: list[_Value], *, explicit: bool) -> str:
     else:
         asides = [match.span() for match in _ASIDE.finditer(masked, end)]
         others = [v for v in values if v.start >= end and not any(low < v.start < high for low, high in asides)]
-        if _is_hedged(masked[end:]) or any(not _is_explained(sentence, masked, end, value, other) for other in others):
+        explained = all(_is_explained(sentence, masked, end, value, other) for other in others)
+        if not explained or _HEDGED.search(masked[end:]):
             return ""
     subject = _VARIABLE_IS.fullmatch(masked[: value.start])
     variable = _plain(sentence, masked, *subject.span(1)) if subject else ""
@@ -517,21 +518,6 @@ _RETRACTED = re.compile(
     )""",
     re.VERBOSE | re.IGNORECASE,
 )
-
-
-def _is_denied(before: str) -> bool:
-    """Whether the clause before a value denies the whole statement (``it is false that x is``)."""
-    return bool(_DENIED.search(before[-_QUALIFIER_WINDOW:]))
-
-
-def _is_hedged(after: str) -> bool:
-    """Whether the rest of the sentence makes a value conditional or a guess, or withdraws it."""
-    return bool(_HEDGED.search(after))
-
-
-def _is_retracted(following: str) -> bool:
-    """Whether a later sentence withdraws the answer or starts anew (``Wait, ...``)."""
-    return bool(_RETRACTED.search(following))
 
 
 def _is_qualified(text: str, start: int, end: int) -> bool:

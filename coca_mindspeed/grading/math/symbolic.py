@@ -55,19 +55,19 @@ def compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
         return Outcome.WRONG, "the answer cannot be parsed as mathematics"
     if (exact := _same_exact_number(gold, gold_text, answer, answer_text)) is not None:
         return (Outcome.RIGHT if exact else Outcome.WRONG), "as exact numbers"
-    if _repeated(gold, gold_text) and not _same_repetitions(gold_text, answer_text):
+    if _repetitions_differ(gold, gold_text, answer_text):
         return Outcome.WRONG, "the repeated elements differ"
     return (Outcome.RIGHT if _same(gold, answer) else Outcome.WRONG), ""
 
 
-def _repeated(gold: Any, text: str) -> bool:
-    """Whether a list repeats an element; the parser makes a set of it."""
-    return isinstance(gold, sympy.FiniteSet) and not _SEVERAL.search(text) and len(text.split(",")) > len(gold)
-
-
-def _same_repetitions(gold_text: str, answer_text: str) -> bool:
-    sides = [[parse_latex(part) for part in text.strip("\\{} ").split(",")] for text in (gold_text, answer_text)]
-    return _paired(*sides)
+def _repetitions_differ(gold: Any, gold_text: str, answer_text: str) -> bool:
+    """Whether the gold list repeats an element, which the parser's set loses, and the answer differs as a multiset."""
+    if not isinstance(gold, sympy.FiniteSet) or _SEVERAL.search(gold_text) or len(gold_text.split(",")) <= len(gold):
+        return False
+    elements, others = (
+        [parse_latex(part) for part in text.strip("\\{} ").split(",")] for text in (gold_text, answer_text)
+    )
+    return not _paired(elements, others)
 
 
 def _paired(elements: Sequence[Any], others: Sequence[Any], same: Callable[[Any, Any], bool] | None = None) -> bool:

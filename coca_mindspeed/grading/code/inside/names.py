@@ -58,11 +58,12 @@ def undefined(tests: str, given: Collection[str] = (), entry_point: str | None =
     free -= {name for name in given if name != entry_point}
     program: set[str] = set()
     standard: dict[str, tuple[str, str | None]] = {}
+    modules = sys.stdlib_module_names | _OTHER_MODULES.keys()
     for name in free:
         if name == entry_point:
             program.add(name)
-        elif name in bases and name not in called and (module := _module(name)):
-            standard[name] = (module, None)
+        elif name in modules and name in bases and name not in called:
+            standard[name] = (_OTHER_MODULES.get(name, name), None)
         elif name in _STANDARD_NAMES:
             standard[name] = (_STANDARD_NAMES[name], name)
         elif not hasattr(builtins, name):
@@ -97,10 +98,6 @@ def imported(tests: str) -> frozenset[str]:
 def is_dunder(name: str) -> bool:
     """Whether the name is one of Python's own, such as ``__builtins__``."""
     return name.startswith("__")
-
-
-def _module(name: str) -> str | None:
-    return name if name in sys.stdlib_module_names else _OTHER_MODULES.get(name)
 
 
 def _free(module: symtable.SymbolTable) -> set[str]:

@@ -37,11 +37,7 @@ def names_for(source: str) -> dict[str, Any]:
     """The provided names that the source mentions; it may define any of them itself."""
     mentioned = set(_NAME.findall(source))
     origins = {**_TYPING, **(_LEETCODE if "Solution" in mentioned else {})}
-    names = {name: _attribute(origins[name], name) for name in sorted(mentioned & origins.keys())}
+    names = {name: getattr(importlib.import_module(origins[name]), name) for name in sorted(mentioned & origins.keys())}
     if "Solution" in mentioned:
         names |= {name: importlib.import_module(name) for name in _LEETCODE_MODULES if name in mentioned}
     return names
-
-
-def _attribute(module: str, name: str) -> Any:
-    return getattr(importlib.import_module(module), name)
