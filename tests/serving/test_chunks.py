@@ -1,12 +1,15 @@
 """An engine's stream: any way of cutting it gives the same chunks."""
 
+import asyncio
 import itertools
 import json
 
+import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coca_mindspeed.serving.backends import Timeout
 from coca_mindspeed.serving.chunks import BackendError, ChunkReader
 from coca_mindspeed.serving.openai_api import Envelope
 
@@ -81,3 +84,26 @@ def test_a_line_without_end_is_garbage():
 def test_an_event_of_text_alone_is_the_same_by_either_way(text, model):
     envelope = Envelope("chatcmpl-\0", model)
     assert envelope.text_chunks()(text) == envelope.chunk(text)
+
+
+def test_waits_are_bounded_each_for_itself():
+    async def waits(*seconds):
+        """Whether waits that would last for ever are ended: each (allowed, lasting), with as much time between them."""
+        with anyio.CancelScope() as scope:
+            timeout = Timeout(scope)
+            for allowed, lasting in seconds:
+                timeout.start(allowed)
+                await asyncio.sleep(lasting)
+                timeout.stop()
+                await asyncio.sleep(0.05)  # is nobody's wait, however short the last one was allowed to be
+            timeout.close()
+        return scope.cancelled_caught, timeout.seconds
+
+    async def all_of_them():
+        assert await waits((60, 0), (0.01, 0), (60, 0.05), (60, 0)) == (False, 60)
+        # A long wait's timer is running when a short one begins, and the other way round.
+        assert await waits((60, 0), (0.02, 3600)) == (True, 0.02)
+        assert await waits((0.01, 0), (0.02, 3600)) == (True, 0.02)
+        assert await waits((0.02, 3600), (60, 0)) == (True, 0.02)
+
+    asyncio.run(asyncio.wait_for(all_of_them(), 60))
