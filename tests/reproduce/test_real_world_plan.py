@@ -78,7 +78,7 @@ def test_a_start_on_more_questions_than_there_are_is_refused_before_the_first_ce
     plan = tiny_plan(tmp_path, trained=trained, baselines=["instruct"])
     output = tmp_path / "out"
     assert cli.main(["reproduce", "--plan", str(plan), "--seeds", "1", "--output", str(output)]) == 1
-    assert "confidence_start.questions=999: each is asked once, and there are" in capsys.readouterr().err
+    assert "confidence_start.questions=999: " in capsys.readouterr().err
     assert not list(output.rglob("cell.json"))
 
 
