@@ -22,37 +22,21 @@ def response_log_probs(
     temperature: float,
     share_prompts: bool = True,
 ) -> Tensor:
-    return response_scores(policy, prompts, token_ids, temperature=temperature, share_prompts=share_prompts).log_probs
+    return ResponseBatch(policy, prompts, token_ids, temperature, share_prompts).scores().log_probs
 
 
-def response_scores(
-    policy: Policy,
-    prompts: Sequence[Sequence[int]],
-    token_ids: Tensor,
-    *,
-    temperature: float,
-    share_prompts: bool = True,
-    group_sizes: Sequence[int] | None = None,
-) -> TokenScores:
-    """Log-prob and entropy of every response token; :mod:`coca_mindspeed.local.lm_head` bounds the logits in memory.
+@dataclass(frozen=True)
+class ResponseBatch:
+    """Responses to score; :mod:`coca_mindspeed.local.lm_head` bounds the logits in memory.
 
-    Args:
+    Attributes:
         policy: the policy.
         prompts: P prompts.
         token_ids: int64 ``[R, tokens]``, group by group; results behind a response's end are meaningless.
         temperature: as in sampling.
         share_prompts: run each prompt once; its responses attend to its keys and values, gradient included.
         group_sizes: rows of each prompt, if groups differ in size.
-
-    Returns:
-        float32 ``[R, tokens]`` each.
     """
-    return ResponseBatch(policy, prompts, token_ids, temperature, share_prompts, group_sizes).scores()
-
-
-@dataclass(frozen=True)
-class ResponseBatch:
-    """Responses to score; the attributes are the arguments of :func:`response_scores`."""
 
     policy: Policy
     prompts: Sequence[Sequence[int]]
@@ -62,6 +46,7 @@ class ResponseBatch:
     group_sizes: Sequence[int] | None = None
 
     def scores(self) -> TokenScores:
+        """Log-prob and entropy of every response token, float32 ``[R, tokens]`` each."""
         with self.policy.autocast():
             states = self._states()
             if not self._fits_one_chunk:

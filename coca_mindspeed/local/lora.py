@@ -4,7 +4,6 @@ import hashlib
 import importlib
 import importlib.util
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -102,31 +101,19 @@ def load_adapters(policy: Policy, directory: Path) -> None:
 
 def merged_weights(policy: Policy) -> dict[str, Tensor]:
     """Weights of the plain model with adapters merged, float32, on the CPU; one at a time on the device."""
+    layers = {name: module for name, module in policy.model.named_modules() if hasattr(module, "lora_A")}
     merged: dict[str, Tensor] = {}
     plain: dict[int, Tensor] = {}  # by address: tied weights stay one
-    for name, value, added in plain_weights(policy):
-        if added is not None:
-            merged[name] = (value.float() + added).cpu()
-        else:
-            if value.data_ptr() not in plain:
-                plain[value.data_ptr()] = value.cpu().float()
-            merged[name] = plain[value.data_ptr()]
-    return merged
-
-
-def plain_weights(policy: Policy) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-    """Yield each weight of the plain model: name, stored value, and an adapter's float32 delta, if any.
-
-    One at a time, so that a merged model is never held whole; tied weights appear under each name.
-    """
-    layers = {name: module for name, module in policy.model.named_modules() if hasattr(module, "lora_A")}
     for name, value in policy.model.state_dict().items():
         owner, _, rest = name.partition(".base_layer.")
-        if owner in layers and rest:
-            added = layers[owner].get_delta_weight("default").float() if rest == "weight" else None
-            yield f"{owner}.{rest}", value, added
+        adapted = bool(rest) and owner in layers
+        if adapted and rest == "weight":
+            merged[f"{owner}.{rest}"] = (value.float() + layers[owner].get_delta_weight("default").float()).cpu()
         elif ".lora_" not in name:
-            yield name, value, None
+            address = value.data_ptr()
+            plain.setdefault(address, value.cpu().float())
+            merged[f"{owner}.{rest}" if adapted else name] = plain[address]
+    return merged
 
 
 def base_fingerprint(policy: Policy) -> str:

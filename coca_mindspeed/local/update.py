@@ -200,8 +200,8 @@ def update_policy(
     losses, norms = [], []
     every_part: list[_MicrobatchResult] = []
     for _ in range(config.trainer.epochs):
-        for minibatch in minibatches_of(len(experience.graded.records), config):
-            parts = _accumulate_gradient(policy, experience, minibatch, config)
+        for minibatch in torch.arange(len(experience.graded.records)).chunk(config.trainer.minibatches):
+            parts = _accumulate_gradient(policy, experience, minibatch.tolist(), config)
             loss = sum(float(part.objective.loss) for part in parts)
             norm = float(torch.nn.utils.clip_grad_norm_(policy.trained_parameters(), config.optimizer.grad_clip))
             for name, value in (("objective/loss", loss), ("objective/grad_norm", norm)):
@@ -249,11 +249,6 @@ def _accumulate_gradient(
         confidence, answer = (scores.entropy.masked_fill(~mask, 0.0).sum() for mask in masks)
         parts.append(_MicrobatchResult(objective, (confidence, answer)))
     return parts
-
-
-def minibatches_of(prompts: int, config: RunConfig) -> list[list[int]]:
-    """The prompts of each of a step's updates."""
-    return [part.tolist() for part in torch.arange(prompts).chunk(config.trainer.minibatches)]
 
 
 def microbatches_of(samples: Samples, minibatch: Sequence[int], config: RunConfig) -> list[Microbatch]:

@@ -5,7 +5,7 @@ import torch
 
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.log_probs import response_scores
+from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.policy import load_policy
 from coca_mindspeed.local.sampler import sample_responses
 from tests.local.models_for_tests import random_policy, write_random_model
@@ -27,7 +27,7 @@ def kept_and_gradient(policy, prompts, share_prompts):
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        scores = response_scores(policy, prompts, token_ids, temperature=0.9, share_prompts=share_prompts)
+        scores = ResponseBatch(policy, prompts, token_ids, 0.9, share_prompts).scores()
     (scores.log_probs * weights).sum().backward()
     gradient = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
     return sum(kept.values()), scores.log_probs.detach(), gradient

@@ -23,9 +23,8 @@ from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.predictions import outcomes
 from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from coca_mindspeed.local import confidence_start
+from coca_mindspeed.local import confidence_start, sft
 from coca_mindspeed.local import setup as session_module
-from coca_mindspeed.local import sft as imitation
 from coca_mindspeed.local.confidence_start import (
     Answered,
     _answered,
@@ -399,9 +398,9 @@ def test_the_disk_must_hold_the_started_model_too(tmp_path, monkeypatch):
 
 def test_the_responses_are_made_likely_at_the_temperature_at_which_they_were_sampled(llama, monkeypatch):
     seen = []
-    monkeypatch.setattr(imitation, "response_log_probs", lambda *a, **k: seen.append(k["temperature"]) or 1 / 0)
+    monkeypatch.setattr(sft, "response_log_probs", lambda *a, **k: seen.append(k["temperature"]) or 1 / 0)
     for temperature in (0.7, 1.0):
-        stage = imitation.SFTStage(lambda random: [], "", 1, 1e-3, temperature=temperature)
+        stage = sft.SFTStage(lambda random: [], "", 1, 1e-3, temperature=temperature)
         with pytest.raises(ZeroDivisionError):
             stage._accumulate_gradient(llama, [[5, 6]], [SFTExample(record(0), [7])])
     assert seen == [0.7, 1.0]

@@ -23,7 +23,7 @@ from transformers import (
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local.lm_head import LMHead, add_embedding_gradients
-from coca_mindspeed.local.log_probs import response_log_probs, response_scores
+from coca_mindspeed.local.log_probs import ResponseBatch, response_log_probs
 from coca_mindspeed.local.policy import load_policy
 from tests.local.models_for_tests import set_chunk_of, write_random_model
 
@@ -188,8 +188,7 @@ def test_the_update_by_chunks(tmp_path, architecture, dtype, share_prompts, monk
     for tokens in (1_000, 7):
         set_chunk_of(monkeypatch, tokens, vocabulary)
         policy.model.zero_grad()
-        arguments = {"temperature": 0.8, "share_prompts": share_prompts}
-        scores = response_scores(policy, [[7, 8, 9], [10, 11]], token_ids, **arguments)
+        scores = ResponseBatch(policy, [[7, 8, 9], [10, 11]], token_ids, 0.8, share_prompts).scores()
         (scores.log_probs * weights).sum().backward()
         gradient = torch.cat([p.grad.flatten() for p in policy.model.parameters()])
         results.append((scores.log_probs.detach(), scores.entropy, gradient))

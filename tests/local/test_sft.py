@@ -17,7 +17,7 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError, TrainingError
-from coca_mindspeed.local import sft as imitation
+from coca_mindspeed.local import sft
 from coca_mindspeed.local.checkpoint import list_checkpoints
 from coca_mindspeed.local.interrupt import InterruptedRunError
 from coca_mindspeed.local.policy import load_policy
@@ -181,7 +181,7 @@ def test_a_warm_up_that_was_killed_goes_on_from_its_checkpoint(place, never_stop
 
 def test_other_settings_start_the_warm_up_anew(place, never_stopped, tmp_path, monkeypatch):
     output = tmp_path / "run"
-    monkeypatch.setattr(imitation, "export_model", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
+    monkeypatch.setattr(sft, "export_model", lambda *_: (_ for _ in ()).throw(RuntimeError("killed")))
     with pytest.raises(RuntimeError, match="killed"):
         session(place, output)
     assert (output / "warm_up" / "step_000004").exists()
@@ -231,9 +231,9 @@ def test_the_gradient_does_not_depend_on_how_an_update_is_cut(place, question_we
     weights = [[1.0 + i % 3] * len(ids) for i, ids in enumerate(responses)]
     examples = list(map(SFTExample, chosen, responses, weights))
     seen, found = [], []
-    monkeypatch.setattr(imitation, "sft_loss", lambda *a, **k: seen.append(len(a[1])) or sft_loss(*a, **k))
+    monkeypatch.setattr(sft, "sft_loss", lambda *a, **k: seen.append(len(a[1])) or sft_loss(*a, **k))
     for tokens in (None, 10**6, len(prompts[0]) + 30):
-        stage = imitation.SFTStage(lambda random: [], "", 1, 1e-3, question_weight, microbatch_tokens=tokens)
+        stage = sft.SFTStage(lambda random: [], "", 1, 1e-3, question_weight, microbatch_tokens=tokens)
         loss = stage._accumulate_gradient(policy, prompts, examples)
         found.append((loss, torch.cat([p.grad.flatten() for p in policy.trained_parameters()])))
         policy.model.zero_grad()
@@ -252,7 +252,7 @@ def test_what_all_prompts_start_with_counts_once(place, monkeypatch):
     prompts = [[5] * 40 + [6 + i] for i in range(6)]
     examples = [SFTExample(question, [20, 21, 22]) for question in records("example", 7, 6)]
     seen = []
-    monkeypatch.setattr(imitation, "sft_loss", lambda *a, **k: seen.append(len(a[1])) or sft_loss(*a, **k))
+    monkeypatch.setattr(sft, "sft_loss", lambda *a, **k: seen.append(len(a[1])) or sft_loss(*a, **k))
     for question_weight, tokens, expected in (
         (0.0, 40 + 6 * 4, [6]),
         (0.0, 40 + 6 * 4 - 1, [5, 1]),
@@ -260,7 +260,7 @@ def test_what_all_prompts_start_with_counts_once(place, monkeypatch):
         (0.5, 6 * 44, [6]),
         (0.5, 6 * 44 - 1, [5, 1]),
     ):
-        stage = imitation.SFTStage(lambda random: [], "", 1, 1e-3, question_weight, microbatch_tokens=tokens)
+        stage = sft.SFTStage(lambda random: [], "", 1, 1e-3, question_weight, microbatch_tokens=tokens)
         stage._accumulate_gradient(policy, prompts, examples)
         assert seen == expected
         seen.clear()
@@ -292,9 +292,9 @@ def test_a_tiny_model_has_a_warm_up_of_its_own(place):
     ("row", "override", "message"),
     [
         (None, "warm_up.steps=1", "holds no records"),
-        ({"answer": " "}, "warm_up.steps=1", "has no answer to show"),
+        ({"answer": " "}, "warm_up.steps=1", "has no answer"),
         ({"answer": "Paris"}, "warm_up.wrong_answers=0.1", "'Paris' has none; set warm_up.wrong_answers=0"),
-        ({"answer": "7" * 60}, "warm_up.steps=1", "rollout.max_new_tokens=32 would cut it off"),
+        ({"answer": "7" * 60}, "warm_up.steps=1", "rollout.max_new_tokens=32"),
     ],
 )
 def test_lessons_that_cannot_be_taught_are_refused(place, tmp_path, row, override, message):
@@ -316,7 +316,7 @@ def test_the_command_goes_on_where_a_set_that_is_missing_is_named(place, tmp_pat
 @pytest.mark.parametrize("what", ["loss", "gradient"])
 def test_a_warm_up_that_diverges_is_not_exported(place, tmp_path, monkeypatch, what):
     """Its checkpoints would go, and every run after it would begin with what is no model any more."""
-    output, true_loss = tmp_path / "run", imitation.sft_loss
+    output, true_loss = tmp_path / "run", sft.sft_loss
 
     def diverging(policy, *args, **kwargs):
         loss = true_loss(policy, *args, **kwargs)
@@ -324,7 +324,7 @@ def test_a_warm_up_that_diverges_is_not_exported(place, tmp_path, monkeypatch, w
             return loss
         return loss * math.nan if what == "loss" else loss + 0 * torch.sqrt(loss - loss.detach())
 
-    monkeypatch.setattr(imitation, "sft_loss", diverging)
+    monkeypatch.setattr(sft, "sft_loss", diverging)
     with pytest.raises(
         TrainingError, match=r"warm-up, update \d+ of \d+: the loss is .*last good weights are in .*step_"
     ):

@@ -332,7 +332,7 @@ def test_an_unwritable_output_is_said_first(tmp_path, capsys):
 
 def test_another_run_is_not_resumed(finished, capsys):
     assert main(["train", "demo", *SMALL, "--output", str(finished)]) == 1
-    assert "already holds a run; add --resume to go on with it" in capsys.readouterr().err
+    assert "already holds a run; add --resume" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"config\.yaml: the run to resume has optimizer\.lr=0\.0005, found 0\.1"):
         small_session(finished, "optimizer.lr=0.1", resume=True)
     with pytest.raises(ConfigError, match="the run to resume has seed=0, found 1"):
