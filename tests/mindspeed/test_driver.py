@@ -183,8 +183,8 @@ def test_vllm_that_is_not_there_is_missed_before_ray_starts(
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     coca = coca_settings({"platform": "host", "rollout": "vllm"})
     with pytest.raises(MissingDependencyError, match=message):
-        process.check_rollout_engine(_process(coca=coca, release=release))
-    process.check_rollout_engine(_process(coca=coca_settings({"platform": "host"})))
+        process.check_cpu_shim(_process(coca=coca, release=release))
+    process.check_cpu_shim(_process(coca=coca_settings({"platform": "host"})))
 
 
 def test_sequential_has_two_stages() -> None:

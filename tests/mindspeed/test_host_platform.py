@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from coca_mindspeed.errors import ConfigError, MissingDependencyError
-from coca_mindspeed.mindspeed.host_platform import operators, stand_ins
-from coca_mindspeed.mindspeed.host_platform.rollout import responses_at_once
-from coca_mindspeed.mindspeed.host_platform.weights import Layout, Shard, local_shard
+from tests.support.mindspeed_host import operators, stand_ins
+from tests.support.mindspeed_host.rollout import responses_at_once
+from tests.support.mindspeed_host.weights import Layout, Shard, local_shard
 
 NAMES = [
     "embedding.word_embeddings.weight",
@@ -206,8 +206,8 @@ def test_stand_ins_can_be_imported_subclassed_and_named_but_not_called(stood_in:
 def test_device_names_mean_the_cpu() -> None:
     script = """
 import torch
-from coca_mindspeed.mindspeed import host_platform
-host_platform.install(); host_platform.install()
+from tests.support import mindspeed_host
+mindspeed_host.install(); mindspeed_host.install()
 import torch_npu
 zero = torch.zeros(2)
 made = [torch.zeros(2, device=name) for name in ("cuda", "npu:0", torch.cuda.current_device())]

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from coca_mindspeed.errors import MissingDependencyError
-from coca_mindspeed.mindspeed.host_platform import stand_ins, vllm_cpu
 from coca_mindspeed.upstream.manifest import ManifestError
+from tests.support.mindspeed_host import stand_ins, vllm_cpu
 
 EDIT = Path(__file__).parents[2] / "requirements" / "mindspeed_vllm_edit.py"
 

@@ -22,7 +22,7 @@ from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError
 from coca_mindspeed.mindspeed.plan.conditions import check_mindspeed_keys, needs_reference
 from coca_mindspeed.mindspeed.plan.upstream_keys import keys_without_effect, read_upstream_keys
 from coca_mindspeed.mindspeed.stages.verifiers import try_verifier
-from coca_mindspeed.mindspeed.start.process import check_rollout_engine, setup_driver
+from coca_mindspeed.mindspeed.start.process import check_cpu_shim, setup_driver
 from coca_mindspeed.mindspeed.start.prompt_template import try_template
 from coca_mindspeed.mindspeed.start.record_files import check_planned, digests, record_files
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
@@ -280,7 +280,7 @@ def train(
     checkouts = homes(os.environ)
     settings, config = split_config(compose_config(path, overrides, checkouts["MINDSPEED_RL_HOME"]))
     process = for_processes(settings, config, checkouts)
-    check_rollout_engine(process)
+    check_cpu_shim(process)
     if unknown := read_upstream_keys(process.mindspeed_rl_home).unknown(config):
         raise ConfigError("\n".join(unknown))
     for line in keys_without_effect(config, reference=process.reference):

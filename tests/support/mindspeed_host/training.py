@@ -31,7 +31,7 @@ def with_initial_weights(original: Any) -> Any:
         if weights is not None and self.megatron_config.load is None:
             from transformers import AutoConfig, AutoModelForCausalLM
 
-            from coca_mindspeed.mindspeed.host_platform.weights import Layout, load_shard
+            from tests.support.mindspeed_host.weights import Layout, load_shard
 
             parallel = self.parallel_state
             layout = Layout.of(AutoConfig.from_pretrained(weights), parallel.get_tensor_model_parallel_world_size())

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from coca_mindspeed.mindspeed.host_platform import devices, rollout_groups, stand_ins, vllm_cpu
-from coca_mindspeed.mindspeed.host_platform.operators import OPERATORS
 from coca_mindspeed.upstream.after_import import after_import
+from tests.support.mindspeed_host import devices, rollout_groups, stand_ins, vllm_cpu
+from tests.support.mindspeed_host.operators import OPERATORS
 
 
 def install(rollout: str = "transformers", release: str = "2.3.0") -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from coca_mindspeed.mindspeed.host_platform import stand_ins
+from tests.support.mindspeed_host import stand_ins
 
 
 @dataclass(frozen=True, slots=True)

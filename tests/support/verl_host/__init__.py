@@ -8,7 +8,7 @@ sync are the real ones; the rollout engine is not, and the replay buffer looks f
 from typing import Any
 
 from coca_mindspeed.upstream.after_import import after_import
-from coca_mindspeed.verl.host.cpu_platform import CpuPlatform
+from tests.support.verl_host.cpu_platform import CpuPlatform
 
 ROLLOUT = "host"
 _POLL_SECONDS = 0.05  # verl's two seconds suit rollouts of minutes; here they would be most of a step
@@ -20,7 +20,7 @@ def _register_platform(registry: Any) -> None:
 
 def _register_replica(module: Any) -> None:
     def load() -> Any:
-        from coca_mindspeed.verl.host.replica import HostReplica
+        from tests.support.verl_host.replica import HostReplica
 
         return HostReplica
 
@@ -28,7 +28,7 @@ def _register_replica(module: Any) -> None:
 
 
 def _register_adapter(module: Any) -> None:
-    module._ROLLOUT_REGISTRY[ROLLOUT, "async"] = "coca_mindspeed.verl.host.replica.HostAdapter"
+    module._ROLLOUT_REGISTRY[ROLLOUT, "async"] = "tests.support.verl_host.replica.HostAdapter"
 
 
 def _register_engine(module: Any) -> None:
