@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from coca_mindspeed.mindspeed.patch_export import patched_hooks
 from coca_mindspeed.upstream.manifest import Hook, Manifest, ManifestError, describe, examine
 
 _ABSENT = object()
@@ -42,6 +43,7 @@ def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platfor
     """Verify every fingerprint below ``root``, then put the hooks of these processes in place.
 
     All or nothing: everything is looked up before the first change, and a failure takes back what was changed.
+    Hooks that the checkout contains as a patch are left out.
     Applying the same manifest again adds whatever hooks of further processes are missing, and nothing else.
 
     Args:
@@ -52,7 +54,8 @@ def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platfor
         rollout: so are hooks of the other rollout engine.
 
     Raises:
-        ManifestError: a definition differs, another manifest is in place, or MindSpeed-RL is imported from elsewhere.
+        ManifestError: a definition differs, a patch is incomplete, another manifest is in place, or Python imports
+            another MindSpeed-RL.
     """
     global _applied
     if _applied is not None:
@@ -69,10 +72,12 @@ def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platfor
             f"the MindSpeed-RL at {root} differs from release {manifest.release}: "
             + "; ".join(describe(finding) for finding in differing)
         )
+    in_patch = patched_hooks(manifest, root)
     wanted = [
         hook
         for hook in manifest.hooks
         if hook.acts
+        and hook not in in_patch
         and hook.process in processes
         and hook.platform in (None, platform)
         and hook.rollout in (None, rollout)
