@@ -15,8 +15,8 @@ from coca_mindspeed.upstream.manifest import Hook, Manifest, ManifestError, exam
 
 CHECKOUTS = {"2.3.0": "MINDSPEED_RL_HOME", "master": "MINDSPEED_RL_MASTER_HOME"}
 FILES = {  # the second has no final newline, and the class that is hooked is at its end
-    "mindspeed_rl/workers/actor_hybrid_worker.py": "from mindspeed_rl.base import Base\n\n\nclass Actor(Base): ...\n",
-    "mindspeed_rl/base.py": "import json\nfrom math import sqrt\n\n\nclass Base:\n    def step(self):\n        return 1",
+    "mindspeed_rl/workers/actor_hybrid_worker.py": "from mindspeed_rl.base import Base\n\n\nclass A(Base): ...\n",
+    "mindspeed_rl/base.py": "from math import sqrt\n\n\nclass Base:\n    def step(self):\n        return 1",
     "cli/run.py": "def run():\n    return 1\n\n\nif __name__ == '__main__':\n    run()\n",
 }
 TARGETS = {"mindspeed_rl.base:Base.step": "wrap", "mindspeed_rl.base:sqrt": "replace", "cli.run:run": "wrap"}

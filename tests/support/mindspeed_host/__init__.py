@@ -1,9 +1,8 @@
-"""MindSpeed-RL without an NPU: loaded only where a configuration says ``platform: host``.
+"""CPU shim of MindSpeed-RL, loaded for ``coca.platform: host`` by ``coca_mindspeed.mindspeed.start.process``.
 
-Nothing here computes anything for a real cluster.  It lets the real MindSpeed-RL, Megatron-LM, MindSpeed and
-MindSpeed-LLM sources run on a CPU (or a CUDA GPU), so that the hooks can be tried and tested where there is no NPU:
-packages that need one are stood in for, device names are translated, and the rollout engine is replaced by one that
-samples from the actor's current Megatron weights, or is MindSpeed-RL's own over vLLM's build for CPUs.
+It runs the real sources of MindSpeed-RL, Megatron-LM, MindSpeed and MindSpeed-LLM on a CPU (or a CUDA GPU).  Stubs
+replace packages that need an NPU, device names are translated, and the rollout engine either samples from the actor's
+current Megatron weights with transformers, or is MindSpeed-RL's own with vLLM's CPU build.
 """
 
 import sys
@@ -12,12 +11,12 @@ from typing import Any
 import torch
 
 from coca_mindspeed.upstream.after_import import after_import
-from tests.support.mindspeed_host import devices, rollout_groups, stand_ins, vllm_cpu
+from tests.support.mindspeed_host import devices, rollout_groups, stubs, vllm_cpu
 from tests.support.mindspeed_host.operators import OPERATORS
 
 
 def install(rollout: str = "transformers", release: str = "2.3.0") -> None:
-    """Prepare this process; to be called before MindSpeed-RL is imported.  Idempotent.
+    """Prepare this process before MindSpeed-RL is imported.  Idempotent.
 
     Args:
         rollout: the rollout engine, ``transformers`` or ``vllm``.
@@ -26,27 +25,27 @@ def install(rollout: str = "transformers", release: str = "2.3.0") -> None:
     if rollout == "vllm":
         vllm_cpu.install(release)
     device = devices.install()
-    stand_ins.ANSWERS["torch_npu.npu"] = sys.modules["torch_npu.npu"] = torch.npu  # type: ignore[attr-defined]
-    stand_ins.ANSWERS["acl.rt"] = _AclRuntime
-    stand_ins.ANSWERS.update(OPERATORS)
+    stubs.ANSWERS["torch_npu.npu"] = sys.modules["torch_npu.npu"] = torch.npu  # type: ignore[attr-defined]
+    stubs.ANSWERS["acl.rt"] = _AclRuntime
+    stubs.ANSWERS.update(OPERATORS)
     if rollout == "vllm":
-        vllm_cpu.seed_like_a_device()
-        stand_ins.install()
+        vllm_cpu.seed_device_with_cpu()
+        stubs.install()
     else:
         rollout_groups.install()
-        stand_ins.install(hiding=("vllm",))
+        stubs.install(hiding=("vllm",))
     devices.use_backend_of(device)
     after_import("megatron.core.datasets.utils", _compile_nothing)
     after_import("megatron.core.optimizer.distrib_optimizer", _load_without_gradients)
 
 
 def _compile_nothing(module: Any) -> None:
-    """Megatron compiles an index builder for its pre-training data into its own checkout; prompts need none."""
+    """Skip the index builder of pre-training data, which Megatron compiles into its own checkout."""
     module.compile_helpers = lambda: None
 
 
 def _load_without_gradients(module: Any) -> None:
-    """In float32 the optimizer's weights are the model's own, which want a gradient; Megatron copies into them."""
+    """Megatron copies into the optimizer's weights, which in float32 are the model's own and require gradients."""
     original = module.DistributedOptimizer._set_main_param_and_optimizer_states
     module.DistributedOptimizer._set_main_param_and_optimizer_states = torch.no_grad()(original)
 
@@ -54,7 +53,7 @@ def _load_without_gradients(module: Any) -> None:
 class _AclRuntime:
     @staticmethod
     def get_device_count() -> tuple[int, int]:
-        """``(count, error code)``: the NPUs that each Ray node was started with; an error where that is not known."""
+        """``(count, error code)``: the NPUs of the largest Ray node; an error before Ray is initialised."""
         import ray
 
         if not ray.is_initialized():
