@@ -67,7 +67,8 @@ def patched_hooks(manifest: Manifest, root: Path) -> set[Hook]:
     """
     hooks = [hook for hook in manifest.hooks if is_patchable(hook)]
     texts: dict[str, str] = {}
-    found, missing = set(), []
+    found: set[Hook] = set()
+    missing: list[str] = []
     for hook in hooks:
         module = hook.target.partition(":")[0]
         for name in (module, _LATER_MODULE):
