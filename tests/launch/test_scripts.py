@@ -107,7 +107,7 @@ def test_dry_run_of_nodes_and_layouts(arguments, environment, shown, hidden):
         (2, "--output", {}, "--output"),
         (2, "--smoke --resume", {}, "--smoke"),
         (2, "--smoke model.path=/weights", {}, "model.path=/weights"),
-        (2, "--smoke ++data.grader=math", {}, "++data.grader=math"),
+        (2, "--smoke ++data.grader=math", {}, "data.grader=math"),
         (2, "--dry-run rollout.promts=3", {}, "'prompts'"),
         (2, "--dry-run parallel=tp8", {}, "tp4"),
         (2, "--dry-run", {"NNODES": "2"}, "MASTER_ADDR"),
