@@ -33,7 +33,7 @@ setup(
     package_data={
         "coca_mindspeed": ["py.typed", "**/*.j2", "**/*.json"],
         "coca_mindspeed._configs": ["**/*.yaml"],
-        "coca_mindspeed._patches": ["*.yaml"],
+        "coca_mindspeed._patches": ["*.yaml", "*.patch"],
     },
     install_requires=[
         "torch>=2.5",

@@ -185,13 +185,8 @@ print(Machine().libgomp_of_scikit_learn() or "")')
   # Ray opens hundreds of sockets a worker; where the hard limit is lower, the doctor says so.
   ulimit -n 32768 2>/dev/null || true
 
-  # Ray's workers get MindSpeed-RL's configs/envs/runtime_env.yaml on top of these.
-  export CUDA_DEVICE_MAX_CONNECTIONS=1                         # Megatron wants one queue, to order copies and kernels
-  export HCCL_CONNECT_TIMEOUT=${HCCL_CONNECT_TIMEOUT:-1800}    # loading weights can take one rank minutes longer
-  export HCCL_EXEC_TIMEOUT=${HCCL_EXEC_TIMEOUT:-3600}          # so can the longest response of a rollout
-  export HCCL_IF_BASE_PORT=${HCCL_IF_BASE_PORT:-24703}         # clear of the ports that Linux hands out by itself
-  export TASK_QUEUE_ENABLE=${TASK_QUEUE_ENABLE:-2}             # launch kernels from a queue of two levels
-  export VLLM_USE_V1=${VLLM_USE_V1:-1}                         # the engine that MindSpeed-RL's adapter is written for
+  # Variables of Ray's workers (HCCL_*, TASK_QUEUE_ENABLE, ...) are those of MindSpeed-RL's
+  # configs/envs/runtime_env.yaml, unless they are exported where the head is started; the driver prints them.
   export RAY_EXPERIMENTAL_NOSET_ASCEND_RT_VISIBLE_DEVICES=true # MindSpeed-RL chooses the device itself
   export RAY_DEDUP_LOGS=0 HYDRA_FULL_ERROR=1                   # errors in full, from every rank
 }

@@ -46,7 +46,7 @@ smoke_on_cpu() {
   shift 2
   execute mkdir -p "$output"
   execute "$PYTHON" -m coca_mindspeed.cli.verl_smoke "$output/tiny" "$file" "$@"
-  export VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=coca_mindspeed.verl.host GLOO_SOCKET_IFNAME=lo
+  export VERL_PLATFORM=cpu VERL_USE_EXTERNAL_MODULES=tests.support.verl_host GLOO_SOCKET_IFNAME=lo
   export OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1
   # The run's own file, scaled down; what is typed comes last, so that it wins.
   main_ppo "$file" "$(quoted actor_rollout_ref.model.path "$output/tiny/model")" \

@@ -108,11 +108,11 @@ def test_processor_time_is_of_the_timed_steps_but_the_last():
 @pytest.mark.parametrize("manifest", load_manifests(), ids=lambda manifest: manifest.release)
 def test_mindspeed_rls_own_grpo_is_given_the_hosts_hooks_alone(manifest):
     kept = mindspeed_own_grpo.of_the_host(manifest)
-    by_us = {hook.replacement for hook in kept.hooks if ".host_platform." not in str(hook.replacement)}
+    by_us = {hook.replacement for hook in kept.hooks if ".mindspeed_host." not in str(hook.replacement)}
     assert by_us == {
         "coca_mindspeed.mindspeed.stages.rollout_seeding:count_rollouts",
         "coca_mindspeed.mindspeed.stages.actor_worker:hooked_actor",
     }
     hosts = [hook.target for hook in manifest.hooks if hook.platform == "host" or hook.rollout == "transformers"]
     assert len(hosts) >= 6
-    assert [hook.target for hook in kept.hooks if ".host_platform." in str(hook.replacement)] == hosts
+    assert [hook.target for hook in kept.hooks if ".mindspeed_host." in str(hook.replacement)] == hosts

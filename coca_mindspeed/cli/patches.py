@@ -13,6 +13,7 @@ from coca_mindspeed.upstream.manifest import (
     PROGRAMS,
     HookCheck,
     Manifest,
+    describe,
     examine,
     load_manifests,
     skeleton,
@@ -55,9 +56,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     fingerprint.add_argument("--output", type=place, metavar="FILE", help="write here instead of to the terminal")
 
+    export = actions.add_parser(
+        "export",
+        help="write the hooks of a release as a patch for its checkout",
+        description="Write a unified diff that adds our import and assignment lines behind the hooked definitions. "
+        "Apply it with git apply --unidiff-zero; the hooks are then not applied at run time (docs/port.md).",
+    )
+    export.add_argument("release", metavar="RELEASE", help="a supported release of MindSpeed-RL")
+    export.add_argument("--mindspeed-rl", type=Path, metavar="PATH", help="its checkout (default: MINDSPEED_RL_HOME)")
+    export.add_argument("--output", type=place, required=True, metavar="FILE", help="where the patch is written")
+
 
 def run(arguments: argparse.Namespace) -> int:
-    return _verify(arguments) if arguments.action == "verify" else _fingerprint(arguments)
+    return {"verify": _verify, "fingerprint": _fingerprint, "export": _export}[arguments.action](arguments)
 
 
 def _verify(arguments: argparse.Namespace) -> int:
@@ -93,6 +104,22 @@ def _fingerprint(arguments: argparse.Namespace) -> int:
         print(text, end="")
     else:
         write_atomically(arguments.output, text)
+    return 0
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    from coca_mindspeed.mindspeed.patch_export import export_patch, patched_hooks
+
+    path = arguments.mindspeed_rl or os.environ.get("MINDSPEED_RL_HOME")
+    if not path:
+        raise UsageError("which checkout? name it with --mindspeed-rl or set MINDSPEED_RL_HOME")
+    root = _checkout(Path(path))
+    manifest, findings = _best_fit(root, arguments.release)
+    if differing := [describe(finding) for finding in findings if not finding.matches]:
+        raise ConfigError(f"{root}: not release {manifest.release} unedited: {'; '.join(differing)}")
+    if patched_hooks(manifest, root):
+        raise ConfigError(f"{root}: the patch is applied already; export from an unedited checkout")
+    write_atomically(arguments.output, export_patch(manifest, root))
     return 0
 
 

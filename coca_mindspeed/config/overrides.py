@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import UsageError
 
-GROUPS = ("model", "hardware", "method", "data")
+GROUPS = ("model", "hardware", "parallel", "method", "data")
 _ROLLOUT_BY_VLLM = "to roll out by vLLM, on one GPU too, train on verl: launch/verl.sh, docs/verl.md"
 #: Keys of earlier versions, their defaults, and the alternative that the error names.
 REMOVED_KEYS: dict[str, tuple[Any, str]] = {

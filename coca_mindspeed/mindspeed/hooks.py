@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from coca_mindspeed.mindspeed.patch_export import patched_hooks
 from coca_mindspeed.upstream.manifest import Hook, Manifest, ManifestError, describe, examine
 
 _ABSENT = object()
@@ -50,7 +51,8 @@ _applied: AppliedHooks | None = None
 def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platform: str, rollout: str) -> AppliedHooks:
     """Verify every fingerprint below ``root``, then put the hooks of these processes in place.
 
-    Applying the same manifest again adds the hooks of further processes only.
+    Hooks that the checkout contains as a patch are skipped.  Applying the same manifest again adds the hooks of further
+    processes only.
 
     Args:
         manifest: the release's.
@@ -60,7 +62,8 @@ def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platfor
         rollout: hooks of other rollout engines are skipped.
 
     Raises:
-        ManifestError: a definition differs, another manifest is in place, or MindSpeed-RL is imported from elsewhere.
+        ManifestError: a definition differs, a patch is incomplete, another manifest is in place, or Python imports
+            another MindSpeed-RL.
     """
     global _applied
     if _applied is not None and _applied.manifest != manifest:
@@ -77,11 +80,13 @@ def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platfor
             f"the MindSpeed-RL at {root} differs from release {manifest.release}: "
             + "; ".join(describe(finding) for finding in differing)
         )
+    in_patch = patched_hooks(manifest, root)
     applied.put(
         [
             _change(hook, root)
             for hook in manifest.hooks
             if hook.acts
+            and hook not in in_patch
             and hook.process in processes
             and hook.platform in (None, platform)
             and hook.rollout in (None, rollout)

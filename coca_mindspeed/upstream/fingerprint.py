@@ -26,11 +26,16 @@ def fingerprint(root: Path, target: str) -> str:
     return hashlib.sha256(normalise(source_of(root, target)).encode("utf-8")).hexdigest()
 
 
+def module_path(root: Path, module: str) -> Path:
+    """The source file of a dotted module name below ``root``."""
+    path = root.joinpath(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+
+
 def source_of(root: Path, target: str) -> str:
     """Return the source of ``target``: a function, a class, an assignment or an import; raises TargetError."""
     module, _, qualified = target.partition(":")
-    path = root.joinpath(*module.split("."))
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    path = module_path(root, module)
     try:
         text = path.read_text(encoding="utf-8")
         body = ast.parse(text).body

@@ -1,4 +1,4 @@
-"""Every launch script: shellcheck, --dry-run, --smoke; and the whole sequence on stand-ins for Ray and the driver."""
+"""Every launch script: shellcheck, --dry-run, --smoke; and the whole sequence with stubs for Ray and the driver."""
 
 import contextlib
 import os
@@ -23,6 +23,7 @@ from tests.mindspeed.test_doctor import checkpoint, write
 ROOT = Path(__file__).parents[2]
 SCRIPTS = sorted(path for path in (ROOT / "launch").glob("*.sh") if path.stem not in ("lib", "convert_weights", "verl"))
 SEVEN = ROOT / "launch" / "qwen25_7b_910b.sh"
+CONVERT = ROOT / "launch" / "convert_weights.sh"
 
 
 def test_every_run_for_ascend_has_a_script_and_nothing_else():
@@ -48,22 +49,27 @@ def test_shellcheck():
     assert checked.returncode == 0, checked.stdout
 
 
+def commands(output: str) -> list[str]:
+    return [line for line in output.splitlines() if line.startswith("+")]
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_dry_run_shows_the_plan_and_every_command(script):
     shown = call(script, "--dry-run", "--output", "/nowhere/run")
     assert shown.returncode == 0, shown.stderr
-    assert f"plan of {script.stem}" in shown.stdout
+    assert script.stem in shown.stdout
     npus = 8 if script.stem.endswith("910b") else 16
-    commands = [line for line in shown.stdout.splitlines() if line.startswith("+")]
-    assert [part for part in commands if "ray.scripts.scripts start" in part and f"{npus}\\}}" in part]
-    assert [part for part in commands if f"cluster --npus {npus} --cpus-per-npu 8 --other-cpus 13" in part]
-    assert commands[-1].endswith("coca_mindspeed.mindspeed.start.driver /nowhere/run/stage0/mindspeed_rl.yaml")
+    doctor, ray, cluster, *_, driver = commands(shown.stdout)
+    assert f"doctor {script.stem}" in doctor
+    assert f"{npus}\\}}" in ray
+    assert f"cluster --npus {npus} --cpus-per-npu 8 --other-cpus 13" in cluster
+    assert driver.endswith("coca_mindspeed.mindspeed.start.driver /nowhere/run/stage0/mindspeed_rl.yaml")
     assert not Path("/nowhere").exists()
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
 def test_smoke_trains_the_same_configuration_on_the_tiny_model(script, tmp_path):
-    """One script whole; of the others the command that they show, without the seconds in which Python starts."""
+    """One script runs; the commands that the others show are called here, which saves the start of Python."""
     options = ["--smoke", "--output", str(tmp_path / "run"), "logging.tensorboard=false", "trainer.device=cpu"]
     ran = call(script, *options, *["--dry-run"] * (script != SEVEN))
     assert ran.returncode == 0, ran.stderr
@@ -75,61 +81,51 @@ def test_smoke_trains_the_same_configuration_on_the_tiny_model(script, tmp_path)
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
 
 
-def test_dry_run_of_two_stages_and_two_nodes():
-    nodes = {"NNODES": "2", "MASTER_ADDR": "10.0.0.1"}
-    head = call(SEVEN, "--dry-run", "method=sequential", **nodes, NODE_RANK="0")
-    assert head.returncode == 0, head.stderr
-    assert "hardware.nodes=2" in head.stdout
-    assert "cluster --npus 16" in head.stdout
-    drivers = [line for line in head.stdout.splitlines() if "mindspeed.start.driver" in line]
-    assert [line.split("/")[-2] for line in drivers] == ["stage0", "stage1"]
-    worker = call(SEVEN, "--dry-run", **nodes, NODE_RANK="1")
-    assert worker.returncode == 0, worker.stderr
-    assert "--address=10.0.0.1:6766" in worker.stdout
-    assert "mindspeed.start.driver" not in worker.stdout
+TWO_NODES = {"NNODES": "2", "MASTER_ADDR": "10.0.0.1"}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "message"),
+    ("arguments", "environment", "shown", "hidden"),
     [
-        (["--dryrun"], {}, "unknown option --dryrun"),
-        (["joint"], {}, "expected KEY=VALUE, found joint"),
-        (["--output"], {}, "--output needs a directory"),
-        (["--smoke", "--resume"], {}, "nothing to resume"),
-        (["--smoke", "model.path=/weights"], {}, "--smoke sets model.path=null itself; leave model.path=/weights out"),
-        (["--smoke", "++data.grader=math"], {}, "--smoke sets data.grader=exact itself"),
-        (["--dry-run", "rollout.promts=3"], {}, "did you mean 'prompts'?"),
-        (["--dry-run"], {"NNODES": "2"}, "needs MASTER_ADDR"),
-        (["--dry-run"], {"CLUSTER_TIMEOUT": "10m"}, "CLUSTER_TIMEOUT=10m: expected seconds"),
-        (["--dry-run"], {"NNODES": "two"}, "NNODES=two: expected a number"),
-        (
-            ["--dry-run"],
-            {"NNODES": "2", "MASTER_ADDR": "x", "NODE_RANK": "2"},
-            "NODE_RANK=2: expected a number from 0 to 1",
-        ),
+        (["method=sequential"], TWO_NODES, ["hardware.nodes=2", "--npus 16", "/stage0/", "/stage1/"], []),
+        ([], {**TWO_NODES, "NODE_RANK": "1"}, ["--address=10.0.0.1:6766"], ["start.driver"]),
+        (["parallel=tp2pp2"], {}, ["check qwen25_7b_910b parallel=tp2pp2"], []),
     ],
 )
-def test_what_is_typed_wrong_ends_with_two(arguments, environment, message):
-    refused = call(SEVEN, *arguments, **environment)
-    assert refused.returncode == 2
-    assert message in refused.stderr
+def test_dry_run_of_nodes_and_layouts(arguments, environment, shown, hidden):
+    ran = call(SEVEN, "--dry-run", *arguments, **environment)
+    assert ran.returncode == 0, ran.stderr
+    assert all(text in ran.stdout for text in shown)
+    assert not any(text in ran.stdout for text in hidden)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "message"),
+    ("code", "arguments", "environment", "named"),
     [
-        (["--dry-run"], {"PYTHON": "/nowhere/python"}, "PYTHON=/nowhere/python: no such program"),
-        (["--dry-run", "rollout.prompts=127"], {}, "rollout.prompts=127: is not a multiple"),
-        (["--dry-run", "--resume", "--output", "/nowhere/run"], {}, "holds no checkpoint"),
+        (2, "--dryrun", {}, "--dryrun"),
+        (2, "joint", {}, "joint"),
+        (2, "--output", {}, "--output"),
+        (2, "--smoke --resume", {}, "--smoke"),
+        (2, "--smoke model.path=/weights", {}, "model.path=/weights"),
+        (2, "--smoke ++data.grader=math", {}, "data.grader=math"),
+        (2, "--dry-run rollout.promts=3", {}, "'prompts'"),
+        (2, "--dry-run parallel=tp8", {}, "tp4"),
+        (2, "--dry-run", {"NNODES": "2"}, "MASTER_ADDR"),
+        (2, "--dry-run", {"CLUSTER_TIMEOUT": "10m"}, "CLUSTER_TIMEOUT=10m"),
+        (2, "--dry-run", {"NNODES": "two"}, "NNODES=two"),
+        (2, "--dry-run", {"NNODES": "2", "MASTER_ADDR": "x", "NODE_RANK": "2"}, "NODE_RANK=2"),
+        (1, "--dry-run", {"PYTHON": "/nowhere/python"}, "PYTHON=/nowhere/python"),
+        (1, "--dry-run rollout.prompts=127", {}, "rollout.prompts=127"),
+        (1, "--dry-run --resume --output /nowhere/run", {}, "--resume"),
     ],
 )
-def test_what_cannot_run_ends_with_one(arguments, environment, message):
-    refused = call(SEVEN, *arguments, **environment)
-    assert refused.returncode == 1
-    assert message in refused.stderr
+def test_refused_calls_end_with_a_code_and_name_the_cause(code, arguments, environment, named):
+    refused = call(SEVEN, *arguments.split(), **environment)
+    assert refused.returncode == code
+    assert named in refused.stderr
 
 
-def test_without_npus_a_plain_call_says_what_is_missing():
+def test_without_npus_the_doctor_stops_the_run():
     if Path("/dev/davinci0").exists():
         pytest.skip("this machine has NPUs")
     refused = call(SEVEN)
@@ -138,23 +134,16 @@ def test_without_npus_a_plain_call_says_what_is_missing():
     assert f"bash {SEVEN} --smoke" in refused.stderr
 
 
-def test_trainings_exit_code_comes_back_and_ray_is_stopped(stand_in):
+@pytest.mark.parametrize(("override", "stages", "code"), [("seed=0", 1, 7), ("method=sequential", 2, 0)])
+def test_stages_run_and_the_exit_code_of_the_training_comes_back(stand_in, override, stages, code):
     folder, environment = stand_in
-    ended = call(SEVEN, "--output", str(folder / "run"), DRIVER_EXIT="7", **environment)
-    assert ended.returncode == 7, ended.stderr
-    ray = (folder / "ray").read_text().splitlines()
-    assert ray[0].startswith("started")
-    assert ray[1] == "stopped"
-    file = folder / "run/stage0/mindspeed_rl.yaml"
-    assert (folder / "driver").read_text() == f"127.0.0.1:{environment['RAY_PORT']} {file}\n"
-    assert file.is_file()
-
-
-def test_stages_follow_each_other(stand_in):
-    folder, environment = stand_in
-    ended = call(SEVEN, "--output", str(folder / "run"), "method=sequential", **environment)
-    assert ended.returncode == 0, ended.stderr
-    assert len((folder / "driver").read_text().splitlines()) == 2
+    ended = call(SEVEN, "--output", str(folder / "run"), override, DRIVER_EXIT=str(code), **environment)
+    assert ended.returncode == code, ended.stderr
+    assert [line.split()[0] for line in (folder / "ray").read_text().splitlines()] == ["started", "stopped"]
+    files = [folder / f"run/stage{stage}/mindspeed_rl.yaml" for stage in range(stages)]
+    called = [f"127.0.0.1:{environment['RAY_PORT']} {file}" for file in files]
+    assert (folder / "driver").read_text().splitlines() == called
+    assert all(file.is_file() for file in files)
 
 
 def heed_signals():
@@ -163,40 +152,32 @@ def heed_signals():
         signal.signal(number, signal.SIG_DFL)
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_stops_what_was_started(stand_in, sent):
+@pytest.mark.parametrize(
+    ("where", "sent"),
+    [
+        *(("driver", sent) for sent in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)),
+        *(("training", sent) for sent in (signal.SIGINT, signal.SIGTERM)),  # --smoke
+        *(("cluster", sent) for sent in (signal.SIGTERM, signal.SIGHUP)),
+    ],
+)
+def test_a_signal_stops_everything_that_was_started(stand_in, where, sent):
     folder, environment = stand_in
+    variable = {"driver": "DRIVER_SLEEPS", "cluster": "CLUSTER_SLEEPS"}.get(where, "UNUSED")
     process = subprocess.Popen(
-        ["bash", str(SEVEN), "--output", str(folder / "run")],
-        env={**os.environ, **environment, "DRIVER_SLEEPS": "1"},
+        ["bash", str(SEVEN), *["--smoke"] * (where == "training"), "--output", str(folder / "run")],
+        env={**os.environ, **environment, variable: "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         preexec_fn=heed_signals,
     )
-    until(folder / "driver")
+    file = folder / ("driver" if where == "driver" else "training")
+    until(file)
     process.send_signal(sent)
-    assert process.wait(timeout=60) == 128 + sent
-    assert (folder / "ray").read_text().splitlines()[-1] == "stopped"
-
-
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("what", ["--smoke", "cluster"])
-def test_a_signal_to_the_script_alone_leaves_no_orphan(stand_in, what, sent):
-    """In a smoke run, and while nodes are waited for: the child is stopped, and at once."""
-    folder, environment = stand_in
-    arguments = [what] if what == "--smoke" else []
-    process = subprocess.Popen(
-        ["bash", str(SEVEN), *arguments, "--output", str(folder / "run")],
-        env={**os.environ, **environment, "CLUSTER_SLEEPS": "1"},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        preexec_fn=heed_signals,
-    )
-    until(folder / "training")
-    child = int((folder / "training").read_text().split()[0])
-    process.send_signal(sent)
-    assert process.wait(timeout=40) == 128 + sent  # the child would sleep for longer
-    assert ended(child)
+    assert process.wait(timeout=50) == 128 + sent  # the child would sleep for longer
+    if where != "driver":
+        assert ended(int(file.read_text().split()[0]))
+    if where != "training":
+        assert (folder / "ray").read_text().splitlines()[-1] == "stopped"
 
 
 @pytest.mark.parametrize("name", ["qwen25_7b_910b", "verl", "convert_weights"])
@@ -223,7 +204,7 @@ def test_a_port_that_is_taken(stand_in):
         taken.listen()
         refused = call(SEVEN, **environment)
     assert refused.returncode == 1
-    assert f"127.0.0.1:{environment['RAY_PORT']} is taken" in refused.stderr
+    assert "RAY_PORT" in refused.stderr
 
 
 def test_a_worker_waits_for_its_head_with_a_limit(stand_in):
@@ -231,7 +212,7 @@ def test_a_worker_waits_for_its_head_with_a_limit(stand_in):
     nodes = {"NNODES": "2", "NODE_RANK": "1", "MASTER_ADDR": "127.0.0.1", "CLUSTER_TIMEOUT": "1"}
     refused = call(SEVEN, **environment, **nodes)
     assert refused.returncode == 1
-    assert "no Ray head at 127.0.0.1" in refused.stderr
+    assert f"127.0.0.1:{environment['RAY_PORT']}" in refused.stderr
 
 
 @contextlib.contextmanager
@@ -259,7 +240,7 @@ def test_the_limit_holds_where_packets_are_dropped():
         command = ["bash", "-euo", "pipefail", "-c", steps]
         refused = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
     assert refused.returncode == 1
-    assert refused.stderr == f"launch: no Ray head at 127.0.0.1:{port} after 3 seconds\n"
+    assert f"127.0.0.1:{port}" in refused.stderr
 
 
 @pytest.mark.parametrize("head_stays", [True, False])
@@ -301,10 +282,9 @@ def test_a_run_that_is_done_starts_nothing(stand_in):
     checkpoint(folder / "run/stage0/checkpoints", 4, iteration="3")
     settings = ["data.epochs=null", "trainer.steps=3", "--output", str(folder / "run")]
     write(folder / "run/stage0/validation.jsonl", '{"step": 3}\n')
-    assert "already holds a run" in call(SEVEN, *settings, **environment).stderr
+    assert call(SEVEN, *settings, **environment).returncode == 1
     ended = call(SEVEN, "--resume", *settings, **environment)
     assert ended.returncode == 0, ended.stderr
-    assert "every iteration of" in ended.stdout
     assert not (folder / "ray").exists()
 
 
@@ -383,69 +363,74 @@ def test_canns_and_atbs_scripts_find_the_python_that_trains(tmp_path, relative):
     assert went.stdout.splitlines()[-2:] == ["the one that trains"] * 2
 
 
-def test_a_converter_that_fails_leaves_the_original_models_modes(tmp_path):
+@pytest.fixture
+def converted(tmp_path):
+    """A read-only model, a checkpoint, the checkouts, and the call that converts it to Hugging Face's format."""
     model, output, home = tmp_path / "model", tmp_path / "run", tmp_path / "home"
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        write(model / name, "old").chmod(0o444)
-    checkpoint(output / "stage0/checkpoints", 2, iteration="10")
+    files = [write(model / name, "old") for name in ("config.json", "tokenizer.json", "model.safetensors")]
+    for file in files:
+        file.chmod(0o444)
+    checkpoint(output / "stage0/checkpoints", 4, iteration="10")
     for package in HOMES.values():
         (home / package).mkdir(parents=True)
-    write(
-        home / "convert_ckpt.py",
+    arguments = ["mcore2hf", "qwen25_3b_910b", "--output", str(output), f"model.path={model}"]
+    return files, write(home / "convert_ckpt.py", ""), arguments, dict.fromkeys(HOMES, str(home))
+
+
+def test_a_converter_that_fails_leaves_the_original_models_modes(converted):
+    files, converter, arguments, homes = converted
+    converter.write_text(
         "import pathlib, sys\n"
         "folder = pathlib.Path(sys.argv[sys.argv.index('--save-dir') + 1])\n"
         "[path.chmod(0o640) for path in folder.iterdir()]\n"
-        "sys.exit(5)\n",
+        "sys.exit(5)\n"
     )
-    failed = call(
-        *(ROOT / "launch" / "convert_weights.sh", "mcore2hf", "qwen25_3b_910b"),
-        *("--output", str(output), f"model.path={model}"),
-        **dict.fromkeys(HOMES, str(home)),
-    )
+    failed = call(CONVERT, *arguments, **homes)
     assert failed.returncode == 5, failed.stderr
-    assert {stat.S_IMODE(path.stat().st_mode) for path in model.iterdir()} == {0o444}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o444}
 
 
-def test_a_signal_stops_the_converter_and_puts_the_modes_back(stand_in, tmp_path):
+def test_a_signal_stops_the_converter_and_puts_the_modes_back(stand_in, converted):
     folder, environment = stand_in
-    model, output, home = tmp_path / "model", tmp_path / "run", tmp_path / "home"
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        write(model / name, "old").chmod(0o444)
-    checkpoint(output / "stage0/checkpoints", 2, iteration="10")
-    for package in HOMES.values():
-        (home / package).mkdir(parents=True)
-    write(home / "convert_ckpt.py", "")
+    files, _, arguments, homes = converted
     process = subprocess.Popen(
-        [
-            *("bash", str(ROOT / "launch/convert_weights.sh"), "mcore2hf", "qwen25_3b_910b"),
-            *("--output", str(output), f"model.path={model}"),
-        ],
-        env={**os.environ, **environment, **dict.fromkeys(HOMES, str(home))},
-        stdout=subprocess.DEVNULL,
+        ["bash", str(CONVERT), *arguments], env={**os.environ, **environment, **homes}, stdout=subprocess.DEVNULL
     )
     until(folder / "training")
-    model.joinpath("model.safetensors").chmod(0o640)
+    files[-1].chmod(0o640)
     process.terminate()
     assert process.wait(timeout=50) == 143
     assert ended(int((folder / "training").read_text().split()[0]))
-    assert {stat.S_IMODE(path.stat().st_mode) for path in model.iterdir()} == {0o444}
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o444}
 
 
-@pytest.mark.parametrize("direction", ["hf2mcore", "mcore2hf"])
-def test_conversion_shows_its_commands(direction):
-    shown = call(ROOT / "launch" / "convert_weights.sh", direction, "qwen25_3b_910b", "--dry-run")
+@pytest.mark.parametrize(
+    ("arguments", "tp", "pp"),
+    [
+        ("hf2mcore qwen25_3b_910b", 2, 1),
+        ("hf2mcore qwen25_7b_910b parallel=tp2pp2", 2, 2),
+        ("mcore2hf qwen25_3b_910b", 1, 1),
+    ],
+)
+def test_conversion_shows_its_commands(arguments, tp, pp):
+    shown = call(CONVERT, *arguments.split(), "--dry-run")
     assert shown.returncode == 0, shown.stderr
     converter = next(line for line in shown.stdout.splitlines() if "convert_ckpt.py" in line)
-    assert f"--target-tensor-parallel-size {2 if direction == 'hf2mcore' else 1} " in converter
+    assert f"--target-tensor-parallel-size {tp} --target-pipeline-parallel-size {pp} " in converter
 
 
-def test_conversion_refuses_what_it_cannot_do():
-    script = ROOT / "launch" / "convert_weights.sh"
-    assert "expected hf2mcore or mcore2hf, found there" in call(script, "there", "qwen25_3b_910b").stderr
-    for arguments in ([], ["hf2mcore"], ["hf2mcore", "qwen25_3b_910b", "--smoke"], ["hf2mcore", "a", "b"]):
-        misused = call(script, *arguments)
-        assert misused.stderr.startswith("launch: "), arguments
-        assert misused.returncode == 2
-    missing = call(script, "hf2mcore", "qwen25_3b_910b", MINDSPEED_RL_HOME="")
-    assert missing.returncode == 1
-    assert "MINDSPEED_RL_HOME is not set" in missing.stderr
+@pytest.mark.parametrize(
+    ("code", "arguments", "environment"),
+    [
+        (2, "there qwen25_3b_910b", {}),
+        (2, "", {}),
+        (2, "hf2mcore", {}),
+        (2, "hf2mcore qwen25_3b_910b --smoke", {}),
+        (2, "hf2mcore a b", {}),
+        (1, "hf2mcore qwen25_3b_910b", {"MINDSPEED_RL_HOME": ""}),
+    ],
+)
+def test_conversion_refuses_unknown_words_and_missing_checkouts(code, arguments, environment):
+    refused = call(CONVERT, *arguments.split(), **environment)
+    assert refused.returncode == code
+    assert refused.stderr

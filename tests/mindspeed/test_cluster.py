@@ -40,5 +40,5 @@ def test_too_few_are_refused_with_what_would_fit(nodes: list[tuple[int, int]], f
         check_cpus(cluster, WantedCpus(8, 13))
         return
     remedy = f"num_cpus_for_placement_group to {fits} or less" if fits else "no smaller number is enough"
-    with pytest.raises(TrainingError, match=rf"for ever; .*{remedy}"):
+    with pytest.raises(TrainingError, match=remedy):
         check_cpus(cluster, WantedCpus(8, 13))

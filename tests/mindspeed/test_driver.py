@@ -1,8 +1,9 @@
-"""What the driver refuses before anything starts, and what it hands to MindSpeed-RL."""
+"""The driver refuses bad configurations before Ray starts, and passes the rest to MindSpeed-RL."""
 
 import copy
 import importlib.machinery
 import json
+import re
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -43,6 +44,81 @@ def _config(**changes: dict[str, Any]) -> Any:
     return OmegaConf.create(config)
 
 
+RECORDS = {"data_path": "a.jsonl", "dataset_additional_keys": ["coca_record"]}
+LABELS = {"data_path": "prefix", "dataset_additional_keys": ["labels"]}
+VALIDATED = {"eval_interval": 50, "eval_data": "e.jsonl", "output_dir": "o"}
+TP2 = {"infer_tensor_parallel_size": 2}
+SEPARATE = {"use_integrated_worker": False}
+ROLES = {"ref_config": {"model": "m"}, "reward_config": {"model": "m"}}
+HOST_WEIGHTS = {"platform": "host", "host": {"initial_weights": "/hf"}}
+REFUSED: list[tuple[str, dict[str, dict[str, Any]]]] = [  # the key that the error names, and the changes
+    ("stage", {"megatron_training": {"stage": "ray_dapo"}}),
+    ("actor_config.stage", {"actor_config": {"stage": "ray_dapo"}}),
+    ("actor_config.save", {"actor_config": {"save": None}}),
+    ("rl_config.verifier_function", {"rl_config": {"verifier_function": ["coca_math"]}}),
+    ("rl_config.verifier_function", {"rl_config": {"verifier_function": []}}),
+    ("rl_config.verifier_function", {"rl_config": {"verifier_function": ["coca", "acc"]}}),
+    ("rl_config.verifier_function", {"rl_config": {"verifier_function": ["coca", "coca"]}}),
+    ("rl_config.n_samples_per_prompt", {"rl_config": {"n_samples_per_prompt": 1}}),
+    ("rl_config.adv_dispatch_size", {"rl_config": {"adv_dispatch_size": 10}}),
+    ("coca.rollout_log_probs", {"rl_config": {"async_engine": True}}),
+    ("rl_config.entropy_coeff", {"rl_config": {"entropy_coeff": 0.01}}),
+    ("rl_config.partial_rollout_max_split", {"rl_config": {"partial_rollout_max_split": 2}}),
+    ("rl_config.data_strategy", {"rl_config": {"data_strategy": "TQ"}}),
+    ("rl_config.shuffle_mini_batch", {"rl_config": {"shuffle_mini_batch": True}}),
+    ("rl_config.rule_reward", {"rl_config": {"rule_reward": False}}),
+    ("rl_config.multi_turn_enable", {"rl_config": {"multi_turn_enable": True}}),
+    # The real vLLM ends with "vllm dp groups is None" in the first rollout.
+    ("rl_config.guarantee_order", {"rl_config": {"guarantee_order": True, "actor_resource": {"num_npus": 1}}}),
+    ("ref_config", {"rl_config": SEPARATE}),
+    ("ref_config", {"ref_config": {"model": "m"}}),
+    ("rl_config.reference_resource", {"rl_config": SEPARATE, **ROLES}),
+    ("megatron_training.dataset_additional_keys", {"megatron_training": {"data_path": "a.jsonl"}}),
+    ("actor_config.dataset_additional_keys", {"actor_config": {**LABELS, "data_path": "a.jsonl"}}),
+    (
+        "megatron_training.dataset_additional_keys",
+        {"megatron_training": {**LABELS, "dataset_additional_keys": ["labels", "coca_record"]}},
+    ),
+    ("coca.eval_interval", {"coca": VALIDATED}),
+    ("coca.method", {"coca": {"method": {"name": "cocoa"}}}),
+    ("coca.method.advantage_eps", {"coca": {"method": {"advantage_eps": "0.05"}}}),
+    ("coca.method", {"coca": {"method": "joint"}}),
+    ("coca.method.clip", {"coca": {"method": {"clip": 0.1}}}),
+    ("coca.method.loss_aggregation", {"coca": {"method": {"loss_aggregation": "mean"}}}),
+    ("coca.grader", {"coca": {"grader": "maths"}}),
+    ("stage", {"coca": {"stage": 1}}),
+    ("coca.groups", {"coca": {"groups": 3}}),
+    ("eval_data", {"coca": {"eval_interval": 5}}),
+    ("output_dir", {"coca": {"samples_interval": 5}}),
+    ("rollout", {"coca": {"rollout": "transformers"}}),  # on platform npu
+    ("infer_tensor_parallel_size", {"generate_config": TP2, "coca": {"platform": "host"}}),
+    ("coca.host.initial_weights", {"coca": HOST_WEIGHTS, "rl_config": {"init_kl_coef": 0.1}}),
+]
+ACCEPTED: list[dict[str, dict[str, Any]]] = [
+    {"actor_config": {"stage": "ray_grpo"}, "megatron_training": {"stage": "ray_dapo"}},
+    {"rl_config": {"data_strategy": "dock", "partial_rollout_max_split": 1}},
+    {"megatron_training": LABELS},
+    {"megatron_training": RECORDS, "coca": VALIDATED},
+    {"rl_config": {**SEPARATE, "reference_resource": {"num_npus": 1}}, **ROLES},
+    {"coca": HOST_WEIGHTS, "rl_config": {"init_kl_coef": 0.1}, "actor_config": {"load": "/megatron"}},
+    {"generate_config": TP2},
+    {"generate_config": TP2, "coca": {"platform": "host", "rollout": "vllm"}},
+    {"rl_config": {"guarantee_order": True, "actor_resource": {"num_npus": 2}}},
+    {"coca": {"method": {"name": "sequential"}, "stage": 1}},
+]
+
+
+@pytest.mark.parametrize(("key", "changes"), REFUSED)
+def test_unsupported_values_are_refused_by_key(key: str, changes: dict[str, dict[str, Any]]) -> None:
+    with pytest.raises(ConfigError, match=rf"(^|[\s.]){re.escape(key)}\b"):
+        driver.split_config(_config(**changes))
+
+
+@pytest.mark.parametrize("changes", ACCEPTED)
+def test_supported_values_are_accepted(changes: dict[str, dict[str, Any]]) -> None:
+    driver.split_config(_config(**changes))
+
+
 def test_mindspeed_keys_pass_through_untouched() -> None:
     settings, rest = driver.split_config(_config(coca={"method": {"name": "joint"}}))
     assert settings.method.name == "joint"
@@ -51,144 +127,39 @@ def test_mindspeed_keys_pass_through_untouched() -> None:
 
 
 @pytest.mark.parametrize(
-    ("section", "values", "message"),
+    ("coca", "engine", "measured_at_another_temperature"),
     [
-        ("megatron_training", {"stage": "ray_dapo"}, "stage: expected ray_grpo, found 'ray_dapo'"),
-        ("rl_config", {"verifier_function": ["coca_math"]}, "unknown verifier 'coca_math'; known: coca, acc,"),
-        ("rl_config", {"verifier_function": []}, "verifier_function is empty"),
-        ("rl_config", {"verifier_function": ["coca", "acc"]}, "stands alone"),
-        ("rl_config", {"verifier_function": ["coca", "coca"]}, "stands alone"),
-        ("rl_config", {"n_samples_per_prompt": 1}, "at least 2 responses, found 1"),
-        ("rl_config", {"adv_dispatch_size": 10}, "10 does not hold whole groups of 4; the nearest is 8"),
-        ("rl_config", {"async_engine": True}, "rollout_log_probs: not available"),
-        ("actor_config", {"save": None}, "actor_config.save"),
-        ("coca", {"method": {"name": "cocoa"}}, "coca.method: .*unknown training method 'cocoa'.*known methods: coca"),
-        ("coca", {"method": {"advantage_eps": "0.05"}}, "coca.method.advantage_eps: .*'0.05'"),
-        ("coca", {"method": "joint"}, "coca.method: .*'joint'"),
-        ("coca", {"method": {"clip": 0.1}}, "coca.method.clip 0.1 and rl_config.clip_ratio 0.2 differ"),
-        ("coca", {"grader": "maths"}, "coca.grader: unknown grader 'maths'; did you mean 'math'"),
-        ("coca", {"stage": 1}, "method coca has stages 0 to 0, found 1"),
-        ("coca", {"method": {"loss_aggregation": "mean"}}, r"coca.method.loss_aggregation: .*'mean'"),
-        ("coca", {"groups": 3}, "coca.groups: Extra inputs are not permitted"),
-        ("coca", {"eval_interval": 5}, "eval_data: eval_interval is set"),
-        ("coca", {"samples_interval": 5}, "output_dir: validation and samples need"),
-        ("rl_config", {"use_integrated_worker": False}, "ref_config: .*as actor_config"),
+        ({}, "vllm", False),
+        ({"platform": "host"}, "transformers", True),
+        ({"platform": "host", "rollout": "vllm"}, "vllm", False),
     ],
 )
-def test_what_cannot_work_is_refused_by_key_and_value(section: str, values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        driver.split_config(_config(**{section: values}))
+def test_log_probs_of_another_distribution_are_not_compared(
+    coca: dict[str, Any], engine: str, measured_at_another_temperature: bool
+) -> None:
+    for temperature, measured in ((1.0, True), (0.7, measured_at_another_temperature)):
+        sampling = {"sampling_config": {"temperature": temperature}}
+        settings, _ = driver.split_config(_config(generate_config=sampling, coca=coca))
+        assert settings.rollout_engine == engine
+        assert settings.rollout_log_probs == measured
 
 
-@pytest.mark.parametrize(
-    ("section", "values", "message"),
-    [
-        ("actor_config", {"stage": "ray_dapo"}, r"actor_config.stage: expected ray_grpo, found 'ray_dapo'"),
-        ("rl_config", {"entropy_coeff": 0.01}, r"entropy_coeff: .* expected 0, found 0.01"),
-        ("rl_config", {"partial_rollout_max_split": 2}, r"partial_rollout_max_split: .* expected 1, found 2"),
-        ("rl_config", {"data_strategy": "TQ"}, r"data_strategy: .* expected td, found 'TQ'"),
-        (
-            "rl_config",
-            {"shuffle_mini_batch": True},
-            r"rl_config.shuffle_mini_batch: .* old log-probabilities.* expected false, found true",
-        ),
-        ("rl_config", {"rule_reward": False}, r"rule_reward: .* expected true, found false"),
-        ("ref_config", {"model": "m"}, "ref_config: rl_config.use_integrated_worker: true takes no such section"),
-        ("megatron_training", {"data_path": "a.jsonl"}, r"dataset_additional_keys: .* \[coca_record\], found \[\]"),
-        (
-            "actor_config",
-            {"data_path": "a.jsonl", "dataset_additional_keys": ["labels"]},
-            r"actor_config.dataset_additional_keys: a.jsonl .* expected \[coca_record\], found \['labels'\]",
-        ),
-        (
-            "megatron_training",
-            {"data_path": "prefix", "dataset_additional_keys": ["labels", "coca_record"]},
-            r"dataset_additional_keys: prefix has the column labels: expected \[labels\]",
-        ),
-        (
-            "coca",
-            {"eval_interval": 50, "eval_data": "e.jsonl", "output_dir": "o"},
-            "eval_interval=50: validation needs coca_record among megatron_training.dataset_additional_keys",
-        ),
-    ],
-)
-def test_what_the_hooks_would_refuse_on_the_cluster(section: str, values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        driver.split_config(_config(**{section: values}))
-
-
-def test_what_the_hooks_take() -> None:
-    driver.split_config(_config(actor_config={"stage": "ray_grpo"}, megatron_training={"stage": "ray_dapo"}))
-    driver.split_config(_config(rl_config={"data_strategy": "dock", "partial_rollout_max_split": 1}))
-    labels = {"data_path": "prefix", "dataset_additional_keys": ["labels"]}
-    driver.split_config(_config(megatron_training=labels))
-    records = {"data_path": "a.jsonl", "dataset_additional_keys": ["coca_record"]}
-    validated = {"eval_interval": 50, "eval_data": "e.jsonl", "output_dir": "o"}
-    driver.split_config(_config(megatron_training=records, coca=validated))
-
-
-def test_separate_workers_need_sections_that_mindspeed_reads_without_asking() -> None:
-    separate = {"use_integrated_worker": False}
-    sections: dict[str, Any] = {"ref_config": {"model": "m"}, "reward_config": {"model": "m"}}
-    with pytest.raises(ConfigError, match=r"rl_config.reference_resource: .* found none"):
-        driver.split_config(_config(rl_config=separate, **sections))
-    driver.split_config(_config(rl_config={**separate, "reference_resource": {"num_npus": 1}}, **sections))
-
-
-def test_a_reference_on_the_host_needs_megatron_weights() -> None:
-    host = {"platform": "host", "host": {"initial_weights": "/hf"}}
-    rl = {"init_kl_coef": 0.1}
-    with pytest.raises(ConfigError, match="initial_weights: only the actor's"):
-        driver.split_config(_config(coca=host, rl_config=rl))
-    driver.split_config(_config(coca=host, rl_config=rl, actor_config={"load": "/megatron"}))
-
-
-@pytest.mark.parametrize(("temperature", "measured"), [(1.0, True), (0.7, False)])
-def test_log_probabilities_of_another_distribution_are_not_compared(temperature: float, measured: bool) -> None:
-    sampling = {"sampling_config": {"temperature": temperature}}
-    settings, _ = driver.split_config(_config(generate_config=sampling))
-    assert settings.rollout_log_probs == measured
-    host = _config(generate_config=sampling, coca={"platform": "host"})
-    assert driver.split_config(host)[0].rollout_log_probs
-    host = _config(generate_config=sampling, coca={"platform": "host", "rollout": "vllm"})
-    assert driver.split_config(host)[0].rollout_log_probs == measured
-
-
-def test_which_engine_rolls_out() -> None:
-    assert coca_settings({}).rollout_engine == "vllm"
-    assert coca_settings({"platform": "host"}).rollout_engine == "transformers"
-    assert coca_settings({"platform": "host", "rollout": "vllm"}).rollout_engine == "vllm"
-    with pytest.raises(ConfigError, match="rollout: on platform npu responses come from vllm, found transformers"):
-        coca_settings({"rollout": "transformers"})
-
-
-def test_transformers_roll_out_on_one_rank() -> None:
-    several = {"infer_tensor_parallel_size": 2}
-    with pytest.raises(ConfigError, match=r"infer_tensor_parallel_size: .*expected 1, found 2 \(coca.rollout: vllm"):
-        driver.split_config(_config(generate_config=several, coca={"platform": "host"}))
-    driver.split_config(_config(generate_config=several, coca={"platform": "host", "rollout": "vllm"}))
-    driver.split_config(_config(generate_config=several))
-
-
-@pytest.mark.parametrize(
-    ("release", "message"),
-    [
-        ("2.3.0", r"needs vLLM 0.9.1, its build for CPUs, and found none.*mindspeed-vllm.sh DIRECTORY 0.9.1 makes"),
-        ("master", r"needs vLLM 0.11.0, its build for CPUs, and found none.*mindspeed-vllm.sh DIRECTORY 0.11.0 makes"),
-    ],
-)
-def test_vllm_that_is_not_there_is_missed_before_ray_starts(
-    release: str, message: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("release", "version"), [("2.3.0", "0.9.1"), ("master", "0.11.0")])
+def test_a_missing_vllm_is_reported_before_ray_starts(
+    release: str, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     coca = coca_settings({"platform": "host", "rollout": "vllm"})
-    with pytest.raises(MissingDependencyError, match=message):
-        process.check_rollout_engine(_process(coca=coca, release=release))
-    process.check_rollout_engine(_process(coca=coca_settings({"platform": "host"})))
+    with pytest.raises(MissingDependencyError, match=rf"mindspeed-vllm.sh DIRECTORY {re.escape(version)}"):
+        process.check_cpu_shim(_process(coca=coca, release=release))
+    process.check_cpu_shim(_process(coca=coca_settings({"platform": "host"})))
 
 
-def test_sequential_has_two_stages() -> None:
-    assert coca_settings({"method": {"name": "sequential"}, "stage": 1}).stage == 1
+def test_platform_host_needs_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_CPU_SHIM", "tests.support.no_such_shim")
+    with pytest.raises(MissingDependencyError, match=r"coca\.platform"):
+        process.check_cpu_shim(_process(coca=coca_settings({"platform": "host"})))
+    process.check_cpu_shim(_process())
 
 
 def test_checkouts_are_looked_for_in_the_environment(tmp_path: Path) -> None:
@@ -250,42 +221,63 @@ def _process(**fields: Any) -> ProcessSettings:
     )
 
 
-def test_every_ray_process_is_told_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "configs" / "envs").mkdir(parents=True)
-    (tmp_path / "configs" / "envs" / "runtime_env.yaml").write_text("env_vars: {HCCL_BUFFSIZE: 256}\n")
+def _variables(
+    home: Path, environment: Mapping[str, str], release: str = "2.3.0", **changes: dict[str, Any]
+) -> dict[str, str]:
+    """Of Ray's workers, with a ``runtime_env.yaml`` of four variables."""
+    file = home / "configs/envs/runtime_env.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    names = ("HCCL_EXEC_TIMEOUT", "HCCL_BUFFSIZE", "VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE", "VLLM_DP_SIZE")
+    file.write_text(yaml.safe_dump({"env_vars": dict.fromkeys(names, "1")}))
+    found = driver.worker_variables(_process(home=home, release=release), _config(**changes), environment)
+    return {name: value for name, (value, _) in found.items() if value != "1"}
+
+
+NOTHING_CUT = {"generate_config": {"sampling_config": {"top_k": -1, "top_p": 1.0}}}
+TOPK = "VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE"
+
+
+@pytest.mark.parametrize(
+    ("release", "changes", "exported", "expected"),
+    [
+        ("2.3.0", {}, {}, {}),
+        ("2.3.0", {}, {"HCCL_EXEC_TIMEOUT": "7200"}, {"HCCL_EXEC_TIMEOUT": "7200"}),
+        ("2.3.0", {}, {"HCCL_SOCKET_IFNAME": "eth0"}, {}),  # each node has its own
+        ("2.3.0", {"rl_config": {"hccl_buffersize": 64}}, {}, {"HCCL_BUFFSIZE": "64"}),
+        ("2.3.0", {"rl_config": {"hccl_buffersize": 64}}, {"HCCL_BUFFSIZE": "32"}, {"HCCL_BUFFSIZE": "32"}),
+        (
+            "2.3.0",
+            {"generate_config": {"enable_expert_parallel": True, "infer_expert_parallel_size": 4}},
+            {},
+            {"VLLM_DP_SIZE": "4"},
+        ),
+        # No vocabulary is sorted where nothing is cut; MindSpeed-RL's default is the 50 most likely.
+        ("2.3.0", NOTHING_CUT, {}, {TOPK: "0"}),
+        ("2.3.0", NOTHING_CUT, {TOPK: "2"}, {TOPK: "2"}),
+        ("2.3.0", {"generate_config": {"sampling_config": {"top_k": -1, "top_p": 0.9}}}, {}, {}),
+        ("2.3.0", {"generate_config": {"sampling_config": {"top_k": 20}}}, {}, {}),
+        ("master", NOTHING_CUT, {}, {}),  # whose vLLM-Ascend does not read it
+    ],
+)
+def test_variables_of_rays_workers(
+    tmp_path: Path, release: str, changes: Any, exported: dict[str, str], expected: dict[str, str]
+) -> None:
+    assert _variables(tmp_path, exported, release, **changes) == expected
+
+
+def test_every_ray_process_gets_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process = _process(home=tmp_path)
-    runtime = driver.runtime_environment(process, _config())
+    runtime = driver.runtime_environment(process, {"HCCL_BUFFSIZE": ("256", "a file")})
     assert runtime["env_vars"]["HCCL_BUFFSIZE"] == "256"
-    smaller = driver.runtime_environment(process, _config(rl_config={"hccl_buffersize": 64}))
-    assert smaller["env_vars"]["HCCL_BUFFSIZE"] == "64"
-    assert runtime["env_vars"]["PYTHONPATH"].split(":")[1:3] == ["/a", "/b"]
+    repository, *checkouts = runtime["env_vars"]["PYTHONPATH"].split(":")
+    assert Path(repository, "tests/support/mindspeed_host").is_dir()  # reached by workers too
+    assert checkouts[:2] == ["/a", "/b"]
     assert runtime["worker_process_setup_hook"] == "coca_mindspeed.mindspeed.start.process.setup_worker"
     monkeypatch.setenv(VARIABLE, runtime["env_vars"][VARIABLE])
     assert ProcessSettings.from_environment() == process
     monkeypatch.delenv(VARIABLE)
-    with pytest.raises(ConfigError, match=f"{VARIABLE} is not set"):
+    with pytest.raises(ConfigError, match=VARIABLE):
         ProcessSettings.from_environment()
-
-
-@pytest.mark.parametrize(
-    ("release", "sampling", "expected"),
-    [
-        ("2.3.0", {"top_k": -1, "top_p": 1.0}, "0"),
-        ("2.3.0", {"top_k": -1, "top_p": 0.9}, "1"),
-        ("2.3.0", {"top_k": 20}, "1"),
-        ("2.3.0", {}, "1"),  # MindSpeed-RL's default is the 50 most likely
-        ("master", {"top_k": -1}, "1"),  # whose vLLM-Ascend does not read it
-    ],
-)
-def test_no_vocabulary_is_sorted_for_nothing(
-    tmp_path: Path, release: str, sampling: dict[str, Any], expected: str
-) -> None:
-    (tmp_path / "configs" / "envs").mkdir(parents=True)
-    variables = "env_vars: {VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE: '1'}\n"
-    (tmp_path / "configs" / "envs" / "runtime_env.yaml").write_text(variables)
-    process = _process(home=tmp_path).model_copy(update={"release": release})
-    runtime = driver.runtime_environment(process, _config(generate_config={"sampling_config": sampling}))
-    assert runtime["env_vars"]["VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE"] == expected
 
 
 @pytest.fixture
@@ -300,6 +292,9 @@ def driven(
     known = SimpleNamespace(unknown=lambda _config: [])
     monkeypatch.setattr(driver, "read_upstream_keys", lambda _root: known)
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    envs = tmp_path / "MINDSPEED_RL_HOME/configs/envs"
+    envs.mkdir(parents=True)
+    (envs / "runtime_env.yaml").write_text("env_vars: {}\n")
 
     def start_ray(*_arguments: Any) -> None:
         raise GradingError("Ray was started")
@@ -324,7 +319,7 @@ def driven(
 def test_graders_are_built_before_ray_starts(driven: Any, grader: str) -> None:
     tests = {"tests": {"kind": "asserts", "code": "assert f(1) == 1"}}
     message, started = driven({"category": "code", "answer": "", "metadata": tests}, grader)
-    assert "bwrap is not installed" in message
+    assert "bwrap" in message
     assert not started
     assert driven({"category": "math", "answer": "1"}, "auto")[1]
 
@@ -332,12 +327,12 @@ def test_graders_are_built_before_ray_starts(driven: Any, grader: str) -> None:
 @pytest.mark.parametrize(
     ("record", "grader", "problem"),
     [
-        ({"category": "math", "answer": " "}, "auto", "record '0' of 'd': the gold answer ' ' cannot be used"),
-        ({"category": "math", "answer": ""}, "math", "record '0' of 'd': the gold answer '' cannot be used"),
+        ({"category": "math", "answer": " "}, "auto", "record '0' of 'd'"),
+        ({"category": "math", "answer": ""}, "math", "record '0' of 'd'"),
         ({"category": "math", "answer": r"\frac{1"}, "auto", "train.jsonl:1: record '0' of 'd'"),
         ({"category": "math", "answer": "1+1=2\n#### 2"}, "math", "train.jsonl:1: record '0' of 'd'"),
-        ({"category": "factual", "answer": "a"}, "auto", "record '0' of 'd': metadata['aliases'] should be a list"),
-        ({"category": "poem", "answer": "a"}, "auto", "record '0' of 'd': grader of category 'poem' is not known"),
+        ({"category": "factual", "answer": "a"}, "auto", "metadata['aliases']"),
+        ({"category": "poem", "answer": "a"}, "auto", "'poem'"),
     ],
 )
 def test_records_that_cannot_be_graded_stop_the_run_before_ray_starts(
@@ -534,7 +529,7 @@ def test_weights_that_are_not_there_are_missed_here(tmp_path: Path, section: str
     empty = tmp_path / "empty"
     empty.mkdir()
     named = json.loads(json.dumps(values).replace("LOAD", str(empty)))
-    with pytest.raises(ConfigError, match=r"(load|ref_model_load_path): .*is not a Megatron checkpoint"):
+    with pytest.raises(ConfigError, match=r"(load|ref_model_load_path): "):
         driver.check_weights(_config(**{section: named}), reference=True)
     if section != "actor_config":  # where there is no KL term it is not read
         driver.check_weights(_config(**{section: named}), reference=False)
@@ -544,20 +539,21 @@ def test_weights_that_are_not_there_are_missed_here(tmp_path: Path, section: str
 
 @pytest.mark.parametrize("inside", ["mp_rank_01_001_003/model_optim_rng.pt", "__0_0.distcp"])
 def test_checkpoints_of_every_form_are_weights(tmp_path: Path, inside: str) -> None:
-    """Cut for experts, or in Megatron's distributed form."""
+    """Split by expert, or in Megatron's distributed form."""
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("12")
-    with pytest.raises(ConfigError, match="iter_0000012: holds no weights"):
-        driver.check_weights(_config(actor_config={"load": str(tmp_path)}), reference=True)
+    config = _config(actor_config={"load": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"actor_config\.load: .*iter_0000012"):
+        driver.check_weights(config, reference=True)
     file = tmp_path / "iter_0000012" / inside
     file.parent.mkdir(parents=True)
     file.write_text("")
-    driver.check_weights(_config(actor_config={"load": str(tmp_path)}), reference=True)
+    driver.check_weights(config, reference=True)
 
 
 def test_a_training_goes_on_from_a_checkpoint_of_one(tmp_path: Path) -> None:
     load = str(checkpoint(tmp_path / "converted", 2))
     resumed = {"load": load, "finetune": False, "no_load_optim": False}
-    with pytest.raises(ConfigError, match=r"actor_config\.no_load_optim: .*converted weights alone"):
+    with pytest.raises(ConfigError, match=r"actor_config\.no_load_optim"):
         driver.check_weights(_config(actor_config=resumed), reference=True)
     # As MindSpeed-RL's own examples begin: Megatron takes converted weights as new ones whatever finetune says.
     for begun in ({"finetune": True}, {"finetune": False}, {"finetune": False, "no_load_optim": True}):
@@ -568,31 +564,12 @@ def test_a_training_goes_on_from_a_checkpoint_of_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("address", [None, "auto"])
-def test_ray_is_started_here_unless_a_cluster_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str | None
-) -> None:
-    """Ray by itself would join a colleague's cluster on the same machine."""
+def test_ray_is_started_here_unless_a_cluster_is_named(monkeypatch: pytest.MonkeyPatch, address: str | None) -> None:
+    """Ray by itself would join another user's cluster on the same machine."""
     asked: dict[str, Any] = {}
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(init=lambda **arguments: asked.update(arguments)))
-    monkeypatch.setattr(driver, "runtime_environment", lambda *_: {})
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     if address is not None:
         monkeypatch.setenv("RAY_ADDRESS", address)
-    driver.start_ray(_process(home=tmp_path), _config())
+    driver.start_ray(_process(), _config(), {})
     assert asked.get("address") == ("local" if address is None else None)
-
-
-def test_several_turns_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"rl_config\.multi_turn_enable"):
-        driver.split_config(_config(rl_config={"multi_turn_enable": True}))
-
-
-@pytest.mark.parametrize(("npus", "refused"), [(1, True), (2, False)])
-def test_rows_in_order_need_two_npus(npus: int, refused: bool) -> None:
-    """Seen with the real vLLM: "vllm dp groups is None" in the first rollout."""
-    config = _config(rl_config={"guarantee_order": True, "actor_resource": {"num_npus": npus}})
-    if not refused:
-        driver.split_config(config)
-        return
-    with pytest.raises(ConfigError, match=r"rl_config\.guarantee_order: on a single NPU"):
-        driver.split_config(config)

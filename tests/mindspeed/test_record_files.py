@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from omegaconf import OmegaConf
 
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record, write_records
@@ -16,7 +15,7 @@ from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.dataset import load_prompts
 from coca_mindspeed.mindspeed.stages.dock import Rows
 from coca_mindspeed.mindspeed.stages.reward_worker import RecordLookup
-from coca_mindspeed.mindspeed.start.driver import with_digests
+from coca_mindspeed.mindspeed.start.record_files import record_files, with_digests
 from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, write_run_file
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 from coca_mindspeed.utils.files import file_sha256
@@ -35,32 +34,30 @@ def test_a_node_with_another_file_is_refused_before_it_judges_by_its_answers(tmp
     assert [found.answer for found in RecordLookup(str(path), None, [columns.RECORD], planned)(rows)] == ["2"]
     write_sums(path, "2", "1")  # as many records, in another order
     for digests in (planned, {**planned, "another": "0"}):
-        with pytest.raises(DataError, match=r"train\.jsonl: on .* it is another file"):
+        with pytest.raises(DataError, match=r"train\.jsonl: .*SHA-256"):
             RecordLookup(str(path), None, [columns.RECORD], digests)
         settings = CocaSettings(data_sha256=digests)
-        with pytest.raises(DataError, match="it is another file"):
+        with pytest.raises(DataError, match=r"train\.jsonl"):
             load_prompts(path, None, settings, 100)
     # A file that was not planned by its content is taken as it is.
     assert [found.answer for found in RecordLookup(str(path), None, [columns.RECORD], {})(rows)] == ["1"]
 
 
-def test_the_driver_tells_every_process_what_it_has_read(tmp_path: Path) -> None:
+def test_the_settings_carry_the_digests_of_the_files(tmp_path: Path) -> None:
     train = write_sums(tmp_path / "train.jsonl", "1", "2")
     held_out = write_sums(tmp_path / "held_out.jsonl", "3")
-    config = OmegaConf.create({"megatron_training": {"data_path": str(train)}})
-    settings = CocaSettings(eval_data=held_out)
+    files = record_files(str(train), held_out)
     digests = {str(path): file_sha256(path) for path in (train, held_out)}
-    assert with_digests(settings, config).data_sha256 == digests
-    planned = settings.model_copy(update={"data_sha256": digests})
-    assert with_digests(planned, config) == planned
+    assert with_digests(CocaSettings(), files).data_sha256 == digests
+    planned = CocaSettings(data_sha256=digests)
+    assert with_digests(planned, files) == planned
     write_sums(held_out, "4")
-    with pytest.raises(ConfigError, match=r"coca\.data_sha256: .*held_out\.jsonl has changed since"):
-        with_digests(planned, config)
+    with pytest.raises(ConfigError, match=r"coca\.data_sha256: .*held_out\.jsonl"):
+        with_digests(planned, files)
     train.unlink()  # this may be a machine that only starts the run
     held_out.unlink()
-    assert with_digests(planned, config) == planned
-    own = OmegaConf.create({"megatron_training": {"data_path": "a/prefix/of/mindspeed_rl"}})
-    assert with_digests(CocaSettings(), own).data_sha256 == {}
+    assert with_digests(planned, files) == planned
+    assert record_files("a/prefix/of/mindspeed_rl", None) == []
 
 
 def test_a_run_is_not_resumed_on_other_questions_of_the_same_name(tmp_path: Path) -> None:
@@ -82,7 +79,7 @@ def test_a_run_is_not_resumed_on_other_questions_of_the_same_name(tmp_path: Path
     write_sums(held_out, "4")  # other held-out questions are another validation and the same run
     assert values(resume=True)["coca"]["data_sha256"][str(held_out)] == file_sha256(held_out)
     write_sums(train, *map(str, range(1, 301)))
-    with pytest.raises(ConfigError, match=r"the run to resume has another content of .*train\.jsonl"):
+    with pytest.raises(ConfigError, match=r"train\.jsonl"):
         values(resume=True)
     # A run file of a version that did not write them down, and a machine without the file.
     before = yaml.safe_load(written.read_text())

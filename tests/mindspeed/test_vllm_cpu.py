@@ -1,4 +1,4 @@
-"""What is wrapped of vLLM's build for CPUs, on stand-ins; the real one: tests/integration/mindspeed_vllm."""
+"""The patches of vLLM's CPU build, on stubs; the real one: tests/integration/mindspeed_vllm."""
 
 import hashlib
 import importlib.metadata
@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from coca_mindspeed.errors import MissingDependencyError
-from coca_mindspeed.mindspeed.host_platform import stand_ins, vllm_cpu
 from coca_mindspeed.upstream.manifest import ManifestError
+from tests.support.mindspeed_host import stubs, vllm_cpu
 
 EDIT = Path(__file__).parents[2] / "requirements" / "mindspeed_vllm_edit.py"
 
@@ -29,9 +29,9 @@ def test_float32_is_asked_about_as_bfloat16() -> None:
 
     for fine in (True, False):
         config = SimpleNamespace(dtype=torch.float32, fine=fine)
-        assert vllm_cpu.float32_in_v1(upstream)(None, config) is fine
+        assert vllm_cpu.allow_float32(upstream)(None, config) is fine
         assert config.dtype == torch.float32
-    vllm_cpu.float32_in_v1(upstream)(None, SimpleNamespace(dtype=torch.float16, fine=True))
+    vllm_cpu.allow_float32(upstream)(None, SimpleNamespace(dtype=torch.float16, fine=True))
     assert asked == [torch.bfloat16, torch.bfloat16, torch.float16]
 
 
@@ -43,7 +43,7 @@ def test_ranks_that_mindspeed_rl_started_are_left_alone(executor: str, kept: str
             vllm_config.model_config.checked = cls
             vllm_config.parallel_config.distributed_executor_backend = "mp"
 
-    Platform.check = vllm_cpu.in_a_process_of_mindspeed_rl(vars(Platform)["check"])  # type: ignore[method-assign]
+    Platform.check = vllm_cpu.keep_external_launcher(vars(Platform)["check"])  # type: ignore[method-assign]
     parallel = SimpleNamespace(distributed_executor_backend=executor)
     config = SimpleNamespace(model_config=SimpleNamespace(), parallel_config=parallel)
     Platform.check(config)
@@ -60,14 +60,14 @@ def test_a_cache_is_initialised_as_often_as_asked(names: tuple[str, ...]) -> Non
 
     runner = SimpleNamespace(**{name: [] for name in names})
     for config in ("first", "second"):
-        vllm_cpu.once_more(upstream)(runner, config)
+        vllm_cpu.reset_attn_backend(upstream)(runner, config)
     assert vars(runner) == {name: ["second"] for name in names}
 
 
 def test_weights_that_are_handed_over_are_those_that_multiply() -> None:
     """As vLLM's linear layers do it: once behind loading, and then with the layer's weight of that moment."""
     layer: Any = torch.nn.Linear(3, 2)
-    vllm_cpu.by_the_weight_itself(None)(layer, remove_weight=True)
+    vllm_cpu.plain_linear(None)(layer, remove_weight=True)
     x = torch.rand(4, 3)
     with torch.no_grad():
         for _ in range(2):
@@ -89,7 +89,7 @@ def test_no_rank_binds_threads(rank: int, replica: int | None, monkeypatch: pyte
         found.append(places[self.rank])
 
     worker = SimpleNamespace(rank=rank, parallel_config=SimpleNamespace(data_parallel_rank_local=replica))
-    vllm_cpu.without_binding_threads(upstream)(worker)
+    vllm_cpu.bind_no_threads(upstream)(worker)
     assert (found, worker.parallel_config.data_parallel_rank_local) == (["all"], replica)
 
 
@@ -97,7 +97,7 @@ def test_a_rollout_does_not_move_the_generator_of_training() -> None:
     torch.manual_seed(5)
     expected = torch.rand(2)
     torch.manual_seed(5)
-    vllm_cpu.beside_the_generator_of_training(lambda _self: torch.manual_seed(0) and torch.rand(3))(None)
+    vllm_cpu.fork_cpu_generator(lambda _self: torch.manual_seed(0) and torch.rand(3))(None)
     assert torch.equal(torch.rand(2), expected)
 
 
@@ -112,16 +112,16 @@ def test_another_vllm_is_refused_by_name(release: str, tmp_path: Path, monkeypat
 
 def test_a_release_whose_vllm_has_no_known_build_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vllm_cpu, "load_manifests", lambda package: [])
-    with pytest.raises(MissingDependencyError, match=r"vLLM 0\.11\.0 beside MindSpeed-RL master, whose build for CPUs"):
+    with pytest.raises(MissingDependencyError, match=r"vLLM 0\.11\.0"):
         vllm_cpu.known_vllm("master")
 
 
 def test_an_installed_package_can_be_stood_in_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    stand_ins.install(hiding=("json",))
+    stubs.install(hiding=("json",))
     spec = importlib.util.find_spec("json.of_nobody")
     assert spec is not None
-    assert isinstance(spec.loader, stand_ins._Finder)
+    assert isinstance(spec.loader, stubs._Finder)
 
 
 def _edit(site_packages: Path) -> subprocess.CompletedProcess[str]:

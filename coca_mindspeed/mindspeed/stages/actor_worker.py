@@ -5,7 +5,6 @@ from typing import Any
 
 import ray
 from mindspeed_rl.workers.actor_hybrid_worker import ActorHybridWorkerBase
-from mindspeed_rl.workers.integrated_worker import temporary_micro_batch_size
 from torch import Tensor
 
 from coca_mindspeed.errors import ConfigError
@@ -24,6 +23,9 @@ class ActorWithoutReference(ActorHybridWorkerBase):
         if size is None:
             super().compute_log_prob()
             return
+        # At the top of this module it would be a cycle where patches/*.patch are applied.
+        from mindspeed_rl.workers.integrated_worker import temporary_micro_batch_size
+
         with temporary_micro_batch_size(worker=self.actor_hybrid.train_actor, args=self.get_args(), new_mbs=size):
             super().compute_log_prob()
 

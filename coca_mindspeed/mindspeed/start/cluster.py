@@ -1,4 +1,4 @@
-"""Wait until a Ray cluster has all of its NPUs, and see whether it has CPUs enough.
+"""Wait until a Ray cluster has all of its NPUs, and check its CPUs.
 
 ``python -m coca_mindspeed.mindspeed.start.cluster --npus N --cpus-per-npu N --other-cpus N --timeout SECONDS``
 """
@@ -13,12 +13,12 @@ from coca_mindspeed.errors import CocaError, TrainingError
 from coca_mindspeed.upstream.ray_cluster import wait_for_cluster
 from coca_mindspeed.utils.console import print_failure
 
-_DOCK_CPUS = 10  # GRPOTransferDock asks for so many, on one node
+_DOCK_CPUS = 10  # reserved by GRPOTransferDock on one node
 
 
 @dataclass(frozen=True, slots=True)
 class WantedCpus:
-    """CPUs that MindSpeed-RL reserves by number: for every NPU, on its node, and for its other actors together."""
+    """CPUs that MindSpeed-RL reserves: per NPU, on its node, and for all other actors together."""
 
     per_npu: int
     others: int
@@ -27,21 +27,21 @@ class WantedCpus:
 def wanted_cpus(rl_config: Mapping[str, Any], nodes: int) -> WantedCpus:
     """From ``rl_config``, with MindSpeed-RL's defaults.
 
-    The others are the transfer dock, the task in which ``train`` runs, a rule reward on each node, and the advantages.
+    The others are the transfer dock, the task of ``train``, a rule reward per node, and the advantage stage.
     """
     task = int(rl_config.get("num_cpus_for_local_task", 1))
     return WantedCpus(int(rl_config.get("num_cpus_for_placement_group", 8)), _DOCK_CPUS + 1 + nodes * task + task)
 
 
 def check_cpus(nodes: Sequence[Mapping[str, float]], wanted: WantedCpus) -> None:
-    """Refuse a cluster in which a placement group would wait for ever.
+    """Refuse a cluster in which a placement group would wait forever.
 
     Args:
         nodes: resources of each node, ``CPU`` and ``NPU``.
-        wanted: what will be asked for.
+        wanted: CPUs that will be reserved.
 
     Raises:
-        TrainingError: with what each node has, and what would fit.
+        TrainingError: names the CPUs of each node, and a number that would fit.
     """
     if _fit(nodes, wanted.per_npu, wanted.others):
         return
@@ -53,17 +53,16 @@ def check_cpus(nodes: Sequence[Mapping[str, float]], wanted: WantedCpus) -> None
         else f"lower mindspeed_rl.rl_config.num_cpus_for_placement_group to {fewer} or less"
     )
     raise TrainingError(
-        f"MindSpeed-RL reserves {wanted.per_npu} CPUs for each NPU on its node and {wanted.others} besides "
-        f"({_DOCK_CPUS} of them on one node, where others may have come first), and would wait for them for ever; the "
-        f"nodes have {has}; {remedy}"
+        f"MindSpeed-RL reserves {wanted.per_npu} CPUs per NPU on its node and {wanted.others} others ({_DOCK_CPUS} of "
+        f"them on one node), and waits until they are free; the nodes have {has}; {remedy}"
     )
 
 
 def _fit(nodes: Sequence[Mapping[str, float]], per_npu: int, others: int) -> bool:
-    """Whether all actors find their CPUs, however the small ones are spread before the dock is placed."""
+    """Whether all actors find CPUs, wherever the small ones are placed before the dock."""
     spare = [int(node.get("CPU", 0)) - per_npu * int(node.get("NPU", 0)) for node in nodes]
-    task = (others - _DOCK_CPUS - 1) // (len(nodes) + 1)  # of a rule reward on each node, and of the advantages
-    before_the_dock = 1 + task  # the driver's task and a reward may be on the very node that has most
+    task = (others - _DOCK_CPUS - 1) // (len(nodes) + 1)
+    before_the_dock = 1 + task  # the driver's task and a reward may be placed on the node with most CPUs
     return min(spare, default=0) >= 0 and max(spare, default=0) >= _DOCK_CPUS + before_the_dock and sum(spare) >= others
 
 

@@ -1,4 +1,4 @@
-"""Start training: compose the configuration, refuse what cannot work, and run MindSpeed-RL's own ``train``, hooked.
+"""Check the configuration of a run, start Ray, and call MindSpeed-RL's ``train`` with the hooks applied.
 
 ``python -m coca_mindspeed.mindspeed.start.driver CONFIG.yaml [key=value ...]``; the environment names the checkouts:
 ``MINDSPEED_RL_HOME``, ``MEGATRON_HOME``, ``MINDSPEED_HOME`` and ``MINDSPEED_LLM_HOME``.
@@ -22,9 +22,9 @@ from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError
 from coca_mindspeed.mindspeed.plan.conditions import check_mindspeed_keys, needs_reference
 from coca_mindspeed.mindspeed.plan.upstream_keys import keys_without_effect, read_upstream_keys
 from coca_mindspeed.mindspeed.stages.verifiers import try_verifier
-from coca_mindspeed.mindspeed.start.process import check_rollout_engine, setup_driver
+from coca_mindspeed.mindspeed.start.process import check_cpu_shim, setup_driver
 from coca_mindspeed.mindspeed.start.prompt_template import try_template
-from coca_mindspeed.mindspeed.start.record_files import check_planned, digests, record_files
+from coca_mindspeed.mindspeed.start.record_files import record_files, with_digests
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from coca_mindspeed.mindspeed.weights.checkpoints import check_checkpoint, newest_iteration
 from coca_mindspeed.upstream.manifest import matching_manifest
@@ -38,8 +38,7 @@ HOMES = {
     "MINDSPEED_HOME": "mindspeed",
     "MINDSPEED_LLM_HOME": "mindspeed_llm",
 }
-# MindSpeed-RL asks for tens of CPUs by name; on the host platform they are only numbers.
-_HOST_CPUS = 64
+_HOST_CPUS = 64  # MindSpeed-RL reserves tens of CPUs by number; without an NPU they need not exist
 _WORKER_SETUP = "coca_mindspeed.mindspeed.start.process.setup_worker"
 
 
@@ -75,7 +74,7 @@ def compose_config(path: Path, overrides: Sequence[str], mindspeed_rl_home: Path
         raise ConfigError(f"{path}: no such configuration file")
     search = f"hydra.searchpath=[file://{mindspeed_rl_home / 'configs'}]"
     try:
-        read_yaml(path)  # names the line, which Hydra's own message does not
+        read_yaml(path)  # its errors name the line; those of Hydra do not
         with initialize_config_dir(str(path.resolve().parent), version_base=None):
             return compose(path.stem, overrides=[search, *overrides])
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, YamlError) as error:
@@ -83,40 +82,32 @@ def compose_config(path: Path, overrides: Sequence[str], mindspeed_rl_home: Path
 
 
 def split_config(config: DictConfig) -> tuple[CocaSettings, DictConfig]:
-    """Our section, checked, and MindSpeed-RL's configuration without it.
+    """The section ``coca``, checked, and MindSpeed-RL's configuration without it.
 
     Raises:
-        ConfigError: our section is wrong, or MindSpeed-RL's keys ask for what the hooks do not support.
+        ConfigError: the section is wrong, or a MindSpeed-RL key has a value that the hooks do not support.
     """
     section = OmegaConf.to_container(config.get("coca") or OmegaConf.create({}), resolve=True)
     assert isinstance(section, dict)
-    settings = _comparable(coca_settings({str(key): value for key, value in section.items()}), config)
+    settings = coca_settings({str(key): value for key, value in section.items()})
+    sampling = (config.get("generate_config") or {}).get("sampling_config") or {}
+    if settings.rollout_engine == "vllm" and float(sampling.get("temperature", 1.0)) != 1.0:
+        # vLLM returns log-probs before the temperature is applied: they cannot be compared with those of training.
+        settings = settings.model_copy(update={"rollout_log_probs": False})
     with open_dict(config):
         config.pop("coca", None)
     check_mindspeed_keys(config, settings)
     return settings, config
 
 
-def _comparable(settings: CocaSettings, config: DictConfig) -> CocaSettings:
-    """Without the rollout's log-probabilities where they are of another distribution than the training's.
-
-    vLLM returns them before the temperature is applied, the host platform's own engine after.
-    """
-    sampling = (config.get("generate_config") or {}).get("sampling_config") or {}
-    if settings.rollout_engine == "vllm" and float(sampling.get("temperature", 1.0)) != 1.0:
-        return settings.model_copy(update={"rollout_log_probs": False})
-    return settings
-
-
 def for_processes(settings: CocaSettings, config: DictConfig, checkouts: Mapping[str, Path]) -> ProcessSettings:
-    """What every Ray process is told; verifies the installation.
+    """The settings of every Ray process; verifies the installation.
 
     Raises:
         ManifestError: the MindSpeed-RL is not a supported one.
     """
     root = checkouts["MINDSPEED_RL_HOME"]
-    # MindSpeed-RL's own guide copies the other three into its folder; what the environment names has to win over
-    # those copies.  Of MindSpeed-RL's other folders Python imports cli alone, which none of the others has.
+    # MindSpeed-RL's guide copies the other three into its folder: it comes last, so that the checkouts win over copies.
     others = [path for variable, path in checkouts.items() if variable != "MINDSPEED_RL_HOME"]
     return ProcessSettings(
         coca=settings,
@@ -127,26 +118,48 @@ def for_processes(settings: CocaSettings, config: DictConfig, checkouts: Mapping
     )
 
 
-def runtime_environment(
-    process: ProcessSettings, config: DictConfig, worker_setup: str = _WORKER_SETUP
-) -> dict[str, Any]:
-    """Ray's runtime environment: MindSpeed-RL's own variables, our settings, and what every worker calls first."""
-    rl = config.get("rl_config") or {}
+def worker_variables(
+    process: ProcessSettings, config: DictConfig, environment: Mapping[str, str]
+) -> dict[str, tuple[str, str]]:
+    """Environment variables of Ray's workers: ``name -> (value, source)``.
+
+    The names are those of MindSpeed-RL's ``runtime_env.yaml`` and of the settings below.  Ray gives them precedence
+    over a worker's own environment, so a value that is exported where the driver starts is put in their place.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
+    rl, generate = config.get("rl_config") or {}, config.get("generate_config") or {}
     path = process.mindspeed_rl_home / rl.get("runtime_env_path", "configs/envs/runtime_env.yaml")
-    variables = (read_yaml(path) or {}).get("env_vars", {})
-    generate = config.get("generate_config") or {}
+    try:
+        variables = (read_yaml(path) or {}).get("env_vars", {})
+    except (OSError, YamlError) as error:
+        raise ConfigError(f"rl_config.runtime_env_path: {path} cannot be read: {error}") from error
+    found = {key: (str(value), path.name) for key, value in variables.items()}
     if generate.get("enable_expert_parallel"):
-        variables["VLLM_DP_SIZE"] = str(generate.get("infer_expert_parallel_size"))
+        found["VLLM_DP_SIZE"] = str(generate.get("infer_expert_parallel_size")), "infer_expert_parallel_size"
     if (buffer := rl.get("hccl_buffersize")) is not None:  # a key of MindSpeed-RL's master
-        variables["HCCL_BUFFSIZE"] = str(buffer)
-    if process.release == "2.3.0" and not _distribution_is_cut(generate):
-        # Its vLLM-Ascend would sort the whole vocabulary at every step for a cut that nobody asks for.
-        variables["VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE"] = "0"
+        found["HCCL_BUFFSIZE"] = str(buffer), "rl_config.hccl_buffersize"
+    sampling = generate.get("sampling_config") or {}
+    top_k = int(sampling.get("top_k", 50))  # MindSpeed-RL's default
+    if process.release == "2.3.0" and top_k <= 0 and float(sampling.get("top_p", 1.0)) == 1.0:
+        # Its vLLM-Ascend would sort the whole vocabulary at every step, although nothing is cut.
+        found["VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE"] = "0", "no top_k or top_p"
+    for key, (value, source) in found.items():
+        if environment.get(key, value) != value:
+            found[key] = environment[key], f"exported; {value} by {source}"
+    return found
+
+
+def runtime_environment(
+    process: ProcessSettings, variables: Mapping[str, tuple[str, str]], worker_setup: str = _WORKER_SETUP
+) -> dict[str, Any]:
+    """Ray's runtime environment: :func:`worker_variables`, our settings, and the function that sets up a worker."""
     own_package = Path(__file__).resolve().parents[3]
     python_path = [str(own_package), *map(str, process.import_paths), os.environ.get("PYTHONPATH", "")]
     return {
         "env_vars": {
-            **{name: str(value) for name, value in variables.items()},
+            **{name: value for name, (value, _) in variables.items()},
             "IS_MULTIMODAL": "False",
             "PYTHONPATH": os.pathsep.join(filter(None, python_path)),
             VARIABLE: process.model_dump_json(),
@@ -155,65 +168,37 @@ def runtime_environment(
     }
 
 
-def _distribution_is_cut(generate: Mapping[str, Any]) -> bool:
-    """Whether top-k or top-p is set; MindSpeed-RL's default for ``top_k`` is 50."""
-    sampling = generate.get("sampling_config") or {}
-    return int(sampling.get("top_k", 50)) > 0 or float(sampling.get("top_p", 1.0)) != 1.0
-
-
-def try_graders(settings: CocaSettings, config: DictConfig) -> None:
-    """Build here what every reward worker will build, and show it every record, before any NPU is held.
+def check_inputs(settings: CocaSettings, config: DictConfig) -> CocaSettings:
+    """Check graders, records and prompts before any NPU is held; returns the settings with the files' SHA-256.
 
     Raises:
-        CocaError: this machine lacks something that the graders need, or a record does.
-    """
-    files = [Path(path) for path in (_data_path(config), settings.eval_data) if path is not None]
-    try_verifier(list(config.rl_config.verifier_function), settings.grader, settings.grading, files)
-
-
-def try_prompts(settings: CocaSettings, config: DictConfig) -> None:
-    """Check the chat template's prompts before any NPU is held.
-
-    Raises:
-        ConfigError: they cannot be trained on.
+        CocaError: this machine lacks a grader's dependency, a record cannot be graded, a prompt cannot be trained on,
+            or a file has changed since the run was planned.
     """
     training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
-    path = training.get("tokenizer_name_or_path")
-    if path is not None:
-        try_template(Path(path), record_files(_data_path(config), settings.eval_data), settings)
-
-
-def with_digests(settings: CocaSettings, config: DictConfig) -> CocaSettings:
-    """The settings with the digests of this machine's record files, which every other node's are compared with.
-
-    Raises:
-        ConfigError: a file has changed since the run was planned.
-    """
-    found = digests(record_files(_data_path(config), settings.eval_data))
-    check_planned(settings.data_sha256, found)
-    return settings.model_copy(update={"data_sha256": {**settings.data_sha256, **found}})
-
-
-def _data_path(config: DictConfig) -> str | None:
-    training = {**(config.get("megatron_training") or {}), **(config.get("actor_config") or {})}
-    path: str | None = training.get("data_path")
-    return path
+    data_path, tokenizer = training.get("data_path"), training.get("tokenizer_name_or_path")
+    rated = [Path(path) for path in (data_path, settings.eval_data) if path is not None]
+    try_verifier(list(config.rl_config.verifier_function), settings.grader, settings.grading, rated)
+    files = record_files(data_path, settings.eval_data)
+    if tokenizer is not None:
+        try_template(Path(tokenizer), files, settings)
+    return with_digests(settings, files)
 
 
 def check_weights(config: DictConfig, *, reference: bool) -> None:
-    """Look for the weights that are named, which Megatron does not: without them it trains from random ones.
+    """Check that the checkpoints to load exist: without them Megatron trains from random weights.
 
     Args:
         config: MindSpeed-RL's.
-        reference: whether one is loaded.
+        reference: whether a reference model is loaded.
 
     Raises:
-        ConfigError: a ``load`` holds no checkpoint, or none with an optimizer's state where that is to be loaded.
+        ConfigError: a ``load`` holds no checkpoint, or none with optimizer state where that is to be loaded.
     """
-    mode = (config.get("rl_config") or {}).get("integrated_mode_config") or {}
     actor = config.get("actor_config") or {}
     named = {"actor_config.load": actor.get("load")}
     if reference:
+        mode = (config.get("rl_config") or {}).get("integrated_mode_config") or {}
         named["ref_config.load"] = (config.get("ref_config") or {}).get("load")
         named["rl_config.integrated_mode_config.ref_model_load_path"] = mode.get("ref_model_load_path")
     for key, path in named.items():
@@ -223,33 +208,36 @@ def check_weights(config: DictConfig, *, reference: bool) -> None:
             except ConfigError as error:
                 raise ConfigError(f"{key}: {error}") from error
     load = actor.get("load")
-    goes_on = actor.get("finetune") is False and actor.get("no_load_optim") is False
-    if load is not None and goes_on and newest_iteration(Path(load)) is None:
+    resumes = actor.get("finetune") is False and actor.get("no_load_optim") is False
+    if load is not None and resumes and newest_iteration(Path(load)) is None:
         raise ConfigError(
-            f"actor_config.no_load_optim: false beside finetune: false goes on with a training, and {load} holds "
-            "converted weights alone, without an optimizer's state; name the checkpoints of a training"
+            f"actor_config.no_load_optim: false beside finetune: false resumes a training, and {load} holds converted "
+            "weights without optimizer state; name the checkpoints of a training"
         )
 
 
-def start_ray(process: ProcessSettings, config: DictConfig, worker_setup: str = _WORKER_SETUP) -> None:
-    """Join the cluster that ``RAY_ADDRESS`` names, or start one on this machine, whatever else runs there."""
+def start_ray(process: ProcessSettings, config: DictConfig, environment: Mapping[str, Any]) -> None:
+    """Join the cluster that ``RAY_ADDRESS`` names, or start one on this machine, whatever else runs there.
+
+    Args:
+        process: settings of the run.
+        config: MindSpeed-RL's.
+        environment: Ray's runtime environment.
+    """
     import ray
 
-    environment = runtime_environment(process, config, worker_setup)
-    arguments: dict[str, Any] = {"runtime_env": environment, "log_to_driver": True}
+    arguments: dict[str, Any] = {"runtime_env": dict(environment), "log_to_driver": True}
     if not os.environ.get("RAY_ADDRESS"):
         arguments["address"] = "local"
         if process.coca.platform == "host":
-            npus = sum(
-                int((config.rl_config.get(key) or {}).get("num_npus") or 0)
-                for key in ("actor_resource", "reference_resource", "reward_resource")
-            )
+            roles = [config.rl_config.get(f"{role}_resource") or {} for role in ("actor", "reference", "reward")]
+            npus = sum(int(role.get("num_npus") or 0) for role in roles)
             arguments |= {"num_cpus": _HOST_CPUS, "resources": {"NPU": npus}, "include_dashboard": False}
     ray.init(**arguments)
 
 
 def run_mindspeed_rl(config: DictConfig, setup: Callable[[], object] = setup_driver) -> None:
-    """MindSpeed-RL's ``train`` in this Ray process, with the hooks in place; its actors are exported from here."""
+    """Call MindSpeed-RL's ``train`` in this Ray process, with the hooks applied; its actors are exported from here."""
     setup()
     train_grpo = importlib.import_module("cli.train_grpo")
     train_grpo.train._function(config)
@@ -267,12 +255,13 @@ def train(
         path: of the file.
         overrides: Hydra's.
         task: runs MindSpeed-RL's ``train`` in a Ray process.
-        worker_setup: dotted name of what every other Ray process calls first.
+        worker_setup: dotted name of the function that every other Ray process calls first.
 
     Raises:
-        CocaError: before anything starts, if it cannot work; or a process died, naming the cause.
+        CocaError: the run cannot work (before Ray starts), or a process died; names the cause.
     """
-    # Ray reads these when it is imported.  Half a minute is not enough for its start on a busy machine.
+    exported = dict(os.environ)
+    # Ray reads these when it is imported; its default of half a minute is too short on a busy machine.
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")
     import ray
@@ -280,16 +269,18 @@ def train(
     checkouts = homes(os.environ)
     settings, config = split_config(compose_config(path, overrides, checkouts["MINDSPEED_RL_HOME"]))
     process = for_processes(settings, config, checkouts)
-    check_rollout_engine(process)
+    check_cpu_shim(process)
     if unknown := read_upstream_keys(process.mindspeed_rl_home).unknown(config):
         raise ConfigError("\n".join(unknown))
     for line in keys_without_effect(config, reference=process.reference):
         print(f"coca-mindspeed: {line}", flush=True)
     check_weights(config, reference=process.reference)
-    try_graders(settings, config)
-    try_prompts(settings, config)
-    process = process.model_copy(update={"coca": with_digests(settings, config)})
-    start_ray(process, config, worker_setup)
+    process = process.model_copy(update={"coca": check_inputs(settings, config)})
+    variables = worker_variables(process, config, exported)
+    print("coca-mindspeed: environment of Ray's workers:")
+    for name, (value, source) in sorted(variables.items()):
+        print(f"  {name}={value}  ({source})", flush=True)
+    start_ray(process, config, runtime_environment(process, variables, worker_setup))
     try:
         ray.get(ray.remote(task).options(num_cpus=1, max_retries=0).remote(config))
     except ray.exceptions.RayError as error:
@@ -300,17 +291,17 @@ def train(
 
 
 def _last_checkpoint(config: DictConfig) -> str:
-    """Where to resume from; nothing where no checkpoint was written."""
+    """A hint where to resume from; empty if no checkpoint was written."""
     save = config.get("actor_config", {}).get("save")
     try:
         saved = save is not None and newest_iteration(Path(save)) is not None
-    except ConfigError:  # killed while it wrote the number of the newest; older checkpoints may be there
+    except ConfigError:  # killed while the newest iteration was written; older checkpoints may exist
         saved = True
     return f"; resume from the last checkpoint in {save}" if saved else ""
 
 
 def _cause(error: BaseException) -> str:
-    """The error that started it, in one line; Ray wraps one around the other."""
+    """The innermost error in one line; Ray wraps one around the other."""
     import ray
 
     while (inner := getattr(error, "cause", None) or error.__cause__) is not None and inner is not error:
@@ -321,7 +312,7 @@ def _cause(error: BaseException) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The command line; errors that are meant for the user come without a traceback."""
+    """The command line; errors for the user come without a traceback."""
     parser = argparse.ArgumentParser(prog="python -m coca_mindspeed.mindspeed.start.driver", description=__doc__)
     parser.add_argument("config", type=Path, help="YAML file of the run")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="Hydra overrides")

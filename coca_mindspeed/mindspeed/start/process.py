@@ -1,16 +1,23 @@
-"""Prepare a process for the hooked MindSpeed-RL: import paths, the host platform, and the manifest's hooks.
+"""Prepare a process for the hooked MindSpeed-RL: import paths, the CPU shim, and the hooks of the manifest.
 
-Ray calls :func:`setup_worker` in every worker process before anything else runs there; the driver's task calls
-:func:`setup_driver`.
+Ray calls :func:`setup_worker` first in every worker process; the driver's task calls :func:`setup_driver`.
 """
 
+import importlib
 import sys
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
+from coca_mindspeed.errors import MissingDependencyError
 from coca_mindspeed.mindspeed.hooks import AppliedHooks, apply
 from coca_mindspeed.mindspeed.start.settings import ProcessSettings
 from coca_mindspeed.upstream.manifest import Manifest, ManifestError, load_manifests
+
+#: Hooks by process: Ray's workers, and the process that runs MindSpeed-RL's ``train``.
+WORKER_HOOKS, DRIVER_HOOKS = ("worker", "both"), ("driver", "worker", "both")
+# MindSpeed-RL without an NPU is test support: it is in the repository, not in the installed package.
+_CPU_SHIM = "tests.support.mindspeed_host"
 
 
 @lru_cache(maxsize=1)
@@ -19,42 +26,50 @@ def process_settings() -> ProcessSettings:
     return ProcessSettings.from_environment()
 
 
-def check_rollout_engine(settings: ProcessSettings) -> None:
-    """Refuse here, before Ray starts, a rollout engine that its processes would not find.
+def check_cpu_shim(settings: ProcessSettings) -> None:
+    """Check before Ray starts that ``platform: host`` can run.
 
     Raises:
-        CocaError: says what is missing.
+        CocaError: the CPU shim, or the CPU build of vLLM that it needs, is missing.
     """
-    if (settings.coca.platform, settings.coca.rollout_engine) == ("host", "vllm"):
-        from coca_mindspeed.mindspeed.host_platform.vllm_cpu import known_vllm
+    if settings.coca.platform == "host":
+        shim = _cpu_shim()
+        if settings.coca.rollout_engine == "vllm":
+            shim.vllm_cpu.known_vllm(settings.release)
 
-        known_vllm(settings.release)
 
-
-#: What a Ray worker applies, and what the process in which MindSpeed-RL's ``train`` runs.
-WORKER_HOOKS, DRIVER_HOOKS = ("worker", "both"), ("driver", "worker", "both")
+def _cpu_shim() -> Any:
+    try:
+        return importlib.import_module(_CPU_SHIM)
+    except ModuleNotFoundError as error:
+        if error.name is None or not _CPU_SHIM.startswith(error.name):
+            raise
+        raise MissingDependencyError(
+            f"coca.platform: host needs {_CPU_SHIM}, which is in the repository and not in the installed package; "
+            "start the run from a clone, by its launch scripts or with its root in PYTHONPATH"
+        ) from error
 
 
 def setup_worker() -> None:
-    """Hook this Ray worker process."""
+    """Apply the hooks of a Ray worker process."""
     set_up(WORKER_HOOKS)
 
 
 def setup_driver() -> AppliedHooks:
-    """Hook the process in which MindSpeed-RL's ``train`` runs; its actors are exported from here."""
+    """Apply the hooks of the process that runs MindSpeed-RL's ``train``; its actors are exported from here."""
     return set_up(DRIVER_HOOKS)
 
 
 def set_up(processes: tuple[str, ...], choose: Callable[[Manifest], Manifest] = lambda whole: whole) -> AppliedHooks:
-    """Prepare this process, and apply the hooks of ``processes`` in what is chosen of the release's manifest."""
+    """Prepare this process and apply the hooks of ``processes`` in ``choose(manifest of the release)``."""
     settings = process_settings()
+    # Imported before the path changes: the checkouts have a package ``tests`` of their own.
+    shim = _cpu_shim() if settings.coca.platform == "host" else None
     # In this order, even where Ray has put some of them on the path already: MindSpeed-RL's folder may hold copies.
     first = [str(path) for path in settings.import_paths]
     sys.path[:] = [*first, *(path for path in sys.path if path not in first)]
-    if settings.coca.platform == "host":
-        from coca_mindspeed.mindspeed import host_platform
-
-        host_platform.install(settings.coca.rollout_engine, settings.release)
+    if shim is not None:
+        shim.install(settings.coca.rollout_engine, settings.release)
     return apply(
         choose(_manifest(settings.release)),
         settings.mindspeed_rl_home,

@@ -1,25 +1,25 @@
-"""What each supported release of MindSpeed-RL is installed with, by its own installation guide and requirements."""
+"""Software versions of each supported release of MindSpeed-RL, from its installation guide and requirements."""
 
 from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
 class SoftwareStack:
-    """Versions that belong together; a version stands for itself and for what follows it after a dot or a letter."""
+    """Versions that belong together; ``2.5.1`` includes its builds (:func:`is_version`)."""
 
     release: str
     driver: str
     cann: str
     megatron: str = "0.12.1"
-    # The heads of their release branches, with which the port was tested, and the commits of MindSpeed-RL's guides.
+    # The tested heads of the release branches, and the commits of MindSpeed-RL's guides.
     mindspeed: tuple[str, ...] = ("674226a", "ac9f0e7")
     mindspeed_llm: tuple[str, ...] = ("62d4640", "a2c0733")
     packages: dict[str, str] = field(default_factory=dict)
 
 
-#: What MindSpeed-RL imports when it starts and pins to no version.
+#: Imported by MindSpeed-RL at start, without a pinned version.
 UNPINNED = ("codetiming",)
-#: What MindSpeed-LLM's weight converter needs beside that: one import, and transformers' loading by ``device_map``.
+#: Needed by MindSpeed-LLM's weight converter: for an import, and for transformers' ``device_map``.
 CONVERTER = ("peft", "accelerate")
 
 STACKS: dict[str, SoftwareStack] = {

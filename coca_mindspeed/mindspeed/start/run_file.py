@@ -1,6 +1,6 @@
-"""From a composed run to the YAML file that the driver reads: MindSpeed-RL's sections, resolved, for one stage.
+"""MindSpeed-RL's sections of a composed run, resolved for one stage, as the YAML file that the driver reads.
 
-The file is kept beside the checkpoints, so that what ran can be read afterwards.
+The file is kept beside the checkpoints.
 """
 
 from copy import deepcopy
@@ -22,9 +22,8 @@ from coca_mindspeed.utils.jsonl import read_steps
 from coca_mindspeed.utils.text_formats import YamlError, first_difference, read_yaml
 
 RUN_FILE = "mindspeed_rl.yaml"
-# What a run is; whatever else the file says may be another when it is gone on with: how it is laid out, what it
-# needs of memory, what it logs and keeps.  None: the whole section.
-_WHAT_A_RUN_IS: dict[str, tuple[str, ...] | None] = {
+# Keys that must not change on a resume (None: the whole section); layout, memory, logging and retention may.
+_IDENTITY: dict[str, tuple[str, ...] | None] = {
     "model": None,
     "coca": ("method", "grader", "grading", "require_evaluated", "platform", "chat_template_kwargs", "prompt_date"),
     "megatron_training": ("seed", "data_path", "tokenizer_name_or_path", "global_batch_size", "split", "no_shuffle"),
@@ -52,13 +51,13 @@ class StageFiles:
     stage: int = 0
 
     @property
-    def checkpoints(self) -> Path:
-        return self.output / f"stage{self.stage}" / "checkpoints"
-
-    @property
     def results(self) -> Path:
         """Samples, validations and ``metrics.jsonl``."""
         return self.output / f"stage{self.stage}"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.results / "checkpoints"
 
     @property
     def validation(self) -> Path:
@@ -67,15 +66,15 @@ class StageFiles:
 
 
 def stages_to_do(run: RunConfig, plan: Plan, output: Path, *, resume: bool) -> list[tuple[int, bool]]:
-    """``(stage, whether it has a checkpoint to go on from)`` of the stages that are not finished, in their order.
+    """``(stage, whether it has a checkpoint to resume from)`` of the unfinished stages, in order.
 
     Raises:
-        ConfigError: there is already a run in ``output`` and ``resume`` is not set, or there is none and it is.
+        ConfigError: ``output`` holds a run and ``resume`` is not set, or it holds none and ``resume`` is set.
     """
     files = [StageFiles(output, stage) for stage in range(len(run.method.training_method.stages))]
     reached = [newest_iteration(stage.checkpoints) for stage in files]
     if not resume and any(iteration is not None for iteration in reached):
-        raise ConfigError(f"--output {output}: already holds a run; add --resume to go on with it, or choose another")
+        raise ConfigError(f"--output {output}: already holds a run; add --resume to continue it, or choose another")
     if resume and all(iteration is None for iteration in reached):
         raise ConfigError(f"--resume: {output} holds no checkpoint; leave --resume out to start")
     return [
@@ -88,7 +87,7 @@ def stages_to_do(run: RunConfig, plan: Plan, output: Path, *, resume: bool) -> l
 
 
 def _is_validated(run: RunConfig, files: StageFiles, iteration: int) -> bool:
-    """Whether the validation after a stage's last iteration, which follows its checkpoint, has been logged too."""
+    """Whether the validation after the last iteration, which follows its checkpoint, is logged."""
     if not run.mindspeed_rl.get("coca", {}).get("eval_interval"):
         return True
     path = files.validation
@@ -96,7 +95,7 @@ def _is_validated(run: RunConfig, files: StageFiles, iteration: int) -> bool:
 
 
 def mindspeed_values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: bool = False) -> dict[str, Any]:
-    """MindSpeed-RL's sections for one stage, with what is derived from the data and from where the run stands.
+    """MindSpeed-RL's sections for one stage.
 
     Args:
         run: the run.
@@ -106,8 +105,8 @@ def mindspeed_values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: b
 
     Raises:
         UsageError: there is no such stage.
-        ConfigError: there is no checkpoint to resume from or to start the second stage with, the number of
-            iterations is not known, or the run to resume was another.
+        ConfigError: a checkpoint to load is missing, the number of iterations is unknown, or the run to resume has
+            other settings or data.
     """
     stages = run.method.training_method.stages
     if files.stage >= len(stages):
@@ -118,7 +117,9 @@ def mindspeed_values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: b
             "data.rows, or data.epochs=null and trainer.steps"
         )
     values = deepcopy(run.mindspeed_rl)
-    _make_paths_absolute(values)
+    for section, key in _PATHS:  # Ray's workers have working directories of their own
+        if isinstance(path := values.get(section, {}).get(key), str):
+            values[section][key] = str(Path(path).absolute())
     training, actor = values.setdefault("megatron_training", {}), values["actor_config"]
     training["train_iters"] = plan.iterations
     actor["lr_warmup_fraction"] = run.optimizer.warmup_steps / plan.iterations
@@ -133,17 +134,17 @@ def mindspeed_values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: b
     if resume:
         if newest_iteration(files.checkpoints) is None:
             raise ConfigError(f"--resume: {files.checkpoints} holds no checkpoint")
-        _refuse_another_run(files.results / RUN_FILE, values)
+        _check_same_run(files.results / RUN_FILE, values)
         actor |= {"load": actor["save"], "finetune": False, "no_load_optim": False, "no_load_rng": False}
     elif files.stage > 0:
         before = StageFiles(files.output, files.stage - 1)
-        _refuse_another_run(before.results / RUN_FILE, values)  # its weights are what this stage begins with
+        _check_same_run(before.results / RUN_FILE, values)
         actor["load"] = str(before.checkpoints.absolute())
     return values
 
 
-def _refuse_another_run(written: Path, values: dict[str, Any]) -> None:
-    """Compare with the file by which the checkpoint was trained, where the launch scripts have left one."""
+def _check_same_run(written: Path, values: dict[str, Any]) -> None:
+    """Compare with the file of the run that wrote the checkpoint; the launch scripts leave one."""
     if not written.is_file():
         return
     try:
@@ -152,35 +153,33 @@ def _refuse_another_run(written: Path, values: dict[str, Any]) -> None:
         raise ConfigError(f"{written}: the run to resume cannot be read: {error}") from error
     if not isinstance(before, dict):
         raise ConfigError(f"{written}: the run to resume should be a mapping, found {type(before).__name__}")
-    was, now = (_what_it_is(each) for each in (before, values))
-    if (found := first_difference(was, now)) is not None:
-        key, then, wanted = found
+    if (found := first_difference(_identity(before), _identity(values))) is not None:
+        key, then, now = found
         raise ConfigError(
-            f"{written}: the run to resume has {key}={then!r}, found {wanted!r}; resume it as it was started, or "
+            f"{written}: the run to resume has {key}={then!r}, found {now!r}; resume it with the same settings, or "
             "choose another --output"
         )
     path = values["megatron_training"].get("data_path")
-    then, wanted = (((each.get("coca") or {}).get("data_sha256") or {}).get(path) for each in (before, values))
-    if then is not None and wanted is not None and then != wanted:
+    then, now = (((each.get("coca") or {}).get("data_sha256") or {}).get(path) for each in (before, values))
+    if then is not None and now is not None and then != now:
         raise ConfigError(
-            f"{written}: the run to resume has another content of {path} (SHA-256 {then[:12]}…, found {wanted[:12]}…); "
-            "put it back, or choose another --output"
+            f"{written}: the run to resume has another content of {path} (SHA-256 {then[:12]}…, found {now[:12]}…); "
+            "restore the file, or choose another --output"
         )
 
 
-def _what_it_is(values: dict[str, Any]) -> dict[str, Any]:
+def _identity(values: dict[str, Any]) -> dict[str, Any]:
     return {
         section: content if keys is None else {key: content[key] for key in keys if key in content}
-        for section, keys in _WHAT_A_RUN_IS.items()
+        for section, keys in _IDENTITY.items()
         if isinstance(content := values.get(section) or {}, dict)
     }
 
 
 def _fix_reference(values: dict[str, Any]) -> None:
-    """Let the reference be the weights that the run began with, in every stage and after every resume.
+    """Keep the reference at the initial weights in every stage and after every resume.
 
-    MindSpeed-RL's integrated worker loads its reference from where it loads the actor, unless told otherwise; after a
-    resume that would be the policy as it was saved.
+    MindSpeed-RL's integrated worker otherwise loads its reference from where it loads the actor.
     """
     rl, initial = values.get("rl_config", {}), values["actor_config"].get("load")
     if not needs_reference(values) or not rl.get("use_integrated_worker", True):
@@ -195,15 +194,7 @@ def _fix_reference(values: dict[str, Any]) -> None:
         rl["integrated_mode_config"] = {**mode, "ref_model_load_path": initial}
 
 
-def _make_paths_absolute(values: dict[str, Any]) -> None:
-    """Ray's workers have working directories of their own."""
-    for section, key in _PATHS:
-        path = values.get(section, {}).get(key)
-        if isinstance(path, str):
-            values[section][key] = str(Path(path).absolute())
-
-
 def write_run_file(path: Path, values: dict[str, Any], name: str) -> None:
-    """Write ``values`` as YAML; whole or not at all."""
+    """Write ``values`` as YAML, atomically."""
     heading = f"# MindSpeed-RL's configuration of the run {name}, written by coca-mindspeed check.\n"
     write_atomically(path, heading + yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=110))

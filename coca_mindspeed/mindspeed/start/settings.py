@@ -1,7 +1,6 @@
-"""What this project adds to a MindSpeed-RL configuration: the section ``coca``, checked and typed.
+"""The section ``coca`` of a MindSpeed-RL configuration, checked and typed.
 
-Everything else in the file is MindSpeed-RL's own and passes through untouched.  Ray processes receive the settings as
-JSON in an environment variable, because hooks run before any of them is given an argument.
+Ray processes receive the settings as JSON in an environment variable, because hooks run before they get an argument.
 """
 
 import os
@@ -17,7 +16,7 @@ from coca_mindspeed.scoring.settings import EngineSection, ScoringSettings, chec
 
 #: The environment variable that carries :class:`ProcessSettings`.
 VARIABLE = "COCA_MINDSPEED_PROCESS"
-#: Logs in ``output_dir``, a row an iteration each.
+#: Logs in ``output_dir``, one row per iteration.
 METRICS, VALIDATION = "metrics.jsonl", "validation.jsonl"
 
 
@@ -53,11 +52,11 @@ class CocaSettings(ScoringSettings):
     rollout_log_probs: bool = Field(True, description="measure the gap between rollout and training log-probabilities")
     stall_timeout: float = Field(3600.0, gt=0, description="seconds without any progress after which a stage gives up")
 
-    platform: Literal["npu", "host"] = Field("npu", description="npu, or host: without an NPU, on stand-ins")
+    platform: Literal["npu", "host"] = Field("npu", description="npu, or host: on a CPU (docs/port.md)")
     rollout: Literal["auto", "vllm", "transformers"] = Field(
         "auto",
-        description="what samples: vllm (on platform host its build for CPUs; docs/port.md) or, on host alone, "
-        "transformers; auto: vllm on npu, transformers on host",
+        description="rollout engine: vllm (on platform host its CPU build) or, on host only, transformers; "
+        "auto: vllm on npu, transformers on host",
     )
     host: HostSettings = HostSettings()
 
@@ -93,7 +92,7 @@ class CocaSettings(ScoringSettings):
 
 
 class ProcessSettings(EngineSection):
-    """What every Ray process has to know before it imports MindSpeed-RL."""
+    """Settings that every Ray process reads before it imports MindSpeed-RL."""
 
     coca: CocaSettings
     mindspeed_rl_home: Path
@@ -103,10 +102,10 @@ class ProcessSettings(EngineSection):
 
     @classmethod
     def from_environment(cls) -> "ProcessSettings":
-        """Those of this process.
+        """Read the settings of this process.
 
         Raises:
-            ConfigError: it was not started by this project's driver.
+            ConfigError: this project's driver did not start it.
         """
         if VARIABLE not in os.environ:
             raise ConfigError(f"{VARIABLE} is not set: start training with coca-mindspeed, not with MindSpeed-RL's cli")

@@ -65,7 +65,7 @@ def build_worker(config: Any) -> Any:
 
 def gradient_of(worker: Any, engine: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The gradient of one mini-batch in Hugging Face's names, joined over ranks; nothing is updated."""
-    from coca_mindspeed.mindspeed.host_platform.weights import Layout, Shard, _named_parameters
+    from tests.support.mindspeed_host.weights import Layout, Shard, _named_parameters
 
     parallel = worker.parallel_state
     share = len(batch["responses"]) // parallel.get_data_parallel_world_size()

@@ -11,9 +11,9 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-from coca_mindspeed.mindspeed import host_platform
 from coca_mindspeed.mindspeed.stages.rollout_engine import onload_training_weights, prompts_as_token_ids
 from coca_mindspeed.mindspeed.stages.rollout_seeding import RolloutCount, seed_rollout
+from tests.support import mindspeed_host
 
 
 class _Weights:
@@ -133,7 +133,7 @@ def noise() -> None:
 
 
 if __name__ == "__main__":
-    host_platform.install()
+    mindspeed_host.install()
     rollouts_in_a_row()
     special_tokens(sys.argv[1])
     noise()

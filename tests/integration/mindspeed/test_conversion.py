@@ -23,7 +23,7 @@ pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(1800)]
 PYTHON = """#!/usr/bin/env bash
 if [[ $1 == convert_ckpt.py ]]; then
   exec {python} -c 'import runpy, sys
-from coca_mindspeed.mindspeed.host_platform import install
+from tests.support.mindspeed_host import install
 install()
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")' "$@"

@@ -160,7 +160,7 @@ class Rollouts:
 
     def trained_weights(self) -> dict[str, torch.Tensor]:
         """The weights as they are in training, by Hugging Face's names; collective."""
-        from coca_mindspeed.mindspeed.host_platform.weights import Layout, local_shard
+        from tests.support.mindspeed_host.weights import Layout, local_shard
 
         parallel = self.worker.parallel_state
         layout = Layout.of(self.engine.hf_config, parallel.get_tensor_model_parallel_world_size())

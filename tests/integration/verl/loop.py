@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[3]
 
 def environment(run: Path, ray_directory: str, **more: str) -> dict[str, str]:
     """Of a verl process on this machine's CPU."""
-    modules = ["coca_mindspeed.verl.host", *filter(None, [more.pop("modules", "")])]
+    modules = ["tests.support.verl_host", *filter(None, [more.pop("modules", "")])]
     return {
         **os.environ,
         "VERL_PLATFORM": "cpu",

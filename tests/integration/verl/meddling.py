@@ -62,4 +62,4 @@ if "COCA_TEST_BATCHES" in os.environ:
 if "COCA_TEST_GRADER_FAILS" in os.environ:
     after_import("coca_mindspeed.grading.exact", _fail_grader)
 if "COCA_TEST_SESSION_FAILS" in os.environ:
-    after_import("coca_mindspeed.verl.host.replica", _fail_session)
+    after_import("tests.support.verl_host.replica", _fail_session)

@@ -86,7 +86,7 @@ def test_the_gradient_is_that_of_the_objective(tmp_path: Path, tp: int, pp: int,
         port = free.getsockname()[1]
     paths = os.pathsep.join([str(ROOT), str(HOME)])
     environment = {**os.environ, "PYTHONPATH": paths, "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    environment |= {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "coca_mindspeed.verl.host"}
+    environment |= {"VERL_PLATFORM": "cpu", "VERL_USE_EXTERNAL_MODULES": "tests.support.verl_host"}
     world = tp * pp * dp
     command = [sys.executable, "-W", "ignore", "-m", "tests.integration.verl.megatron_rank", str(tmp_path / "job.pt")]
     ranks = [

@@ -1,7 +1,6 @@
-"""vLLM's build for CPUs where MindSpeed-RL expects vLLM-Ascend: what it wants of its platform, supplied while it runs.
+"""Run-time patches that let MindSpeed-RL's ``VLLMInferEngine`` and resharding use vLLM's CPU build.
 
-MindSpeed-RL's own ``VLLMInferEngine`` and ``MegatronShardingManager`` then sample and hand over weights.  No source of
-vLLM is edited: ``patches/vllm_*.yaml`` lists what is wrapped, and nothing is unless it is the source that was read.
+``patches/vllm_*.yaml`` lists the wrapped definitions with their fingerprints; other sources are refused.
 """
 
 import copy
@@ -31,34 +30,34 @@ _installed = False
 
 
 def known_vllm(release: str) -> Manifest:
-    """The manifest of the vLLM that is installed here, which is not imported.
+    """The manifest of the installed vLLM, found without importing it.
 
     Args:
         release: of MindSpeed-RL.
 
     Raises:
-        MissingDependencyError: there is none, or this release of MindSpeed-RL wants one that we cannot run on a CPU.
+        MissingDependencyError: vLLM is missing, or its version has no manifest.
         ManifestError: a definition differs from the vLLM that is known.
     """
     pin = STACKS[release].packages["vllm"]
     manifests = [manifest for manifest in load_manifests(package="vllm") if manifest.release == pin]
     if not manifests:
         raise MissingDependencyError(
-            f"coca.rollout: vllm needs vLLM {pin} beside MindSpeed-RL {release}, whose build for CPUs we do not know; "
-            "take coca.rollout: transformers (docs/port.md)"
+            f"coca.rollout: vllm needs vLLM {pin} beside MindSpeed-RL {release}, whose CPU build has no manifest; set "
+            "coca.rollout: transformers (docs/port.md)"
         )
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
         raise MissingDependencyError(
-            f"coca.rollout: vllm on platform host needs vLLM {pin}, its build for CPUs, and found none; run in the "
-            f"environment that requirements/mindspeed-vllm.sh DIRECTORY {pin} makes, or take "
+            f"coca.rollout: vllm on platform host needs the CPU build of vLLM {pin}, found none; run in the "
+            f"environment that requirements/mindspeed-vllm.sh DIRECTORY {pin} makes, or set "
             "coca.rollout: transformers (docs/port.md)"
         )
     return matching_manifest(Path(spec.origin).parents[1], manifests, package="vllm")
 
 
 def install(release: str) -> None:
-    """Prepare this process, before anything imports vLLM and before device names change their meaning.  Idempotent."""
+    """Prepare this process before vLLM is imported and device names are translated.  Idempotent."""
     global _installed
     if _installed:
         return
@@ -79,8 +78,8 @@ def install(release: str) -> None:
             after_import(*_PREPARED[hook.target])
 
 
-def seed_like_a_device() -> None:
-    """Let the device's seed be the CPU's, from whose generator vLLM samples here."""
+def seed_device_with_cpu() -> None:
+    """Seed the CPU's generator, from which vLLM samples here, where the device's is seeded."""
     torch.npu.manual_seed = torch.manual_seed  # type: ignore[attr-defined]
 
 
@@ -94,21 +93,21 @@ def _wrap(hooks: list[Hook], module: Any) -> None:
         setattr(owner, name, getattr(importlib.import_module(ours), wrapper)(vars(owner)[name]))
 
 
-def _without_aimv2(module: Any) -> None:
-    """VLLM registers a configuration of its own by a name that transformers has taken since."""
+def _remove_aimv2(module: Any) -> None:
+    """Remove a configuration name that transformers uses and vLLM registers again."""
     module.CONFIG_MAPPING._mapping.pop("aimv2", None)
 
 
 def _name_shared_memory(_module: Any) -> None:
-    """VLLM would name it itself, had it made the groups and not MindSpeed-RL."""
+    """Set the name that vLLM sets when it creates the process groups; here MindSpeed-RL creates them."""
     os.environ["VLLM_DIST_IDENT"] = f"coca-{os.environ['MASTER_PORT']}"
 
 
-#: What a definition that is only leaned on has to find: behind which import, and by what.
+#: Preparation for definitions of kind ``use``: the module after whose import it runs, and the function.
 _PREPARED: dict[str, tuple[str, Callable[[Any], None]]] = {
     "vllm.transformers_utils.configs.ovis:AIMv2Config": (
         "transformers.models.auto.configuration_auto",
-        _without_aimv2,
+        _remove_aimv2,
     ),
     "vllm.distributed.device_communicators.cpu_communicator:_CPUSHMDistributed": (
         "vllm.distributed.device_communicators.cpu_communicator",
@@ -117,10 +116,10 @@ _PREPARED: dict[str, tuple[str, Callable[[Any], None]]] = {
 }
 
 
-def float32_in_v1(original: Any) -> Any:
-    """Wrap ``EngineArgs._is_v1_supported_oracle``: it refuses float32 for the sake of a GPU's attention.
+def allow_float32(original: Any) -> Any:
+    """Wrap ``EngineArgs._is_v1_supported_oracle``: it refuses float32, which GPU attention does not support.
 
-    All its other questions are asked, of a copy of the configuration that says bfloat16.
+    The other conditions are checked with a copy of the configuration in bfloat16.
     """
 
     def is_v1_supported(self: Any, model_config: Any) -> bool:
@@ -132,10 +131,10 @@ def float32_in_v1(original: Any) -> Any:
     return is_v1_supported
 
 
-def in_a_process_of_mindspeed_rl(original: Any) -> Any:
-    """Wrap ``CpuPlatform.check_and_update_config``: MindSpeed-RL starts the ranks, and asks before there is a model.
+def keep_external_launcher(original: Any) -> Any:
+    """Wrap ``CpuPlatform.check_and_update_config``: MindSpeed-RL starts the ranks, and calls it without a model.
 
-    For more than one rank it would put an executor that starts processes in the place of ``external_launcher``.
+    For more than one rank vLLM would replace ``external_launcher`` by an executor that starts processes.
     """
 
     def check_and_update_config(cls: Any, vllm_config: Any) -> None:
@@ -150,8 +149,8 @@ def in_a_process_of_mindspeed_rl(original: Any) -> Any:
     return classmethod(check_and_update_config)
 
 
-def in_this_process(_original: Any) -> Any:
-    """Stand where ``_run_in_subprocess`` would, which looks at a model's class where nothing is wrapped."""
+def inspect_in_process(_original: Any) -> Any:
+    """Replace ``_run_in_subprocess``: a subprocess has no wrapped definitions."""
 
     def run(function: Callable[[], Any]) -> Any:
         return function()
@@ -159,10 +158,10 @@ def in_this_process(_original: Any) -> Any:
     return run
 
 
-def without_binding_threads(original: Any) -> Any:
-    """Wrap ``CPUWorker.init_device``: it looks up the threads to bind by its rank among all that MindSpeed-RL started.
+def bind_no_threads(original: Any) -> Any:
+    """Wrap ``CPUWorker.init_device``: bind no threads.
 
-    0.11.0 would look among those of its replica of the model only.
+    The list of threads is indexed by the global rank; 0.11.0 indexes it by the rank within a replica.
     """
 
     def init_device(self: Any) -> None:
@@ -177,8 +176,8 @@ def without_binding_threads(original: Any) -> Any:
     return init_device
 
 
-def once_more(original: Any) -> Any:
-    """Wrap ``GPUModelRunner.initialize_attn_backend``: MindSpeed-RL initialises the cache anew for every rollout."""
+def reset_attn_backend(original: Any) -> Any:
+    """Wrap ``GPUModelRunner.initialize_attn_backend``: MindSpeed-RL initialises the cache for every rollout."""
 
     def initialize_attn_backend(self: Any, kv_cache_config: Any) -> None:
         for name in ("attn_backends", "attn_metadata_builders", "attn_groups"):  # the last in 0.11.0, for the others
@@ -189,10 +188,10 @@ def once_more(original: Any) -> Any:
     return initialize_attn_backend
 
 
-def by_the_weight_itself(_original: Any) -> Any:
-    """Stand where ``dispatch_cpu_unquantized_gemm`` would, which packs a copy of the weight and lets go of the weight.
+def plain_linear(_original: Any) -> Any:
+    """Replace ``dispatch_cpu_unquantized_gemm``, which packs a copy of the weight and frees the weight.
 
-    The copy would be of the weights of before the first training step, and nothing could be handed over any more.
+    The copy would keep the weights from before the first training step.
     """
 
     def dispatch(layer: Any, remove_weight: bool) -> None:
@@ -201,10 +200,10 @@ def by_the_weight_itself(_original: Any) -> Any:
     return dispatch
 
 
-def beside_the_generator_of_training(original: Any) -> Any:
-    """Wrap ``ActorHybridWorkerBase.generate_sequences``: here vLLM samples from the generator of training's dropout.
+def fork_cpu_generator(original: Any) -> Any:
+    """Wrap ``ActorHybridWorkerBase.generate_sequences``: keep the CPU generator of training's dropout.
 
-    Ranks that hold a model between them have to draw that alike, and may be engines of their own.
+    vLLM samples from it here; ranks of one model must draw the same dropout, and may run different engines.
     """
 
     def generate_sequences(self: Any) -> None:

@@ -1,4 +1,4 @@
-"""The host platform's own parts, without MindSpeed-RL: weight layouts, stand-ins, device names."""
+"""The CPU shim without MindSpeed-RL: weight layouts, stubs, device names."""
 
 import pickle
 import subprocess
@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from coca_mindspeed.errors import ConfigError, MissingDependencyError
-from coca_mindspeed.mindspeed.host_platform import operators, stand_ins
-from coca_mindspeed.mindspeed.host_platform.rollout import responses_at_once
-from coca_mindspeed.mindspeed.host_platform.weights import Layout, Shard, local_shard
+from tests.support.mindspeed_host import operators, stubs
+from tests.support.mindspeed_host.rollout import responses_at_once
+from tests.support.mindspeed_host.weights import Layout, Shard, local_shard
 
 NAMES = [
     "embedding.word_embeddings.weight",
@@ -176,16 +176,16 @@ def test_packed_attention_is_causal_attention_of_each_sequence() -> None:
 @pytest.fixture
 def stood_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
-    stand_ins.install()
-    stand_ins.install()
+    stubs.install()
+    stubs.install()
     import torchair  # type: ignore[import-not-found]
 
     yield torchair
-    for name in [name for name in sys.modules if name.partition(".")[0] in stand_ins.PACKAGES]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in stubs.PACKAGES]:
         del sys.modules[name]
 
 
-def test_stand_ins_can_be_imported_subclassed_and_named_but_not_called(stood_in: Any) -> None:
+def test_stubs_can_be_imported_subclassed_and_named_but_not_called(stood_in: Any) -> None:
     import torchair.deep.inside as module  # type: ignore[import-not-found]
     from torchair.deep import Thing  # type: ignore[import-not-found]
 
@@ -195,7 +195,7 @@ def test_stand_ins_can_be_imported_subclassed_and_named_but_not_called(stood_in:
 
     assert Ours().answer() == 42
     assert module.CONSTANT is module.CONSTANT
-    with pytest.raises(MissingDependencyError, match=r"torchair\.deep\.Thing was called on the host platform"):
+    with pytest.raises(MissingDependencyError, match=r"torchair\.deep\.Thing"):
         Thing()
     with pytest.raises(MissingDependencyError, match=r"torchair\.deep\.inside\.f\.g was called"):
         module.f.g(1)
@@ -206,8 +206,8 @@ def test_stand_ins_can_be_imported_subclassed_and_named_but_not_called(stood_in:
 def test_device_names_mean_the_cpu() -> None:
     script = """
 import torch
-from coca_mindspeed.mindspeed import host_platform
-host_platform.install(); host_platform.install()
+from tests.support import mindspeed_host
+mindspeed_host.install(); mindspeed_host.install()
 import torch_npu
 zero = torch.zeros(2)
 made = [torch.zeros(2, device=name) for name in ("cuda", "npu:0", torch.cuda.current_device())]

@@ -1,7 +1,6 @@
-"""Stand-ins for the packages that only exist beside an NPU, so that MindSpeed-RL can be *imported* without one.
+"""Stubs of packages that need an NPU, so that MindSpeed-RL can be imported without one.
 
-Importing needs names: base classes, decorators, constants.  Using one of them does not happen on the host path, and
-if it does, it raises and names what was called: a stand-in never pretends to have computed something.
+A stub provides names: base classes, decorators, constants.  Calling one raises an error that names it.
 """
 
 import importlib
@@ -14,9 +13,9 @@ from typing import Any
 
 from coca_mindspeed.errors import MissingDependencyError
 
-#: Top-level packages that are stood in for where they are not installed.
+#: Top-level packages that stubs replace if they are not installed.
 PACKAGES = ("torch_npu", "acl", "vllm", "vllm_ascend", "torchair", "torchvision", "av", "qwen_vl_utils", "mathruler")
-#: What importing asks for and needs an answer to, by dotted name; the rest of the host platform adds to it.
+#: Objects that imports need, by dotted name; other modules of the shim add to it.
 ANSWERS: dict[str, Any] = {
     "torch_npu.utils.collect_env.get_cann_version": lambda: "8.3.RC1",
     # Options of a process group; without the attribute hccl_config there is nothing to set.
@@ -26,8 +25,8 @@ ANSWERS: dict[str, Any] = {
 }
 
 
-class _StandInType(type):
-    """Any attribute of a stand-in is a stand-in; calling one says that there is no NPU."""
+class _StubType(type):
+    """An attribute of a stub is a stub; calling a stub is an error."""
 
     def __getattr__(cls, name: str) -> Any:
         if name.startswith("__"):
@@ -35,10 +34,10 @@ class _StandInType(type):
         return _look_up(f"{cls.__module__}.{cls.__qualname__}.{name}")
 
     def __call__(cls, *_args: Any, **_kwargs: Any) -> Any:
-        if cls.__dict__.get("_stands_in"):
+        if cls.__dict__.get("_is_stub"):
             raise MissingDependencyError(
-                f"{cls.__module__}.{cls.__qualname__} was called on the host platform, which only has a stand-in for "
-                "it; it needs an Ascend NPU and its software (platform: npu)"
+                f"{cls.__module__}.{cls.__qualname__} was called on platform host, which has a stub for it; it needs "
+                "an Ascend NPU and its software (platform: npu)"
             )
         return super().__call__(*_args, **_kwargs)
 
@@ -48,17 +47,17 @@ class _StandInType(type):
     __ror__ = __or__
 
 
-def stand_in(dotted: str) -> Any:
+def stub(dotted: str) -> Any:
     """A class called ``dotted``: it can be imported, subclassed and named in a type, but not called."""
     module, _, name = dotted.rpartition(".")
-    return _StandInType(name, (), {"__module__": module, "__qualname__": name, "_stands_in": True})
+    return _StubType(name, (), {"__module__": module, "__qualname__": name, "_is_stub": True})
 
 
 def _look_up(dotted: str) -> Any:
-    return ANSWERS[dotted] if dotted in ANSWERS else stand_in(dotted)
+    return ANSWERS[dotted] if dotted in ANSWERS else stub(dotted)
 
 
-class _StandInModule(types.ModuleType):
+class _StubModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -71,7 +70,7 @@ class _StandInModule(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds stand-ins for some packages: at the end of ``sys.meta_path``, for those that nothing else finds."""
+    """Finds stubs of some packages; at the end of ``sys.meta_path``, only of those that are not installed."""
 
     def __init__(self, packages: Sequence[str]) -> None:
         self._packages = packages
@@ -84,20 +83,20 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        module = _StandInModule(spec.name)
+        module = _StubModule(spec.name)
         module.__path__ = []  # a package: anything may be imported from below it
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        module.__version__ = "0.0+stand.in"  # type: ignore[attr-defined]
+        module.__version__ = "0.0+stub"  # type: ignore[attr-defined]
         module.__file__ = __file__  # op builders look for headers beside it, and find none
 
 
 def install(hiding: Sequence[str] = ()) -> None:
-    """Find stand-ins from now on for whichever of :data:`PACKAGES` are not installed.  Idempotent.
+    """Let imports find stubs of those :data:`PACKAGES` that are not installed.  Idempotent.
 
     Args:
-        hiding: packages that are stood in for although they may be installed.
+        hiding: packages that stubs replace even if they are installed.
     """
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder(PACKAGES))

@@ -1,17 +1,17 @@
-"""verl without an accelerator, for tests: a platform that is this machine's CPU, and a rollout by transformers.
+"""CPU shim of verl, for tests and ``launch/verl.sh --smoke``: a CPU platform, and rollout by transformers.
 
-Named in ``VERL_USE_EXTERNAL_MODULES`` beside ``VERL_PLATFORM=cpu`` and ``rollout.name=host``; nothing else imports it.
-Nothing here computes anything for a real cluster.  verl, Ray, TransferQueue, the reward loop, FSDP2 and the weight
-sync are the real ones; the rollout engine is not, and the replay buffer looks for finished rollouts more often.
+Loaded by ``VERL_USE_EXTERNAL_MODULES`` with ``VERL_PLATFORM=cpu`` and ``rollout.name=host``.  verl, Ray, TransferQueue,
+the reward loop, FSDP2 and the weight sync are the real ones; the rollout engine is replaced, and the replay buffer
+polls more often.
 """
 
 from typing import Any
 
 from coca_mindspeed.upstream.after_import import after_import
-from coca_mindspeed.verl.host.cpu_platform import CpuPlatform
+from tests.support.verl_host.cpu_platform import CpuPlatform
 
 ROLLOUT = "host"
-_POLL_SECONDS = 0.05  # verl's two seconds suit rollouts of minutes; here they would be most of a step
+_POLL_SECONDS = 0.05  # verl's two seconds would be most of a step here
 
 
 def _register_platform(registry: Any) -> None:
@@ -20,7 +20,7 @@ def _register_platform(registry: Any) -> None:
 
 def _register_replica(module: Any) -> None:
     def load() -> Any:
-        from coca_mindspeed.verl.host.replica import HostReplica
+        from tests.support.verl_host.replica import HostReplica
 
         return HostReplica
 
@@ -28,7 +28,7 @@ def _register_replica(module: Any) -> None:
 
 
 def _register_adapter(module: Any) -> None:
-    module._ROLLOUT_REGISTRY[ROLLOUT, "async"] = "coca_mindspeed.verl.host.replica.HostAdapter"
+    module._ROLLOUT_REGISTRY[ROLLOUT, "async"] = "tests.support.verl_host.replica.HostAdapter"
 
 
 def _register_engine(module: Any) -> None:
@@ -47,7 +47,7 @@ def _poll_often(module: Any) -> None:
 
 
 def _name_each_device_once(distributed: Any) -> None:
-    """Verl asks for a backend of the CPU and one of the device, which PyTorch refuses where both are the CPU."""
+    """Verl requests a backend for the CPU and one for the device; PyTorch refuses the CPU twice."""
     original = distributed.init_process_group
 
     def init_process_group(backend: Any = None, *others: Any, **options: Any) -> Any:

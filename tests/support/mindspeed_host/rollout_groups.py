@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from coca_mindspeed.mindspeed.host_platform import stand_ins
+from tests.support.mindspeed_host import stubs
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ def install() -> None:
         "get_tp_group",
         "get_pp_group",
     ):
-        stand_ins.ANSWERS[module + name] = _own_group
+        stubs.ANSWERS[module + name] = _own_group
     for name in ("get_tensor_model_parallel_rank", "get_context_parallel_rank"):
-        stand_ins.ANSWERS[module + name] = lambda: 0
-    stand_ins.ANSWERS[module + "get_tensor_model_parallel_world_size"] = lambda: 1
+        stubs.ANSWERS[module + name] = lambda: 0
+    stubs.ANSWERS[module + "get_tensor_model_parallel_world_size"] = lambda: 1

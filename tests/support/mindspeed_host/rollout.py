@@ -13,9 +13,9 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.mindspeed.host_platform import rollout_groups
-from coca_mindspeed.mindspeed.host_platform.weights import Layout, local_shard
 from coca_mindspeed.mindspeed.stages.rollout_seeding import next_seed
+from tests.support.mindspeed_host import rollout_groups
+from tests.support.mindspeed_host.weights import Layout, local_shard
 
 # Bounds of what is sampled at once: transformers keeps the scores of all tokens until the last is drawn.
 _MOST_RESPONSES = 512

@@ -1,4 +1,4 @@
-"""What the host platform changes in MindSpeed-RL itself: the dtype it insists on, and where weights come from."""
+"""Changes of the CPU shim to MindSpeed-RL's training: dtype, initial weights, no offloading."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from coca_mindspeed.mindspeed.start.process import process_settings
 
 
 def host_training_config(original: Any) -> Any:
-    """Wrap ``parse_training_config``: MindSpeed-RL accepts bfloat16 only; the host may compute in float32."""
+    """Wrap ``parse_training_config``: allow float32; MindSpeed-RL accepts bfloat16 only."""
 
     def parse_training_config(config: Any) -> Any:
         parsed = original(config)
@@ -19,10 +19,10 @@ def host_training_config(original: Any) -> Any:
     return parse_training_config
 
 
-def with_initial_weights(original: Any) -> Any:
+def load_initial_weights(original: Any) -> Any:
     """Wrap ``ActorHybridWorkerBase._build_model_optimizer``: start from a Hugging Face directory.
 
-    A checkpoint that is loaded (a resume, the second stage of a method) has the last word.
+    A checkpoint that is loaded (a resume, the second stage of a method) takes precedence.
     """
 
     def build_model_optimizer(self: Any) -> Any:
@@ -31,7 +31,7 @@ def with_initial_weights(original: Any) -> Any:
         if weights is not None and self.megatron_config.load is None:
             from transformers import AutoConfig, AutoModelForCausalLM
 
-            from coca_mindspeed.mindspeed.host_platform.weights import Layout, load_shard
+            from tests.support.mindspeed_host.weights import Layout, load_shard
 
             parallel = self.parallel_state
             layout = Layout.of(AutoConfig.from_pretrained(weights), parallel.get_tensor_model_parallel_world_size())
@@ -44,13 +44,13 @@ def with_initial_weights(original: Any) -> Any:
 
 
 class HostOffLoader:
-    """Stands where MindSpeed-RL's ``MegatronOffLoader`` would: on the host, memory is where tensors already are."""
+    """Replaces ``MegatronOffLoader``: on a CPU there is nothing to offload."""
 
     def __init__(self, *_arguments: Any, **_options: Any) -> None:
         pass
 
     def offload_param(self) -> None:
-        """Nothing moves."""
+        """Do nothing."""
 
     onload_param = offload_param
     offload_optimizer = offload_param
