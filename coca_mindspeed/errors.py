@@ -4,6 +4,12 @@ The command line prints them without a traceback.  Every message says where (fil
 what was expected and, where it is known, what to do.
 """
 
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from coca_mindspeed.config.checks import Problem
+
 
 class CocaError(Exception):
     """Base of every error that this project raises on purpose for the user to read."""
@@ -12,7 +18,11 @@ class CocaError(Exception):
 
 
 class ConfigError(CocaError):
-    """A configuration file or an override cannot be used."""
+    """A configuration file or an override cannot be used; ``problems`` lists the reasons if they were collected."""
+
+    def __init__(self, message: str, problems: "Collection[Problem]" = ()) -> None:
+        super().__init__(message)
+        self.problems = list(problems)
 
 
 class UsageError(ConfigError):

@@ -6,10 +6,10 @@ import sys
 from typing import Any
 
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
-from coca_mindspeed.config.overrides import nearest
 from coca_mindspeed.config.reference import reference_markdown, section_table
 from coca_mindspeed.errors import UsageError
 from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.text_formats import did_you_mean
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _value(values: Any, key: str) -> str:
     for part in key.split("."):
         if not isinstance(values, dict) or part not in values:
-            near = nearest(part, list(values)) if isinstance(values, dict) else ""
+            near = did_you_mean(part, list(values)) if isinstance(values, dict) else ""
             raise UsageError(f"{key}: no such key{near}; coca-mindspeed config show prints those that there are")
         values = values[part]
     return json.dumps(values) if not isinstance(values, str) else values

@@ -4,7 +4,6 @@ The value of a key that is a text in our schema is that text: ``model.path=model
 value is Hydra's (``[1, 2]``, ``{a: 1}``, ``null``), or a text where Hydra cannot read it.
 """
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from pydantic import BaseModel
 
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import UsageError
+from coca_mindspeed.utils.text_formats import did_you_mean
 
 GROUPS = ("model", "hardware", "method", "data")
 _ROLLOUT_BY_VLLM = "to roll out by vLLM, on one GPU too, train on verl: launch/verl.sh, docs/verl.md"
@@ -67,12 +67,6 @@ def hydra_override(override: str, roots: Sequence[Path]) -> str:
     raise UsageError(f"override {override[:200]!r}: {problem or 'is no list or mapping'}{_as_text(key, value)}")
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """``, did you mean 'x'?`` if one of ``known`` is near, else nothing."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
-
-
 def unknown_key(section: str, name: str) -> str:
     """Why a key that the schema does not have is refused: its replacement, or the nearest known key.
 
@@ -83,7 +77,7 @@ def unknown_key(section: str, name: str) -> str:
     if (removed := REMOVED_KEYS.get(f"{section}.{name}")) is not None:
         return f"unknown key since it was removed: {removed[1]}"
     known = known_keys(section)
-    return f"unknown key{nearest(name, known)}; known: {', '.join(known)}"
+    return f"unknown key{did_you_mean(name, known)}; known: {', '.join(known)}"
 
 
 def known_keys(section: str) -> list[str]:
@@ -96,7 +90,7 @@ def _check_choice(override: str, group: str, choice: str, roots: Sequence[Path])
     known = sorted({path.stem for root in roots for path in (root / group).glob("*.yaml")})
     if choice not in known and choice != "null" and "/" not in choice:
         raise UsageError(
-            f"override {override!r}: no such {group}{nearest(choice, known)}; known: {', '.join(known)}"
+            f"override {override!r}: no such {group}{did_you_mean(choice, known)}; known: {', '.join(known)}"
             + (f". To set one of its keys, write {group}.KEY=VALUE" if _QUOTED.fullmatch(choice) else "")
         )
 

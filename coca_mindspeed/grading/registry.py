@@ -1,6 +1,5 @@
 """Graders by name, and the one that picks by record for files that mix data sets."""
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
@@ -9,6 +8,7 @@ from typing import Any
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.verdict import MeasuredGrader, Verdict
+from coca_mindspeed.utils.text_formats import did_you_mean
 
 # Imported when asked for: the exact grader needs neither pebble nor openai.
 _GRADERS = {
@@ -144,6 +144,4 @@ class AutoGrader:
 def _known(name: str, names: Sequence[str], what: str) -> str:
     if name in names:
         return name
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise GradingError(f"unknown {what} {name!r}; {hint}known: {', '.join(names) or 'none'}")
+    raise GradingError(f"unknown {what} {name!r}{did_you_mean(name, names)}; known: {', '.join(names) or 'none'}")

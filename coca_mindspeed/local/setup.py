@@ -11,32 +11,33 @@ from typing import IO
 
 import torch
 
+from coca_mindspeed.config.checks import CHECKS, find_problems, refuse
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import DataConfig, RunConfig
 from coca_mindspeed.config.steps import with_steps
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, read_records
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import DataError
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.chat import load_tokenizer, reads_date, render_prompts
 from coca_mindspeed.local.checkpoint import Checkpoint, check_space, export_model, rehearse_saving, remove_leftovers
+from coca_mindspeed.local.checks import (
+    LengthLimits,
+    check_lengths,
+    check_memory,
+    check_prompts,
+    emulated_dtype,
+    ordinary_pad_token,
+)
 from coca_mindspeed.local.confidence_start import CONFIDENCE_START, MODEL, check_enough_questions, start_confidences
 from coca_mindspeed.local.context import context_limit
 from coca_mindspeed.local.interrupt import saying_what_is_saved
 from coca_mindspeed.local.logging import require_loggers
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
 from coca_mindspeed.local.memory import keep_freed_memory
-from coca_mindspeed.local.memory_check import refuse_what_cannot_fit
 from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
-from coca_mindspeed.local.preflight import (
-    LengthLimits,
-    check_lengths,
-    check_prompts,
-    emulated_dtype,
-    ordinary_pad_token,
-)
 from coca_mindspeed.local.progress import ImitationProgress
 from coca_mindspeed.local.run_directory import (
     FoundRun,
@@ -124,11 +125,7 @@ def open_session(
         GradingError: the grader cannot be made.
     """
     config = composed.run
-    if config.evaluation.interval and config.data.name == "records" and config.data.evaluate is None:
-        raise ConfigError(
-            f"evaluation.interval={config.evaluation.interval}, but data.evaluate names no held-out records; "
-            "name some, or set evaluation.interval=0"
-        )
+    refuse(find_problems(config, CHECKS))
     require_loggers(config.logging)
     require_peft(config.model.lora)
     found = find_run(output, resume=resume, overwrite=overwrite)
@@ -158,7 +155,7 @@ def open_session(
         prompt_sha256 = _check_prompts(config, found, [*train, *evaluate, *lessons], show_progress)
         refuse_other_prompts(found, prompt_sha256)
         if config.model.path is not None:
-            refuse_what_cannot_fit(_asking_no_more_than(config, len(evaluate)), Path(config.model.path), device)
+            check_memory(_asking_no_more_than(config, len(evaluate)), Path(config.model.path), device)
 
         lock = opened.enter_context(hold(output))
         if found.marker is not None:

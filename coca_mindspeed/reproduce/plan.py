@@ -5,13 +5,13 @@ from typing import Literal, get_args
 
 from pydantic import Field, ValidationError, field_validator
 
+from coca_mindspeed.config.checks import validation_problems
 from coca_mindspeed.config.compose import config_directory
-from coca_mindspeed.config.overrides import nearest
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.data.embedded.miniature import MiniatureName
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.evaluation.paper.published import check_setting
-from coca_mindspeed.utils.text_formats import YamlError, read_yaml
+from coca_mindspeed.utils.text_formats import YamlError, did_you_mean, read_yaml
 
 BaselineCell = Literal["instruct", "rlvr+question_prob", "rlvr+probe", "rlvr+assessor", "majority_voting"]
 # Cells that a plan's trained methods must not be called like.
@@ -140,7 +140,7 @@ def plan_path(name: str) -> Path:
     ours = {path.stem: path for path in sorted((config_directory() / "reproduce").glob("*.yaml"))}
     if name not in ours:
         raise UsageError(
-            f"--plan: unknown plan {name!r}{nearest(name, list(ours))}; ready-made plans: {', '.join(ours)}"
+            f"--plan: unknown plan {name!r}{did_you_mean(name, ours)}; ready-made plans: {', '.join(ours)}"
         )
     return ours[name]
 
@@ -160,5 +160,5 @@ def read_plan(path: Path) -> Plan:
     try:
         return Plan.model_validate(content)
     except ValidationError as error:
-        lines = [f"{path}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        raise ConfigError("\n".join(lines)) from error
+        problems = validation_problems(error)
+        raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems), problems) from error

@@ -1,6 +1,5 @@
 """The configuration of ``coca-mindspeed serve``: backends, tiers, thresholds, caps and limits."""
 
-import difflib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,11 +9,12 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
+from coca_mindspeed.config.checks import UNKNOWN_KEY, validation_problems
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.evaluation.calibration.maps import Identity, read_certificate, read_map
 from coca_mindspeed.serving.decision import Action, Band, ThresholdRule, answer_from
-from coca_mindspeed.utils.text_formats import YamlError, read_yaml
+from coca_mindspeed.utils.text_formats import YamlError, did_you_mean, read_yaml
 
 
 class ListenConfig(Section):
@@ -231,15 +231,11 @@ def read_serving_config(path: Path) -> ServingConfig:
     try:
         return _relative_to(ServingConfig.model_validate(values), path.parent)
     except ValidationError as error:
-        lines = []
-        for problem in error.errors():
-            key = ".".join(map(str, problem["loc"]))
-            message = problem["msg"].removeprefix("Value error, ")
-            if problem["type"] == "extra_forbidden":
-                message = f"unknown key{_nearest(key)}"
-            found = "" if problem["type"] in ("missing", "value_error") else f", found {problem['input']!r:.80}"
-            lines.append(f"{path}: {key}: {message}{found}" if key else f"{path}: {message}{found}")
-        raise ConfigError("\n".join(lines)) from error
+        problems = [
+            problem._replace(expected=f"unknown key{_nearest(problem.key)}") if problem.code == UNKNOWN_KEY else problem
+            for problem in validation_problems(error)
+        ]
+        raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems), problems) from error
 
 
 def _relative_to(config: ServingConfig, directory: Path) -> ServingConfig:
@@ -260,8 +256,7 @@ def _nearest(key: str) -> str:
         if part in getattr(model, "model_fields", {}):
             model = _section_of(model.model_fields[part].annotation)
     known = list(getattr(model, "model_fields", {}))
-    close = difflib.get_close_matches(name, known, n=1)
-    return (f", did you mean {close[0]!r}?" if close else "") + f"; known: {', '.join(known)}"
+    return f"{did_you_mean(name, known)}; known: {', '.join(known)}"
 
 
 def _section_of(annotation: Any) -> Any:

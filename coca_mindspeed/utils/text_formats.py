@@ -1,8 +1,9 @@
 """JSON of strangers: what Python's parser would stumble over later, or fall over, is refused with its reason."""
 
+import difflib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -135,3 +136,9 @@ def first_difference(before: Mapping[str, Any], now: Mapping[str, Any], *, under
         elif one != other:
             return key, one, other
     return None
+
+
+def did_you_mean(name: str, known: Collection[str]) -> str:
+    """``, did you mean 'x'?`` if one of ``known`` is similar, else an empty string."""
+    close = difflib.get_close_matches(name, sorted(known), n=1)
+    return f", did you mean {close[0]!r}?" if close else ""

@@ -1,6 +1,6 @@
 """A verl configuration as verl would compose it, where verl is installed; else what our own files say of it.
 
-What neither says has verl's default, which :mod:`.required_keys` knows for the keys that matter.
+What neither says has verl's default, which :mod:`.checks` knows for the keys that matter.
 """
 
 import importlib.util
@@ -16,6 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from coca_mindspeed.config.checks import Problem
 from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.config.model_size import (
     BF16,
@@ -29,7 +30,7 @@ from coca_mindspeed.config.model_size import (
 from coca_mindspeed.config.schema import ArchitectureConfig
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
-from coca_mindspeed.verl.required_keys import value_of
+from coca_mindspeed.verl.checks import value_of
 from coca_mindspeed.verl.settings import VerlSettings
 
 #: The file that verl's own configuration starts from, by its name in ``defaults``.
@@ -143,18 +144,18 @@ class RunLayout:
         training: parts of a device's memory during the update; empty where the model's shape is not known.
         rollout: parts while responses are sampled, likewise.
         limit_gib: of a device.
-        problems: what will not fit, one line each.
+        problems: of memory.
     """
 
     rows: tuple[tuple[str, str], ...]
     training: tuple[Part, ...]
     rollout: tuple[Part, ...]
     limit_gib: float
-    problems: tuple[str, ...]
+    problems: tuple[Problem, ...]
 
 
 def run_layout(config: Mapping[str, Any], settings: VerlSettings) -> RunLayout:
-    """Lay a run out that :func:`~coca_mindspeed.verl.required_keys.refusals` has nothing against."""
+    """Lay a run out that :func:`~coca_mindspeed.verl.checks.verl_problems` has nothing against."""
     numbers = _Numbers.of(config)
     shape = None if settings.device.model is None else model_shape(settings.device.model)
     training = () if shape is None else _training(numbers, shape)
@@ -162,12 +163,11 @@ def run_layout(config: Mapping[str, Any], settings: VerlSettings) -> RunLayout:
     limit = settings.device.memory_gib
     problems = []
     if (needed := sum(part.gib for part in training)) > limit:
-        problems.append(f"an update needs about {needed:.0f} GiB a device, coca.device.memory_gib is {limit:g}")
+        reason = f"an update needs about {needed:.0f} GiB of each device"
+        problems.append(Problem("memory-update", "coca.device.memory_gib", limit, reason))
     if shape is not None and rollout[-1].bytes <= kv_bytes_per_token(shape, numbers.tensor) * numbers.longest:
-        problems.append(
-            f"{_ROLLOUT}.gpu_memory_utilization: beside the weights there is no room for one sequence of "
-            f"{numbers.longest} tokens"
-        )
+        reason = f"leaves no space for one sequence of {numbers.longest} tokens beside the weights"
+        problems.append(Problem("memory-kv-cache", f"{_ROLLOUT}.gpu_memory_utilization", numbers.share, reason))
     return RunLayout(_rows(numbers, shape, settings, rollout), training, rollout, limit, tuple(problems))
 
 

@@ -1,6 +1,6 @@
 """What this project adds to a verl configuration: the section ``coca``, checked and typed.
 
-Everything else in the file is verl's own; :mod:`.required_keys` says which of it the method depends on.
+Everything else in the file is verl's own; :mod:`.checks` says which of it the method depends on.
 """
 
 from collections.abc import Mapping

@@ -18,6 +18,7 @@ from verl.trainer.ppo.v1.trainer_base import register_trainer
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 
+from coca_mindspeed.config.checks import refuse
 from coca_mindspeed.data.chat_template import write_into_template
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError
@@ -28,11 +29,11 @@ from coca_mindspeed.scoring.metrics import HealthWarnings
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import write_json_lines
 from coca_mindspeed.verl.advantage_step import AdvantageStep, StepShape, check_broken, judged_validation
+from coca_mindspeed.verl.checks import check_length, check_same_run, verl_problems
 from coca_mindspeed.verl.earlier_rows import EarlierRows, file_of_verls_log
 from coca_mindspeed.verl.estimator import handing_over
 from coca_mindspeed.verl.records import check_prompts, check_rows
 from coca_mindspeed.verl.release import known_release
-from coca_mindspeed.verl.required_keys import check_length, check_same_run, refusals
 from coca_mindspeed.verl.segment_loss import CONFIDENCE_SEGMENT_TOKENS, SegmentLoss, divide_segment_sums
 from coca_mindspeed.verl.settings import NAME, verl_settings
 
@@ -56,8 +57,7 @@ class SegmentTrainer(PPOTrainerSync):
         """
         plain: Any = OmegaConf.to_container(config, resolve=True)
         self._settings = verl_settings(plain)
-        if problems := refusals(plain, self._settings):
-            raise ConfigError("verl would not train by the method:\n" + "\n".join(f"  {line}" for line in problems))
+        refuse(verl_problems(plain, self._settings), "verl would not train by the method:")
         known_release()
         with open_dict(config):
             config.trainer.v1.trainer_mode = "sync"  # verl asks for this very word where a trainer is synchronous

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
+from coca_mindspeed.config.checks import validation_problems
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.calibration.guarantee import Certificate
@@ -302,10 +303,7 @@ def read_map(path: Path) -> RecalibrationMap:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        raise ConfigError(
-            f"{path}: is no calibration map: {'.'.join(map(str, first['loc']))}: {first['msg']}"
-        ) from error
+        raise ConfigError(f"{path}: not a calibration map: {validation_problems(error)[0]}") from error
 
 
 class _CertificateFile(BaseModel):
