@@ -35,9 +35,10 @@ def run(arguments: argparse.Namespace) -> int:
         return 1 if wrong else 0
     for ok, problem in shown:
         missing = problem.value is None and not ok
-        found = "" if missing else f"found {show_value(problem.value)}, "
+        value = problem.value if isinstance(problem.value, str) else show_value(problem.value)
+        found = "" if missing else f"found {value}, "
         status = "ok" if ok else "MISSING" if missing else "WRONG"
-        print_text(f"{status} {problem.key}: {found}wanted {problem.expected}")
+        print_text(f"{status} {problem.key}: {found}{problem.expected}")
         if problem.fix:
             print_text(f"    {problem.fix}")
     print_text(f"{len(findings) - wrong} of {len(findings)} as wanted")

@@ -50,7 +50,7 @@ class Finding(NamedTuple):
 
 
 def _item(code: str, key: str, found: Any, ok: object, wanted: str, fix: str) -> Finding:
-    return Finding(bool(ok), Problem(code, key, found, wanted, "" if ok else fix))
+    return Finding(bool(ok), Problem(code, key, found, f"wanted {wanted}", "" if ok else fix))
 
 
 def examine_machine(

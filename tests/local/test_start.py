@@ -24,7 +24,7 @@ from coca_mindspeed.local.context import context_limit, read_model_config
 from coca_mindspeed.local.evaluate import held_out_at_once
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import choose_device, load_policy
-from coca_mindspeed.local.preflight import LengthLimits, check_prompts, emulated_dtype
+from coca_mindspeed.local.checks import LengthLimits, check_prompts, emulated_dtype
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.setup import _asking_no_more_than
 from coca_mindspeed.utils.files import MARKER

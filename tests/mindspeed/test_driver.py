@@ -15,11 +15,9 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError
 from coca_mindspeed.grading.exact import ExactGrader
-from coca_mindspeed.mindspeed.plan.upstream_keys import keys_without_effect
 from coca_mindspeed.mindspeed.stages import columns, verifiers
 from coca_mindspeed.mindspeed.stages.columns import training_columns
 from coca_mindspeed.mindspeed.stages.dataset import RecordPrompts, load_prompts, prompt_token_ids
@@ -27,147 +25,8 @@ from coca_mindspeed.mindspeed.stages.verifiers import MindSpeedVerifier, build_v
 from coca_mindspeed.mindspeed.start import driver, process
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from tests.mindspeed.test_doctor import checkpoint
+from tests.mindspeed.test_hook_checks import mindspeed_config as _config
 from tests.tokenizers_for_tests import QWEN_TEMPLATE, qwen_like
-
-
-def _config(**changes: dict[str, Any]) -> Any:
-    config: dict[str, Any] = {
-        "megatron_training": {"stage": "ray_grpo", "unknown_to_us": 7},
-        "actor_config": {"save": "/somewhere"},
-        "rl_config": {"verifier_function": ["coca"], "n_samples_per_prompt": 4, "init_kl_coef": 0.0},
-        "generate_config": {},
-        "coca": {},
-    }
-    for section, values in changes.items():
-        config[section] = {**config.get(section, {}), **values}
-    return OmegaConf.create(config)
-
-
-def test_mindspeed_keys_pass_through_untouched() -> None:
-    settings, rest = driver.split_config(_config(coca={"method": {"name": "joint"}}))
-    assert settings.method.name == "joint"
-    assert "coca" not in rest
-    assert rest.megatron_training.unknown_to_us == 7
-
-
-@pytest.mark.parametrize(
-    ("section", "values", "message"),
-    [
-        ("megatron_training", {"stage": "ray_dapo"}, "stage: expected ray_grpo, found 'ray_dapo'"),
-        ("rl_config", {"verifier_function": ["coca_math"]}, "unknown verifier 'coca_math'; known: coca, acc,"),
-        ("rl_config", {"verifier_function": []}, "verifier_function is empty"),
-        ("rl_config", {"verifier_function": ["coca", "acc"]}, "stands alone"),
-        ("rl_config", {"verifier_function": ["coca", "coca"]}, "stands alone"),
-        ("rl_config", {"n_samples_per_prompt": 1}, "at least 2 responses, found 1"),
-        ("rl_config", {"adv_dispatch_size": 10}, "10 does not hold whole groups of 4; the nearest is 8"),
-        ("rl_config", {"async_engine": True}, "rollout_log_probs: not available"),
-        ("actor_config", {"save": None}, "actor_config.save"),
-        ("coca", {"method": {"name": "cocoa"}}, "coca.method: .*unknown training method 'cocoa'.*known methods: coca"),
-        ("coca", {"method": {"advantage_eps": "0.05"}}, "coca.method.advantage_eps: .*'0.05'"),
-        ("coca", {"method": "joint"}, "coca.method: .*'joint'"),
-        ("coca", {"method": {"clip": 0.1}}, "coca.method.clip 0.1 and rl_config.clip_ratio 0.2 differ"),
-        ("coca", {"grader": "maths"}, "coca.grader: unknown grader 'maths'; did you mean 'math'"),
-        ("coca", {"stage": 1}, "method coca has stages 0 to 0, found 1"),
-        ("coca", {"method": {"loss_aggregation": "mean"}}, r"coca.method.loss_aggregation: .*'mean'"),
-        ("coca", {"groups": 3}, "coca.groups: Extra inputs are not permitted"),
-        ("coca", {"eval_interval": 5}, "eval_data: eval_interval is set"),
-        ("coca", {"samples_interval": 5}, "output_dir: validation and samples need"),
-        ("rl_config", {"use_integrated_worker": False}, "ref_config: .*as actor_config"),
-    ],
-)
-def test_what_cannot_work_is_refused_by_key_and_value(section: str, values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        driver.split_config(_config(**{section: values}))
-
-
-@pytest.mark.parametrize(
-    ("section", "values", "message"),
-    [
-        ("actor_config", {"stage": "ray_dapo"}, r"actor_config.stage: expected ray_grpo, found 'ray_dapo'"),
-        ("rl_config", {"entropy_coeff": 0.01}, r"entropy_coeff: .* expected 0, found 0.01"),
-        ("rl_config", {"partial_rollout_max_split": 2}, r"partial_rollout_max_split: .* expected 1, found 2"),
-        ("rl_config", {"data_strategy": "TQ"}, r"data_strategy: .* expected td, found 'TQ'"),
-        (
-            "rl_config",
-            {"shuffle_mini_batch": True},
-            r"rl_config.shuffle_mini_batch: .* old log-probabilities.* expected false, found true",
-        ),
-        ("rl_config", {"rule_reward": False}, r"rule_reward: .* expected true, found false"),
-        ("ref_config", {"model": "m"}, "ref_config: rl_config.use_integrated_worker: true takes no such section"),
-        ("megatron_training", {"data_path": "a.jsonl"}, r"dataset_additional_keys: .* \[coca_record\], found \[\]"),
-        (
-            "actor_config",
-            {"data_path": "a.jsonl", "dataset_additional_keys": ["labels"]},
-            r"actor_config.dataset_additional_keys: a.jsonl .* expected \[coca_record\], found \['labels'\]",
-        ),
-        (
-            "megatron_training",
-            {"data_path": "prefix", "dataset_additional_keys": ["labels", "coca_record"]},
-            r"dataset_additional_keys: prefix has the column labels: expected \[labels\]",
-        ),
-        (
-            "coca",
-            {"eval_interval": 50, "eval_data": "e.jsonl", "output_dir": "o"},
-            "eval_interval=50: validation needs coca_record among megatron_training.dataset_additional_keys",
-        ),
-    ],
-)
-def test_what_the_hooks_would_refuse_on_the_cluster(section: str, values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        driver.split_config(_config(**{section: values}))
-
-
-def test_what_the_hooks_take() -> None:
-    driver.split_config(_config(actor_config={"stage": "ray_grpo"}, megatron_training={"stage": "ray_dapo"}))
-    driver.split_config(_config(rl_config={"data_strategy": "dock", "partial_rollout_max_split": 1}))
-    labels = {"data_path": "prefix", "dataset_additional_keys": ["labels"]}
-    driver.split_config(_config(megatron_training=labels))
-    records = {"data_path": "a.jsonl", "dataset_additional_keys": ["coca_record"]}
-    validated = {"eval_interval": 50, "eval_data": "e.jsonl", "output_dir": "o"}
-    driver.split_config(_config(megatron_training=records, coca=validated))
-
-
-def test_separate_workers_need_sections_that_mindspeed_reads_without_asking() -> None:
-    separate = {"use_integrated_worker": False}
-    sections: dict[str, Any] = {"ref_config": {"model": "m"}, "reward_config": {"model": "m"}}
-    with pytest.raises(ConfigError, match=r"rl_config.reference_resource: .* found none"):
-        driver.split_config(_config(rl_config=separate, **sections))
-    driver.split_config(_config(rl_config={**separate, "reference_resource": {"num_npus": 1}}, **sections))
-
-
-def test_a_reference_on_the_host_needs_megatron_weights() -> None:
-    host = {"platform": "host", "host": {"initial_weights": "/hf"}}
-    rl = {"init_kl_coef": 0.1}
-    with pytest.raises(ConfigError, match="initial_weights: only the actor's"):
-        driver.split_config(_config(coca=host, rl_config=rl))
-    driver.split_config(_config(coca=host, rl_config=rl, actor_config={"load": "/megatron"}))
-
-
-@pytest.mark.parametrize(("temperature", "measured"), [(1.0, True), (0.7, False)])
-def test_log_probabilities_of_another_distribution_are_not_compared(temperature: float, measured: bool) -> None:
-    sampling = {"sampling_config": {"temperature": temperature}}
-    settings, _ = driver.split_config(_config(generate_config=sampling))
-    assert settings.rollout_log_probs == measured
-    host = _config(generate_config=sampling, coca={"platform": "host"})
-    assert driver.split_config(host)[0].rollout_log_probs
-    host = _config(generate_config=sampling, coca={"platform": "host", "rollout": "vllm"})
-    assert driver.split_config(host)[0].rollout_log_probs == measured
-
-
-def test_which_engine_rolls_out() -> None:
-    assert coca_settings({}).rollout_engine == "vllm"
-    assert coca_settings({"platform": "host"}).rollout_engine == "transformers"
-    assert coca_settings({"platform": "host", "rollout": "vllm"}).rollout_engine == "vllm"
-    with pytest.raises(ConfigError, match="rollout: on platform npu responses come from vllm, found transformers"):
-        coca_settings({"rollout": "transformers"})
-
-
-def test_transformers_roll_out_on_one_rank() -> None:
-    several = {"infer_tensor_parallel_size": 2}
-    with pytest.raises(ConfigError, match=r"infer_tensor_parallel_size: .*expected 1, found 2 \(coca.rollout: vllm"):
-        driver.split_config(_config(generate_config=several, coca={"platform": "host"}))
-    driver.split_config(_config(generate_config=several, coca={"platform": "host", "rollout": "vllm"}))
-    driver.split_config(_config(generate_config=several))
 
 
 @pytest.mark.parametrize(
@@ -185,10 +44,6 @@ def test_vllm_that_is_not_there_is_missed_before_ray_starts(
     with pytest.raises(MissingDependencyError, match=message):
         process.check_rollout_engine(_process(coca=coca, release=release))
     process.check_rollout_engine(_process(coca=coca_settings({"platform": "host"})))
-
-
-def test_sequential_has_two_stages() -> None:
-    assert coca_settings({"method": {"name": "sequential"}, "stage": 1}).stage == 1
 
 
 def test_checkouts_are_looked_for_in_the_environment(tmp_path: Path) -> None:
@@ -447,27 +302,6 @@ def test_a_prompt_is_never_cut() -> None:
         prompt_token_ids([*records, long], tokenizer, None, 2)
 
 
-def test_keys_that_have_no_effect_are_said() -> None:
-    rl = {
-        "adv_estimator": "gae",
-        "use_kl_in_reward": True,
-        "kl_penalty": "kl",
-        "verifier_timeout": 30,
-        "clip_ratio": 0.3,
-    }
-    own = _config(rl_config=rl)
-    assert [line.partition(" ")[0] for line in keys_without_effect(own, reference=False)] == [
-        "rl_config.adv_estimator=gae",
-        "rl_config.use_kl_in_reward=True",
-        "rl_config.kl_penalty=kl",
-        "rl_config.verifier_timeout=30",
-    ]
-    theirs = _config(rl_config={**rl, "verifier_function": ["acc"]})
-    assert len(list(keys_without_effect(theirs, reference=True))) == 2
-    for name in (name for name in ready_made_runs() if "_910" in name):  # ours set nothing for nothing
-        assert list(keys_without_effect(compose_run(name).run.mindspeed_rl, reference=False)) == []
-
-
 def test_verifiers() -> None:
     for name, kind in (("coca", ExactGrader), ("math_17k_acc", MindSpeedVerifier)):
         assert isinstance(build_verifier(SimpleNamespace(verifier_function=[name]), "exact", {}), kind)
@@ -580,19 +414,3 @@ def test_ray_is_started_here_unless_a_cluster_is_named(
         monkeypatch.setenv("RAY_ADDRESS", address)
     driver.start_ray(_process(home=tmp_path), _config())
     assert asked.get("address") == ("local" if address is None else None)
-
-
-def test_several_turns_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"rl_config\.multi_turn_enable"):
-        driver.split_config(_config(rl_config={"multi_turn_enable": True}))
-
-
-@pytest.mark.parametrize(("npus", "refused"), [(1, True), (2, False)])
-def test_rows_in_order_need_two_npus(npus: int, refused: bool) -> None:
-    """Seen with the real vLLM: "vllm dp groups is None" in the first rollout."""
-    config = _config(rl_config={"guarantee_order": True, "actor_resource": {"num_npus": npus}})
-    if not refused:
-        driver.split_config(config)
-        return
-    with pytest.raises(ConfigError, match=r"rl_config\.guarantee_order: on a single NPU"):
-        driver.split_config(config)

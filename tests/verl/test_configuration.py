@@ -16,7 +16,7 @@ from coca_mindspeed.verl.configuration import (
     run_layout,
     verl_configuration,
 )
-from coca_mindspeed.verl.required_keys import refusals
+from coca_mindspeed.verl.checks import verl_problems
 from coca_mindspeed.verl.settings import VerlSettings, verl_settings
 
 NAMES = ["coca_llama3_8b", "coca_qwen25_1p5b", "coca_qwen25_3b", "coca_qwen25_7b"]

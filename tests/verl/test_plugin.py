@@ -15,7 +15,7 @@ from coca_mindspeed.upstream.fingerprint import source_of
 from coca_mindspeed.upstream.manifest import load_manifests
 from coca_mindspeed.verl.advantage_step import judged_validation
 from coca_mindspeed.verl.register import REGISTRIES
-from coca_mindspeed.verl.required_keys import check_length, check_same_run
+from coca_mindspeed.verl.checks import check_length, check_same_run
 from coca_mindspeed.verl.settings import VerlSettings
 from tests.verl.configurations import columns
 

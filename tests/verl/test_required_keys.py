@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from coca_mindspeed.verl.required_keys import refusals, requirements
+from coca_mindspeed.verl.checks import verl_problems, requirements
 from coca_mindspeed.verl.settings import VerlSettings, verl_settings
 from tests.verl.configurations import configuration
 

@@ -27,7 +27,7 @@ from coca_mindspeed.verl.configuration import find_verl_run, verl_configuration
 from coca_mindspeed.verl.earlier_rows import EarlierRows, file_of_verls_log
 from coca_mindspeed.verl.estimator import handing_over
 from coca_mindspeed.verl.records import verl_row
-from coca_mindspeed.verl.required_keys import refusals, requirements, value_of
+from coca_mindspeed.verl.checks import verl_problems, requirements, value_of
 from coca_mindspeed.verl.settings import VerlSettings, verl_settings
 from coca_mindspeed.verl.trainer import SegmentTrainer
 from tests.integration.verl import tiny
