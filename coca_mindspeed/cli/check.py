@@ -13,7 +13,7 @@ from rich.table import Table
 
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import at_least, place
-from coca_mindspeed.config.checks import CHECKS, find_problems, missing_files, refuse
+from coca_mindspeed.config.checks import CHECKS, find_problems, missing_data, missing_model, refuse
 from coca_mindspeed.config.compose import ComposedConfig, compose_run
 from coca_mindspeed.config.model_size import GIB, Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
@@ -96,8 +96,8 @@ def _check_verl(file: Path, arguments: argparse.Namespace) -> None:
 
 
 def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
-    """Check a run of the local engine: shared conditions and files before torch is imported, then memory."""
-    refuse(find_problems(config, (*CHECKS, missing_files)), f"{name} cannot run:")
+    """Check a run of the local engine: shared conditions before torch is imported, then memory."""
+    refuse(find_problems(config, (*CHECKS, missing_model)), f"{name} cannot run:")
     from coca_mindspeed.local.checks import estimate_on, memory_problems
     from coca_mindspeed.local.context import read_model_config
     from coca_mindspeed.local.memory import NotEstimatedError
@@ -197,7 +197,10 @@ def _write_for_script(config: RunConfig, plan: ClusterPlan, output: Path, argume
 
 def _common_rows(config: RunConfig) -> list[tuple[str, str]]:
     """Method, learning rate and length of a run, and whether its files exist."""
-    absent, length = {problem.key for problem in missing_files(config)}, f"{config.trainer.steps} steps per stage"
+    absent, length = (
+        {problem.key for problem in (*missing_data(config), *missing_model(config))},
+        f"{config.trainer.steps} steps per stage",
+    )
     if config.data.epochs is not None:
         length = f"{config.data.epochs:g} epochs"
     files = {"data.train": config.data.train, "data.evaluate": config.data.evaluate, "model.path": config.model.path}

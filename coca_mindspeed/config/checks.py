@@ -118,14 +118,16 @@ def _held_out_records(run: RunConfig) -> Iterator[Problem]:
 CHECKS: tuple[Check[RunConfig], ...] = (_held_out_records,)
 
 
-def missing_files(run: RunConfig) -> Iterator[Problem]:
-    """Records and model directories that a run names and that are not here."""
+def missing_data(run: RunConfig) -> Iterator[Problem]:
     for key, path, fix in (
         ("data.train", run.data.train, "coca-mindspeed data prepare (docs/data.md), or data.train=FILE"),
         ("data.evaluate", run.data.evaluate, "coca-mindspeed data prepare (docs/data.md), or data.evaluate=FILE"),
     ):
         if path is not None and not Path(path).is_file():
             yield Problem("no-data", key, path, "must be a file", fix)
+
+
+def missing_model(run: RunConfig) -> Iterator[Problem]:
     if run.model.path is not None and not (Path(run.model.path) / "config.json").is_file():
         yield Problem("no-model", "model.path", run.model.path, "must hold a config.json", _download(run.model.path))
 

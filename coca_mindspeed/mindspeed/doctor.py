@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coca_mindspeed.config.checks import Problem, missing_files, problems_of
+from coca_mindspeed.config.checks import Problem, missing_data, missing_model, problems_of
 from coca_mindspeed.config.schema import ArchitectureConfig, RunConfig
 from coca_mindspeed.data.prepare.filters import PromptCounter
 from coca_mindspeed.data.prompts import prompt_messages
@@ -216,7 +216,7 @@ def run_findings(machine: Machine, run: RunConfig, output: Path) -> Iterator[Fin
     yield from (Finding(False, problem) for problem in problems)
     if not problems:
         yield _item("plan", "configuration", "no problems", True, "no problems", "")
-    absent = list(missing_files(run))
+    absent = [*missing_data(run), *missing_model(run)]
     yield from (Finding(False, problem) for problem in absent)
     if run.model.path is not None and run.model.architecture is not None:
         if "model.path" not in {problem.key for problem in absent}:

@@ -20,11 +20,11 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, GradingError
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.chat import encode_prompts, load_tokenizer, render_prompts
+from coca_mindspeed.local.checks import LengthLimits, check_prompts, emulated_dtype
 from coca_mindspeed.local.context import context_limit, read_model_config
 from coca_mindspeed.local.evaluate import held_out_at_once
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import choose_device, load_policy
-from coca_mindspeed.local.checks import LengthLimits, check_prompts, emulated_dtype
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.setup import _asking_no_more_than
 from coca_mindspeed.utils.files import MARKER

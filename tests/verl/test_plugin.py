@@ -14,8 +14,8 @@ from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.upstream.fingerprint import source_of
 from coca_mindspeed.upstream.manifest import load_manifests
 from coca_mindspeed.verl.advantage_step import judged_validation
-from coca_mindspeed.verl.register import REGISTRIES
 from coca_mindspeed.verl.checks import check_length, check_same_run
+from coca_mindspeed.verl.register import REGISTRIES
 from coca_mindspeed.verl.settings import VerlSettings
 from tests.verl.configurations import columns
 
@@ -66,7 +66,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path):
     check_same_run(tmp_path, VerlSettings(), 10, 0)
     check_same_run(tmp_path, VerlSettings(), 20, 5)  # longer is the same run, but for a method with stages
     changed = VerlSettings.model_validate({"method": {"name": "joint", "clip": 0.1}})
-    with pytest.raises(ConfigError, match=r"trained otherwise \(clip 0.2 -> 0.1, name 'coca' -> 'joint'\)"):
+    with pytest.raises(ConfigError, match=r"clip 0.2 -> 0.1, name 'coca' -> 'joint'"):
         check_same_run(tmp_path, changed, 10, 5)
     check_same_run(tmp_path, changed, 10, 0)
     assert json.loads((tmp_path / "coca.json").read_text())["name"] == "joint"
@@ -84,8 +84,9 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path):
 def test_a_run_that_ends_before_its_last_step_is_refused():
     check_length(12, 4, 3)
     check_length(1, 4, 1)
-    with pytest.raises(ConfigError, match=r"total_epochs=3 of 4 steps each end after 12; set .* to 4 or more"):
+    with pytest.raises(ConfigError) as caught:
         check_length(13, 4, 3)
+    assert (caught.value.problems[0].code, caught.value.problems[0].value) == ("length", 13)
 
 
 def test_the_metrics_of_a_validation_are_those_of_an_evaluation():
