@@ -197,10 +197,8 @@ def _write_for_script(config: RunConfig, plan: ClusterPlan, output: Path, argume
 
 def _common_rows(config: RunConfig) -> list[tuple[str, str]]:
     """Method, learning rate and length of a run, and whether its files exist."""
-    absent, length = (
-        {problem.key for problem in (*missing_data(config), *missing_model(config))},
-        f"{config.trainer.steps} steps per stage",
-    )
+    absent = {problem.key for problem in (*missing_data(config), *missing_model(config))}
+    length = f"{config.trainer.steps} steps per stage"
     if config.data.epochs is not None:
         length = f"{config.data.epochs:g} epochs"
     files = {"data.train": config.data.train, "data.evaluate": config.data.evaluate, "model.path": config.model.path}

@@ -96,12 +96,14 @@ def validation_problems(error: ValidationError, section: str = "") -> list[Probl
     problems = []
     for found in error.errors():
         parts = [section, *map(str, found["loc"])]
-        message, value = found["msg"].removeprefix("Value error, "), found["input"]
+        message = found["msg"].removeprefix("Value error, ")
+        value = None if found["type"] == "missing" else found["input"]
         if found["type"] == "value_error":
             inner, separator, reason = message.partition(": ")
             if separator and inner.replace(".", "").replace("_", "").isalnum():
                 parts, message = [*parts, inner], reason
-                value = value.get(inner) if isinstance(value, dict) else value
+                for part in inner.split("."):
+                    value = value.get(part) if isinstance(value, dict) else value
         key = ".".join(part for part in parts if part)
         problems.append(Problem(found["type"], key, value, f"{message[:1].lower()}{message[1:]}"))
     return problems
