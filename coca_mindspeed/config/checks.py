@@ -39,7 +39,8 @@ class Problem(NamedTuple):
     fix: str = ""
 
     def __str__(self) -> str:
-        first = f"{self.key}={show_value(self.value)}: {self.expected} [{self.code}]"
+        value = "" if isinstance(self.value, dict) else f"={show_value(self.value)}"
+        first = f"{self.key}{value}: {self.expected} [{self.code}]"
         return f"{first}\n    {self.fix}" if self.fix else first
 
 
@@ -102,11 +103,21 @@ def validation_problems(error: ValidationError, section: str = "") -> list[Probl
             inner, separator, reason = message.partition(": ")
             if separator and inner.replace(".", "").replace("_", "").isalnum():
                 parts, message = [*parts, inner], reason
-                for part in inner.split("."):
-                    value = value.get(part) if isinstance(value, dict) else value
+                value = _lookup(value, inner)
         key = ".".join(part for part in parts if part)
         problems.append(Problem(found["type"], key, value, f"{message[:1].lower()}{message[1:]}"))
     return problems
+
+
+def _lookup(values: Any, key: str) -> Any:
+    for part in key.split("."):
+        if isinstance(values, dict):
+            values = values.get(part)
+        elif isinstance(values, list) and part.isdecimal() and int(part) < len(values):
+            values = values[int(part)]
+        else:
+            return None
+    return values
 
 
 def _held_out_records(run: RunConfig) -> Iterator[Problem]:

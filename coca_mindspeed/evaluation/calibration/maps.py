@@ -303,7 +303,7 @@ def read_map(path: Path) -> RecalibrationMap:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        raise ConfigError(f"{path}: not a calibration map: {validation_problems(error)[0]}") from error
+        raise ConfigError(f"{path}: is no calibration map: {validation_problems(error)[0]}") from error
 
 
 class _CertificateFile(BaseModel):
