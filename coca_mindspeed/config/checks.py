@@ -5,6 +5,7 @@ conditions, one line each: ``code, key, whether it holds, the expected value, ho
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -44,11 +45,21 @@ class Problem(NamedTuple):
         return f"{first}\n    {self.fix}" if self.fix else first
 
 
-def broken(conditions: Iterable[Condition], value: Callable[[str], Any]) -> Iterator[Problem]:
-    """Yield a problem for each condition that does not hold; ``value`` returns the value of its key."""
-    for code, key, holds, *text in conditions:
-        if not holds:
-            yield Problem(code, key, value(key), *text)
+def _attribute(subject: Any, key: str) -> Any:
+    return attrgetter(key)(subject)
+
+
+def as_check(
+    conditions: Callable[[Subject], Iterable[Condition]], value: Callable[[Subject, str], Any] = _attribute
+) -> Check[Subject]:
+    """Make a check of a function that yields conditions; ``value(subject, key)`` returns the value of a key."""
+
+    def check(subject: Subject) -> Iterator[Problem]:
+        for code, key, holds, *text in conditions(subject):
+            if not holds:
+                yield Problem(code, key, value(subject, key), *text)
+
+    return check
 
 
 def find_problems(subject: Subject, *groups: Sequence[Check[Subject]]) -> list[Problem]:

@@ -4,13 +4,21 @@ Docstrings and comments name the upstream function that would refuse the run on 
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from omegaconf import OmegaConf
 
-from coca_mindspeed.config.checks import CHECKS, Condition, Problem, broken, find_problems, problems_of, show_value
+from coca_mindspeed.config.checks import (
+    CHECKS,
+    Check,
+    Condition,
+    Problem,
+    as_check,
+    find_problems,
+    problems_of,
+    show_value,
+)
 from coca_mindspeed.config.schema import ConfidenceStartConfig, LoraConfig, RunConfig, WarmUpConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.hook_checks import needs_reference
@@ -21,6 +29,11 @@ from coca_mindspeed.mindspeed.upstream_keys import checkout_keys
 
 _SHOWN = 3  # nearest values that a message names
 _SIZES = ("npus", "tp", "pp", "cp", "rollout_tp", "rollout_pp", "micro_batch", "mini_batch", "prompts", "group")
+
+
+def _sizes(r: ResolvedConfig) -> Iterator[Condition]:
+    for name in _SIZES:
+        yield "size", name, getattr(r, name) >= 1, "must be at least 1"
 
 
 def _parallelism(r: ResolvedConfig) -> Iterator[Condition]:
@@ -166,10 +179,7 @@ _LAYOUT = (_parallelism, _recomputation, _rollout, _batches, _dispatch_sizes, _l
 
 def layout_problems(resolved: ResolvedConfig) -> list[Problem]:
     """Problems of the resolved configuration under its fields' names; if sizes are below 1, only those."""
-    value = partial(getattr, resolved)
-    sizes = [("size", name, value(name) >= 1, "must be at least 1") for name in _SIZES]
-    groups = [lambda _: broken(sizes, value)], [lambda r, rule=rule: broken(rule(r), value) for rule in _LAYOUT]
-    return find_problems(resolved, *groups)
+    return find_problems(resolved, [as_check(_sizes)], [as_check(conditions) for conditions in _LAYOUT])
 
 
 _SFT = "run this stage with the local engine first, and name its result as model.path"
@@ -229,9 +239,9 @@ def run_problems(
         memory: its memory estimate; None: not checked.
         file_values: makes the configuration that the driver reads.
     """
-    checks = (
+    checks: tuple[Check[RunConfig], ...] = (
         *CHECKS,
-        lambda run: broken(_run_conditions(run), lambda key: attrgetter(key)(run)),
+        as_check(_run_conditions),
         lambda run: _counts(run, resolved),
         lambda run: _layout(resolved),
         lambda run: () if memory is None else _memory(resolved, memory),

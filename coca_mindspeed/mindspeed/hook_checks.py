@@ -8,7 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from coca_mindspeed.config.checks import Condition, Problem, broken, find_problems, refuse
+from coca_mindspeed.config.checks import Condition, Problem, as_check, find_problems, refuse
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.verifiers import check_names
@@ -160,7 +160,7 @@ def check_mindspeed_keys(config: DictConfig, settings: CocaSettings) -> None:
         ConfigError: with all problems.
     """
     subject = HookConfig(config, settings)
-    checks = [lambda c, conditions=conditions: broken(conditions(c), c.get) for conditions in _CONDITIONS]
+    checks = [as_check(conditions, HookConfig.get) for conditions in _CONDITIONS]
     refuse(find_problems(subject, (_numbers,), (*checks, _verifiers)))
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coca_mindspeed.config.checks import Condition, Problem, broken, find_problems, refuse, show_value
+from coca_mindspeed.config.checks import Condition, Problem, as_check, find_problems, refuse, show_value
 from coca_mindspeed.utils.files import write_json
 from coca_mindspeed.verl.settings import NAME, VerlSettings
 
@@ -145,7 +145,7 @@ def verl_problems(config: Mapping[str, Any], settings: VerlSettings) -> list[Pro
     """
     run = _VerlRun(config, settings)
     required = [problem for each in requirements(settings) if (problem := run.problem(each)) is not None]
-    later = find_problems(run, (_counts,), (_batches, _stages))
+    later = find_problems(run, (_counts,), (as_check(_batches, _VerlRun.value), _stages))
     return [*required, *later]
 
 
@@ -191,11 +191,7 @@ def _counts(run: _VerlRun) -> Iterator[Problem]:
             yield Problem("count", key, found, "must be a whole number of 1 or more")
 
 
-def _batches(run: _VerlRun) -> Iterator[Problem]:
-    yield from broken(_batch_conditions(run), run.value)
-
-
-def _batch_conditions(run: _VerlRun) -> Iterator[Condition]:
+def _batches(run: _VerlRun) -> Iterator[Condition]:
     """Conditions on batch sizes; each one is needed by those after it."""
     value = run.value
     prompts, mini, group = value("data.train_batch_size"), value(_MINI_BATCH), value(f"{_ROLLOUT}.n")
