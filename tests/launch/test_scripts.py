@@ -119,7 +119,7 @@ def test_what_is_typed_wrong_ends_with_two(arguments, environment, message):
     ("arguments", "environment", "message"),
     [
         (["--dry-run"], {"PYTHON": "/nowhere/python"}, "PYTHON=/nowhere/python: no such program"),
-        (["--dry-run", "rollout.prompts=127"], {}, "rollout.prompts=127: is not a multiple"),
+        (["--dry-run", "rollout.prompts=127"], {}, "[prompts-dp]"),
         (["--dry-run", "--resume", "--output", "/nowhere/run"], {}, "holds no checkpoint"),
     ],
 )
