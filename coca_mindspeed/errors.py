@@ -5,7 +5,11 @@ what was expected and, where it is known, what to do.
 """
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from coca_mindspeed.config.checks import Problem
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -21,7 +25,11 @@ class CocaError(Exception):
 
 
 class ConfigError(CocaError):
-    """A configuration file or an override cannot be used."""
+    """A configuration file or an override cannot be used; ``problems`` lists the reasons if they were collected."""
+
+    def __init__(self, message: str, problems: "Collection[Problem]" = ()) -> None:
+        super().__init__(message)
+        self.problems = list(problems)
 
 
 class UsageError(ConfigError):

@@ -176,7 +176,7 @@ ascend_environment() {
   done
   # On aarch64 scikit-learn's OpenMP finds no room in the static TLS block unless it is loaded first.
   if [[ $(uname -m) == aarch64 ]]; then
-    library=$("$PYTHON" -c 'from coca_mindspeed.mindspeed.doctor.machine import Machine
+    library=$("$PYTHON" -c 'from coca_mindspeed.mindspeed.machine import Machine
 print(Machine().libgomp_of_scikit_learn() or "")')
     if [[ -n $library && :${LD_PRELOAD:-}: != *:"$library":* ]]; then
       export LD_PRELOAD=$library${LD_PRELOAD:+:$LD_PRELOAD}

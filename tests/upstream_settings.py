@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan
+from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
 
 PAGE = Path(__file__).parents[1] / "docs" / "port.md"

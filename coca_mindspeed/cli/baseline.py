@@ -32,10 +32,10 @@ from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.evaluation.reports.tables import print_metrics, summary_metrics
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
+from coca_mindspeed.local.checks import LengthLimits, check_prompts
 from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.model_files import read_model_config
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
-from coca_mindspeed.local.preflight import LengthLimits, check_prompts
 from coca_mindspeed.local.run_directory import lock_run, records_digest
 
 _SLICE = 2**20  # bytes

@@ -1,173 +1,275 @@
-"""``coca-mindspeed check``: the plan of a run, or why it cannot run; needs no accelerator."""
+"""``coca-mindspeed check``: the plan of a run and its problems; needs no accelerator.
+
+The last line is the verdict: ``OK`` (exit code 0) or the number of problems (1, or 2 if a typed override is at fault).
+"""
 
 import argparse
+import sys
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.table import Table
 
-from coca_mindspeed.cli.check_verl import check_verl
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import at_least, place
-from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.config.model_size import Part, model_parameters
+from coca_mindspeed.config.checks import CHECKS, find_problems, missing_data, missing_model, refuse
+from coca_mindspeed.config.compose import ComposedConfig, compose_run
+from coca_mindspeed.config.model_size import GIB, Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import ConfigError, UsageError
-from coca_mindspeed.mindspeed.plan.cluster_plan import Plan, make_plan
-from coca_mindspeed.mindspeed.plan.memory import checkpoint_bytes
-from coca_mindspeed.mindspeed.plan.refusals import refusals
-from coca_mindspeed.mindspeed.plan.upstream_keys import keys_where_there_is_a_checkout
+from coca_mindspeed.errors import CocaError, ConfigError, UsageError
+from coca_mindspeed.mindspeed.cost import host_gib, run_time
+from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes
+from coca_mindspeed.mindspeed.plan import ClusterPlan, make_plan
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values, stages_to_do, write_run_file
-from coca_mindspeed.utils.console import PlainConsole, print_text
+from coca_mindspeed.utils.console import PlainConsole, print_failure, print_text
 from coca_mindspeed.utils.files import write_atomically
-from coca_mindspeed.verl.configuration import find_verl_run
+from coca_mindspeed.verl.checks import verl_problems
+from coca_mindspeed.verl.configuration import find_verl_run, run_layout, verl_configuration
+from coca_mindspeed.verl.settings import verl_settings
+
+_CLUSTER_OPTIONS = ("write", "output", "stage", "resume", "for_script")
+_MOMENTS = {"adamw": "float32", "adamw_8bit": "one byte each, with scales; the embedding's float32"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
-    parser.add_argument(
-        "--write",
-        type=Path,
-        metavar="FILE",
-        help="write MindSpeed-RL's configuration there, in a directory that exists",
-    )
-    parser.add_argument("--output", type=place, metavar="DIR", help="where the run goes (default: runs/RUN)")
-    parser.add_argument(
-        "--stage", type=at_least(0), default=0, metavar="N", help="stage of the method (sequential has 0 and 1)"
-    )
-    parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in DIR")
-    parser.add_argument(
-        "--for-script",
-        type=Path,
-        metavar="FILE",
-        help="write what the launch scripts ask: platform, NPUs, CPUs, each stage still to do as fresh or resume",
-    )
-    parser.add_argument("--quiet", action="store_true", help="no table")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="write MindSpeed-RL's configuration to FILE")
+    parser.add_argument("--output", type=place, metavar="DIR", help="output directory of the run (default: runs/RUN)")
+    stage = "stage of the method (sequential has 0 and 1)"
+    parser.add_argument("--stage", type=at_least(0), default=0, metavar="N", help=stage)
+    parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint in DIR")
+    script = "write the facts that the launch scripts read: platform, NPUs, CPUs, and each stage as fresh or resume"
+    parser.add_argument("--for-script", type=Path, metavar="FILE", help=script)
+    parser.add_argument("--quiet", action="store_true", help="print problems only")
+
+
+class Phase(NamedTuple):
+    """Memory of one phase: parts, and their total and limit in GiB."""
+
+    name: str
+    parts: Sequence[Part]
+    total: float
+    limit: float
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if (on_verl := find_verl_run(arguments.run_name)) is not None:
-        return check_verl(on_verl, arguments)
-    composed = compose_run(arguments.run_name, arguments.overrides)
-    if composed.run.hardware.platform == "local":
-        _refuse_options_for_clusters(arguments)
-        from coca_mindspeed.cli.check_local import check_local  # torch and transformers, seconds for the others
-
-        check_local(composed.run, composed.name, quiet=arguments.quiet)
-        return 0
-    plan = make_plan(composed.run)
+    try:
+        _check(arguments)
+    except CocaError as error:
+        code = print_failure(error, error.exit_code)
+        count = len(getattr(error, "problems", ())) or 1
+        print_text(f"{count} problem{'s' * (count > 1)}", sys.stderr)
+        return code
     if not arguments.quiet:
-        _print_plan(plan, composed.run, composed.name)
-    keys = keys_where_there_is_a_checkout()
-    unknown = [] if keys is None else [f"mindspeed_rl.{line}" for line in keys.unknown(composed.run.mindspeed_rl)]
-    if problems := [*refusals(composed.run, plan), *unknown]:
-        reasons = "\n".join(f"  {problem}" for problem in problems)
-        raise ConfigError(f"{composed.name} cannot run:\n{reasons}")
-    output = arguments.output or Path("runs") / Path(composed.name).stem
-    if arguments.for_script is not None:
-        hardware = composed.run.hardware
-        cpus = wanted_cpus(composed.run.mindspeed_rl["rl_config"], hardware.nodes)
-        lines = [f"platform {hardware.platform}", f"npus_per_node {hardware.npus_per_node}"]
-        lines += [f"cpus_per_npu {cpus.per_npu}", f"other_cpus {cpus.others}"]
-        for stage, has_checkpoint in stages_to_do(composed.run, plan, output, resume=arguments.resume):
-            lines.append(f"stage {stage} {'resume' if has_checkpoint else 'fresh'}")
-            mindspeed_values(composed.run, plan, StageFiles(output, stage), resume=has_checkpoint)
-        write_atomically(arguments.for_script, "\n".join(lines) + "\n")
-        return 0
-    files = StageFiles(output, arguments.stage)
-    values = mindspeed_values(composed.run, plan, files, resume=arguments.resume)
-    if arguments.write is not None:
-        if not arguments.write.parent.is_dir():
-            raise ConfigError(f"--write {arguments.write}: {arguments.write.parent} is no directory; make it first")
-        if arguments.write.is_dir():
-            raise ConfigError(f"--write {arguments.write}: is a directory; name a file in it")
-        write_run_file(arguments.write, values, composed.name)
-        print_text(f"written: {arguments.write}")
+        print_text("OK")
     return 0
 
 
-def _refuse_options_for_clusters(arguments: argparse.Namespace) -> None:
-    given = [
-        f"--{name.replace('_', '-')}"
-        for name in ("write", "output", "stage", "resume", "for_script")
-        if getattr(arguments, name)
-    ]
-    if given:
-        raise UsageError(f"{given[0]}: is for runs on a cluster; {arguments.run_name} runs on this machine")
+def _check(arguments: argparse.Namespace) -> None:
+    verl_file = find_verl_run(arguments.run_name)
+    composed = None if verl_file else compose_run(arguments.run_name, arguments.overrides)
+    if composed is None or composed.run.hardware.platform == "local":
+        for option in _CLUSTER_OPTIONS:
+            if getattr(arguments, option):
+                name = f"--{option.replace('_', '-')}"
+                raise UsageError(f"{name}: is for runs on MindSpeed-RL, unlike {arguments.run_name}")
+    if verl_file is not None:
+        _check_verl(verl_file, arguments)
+    elif composed is not None and composed.run.hardware.platform == "local":
+        _check_local(composed.run, composed.name, arguments.quiet)
+    elif composed is not None:
+        _check_cluster(composed, arguments)
 
 
-def _print_plan(plan: Plan, run: RunConfig, name: str) -> None:
-    facts, console = plan.facts, PlainConsole()
-    table = Table("", "", title=f"plan of {name}", show_header=False, title_justify="left")
-    for label, value in [*_layout_rows(plan), _checkpoints(plan, run)]:
-        table.add_row(label, value)
-    console.print_table(table)
-    if plan.memory is None:
+def _check_verl(file: Path, arguments: argparse.Namespace) -> None:
+    config = verl_configuration(file, arguments.overrides)
+    settings = verl_settings(config)
+    refuse(verl_problems(config, settings), f"{file.name} cannot run:")
+    layout = run_layout(config, settings)
+    if not arguments.quiet:
+        phases = (("training", layout.training), ("rollout", layout.rollout))
+        memory = [Phase(name, parts, sum(p.gib for p in parts), layout.limit_gib) for name, parts in phases if parts]
+        note = "estimates from shapes; verl lets training and rollout take turns on a device"
+        _print(f"{file.stem} on verl", layout.rows, memory, [note])
+    refuse(layout.problems, f"{file.name} cannot run:")
+
+
+def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
+    """Check a run of the local engine: shared conditions before torch is imported, then memory."""
+    refuse(find_problems(config, (*CHECKS, missing_model)), f"{name} cannot run:")
+    from coca_mindspeed.local.checks import estimate_on, memory_problems
+    from coca_mindspeed.local.memory import NotEstimatedError
+    from coca_mindspeed.local.model_files import read_model_config
+    from coca_mindspeed.local.optimizer import require_optimizer
+    from coca_mindspeed.local.policy import choose_device
+    from coca_mindspeed.local.sft import sft_microbatch_tokens
+    from coca_mindspeed.local.tiny_model import tiny_config
+
+    device, path = choose_device(config.trainer.device), config.model.path
+    require_optimizer(config.optimizer, device)
+    architecture = tiny_config() if path is None else read_model_config(Path(path), config.model)
+    stages = [f"{stage}, at most {sft_microbatch_tokens(config):,} tokens a pass" for stage in _sft_stages(config)]
+    rows = [*_common_rows(config), *(("before training", stage) for stage in stages)]
+    try:
+        check = estimate_on(config, architecture, device)
+    except NotEstimatedError as error:
+        print_text(f"warning: {error}", sys.stderr)
+        if not quiet:
+            _print(name, rows, [], [])
         return
-    memory = Table("estimated memory of one NPU", "GiB", "formula", title_justify="left")
-    for phase, parts, total in (
-        ("training", plan.memory.training, plan.memory.training_gib),
-        ("rollout", plan.memory.rollout, plan.memory.rollout_gib),
-    ):
-        for part in parts:
-            memory.add_row(*_memory_row(phase, part))
-        memory.add_row(f"{phase}, together", f"{total:.1f}", f"of {plan.memory.limit_gib:.1f}", style="bold")
-        memory.add_section()
-    console.print_table(memory)
-    print_text(
-        f"the KV cache of a rollout engine holds {plan.memory.longest_responses:.0f} sequences of "
-        f"{facts.max_model_len} tokens; estimates, not measured on an NPU (docs/ascend.md)"
-    )
+    if not quiet:
+        need, room = check.run, (check.device - check.process) / GIB
+        trained = "all trained" if need.trained == need.parameters else f"{need.trained:,} trained"
+        kept = [
+            Part("weights", need.weights, f"{need.parameters:,} parameters, {trained}"),
+            Part("moments", need.moments, f"AdamW's two, {_MOMENTS[config.optimizer.name]}"),
+        ]
+        update = [
+            *kept,
+            Part("gradients", need.gradients, ""),
+            Part("activations and logits", need.update, "peak of the largest microbatch"),
+            *([Part("optimizer step", need.step, "peak, after the activations are freed")] if need.step else []),
+        ]
+        rollout = [
+            *kept,
+            Part("KV cache", need.cache, "at the end of the longest responses"),
+            Part("sampling", need.rollout, "KV cache, logits and one reordering"),
+        ]
+        phases = [Phase("update", update, need.update_peak / GIB, room)]
+        phases.append(Phase("rollout", rollout, need.rollout_peak / GIB, room))
+        if need.merged:
+            merged = [Part("merged model", need.merged, "float32")]
+            phases.append(Phase("export", merged, need.export_peak / GIB, room))
+        prompt, response = config.rollout.max_prompt_tokens, config.rollout.max_new_tokens
+        lengths = f"prompts of {prompt} and responses of {response} tokens"
+        process = f"{check.process / GIB:.2f} GiB of {check.device / GIB:.2f} are Python and the libraries"
+        _print(f"{name} on {device}", rows, phases, [f"for {lengths}, the longest; {process}"])
+    refuse(memory_problems(check, config, architecture), f"{name} does not fit:")
 
 
-def _layout_rows(plan: Plan) -> list[tuple[str, str]]:
-    facts = plan.facts
-    whole = facts.npus % facts.model_parallel == 0 and facts.npus % facts.rollout_tp == 0
-    rows = [
-        ("NPUs", f"{facts.npus} on {facts.nodes} node{'s' * (facts.nodes > 1)}, {facts.memory_gib:g} GiB each"),
-        ("model", f"{model_parameters(facts) / 1e9:.2f} billion parameters, {facts.layers} layers"),
-        ("training", f"TP {facts.tp} x PP {facts.pp} x CP {facts.cp} x DP {facts.dp if whole else '?'}"),
-        ("rollout", f"{facts.rollout_dp if whole else '?'} engines of TP {facts.rollout_tp}"),
-        ("slots of an engine", _slots(plan) if whole else "?"),
-        ("an iteration", f"{facts.prompts} prompts x {facts.group} responses = {facts.responses}"),
-        (
-            "updates an iteration",
-            f"{facts.prompts // max(1, facts.mini_batch) * facts.epochs} of {facts.mini_batch} prompts",
-        ),
-        ("microbatches", _microbatches(plan)),
-        (
-            "tokens",
-            f"{facts.max_prompt} + {facts.max_new} at most; {facts.responses * facts.max_new:,} new ones an iteration",
-        ),
-    ]
-    iterations = "unknown: data.train is not here and data.rows is null"
+def _sft_stages(config: RunConfig) -> Iterator[str]:
+    warm_up, start = config.warm_up, config.confidence_start
+    if warm_up.records is not None:
+        yield f"warm_up, {warm_up.steps} updates of {warm_up.batch} responses to {warm_up.records}"
+    if start.questions:
+        asked = f"confidence_start, {start.questions} questions x {config.rollout.group_size} responses"
+        yield f"{asked}, then {start.steps} updates of {start.batch} responses"
+
+
+def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> None:
+    config = composed.run
+    plan = make_plan(config)
+    if not arguments.quiet:
+        memory, notes = [], []
+        if (need := plan.memory) is not None:
+            memory = [
+                Phase("training", need.training, need.training_gib, need.limit_gib),
+                Phase("rollout", need.rollout, need.rollout_gib, need.limit_gib),
+            ]
+            held = f"{need.longest_responses:.0f} sequences of {plan.resolved.max_model_len} tokens"
+            notes = [f"KV cache per rollout engine: {held}; estimates, not measured on an NPU (docs/ascend.md)"]
+        _print(composed.name, [*_common_rows(config), *_layout_rows(plan, config)], memory, notes)
+    refuse(plan.problems, f"{composed.name} cannot run:")
+    output = arguments.output or Path("runs") / Path(composed.name).stem
+    if arguments.for_script is not None:
+        _write_for_script(config, plan, output, arguments)
+        return
+    values = mindspeed_values(config, plan, StageFiles(output, arguments.stage), resume=arguments.resume)
+    if (file := arguments.write) is not None:
+        if not file.parent.is_dir():
+            raise ConfigError(f"--write {file}: {file.parent} is not a directory; create it first")
+        if file.is_dir():
+            raise ConfigError(f"--write {file}: is a directory; name a file in it")
+        write_run_file(file, values, composed.name)
+        print_text(f"written: {file}")
+
+
+def _write_for_script(config: RunConfig, plan: ClusterPlan, output: Path, arguments: argparse.Namespace) -> None:
+    hardware, cpus = config.hardware, wanted_cpus(config.mindspeed_rl["rl_config"], config.hardware.nodes)
+    lines = [f"platform {hardware.platform}", f"npus_per_node {hardware.npus_per_node}"]
+    lines += [f"cpus_per_npu {cpus.per_npu}", f"other_cpus {cpus.others}"]
+    for stage, has_checkpoint in stages_to_do(config, plan, output, resume=arguments.resume):
+        lines.append(f"stage {stage} {'resume' if has_checkpoint else 'fresh'}")
+        mindspeed_values(config, plan, StageFiles(output, stage), resume=has_checkpoint)
+    write_atomically(arguments.for_script, "\n".join(lines) + "\n")
+
+
+def _common_rows(config: RunConfig) -> list[tuple[str, str]]:
+    """Method, learning rate and length of a run, and whether its files exist."""
+    absent = {problem.key for problem in (*missing_data(config), *missing_model(config))}
+    length = f"{config.trainer.steps} steps per stage"
+    if config.data.epochs is not None:
+        length = f"{config.data.epochs:g} epochs"
+    files = {"data.train": config.data.train, "data.evaluate": config.data.evaluate, "model.path": config.model.path}
+    weights = (config.mindspeed_rl.get("actor_config") or {}).get("load")
+    rows = [("method", config.method.name), ("learning rate", f"{config.optimizer.lr:g}"), ("length", length)]
+    rows += [(key, f"{path}{' (MISSING)' * (key in absent)}") for key, path in files.items() if path is not None]
+    if weights is not None:
+        rows.append(("weights", f"{weights}{' (MISSING)' * (not Path(weights).is_dir())}"))
+    return rows
+
+
+def _layout_rows(plan: ClusterPlan, config: RunConfig) -> list[tuple[str, str]]:
+    r = plan.resolved
+    dp, engines, slots = (r.dp, r.rollout_dp, _slots(plan)) if r.fills_npus else ("?", "?", "?")
+    iterations = "unknown: data.train does not exist and data.rows is null"
     if plan.iterations is not None:
-        counted = f" ({plan.rows:,} questions by {plan.rows_from})" if plan.rows else ""
-        iterations = f"{plan.iterations:,} a stage{counted}"
-    return [*rows, ("iterations", iterations)]
+        rows = f" ({plan.rows:,} questions by {plan.rows_from})" if plan.rows else ""
+        iterations = f"{plan.iterations:,} a stage{rows}"
+    size, keep = checkpoint_bytes(r) / 1e9, config.checkpoint.keep
+    checkpoints = f"{size:.1f} GB every {config.checkpoint.interval} iterations, the newest {keep} of a stage are kept"
+    updates = r.prompts // max(1, r.mini_batch) * r.epochs
+    tokens = f"{r.max_prompt} + {r.max_new} at most; {r.responses * r.max_new:,} new ones per iteration"
+    return [
+        ("NPUs", f"{r.npus} on {r.nodes} node{'s' * (r.nodes > 1)}, {r.memory_gib:g} GiB each"),
+        ("model", f"{model_parameters(r) / 1e9:.2f} billion parameters, {r.layers} layers"),
+        ("training", f"TP {r.tp} x PP {r.pp} x CP {r.cp} x DP {dp}"),
+        ("rollout", f"{engines} engines of TP {r.rollout_tp}"),
+        ("slots per engine", slots),
+        ("iteration", f"{r.prompts} prompts x {r.group} responses = {r.responses}"),
+        ("updates per iteration", f"{updates} of {r.mini_batch} prompts"),
+        ("microbatches", f"up to {r.update_tokens} tokens" if r.dynamic_batch else f"{r.micro_batch} responses"),
+        ("tokens", tokens),
+        ("iterations", iterations),
+        ("time", _time(plan, config)),
+        ("host memory", f"about {host_gib(r):.0f} GiB a node, without Ray's object store and the data"),
+        ("validation", f"every {config.evaluation.interval} iterations" if config.evaluation.interval else "none"),
+        ("checkpoints", f"{checkpoints}, up to {(keep + 1) * size:.0f} GB while one is written"),
+    ]
 
 
-def _slots(plan: Plan) -> str:
-    facts = plan.facts
-    waves = -(-facts.engine_responses // max(1, facts.max_sequences))
+def _time(plan: ClusterPlan, config: RunConfig) -> str:
+    stages = len(config.method.training_method.stages)
+    estimate = run_time(plan.resolved, None if plan.iterations is None else plan.iterations * stages)
+    days = "" if estimate.days is None else f", {estimate.days:.1f} days"
+    rates = f"{estimate.tokens_per_response:g} tokens a response and {estimate.tokens_per_second:g} tokens/s per NPU"
+    return f"about {estimate.iteration_seconds:.0f} s an iteration{days}; at {rates}"
+
+
+def _slots(plan: ClusterPlan) -> str:
+    r = plan.resolved
+    waves = -(-r.engine_responses // max(1, r.max_sequences))
     if waves <= 1:
-        return f"{facts.max_sequences}, for {facts.engine_responses} responses at once"
-    return (
-        f"{facts.max_sequences}, for {facts.engine_responses} responses: {waves} waves, and all decoding stops for "
-        "every prompt of a later one; raise mindspeed_rl.generate_config.max_num_seqs"
-    )
+        return f"{r.max_sequences} for {r.engine_responses} responses"
+    raise_it = "raise mindspeed_rl.generate_config.max_num_seqs to avoid waiting between waves"
+    return f"{r.max_sequences} for {r.engine_responses} responses: {waves} waves; {raise_it}"
 
 
-def _checkpoints(plan: Plan, run: RunConfig) -> tuple[str, str]:
-    size, keep = checkpoint_bytes(plan.facts) / 1e9, run.checkpoint.keep
-    text = f"{size:.1f} GB every {run.checkpoint.interval} iterations; the newest {keep} of a stage are kept"
-    return "checkpoints", f"{text}, so up to {(keep + 1) * size:.0f} GB while one is written"
-
-
-def _microbatches(plan: Plan) -> str:
-    facts = plan.facts
-    return f"up to {facts.update_tokens} tokens" if facts.dynamic_batch else f"{facts.micro_batch} responses"
-
-
-def _memory_row(phase: str, part: Part) -> tuple[str, str, str]:
-    return f"{phase}: {part.name}", f"{part.gib:.1f}", part.formula
+def _print(name: str, rows: Sequence[tuple[str, str]], memory: Sequence[Phase], notes: Sequence[str]) -> None:
+    console = PlainConsole()
+    table = Table("", "", title=f"plan of {name}", show_header=False, title_justify="left")
+    for row in rows:
+        table.add_row(*row)
+    console.print_table(table)
+    if memory:
+        table = Table("estimated memory of one device", "GiB", "formula", title_justify="left")
+        for phase in memory:
+            for part in phase.parts:
+                table.add_row(f"{phase.name}: {part.name}", f"{part.gib:.2f}", part.formula)
+            table.add_row(f"{phase.name}, together", f"{phase.total:.2f}", f"of {phase.limit:.2f}", style="bold")
+            table.add_section()
+        console.print_table(table)
+    for note in notes:
+        print_text(note)

@@ -1,35 +1,45 @@
 """``coca-mindspeed doctor``: is this machine ready for a run on Ascend?  Exit code 0 or 1."""
 
 import argparse
+import json
 from pathlib import Path
 
-from rich.table import Table
-
 from coca_mindspeed.cli.options import place
+from coca_mindspeed.config.checks import show_value
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.mindspeed.doctor.machine import Machine
-from coca_mindspeed.mindspeed.doctor.machine_checks import examine_machine
+from coca_mindspeed.mindspeed.doctor import examine_machine
+from coca_mindspeed.mindspeed.machine import Machine
 from coca_mindspeed.mindspeed.start.releases import STACKS
-from coca_mindspeed.utils.console import PlainConsole
+from coca_mindspeed.utils.console import print_text
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run_name", nargs="?", metavar="RUN", help="also look at what this run needs (weights, data)")
+    parser.add_argument("run_name", nargs="?", metavar="RUN", help="also examine this run's weights and data")
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as in coca-mindspeed check")
-    parser.add_argument("--release", choices=STACKS, help="of MindSpeed-RL (default: what MINDSPEED_RL_HOME holds)")
-    parser.add_argument("--output", type=place, metavar="DIR", help="where the run goes (default: runs/RUN)")
-    parser.add_argument("--only-problems", action="store_true", help="leave out what is as wanted")
+    parser.add_argument("--release", choices=STACKS, help="of MindSpeed-RL (default: that of MINDSPEED_RL_HOME)")
+    parser.add_argument("--output", type=place, metavar="DIR", help="output directory of the run (default: runs/RUN)")
+    parser.add_argument("--only-problems", action="store_true", help="print problems only")
+    parser.add_argument("--json", action="store_true", help="print a JSON array of items")
 
 
 def run(arguments: argparse.Namespace) -> int:
     run_config = compose_run(arguments.run_name, arguments.overrides).run if arguments.run_name else None
     output = arguments.output or Path("runs") / Path(arguments.run_name or "").stem
     findings = examine_machine(Machine(), run_config, arguments.release, output)
-    wrong = [finding for finding in findings if not finding.ok]
-    table = Table("", "looked at", "found", "wanted", "how to fix")
-    for finding in wrong if arguments.only_problems else findings:
-        table.add_row("ok" if finding.ok else "NO", finding.name, finding.found, finding.wanted, finding.fix)
-    if table.row_count:
-        PlainConsole().print_table(table)
-    print(f"{len(findings) - len(wrong)} of {len(findings)} as wanted")
+    findings.sort(key=lambda finding: finding.ok)
+    wrong = sum(not finding.ok for finding in findings)
+    shown = findings[:wrong] if arguments.only_problems else findings
+    if arguments.json:
+        items = [{"ok": finding.ok, **finding.problem._asdict()} for finding in shown]
+        print(json.dumps(items, ensure_ascii=False, indent=1, default=str))
+        return 1 if wrong else 0
+    for ok, problem in shown:
+        missing = problem.value is None and not ok
+        value = problem.value if isinstance(problem.value, str) else show_value(problem.value)
+        found = "" if missing else f"found {value}, "
+        status = "ok" if ok else "MISSING" if missing else "WRONG"
+        print_text(f"{status} {problem.key}: {found}{problem.expected}")
+        if problem.fix:
+            print_text(f"    {problem.fix}")
+    print_text(f"{len(findings) - wrong} of {len(findings)} as wanted")
     return 1 if wrong else 0

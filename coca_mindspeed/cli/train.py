@@ -6,6 +6,7 @@ from pathlib import Path
 
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import place
+from coca_mindspeed.config.checks import CHECKS, find_problems, missing_data, missing_model, refuse
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.evaluation.reports.tables import print_metrics, summary_metrics
 from coca_mindspeed.utils.files import write_json
@@ -22,7 +23,9 @@ def run(arguments: argparse.Namespace) -> int:
     composed = compose_run(arguments.run_name, arguments.overrides)
     output: Path = arguments.output
     started = time.perf_counter()
-    from coca_mindspeed.local.setup import LocalRun  # torch and transformers, seconds that a typing error saves
+    model = () if arguments.resume else (missing_model,)
+    refuse(find_problems(composed.run, CHECKS, (missing_data, *model)))
+    from coca_mindspeed.local.setup import LocalRun  # torch and transformers take seconds to import
 
     with LocalRun(composed, output, resume=arguments.resume, show_progress=not arguments.quiet) as run:
         run.execute(run.train, run.evaluate)

@@ -16,9 +16,10 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import YAMLError
 
-from coca_mindspeed.config.overrides import GROUPS, hydra_override, nearest, unknown_key
+from coca_mindspeed.config.checks import UNKNOWN_KEY, validation_problems
+from coca_mindspeed.config.overrides import GROUPS, hydra_override, unknown_key
 from coca_mindspeed.config.schema import PATH_KEYS, RunConfig
-from coca_mindspeed.errors import ConfigError, UsageError
+from coca_mindspeed.errors import ConfigError, UsageError, nearest
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 _LONGEST_SHOWN = 200  # characters of a value in a message
@@ -152,20 +153,16 @@ def validate_run(values: dict[str, Any], sources: Sequence[Path] = (), overrides
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        lines, origins = [], []
-        for problem in error.errors():
-            key = ".".join(str(part) for part in problem["loc"])
-            message = problem["msg"].removeprefix("Value error, ")
-            if problem["type"] == "value_error":  # our own validators start with the key below their section
-                inner, _, message = message.partition(": ")
-                key = f"{key}.{inner}" if key else inner
-            if problem["type"] == "extra_forbidden":
-                parent, _, name = key.rpartition(".")
-                message = unknown_key(parent, name)
-            origins.append(_origin(key, sources, overrides))
-            lines.append(f"{origins[-1]}: {key}={_shown(_lookup(values, key))}: {message[0].lower()}{message[1:]}")
-        typed = all(origin.startswith("override ") for origin in origins)
-        raise (UsageError if typed else ConfigError)("\n".join(lines)) from error
+        problems = [
+            problem._replace(expected=unknown_key(*problem.key.rpartition(".")[::2]))
+            if problem.code == UNKNOWN_KEY
+            else problem
+            for problem in validation_problems(error)
+        ]
+        origins = [_origin(problem.key, sources, overrides) for problem in problems]
+        kind = UsageError if all(origin.startswith("override ") for origin in origins) else ConfigError
+        lines = [f"{origin}: {problem}" for origin, problem in zip(origins, problems, strict=True)]
+        raise kind("\n".join(lines), problems) from error
 
 
 def _add_defaults(composed: DictConfig) -> None:
@@ -196,25 +193,6 @@ def _parse_yaml(file: Path) -> None:
         read_yaml(file)
     except (OSError, YamlError) as error:
         raise ConfigError(f"{file}: is not valid YAML: {error}") from error
-
-
-def _shown(value: Any) -> str:
-    try:
-        shown = repr(value)
-    except ValueError:
-        return "a number of more than 4300 digits"
-    return shown if len(shown) <= _LONGEST_SHOWN else f"{shown[:_LONGEST_SHOWN]}..."
-
-
-def _lookup(values: Any, key: str) -> Any:
-    for part in key.split("."):
-        if isinstance(values, dict) and part in values:
-            values = values[part]
-        elif isinstance(values, list) and part.isdecimal() and int(part) < len(values):
-            values = values[int(part)]
-        else:
-            return None
-    return values
 
 
 def _origin(key: str, sources: Sequence[Path], overrides: Sequence[str]) -> str:

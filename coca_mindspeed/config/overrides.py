@@ -4,7 +4,6 @@ The value of a key that is a text in our schema is that text: ``model.path=model
 value is Hydra's (``[1, 2]``, ``{a: 1}``, ``null``), or a text where Hydra cannot read it.
 """
 
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,7 +16,7 @@ from hydra.errors import HydraException
 from pydantic import BaseModel
 
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import UsageError
+from coca_mindspeed.errors import UsageError, nearest
 
 GROUPS = ("model", "hardware", "parallel", "method", "data")
 _ROLLOUT_BY_VLLM = "to roll out by vLLM, on one GPU too, train on verl: launch/verl.sh, docs/verl.md"
@@ -65,12 +64,6 @@ def hydra_override(override: str, roots: Sequence[Path]) -> str:
         known = _first_unknown(key)
         raise UsageError(f"override {override[:200]!r}: {known or 'cannot be read as KEY=VALUE'}")
     raise UsageError(f"override {override[:200]!r}: {problem or 'is no list or mapping'}{_as_text(key, value)}")
-
-
-def nearest(name: str, known: Sequence[str]) -> str:
-    """``, did you mean 'x'?`` if one of ``known`` is near, else nothing."""
-    close = difflib.get_close_matches(name, known, n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
 
 
 def unknown_key(section: str, name: str) -> str:

@@ -5,7 +5,6 @@ made of the same parts.  Keys of MindSpeed-RL itself live under ``mindspeed_rl``
 """
 
 import datetime
-import difflib
 import math
 from typing import Annotated, Any, Literal
 
@@ -14,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from coca_mindspeed.algorithm.loss_aggregation import LossAggregation
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.algorithm.rewards import METHODS, TrainingMethod, training_method
+from coca_mindspeed.errors import nearest
 
 #: Keys that name a file or a directory of this machine; ``~`` in them is the user's home directory.
 PATH_KEYS = (
@@ -223,8 +223,7 @@ class MethodConfig(Section):
     @model_validator(mode="after")
     def _known_method(self) -> "MethodConfig":
         if self.name not in METHODS:
-            close = difflib.get_close_matches(self.name, METHODS, n=1)
-            near = f", did you mean {close[0]!r}?" if close else ""
+            near = nearest(self.name, METHODS)
             raise ValueError(f"name: unknown training method {self.name!r}{near}; known methods: {', '.join(METHODS)}")
         return self
 

@@ -2,8 +2,9 @@
 
 from pathlib import Path
 
+from coca_mindspeed.config.checks import Problem, refuse
 from coca_mindspeed.config.schema import DataConfig, RunConfig
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import DataError
 from coca_mindspeed.utils.text_formats import numbered_lines
 
 
@@ -15,10 +16,9 @@ def steps_of_epochs(epochs: float, rows: int, prompts: int) -> int:
     """
     steps = int(epochs * rows / prompts)
     if steps < 1:
-        raise ConfigError(
-            f"data.epochs={epochs}: {epochs:g} x {rows} questions are less than one step of rollout.prompts={prompts}; "
-            f"at least {prompts / rows:.6g} epochs are needed"
-        )
+        reason = f"{epochs:g} x {rows} questions are fewer than rollout.prompts={prompts}"
+        fix = f"set it to {prompts / rows:.6g} or more"
+        refuse([Problem("no-whole-step", "data.epochs", epochs, reason, fix)])
     return steps
 
 

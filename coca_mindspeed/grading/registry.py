@@ -1,13 +1,12 @@
 """Graders by name, and a grader that chooses one for each record."""
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import GradingError
+from coca_mindspeed.errors import GradingError, nearest
 from coca_mindspeed.grading.verdict import MeasuredGrader, Verdict
 
 # Imported on use: the exact grader needs neither pebble nor openai.
@@ -141,6 +140,4 @@ class AutoGrader:
 def _known(name: str, names: Sequence[str], what: str) -> str:
     if name in names:
         return name
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise GradingError(f"unknown {what} {name!r}; {hint}known: {', '.join(names) or 'none'}")
+    raise GradingError(f"unknown {what} {name!r}{nearest(name, names)}; known: {', '.join(names) or 'none'}")

@@ -10,33 +10,34 @@ from typing import Any
 
 import torch
 
+from coca_mindspeed.config.checks import CHECKS, find_problems, refuse
 from coca_mindspeed.config.compose import ComposedConfig
 from coca_mindspeed.config.schema import DataConfig, RunConfig
 from coca_mindspeed.config.steps import with_steps
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import Record, read_records
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import Checkpoint, check_saveable, check_space, export_model, remove_leftovers
+from coca_mindspeed.local.checks import (
+    LengthLimits,
+    check_lengths,
+    check_memory,
+    check_prompts,
+    emulated_dtype,
+    ordinary_pad_token,
+)
 from coca_mindspeed.local.confidence_start import CONFIDENCE_START, MODEL, check_enough_questions, start_confidences
 from coca_mindspeed.local.interrupt import interruptible
 from coca_mindspeed.local.logging import require_loggers
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, require_peft
 from coca_mindspeed.local.memory import tune_malloc
-from coca_mindspeed.local.memory_check import refuse_what_cannot_fit
 from coca_mindspeed.local.model_files import context_limit, load_tokenizer, reads_date, render_prompts
 from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
-from coca_mindspeed.local.preflight import (
-    LengthLimits,
-    check_lengths,
-    check_prompts,
-    emulated_dtype,
-    ordinary_pad_token,
-)
 from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import (
     FoundRun,
@@ -132,11 +133,7 @@ class LocalRun:
     def check(self) -> None:
         """Check everything that is known before the weights are read; write nothing, and lock the directory."""
         config, output = self.config, self.output
-        if config.evaluation.interval and config.data.name == "records" and config.data.evaluate is None:
-            raise ConfigError(
-                f"evaluation.interval={config.evaluation.interval}, but data.evaluate names no held-out records; "
-                "name some, or set evaluation.interval=0"
-            )
+        refuse(find_problems(config, CHECKS))
         require_loggers(config.logging)
         require_peft(config.model.lora)
         found = find_run(output, **self._flags)
@@ -166,7 +163,7 @@ class LocalRun:
         self._prompt_sha256 = _check_prompts(config, found, records, self._show_progress)
         check_same_prompt(found, self._prompt_sha256)
         if config.model.path is not None:
-            refuse_what_cannot_fit(_asking_no_more_than(config, len(evaluate)), Path(config.model.path), self._device)
+            check_memory(_asking_no_more_than(config, len(evaluate)), Path(config.model.path), self._device)
 
         self._open.enter_context(lock_run(output))
         if found.marker is not None:

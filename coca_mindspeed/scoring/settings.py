@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from coca_mindspeed.config.checks import validation_problems
 from coca_mindspeed.config.schema import MethodConfig
 from coca_mindspeed.errors import ConfigError, GradingError
 from coca_mindspeed.grading.registry import known_grader
@@ -39,13 +40,9 @@ Settings = TypeVar("Settings", bound=ScoringSettings)
 
 
 def checked_section(kind: type[Settings], section: Mapping[str, Any]) -> Settings:
-    """Validate a section ``coca``; raises ``ConfigError`` with key and value of each problem, one a line."""
+    """Validate a section ``coca``; raises ``ConfigError`` with all problems."""
     try:
         return kind.model_validate(dict(section))
     except ValidationError as error:
-        lines = []
-        for problem in error.errors():
-            key = ".".join(["coca", *map(str, problem["loc"])])
-            shown = "" if problem["type"] == "value_error" else f" (found {problem['input']!r})"
-            lines.append(f"{key}: {problem['msg'].removeprefix('Value error, ')}{shown}")
-        raise ConfigError("\n".join(lines)) from error
+        problems = validation_problems(error, "coca")
+        raise ConfigError("\n".join(map(str, problems)), problems) from error

@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
-from coca_mindspeed.config.overrides import nearest
+from coca_mindspeed.config.checks import UNKNOWN_KEY, validation_problems
 from coca_mindspeed.config.schema import Section
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, nearest
 from coca_mindspeed.evaluation.calibration.maps import Identity, read_certificate, read_map
 from coca_mindspeed.serving.decision import Action, Band, ThresholdRule, answer_from
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
@@ -226,15 +226,13 @@ def read_serving_config(path: Path) -> ServingConfig:
     try:
         return ServingConfig.model_validate(values, context=path.parent)
     except ValidationError as error:
-        lines = []
-        for problem in error.errors():
-            key, found = ".".join(map(str, problem["loc"])), f", found {problem['input']!r:.80}"
-            message = problem["msg"].removeprefix("Value error, ")
-            if problem["type"] == "extra_forbidden":
-                message = f"unknown key{nearest(str(problem['loc'][-1]), _known_keys())}"
-            found = "" if problem["type"] in ("missing", "value_error") else found
-            lines.append(f"{path}: {key}: {message}{found}" if key else f"{path}: {message}{found}")
-        raise ConfigError("\n".join(lines)) from error
+        problems = []
+        for problem in validation_problems(error):
+            if problem.code == UNKNOWN_KEY:
+                reason = f"unknown key{nearest(problem.key.rpartition('.')[2], _known_keys())}"
+                problem = problem._replace(expected=reason)
+            problems.append(problem)
+        raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems), problems) from error
 
 
 def _known_keys() -> list[str]:

@@ -1,7 +1,7 @@
 """Compose a verl configuration and plan its layout and memory.
 
-Where verl is not installed, only our own files are composed; :mod:`.required_keys` knows verl's defaults of the keys
-that matter.
+Where verl is not installed, only our own files are composed; :mod:`.checks` knows verl's defaults of the keys that
+matter.
 """
 
 import importlib.util
@@ -17,6 +17,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from coca_mindspeed.config.checks import Problem
 from coca_mindspeed.config.compose import config_directory
 from coca_mindspeed.config.model_size import (
     BF16,
@@ -30,7 +31,7 @@ from coca_mindspeed.config.model_size import (
 from coca_mindspeed.config.schema import ArchitectureConfig
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
-from coca_mindspeed.verl.required_keys import devices_of_a_rank, uses_megatron, value_of
+from coca_mindspeed.verl.checks import devices_of_a_rank, uses_megatron, value_of
 from coca_mindspeed.verl.settings import VerlSettings
 
 #: The file that verl's own configuration starts from, by its name in ``defaults``.
@@ -130,18 +131,18 @@ class RunLayout:
         training: a device's memory during the update; empty where the model's shape is not known.
         rollout: a device's memory during the rollout, likewise.
         limit_gib: memory of a device.
-        problems: one line each.
+        problems: of memory.
     """
 
     rows: tuple[tuple[str, str], ...]
     training: tuple[Part, ...]
     rollout: tuple[Part, ...]
     limit_gib: float
-    problems: tuple[str, ...]
+    problems: tuple[Problem, ...]
 
 
 def run_layout(config: Mapping[str, Any], settings: VerlSettings) -> RunLayout:
-    """Plan a run in which :func:`~coca_mindspeed.verl.required_keys.refusals` finds no problem."""
+    """Plan a run in which :func:`~coca_mindspeed.verl.checks.verl_problems` finds no problem."""
     numbers = _Numbers.of(config)
     shape = None if settings.device.model is None else model_shape(settings.device.model)
     training = () if shape is None else _training(numbers, shape)
@@ -149,11 +150,11 @@ def run_layout(config: Mapping[str, Any], settings: VerlSettings) -> RunLayout:
     limit = settings.device.memory_gib
     problems = []
     if (needed := sum(part.gib for part in training)) > limit:
-        problems.append(f"an update needs about {needed:.0f} GiB a device, coca.device.memory_gib is {limit:g}")
+        reason = f"an update needs about {needed:.0f} GiB of each device"
+        problems.append(Problem("memory-update", "coca.device.memory_gib", limit, reason))
     if shape is not None and rollout[-1].bytes <= kv_bytes_per_token(shape, numbers.tensor) * numbers.longest:
-        problems.append(
-            f"{_ROLLOUT}.gpu_memory_utilization: the KV cache does not hold one sequence of {numbers.longest} tokens"
-        )
+        reason = f"the KV cache must hold one sequence of {numbers.longest} tokens"
+        problems.append(Problem("memory-kv-cache", f"{_ROLLOUT}.gpu_memory_utilization", numbers.share, reason))
     return RunLayout(_rows(numbers, shape, settings, rollout), training, rollout, limit, tuple(problems))
 
 

@@ -22,6 +22,7 @@ from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.padding import response_to_nested
 
+from coca_mindspeed.config.checks import refuse
 from coca_mindspeed.data.chat_template import write_into_template
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, TrainingError
@@ -33,9 +34,9 @@ from coca_mindspeed.upstream.manifest import matching_manifest
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import write_json_lines
 from coca_mindspeed.verl.batch import ScoredStep, check_broken, score_step, validation_metrics, validation_predictions
+from coca_mindspeed.verl.checks import check_length, check_same_run, verl_problems
 from coca_mindspeed.verl.earlier_rows import EarlierRows, file_of_verls_log
 from coca_mindspeed.verl.records import check_prompts, check_rows
-from coca_mindspeed.verl.required_keys import check_length, check_same_run, refusals
 from coca_mindspeed.verl.segment_loss import CONFIDENCE_SEGMENT_TOKENS, SegmentLoss, divide_segment_sums
 from coca_mindspeed.verl.settings import NAME, verl_settings
 
@@ -67,8 +68,7 @@ class SegmentTrainer(PPOTrainerSync):
         """
         plain: Any = OmegaConf.to_container(config, resolve=True)
         self._settings = verl_settings(plain)
-        if problems := refusals(plain, self._settings):
-            raise ConfigError("verl would not train by the method:\n" + "\n".join(f"  {line}" for line in problems))
+        refuse(verl_problems(plain, self._settings), "verl would not train by the method:")
         matching_manifest(Path(str(verl.__file__)).parents[1], package="verl")
         with open_dict(config):
             config.trainer.v1.trainer_mode = "sync"  # verl compares with this word

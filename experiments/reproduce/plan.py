@@ -10,10 +10,10 @@ from pydantic import Field, ValidationError, field_validator
 
 from coca_mindspeed.algorithm.parsing import ConfidencePosition
 from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.config.checks import validation_problems
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.config.overrides import nearest
 from coca_mindspeed.config.schema import RunConfig, Section
-from coca_mindspeed.errors import ConfigError, UsageError
+from coca_mindspeed.errors import ConfigError, UsageError, nearest
 from coca_mindspeed.evaluation.paper.published import check_setting
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
@@ -165,7 +165,7 @@ def plan_path(name: str) -> Path:
         return Path(name)
     ours = {path.stem: path for path in sorted(PLANS.glob("*.yaml"))}
     if name not in ours:
-        raise UsageError(f"--plan: unknown plan {name!r}{nearest(name, list(ours))}; built-in plans: {', '.join(ours)}")
+        raise UsageError(f"--plan: unknown plan {name!r}{nearest(name, ours)}; built-in plans: {', '.join(ours)}")
     return ours[name]
 
 
@@ -182,8 +182,8 @@ def read_plan(path: Path) -> Plan:
     except YamlError as error:
         raise ConfigError(f"--plan {path}: is not valid YAML: {error}") from error
     except ValidationError as error:
-        lines = [f"{path}: {'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()]
-        raise ConfigError("\n".join(lines)) from error
+        problems = validation_problems(error)
+        raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems), problems) from error
 
 
 @dataclass(frozen=True)

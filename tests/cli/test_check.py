@@ -1,7 +1,10 @@
 """``coca-mindspeed check --write`` writes where it was told and makes no directories."""
 
+import subprocess
+import sys
 from pathlib import Path
 
+import pytest
 import yaml
 
 from coca_mindspeed.cli import main
@@ -18,10 +21,38 @@ def test_it_says_what_it_wrote(tmp_path, capsys):
     assert "actor_config" in yaml.safe_load(file.read_text())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "verdict"),
+    [
+        (["demo"], 0, "OK"),
+        (["qwen25_7b_910b"], 0, "OK"),
+        (["qwen25_7b_910b", "rollout.prompts=127", "optimizer.eps=0.1"], 1, "2 problems"),
+        (["local", "model.path=/nowhere", "data.train=/x"], 1, "2 problems"),
+        (["demo", "rollout.prompt=1"], 2, "1 problem"),
+        (["demo", "--resume"], 2, "1 problem"),
+        (["nowhere.yaml"], 1, "1 problem"),
+    ],
+)
+def test_the_last_line_is_the_verdict(arguments, code, verdict, capsys):
+    assert main(["check", *arguments]) == code
+    captured = capsys.readouterr()
+    assert (captured.err or captured.out).splitlines()[-1] == verdict
+
+
+def test_train_refuses_missing_files_before_torch_is_imported(tmp_path):
+    code = (
+        "import sys; from coca_mindspeed.cli import main; code = main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    )
+    command = ["train", "local", "model.path=/nowhere", "data.train=/x", "data.evaluate=/y", "--output", str(tmp_path)]
+    done = subprocess.run([sys.executable, "-c", f"{code}; sys.exit(code)", *command], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert all(name in done.stderr for name in ("[no-data]", "[no-model]", "data.train", "data.evaluate", "model.path"))
+
+
 def test_it_makes_no_directory(tmp_path, capsys):
-    for place, message in ((tmp_path / "typo" / "x.yaml", "is no directory; make it first"), (tmp_path, "name a file")):
+    for place in (tmp_path / "typo" / "x.yaml", tmp_path):
         assert main([*CHECK, str(place)]) == 1
-        assert message in capsys.readouterr().err
+        assert f"--write {place}" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from coca_mindspeed.config.compose import compose_run, config_directory, ready_made_runs
-from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan
-from coca_mindspeed.mindspeed.plan.resolved_config import read_facts
+from coca_mindspeed.mindspeed.plan import make_plan
+from coca_mindspeed.mindspeed.resolved_config import resolve_config
 
 LAYOUTS = {"tp4": (4, 1), "tp2pp2": (2, 2), "tp1pp4": (1, 4)}
 RUNS = [name for name in ready_made_runs() if "_910" in name]
@@ -24,8 +24,8 @@ def test_shipped_layouts_are_listed_here():
 def test_every_model_takes_every_layout_that_divides_it(name, layout):
     run = compose_run(name, [f"parallel={layout}"]).run
     tp, pp = LAYOUTS[layout]
-    facts = read_facts(run)
-    assert (facts.tp, facts.pp) == (tp, pp)
+    resolved = resolve_config(run)
+    assert (resolved.tp, resolved.pp) == (tp, pp)
     assert run.model.megatron_path.endswith(f"-mcore-tp{tp}-pp{pp}")
     refused = {problem.key for problem in make_plan(run).problems}
     assert refused == ({TP} if run.model.architecture.kv_groups % tp else set())

@@ -115,7 +115,7 @@ def test_dry_run_of_nodes_and_layouts(arguments, environment, shown, hidden):
         (2, "--dry-run", {"NNODES": "two"}, "NNODES=two"),
         (2, "--dry-run", {"NNODES": "2", "MASTER_ADDR": "x", "NODE_RANK": "2"}, "NODE_RANK=2"),
         (1, "--dry-run", {"PYTHON": "/nowhere/python"}, "PYTHON=/nowhere/python"),
-        (1, "--dry-run rollout.prompts=127", {}, "rollout.prompts=127"),
+        (1, "--dry-run rollout.prompts=127", {}, "[prompts-dp]"),
         (1, "--dry-run --resume --output /nowhere/run", {}, "--resume"),
     ],
 )

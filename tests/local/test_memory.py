@@ -11,14 +11,14 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, Qwen2Config
 
-from coca_mindspeed.cli.check_local import check_local
+from coca_mindspeed.cli.check import _check_local
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.local import checks
 from coca_mindspeed.local import memory as footprints
-from coca_mindspeed.local import memory_check
+from coca_mindspeed.local.checks import MemoryCheck, check_memory, memory_problems
 from coca_mindspeed.local.memory import NotEstimatedError, estimate_memory, largest_microbatches
-from coca_mindspeed.local.memory_check import MemoryCheck, memory_problems, refuse_what_cannot_fit
 from coca_mindspeed.local.update import largest_group_sizes, microbatches
 from tests.local.models_for_tests import set_chunk_of
 from tests.local.test_self_test import ARCHITECTURES, config_of
@@ -274,7 +274,7 @@ def test_the_value_that_is_named_is_the_nearest_that_fits(settings, monkeypatch)
     need = estimate_memory(run, QWEN)
     estimated = []
     monkeypatch.setattr(
-        memory_check,
+        checks,
         "estimate_memory",
         lambda config, architecture: estimated.append(config.trainer) or estimate_memory(config, architecture),
     )
@@ -283,8 +283,8 @@ def test_the_value_that_is_named_is_the_nearest_that_fits(settings, monkeypatch)
     [problem] = memory_problems(MemoryCheck(need, 0, room), run, QWEN)
     assert run.trainer not in estimated, "the run's own estimate is known"
     assert all(estimated.count(trainer) == 1 for trainer in estimated)
-    assert problem.startswith(f"{key}=")
-    _, _, named = problem.partition("it fits with ")
+    assert (problem.code, problem.key) == ("memory-update", key)
+    _, _, named = problem.fix.partition("it fits with ")
     assert named.startswith(f"{key}=")
     value = int(named.split("=")[1])
     unit = 124 if "tokens" in key else 1  # a sixteenth of 1984
@@ -305,7 +305,7 @@ def test_the_tokens_that_are_named_fit_and_are_fewer(tokens):
     assert least < most
     room = int(least + 0.1 * (most - least))
     problem = memory_problems(MemoryCheck(need(tokens), 0, room), run, QWEN)[0]
-    key, _, value = problem.partition("it fits with ")[2].split()[0].partition("=")
+    key, _, value = problem.fix.partition("it fits with ")[2].split()[0].partition("=")
     assert key == "trainer.microbatch_tokens"
     assert int(value) < tokens
     assert need(value).update_peak <= room
@@ -320,12 +320,12 @@ def test_a_value_that_fits_with_recomputed_layers_is_kept(monkeypatch):
         tokens = config.trainer.microbatch_tokens + 1000 * (not config.model.gradient_checkpointing)
         return dataclasses.replace(need, update=tokens)
 
-    monkeypatch.setattr(memory_check, "estimate_memory", estimated)
+    monkeypatch.setattr(checks, "estimate_memory", estimated)
     given = estimated(run, QWEN)
     problem = memory_problems(MemoryCheck(given, 0, given.update_peak - 1000), run, QWEN)[0]
-    assert problem.endswith("it fits with trainer.microbatch_tokens=30 model.gradient_checkpointing=true")
+    assert problem.fix.endswith("it fits with trainer.microbatch_tokens=30 model.gradient_checkpointing=true")
     problem = memory_problems(MemoryCheck(given, 0, given.update_peak - 1010), run, QWEN)[0]
-    assert problem.endswith("it fits with trainer.microbatch_tokens=20 model.gradient_checkpointing=true")
+    assert problem.fix.endswith("it fits with trainer.microbatch_tokens=20 model.gradient_checkpointing=true")
 
 
 def test_the_rollout_that_does_not_fit_is_cut_into_batches():
@@ -333,8 +333,8 @@ def test_the_rollout_that_does_not_fit_is_cut_into_batches():
     need = estimate_memory(run, QWEN)
     room = need.weights + need.moments + need.rollout // 2
     *_, problem = memory_problems(MemoryCheck(need, 0, room), run, QWEN)
-    assert problem.startswith("rollout.batch_responses=null: the rollout needs")
-    value = int(problem.rpartition("rollout.batch_responses=")[2])
+    assert problem[:3] == ("memory-rollout", "rollout.batch_responses", None)
+    value = int(problem.fix.rpartition("rollout.batch_responses=")[2])
     assert value % 4 == 0
     assert estimate_memory(run_of(f"rollout.batch_responses={value}"), QWEN).rollout_peak <= room
     assert estimate_memory(run_of(f"rollout.batch_responses={value + 4}"), QWEN).rollout_peak > room
@@ -344,21 +344,22 @@ def test_recomputed_layers_are_proposed_where_a_smaller_microbatch_is_not_enough
     run = run_of("trainer.microbatch_prompts=1")
     lean = estimate_memory(run_of("trainer.microbatch_prompts=1", "model.gradient_checkpointing=true"), QWEN)
     [problem, *_] = memory_problems(MemoryCheck(estimate_memory(run, QWEN), 0, lean.update_peak), run, QWEN)
-    assert problem.endswith("it fits with trainer.microbatch_prompts=1 model.gradient_checkpointing=true")
+    assert problem.fix.endswith("it fits with trainer.microbatch_prompts=1 model.gradient_checkpointing=true")
     [problem, *_] = memory_problems(MemoryCheck(estimate_memory(run, QWEN), 0, lean.weights), run, QWEN)
-    assert "no smaller value is enough, nor is model.gradient_checkpointing=true" in problem
+    assert "no smaller value is enough, nor is model.gradient_checkpointing=true" in problem.fix
 
 
 def test_a_run_that_cannot_fit_is_refused_before_its_weights_are_looked_for(tmp_path, monkeypatch):
     large = Qwen2Config(**SHAPE | {"vocab_size": 700_000, "hidden_size": 64})
     large.save_pretrained(tmp_path)
     run = run_of("trainer.microbatch_prompts=1", path=tmp_path)
-    refuse_what_cannot_fit(run, tmp_path, torch.device("cpu"))
-    monkeypatch.setattr(memory_check, "device_bytes", lambda device: GIB // 2)
-    with pytest.raises(ConfigError, match=r"trainer\.microbatch_prompts=1: the update needs"):
-        refuse_what_cannot_fit(run, tmp_path, torch.device("cpu"))
-    with pytest.raises(ConfigError, match="does not fit"):
-        check_local(run, "local", quiet=True)
+    check_memory(run, tmp_path, torch.device("cpu"))
+    monkeypatch.setattr(checks, "device_bytes", lambda device: GIB // 2)
+    for check in (lambda: check_memory(run, tmp_path, torch.device("cpu")), lambda: _check_local(run, "local", True)):
+        with pytest.raises(ConfigError) as caught:
+            check()
+        problem = caught.value.problems[0]
+        assert problem[:3] == ("memory-update", "trainer.microbatch_prompts", 1)
 
 
 @pytest.mark.parametrize("name", ["qwen3_moe", "deepseek_v3", "gpt_oss", "gptj", "codegen"])
@@ -388,26 +389,25 @@ def test_an_architecture_that_cannot_be_estimated_is_let_through_with_a_warning(
     """GraniteMoe makes a list of the number of tokens of each expert."""
     config_of("granitemoe", {"num_local_experts": 4, "num_experts_per_tok": 2}).save_pretrained(tmp_path)
     run = run_of(path=tmp_path)
-    monkeypatch.setattr(memory_check, "_SMALL", 0)
+    monkeypatch.setattr(checks, "_SMALL", 0)
     with pytest.raises(NotEstimatedError, match="granitemoe"):
-        estimate_memory(run, memory_check.read_model_config(tmp_path, run.model))
-    refuse_what_cannot_fit(run, tmp_path, torch.device("cpu"))
+        estimate_memory(run, checks.read_model_config(tmp_path, run.model))
+    check_memory(run, tmp_path, torch.device("cpu"))
     assert capsys.readouterr().err.count("\n") == 1
-    check_local(run, "local", quiet=True)
+    _check_local(run, "local", True)
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_the_supervised_stages_before_the_training_are_named(tmp_path, capsys):
+def test_sft_stages_are_listed(tmp_path, capsys):
     LLAMA.save_pretrained(tmp_path)
-    check_local(run_of("trainer.microbatch_prompts=1", path=tmp_path), "local", quiet=False)
-    assert "before the training" not in capsys.readouterr().out
+    _check_local(run_of("trainer.microbatch_prompts=1", path=tmp_path), "local", False)
+    assert "before training" not in capsys.readouterr().out
     stages = ("warm_up.records=format.jsonl", "warm_up.steps=7", "warm_up.batch=3", "confidence_start.questions=40")
-    run = run_of("trainer.microbatch_prompts=1", *stages, path=tmp_path)
-    check_local(run, "local", quiet=False)
-    shown = " ".join(capsys.readouterr().out.split())
-    passes = f"before the training, in passes of at most {12 + 4 * 50} tokens: "
-    assert f"{passes}warm_up, 7 updates of 3 responses to format.jsonl" in shown
-    assert f"{passes}confidence_start, 40 questions asked 4 times each, then 100 updates of 32 responses" in shown
+    _check_local(run_of("trainer.microbatch_prompts=1", *stages, path=tmp_path), "local", False)
+    rows = [line for line in capsys.readouterr().out.splitlines() if "before training" in line]
+    assert len(rows) == 2
+    assert all(f"{12 + 4 * 50} tokens" in row for row in rows)
+    assert "format.jsonl" in rows[0]
 
 
 MEASURED = """

@@ -19,6 +19,7 @@ from coca_mindspeed.config.schema import ModelConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, GradingError
 from coca_mindspeed.grading.registry import build_grader
+from coca_mindspeed.local.checks import LengthLimits, check_prompts, emulated_dtype
 from coca_mindspeed.local.experience import largest_evaluation_batch
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.model_files import (
@@ -29,7 +30,6 @@ from coca_mindspeed.local.model_files import (
     render_prompts,
 )
 from coca_mindspeed.local.policy import choose_device, load_policy
-from coca_mindspeed.local.preflight import LengthLimits, check_prompts, emulated_dtype
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.setup import _asking_no_more_than
 from coca_mindspeed.utils.files import MARKER

@@ -1,21 +1,20 @@
-"""The doctor on machines made of folders: a good one, and everything that can be wrong with it, one thing at a time."""
+"""The doctor on simulated machines: a good one, and each item wrong in turn, by code, key and fix."""
 
 import json
 import socket
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
-from coca_mindspeed.cli import doctor as command
+from coca_mindspeed.cli import main
+from coca_mindspeed.config.checks import Problem
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.mindspeed.doctor import machine_checks as doctor
-from coca_mindspeed.mindspeed.doctor import run_checks as prompt_lengths
-from coca_mindspeed.mindspeed.doctor import run_checks as run_findings
-from coca_mindspeed.mindspeed.doctor.machine import Machine, git_commit, megatron_version
+from coca_mindspeed.mindspeed import doctor
+from coca_mindspeed.mindspeed.machine import Machine, git_commit, megatron_version
 from coca_mindspeed.mindspeed.start.releases import CONVERTER, STACKS, UNPINNED, is_version
 from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout, newest_iteration
 from coca_mindspeed.upstream.manifest import ManifestError
@@ -41,11 +40,8 @@ class FakeMachine(Machine):
     def free_bytes(self, path: Path) -> int:
         return 10**15
 
-    def open_files(self) -> int:
-        return 65536
-
-    def open_files_at_most(self) -> int:
-        return 65536
+    def open_files(self) -> tuple[int, int]:
+        return 65536, 65536
 
 
 def write(path: Path, text: str = "") -> Path:
@@ -100,7 +96,7 @@ def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeMachine, 
     shapes = run.model.architecture
     assert shapes is not None
     model = tmp_path / "model"
-    config = {key: getattr(shapes, name) for name, key in run_findings._HF_KEYS.items()}
+    config = {key: getattr(shapes, name) for name, key in doctor._HF_KEYS.items()}
     write(model / "config.json", json.dumps(config))
     layout = "{{ messages[0].content }}<|im_end|>"
     write(model / "tokenizer_config.json", json.dumps({"eos_token": "<|im_end|>", "chat_template": layout}))
@@ -112,165 +108,141 @@ def good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeMachine, 
     return FakeMachine(environment, root), compose_run("qwen25_7b_910b", overrides).run
 
 
-def problems(machine: Machine, run: RunConfig | None) -> dict[str, str]:
-    return {finding.name: finding.fix for finding in doctor.examine_machine(machine, run) if not finding.ok}
+def examine(machine: Machine, run: RunConfig | None, output: Path | None = None) -> dict[str, Problem]:
+    """Problems by key."""
+    found = doctor.examine_machine(machine, run, output=output)
+    assert all(finding.ok != bool(finding.problem.fix) or not finding.ok for finding in found)
+    return {finding.problem.key: finding.problem for finding in found if not finding.ok}
 
 
-def test_a_good_machine_is_well(good):
+def with_changes(run: RunConfig, section: str, **changes: Any) -> RunConfig:
+    if section == "mindspeed_rl":
+        return run.model_copy(update={section: {**run.mindspeed_rl, **changes}})
+    return run.model_copy(update={section: getattr(run, section).model_copy(update=changes)})
+
+
+def on_host(run: RunConfig, *more: str) -> RunConfig:
+    overrides = ["hardware=host", "hardware.npus_per_node=4", f"model.path={run.model.path}", *more]
+    overrides += [f"data.train={run.data.train}", "data.evaluate=null", "evaluation.interval=0"]
+    return compose_run("qwen25_7b_910b", overrides).run
+
+
+def test_good_machine(good):
     machine, run = good
-    findings = doctor.examine_machine(machine, run)
-    assert problems(machine, run) == {}
-    names = [finding.name for finding in findings]
-    for wanted in (
-        "NPU driver",
-        "CANN",
-        "torch_npu",
-        "vllm_ascend",
-        "ray",
-        "Megatron-LM",
-        "weights",
-        "data.train",
-        "plan",
-    ):
-        assert wanted in names
-    assert problems(machine, None) == {}
+    assert examine(machine, run) == {}
+    keys = {finding.problem.key for finding in doctor.examine_machine(machine, run)}
+    assert {"NPU driver", "CANN", "torch_npu", "vllm_ascend", "ray", "Megatron-LM", "weights", "configuration"} <= keys
+    assert examine(machine, None) == {}
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "name", "fix"),
+    ("changes", "code", "key"),
     [
-        ("ASCEND_TOOLKIT_HOME", "/nowhere", "CANN", "install CANN 8.5.0"),
-        ("ATB_HOME_PATH", "", "ATB (NNAL)", "nnal"),
-        ("LD_PRELOAD", "", "jemalloc", "libjemalloc2"),
-        ("LD_PRELOAD", "/nowhere/libjemalloc.so.2", "jemalloc", "libjemalloc2"),
-        ("HCCL_SOCKET_IFNAME", "eth99", "HCCL_SOCKET_IFNAME", "export HCCL_SOCKET_IFNAME=one of"),
-        ("MINDSPEED_RL_HOME", "/edited", "MindSpeed-RL", "cli.train_grpo:train differs"),
-        ("MINDSPEED_RL_HOME", "", "MindSpeed-RL", "set MINDSPEED_RL_HOME"),
-        ("MEGATRON_HOME", "", "megatron", "set MEGATRON_HOME"),
-        ("MINDSPEED_HOME", "/nowhere", "mindspeed", "set MINDSPEED_HOME"),
+        ({"ASCEND_TOOLKIT_HOME": "/nowhere"}, "cann", "CANN"),
+        ({"ATB_HOME_PATH": ""}, "atb", "ATB (NNAL)"),
+        ({"LD_PRELOAD": ""}, "jemalloc", "jemalloc"),
+        ({"LD_PRELOAD": "/nowhere/libjemalloc.so.2"}, "jemalloc", "jemalloc"),
+        ({"HCCL_SOCKET_IFNAME": "eth99"}, "network", "HCCL_SOCKET_IFNAME"),
+        ({"MINDSPEED_RL_HOME": "/edited"}, "checkout", "MindSpeed-RL"),
+        ({"MINDSPEED_RL_HOME": ""}, "checkout", "MindSpeed-RL"),
+        ({"MEGATRON_HOME": ""}, "checkout", "megatron"),
+        ({"MINDSPEED_HOME": "/nowhere"}, "checkout", "mindspeed"),
     ],
 )
-def test_one_thing_wrong_in_the_environment(good, variable, value, name, fix):
+def test_environment(good, monkeypatch, changes, code, key):
     machine, run = good
-    found = problems(replace(machine, environment={**machine.environment, variable: value}), run)
-    assert list(found) == [name]
-    assert fix in found[name]
+    monkeypatch.setattr("coca_mindspeed.mindspeed.checks.checkout_keys", lambda: None)
+    found = examine(replace(machine, environment={**machine.environment, **changes}), run)
+    assert [(problem.code, problem.key) for problem in found.values()] == [(code, key)]
+    assert found[key].fix
 
 
-def test_on_the_host_platform_nothing_of_an_npu_is_asked_for(good, monkeypatch):
+@pytest.mark.parametrize(
+    ("packages", "keys"),
+    [
+        ({"torch_npu": "2.6.0", "vllm": "0.11.0", "triton-ascend": "3.2.0"}, {"torch_npu", "vllm", "triton-ascend"}),
+        ({**dict.fromkeys((*UNPINNED, *CONVERTER)), "tensordict": "0.8.1"}, {"codetiming", "tensordict"}),
+    ],
+)
+def test_packages(good, monkeypatch, packages, keys):
     machine, run = good
-    overrides = ["hardware=host", "hardware.npus_per_node=4", f"model.path={run.model.path}"]
-    host = compose_run(
-        "qwen25_7b_910b", [*overrides, f"data.train={run.data.train}", "data.evaluate=null", "evaluation.interval=0"]
-    ).run
+    monkeypatch.setattr(FakeMachine, "packages", {**FakeMachine.packages, **packages})
+    assert set(examine(machine, run)) == keys  # the weights exist: the converter's packages are not needed
+    if "tensordict" in keys:
+        actor = {**run.mindspeed_rl["actor_config"], "load": "/no"}
+        unconverted = with_changes(run, "mindspeed_rl", actor_config=actor)
+        assert set(examine(machine, unconverted)) == {*keys, "weights", "peft", "accelerate"}
+        assert set(examine(machine, None)) == {*keys, "peft", "accelerate"}
+
+
+@pytest.mark.parametrize(("version", "wrong"), [("0.9.1.post2+cpu", []), ("0.11.0+cpu", ["vllm"]), (None, ["vllm"])])
+def test_cpu_shim(good, monkeypatch, version, wrong):
+    """No item of an NPU is examined; vLLM only for a run that samples by it."""
+    machine, run = good
     here = replace(machine, environment={name: machine.environment[name] for name in doctor.HOMES})
-    names = [finding.name for finding in doctor.examine_machine(here, host)]
-    assert problems(here, host) == {}
-    assert "CANN" not in names
-    assert "weights" not in names
-    monkeypatch.setattr(FakeMachine, "packages", {})
-    assert "requirements/mindspeed-host.txt" in problems(here, host)["ray"]
-
-
-@pytest.mark.parametrize(("version", "good_"), [("0.9.1.post2+cpu", True), ("0.11.0+cpu", False), (None, False)])
-def test_vllm_without_an_npu_is_asked_for_where_a_run_names_it(good, monkeypatch, version, good_):
-    machine, run = good
-    overrides = ["hardware=host", "hardware.npus_per_node=4", "mindspeed_rl.coca.rollout=vllm"]
-    paths = [f"model.path={run.model.path}", f"data.train={run.data.train}", "data.evaluate=null"]
-    host = compose_run("qwen25_7b_910b", [*overrides, *paths, "evaluation.interval=0"]).run
     monkeypatch.setattr(FakeMachine, "packages", {**FakeMachine.packages, "vllm": version})
-    here = replace(machine, environment={name: machine.environment[name] for name in doctor.HOMES})
-    found = problems(here, host)
-    assert list(found) == ([] if good_ else ["vllm"])
-    assert good_ or "requirements/mindspeed-vllm.sh" in found["vllm"]
+    assert list(examine(here, on_host(run, "mindspeed_rl.coca.rollout=vllm"))) == wrong
+    assert examine(here, on_host(run)) == {}
+    monkeypatch.setattr(FakeMachine, "packages", {})
+    assert set(examine(here, on_host(run))) == {"ray", "torch", "transformers"}
 
 
-def test_versions_that_do_not_belong_together(good, monkeypatch):
-    machine, run = good
-    wrong = {**FakeMachine.packages, "torch_npu": "2.6.0", "vllm": "0.11.0", "triton-ascend": "3.2.0"}
-    monkeypatch.setattr(FakeMachine, "packages", wrong)
-    found = problems(machine, run)
-    assert set(found) == {"torch_npu", "vllm", "triton-ascend"}
-    assert "pip uninstall triton-ascend" in found["triton-ascend"]
-
-
-def test_packages_that_training_and_conversion_import(good, monkeypatch):
-    machine, run = good
-    few = {name: version for name, version in FakeMachine.packages.items() if name not in (*UNPINNED, *CONVERTER)}
-    monkeypatch.setattr(FakeMachine, "packages", {**few, "tensordict": "0.8.1"})
-    found = problems(machine, run)  # its weights are there: nothing is left to convert
-    assert set(found) == {"codetiming", "tensordict"}
-    assert "requirements.txt" in found["codetiming"]
-    unconverted = run.model_copy(
-        update={
-            "mindspeed_rl": {**run.mindspeed_rl, "actor_config": {**run.mindspeed_rl["actor_config"], "load": "/no"}}
-        }
-    )
-    found = problems(machine, unconverted)
-    assert set(found) == {"codetiming", "tensordict", "weights", "peft", "accelerate"}
-    assert "--no-deps peft" in found["peft"]
-    assert {"peft", "accelerate"} <= set(problems(machine, None))
-
-
-def test_what_the_launch_scripts_do_by_themselves_is_said(good, monkeypatch):
+def test_fixes_that_the_launch_scripts_apply(good, monkeypatch):
     machine, run = good
     bare = {name: machine.environment[name] for name in doctor.HOMES}
     fresh = replace(machine, environment=bare)
-    monkeypatch.setattr(FakeMachine, "open_files", lambda _self: 1024)
-    found = problems(fresh, run)
-    assert set(found) == {"CANN", "ATB (NNAL)", "jemalloc", "open files"}
-    assert "install CANN 8.5.0" in found["CANN"]
-    assert "apt install libjemalloc2" in found["jemalloc"]
+    monkeypatch.setattr(FakeMachine, "open_files", lambda _self: (1024, 65536))
+    assert set(examine(fresh, run)) == {"CANN", "ATB (NNAL)", "jemalloc", "open files"}
     ascend = machine.root / "usr/local/Ascend"
     scripts = {"CANN": ascend / "cann/set_env.sh", "ATB (NNAL)": ascend / "nnal/atb/set_env.sh"}
-    for path in (*scripts.values(), machine.root / "usr/lib64/libjemalloc.so.2"):
+    scripts["jemalloc"] = machine.root / "usr/lib64/libjemalloc.so.2"
+    before = examine(fresh, run)
+    for path in scripts.values():
         write(path)
-    found = problems(fresh, run)
-    for name in ("CANN", "ATB (NNAL)", "jemalloc", "open files"):
-        assert "nothing to do for the launch scripts" in found[name]
-    for name, path in scripts.items():
-        assert found[name].endswith(f"source {path}")
+    found = examine(fresh, run)
+    for key, path in scripts.items():
+        assert str(path) in found[key].fix
+        assert str(path) not in before[key].fix
     other = replace(machine, environment={**bare, "ASCEND_INSTALL_PATH": str(machine.root)})
-    assert "install CANN 8.5.0" in problems(other, run)["CANN"]
-    monkeypatch.setattr(FakeMachine, "open_files_at_most", lambda _self: 4096)
-    assert "raise the hard limit" in problems(fresh, run)["open files"]
+    assert str(ascend) not in examine(other, run)["CANN"].fix
+    monkeypatch.setattr(FakeMachine, "open_files", lambda _self: (1024, 4096))
+    assert "limits.conf" in examine(fresh, run)["open files"].fix
 
 
-def test_copies_in_mindspeed_rls_folder_are_told_and_do_no_harm(good):
+def test_copies_in_mindspeed_rls_folder(good):
     machine, run = good
     (Path(machine.environment["MINDSPEED_RL_HOME"]) / "mindspeed_llm").mkdir(parents=True)
-    findings = {finding.name: finding for finding in doctor.examine_machine(machine, run)}
-    assert findings["MindSpeed-RL"].ok
-    assert findings["MindSpeed-RL"].found.endswith("not used: its copies of mindspeed_llm")
+    found = {finding.problem.key: finding for finding in doctor.examine_machine(machine, run)}
+    assert found["MindSpeed-RL"].ok
+    assert "mindspeed_llm" in found["MindSpeed-RL"].problem.value
 
 
-def test_prompts_that_are_too_long(good, tmp_path, monkeypatch):
+def test_long_prompts(good, tmp_path, monkeypatch):
     machine, run = good
     asked = []
 
     class Counter:
         def __init__(self, model: Path, system_prompt: str | None, variables: dict) -> None:
-            assert variables == {}
-            assert model == tmp_path / "model"
-            assert system_prompt is not None
-            assert "<confidence>" in system_prompt
+            assert (variables, model) == ({}, tmp_path / "model")
+            assert "<confidence>" in str(system_prompt)
 
         def __call__(self, record) -> int:
             asked.append(record.id)
             return len(record.question) // 2
 
-    monkeypatch.setattr(prompt_lengths, "PromptCounter", Counter)
+    monkeypatch.setattr(doctor, "PromptCounter", Counter)
     rows = [("short", "q" * 500), ("bytes", "é" * 1500), ("long", "q" * 4100), ("longer", "q" * 5000)]
     lines = (json.dumps({"id": name, "question": question, "answer": "a"}) for name, question in rows)
-    write(tmp_path / "train.jsonl", "\n".join(lines) + "\n")
-    found = {finding.name: finding for finding in doctor.examine_machine(machine, run)}
-    assert set(asked) == {"bytes", "long", "longer"}  # a short prompt cannot be too long, whatever the tokenizer
-    assert found["prompts of data.train"].found == "2 longer, the longest 2500 (record 'longer')"
-    assert "--max-tokens 2048" in found["prompts of data.train"].fix
-    roomy = run.model_copy(update={"rollout": run.rollout.model_copy(update={"max_prompt_tokens": 2500})})
-    assert run_findings._prompts(roomy, "data.train", tmp_path / "train.jsonl").ok
+    path = write(tmp_path / "train.jsonl", "\n".join(lines) + "\n")
+    problem = examine(machine, run)["prompts of data.train"]
+    assert set(asked) == {"bytes", "long", "longer"}  # a short prompt is never tokenized
+    assert problem.code == "prompts"
+    assert "2 longer" in problem.value
+    assert "2500" in problem.value
+    assert "'longer'" in problem.value
+    assert "prompts of data.train" not in examine(machine, with_changes(run, "rollout", max_prompt_tokens=2500))
     monkeypatch.undo()
-    assert "holds no tokenizer" in run_findings._prompts(run, "data.train", tmp_path / "train.jsonl").fix
+    assert not doctor._prompts(run, "data.train", path).ok  # no tokenizer
 
 
 def test_files_of_the_machine(good):
@@ -278,25 +250,49 @@ def test_files_of_the_machine(good):
     write(machine.root / "usr/local/Ascend/driver/version.info", "Version=24.1.0\n")
     (machine.root / "dev/davinci7").unlink()
     write(Path(machine.environment["MEGATRON_HOME"]) / "megatron/core/package_info.py", "MAJOR=0\nMINOR=8\nPATCH=0\n")
-    write(Path(machine.environment["MINDSPEED_LLM_HOME"]) / ".git/HEAD", "ref: refs/heads/master\n")
-    write(Path(machine.environment["MINDSPEED_LLM_HOME"]) / ".git/refs/heads/master", "f" * 40 + "\n")
-    found = problems(machine, run)
-    assert set(found) == {"NPU driver", "NPUs", "Megatron-LM", "mindspeed_llm"}
-    assert found["mindspeed_llm"].startswith("git checkout 62d4640")
+    llm = Path(machine.environment["MINDSPEED_LLM_HOME"])
+    write(llm / ".git/HEAD", "ref: refs/heads/master\n")
+    write(llm / ".git/refs/heads/master", "f" * 40 + "\n")
+    found = {key: (problem.code, problem.value) for key, problem in examine(machine, run).items()}
+    assert found == {
+        "NPU driver": ("driver", "24.1.0"),
+        "NPUs": ("npus", 7),
+        "Megatron-LM": ("commit", "0.8.0"),
+        "mindspeed_llm": ("commit", "fffffff"),
+    }
 
 
-def test_what_the_run_needs(good, tmp_path):
+def test_files_of_the_run(good, tmp_path):
     machine, run = good
     checkpoint(tmp_path / "weights", 4, 2)
     config = json.loads((tmp_path / "model/config.json").read_text())
     write(tmp_path / "model/config.json", json.dumps({**config, "hidden_size": 5}))
     (tmp_path / "train.jsonl").unlink()
-    found = problems(machine, run)
-    assert set(found) == {"weights", "model.path", "data.train", "data.evaluate"}
-    assert "hidden_size is 5, model.architecture.hidden 3584" in found["model.path"]
-    assert "convert_weights.sh hf2mcore" in found["weights"]
-    refused = run.model_copy(update={"hardware": run.hardware.model_copy(update={"memory_gib": 20.0})})
-    assert "training needs about" in problems(machine, refused)["plan"]
+    found = examine(machine, run)
+    assert {key: problem.code for key, problem in found.items()} == {
+        "weights": "weights",
+        "model.path": "shapes",
+        "data.train": "no-data",
+        "data.evaluate": "no-data",
+    }
+    assert "hidden_size" in found["model.path"].fix
+    assert found["weights"].value == "TP 4, PP 2"
+    (tmp_path / "model/config.json").unlink()
+    assert examine(machine, run)["model.path"].code == "no-model"
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "code"),
+    [
+        ("hardware", {"memory_gib": 20.0}, "memory-training"),
+        ("mindspeed_rl", {"rl_config": {"entropy_coeff": 0.1}}, "hook-entropy-coeff"),
+    ],
+)
+def test_problems_of_the_plan(good, section, changes, code):
+    machine, run = good
+    if section == "mindspeed_rl":
+        changes = {"rl_config": {**run.mindspeed_rl["rl_config"], **changes["rl_config"]}}
+    assert code in {problem.code for problem in examine(machine, with_changes(run, section, **changes)).values()}
 
 
 @pytest.mark.parametrize("commits", [("674226a", "62d4640"), ("ac9f0e7", "a2c0733")])
@@ -304,48 +300,36 @@ def test_the_tested_commits_and_those_of_upstreams_guides(good, commits):
     machine, run = good
     for variable, commit in zip(("MINDSPEED_HOME", "MINDSPEED_LLM_HOME"), commits, strict=True):
         write(Path(machine.environment[variable]) / ".git/HEAD", commit + "0" * 33 + "\n")
-    assert problems(machine, run) == {}
+    assert examine(machine, run) == {}
 
 
-def test_a_grader_that_cannot_be_built_here(good, monkeypatch):
+def test_graders(good, monkeypatch):
     machine, run = good
-    code = compose_run(
-        "qwen25_7b_taco_910b",
-        [
-            *(f"model.path={run.model.path}", f"model.megatron_path={run.model.megatron_path}"),
-            *(f"data.train={run.data.train}", "data.evaluate=null", "evaluation.interval=0"),
-        ],
-    ).run
+    overrides = [f"model.path={run.model.path}", f"model.megatron_path={run.model.megatron_path}"]
+    overrides += [f"data.train={run.data.train}", "data.evaluate=null", "evaluation.interval=0"]
+    code, train = compose_run("qwen25_7b_taco_910b", overrides).run, Path(str(run.data.train))
     monkeypatch.setattr("coca_mindspeed.grading.code.sandbox.shutil.which", lambda _name: None)
-    found = problems(machine, code)
-    assert set(found) == {"grader"}
-    assert "bwrap is not installed" in found["grader"]
-    unsandboxed = {"coca": {"grader": "code", "grading": {"allow_unsandboxed": True}}}
-    accepted = code.model_copy(update={"mindspeed_rl": code.mindspeed_rl | unsandboxed})
-    assert "record 'train-1' of 'train': metadata['tests'] should be an object" in run_findings._grader(accepted).fix
+    assert set(examine(machine, code)) == {"grader"}
+    accepted = with_changes(code, "mindspeed_rl", coca={"grader": "code", "grading": {"allow_unsandboxed": True}})
+    assert "train-1" in doctor._grader(accepted, [train]).problem.fix
     tests = {"tests": {"kind": "asserts", "code": "assert f(1) == 1"}}
-    write(Path(run.data.train), json.dumps({"question": "q", "answer": "", "category": "code", "metadata": tests}))
-    assert run_findings._grader(accepted).ok
+    write(train, json.dumps({"question": "q", "answer": "", "category": "code", "metadata": tests}))
+    assert doctor._grader(accepted, [train]).ok
 
 
-def test_too_few_cpus_for_rays_placement_groups(good, monkeypatch):
+@pytest.mark.parametrize(("cpus", "keys"), [(76, {"CPUs"}), (77, set())])  # 8 for each of 8 NPUs, and 13
+def test_cpus(good, monkeypatch, cpus, keys):
     machine, run = good
-    monkeypatch.setattr(FakeMachine, "cpus", lambda _self: 76)  # 8 for each of 8 NPUs, and 13
-    found = problems(machine, run)
-    assert set(found) == {"CPUs"}
-    assert "num_cpus_for_placement_group" in found["CPUs"]
-    monkeypatch.setattr(FakeMachine, "cpus", lambda _self: 77)
-    assert problems(machine, run) == {}
+    monkeypatch.setattr(FakeMachine, "cpus", lambda _self: cpus)
+    assert set(examine(machine, run)) == keys
 
 
-def test_room_for_the_checkpoints_that_are_kept(good, monkeypatch, tmp_path):
+def test_disk(good, monkeypatch, tmp_path):
     machine, run = good
-    one = 14 * 7_615_616_512
-    monkeypatch.setattr(FakeMachine, "free_bytes", lambda _self, _path: 3 * one - 1)
-    (finding,) = [f for f in doctor.examine_machine(machine, run, output=tmp_path / "run") if not f.ok]
-    assert (finding.name, finding.wanted) == ("free space", "320 GB or more (3 checkpoints)")
+    monkeypatch.setattr(FakeMachine, "free_bytes", lambda _self, _path: 3 * 14 * 7_615_616_512 - 1)
+    assert set(examine(machine, run, tmp_path / "run")) == {"free space"}
     (tmp_path / "run/stage0/checkpoints/iter_0000050").mkdir(parents=True)  # of a run that is resumed
-    assert all(f.ok for f in doctor.examine_machine(machine, run, output=tmp_path / "run"))
+    assert examine(machine, run, tmp_path / "run") == {}
     monkeypatch.undo()
     assert Machine().free_bytes(tmp_path / "not/made/yet") > 0
 
@@ -356,56 +340,50 @@ def test_room_for_the_checkpoints_that_are_kept(good, monkeypatch, tmp_path):
         ("<|im_end|>", "{{ m }}<|im_end|>", True),
         ({"content": "<|eot_id|>"}, [{"name": "default", "template": "{{ m }}<|eot_id|>"}], True),
         ("</s>", "{{ m + eos_token }}", True),
-        ("<|end_of_text|>", "{{ m }}<|eot_id|>", False),  # Llama 3 as it was published first
+        ("<|end_of_text|>", "{{ m }}<|eot_id|>", False),  # Llama 3 as first published
         ("</s>", None, True),
         ("</s>", "{{ m }}\n", True),  # plain text
     ],
 )
-def test_a_token_that_is_never_sampled_is_not_trained(good, tmp_path, eos, layout, well):
+def test_end_of_text(good, tmp_path, eos, layout, well):
     machine, run = good
     marks = {str(n): {"content": mark} for n, mark in enumerate(("<|im_end|>", "<|eot_id|>", "<|end_of_text|>"))}
     config = {"eos_token": eos, "chat_template": layout, "added_tokens_decoder": marks}
     write(tmp_path / "model/tokenizer_config.json", json.dumps(config))
-    found = problems(machine, run)
-    assert set(found) == (set() if well else {"end of text"})
+    assert set(examine(machine, run)) == (set() if well else {"end of text"})
     if not well:
         write(tmp_path / "model/chat_template.jinja", "{{ m }}<|end_of_text|>")
-        assert problems(machine, run) == {}
+        assert examine(machine, run) == {}
 
 
-def test_scikit_learns_openmp_on_aarch64(good, monkeypatch, tmp_path):
+def test_openmp_on_aarch64(good, monkeypatch, tmp_path):
     machine, run = good
     library = write(tmp_path / "scikit_learn.libs/libgomp-947d5fa1.so.1.0.0")
-    monkeypatch.setattr("coca_mindspeed.mindspeed.doctor.machine.sysconfig.get_path", lambda _name: str(tmp_path))
-    assert problems(machine, run) == {}
+    monkeypatch.setattr("coca_mindspeed.mindspeed.machine.sysconfig.get_path", lambda _name: str(tmp_path))
+    assert examine(machine, run) == {}
     monkeypatch.setattr(FakeMachine, "architecture", lambda _self: "aarch64")
-    assert str(library) in problems(machine, run)["libgomp of scikit-learn"]
+    assert str(library) in examine(machine, run)["libgomp of scikit-learn"].fix
     preloaded = {**machine.environment, "LD_PRELOAD": f"{machine.environment['LD_PRELOAD']}:{library}"}
-    assert problems(replace(machine, environment=preloaded), run) == {}
-    library.unlink()
-    assert problems(machine, run) == {}
-
-
-def test_what_the_hooks_refuse_is_no_plan_that_holds(good):
-    machine, run = good
-    rl = run.mindspeed_rl["rl_config"] | {"entropy_coeff": 0.1}
-    refused = run.model_copy(update={"mindspeed_rl": run.mindspeed_rl | {"rl_config": rl}})
-    assert "rl_config.entropy_coeff" in problems(machine, refused)["plan"]
+    assert examine(replace(machine, environment=preloaded), run) == {}
 
 
 def test_several_nodes_need_named_interfaces(good):
     machine, run = good
-    two = run.model_copy(update={"hardware": run.hardware.model_copy(update={"nodes": 2})})
-    assert "GLOO_SOCKET_IFNAME" in problems(machine, two)
+    assert "GLOO_SOCKET_IFNAME" in examine(machine, with_changes(run, "hardware", nodes=2))
 
 
-def test_this_machine_is_told_the_truth(capsys):
-    import argparse
-
-    parser = argparse.ArgumentParser()
-    command.add_arguments(parser)
-    assert command.run(parser.parse_args(["qwen25_7b_910b", "--only-problems"])) in (0, 1)
-    assert "as wanted" in capsys.readouterr().out
+def test_command(capsys):
+    """Problems first, two lines each; ``--json`` for machines; exit code 1 on this machine without NPUs."""
+    assert main(["doctor"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    status = [line.split()[0] for line in lines[:-1] if not line.startswith(" ")]
+    assert status == sorted(status, key=lambda word: word == "ok")
+    assert main(["doctor", "--json", "--only-problems"]) == 1
+    items = json.loads(capsys.readouterr().out)
+    assert {"code": "npus", "key": "NPUs", "value": 0, "ok": False}.items() <= next(
+        item for item in items if item["code"] == "npus"
+    ).items()
+    assert len(items) == len(status) - status.count("ok")
 
 
 @pytest.mark.parametrize(

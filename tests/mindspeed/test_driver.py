@@ -16,11 +16,9 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import ConfigError, DataError, GradingError, MissingDependencyError
 from coca_mindspeed.grading.exact import ExactGrader
-from coca_mindspeed.mindspeed.plan.upstream_keys import keys_without_effect
 from coca_mindspeed.mindspeed.stages import columns, verifiers
 from coca_mindspeed.mindspeed.stages.columns import training_columns
 from coca_mindspeed.mindspeed.stages.dataset import RecordPrompts, load_prompts, prompt_token_ids
@@ -28,120 +26,8 @@ from coca_mindspeed.mindspeed.stages.verifiers import MindSpeedVerifier, build_v
 from coca_mindspeed.mindspeed.start import driver, process
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from tests.mindspeed.test_doctor import checkpoint
+from tests.mindspeed.test_hook_checks import mindspeed_config as _config
 from tests.tokenizers_for_tests import QWEN_TEMPLATE, qwen_like
-
-
-def _config(**changes: dict[str, Any]) -> Any:
-    config: dict[str, Any] = {
-        "megatron_training": {"stage": "ray_grpo", "unknown_to_us": 7},
-        "actor_config": {"save": "/somewhere"},
-        "rl_config": {"verifier_function": ["coca"], "n_samples_per_prompt": 4, "init_kl_coef": 0.0},
-        "generate_config": {},
-        "coca": {},
-    }
-    for section, values in changes.items():
-        config[section] = {**config.get(section, {}), **values}
-    return OmegaConf.create(config)
-
-
-RECORDS = {"data_path": "a.jsonl", "dataset_additional_keys": ["coca_record"]}
-LABELS = {"data_path": "prefix", "dataset_additional_keys": ["labels"]}
-VALIDATED = {"eval_interval": 50, "eval_data": "e.jsonl", "output_dir": "o"}
-TP2 = {"infer_tensor_parallel_size": 2}
-SEPARATE = {"use_integrated_worker": False}
-ROLES = {"ref_config": {"model": "m"}, "reward_config": {"model": "m"}}
-HOST_WEIGHTS = {"platform": "host", "host": {"initial_weights": "/hf"}}
-REFUSED: list[tuple[str, dict[str, dict[str, Any]]]] = [  # the key that the error names, and the changes
-    ("stage", {"megatron_training": {"stage": "ray_dapo"}}),
-    ("actor_config.stage", {"actor_config": {"stage": "ray_dapo"}}),
-    ("actor_config.save", {"actor_config": {"save": None}}),
-    ("rl_config.verifier_function", {"rl_config": {"verifier_function": ["coca_math"]}}),
-    ("rl_config.verifier_function", {"rl_config": {"verifier_function": []}}),
-    ("rl_config.verifier_function", {"rl_config": {"verifier_function": ["coca", "acc"]}}),
-    ("rl_config.verifier_function", {"rl_config": {"verifier_function": ["coca", "coca"]}}),
-    ("rl_config.n_samples_per_prompt", {"rl_config": {"n_samples_per_prompt": 1}}),
-    ("rl_config.adv_dispatch_size", {"rl_config": {"adv_dispatch_size": 10}}),
-    ("coca.rollout_log_probs", {"rl_config": {"async_engine": True}}),
-    ("rl_config.entropy_coeff", {"rl_config": {"entropy_coeff": 0.01}}),
-    ("rl_config.partial_rollout_max_split", {"rl_config": {"partial_rollout_max_split": 2}}),
-    ("rl_config.data_strategy", {"rl_config": {"data_strategy": "TQ"}}),
-    ("rl_config.shuffle_mini_batch", {"rl_config": {"shuffle_mini_batch": True}}),
-    ("rl_config.rule_reward", {"rl_config": {"rule_reward": False}}),
-    ("rl_config.multi_turn_enable", {"rl_config": {"multi_turn_enable": True}}),
-    # The real vLLM ends with "vllm dp groups is None" in the first rollout.
-    ("rl_config.guarantee_order", {"rl_config": {"guarantee_order": True, "actor_resource": {"num_npus": 1}}}),
-    ("ref_config", {"rl_config": SEPARATE}),
-    ("ref_config", {"ref_config": {"model": "m"}}),
-    ("rl_config.reference_resource", {"rl_config": SEPARATE, **ROLES}),
-    ("megatron_training.dataset_additional_keys", {"megatron_training": {"data_path": "a.jsonl"}}),
-    ("actor_config.dataset_additional_keys", {"actor_config": {**LABELS, "data_path": "a.jsonl"}}),
-    (
-        "megatron_training.dataset_additional_keys",
-        {"megatron_training": {**LABELS, "dataset_additional_keys": ["labels", "coca_record"]}},
-    ),
-    ("coca.eval_interval", {"coca": VALIDATED}),
-    ("coca.method", {"coca": {"method": {"name": "cocoa"}}}),
-    ("coca.method.advantage_eps", {"coca": {"method": {"advantage_eps": "0.05"}}}),
-    ("coca.method", {"coca": {"method": "joint"}}),
-    ("coca.method.clip", {"coca": {"method": {"clip": 0.1}}}),
-    ("coca.method.loss_aggregation", {"coca": {"method": {"loss_aggregation": "mean"}}}),
-    ("coca.grader", {"coca": {"grader": "maths"}}),
-    ("stage", {"coca": {"stage": 1}}),
-    ("coca.groups", {"coca": {"groups": 3}}),
-    ("eval_data", {"coca": {"eval_interval": 5}}),
-    ("output_dir", {"coca": {"samples_interval": 5}}),
-    ("rollout", {"coca": {"rollout": "transformers"}}),  # on platform npu
-    ("infer_tensor_parallel_size", {"generate_config": TP2, "coca": {"platform": "host"}}),
-    ("coca.host.initial_weights", {"coca": HOST_WEIGHTS, "rl_config": {"init_kl_coef": 0.1}}),
-]
-ACCEPTED: list[dict[str, dict[str, Any]]] = [
-    {"actor_config": {"stage": "ray_grpo"}, "megatron_training": {"stage": "ray_dapo"}},
-    {"rl_config": {"data_strategy": "dock", "partial_rollout_max_split": 1}},
-    {"megatron_training": LABELS},
-    {"megatron_training": RECORDS, "coca": VALIDATED},
-    {"rl_config": {**SEPARATE, "reference_resource": {"num_npus": 1}}, **ROLES},
-    {"coca": HOST_WEIGHTS, "rl_config": {"init_kl_coef": 0.1}, "actor_config": {"load": "/megatron"}},
-    {"generate_config": TP2},
-    {"generate_config": TP2, "coca": {"platform": "host", "rollout": "vllm"}},
-    {"rl_config": {"guarantee_order": True, "actor_resource": {"num_npus": 2}}},
-    {"coca": {"method": {"name": "sequential"}, "stage": 1}},
-]
-
-
-@pytest.mark.parametrize(("key", "changes"), REFUSED)
-def test_unsupported_values_are_refused_by_key(key: str, changes: dict[str, dict[str, Any]]) -> None:
-    with pytest.raises(ConfigError, match=rf"(^|[\s.]){re.escape(key)}\b"):
-        driver.split_config(_config(**changes))
-
-
-@pytest.mark.parametrize("changes", ACCEPTED)
-def test_supported_values_are_accepted(changes: dict[str, dict[str, Any]]) -> None:
-    driver.split_config(_config(**changes))
-
-
-def test_mindspeed_keys_pass_through_untouched() -> None:
-    settings, rest = driver.split_config(_config(coca={"method": {"name": "joint"}}))
-    assert settings.method.name == "joint"
-    assert "coca" not in rest
-    assert rest.megatron_training.unknown_to_us == 7
-
-
-@pytest.mark.parametrize(
-    ("coca", "engine", "measured_at_another_temperature"),
-    [
-        ({}, "vllm", False),
-        ({"platform": "host"}, "transformers", True),
-        ({"platform": "host", "rollout": "vllm"}, "vllm", False),
-    ],
-)
-def test_log_probs_of_another_distribution_are_not_compared(
-    coca: dict[str, Any], engine: str, measured_at_another_temperature: bool
-) -> None:
-    for temperature, measured in ((1.0, True), (0.7, measured_at_another_temperature)):
-        sampling = {"sampling_config": {"temperature": temperature}}
-        settings, _ = driver.split_config(_config(generate_config=sampling, coca=coca))
-        assert settings.rollout_engine == engine
-        assert settings.rollout_log_probs == measured
 
 
 @pytest.mark.parametrize(("release", "version"), [("2.3.0", "0.9.1"), ("master", "0.11.0")])
@@ -440,27 +326,6 @@ def test_a_prompt_is_never_cut() -> None:
     long = Record(id="longest", dataset="d", category="math", question="longest", answer="1")
     with pytest.raises(DataError, match="record 'longest' has a prompt of 3 tokens"):
         prompt_token_ids([*records, long], tokenizer, None, 2)
-
-
-def test_keys_that_have_no_effect_are_said() -> None:
-    rl = {
-        "adv_estimator": "gae",
-        "use_kl_in_reward": True,
-        "kl_penalty": "kl",
-        "verifier_timeout": 30,
-        "clip_ratio": 0.3,
-    }
-    own = _config(rl_config=rl)
-    assert [line.partition(" ")[0] for line in keys_without_effect(own, reference=False)] == [
-        "rl_config.adv_estimator=gae",
-        "rl_config.use_kl_in_reward=True",
-        "rl_config.kl_penalty=kl",
-        "rl_config.verifier_timeout=30",
-    ]
-    theirs = _config(rl_config={**rl, "verifier_function": ["acc"]})
-    assert len(list(keys_without_effect(theirs, reference=True))) == 2
-    for name in (name for name in ready_made_runs() if "_910" in name):  # ours set nothing for nothing
-        assert list(keys_without_effect(compose_run(name).run.mindspeed_rl, reference=False)) == []
 
 
 def test_verifiers() -> None:

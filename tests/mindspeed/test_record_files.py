@@ -10,7 +10,7 @@ import yaml
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan
+from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.dataset import load_prompts
 from coca_mindspeed.mindspeed.stages.dock import Rows

@@ -14,7 +14,7 @@ import cloudpickle
 import pytest
 
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan
+from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.stages import trainer as stages_trainer
 from coca_mindspeed.mindspeed.stages import trainer as under_way
 from coca_mindspeed.mindspeed.stages.metrics import append_line

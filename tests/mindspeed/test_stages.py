@@ -191,7 +191,7 @@ def test_settings_that_are_not_finite(value: float) -> None:
     for key in ("stall_timeout", "method.advantage_eps", "method.invalid_reward"):
         given = -value if key == "method.invalid_reward" else value
         section, _, inner = key.partition(".")
-        with pytest.raises(ConfigError, match=f"^coca.{key}: "):
+        with pytest.raises(ConfigError, match=f"^coca.{key}="):
             coca_settings({section: {inner: given} if inner else given})
     grading = coca_settings({"grading": {"code": {"seconds": value}}})
     sent = ProcessSettings(coca=grading, mindspeed_rl_home="/rl", import_paths=(), release="2.3.0", reference=False)

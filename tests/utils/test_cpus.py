@@ -4,7 +4,7 @@ import joblib
 import pytest
 
 from coca_mindspeed.grading.math.grader import MathGrader
-from coca_mindspeed.mindspeed.doctor.machine import Machine
+from coca_mindspeed.mindspeed.machine import Machine
 from coca_mindspeed.utils.cpus import usable_cpus
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
+from coca_mindspeed.config.checks import validation_problems
 from coca_mindspeed.config.schema import Section
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.evaluation.calibration.guarantee import Certificate
@@ -281,9 +282,8 @@ def _read(path: Path, form: type[_Form], expected: str) -> _Form:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from error
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ConfigError(f"{path}: expected {expected}; {place}: {first['msg']}") from error
+        problems = validation_problems(error)
+        raise ConfigError(f"{path}: expected {expected}; {problems[0]}", problems) from error
 
 
 def _fitted(confidence: Floats, correct: Labels) -> Callable[[Floats], Floats]:

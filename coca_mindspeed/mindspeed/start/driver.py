@@ -18,14 +18,15 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from coca_mindspeed.config.checks import refuse
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, TrainingError
-from coca_mindspeed.mindspeed.plan.conditions import check_mindspeed_keys, needs_reference
-from coca_mindspeed.mindspeed.plan.upstream_keys import keys_without_effect, read_upstream_keys
+from coca_mindspeed.mindspeed.hook_checks import check_mindspeed_keys, needs_reference
 from coca_mindspeed.mindspeed.stages.verifiers import try_verifier
 from coca_mindspeed.mindspeed.start.process import check_cpu_shim, setup_driver
 from coca_mindspeed.mindspeed.start.prompt_template import try_template
 from coca_mindspeed.mindspeed.start.record_files import record_files, with_digests
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
+from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, read_upstream_keys
 from coca_mindspeed.mindspeed.weights.checkpoints import check_checkpoint, newest_iteration
 from coca_mindspeed.upstream.manifest import matching_manifest
 from coca_mindspeed.utils.console import print_failure
@@ -270,10 +271,9 @@ def train(
     settings, config = split_config(compose_config(path, overrides, checkouts["MINDSPEED_RL_HOME"]))
     process = for_processes(settings, config, checkouts)
     check_cpu_shim(process)
-    if unknown := read_upstream_keys(process.mindspeed_rl_home).unknown(config):
-        raise ConfigError("\n".join(unknown))
-    for line in keys_without_effect(config, reference=process.reference):
-        print(f"coca-mindspeed: {line}", flush=True)
+    refuse(read_upstream_keys(process.mindspeed_rl_home).unknown(config))
+    for ignored in ignored_keys(config, reference=process.reference):
+        print(f"coca-mindspeed: {ignored}", flush=True)
     check_weights(config, reference=process.reference)
     process = process.model_copy(update={"coca": check_inputs(settings, config)})
     variables = worker_variables(process, config, exported)

@@ -6,20 +6,22 @@ The file is kept beside the checkpoints.
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, UsageError
-from coca_mindspeed.mindspeed.plan.cluster_plan import Plan
-from coca_mindspeed.mindspeed.plan.conditions import needs_reference
+from coca_mindspeed.mindspeed.hook_checks import needs_reference
 from coca_mindspeed.mindspeed.start.record_files import digests, record_files
 from coca_mindspeed.mindspeed.start.settings import VALIDATION
 from coca_mindspeed.mindspeed.weights.checkpoints import newest_iteration
 from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.utils.jsonl import read_steps
 from coca_mindspeed.utils.text_formats import YamlError, first_difference, read_yaml
+
+if TYPE_CHECKING:
+    from coca_mindspeed.mindspeed.plan import ClusterPlan
 
 RUN_FILE = "mindspeed_rl.yaml"
 # Keys that must not change on a resume (None: the whole section); layout, memory, logging and retention may.
@@ -65,7 +67,7 @@ class StageFiles:
         return self.results / VALIDATION
 
 
-def stages_to_do(run: RunConfig, plan: Plan, output: Path, *, resume: bool) -> list[tuple[int, bool]]:
+def stages_to_do(run: RunConfig, plan: "ClusterPlan", output: Path, *, resume: bool) -> list[tuple[int, bool]]:
     """``(stage, whether it has a checkpoint to resume from)`` of the unfinished stages, in order.
 
     Raises:
@@ -94,7 +96,7 @@ def _is_validated(run: RunConfig, files: StageFiles, iteration: int) -> bool:
     return path.exists() and any(row["step"] == iteration for row in read_steps(path, torn_end=True))
 
 
-def mindspeed_values(run: RunConfig, plan: Plan, files: StageFiles, *, resume: bool = False) -> dict[str, Any]:
+def mindspeed_values(run: RunConfig, plan: "ClusterPlan", files: StageFiles, *, resume: bool = False) -> dict[str, Any]:
     """MindSpeed-RL's sections for one stage.
 
     Args:

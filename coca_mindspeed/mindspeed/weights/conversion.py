@@ -16,7 +16,7 @@ from pathlib import Path
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, ConfigError
-from coca_mindspeed.mindspeed.plan.resolved_config import RunFacts, read_facts
+from coca_mindspeed.mindspeed.resolved_config import ResolvedConfig, resolve_config
 from coca_mindspeed.mindspeed.start.driver import homes
 from coca_mindspeed.mindspeed.start.run_file import StageFiles
 from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout, newest_iteration
@@ -30,16 +30,16 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".h5", ".msgpack")
 _MODES = "original_modes.json"
 
 
-def converter_arguments(direction: str, run: RunConfig, facts: RunFacts, output: Path) -> list[str]:
+def converter_arguments(direction: str, run: RunConfig, resolved: ResolvedConfig, output: Path) -> list[str]:
     """Arguments of ``python`` for ``hf2mcore`` or ``mcore2hf``; all paths are absolute."""
     huggingface = Path(str(run.model.path)).absolute()
     common = ["convert_ckpt.py", "--use-mcore-models", "--model-type", "GPT", "--model-type-hf", _FAMILY]
-    common += ["--params-dtype", "bf16", *(["--add-qkv-bias"] if facts.qkv_bias else [])]
+    common += ["--params-dtype", "bf16", *(["--add-qkv-bias"] if resolved.qkv_bias else [])]
     if direction == "hf2mcore":
         return [
             *common,
             *("--load-model-type", "hf", "--save-model-type", "mg"),
-            *("--target-tensor-parallel-size", str(facts.tp), "--target-pipeline-parallel-size", str(facts.pp)),
+            *("--target-tensor-parallel-size", str(resolved.tp), "--target-pipeline-parallel-size", str(resolved.pp)),
             *("--load-dir", str(huggingface), "--save-dir", str(Path(str(run.model.megatron_path)).absolute())),
             *("--tokenizer-model", str(huggingface / "tokenizer.json")),
         ]
@@ -59,7 +59,7 @@ def newest_stage(output: Path) -> Path:
     return found[-1] if found else StageFiles(output).checkpoints
 
 
-def prepare(direction: str, run: RunConfig, facts: RunFacts, output: Path) -> None:
+def prepare(direction: str, run: RunConfig, resolved: ResolvedConfig, output: Path) -> None:
     """Check the inputs, and make the folder that ``mcore2hf`` writes into.
 
     Raises:
@@ -114,7 +114,7 @@ def restore(output: Path) -> None:
             path.chmod(mode)
 
 
-def finish(direction: str, run: RunConfig, facts: RunFacts, output: Path) -> str:
+def finish(direction: str, run: RunConfig, resolved: ResolvedConfig, output: Path) -> str:
     """Check the converter's result, move it to its place and return a message.
 
     Raises:
@@ -123,8 +123,10 @@ def finish(direction: str, run: RunConfig, facts: RunFacts, output: Path) -> str
     if direction == "hf2mcore":
         target = Path(str(run.model.megatron_path))
         layout = checkpoint_layout(target)
-        if (layout.tp, layout.pp) != (facts.tp, facts.pp):
-            raise ConfigError(f"{target}: expected TP {facts.tp}, PP {facts.pp}, found TP {layout.tp}, PP {layout.pp}")
+        if (layout.tp, layout.pp) != (resolved.tp, resolved.pp):
+            raise ConfigError(
+                f"{target}: expected TP {resolved.tp}, PP {resolved.pp}, found TP {layout.tp}, PP {layout.pp}"
+            )
         return f"{target}: Megatron weights for TP {layout.tp}, PP {layout.pp}"
     frame = _frame(output)
     new = frame / NEW_WEIGHTS
@@ -159,15 +161,15 @@ def main(arguments: Sequence[str]) -> int:
     parsed = parser.parse_args(arguments)
     try:
         run = compose_run(parsed.run_name, parsed.overrides).run
-        facts = read_facts(run)
+        resolved = resolve_config(run)
         if parsed.phase == "prepare":
             if not parsed.dry_run:
-                prepare(parsed.direction, run, facts, parsed.output)
-            print("\n".join(converter_arguments(parsed.direction, run, facts, parsed.output)))
+                prepare(parsed.direction, run, resolved, parsed.output)
+            print("\n".join(converter_arguments(parsed.direction, run, resolved, parsed.output)))
         elif parsed.phase == "restore":
             restore(parsed.output)
         else:
-            print(finish(parsed.direction, run, facts, parsed.output))
+            print(finish(parsed.direction, run, resolved, parsed.output))
     except CocaError as error:
         return print_failure(error, error.exit_code)
     return 0

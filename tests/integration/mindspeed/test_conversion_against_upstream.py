@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.mindspeed.plan.resolved_config import read_facts
+from coca_mindspeed.mindspeed.resolved_config import resolve_config
 from coca_mindspeed.mindspeed.weights import conversion
 
 HOME = os.environ.get("MINDSPEED_LLM_HOME")
@@ -53,7 +53,7 @@ def test_the_converter_knows_our_options(direction: str) -> None:
                 choices = next((word.value for word in call.keywords if word.arg == "choices"), None)
                 known[str(call.args[0].value)] = None if choices is None else ast.literal_eval(choices)
     run = compose_run("qwen25_7b_910b").run
-    arguments = conversion.converter_arguments(direction, run, read_facts(run), Path("runs/x"))
+    arguments = conversion.converter_arguments(direction, run, resolve_config(run), Path("runs/x"))
     for option, value in zip(arguments, [*arguments[1:], ""], strict=True):
         if option.startswith("--"):
             assert option in known

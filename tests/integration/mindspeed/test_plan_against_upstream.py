@@ -18,11 +18,11 @@ from omegaconf import OmegaConf
 
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.mindspeed.plan.cluster_plan import make_plan
-from coca_mindspeed.mindspeed.plan.resolved_config import read_facts
-from coca_mindspeed.mindspeed.plan.rules import violations
-from coca_mindspeed.mindspeed.plan.upstream_keys import read_upstream_keys
+from coca_mindspeed.mindspeed.checks import layout_problems
+from coca_mindspeed.mindspeed.plan import make_plan
+from coca_mindspeed.mindspeed.resolved_config import resolve_config
 from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
+from coca_mindspeed.mindspeed.upstream_keys import read_upstream_keys
 from tests.upstream_settings import NOT_SET, ours, rows, theirs
 
 HOME = os.environ.get("MINDSPEED_RL_HOME")
@@ -126,8 +126,8 @@ def test_what_passes_here_passes_there(upstream: Upstream) -> None:
         for (section, key), options in choices.items():
             values[section][key] = draw.choice(options)
         hardware = base.hardware.model_copy(update={"nodes": nodes})
-        facts = read_facts(base.model_copy(update={"mindspeed_rl": values, "hardware": hardware}))
-        if violations(facts):
+        facts = resolve_config(base.model_copy(update={"mindspeed_rl": values, "hardware": hardware}))
+        if layout_problems(facts):
             refused += 1
             continue
         passed += 1

@@ -23,10 +23,10 @@ from verl.utils.tracking import Tracking
 
 from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.upstream.manifest import ManifestError, load_manifests, matching_manifest
+from coca_mindspeed.verl.checks import requirements, value_of, verl_problems
 from coca_mindspeed.verl.configuration import find_verl_run, verl_configuration
 from coca_mindspeed.verl.earlier_rows import EarlierRows, file_of_verls_log
 from coca_mindspeed.verl.records import verl_row
-from coca_mindspeed.verl.required_keys import refusals, requirements, value_of
 from coca_mindspeed.verl.settings import VerlSettings, verl_settings
 from coca_mindspeed.verl.trainer import SegmentTrainer
 from tests.integration.verl import tiny
@@ -86,7 +86,7 @@ def test_the_estimator_names_the_trainer_mode_where_another_trainer_asks():
 
 
 def test_what_a_configuration_leaves_out_has_verls_own_default():
-    """The defaults that refusals rest on are those of the YAML files of this verl."""
+    """The defaults of the requirements are those of the YAML files of this verl."""
     defaults: Any = OmegaConf.to_container(composed(VERL / "trainer" / "config", "ppo_trainer"), resolve=False)
     missing = object()
     for requirement in requirements(VerlSettings()):
@@ -99,8 +99,8 @@ def test_the_trainer_refuses_before_anything_is_loaded(warm: Path, tmp_path: Pat
     tiny.configuration(warm, tmp_path, actor_rollout_ref__actor__clip_ratio_c=3.0, algorithm__adv_estimator="grpo")
     with pytest.raises(ConfigError) as caught:
         SegmentTrainer(composed(tmp_path, "run"))
-    assert "actor_rollout_ref.actor.clip_ratio_c: expected 1e+09 or more (1e30), found 3.0" in str(caught.value)
-    assert "algorithm.adv_estimator: expected 'coca', found 'grpo'" in str(caught.value)
+    found = {(problem.key, problem.value) for problem in caught.value.problems}
+    assert found == {("actor_rollout_ref.actor.clip_ratio_c", 3.0), ("algorithm.adv_estimator", "grpo")}
 
 
 @pytest.mark.parametrize("name", ["qwen25_1p5b", "qwen25_3b", "qwen25_7b", "qwen25_7b_megatron", "llama3_8b"])
@@ -111,8 +111,8 @@ def test_the_ready_made_configurations_compose_on_verls_defaults_and_are_not_ref
     engine = "use_mbridge" if name.endswith("megatron") else "ulysses_sequence_parallel_size"
     actor = config["actor_rollout_ref"]["actor"]
     assert engine in {**actor, **actor.get("megatron", {})}, "verl's defaults are there"
-    assert refusals(config, verl_settings(config)) == []
-    assert refusals(verl_configuration(file, ["data.train_batch_size=100"]), verl_settings(config))
+    assert verl_problems(config, verl_settings(config)) == []
+    assert verl_problems(verl_configuration(file, ["data.train_batch_size=100"]), verl_settings(config))
 
 
 def test_a_verl_with_one_edited_line_in_a_method_that_is_overridden_is_refused(tmp_path: Path):

@@ -1,17 +1,17 @@
-"""Which keys a MindSpeed-RL knows, read from the sources of its config classes; nothing of it is imported.
+"""Keys of MindSpeed-RL, read from the sources of its config classes without importing them.
 
-MindSpeed-RL refuses any other key, but only inside Ray, when the cluster is already up.
+MindSpeed-RL refuses unknown keys only inside Ray, when the cluster is already up.
 """
 
 import ast
-import difflib
 import os
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.config.checks import Problem
+from coca_mindspeed.errors import ConfigError, nearest
 from coca_mindspeed.mindspeed.stages.verifiers import OWN_VERIFIER
 
 #: Section of a configuration -> the module and class of ``mindspeed_rl.config_cls`` that takes it.
@@ -36,10 +36,11 @@ class UpstreamKeys:
     root: Path
     sections: Mapping[str, frozenset[str]]
 
-    def unknown(self, values: Mapping[str, Any]) -> list[str]:
-        """One line for each key of a configuration that MindSpeed-RL would refuse, with the nearest that it knows."""
+    def unknown(self, values: Mapping[str, Any]) -> list[Problem]:
+        """A problem for each key that MindSpeed-RL would refuse."""
+        reason = f"must be a key of the MindSpeed-RL at {self.root}"
         return [
-            f"{section}.{key}={value}: the MindSpeed-RL at {self.root} has no such key{_nearest(name, known)}"
+            Problem("unknown-key", f"{section}.{key}", value, f"{reason}{nearest(name, known)}")
             for section, content, known in self._content(values)
             for key, value in content.items()
             if (name := str(key).replace("-", "_")) not in known
@@ -79,18 +80,18 @@ def read_upstream_keys(root: Path) -> UpstreamKeys:
     return UpstreamKeys(root, sections)
 
 
-def keys_where_there_is_a_checkout(environment: Mapping[str, str] | None = None) -> UpstreamKeys | None:
-    """The keys of the MindSpeed-RL that ``MINDSPEED_RL_HOME`` names, or None where it is not set.
+def checkout_keys(environment: Mapping[str, str] = os.environ) -> UpstreamKeys | None:
+    """The keys of the MindSpeed-RL named by ``MINDSPEED_RL_HOME``, or None if it is not set.
 
     Raises:
-        ConfigError: it is set to something else than a MindSpeed-RL.
+        ConfigError: it is not a MindSpeed-RL.
     """
-    value = (os.environ if environment is None else environment).get("MINDSPEED_RL_HOME", "")
+    value = environment.get("MINDSPEED_RL_HOME", "")
     return read_upstream_keys(Path(value)) if value else None
 
 
 def _defaults(path: Path, name: str) -> dict[str, ast.expr | None]:
-    """What ``__init__`` gives to ``self`` before it takes over the configuration: those names are the keys."""
+    """Attributes that ``__init__`` sets on ``self`` before it reads the configuration: their names are the keys."""
     try:
         module = ast.parse(path.read_text(encoding="utf-8"))
     except (OSError, SyntaxError, UnicodeDecodeError) as error:
@@ -125,45 +126,32 @@ def _literal_keys(value: ast.expr | None, path: Path, name: str) -> frozenset[st
     return frozenset(str(key.value) for key in value.keys if isinstance(key, ast.Constant))
 
 
-def _nearest(name: str, known: Collection[str]) -> str:
-    close = difflib.get_close_matches(name, sorted(known), n=1)
-    return f", did you mean {close[0]!r}?" if close else ""
-
-
 _ADVANTAGES = "advantages are CoCA's, of both segments"
 _LOSS = "the loss is CoCA's (coca.method.loss_aggregation, rl_config.clip_ratio)"
-_GRADER = "this project's grader takes its options from coca.grading"
-_KEYS = {
-    "adv_estimator": _ADVANTAGES,
-    "gamma": _ADVANTAGES,
-    "lam": _ADVANTAGES,
-    "use_kl_in_reward": "rewards hold no KL term; rl_config.init_kl_coef puts one into the loss",
-    "token_level_loss": _LOSS,
-    "clip_higher_enable": _LOSS,
-    "clip_ratio_low": _LOSS,
-    "clip_ratio_high": _LOSS,
+_CUT_OFF = "a truncated response is graded as it is"
+_IGNORED = {
+    **dict.fromkeys(("adv_estimator", "gamma", "lam"), _ADVANTAGES),
+    "use_kl_in_reward": "rewards hold no KL term; rl_config.init_kl_coef adds one to the loss",
+    **dict.fromkeys(("token_level_loss", "clip_higher_enable", "clip_ratio_low", "clip_ratio_high"), _LOSS),
     "cliprange_value": "there is no critic",
-    "overlong_buffer_enable": "a response that was cut off is graded as it is",
-    "overlong_buffer": "a response that was cut off is graded as it is",
-    "overlong_buffer_penalty_factor": "a response that was cut off is graded as it is",
+    **dict.fromkeys(("overlong_buffer_enable", "overlong_buffer", "overlong_buffer_penalty_factor"), _CUT_OFF),
 }
-_OF_THE_REFERENCE = ("kl_penalty", "kl_ctrl_type", "ref_dispatch_size", "ref_max_packing_token_size")
-_OF_THE_VERIFIER = ("verifier_parallel", "verifier_timeout", "verifier_weight")
+_REFERENCE = ("kl_penalty", "kl_ctrl_type", "ref_dispatch_size", "ref_max_packing_token_size")
+_VERIFIER = ("verifier_parallel", "verifier_timeout", "verifier_weight")
 
 
-def keys_without_effect(config: Mapping[str, Any], *, reference: bool) -> Iterator[str]:
-    """One line for each key that a configuration sets for nothing.
+def ignored_keys(config: Mapping[str, Any], *, reference: bool) -> Iterator[Problem]:
+    """A problem for each key that has no effect.
 
     Args:
         config: MindSpeed-RL's sections.
         reference: whether there is a KL term.
     """
-    rl = config.get("rl_config") or {}
-    reasons = dict(_KEYS)
+    rl, reasons = config.get("rl_config") or {}, dict(_IGNORED)
     if not reference:
-        reasons |= dict.fromkeys(_OF_THE_REFERENCE, "there is no reference model (rl_config.init_kl_coef is 0)")
+        reasons |= dict.fromkeys(_REFERENCE, "there is no reference model (rl_config.init_kl_coef is 0)")
     if OWN_VERIFIER in (rl.get("verifier_function") or ()):
-        reasons |= dict.fromkeys(_OF_THE_VERIFIER, _GRADER)
+        reasons |= dict.fromkeys(_VERIFIER, "this project's grader takes its options from coca.grading")
     for key, reason in reasons.items():
         if key in rl:
-            yield f"rl_config.{key}={rl[key]} has no effect: {reason}"
+            yield Problem("ignored-key", f"rl_config.{key}", rl[key], f"has no effect: {reason}")

@@ -1,0 +1,363 @@
+"""Checks of a cluster run: conditions of MindSpeed-RL, Megatron, vLLM-Ascend and our hooks, found before it starts.
+
+Docstrings and comments name the upstream function that would refuse the run on the cluster, or go wrong silently.
+"""
+
+from collections.abc import Callable, Iterator
+from operator import attrgetter
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from coca_mindspeed.config.checks import (
+    CHECKS,
+    Check,
+    Condition,
+    Problem,
+    as_check,
+    find_problems,
+    problems_of,
+    show_value,
+)
+from coca_mindspeed.config.schema import ConfidenceStartConfig, LoraConfig, RunConfig, WarmUpConfig
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.mindspeed.hook_checks import needs_reference
+from coca_mindspeed.mindspeed.memory_estimate import MemoryEstimate, estimate_memory
+from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
+from coca_mindspeed.mindspeed.start.driver import split_config
+from coca_mindspeed.mindspeed.upstream_keys import checkout_keys
+
+_SHOWN = 3  # nearest values that a message names
+_SIZES = ("npus", "tp", "pp", "cp", "rollout_tp", "rollout_pp", "micro_batch", "mini_batch", "prompts", "group")
+
+
+def _sizes(r: ResolvedConfig) -> Iterator[Condition]:
+    for name in _SIZES:
+        yield "size", name, getattr(r, name) >= 1, "must be at least 1"
+
+
+def _parallelism(r: ResolvedConfig) -> Iterator[Condition]:
+    """``TransformerConfig.__post_init__``, Megatron's ``divide`` and ``validate_args``, ``_validate_resource``."""
+    yield "tp-heads", "tp", r.heads % r.tp == 0, f"must divide the {r.heads} attention heads"
+    yield "tp-groups", "tp", r.kv_groups % r.tp == 0, f"must divide the {r.kv_groups} key/value groups"
+    yield "tp-mlp", "tp", r.ffn % r.tp == 0, f"must divide the MLP's inner size {r.ffn}"
+    yield "tp-vocabulary", "tp", r.vocab % r.tp == 0, f"must divide the {r.vocab} rows of the embedding"
+    yield "pp-layers", "pp", r.layers % r.pp == 0, f"must divide the {r.layers} layers"
+    product = f"TP x PP x CP = {r.tp} x {r.pp} x {r.cp} = {r.model_parallel}"
+    yield "layout-npus", "tp", r.npus % r.model_parallel == 0, f"{product} must divide the {r.npus} NPUs"
+    yield "npus-nodes", "npus", r.npus % r.nodes == 0, f"must be a multiple of the {r.nodes} nodes"
+    if r.cp > 1:
+        sequence = f"twice the value must divide the sequence length {r.seq_length}"
+        yield "cp-sequence", "cp", r.seq_length % (2 * r.cp) == 0, sequence
+        # Ulysses also splits the heads of each tensor-parallel rank.
+        yield "cp-heads", "cp", r.heads % (r.tp * r.cp) == 0, f"times TP {r.tp} must divide the {r.heads} heads"
+        # MindSpeed-LLM's _validate_create_attention_mask_in_dataloader; MindSpeed-RL's page on context parallelism.
+        if r.cp_algorithm == "megatron_cp_algo":
+            yield "cp-mask", "attention_mask", r.attention_mask == "causal", "must be causal for ring attention"
+            # dispatch_transfer_dock_data pads to TP x CP through ZMQ; the ring makes twice as many chunks as ranks.
+            padded = not r.zmq or r.tp % 2 == 0 or r.remove_padding
+            reason = "must be true for ring attention, zmq_communication and an odd TP"
+            yield "cp-padding", "remove_padding", padded, reason
+        elif r.reset_attention_mask:
+            reason = "must be general for Ulysses with reset_attention_mask"
+            yield "cp-mask", "attention_mask", r.attention_mask == "general", reason
+
+
+def _recomputation(r: ResolvedConfig) -> Iterator[Condition]:
+    """``TransformerConfig.__post_init__`` and ``validate_args``."""
+    yield "recompute", "recompute", r.recompute in (None, "full", "selective"), "must be full or selective"
+    granularity = f"for recompute_granularity: {r.recompute}"
+    if r.recompute == "selective":
+        yield "recompute-method", "recompute_method", r.recompute_method is None, f"must be null {granularity}"
+        yield "recompute-layers", "recompute_layers", r.recompute_layers is None, f"must be null {granularity}"
+    if r.recompute == "full":
+        known = r.recompute_method in ("uniform", "block")
+        yield "recompute-method", "recompute_method", known, f"must be uniform or block {granularity}"
+        within = r.recompute_layers is not None and 1 <= r.recompute_layers <= r.stage_layers
+        yield "recompute-layers", "recompute_layers", within, f"must be from 1 to {r.stage_layers} {granularity}"
+
+
+def _rollout(r: ResolvedConfig) -> Iterator[Condition]:
+    """``validate_rl_args``, ``MegatronStyleVllmWeightContainer._validate_parallel_config``, ``qkv_split_weight``."""
+    yield "rollout-pp", "rollout_pp", r.rollout_pp == 1, "must be 1: rollout has no pipeline parallelism"
+    yield "rollout-npus", "rollout_tp", r.npus % r.rollout_tp == 0, f"must divide the {r.npus} NPUs"
+    # The weight loader floors heads and groups by TP, so that a group is never shared between ranks.
+    yield "rollout-heads", "rollout_tp", r.heads % r.rollout_tp == 0, f"must divide the {r.heads} attention heads"
+    yield "rollout-groups", "rollout_tp", r.kv_groups % r.rollout_tp == 0, f"must divide the {r.kv_groups} groups"
+    divides = r.tp <= r.rollout_tp or r.tp % r.rollout_tp == 0
+    yield "rollout-training-tp", "rollout_tp", divides, f"must divide the training's TP {r.tp} if it is smaller"
+    stage = r.npus // r.pp
+    divides = r.tp >= r.rollout_tp or stage % r.rollout_tp == 0
+    yield "rollout-stage", "rollout_tp", divides, f"above the training's TP {r.tp} must divide a stage's {stage} NPUs"
+    yield "bf16", "rollout_dtype", r.rollout_dtype == "bfloat16", "must be bfloat16"
+    # vLLM gives sample i of a prompt the seed + i: every prompt would be sampled with the same random numbers.
+    yield "sampling-seed", "sampling_seed", r.sampling_seed is None, "must be null: all prompts would share its noise"
+    cut = "the confidence states the success rate of the policy's own distribution"
+    yield "sampling-cut", "top_k", r.top_k <= 0, f"must be -1: {cut}"
+    yield "sampling-cut", "top_p", r.top_p == 1.0, f"must be 1.0: {cut}"
+    yield "sampling-cut", "min_p", r.min_p == 0.0, f"must be 0.0: {cut}"
+    # BaseTrainingEngine.forward_step divides the output of every pipeline stage by it, not only the logits.
+    yield "temperature", "temperature", r.temperature == 1.0 or r.pp == 1, "must be 1.0 with pipeline parallelism"
+
+
+def _batches(r: ResolvedConfig) -> Iterator[Condition]:
+    """``validate_rl_args._validate_batch_ratio``, ``_validate_data_parallel``; minibatches of whole groups."""
+    yield "group-size", "group", r.group >= 2, "must be at least 2"
+    yield "mini-batch", "mini_batch", r.prompts % r.mini_batch == 0, f"must divide the {r.prompts} prompts"
+    grading = f"must be a multiple of the {r.nodes} nodes, each of which grades its share"
+    yield "prompts-nodes", "prompts", r.prompts % r.nodes == 0, grading
+    if not r.fills_npus:
+        return
+    ranks = f"must be a multiple of the {r.dp} data-parallel ranks"
+    yield "prompts-dp", "prompts", r.prompts % r.dp == 0, ranks
+    engines = f"must be a multiple of the {r.rollout_dp} rollout engines"
+    yield "prompts-engines", "prompts", r.prompts % r.rollout_dp == 0, engines
+    if r.prompts % r.dp == 0:
+        # BaseTrainingEngine floors mini_batch_size / dp: an update would be smaller than configured.
+        yield "mini-batch-dp", "mini_batch", r.mini_batch % r.dp == 0, ranks
+        share = f"must divide the {r.rank_responses} responses of a data-parallel rank"
+        yield "micro-batch", "micro_batch", r.rank_responses % r.micro_batch == 0, share
+
+
+def _dispatch_sizes(r: ResolvedConfig) -> Iterator[Condition]:
+    """``validate_rl_args._validate_experience_ratio`` and ``_validate_dispatch_size``; whole groups for our stages."""
+    if not r.fills_npus:
+        return
+    shares = {"rollout": r.rollout_dp, "logprob": r.dp, "update": r.dp, "advantage": 1, "reward": r.nodes}
+    for stage, ranks in shares.items():
+        name, share = f"{stage}_dispatch", r.responses // ranks
+        size = getattr(r, name)
+        if size is not None:
+            divides = size >= 1 and share % size == 0
+            yield "dispatch-divides", name, divides, f"must divide the {share} responses of a rank"
+            if stage in ("advantage", "reward"):
+                yield "dispatch-groups", name, size % r.group == 0, f"must hold whole groups of {r.group}"
+    if r.update_dispatch is not None:
+        # BaseTrainingEngine.update would make a smaller minibatch of the rest of every dispatch.
+        minibatch = r.mini_batch * r.group // r.dp
+        whole = not minibatch or (r.update_dispatch > 0 and r.update_dispatch % minibatch == 0)
+        reason = f"must be a multiple of a rank's minibatch of {minibatch} responses"
+        yield "dispatch-minibatch", "update_dispatch", whole, reason
+        # ActorHybridWorkerBase.update takes one dispatch of each rank's share and no more.
+        all_at_once = not r.guarantee_order or r.update_dispatch == r.rank_responses
+        reason = f"must be a rank's {r.rank_responses} responses with guarantee_order"
+        yield "dispatch-order", "update_dispatch", all_at_once, reason
+
+
+def _lengths(r: ResolvedConfig) -> Iterator[Condition]:
+    """``validate_rl_args``, ``validate_args``, vLLM-Ascend's scheduler, ``rearrange_micro_batches``."""
+    context = f"must fit the model's context of {r.context}"
+    yield "context", "max_new", r.longest <= r.context, f"with a prompt of {r.max_prompt} {context}"
+    yield "context", "seq_length", r.seq_length <= r.context, context
+    least = f"must be at least seq_length {r.seq_length} and the longest prompt and response {r.longest}"
+    yield "model-len", "max_model_len", r.max_model_len >= max(r.seq_length, r.longest), least
+    enough = r.max_batched_tokens >= r.max_model_len
+    yield "batched-tokens", "max_batched_tokens", enough, f"must be at least max_model_len {r.max_model_len}"
+    if r.dynamic_batch:
+        for name in ("update_tokens", "logprob_tokens"):
+            holds = getattr(r, name) >= r.longest
+            yield "packing", name, holds, f"must hold the longest prompt and response together, {r.longest}"
+
+
+def _training(r: ResolvedConfig) -> Iterator[Condition]:
+    """``validate_rl_args`` on ``use_remove_padding``, dtype, verifiers, partial rollouts."""
+    masked = not r.remove_padding or r.reset_attention_mask
+    yield "padding-mask", "reset_attention_mask", masked, "must be true for use_remove_padding"
+    unpadded = not r.remove_padding or r.pp == 1 or r.no_pad_to_seq_lengths
+    reason = "must be true for use_remove_padding with pipeline parallelism"
+    yield "padding-pipeline", "no_pad_to_seq_lengths", unpadded, reason
+    packed = not r.dynamic_batch or r.remove_padding
+    yield "padding-dynamic", "remove_padding", packed, "must be true: use_dynamic_bsz packs responses"
+    yield "bf16", "bf16", r.bf16, "must be true: MindSpeed-RL trains in bfloat16 only"
+    same = r.verifiers == r.verifier_weights
+    yield "verifier-weights", "verifier_weights", same, f"must be one weight for each of {r.verifiers} verifiers"
+    yield "whole-groups", "partial_rollout_splits", r.partial_rollout_splits <= 1, "must be 1: whole groups"
+
+
+_LAYOUT = (_parallelism, _recomputation, _rollout, _batches, _dispatch_sizes, _lengths, _training)
+
+
+def layout_problems(resolved: ResolvedConfig) -> list[Problem]:
+    """Problems of the resolved configuration under its fields' names; if sizes are below 1, only those."""
+    return find_problems(resolved, [as_check(_sizes)], [as_check(conditions) for conditions in _LAYOUT])
+
+
+_SFT = "run this stage with the local engine first, and name its result as model.path"
+_PACKING = f"set {KEYS['update_tokens']} instead"
+_LOCAL_ONLY = {  # keys of the local engine -> the alternative on a cluster
+    "model.attention": "set mindspeed_rl.megatron_training.use_flash_attn instead",
+    "model.gradient_checkpointing": f"set {KEYS['recompute']} instead",
+    **{f"model.lora.{name}": "cluster runs have no adapters" for name in LoraConfig.model_fields},
+    **{f"warm_up.{name}": _SFT for name in WarmUpConfig.model_fields},
+    **{f"confidence_start.{name}": _SFT for name in ConfidenceStartConfig.model_fields},
+    **dict.fromkeys(("data.train_size", "data.evaluate_size", "data.seed"), "cluster runs have no synthetic data"),
+    "rollout.batch_responses": "set mindspeed_rl.generate_config.max_num_seqs instead",
+    **dict.fromkeys(("trainer.microbatch_prompts", "trainer.microbatch_tokens"), _PACKING),
+    "trainer.share_prompts": "MindSpeed-RL has no prefix sharing",
+    "trainer.device": "set hardware.platform instead",
+    "trainer.threads": "set OMP_NUM_THREADS instead",
+}
+
+
+def _run_conditions(run: RunConfig) -> Iterator[Condition]:
+    """Values of our sections that MindSpeed-RL cannot have; it would ignore them silently."""
+    model, optimizer, evaluation, updates = run.model, run.optimizer, run.evaluation, run.trainer
+    yield "built-in-model", "model.path", model.path is not None, "must name a directory on a cluster"
+    yield "records-only", "data.name", run.data.name == "records", "must be records on a cluster"
+    yield "optimizer", "optimizer.name", optimizer.name == "adamw", "must be adamw, Megatron's optimizer"
+    yield "optimizer-eps", "optimizer.eps", optimizer.eps == 1e-8, "must be 1e-08, Megatron's value"
+    once = not optimizer.warmup_steps or updates.minibatches * updates.epochs == 1
+    yield "warmup-updates", "optimizer.warmup_steps", once, "must be 0 with several updates per step"
+    whole = optimizer.schedule == "constant" or updates.epochs == 1
+    reason = f"must be constant: Megatron would finish the schedule after 1/{updates.epochs} of the run"
+    yield "schedule-epochs", "optimizer.schedule", whole, reason
+    without = run.method.entropy_bonus == 0
+    yield "entropy-bonus", "method.entropy_bonus", without, "must be 0: only the local engine has it"
+    unlimited, fix = evaluation.questions is None, "shorten data.evaluate instead"
+    yield "evaluation-questions", "evaluation.questions", unlimited, "must be null: validation uses the whole file", fix
+    fix = "convert and evaluate the trained weights separately (docs/evaluation.md)"
+    yield "final-evaluation", "evaluation.final_questions", evaluation.final_questions is None, "must be null", fix
+    saves = run.checkpoint.interval >= 1
+    yield "checkpoint-interval", "checkpoint.interval", saves, "must be at least 1: MindSpeed-RL divides by it"
+    logs = "must be null: MindSpeed-RL 2.3.0 logs to TensorBoard and W&B"
+    yield "swanlab", "logging.swanlab", run.logging.swanlab is None, logs
+    fix = "on the CPU shim, set mindspeed_rl.coca.host.dtype instead"
+    yield "compute-dtype", "model.compute_dtype", model.compute_dtype == "bfloat16", "must be bfloat16", fix
+    for key, instead in _LOCAL_ONLY.items():
+        section, _, name = key.partition(".")
+        default = attrgetter(name)(RunConfig.model_fields[section].default)
+        same = attrgetter(key)(run) == default
+        yield "local-only", key, same, f"must be {show_value(default)}: only the local engine has it", instead
+
+
+def run_problems(
+    run: RunConfig, resolved: ResolvedConfig, memory: MemoryEstimate | None, file_values: Callable[[], dict[str, Any]]
+) -> list[Problem]:
+    """Find all problems of a cluster run.
+
+    Args:
+        run: the run.
+        resolved: its resolved configuration.
+        memory: its memory estimate; None: not checked.
+        file_values: makes the configuration that the driver reads.
+    """
+    checks: tuple[Check[RunConfig], ...] = (
+        *CHECKS,
+        as_check(_run_conditions),
+        lambda run: _counts(run, resolved),
+        lambda run: _layout(resolved),
+        lambda run: () if memory is None else _memory(resolved, memory),
+        lambda run: _hooks(run, file_values()),
+        _upstream_keys,
+    )
+    return find_problems(run, checks)
+
+
+def _layout(resolved: ResolvedConfig) -> Iterator[Problem]:
+    for problem in layout_problems(resolved):
+        yield problem._replace(key=KEYS[problem.key], fix=_set_to(resolved, problem.key))
+
+
+def _counts(run: RunConfig, resolved: ResolvedConfig) -> Iterator[Problem]:
+    hardware, others = run.hardware, _other_npus(run.mindspeed_rl)
+    expected = hardware.nodes * hardware.npus_per_node - sum(others.values())
+    if resolved.npus != expected:
+        reason = "".join(f", {npus} of them for rl_config.{key}" for key, npus in others.items())
+        reason = f"hardware has {hardware.nodes} x {hardware.npus_per_node} NPUs{reason}"
+        fix = f"nearest that works: {expected}" if expected > 0 else ""
+        yield Problem("hardware-npus", KEYS["npus"], resolved.npus, reason, fix)
+    for name in ("prompts", "group", "max_new", "max_prompt"):
+        ours, theirs = attrgetter(KEYS[name])(run), getattr(resolved, name)
+        if ours != theirs:
+            fix = "set this key and let MindSpeed-RL's key refer to it"
+            yield Problem("set-twice", KEYS[name], ours, f"must equal MindSpeed-RL's value {theirs}", fix)
+
+
+def _other_npus(values: dict[str, Any]) -> dict[str, int]:
+    """Key -> NPUs that MindSpeed-RL reserves besides the actor's if its workers are separate."""
+    rl = values.get("rl_config", {})
+    if rl.get("use_integrated_worker", True):
+        return {}
+    groups = ["reference_resource"] * needs_reference(values) + ["reward_resource"]
+    npus = {key: (rl.get(key) or {}).get("num_npus") for key in groups}
+    return {key: int(count) for key, count in npus.items() if count}
+
+
+def _memory(resolved: ResolvedConfig, memory: MemoryEstimate) -> Iterator[Problem]:
+    limit = f"GiB of an NPU's {memory.limit_gib:.1f}"
+    if memory.training_gib > memory.limit_gib:
+        name = next((name for name in ("update_tokens", "tp", "pp") if nearest_working(resolved, name)), "tp")
+        reason = f"training needs about {memory.training_gib:.1f} {limit}"
+        yield Problem("memory-training", KEYS[name], getattr(resolved, name), reason, _set_to(resolved, name))
+    if memory.rollout_gib > memory.limit_gib:
+        name, reason = "memory_utilization", f"rollout needs about {memory.rollout_gib:.1f} {limit}"
+        yield Problem("memory-rollout", KEYS[name], resolved.memory_utilization, reason, _set_to(resolved, name))
+    if memory.longest_responses < 1:
+        reason = f"the KV cache holds {memory.longest_responses:.2f} sequences of {resolved.max_model_len} tokens"
+        fix = f"raise gpu_memory_utilization, or this: {_set_to(resolved, 'rollout_tp') or 'no value works'}"
+        yield Problem("memory-kv-cache", KEYS["rollout_tp"], resolved.rollout_tp, reason, fix)
+
+
+def _hooks(run: RunConfig, values: dict[str, Any]) -> Iterator[Problem]:
+    """Problems that the driver would find in its configuration."""
+    try:
+        split_config(OmegaConf.create(values))
+    except ConfigError as error:
+        for problem in problems_of(error, "mindspeed-rl", "coca"):
+            if problem.code != "entropy-bonus" or not run.method.entropy_bonus:  # else found in our own section
+                yield problem._replace(key=f"mindspeed_rl.{problem.key}")
+
+
+def _upstream_keys(run: RunConfig) -> Iterator[Problem]:
+    if (keys := checkout_keys()) is not None:
+        for problem in keys.unknown(run.mindspeed_rl):
+            yield problem._replace(key=f"mindspeed_rl.{problem.key}")
+
+
+# Candidates for the nearest value that works, by field; one value: the only one that is allowed.
+_CANDIDATES: dict[str, Any] = {
+    **dict.fromkeys(("bf16", "reset_attention_mask", "no_pad_to_seq_lengths", "remove_padding"), lambda r: (True,)),
+    **dict.fromkeys(("tp", "pp", "cp", "rollout_tp"), lambda r: range(1, r.npus + 1)),
+    **dict.fromkeys(("temperature", "top_p"), lambda r: (1.0,)),
+    **dict.fromkeys(("seq_length", "max_new", "max_prompt"), lambda r: (r.context, r.context - r.max_prompt)),
+    **dict.fromkeys(
+        ("max_model_len", "max_batched_tokens", "update_tokens", "logprob_tokens"),
+        lambda r: (r.seq_length, r.max_model_len, r.longest),
+    ),
+    **dict.fromkeys(
+        ("advantage_dispatch", "reward_dispatch"), lambda r: range(r.group, r.responses + 1, max(1, r.group))
+    ),
+    "rollout_dtype": lambda r: ("bfloat16",),
+    "sampling_seed": lambda r: (None,),
+    "top_k": lambda r: (-1,),
+    "min_p": lambda r: (0.0,),
+    "rollout_pp": lambda r: (1,),
+    "memory_utilization": lambda r: (percent / 100 for percent in range(5, 100, 5)),
+    "recompute": lambda r: (None, "selective", "full"),
+    "recompute_method": lambda r: (None,) if r.recompute == "selective" else ("uniform", "block"),
+    "recompute_layers": lambda r: (None,) if r.recompute == "selective" else range(1, r.stage_layers + 1),
+    "attention_mask": lambda r: ("general", "causal"),
+    "verifier_weights": lambda r: (r.verifiers,),
+}
+
+
+def nearest_working(resolved: ResolvedConfig, name: str) -> tuple[Any, ...]:
+    """Nearest values of a field with which its rules hold and memory suffices, other fields unchanged."""
+    value = getattr(resolved, name)
+    size = value if isinstance(value, int) and value > 0 else 1
+    numbers = range(1, max(2 * size, 2 * resolved.npus, resolved.group) + 1)
+    others = {problem.key for problem in layout_problems(resolved)} - {name}
+    working = []
+    for candidate in dict.fromkeys(_CANDIDATES.get(name, lambda r: numbers)(resolved)):
+        varied = resolved.vary(name, candidate)
+        problems = {problem.key for problem in layout_problems(varied)}
+        if candidate != value and not problems - others and (problems or estimate_memory(varied).fits):
+            working.append(candidate)
+    if all(type(each) in (int, float) for each in [value, *working]):
+        working = sorted(sorted(working, key=lambda candidate: abs(candidate - value))[:_SHOWN])
+    return tuple(working[:_SHOWN])
+
+
+def _set_to(resolved: ResolvedConfig, name: str) -> str:
+    shown = [value if isinstance(value, str) else show_value(value) for value in nearest_working(resolved, name)]
+    return f"nearest that works: {', '.join(shown)}" if shown else ""

@@ -1,1 +1,0 @@
-"""What a machine lacks for a run, and how to mend it."""

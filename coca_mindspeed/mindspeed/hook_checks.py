@@ -1,0 +1,172 @@
+"""Conditions of the hooks on MindSpeed-RL's keys (docs/port.md), checked before the cluster starts."""
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+from omegaconf import DictConfig
+
+from coca_mindspeed.config.checks import Condition, Problem, as_check, find_problems, refuse
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.stages.verifiers import check_names
+from coca_mindspeed.mindspeed.start.settings import CocaSettings
+
+_NUMBERS = {  # keys of rl_config that must be finite numbers, and MindSpeed-RL's defaults
+    "clip_ratio": 0.2,
+    "init_kl_coef": 0.01,
+    "entropy_coeff": 0.0,
+    "partial_rollout_max_split": 1,
+    "n_samples_per_prompt": 1,
+    "reward_dispatch_size": 0,
+    "adv_dispatch_size": 0,
+}
+
+
+@dataclass(frozen=True)
+class HookConfig:
+    """MindSpeed-RL's configuration without the section ``coca``, and that section."""
+
+    config: Mapping[str, Any]
+    settings: CocaSettings
+
+    def section(self, name: str) -> Mapping[str, Any]:
+        return self.config.get(name) or {}
+
+    def get(self, key: str) -> Any:
+        """Value of a dotted key; MindSpeed-RL's default for a number that is absent."""
+        section, _, name = key.partition(".")
+        if section == "coca":
+            return attrgetter(name)(self.settings)
+        if not name:
+            return self.config.get(section)
+        value = self.section(section).get(name)
+        return _NUMBERS.get(name) if value is None and section == "rl_config" else value
+
+    def actor_key(self, name: str) -> str:
+        """Full key of an actor's setting; MindSpeed-RL lets ``actor_config`` win over ``megatron_training``."""
+        return f"{'actor_config' if name in self.section('actor_config') else 'megatron_training'}.{name}"
+
+
+def _hooks(c: HookConfig) -> Iterator[Condition]:
+    rl, clip = c.section("rl_config"), c.settings.method.clip
+    key = c.actor_key("stage")
+    yield "hook-stage", key, c.get(key) == "ray_grpo", "must be ray_grpo"
+    strategy = str(rl.get("data_strategy") or "td").strip().lower()
+    docked = strategy in ("td", "dock", "transfer_dock")
+    yield "hook-data-strategy", "rl_config.data_strategy", docked, "must be td: the hooks use the transfer dock"
+    key = "rl_config.clip_ratio"
+    yield "hook-clip", key, c.get(key) == clip, f"must equal coca.method.clip {clip}"
+    key = "coca.method.entropy_bonus"
+    yield "entropy-bonus", key, not c.get(key), "must be 0: only the local engine has it"
+    read = rl.get("rule_reward", True)
+    yield "hook-rule-reward", "rl_config.rule_reward", read, "must be true: its worker also reads the confidences"
+    # BaseTrainingEngine._forward_backward_batch also shuffles its forward passes, whose results come back in the order
+    # of the batch; and every pipeline stage shuffles by a seed of its own.
+    for name, reason in (
+        ("filter_groups_enable", "must be false: its rollout would not use the newest weights"),
+        ("shuffle_mini_batch", "must be false: it would also shuffle the old log-probabilities"),
+        ("multi_turn_enable", "must be false: a response is one turn"),
+        ("entropy_coeff", "must be 0: the objective has no entropy term"),
+    ):
+        yield f"hook-{name.replace('_', '-')}", f"rl_config.{name}", not rl.get(name), reason
+    saves = "must name a directory: MindSpeed-RL always saves after the last iteration"
+    yield "hook-save", "actor_config.save", c.get("actor_config.save"), saves
+    key = "rl_config.partial_rollout_max_split"
+    yield "whole-groups", key, c.get(key) <= 1, "must be 1: whole groups"
+    # The first rollout would end with "vllm dp groups is None".
+    single = (rl.get("actor_resource") or {}).get("num_npus") == 1 and c.settings.rollout_engine == "vllm"
+    reason = "must be false on a single NPU: MindSpeed-RL makes no groups of rollout ranks"
+    yield "hook-guarantee-order", "rl_config.guarantee_order", not (rl.get("guarantee_order") and single), reason
+    measured = not (rl.get("async_engine") and c.settings.rollout_log_probs)
+    yield "hook-async-engine", "coca.rollout_log_probs", measured, "must be false with rl_config.async_engine"
+
+
+def _groups(c: HookConfig) -> Iterator[Condition]:
+    group = int(c.get("rl_config.n_samples_per_prompt"))
+    yield "group-size", "rl_config.n_samples_per_prompt", group >= 2, "must be at least 2"
+    for key in ("rl_config.reward_dispatch_size", "rl_config.adv_dispatch_size"):
+        whole = group < 2 or int(c.get(key)) % group == 0
+        yield "dispatch-groups", key, whole, f"must hold whole groups of {group}"
+
+
+def _workers(c: HookConfig) -> Iterator[Condition]:
+    """MindSpeed-RL reads these sections in separate-worker mode, and refuses them in integrated mode."""
+    if c.section("rl_config").get("use_integrated_worker", True):
+        for key in ("ref_config", "reward_config"):
+            reason = "must be absent with rl_config.use_integrated_worker: true"
+            yield "integrated-worker", key, key not in c.config, reason
+    else:
+        for key in ("ref_config", "reward_config", "rl_config.reference_resource"):
+            reason = "must be present with rl_config.use_integrated_worker: false, with or without such a model"
+            yield "separate-worker", key, c.get(key), reason
+
+
+def _cpu_shim(c: HookConfig) -> Iterator[Condition]:
+    if c.settings.platform != "host":
+        return
+    for name in ("offload_train_optimizer", "offload_train_grad", "offload_train_param"):
+        key = f"generate_config.{name}"
+        yield "cpu-offload", key, not c.get(key), "must be false: the CPU shim has nowhere to offload to"
+    for kind in ("tensor", "pipeline", "expert"):
+        key = f"generate_config.infer_{kind}_parallel_size"
+        alone = c.settings.rollout_engine != "transformers" or c.get(key) in (None, 1)
+        fix = "coca.rollout=vllm may have more (docs/port.md)"
+        yield "cpu-one-rank", key, alone, "must be 1: transformers samples on one rank", fix
+    mode = c.section("rl_config").get("integrated_mode_config") or {}
+    loaded = any((c.get("actor_config.load"), mode.get("ref_model_load_path"), c.get("ref_config.load")))
+    both = c.settings.host.initial_weights is None or not needs_reference(c.config) or loaded
+    reason = "must be null with rl_config.init_kl_coef above 0: the reference needs Megatron weights"
+    yield "cpu-reference", "coca.host.initial_weights", both, reason, "set actor_config.load instead"
+
+
+def _columns(c: HookConfig) -> Iterator[Condition]:
+    path, key = c.get(c.actor_key("data_path")), c.actor_key("dataset_additional_keys")
+    names = list(c.get(key) or [])
+    if isinstance(path, str):
+        wanted, other = (columns.RECORD, None) if columns.is_record_file(path) else ("labels", columns.RECORD)
+        matches = wanted in names and other not in names
+        yield "data-columns", key, matches, f"must be [{wanted}], the column of {path}"
+    validates = not c.settings.eval_interval or columns.RECORD in names
+    yield "validation-column", "coca.eval_interval", validates, f"needs {columns.RECORD} in {key}, found {names}"
+
+
+def _numbers(c: HookConfig) -> Iterator[Problem]:
+    for name in _NUMBERS:
+        value = c.get(f"rl_config.{name}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            yield Problem("wrong-type", f"rl_config.{name}", value, "must be a finite number")
+
+
+def _verifiers(c: HookConfig) -> Iterator[Problem]:
+    names = list(c.get("rl_config.verifier_function") or [])
+    try:
+        check_names(names)
+    except ConfigError as error:
+        yield Problem("verifiers", "rl_config.verifier_function", names, str(error).partition(": ")[2] or str(error))
+
+
+_CONDITIONS = (_hooks, _groups, _workers, _cpu_shim, _columns)
+
+
+def check_mindspeed_keys(config: DictConfig, settings: CocaSettings) -> None:
+    """Refuse values of MindSpeed-RL's keys that the hooks do not support.
+
+    Args:
+        config: MindSpeed-RL's, without the section ``coca``.
+        settings: the section ``coca``.
+
+    Raises:
+        ConfigError: with all problems.
+    """
+    subject = HookConfig(config, settings)
+    checks = [as_check(conditions, HookConfig.get) for conditions in _CONDITIONS]
+    refuse(find_problems(subject, (_numbers,), (*checks, _verifiers)))
+
+
+def needs_reference(config: Mapping[str, Any]) -> bool:
+    """Whether a KL term, and so a reference model, is configured; MindSpeed-RL's default is one."""
+    value = (config.get("rl_config") or {}).get("init_kl_coef")
+    return float(_NUMBERS["init_kl_coef"] if value is None else value) > 0

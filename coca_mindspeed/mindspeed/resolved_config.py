@@ -1,0 +1,246 @@
+"""The resolved configuration of a cluster run: one flat record of the typed sections and of MindSpeed-RL's.
+
+Defaults are those of MindSpeed-RL's config classes, because a key that a YAML file leaves out has that value there.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sized
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from coca_mindspeed.config.checks import Problem, refuse
+from coca_mindspeed.config.schema import RunConfig
+
+_SECTIONS = {
+    "hardware": "hardware",
+    "actor": "mindspeed_rl.actor_config",
+    "training": "mindspeed_rl.megatron_training",
+    "rl": "mindspeed_rl.rl_config",
+    "resource": "mindspeed_rl.rl_config.actor_resource",
+    "generate": "mindspeed_rl.generate_config",
+    "sampling": "mindspeed_rl.generate_config.sampling_config",
+}
+_REQUIRED = object()
+_PACKING = object()  # rl_config.max_packing_token_size
+# MindSpeed-RL counts the microbatches that hold their limit and then evens them out by another rule (Karmarkar-Karp),
+# which keeps to no limit: on response-like lengths it exceeded the limit by up to 2.5%.
+_PACKING_EXCESS = 1.025
+
+
+def _key(name: str, default: Any = _REQUIRED, *, key: str | None = None, count: bool = False) -> Any:
+    """A field read from ``section.name``; messages name ``key`` instead if given; ``count``: the length of a list."""
+    return field(metadata={"name": name, "default": default, "key": key, "count": count})
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    """Numbers and switches of one run; sizes in tokens, ``None`` where MindSpeed-RL fills in the value itself."""
+
+    nodes: int = _key("hardware.nodes")
+    npus: int = _key("resource.num_npus")
+    memory_gib: float = _key("hardware.memory_gib")
+    reserved_gib: float = _key("hardware.reserved_gib")
+    # the model
+    layers: int = _key("actor.num_layers")
+    hidden: int = _key("actor.hidden_size")
+    heads: int = _key("actor.num_attention_heads")
+    query_groups: int = _key("actor.num_query_groups", 1)
+    grouped_queries: bool = _key("actor.group_query_attention", False)
+    ffn: int = _key("actor.ffn_hidden_size")
+    vocab: int = _key("actor.padded_vocab_size")
+    untied_embeddings: bool = _key("actor.untie_embeddings_and_output_weights", False)
+    qkv_bias: bool = _key("actor.add_qkv_bias", False)
+    context: int = _key("actor.max_position_embeddings")
+    # training
+    tp: int = _key("actor.tensor_model_parallel_size", 1)
+    pp: int = _key("actor.pipeline_model_parallel_size", 1)
+    cp: int = _key("actor.context_parallel_size", 1)
+    cp_algorithm: str | None = _key("actor.context_parallel_algo", "ulysses_cp_algo")
+    micro_batch: int = _key("actor.micro_batch_size")
+    seq_length: int = _key("training.seq_length")
+    bf16: bool = _key("training.bf16", True)
+    sequence_parallel: bool = _key("actor.sequence_parallel", False)
+    distributed_optimizer: bool = _key("actor.use_distributed_optimizer", False)
+    recompute: str | None = _key("training.recompute_granularity", None)
+    recompute_method: str | None = _key("training.recompute_method", None)
+    recompute_layers: int | None = _key("training.recompute_num_layers", None)
+    attention_mask: str | None = _key("actor.attention_mask_type", "causal")
+    reset_attention_mask: bool = _key("training.reset_attention_mask", False)
+    no_pad_to_seq_lengths: bool = _key("training.no_pad_to_seq_lengths", False)
+    # the batch
+    prompts: int = _key("actor.global_batch_size", key="rollout.prompts")
+    group: int = _key("rl.n_samples_per_prompt", 1, key="rollout.group_size")
+    mini_batch: int = _key("rl.mini_batch_size", 1)
+    epochs: int = _key("rl.epochs", 1)
+    remove_padding: bool = _key("rl.use_remove_padding", False)
+    dynamic_batch: bool = _key("rl.use_dynamic_bsz", False)
+    update_tokens: int = _key("rl.update_max_packing_token_size", _PACKING)
+    logprob_tokens: int = _key("rl.actor_max_packing_token_size", _PACKING)
+    rollout_dispatch: int | None = _key("rl.actor_rollout_dispatch_size", None)
+    logprob_dispatch: int | None = _key("rl.actor_logprob_dispatch_size", None)
+    update_dispatch: int | None = _key("rl.actor_update_dispatch_size", None)
+    advantage_dispatch: int | None = _key("rl.adv_dispatch_size", None)
+    reward_dispatch: int | None = _key("rl.reward_dispatch_size", None)
+    kl_coefficient: float = _key("rl.init_kl_coef", 0.01)
+    verifiers: int = _key("rl.verifier_function", 1, count=True)
+    verifier_weights: int = _key("rl.verifier_weight", 1, count=True)
+    guarantee_order: bool = _key("rl.guarantee_order", False)
+    partial_rollout_splits: int = _key("rl.partial_rollout_max_split", 1)
+    zmq: bool = _key("rl.zmq_communication", True)
+    # rollout
+    rollout_tp: int = _key("generate.infer_tensor_parallel_size", 8)
+    rollout_pp: int = _key("generate.infer_pipeline_parallel_size", 1)
+    max_prompt: int = _key("rl.max_prompt_length", 512, key="rollout.max_prompt_tokens")
+    max_new: int = _key("sampling.max_tokens", 128, key="rollout.max_new_tokens")
+    max_model_len: int = _key("generate.max_model_len", 2048)
+    max_batched_tokens: int = _key("generate.max_num_batched_tokens", 2048)
+    max_sequences: int = _key("generate.max_num_seqs", 1)
+    memory_utilization: float = _key("generate.gpu_memory_utilization", 0.5)
+    rollout_dtype: str | None = _key("generate.dtype", "bfloat16")
+    temperature: float = _key("sampling.temperature", 1.0)
+    sampling_seed: int | None = _key("sampling.seed", None)
+    top_k: int = _key("sampling.top_k", 50)
+    top_p: float = _key("sampling.top_p", 1.0)
+    min_p: float = _key("sampling.min_p", 0.0)
+    offload_param: bool = _key("generate.offload_train_param", False)
+    offload_grad: bool = _key("generate.offload_train_grad", False)
+    offload_optimizer: bool = _key("generate.offload_train_optimizer", False)
+
+    @property
+    def kv_groups(self) -> int:
+        return self.query_groups if self.grouped_queries else self.heads
+
+    @property
+    def model_parallel(self) -> int:
+        """NPUs that hold one copy of the model in training."""
+        return self.tp * self.pp * self.cp
+
+    @property
+    def dp(self) -> int:
+        """Copies of the model in training."""
+        return self.npus // self.model_parallel
+
+    @property
+    def rollout_dp(self) -> int:
+        """Copies of the model in rollout."""
+        return self.npus // (self.rollout_tp * self.rollout_pp)
+
+    @property
+    def fills_npus(self) -> bool:
+        """Whether whole copies of the model fill the NPUs, in training and in rollout."""
+        return self.npus % self.model_parallel == 0 and self.npus % (self.rollout_tp * self.rollout_pp) == 0
+
+    @property
+    def responses(self) -> int:
+        """Responses per iteration."""
+        return self.prompts * self.group
+
+    @property
+    def rank_responses(self) -> int:
+        """Responses per data-parallel rank and iteration."""
+        return self.responses // self.dp
+
+    @property
+    def rollout_rank_responses(self) -> int:
+        """Responses per rollout engine and iteration."""
+        return self.responses // self.rollout_dp
+
+    @property
+    def node_responses(self) -> int:
+        """Responses that each node grades."""
+        return self.responses // self.nodes
+
+    @property
+    def rank_minibatch(self) -> int:
+        """Responses of a data-parallel rank in one update."""
+        return self.mini_batch * self.group // self.dp
+
+    @property
+    def engine_responses(self) -> int:
+        """Responses that a rollout engine is asked for at once."""
+        return self.rollout_dispatch or self.responses // self.rollout_dp
+
+    @property
+    def stage_layers(self) -> int:
+        """Layers of a pipeline stage."""
+        return self.layers // self.pp
+
+    @property
+    def longest(self) -> int:
+        """Longest prompt and response together."""
+        return self.max_prompt + self.max_new
+
+    @property
+    def microbatch_tokens(self) -> int:
+        """Most tokens that one rank holds activations for."""
+        if self.dynamic_batch:
+            tokens = math.ceil(_PACKING_EXCESS * max(self.update_tokens, self.seq_length))
+        else:
+            tokens = self.micro_batch * self.seq_length
+        return -(-tokens // self.cp)
+
+    def vary(self, name: str, value: Any) -> "ResolvedConfig":
+        """Change one field and the fields derived from it."""
+        changes: dict[str, Any] = {name: value}
+        if name == "nodes":
+            changes["npus"] = self.npus // self.nodes * value
+        if name == "prompts" and self.mini_batch and self.prompts % self.mini_batch == 0:
+            changes["mini_batch"] = max(1, value // (self.prompts // self.mini_batch))
+        return replace(self, **changes)
+
+
+def _full_key(name: str) -> str:
+    section, _, rest = name.partition(".")
+    return f"{_SECTIONS[section]}.{rest}"
+
+
+#: The configuration key of each field, for messages.
+KEYS: dict[str, str] = {f.name: f.metadata["key"] or _full_key(f.metadata["name"]) for f in fields(ResolvedConfig)}
+
+_TYPES: dict[Any, tuple[str, Callable[[Any], bool]]] = {
+    int: ("must be a whole number", lambda value: type(value) is int),
+    int | None: ("must be a whole number or null", lambda value: value is None or type(value) is int),
+    float: ("must be a finite number", lambda value: type(value) in (int, float) and math.isfinite(value)),
+    bool: ("must be true or false", lambda value: type(value) is bool),
+    str | None: ("must be text", lambda value: value is None or isinstance(value, str)),
+}
+
+
+def resolve_config(run: RunConfig) -> ResolvedConfig:
+    """Read the resolved configuration of a run for Ascend.
+
+    Raises:
+        ConfigError: the run is not for a cluster, or keys of MindSpeed-RL have values of the wrong type.
+    """
+    theirs, platform = run.mindspeed_rl, run.hardware.platform
+    if platform == "local" or not theirs.get("actor_config"):
+        fix = "choose hardware=ascend_910b or hardware=ascend_910c, and a model for it"
+        refuse([Problem("no-cluster", "hardware.platform", platform, "must be npu or host for a cluster run", fix)])
+    training, own = theirs.get("megatron_training") or {}, theirs["actor_config"]
+    shapes = (theirs.get("model") or {}).get(own.get("model", training.get("model"))) or {}
+    actor = {**_underscored(shapes), **_underscored(training), **_underscored(own)}  # BaseConfig.update: later wins
+    rl, generate = _underscored(theirs.get("rl_config")), _underscored(theirs.get("generate_config"))
+    sections = {
+        **{"hardware": run.hardware.model_dump(), "actor": actor, "training": actor, "rl": rl, "generate": generate},
+        **{
+            "resource": _underscored(rl.get("actor_resource")),
+            "sampling": _underscored(generate.get("sampling_config")),
+        },
+    }
+    packing, values, problems = rl.get("max_packing_token_size", 4096), dict[str, Any](), list[Problem]()
+    for each in fields(ResolvedConfig):
+        section, _, name = each.metadata["name"].partition(".")
+        default = {_PACKING: packing, _REQUIRED: None}.get(each.metadata["default"], each.metadata["default"])
+        value = sections[section].get(name, default)
+        if each.metadata["count"]:
+            value = len(value) if isinstance(value, Sized) else default
+        expected, holds = _TYPES[each.type]
+        if not holds(value):
+            problems.append(Problem("wrong-type", _full_key(each.metadata["name"]), value, expected))
+        values[each.name] = float(value) if each.type is float and holds(value) else value
+    refuse(problems)
+    return ResolvedConfig(**values)
+
+
+def _underscored(section: Mapping[str, Any] | None) -> dict[str, Any]:
+    return {str(key).replace("-", "_"): value for key, value in (section or {}).items()}

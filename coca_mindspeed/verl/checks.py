@@ -1,0 +1,315 @@
+"""Checks of a run on verl: values of verl's own keys that the method needs, and batch sizes that divide.
+
+verl has many switches that change its objective, its sampling or the members of a group. Each is listed with verl's
+default, which holds if a configuration omits the key, and with the reason.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from coca_mindspeed.config.checks import Condition, Problem, as_check, find_problems, refuse, show_value
+from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.verl.settings import NAME, VerlSettings
+
+#: verl clamps the log-ratio to 20 before it reads ``clip_ratio_c``, so that nothing is clipped from here on.
+NEVER_CUTS = 1e9
+LOSS_AGG_MODES = {"sum": "seq-mean-token-sum", "token_mean": "token-mean", "segment_mean": "seq-mean-token-sum"}
+
+_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+_MEGATRON = f"{_ACTOR}.megatron"
+_TOKENS = f"{_ACTOR}.ppo_max_token_len_per_gpu"
+_MINI_BATCH = f"{_ACTOR}.ppo_mini_batch_size"
+
+
+def value_of(config: Mapping[str, Any], key: str, default: Any) -> Any:
+    """The value of a dotted key, or ``default`` if it or a section above it is absent."""
+    value: Any = config
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return default
+        value = value[part]
+    return value
+
+
+class Requirement(NamedTuple):
+    """A key of verl's and the value that it must have.
+
+    Attributes:
+        default: verl 0.9.1's, if the configuration omits the key.
+        wanted: the value, or a tuple of values.
+        because: the reason.
+        holds: the condition, if it is not equality.
+    """
+
+    code: str
+    key: str
+    default: Any
+    wanted: Any
+    because: str
+    holds: Callable[[Any], bool] | None = None
+
+    def accepts(self, found: Any) -> bool:
+        if self.holds is not None:
+            return self.holds(found)
+        wanted = self.wanted if isinstance(self.wanted, tuple) else (self.wanted,)
+        return any(_same(found, each) for each in wanted)
+
+    @property
+    def expected(self) -> str:
+        wanted = self.wanted if isinstance(self.wanted, tuple) else (self.wanted,)
+        return f"must be {' or '.join(map(show_value, wanted))}: {self.because}"
+
+
+def _same(found: Any, wanted: Any) -> bool:
+    if isinstance(wanted, bool) or wanted is None or isinstance(wanted, str):
+        return found is wanted or (isinstance(wanted, str) and found == wanted)
+    return _is_number(found) and math.isclose(found, wanted, rel_tol=1e-12)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_WHOLE = "a success rate needs all responses to a question in one step"
+_POLICY = "the confidence states the success rate of the policy's own distribution"
+_EVALUATED = "an evaluation takes one sample at temperature 1"
+_ONE_TURN = "a response is one turn"
+_NO_KL = "the objective has no KL term and so no reference model"
+_TRAINED = "rows are checked before training"
+_NO_CP = "the plugin is untested with context parallelism"
+_REQUIRED = (
+    ("plugin", "trainer.use_v1", True, True, "the plugin is one of verl's V1 trainer"),
+    ("plugin", "trainer.v1.trainer_mode", "sync", NAME, "verl's own trainers have no confidence"),
+    ("plugin", "algorithm.adv_estimator", "gae", NAME, "another estimator gives every token the same advantage"),
+    ("plugin", "reward.reward_manager.name", "naive", NAME, "another one does not parse the confidence"),
+    ("plugin", "reward.reward_manager.source", "register", "register", "ours is registered"),
+    ("plugin", "reward.custom_reward_function.path", None, None, "it would get text without special tokens"),
+    ("plugin", "reward.reward_model.enable", False, False, "only the grader decides whether an answer is right"),
+    ("objective", "distillation.enabled", False, False, "the objective has no teacher"),
+    ("groups", "algorithm.filter_groups.enable", False, False, "groups without variance still train the confidence"),
+    ("groups", "trainer.v1.sampler.custom_sampler.path", None, None, _WHOLE),
+    ("groups", "trainer.v1.sampler.sync_refill_failed_groups", False, False, "coca.broken_groups handles them"),
+    ("groups", "trainer.v1.sync.parameter_sync_step", 1, 1, _WHOLE),
+    ("groups", "data.gen_batch_size", None, None, _WHOLE),
+    ("groups", "skip.rollout_tq.enable", False, False, "stored rollouts come from another policy"),
+    ("data", "data.filter_overlong_prompts", False, False, "it drops questions silently"),
+    ("data", "data.truncation", "error", "error", "a prompt is never truncated"),
+    ("data", "data.custom_cls.path", None, None, _TRAINED),
+    ("data", "data.prompt_key", "prompt", "prompt", "coca-mindspeed data export verl writes the prompt there"),
+    ("groups", f"{_ROLLOUT}.over_sample_rate", 0, 0, _WHOLE),
+    ("sampling", f"{_ROLLOUT}.do_sample", True, True, _POLICY),
+    ("sampling", f"{_ROLLOUT}.top_k", -1, -1, _POLICY),
+    ("sampling", f"{_ROLLOUT}.top_p", 1, 1, _POLICY),
+    ("sampling", f"{_ROLLOUT}.ignore_eos", False, False, "a response ends at its end of sequence"),
+    ("sampling", f"{_ROLLOUT}.multi_turn.enable", False, False, _ONE_TURN),
+    ("sampling", f"{_ROLLOUT}.agent.default_agent_loop", "single_turn_agent", "single_turn_agent", _ONE_TURN),
+    ("evaluation", f"{_ROLLOUT}.val_kwargs.do_sample", False, True, _EVALUATED),
+    ("evaluation", f"{_ROLLOUT}.val_kwargs.temperature", 0, 1, _EVALUATED),
+    ("evaluation", f"{_ROLLOUT}.val_kwargs.top_k", -1, -1, _EVALUATED),
+    ("evaluation", f"{_ROLLOUT}.val_kwargs.top_p", 1.0, 1, _EVALUATED),
+    ("evaluation", f"{_ROLLOUT}.val_kwargs.n", 1, 1, _EVALUATED),
+    ("objective", "algorithm.use_kl_in_reward", False, False, _NO_KL),
+    ("objective", f"{_ACTOR}.use_kl_loss", False, False, _NO_KL),
+    ("objective", f"{_ACTOR}.entropy_coeff", 0, 0, "the objective has no entropy term"),
+    ("objective", f"{_ACTOR}.loss_scale_factor", None, None, "it multiplies the gradient"),
+    ("objective", f"{_ACTOR}.policy_loss.loss_mode", "vanilla", "vanilla", "the objective is the clipped ratio's"),
+    ("objective", f"{_ACTOR}.strategy", "fsdp", ("fsdp2", "fsdp", "megatron"), "the plugin is untested with others"),
+    ("objective", f"{_MEGATRON}.context_parallel_size", 1, 1, _NO_CP),
+    ("objective", f"{_MEGATRON}.dynamic_context_parallel", False, False, _NO_CP),
+    ("objective", "critic.enable", None, (None, False), "advantages come from groups, not from a critic"),
+    ("objective", "trainer.critic_warmup", 0, 0, "there is no critic, and the actor would not be trained"),
+    ("objective", "algorithm.rollout_correction.rollout_is", None, None, "importance weights change the objective"),
+    ("objective", "algorithm.rollout_correction.rollout_rs", None, None, "rejection removes tokens from the objective"),
+    ("objective", "algorithm.rollout_correction.bypass_mode", False, False, "old log-probs are the trainer's own"),
+)
+
+
+def requirements(settings: VerlSettings) -> Iterator[Requirement]:
+    """Every key that the method needs to have one value."""
+    yield from (Requirement(*row) for row in _REQUIRED)
+    method, code = settings.method, "objective"
+    mode, reason = LOSS_AGG_MODES[method.loss_aggregation], f"coca.method.loss_aggregation={method.loss_aggregation}"
+    yield Requirement(code, f"{_ACTOR}.loss_agg_mode", "token-mean", mode, reason)
+    for name in ("clip_ratio", "clip_ratio_low", "clip_ratio_high"):
+        yield Requirement(code, f"{_ACTOR}.{name}", 0.2, method.clip, f"coca.method.clip is {method.clip}")
+    reason = "verl's second clip, of large ratios with a negative advantage, changes the objective"
+    key, wanted = f"{_ACTOR}.clip_ratio_c", f"{NEVER_CUTS:g} or more (1e30)"
+    yield Requirement(code, key, 3.0, wanted, reason, lambda found: _is_number(found) and found >= NEVER_CUTS)
+
+
+def verl_problems(config: Mapping[str, Any], settings: VerlSettings) -> list[Problem]:
+    """All problems of a verl configuration.
+
+    Args:
+        config: resolved, as plain containers; verl's defaults hold for keys that it omits.
+        settings: its section ``coca``.
+    """
+    run = _VerlRun(config, settings)
+    required = [problem for each in requirements(settings) if (problem := run.problem(each)) is not None]
+    conditions = [as_check(each, _VerlRun.value) for each in (_method, _batches)]
+    later = find_problems(run, (_counts,), (*conditions, _stages))
+    return [*required, *later]
+
+
+class _VerlRun(NamedTuple):
+    config: Mapping[str, Any]
+    settings: VerlSettings
+
+    def value(self, key: str) -> Any:
+        return value_of(self.config, key, _COUNTS.get(key))
+
+    def problem(self, required: Requirement) -> Problem | None:
+        found = value_of(self.config, required.key, required.default)
+        return None if required.accepts(found) else Problem(required.code, required.key, found, required.expected)
+
+    @property
+    def dynamic(self) -> bool:
+        return bool(self.value(f"{_ACTOR}.use_dynamic_bsz"))
+
+
+#: Counts used below, with verl's defaults; None: may be absent.
+_COUNTS = {
+    "data.train_batch_size": 1024,
+    "data.max_prompt_length": 512,
+    "data.max_response_length": 512,
+    _MINI_BATCH: 256,
+    _TOKENS: 16384,
+    f"{_ACTOR}.ulysses_sequence_parallel_size": 1,
+    f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size": 1,
+    f"{_MEGATRON}.tensor_model_parallel_size": 1,
+    f"{_MEGATRON}.pipeline_model_parallel_size": 1,
+    f"{_ROLLOUT}.n": 1,
+    f"{_ROLLOUT}.tensor_model_parallel_size": 2,
+    "trainer.n_gpus_per_node": 8,
+    "trainer.nnodes": 1,
+    "trainer.total_epochs": 30,
+    "trainer.total_training_steps": None,
+}
+
+
+def _counts(run: _VerlRun) -> Iterator[Problem]:
+    for key, default in _COUNTS.items():
+        found = run.value(key)
+        unused = (found is None and default is None) or (key == _TOKENS and not run.dynamic)
+        if not unused and (type(found) is not int or found < 1):
+            yield Problem("count", key, found, "must be a whole number of 1 or more")
+
+
+def _batches(run: _VerlRun) -> Iterator[Condition]:
+    """Conditions on batch sizes; each one is needed by those after it."""
+    value = run.value
+    prompts, mini, group = value("data.train_batch_size"), value(_MINI_BATCH), value(f"{_ROLLOUT}.n")
+    yield "group-size", f"{_ROLLOUT}.n", group >= 2, "must be 2 or more: a success rate needs a group"
+    # verl would fill the last mini-batch up with rows of its own, and the mean would count them.
+    yield "mini-batch", _MINI_BATCH, prompts % mini == 0, f"must divide data.train_batch_size {prompts}"
+    devices = value("trainer.n_gpus_per_node") * value("trainer.nnodes")
+    key, size = devices_of_a_rank(run.config)
+    product = f"TP x PP = {size} " if uses_megatron(run.config) else ""
+    yield "devices", key, devices % size == 0, f"{product}must divide the {devices} devices"
+    tensor = f"{_ROLLOUT}.tensor_model_parallel_size"
+    yield "devices", tensor, devices % value(tensor) == 0, f"must divide the {devices} devices"
+    if devices % size:
+        return
+    ranks = devices // size
+    shared = f"of {group} responses must divide among {ranks} data-parallel ranks"
+    yield "mini-batch", _MINI_BATCH, mini * group % ranks == 0, shared
+    if mini * group % ranks or group < 2:
+        return
+    if run.dynamic:
+        sequence = 1 if uses_megatron(run.config) else size
+        longest = value("data.max_prompt_length") + value("data.max_response_length")
+        reason = f"times {sequence} devices must hold the longest sequence, {longest} tokens"
+        yield "packing", _TOKENS, value(_TOKENS) * sequence >= longest, reason
+    sizes = [(f"{_ACTOR}.ppo_micro_batch_size_per_gpu", run.dynamic, mini)]
+    dynamic = value_of(run.config, f"{_ROLLOUT}.log_prob_use_dynamic_bsz", run.dynamic)
+    sizes.append((f"{_ROLLOUT}.log_prob_micro_batch_size_per_gpu", dynamic, prompts))
+    for key, unused, questions in sizes:
+        rows, micro = questions * group // ranks, value(key)
+        fix = f"or set {_ACTOR}.use_dynamic_bsz=true"
+        yield "micro-batch", key, unused or (micro and rows % micro == 0), f"must divide a rank's {rows} rows", fix
+
+
+def uses_megatron(config: Mapping[str, Any]) -> bool:
+    """Whether verl trains with Megatron-Core instead of FSDP."""
+    return bool(value_of(config, f"{_ACTOR}.strategy", "fsdp") == "megatron")
+
+
+def devices_of_a_rank(config: Mapping[str, Any]) -> tuple[str, int]:
+    """The key and number of devices of one data-parallel rank: TP x PP, or FSDP's sequence parallel size."""
+
+    def count(key: str) -> int:
+        return int(value_of(config, key, _COUNTS[key]))
+
+    if uses_megatron(config):
+        key = f"{_MEGATRON}.tensor_model_parallel_size"
+        return key, count(key) * count(f"{_MEGATRON}.pipeline_model_parallel_size")
+    key = f"{_ACTOR}.ulysses_sequence_parallel_size"
+    return key, max(count(key), count(f"{_ACTOR}.fsdp_config.ulysses_sequence_parallel_size"))
+
+
+def _method(run: _VerlRun) -> Iterator[Condition]:
+    bonus = run.settings.method.entropy_bonus
+    yield "entropy-bonus", "coca.method.entropy_bonus", not bonus, "must be 0: only the local engine has it"
+
+
+def _stages(run: _VerlRun) -> Iterator[Problem]:
+    stages = len(run.settings.method.training_method.stages)
+    key = "trainer.total_training_steps"
+    if run.value(key) is None:
+        key = "trainer.total_epochs"
+    if run.value(key) % stages:
+        reason = f"must be a multiple of the {stages} stages of {run.settings.method.name}"
+        yield Problem("stages", key, run.value(key), reason)
+
+
+FILE = "coca.json"
+#: verl's own file, which names the newest of a directory's checkpoints.
+VERLS_NEWEST = "latest_checkpointed_iteration.txt"
+
+
+def check_length(total_steps: int, steps_per_epoch: int, epochs: int) -> None:
+    """Refuse more steps than the epochs have: verl's loop would end without its last checkpoint and validation.
+
+    Args:
+        total_steps: of the run.
+        steps_per_epoch: whole batches of the training questions.
+        epochs: ``trainer.total_epochs``.
+
+    Raises:
+        ConfigError: there are fewer.
+    """
+    if total_steps > (reached := steps_per_epoch * epochs):
+        reason = f"trainer.total_epochs={epochs} of {steps_per_epoch} steps each end after {reached}"
+        fix = f"set trainer.total_epochs to {math.ceil(total_steps / steps_per_epoch)} or more"
+        refuse([Problem("length", "trainer.total_training_steps", total_steps, reason, fix)])
+
+
+def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, resumed_step: int) -> None:
+    """Compare with what is written beside the checkpoints, and write it for the next time.
+
+    Args:
+        directory: ``trainer.default_local_dir``.
+        settings: of this run.
+        total_steps: of this run; where a method has stages, they share it.
+        resumed_step: 0 where the run starts afresh; then what is written there is replaced, unless checkpoints lie
+            there still, which the next start would take for this run's.
+
+    Raises:
+        ConfigError: the checkpoints are those of another method, or of other choices.
+    """
+    ours: dict[str, Any] = settings.method.model_dump(mode="json")
+    if len(settings.method.training_method.stages) > 1:
+        ours["total_training_steps"] = total_steps
+    path = directory / FILE
+    if path.is_file() and (resumed_step or (directory / VERLS_NEWEST).is_file()):
+        theirs = json.loads(path.read_text(encoding="utf-8"))
+        if changed := sorted(key for key in {*ours, *theirs} if ours.get(key) != theirs.get(key)):
+            was = ", ".join(f"{key} {theirs.get(key)!r} -> {ours.get(key)!r}" for key in changed)
+            fix = "change trainer.default_local_dir, or remove the directory"
+            reason = f"its checkpoints were trained otherwise: {was}"
+            refuse([Problem("another-run", "trainer.default_local_dir", str(directory), reason, fix)])
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(path, ours)

@@ -1,0 +1,421 @@
+"""Plan and checks of a cluster run: memory by hand; each check by code, key, value and nearest working value."""
+
+import json
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from coca_mindspeed.config.checks import Problem
+from coca_mindspeed.config.compose import compose_run, ready_made_runs
+from coca_mindspeed.config.model_size import GIB, model_parameters
+from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.config.steps import steps_of_epochs
+from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.mindspeed import checks, hook_checks
+from coca_mindspeed.mindspeed.checks import layout_problems, nearest_working
+from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, estimate_memory
+from coca_mindspeed.mindspeed.plan import make_plan
+from coca_mindspeed.mindspeed.resolved_config import ResolvedConfig, resolve_config
+from coca_mindspeed.mindspeed.start.run_file import StageFiles, mindspeed_values
+
+ON_ASCEND = [name for name in ready_made_runs() if "_910" in name]
+ACTOR = "mindspeed_rl.actor_config."
+GENERATE = "mindspeed_rl.generate_config."
+RL = "mindspeed_rl.rl_config."
+
+
+@pytest.fixture(scope="module")
+def seven() -> ResolvedConfig:
+    return resolve_config(compose_run("qwen25_7b_910b").run)
+
+
+@pytest.mark.parametrize("name", ON_ASCEND)
+def test_ready_made_runs_have_the_papers_settings_and_hold(name):
+    run = compose_run(name).run
+    plan = make_plan(run)
+    assert plan.problems == ()
+    resolved = plan.resolved
+    assert (resolved.prompts, resolved.group, resolved.max_new, resolved.mini_batch) == (128, 16, 4096, 128)
+    assert (resolved.top_k, resolved.top_p, resolved.min_p, run.rollout.temperature) == (-1, 1.0, 0.0, 1.0)
+    assert run.mindspeed_rl["generate_config"]["sampling_config"]["temperature"] == 1.0
+    assert run.mindspeed_rl["actor_config"]["lr"] == run.optimizer.lr == 1e-6
+    assert resolved.kl_coefficient == 0
+    assert resolved.npus == (8 if name.endswith("910b") else 16)
+    assert resolved.npus == resolved.dp * resolved.tp * resolved.pp == resolved.rollout_dp * resolved.rollout_tp
+    assert plan.memory is not None
+    assert plan.memory.longest_responses > 1
+
+
+def test_there_are_runs_for_every_model_on_both_machines():
+    models = ("qwen25_1p5b", "qwen25_3b", "qwen25_7b", "llama3_8b", "qwen25_7b_taco")
+    assert sorted(f"{model}_{machine}" for model in models for machine in ("910b", "910c")) == ON_ASCEND
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),  # as the published checkpoints count them
+    [
+        ("qwen25_1p5b_910b", 1_543_714_304),
+        ("qwen25_3b_910b", 3_085_938_688),
+        ("qwen25_7b_910b", 7_615_616_512),
+        ("llama3_8b_910b", 8_030_261_248),
+    ],
+)
+def test_parameters_are_counted_to_the_last_one(name, parameters):
+    assert model_parameters(resolve_config(compose_run(name).run)) == parameters
+
+
+def test_our_keys_reach_mindspeed_rl_without_being_written_twice():
+    overrides = ["rollout.prompts=64", "rollout.group_size=8", "trainer.minibatches=2", "rollout.max_new_tokens=1024"]
+    overrides += ["method=joint", "hardware.nodes=2", "optimizer.betas=[0.8,0.9]", "method.clip=0.3", "seed=7"]
+    values = compose_run("qwen25_7b_910b", overrides).run.mindspeed_rl
+    training, rl, generate = values["megatron_training"], values["rl_config"], values["generate_config"]
+    assert (training["global_batch_size"], training["seq_length"], training["seed"]) == (64, 3072, 8)
+    assert (rl["n_samples_per_prompt"], rl["mini_batch_size"], rl["clip_ratio"]) == (8, 32, 0.3)
+    assert rl["actor_resource"]["num_npus"] == 16
+    assert (rl["verifier_function"], values["coca"]["grader"]) == (["coca"], "math")
+    assert (generate["max_model_len"], generate["sampling_config"]["max_tokens"]) == (3072, 1024)
+    assert (values["actor_config"]["adam_beta1"], values["coca"]["method"]["name"]) == (0.8, "joint")
+    assert compose_run("qwen25_7b_taco_910b").run.mindspeed_rl["coca"]["grader"] == "code"
+
+
+def test_memory_by_hand():
+    """Two layers of hidden 8, 2 heads, 1 group, MLP 16, vocabulary 32, all by the formulas of docs/ascend.md."""
+    resolved = replace(
+        resolve_config(compose_run("qwen25_7b_910b").run),
+        layers=2,
+        hidden=8,
+        heads=2,
+        query_groups=1,
+        ffn=16,
+        vocab=32,
+        untied_embeddings=True,
+        qkv_bias=False,
+        tp=1,
+        pp=1,
+        cp=1,
+        npus=4,
+        rollout_tp=1,
+        max_prompt=40,
+        max_new=60,
+        seq_length=100,
+        max_model_len=100,
+        update_tokens=100,
+        max_batched_tokens=100,
+        max_sequences=10,
+        memory_utilization=0.5,
+        memory_gib=1 / 1024,
+        reserved_gib=1 / 2**14,
+    )
+    layer = 8 * (8 + 2 * 4) + 8 * 8 + 3 * 8 * 16 + 2 * 8
+    parameters = 2 * layer + 2 * 32 * 8
+    plan = estimate_memory(resolved)
+    training = {part.name: part.bytes for part in plan.training}
+    assert training["weights"] == 2 * parameters
+    assert training["gradients"] == 4 * parameters
+    assert training["optimizer"] == 12 * parameters / 4
+    tokens = 103  # of 100, for microbatches are evened out without regard to the limit
+    assert training["activations"] == tokens * 2 * (2 * (6 * 8 + 2 * 4 + 3 * 16))
+    assert training["logits"] == tokens * 32 * 12
+    rollout = {part.name: part.bytes for part in plan.rollout}
+    weights, work = 2 * (parameters + 8), 100 * 2 * (4 * 8 + 3 * 16) + 10 * 32 * 8
+    assert rollout["outside of torch"] == GIB / 2**14
+    assert rollout["KV cache"] == 0.5 * GIB / 1024 - weights - work - GIB / 2**14
+    kv_bytes_per_token = 2 * 2 * 2 * 4  # keys and values, bf16, two layers, one head of 4
+    assert plan.longest_responses == rollout["KV cache"] / (kv_bytes_per_token * 100)
+    assert rollout["training state not offloaded"] == 0
+    kept = estimate_memory(replace(resolved, offload_optimizer=False))
+    assert {part.name: part.bytes for part in kept.rollout}["training state not offloaded"] == training["optimizer"]
+
+
+def test_what_layouts_do_to_memory(seven):
+    def training(**changes):
+        return {part.name: part.bytes for part in estimate_memory(replace(seven, **changes)).training}
+
+    whole, halves = training(tp=2), training(tp=4)
+    assert whole["weights"] == 2 * halves["weights"]
+    assert whole["optimizer"] == halves["optimizer"]  # half the parameters of a rank, half the ranks to share them
+    assert training(distributed_optimizer=False)["optimizer"] == 2 * halves["optimizer"]
+    assert training(recompute="full")["activations"] < halves["activations"] / 10
+    assert training(sequence_parallel=False)["activations"] > halves["activations"]
+    assert training(kl_coefficient=0.1)["reference model"] == halves["weights"]
+    pipeline = estimate_memory(replace(seven, tp=2, pp=2))
+    assert max(part.bytes for part in pipeline.training) > 0
+    tied = replace(seven, untied_embeddings=False)
+    both_ends = model_parameters(replace(seven, pp=2)) - model_parameters(tied)
+    assert both_ends == seven.vocab * seven.hidden
+
+
+SHORT = {"A.": ACTOR, "G.": GENERATE, "R.": RL, "T.": "mindspeed_rl.megatron_training."}
+REFUSED = [line.split("\t") for line in (Path(__file__).parent / "refused_runs.tsv").read_text().splitlines()[1:]]
+
+
+def full(text: str) -> str:
+    return SHORT.get(text[:2], text[:2]) + text[2:]
+
+
+def problems_of_run(overrides: list[str]) -> tuple[Problem, ...]:
+    return make_plan(compose_run("qwen25_7b_910b", overrides).run).problems
+
+
+@pytest.mark.parametrize(("overrides", "expected"), REFUSED, ids=[overrides for overrides, _ in REFUSED])
+def test_refused_runs(overrides, expected):
+    """All problems of a run: code, key, value, nearest values that work."""
+    found = [
+        (p.code, p.key, json.dumps(p.value), p.fix.partition("nearest that works: ")[2].replace(" ", ""))
+        for p in problems_of_run([full(override) for override in overrides.split()])
+    ]
+    rows = [row.split("|") for row in filter(None, expected.split(" "))]
+    assert found == [(code, full(key), value, nearest) for code, key, value, nearest in rows]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "field"),
+    [
+        ({"ffn": 18945}, "tp-mlp", "tp"),
+        ({"vocab": 152065}, "tp-vocabulary", "tp"),
+        ({"cp": 2, "tp": 2, "seq_length": 6145, "max_model_len": 6145}, "cp-sequence", "cp"),
+        ({"nodes": 3}, "npus-nodes", "npus"),
+        ({"nodes": 3, "npus": 24}, "prompts-nodes", "prompts"),
+        ({"rollout_tp": 7, "npus": 28}, "rollout-groups", "rollout_tp"),
+        ({"tp": 4, "rollout_tp": 3, "heads": 12, "query_groups": 12, "npus": 24}, "rollout-training-tp", "rollout_tp"),
+        ({"tp": 1, "pp": 4, "rollout_tp": 4}, "rollout-stage", "rollout_tp"),
+        ({"group": 1}, "group-size", "group"),
+        ({"logprob_tokens": 6143}, "packing", "logprob_tokens"),
+        ({"rollout_dispatch": 100}, "dispatch-divides", "rollout_dispatch"),
+        ({"logprob_dispatch": 100}, "dispatch-divides", "logprob_dispatch"),
+        ({"update_dispatch": 0}, "dispatch-divides", "update_dispatch"),
+        ({"top_p": 0.9}, "sampling-cut", "top_p"),
+        ({"min_p": 0.1}, "sampling-cut", "min_p"),
+        ({"pp": 2, "no_pad_to_seq_lengths": False}, "padding-pipeline", "no_pad_to_seq_lengths"),
+        *(({name: 0}, "size", name) for name in ("npus", "pp", "cp", "rollout_tp", "mini_batch", "prompts", "group")),
+    ],
+)
+def test_refused_layouts(seven, changes, code, field):
+    found = {(problem.code, problem.key) for problem in layout_problems(replace(seven, **changes))}
+    assert (code, field) in found
+
+
+def test_every_code_is_tested_and_documented():
+    """A new check needs a case in one of the tables and a row in docs/ascend.md."""
+    sources = "".join(Path(str(module.__file__)).read_text() for module in (checks, hook_checks))
+    codes = set(re.findall(r'(?:yield|Problem\(|\[\()\s*"([a-z0-9-]+)", ', sources))
+    tests = "".join(path.read_text() for path in Path(__file__).parent.glob("*s.tsv"))
+    tests += "".join(path.read_text() for path in Path(__file__).parent.glob("test_*checks.py"))
+    page = (Path(__file__).parents[2] / "docs" / "ascend.md").read_text()
+    assert {code for code in codes if f"| `{code}` |" not in page} == set()
+    assert len(codes) > 50
+    assert {code for code in codes if not re.search(rf"(?<![\w-]){code}(?![\w-])", tests)} == set()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        f"{RL}actor_update_dispatch_size=1024 {RL}guarantee_order=true {RL}mini_batch_size=64",
+        "rollout.temperature=0.7",
+        "optimizer.schedule=cosine",
+        "T.recompute_granularity=full T.recompute_method=uniform T.recompute_num_layers=1",
+        "T.recompute_granularity=selective",
+        "A.tensor_model_parallel_size=2 A.context_parallel_size=2 T.attention_mask_type=general",
+        "A.tensor_model_parallel_size=2 A.context_parallel_size=2 A.context_parallel_algo=megatron_cp_algo",
+    ],
+)
+def test_accepted_runs(overrides):
+    assert problems_of_run([full(override) for override in overrides.split()]) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "override", "code", "key"),
+    [
+        ("demo", "seed=1", "no-cluster", "platform"),
+        *(
+            ("qwen25_7b_910b", f"{ACTOR}micro_batch_size={v}", "wrong-type", "micro_batch_size")
+            for v in ("x", 1.5, "true")
+        ),
+        *(
+            ("qwen25_7b_910b", f"{key}={value}", code, key.rpartition(".")[2])
+            for value in ("inf", "nan")
+            for key, code in (
+                (f"{GENERATE}gpu_memory_utilization", "value_error"),
+                (f"{RL}init_kl_coef", "value_error"),
+                ("hardware.memory_gib", "finite_number"),
+                ("optimizer.lr", "finite_number"),
+            )
+        ),
+    ],
+)
+def test_runs_without_a_plan(name, override, code, key):
+    with pytest.raises(ConfigError) as caught:
+        make_plan(compose_run(name, [override]).run)
+    assert (code, key) in [(problem.code, problem.key.rpartition(".")[2]) for problem in caught.value.problems]
+
+
+def test_iterations_from_the_data(tmp_path):
+    assert steps_of_epochs(1.0, 251_122, 128) == 1961
+    assert steps_of_epochs(0.5, 251_122, 128) == 980
+    file = tmp_path / "train.jsonl"
+    file.write_text('{"question": "q", "answer": "a"}\n\n' * 1000)
+    plan = make_plan(compose_run("qwen25_7b_910b", [f"data.train={file}", "data.epochs=2"]).run)
+    assert (plan.rows, plan.rows_from, plan.iterations) == (1000, str(file), 15)
+    unknown = make_plan(compose_run("qwen25_7b_910b", ["data.rows=null"]).run)
+    assert (unknown.rows, unknown.iterations, unknown.problems) == (None, None, ())
+    fixed = make_plan(compose_run("qwen25_7b_910b", ["data.epochs=null", "trainer.steps=7"]).run)
+    assert fixed.iterations == 7
+    with pytest.raises(ConfigError) as caught:
+        steps_of_epochs(1.0, 10, 128)
+    assert "12.8" in caught.value.problems[0].fix
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from([1, 2, 3, 4, 7, 8]),
+    st.sampled_from([1, 2, 4, 7]),
+    st.sampled_from([1, 2, 3, 4, 8]),
+    st.sampled_from([4, 12, 64, 100, 128]),
+    st.sampled_from([1, 2, 4, 16]),
+)
+def test_a_layout_that_passes_divides_everything(tp, pp, rollout_tp, prompts, nodes):
+    resolved = replace(
+        _SEVEN, tp=tp, pp=pp, rollout_tp=rollout_tp, prompts=prompts, mini_batch=prompts, nodes=nodes, npus=8 * nodes
+    )
+    if layout_problems(resolved):
+        return
+    assert resolved.dp * tp * pp == resolved.npus
+    assert resolved.rollout_dp * rollout_tp == resolved.npus
+    assert prompts % resolved.dp == prompts % resolved.rollout_dp == prompts % nodes == 0
+    assert resolved.kv_groups % math.lcm(tp, rollout_tp) == 0
+    assert resolved.layers % pp == 0
+
+
+_SEVEN = resolve_config(compose_run("qwen25_7b_910b").run)
+
+
+@pytest.mark.parametrize("field", ["tp", "pp", "rollout_tp", "prompts", "mini_batch", "micro_batch"])
+@pytest.mark.parametrize("value", [3, 5, 9])
+def test_values_that_are_said_to_work_do(field, value):
+    broken = _SEVEN.vary(field, value)
+    for candidate in nearest_working(broken, field):
+        assert not layout_problems(broken.vary(field, candidate)) or {
+            v.key for v in layout_problems(broken.vary(field, candidate))
+        } <= {v.key for v in layout_problems(broken)} - {field}
+
+
+def _leaves(section, prefix=""):
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            yield from _leaves(inner, f"{prefix}{name}.")
+        elif prefix + name not in ("mindspeed_rl", "model.architecture"):
+            yield prefix + name
+
+
+# Another value for each key whose kind does not tell one.
+_OTHER = {
+    "model.compute_dtype": "float32",
+    "model.chat_template_kwargs": "{enable_thinking: false}",
+    "model.prompt_date": "2026-01-31",
+    "model.attention": "eager",
+    "model.lora.base_dtype": "bfloat16",
+    "method.name": "rlvr",
+    "method.loss_aggregation": "token_mean",
+    "method.advantage_ddof": "0",
+    "method.invalid_reward": "-0.5",
+    "method.clip": "0.3",
+    "method.confidence_decimals": "2",
+    "data.name": "arithmetic",
+    "data.grader": "exact",
+    "data.grader_options": "{seconds: 1}",
+    "optimizer.name": "adamw_8bit",
+    "optimizer.betas": "[0.5,0.6]",
+    "optimizer.schedule": "cosine",
+    "trainer.device": "cpu",
+    "trainer.minibatches": "2",
+    "hardware.platform": "host",
+    "rollout.prompts": "64",
+    "rollout.group_size": "8",
+    "warm_up.wrong_answers": "0.5",
+    "confidence_start.questions": "20",
+    "warm_up.overconfident": "0.5",
+    "evaluation.questions": "3",
+}
+# What the plan itself goes by: files of the machine, sizes of its memory, iterations.
+_PLANS = {"data.rows", "data.epochs", "hardware.memory_gib", "hardware.reserved_gib", "trainer.steps"}
+
+
+@pytest.fixture(scope="module")
+def base() -> RunConfig:
+    return compose_run("qwen25_7b_910b", ["trainer.share_prompts=true"]).run
+
+
+@pytest.mark.parametrize("key", sorted(set(_leaves(RunConfig)) - _PLANS))
+def test_no_key_of_ours_is_ignored_in_silence(key, base):
+    value = base
+    for part in key.split("."):
+        value = getattr(value, part)
+    if key in _OTHER:
+        other = _OTHER[key]
+    elif isinstance(value, bool):
+        other = str(not value).lower()
+    elif isinstance(value, int | float):
+        other = str(value * 2 or 1)
+    else:
+        other = "1" if value is None and "int" in str(_annotation(key)) else "other"
+    if key == "data.name":  # refused beside data.train, before there is a plan
+        with pytest.raises(ConfigError, match="would not be read"):
+            compose_run("qwen25_7b_910b", ["data.name=arithmetic"])
+        return
+    run = compose_run("qwen25_7b_910b", [f"{key}={other}"]).run
+    plan, before = make_plan(run), make_plan(base)
+    if any(problem.key == key for problem in plan.problems):
+        return
+    files = StageFiles(Path("runs/x"))
+    plan, before = (replace(p, iterations=p.iterations or 1) for p in (plan, before))
+    assert mindspeed_values(run, plan, files) != mindspeed_values(base, before, files)
+
+
+def _annotation(key):
+    model = RunConfig
+    *sections, name = key.split(".")
+    for part in sections:
+        model = model.model_fields[part].annotation
+    return model.model_fields[name].annotation
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [RL + "partial_rollout_max_split=2"],
+        [RL + "adv_dispatch_size=24"],
+        [RL + "reward_dispatch_size=24"],
+        [GENERATE + "sampling_config.seed=3"],
+        [RL + "actor_update_dispatch_size=384", "rollout.prompts=96", "trainer.minibatches=3"],
+    ],
+)
+def test_nearest_values_pass_all_checks(overrides):
+    (problem,) = problems_of_run(overrides)
+    values = problem.fix.removeprefix("nearest that works: ").split(", ")
+    assert values
+    for value in values:
+        assert problems_of_run([*overrides, f"{problem.key}={value}"]) == ()
+
+
+def test_slots_and_responses_of_a_rollout_engine(seven):
+    assert (seven.engine_responses, replace(seven, rollout_dispatch=64).engine_responses) == (256, 64)
+
+
+@pytest.mark.parametrize("name", ON_ASCEND)
+def test_ready_made_runs_answer_all_prompts_in_one_wave(name):
+    for nodes in (1, 2):
+        resolved = resolve_config(compose_run(name, [f"hardware.nodes={nodes}"]).run)
+        assert resolved.rollout_tp == 1
+        assert resolved.max_sequences >= resolved.engine_responses
+        assert resolved.memory_utilization == 0.8
+
+
+def test_a_checkpoint_of_seven_billion_parameters(seven):
+    assert checkpoint_bytes(seven) == 14 * 7_615_616_512  # 106.6 GB
