@@ -30,7 +30,7 @@ def test_it_says_what_it_wrote(tmp_path, capsys):
         (["local", "model.path=/nowhere", "data.train=/x"], 1, "2 problems"),
         (["demo", "rollout.prompt=1"], 2, "1 problem"),
         (["demo", "--resume"], 2, "1 problem"),
-        (["nowhere.yaml"], 1, "1 problem"),
+        (["nowhere.yaml"], 2, "1 problem"),
     ],
 )
 def test_the_last_line_is_the_verdict(arguments, code, verdict, capsys):

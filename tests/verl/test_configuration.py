@@ -89,20 +89,20 @@ def test_check_prints_the_plan(capsys: pytest.CaptureFixture[str]):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "key"),
+    ("override", "said"),
     [
         ("algorithm.use_kl_in_reward=true", "algorithm.use_kl_in_reward=true"),
         ("coca.method.name=cocoa", "coca.method.name='cocoa'"),
-        ("coca.device.memory_gib=24", "coca.device.memory_gib=24"),
+        ("coca.device.memory_gib=40", "coca.device.memory_gib=40"),
         ("actor_rollout_ref.rollout.gpu_memory_utilization=0.1", "gpu_memory_utilization=0.1"),
         ("coca.device.model=gpt9", "coca.device.model: 'gpt9'"),
         ("coca.method.name=sequential", "trainer.total_epochs=1"),
     ],
 )
-def test_check_names_key_and_value(overrides: str, key: str, capsys: pytest.CaptureFixture[str]):
-    assert cli.main(["check", "coca_qwen25_7b", overrides]) == 1
+def test_check_names_key_and_value(override: str, said: str, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["check", "coca_qwen25_7b", override]) == 1
     found = capsys.readouterr().err
-    assert key in found
+    assert said in found
     assert found.endswith("\n1 problem\n")
 
 
