@@ -18,7 +18,6 @@ import httpx
 import numpy as np
 import numpy.typing as npt
 import torch
-from coca_mindspeed.data.embedded.miniature import miniature
 
 from benchmarks.routing_experiment import summary
 from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CLOSE_TAG, OPEN_TAG, ResponseParser
@@ -36,6 +35,7 @@ from coca_mindspeed.serving.config import ServingConfig
 from coca_mindspeed.serving.model_server import ModelServer
 from coca_mindspeed.serving.proxy import Proxy
 from coca_mindspeed.utils.files import write_json
+from experiments.miniature import miniature
 from tests.serving.background import served_in_background
 
 Floats = npt.NDArray[np.float64]
@@ -188,7 +188,7 @@ def figure_of(found: dict[str, dict[str, float | None]], path: Path) -> None:
     figure, [axes] = new_figure(1, 2, (9.0, 3.2))
     for axis, name in zip(axes, ("tokens, not accepted", "ms to the decision"), strict=True):
         cells = [found[f"{router}/{name}"] for router in ROUTERS]
-        axis.barh(range(len(cells)), [c["mean"] for c in cells], xerr=[c["half_width"] or 0.0 for c in cells])
+        axis.barh(range(len(cells)), [c["mean"] or 0.0 for c in cells], xerr=[c["half_width"] or 0.0 for c in cells])
         axis.set_yticks(range(len(cells)), list(ROUTERS) if axis is axes[0] else [""] * len(cells))
         axis.invert_yaxis()
         tidy(axis, xlabel=name.replace("tokens, not accepted", "tokens for an answer that is not used"), ylabel="")

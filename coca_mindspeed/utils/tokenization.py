@@ -1,14 +1,18 @@
 """Hugging Face tokenizers: loading, and the bytes of each token."""
 
+from __future__ import annotations
+
 import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.parsing import CLOSE_TAG, OPEN_TAG
 from coca_mindspeed.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from coca_mindspeed.algorithm.boundary import TokenText
 
 _BYTE_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -40,6 +44,8 @@ def token_text(tokenizer: Any, vocabulary_size: int) -> TokenText:
     Raises:
         ConfigError: the tokenizer is slow, or its decoder has no bytes per token.
     """
+    from coca_mindspeed.algorithm.boundary import TokenText  # imports torch
+
     backend = getattr(tokenizer, "backend_tokenizer", None)
     name = getattr(tokenizer, "name_or_path", "") or type(tokenizer).__name__
     if backend is None:

@@ -72,7 +72,7 @@ def test_system_prompt_and_instruction_are_context_but_not_counted(tmp_path):
 def test_a_template_that_changes_the_question_is_an_error(tmp_path):
     policy = tiny_policy(tmp_path / "tiny")
     policy.tokenizer.chat_template = "{% for m in messages %}{{ m.content[1:] }}{% endfor %}="
-    with pytest.raises(DataError, match="not found in the prompt"):
+    with pytest.raises(DataError, match="record 'r' of d"):
         question_tokens(policy, Record("r", "d", "math", "12+3", "15", metadata={"instruction": ""}), None)
 
 

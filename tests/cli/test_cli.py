@@ -44,7 +44,7 @@ def test_a_mistake_ends_with_one_line_and_a_code(capsys):
 
 def test_without_a_command_the_help_is_printed(capsys):
     assert main([]) == 0
-    assert "import-gguf" in capsys.readouterr().out
+    assert "evaluate" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("columns", [50, 80, 200])

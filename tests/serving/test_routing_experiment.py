@@ -43,6 +43,7 @@ def test_long_answers_measures_every_router_and_resumes(tmp_path):
         assert found[f"{router}/tokens a question"]["mean"] > 0
         assert found[f"{router}/ms to the decision"]["mean"] > 0
     assert (tmp_path / "long_answers.png").stat().st_size > 5000
-    (tmp_path / "seed0" / "result.json").write_text('{"x": 1}')
+    measured = (tmp_path / "seed0" / "result.json").stat().st_mtime_ns
     long_answers.main(command)
-    assert "x" in json.loads((tmp_path / "summary.json").read_text())
+    assert (tmp_path / "seed0" / "result.json").stat().st_mtime_ns == measured
+    assert json.loads((tmp_path / "summary.json").read_text()) == found

@@ -50,7 +50,7 @@ READERS = {
     "a manifest": load_manifest,
     "a run on MindSpeed-RL": lambda file: compose_config(file, [], file.parent),
     "a run on verl": configuration._defaults,
-    "the run file of a stage before": lambda file: run_file._refuse_another_run(file, {}),
+    "the run file of a stage before": lambda file: run_file._check_same_run(file, {}),
 }
 
 
