@@ -88,7 +88,7 @@ def test_overwrite_waits_until_the_new_demo_can_start(tmp_path, capsys):
     (output / "notes.txt").write_text("mine")
     before = {p.name for p in output.iterdir()}
     assert small_demo(output, "--overwrite", "rollout.max_new_tokens=1000") == 1
-    assert "the built-in tiny model takes 128" in capsys.readouterr().err
+    assert "max_position_embeddings=128" in capsys.readouterr().err
     assert {p.name for p in output.iterdir()} == before
     assert small_demo(output, "--overwrite", "evaluation.final_questions=3") == 0
     assert (output / "notes.txt").exists()

@@ -47,7 +47,7 @@ def test_several_nodes_are_rays_own_commands():
 def test_a_run_that_the_plugin_would_refuse_is_not_started(tmp_path):
     refused = call(SCRIPT, "coca_qwen25_7b", "--dry-run", "actor_rollout_ref.actor.clip_ratio_c=3.0")
     assert refused.returncode == 1
-    assert "clip_ratio_c: expected 1e+09 or more" in refused.stderr
+    assert "actor_rollout_ref.actor.clip_ratio_c=3.0: " in refused.stderr
     assert "main_ppo" not in refused.stdout
 
 

@@ -99,12 +99,12 @@ def test_a_model_without_positions_has_no_limit_and_settings_by_layer_are_all_lo
 def test_more_tokens_than_the_model_has_positions_are_refused_at_the_start(tmp_path, model, capsys, monkeypatch):
     message = refused(tmp_path, model, capsys, monkeypatch, "rollout.max_new_tokens=500")
     assert "rollout.max_new_tokens=500: with the prompt of record 'train-1' of train (" in message
-    assert "takes 512: max_position_embeddings=512 in its config.json; lower rollout.max_new_tokens" in message
+    assert "max_position_embeddings=512" in message
     # The last token may stand on the last position.
     longest = max(map(len, prompts_of(model)))
     check = LengthLimits(2048, 512 - longest)
     check_prompts(model, ModelConfig(), records(), SYSTEM, check)
-    with pytest.raises(ConfigError, match="takes 512"):
+    with pytest.raises(ConfigError, match="max_position_embeddings=512"):
         check_prompts(model, ModelConfig(), records(), SYSTEM, LengthLimits(2048, 513 - longest))
 
 
@@ -193,7 +193,7 @@ def test_dynamic_ntk_is_refused_beyond_and_agrees_within_the_trained_length(tmp_
 def test_a_wrong_model_path_does_not_spoil_the_output(tmp_path, model, capsys):
     wrong = [text if not text.startswith("model.path") else "model.path=none" for text in arguments(tmp_path, model)]
     assert main(wrong) == 1
-    assert "model.path=none: not a Hugging Face model directory" in capsys.readouterr().err
+    assert "model.path='none': " in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
     assert main(arguments(tmp_path, model)) == 0
 
@@ -324,7 +324,7 @@ def test_the_tiny_model_refuses_what_it_cannot_read(tmp_path):
         path = write_rows(tmp_path / "own.jsonl", rows)
         with pytest.raises(DataError, match=message):
             small_session(tmp_path / "run", "data=records", f"data.train={path}", "evaluation.interval=0")
-    with pytest.raises(ConfigError, match=r"rollout\.max_new_tokens=200: .* the built-in tiny model takes 128"):
+    with pytest.raises(ConfigError, match=r"rollout\.max_new_tokens=200: .*max_position_embeddings=128"):
         small_session(tmp_path / "run", "rollout.max_new_tokens=200")
 
 
@@ -428,7 +428,7 @@ def test_the_warning_is_printed_before_the_run_starts(tmp_path, model, capsys, m
     message = refused(
         tmp_path, model, capsys, monkeypatch, "model.compute_dtype=bfloat16", "rollout.max_new_tokens=500"
     )
-    assert "warning: model.compute_dtype=bfloat16: this processor has no instructions for it" in message
+    assert "[emulated-dtype]" in message
 
 
 # ---- baselines

@@ -405,7 +405,7 @@ def test_data_problems_are_named(tmp_path):
     ):
         with pytest.raises(error, match=message):
             small_session(tmp_path / "run", "data=records", text, "evaluation.interval=0")
-    with pytest.raises(ConfigError, match=r"evaluation\.interval=3, but data\.evaluate names no"):
+    with pytest.raises(ConfigError, match=r"evaluation\.interval=3: needs data\.evaluate"):
         small_session(tmp_path / "run2", "data=records", f"data.train={tmp_path}/empty.jsonl")
 
 

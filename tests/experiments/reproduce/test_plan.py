@@ -89,7 +89,7 @@ def test_overrides_without_effect_on_other_data_are_accepted():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (yaml.safe_dump({"title": "T", "settings": {}, "paper_setting": "qwen2.5-7b"}), "paper_setting: .*qwen2.5-7b'"),
+        (yaml.safe_dump({"title": "T", "settings": {}, "paper_setting": "qwen2.5-7b"}), "paper_setting=.*qwen2.5-7b'"),
         (yaml.safe_dump({"settings": {}}), "title"),
         ("title: [", "YAML"),
         *(
