@@ -70,8 +70,8 @@ def nodes_for_budget(resolved: ResolvedConfig, estimate: RunTime, budget_days: f
     return next((n for n in range(at_least, _LARGEST + 1) if not any(layout_problems(resolved.vary("nodes", n)))), None)
 
 
-def host_bytes(resolved: ResolvedConfig) -> float:
-    """Bytes of one node's host memory that a run fills before Ray's object store and the data.
+def host_gib(resolved: ResolvedConfig) -> float:
+    """GiB of one node's host memory that a run fills before Ray's object store and the data.
 
     While responses are sampled, the weights and the optimizer's state of training wait in host memory; each rank also
     keeps the copy of vLLM's weights that is loaded at every wake-up.
@@ -82,9 +82,4 @@ def host_bytes(resolved: ResolvedConfig) -> float:
     per_rank = BF16 * parameters / resolved.rollout_tp
     per_rank += BF16 * of_a_rank if resolved.offload_param else 0
     per_rank += 3 * FP32 * of_a_rank / shards if resolved.offload_optimizer else 0
-    return per_rank * resolved.npus / resolved.nodes
-
-
-def host_gib(resolved: ResolvedConfig) -> float:
-    """:func:`host_bytes` in GiB."""
-    return host_bytes(resolved) / GIB
+    return per_rank * resolved.npus / resolved.nodes / GIB

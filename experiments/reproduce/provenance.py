@@ -1,4 +1,4 @@
-"""What a job was made from (settings, questions, weights, commit, machine), to refuse results of anything else."""
+"""Provenance of a job (settings, questions, weights, commit, machine), so that results of another one are refused."""
 
 import functools
 import hashlib

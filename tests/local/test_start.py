@@ -285,7 +285,7 @@ def test_two_processes_do_not_share_a_run(tmp_path, model, capsys):
         ({"question": "q", "answer": r"\frac{1"}, "auto", r"{name}\.jsonl:6: record '{name}-6'"),
         ({"question": "q", "answer": " "}, "exact", r"{name}\.jsonl:6: record '{name}-6'"),
         ({"question": "q", "answer": "1", "category": "poetry"}, "auto", r"record '{name}-6'.*'poetry'"),
-        ({"question": "q", "answer": "1", "dataset": "simpleqa"}, "auto", "judge"),
+        ({"question": "q", "answer": "1", "dataset": "simpleqa"}, "auto", "language model judge is not configured"),
         (
             {"question": "half \ud83d", "answer": "1"},
             "exact",
@@ -484,7 +484,7 @@ def test_graders_check_what_they_would_refuse():
     for name in ("factual", "auto"):
         with pytest.raises(DataError, match="aliases"):
             build_grader(name).check([record])
-    with pytest.raises(GradingError, match="judge"):
+    with pytest.raises(GradingError, match="language model judge is not configured"):
         build_grader("auto").check([Record("r", "simpleqa", "factual", "?", "x")])
     for name in ("exact", "math"):
         grader = build_grader(name)

@@ -343,7 +343,7 @@ _OTHER = {
     "warm_up.overconfident": "0.5",
     "evaluation.questions": "3",
 }
-# What the plan itself goes by: files of the machine, sizes of its memory, iterations.
+# Checks of the plan itself: files of the machine, sizes of its memory, iterations.
 _PLANS = {"data.rows", "data.epochs", "hardware.memory_gib", "hardware.reserved_gib", "trainer.steps"}
 
 

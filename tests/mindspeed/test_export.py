@@ -43,7 +43,7 @@ def test_a_math_set_has_the_papers_prompts_in_its_template(tmp_path, capsys):
         {"question": "数学 3^2?\n", "label": "9", "system": ""},
     ]
     printed = capsys.readouterr().out
-    assert "all 2 prompts equal" in printed
+    assert "all 2 prompts equal the tokenizer's chat template, token by token" in printed
     assert f"python cli/preprocess_data.py dataset --config-dir {tmp_path / 'out'}" in printed
 
 
@@ -77,7 +77,7 @@ def test_the_dataset_yaml_names_files_that_are_there(tmp_path):
 
 def test_a_tokenizer_on_another_machine_is_only_named(tmp_path, capsys):
     assert export(tmp_path, MATH, tokenizer="/models/Qwen2.5-7B-Instruct") == 0
-    assert "/models/Qwen2.5-7" in capsys.readouterr().out
+    assert "does not exist here: prompts were not compared" in capsys.readouterr().out
     settings = yaml.safe_load((tmp_path / "out" / "dataset.yaml").read_text())
     assert settings["tokenizer_name_or_path"] == "/models/Qwen2.5-7B-Instruct"
 
@@ -116,7 +116,7 @@ def test_what_can_be_known_is_known_before_the_records_are_read(tmp_path, capsys
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     assert export(tmp_path, MATH, tokenizer=tmp_path / "empty") == 1
-    assert "tokenizer" in capsys.readouterr().err
+    assert "cannot load a tokenizer" in capsys.readouterr().err
     assert export(tmp_path, MATH, "--output", str(tmp_path / "file")) == 1
     assert "is a file; the output is a directory" in capsys.readouterr().err
     assert export(tmp_path, MATH, "--output", str(tmp_path / "file" / "out")) == 1
