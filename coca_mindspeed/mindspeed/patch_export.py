@@ -11,8 +11,9 @@ from pathlib import Path
 from coca_mindspeed.upstream.fingerprint import module_path
 from coca_mindspeed.upstream.manifest import Hook, Manifest, ManifestError
 
-# Some methods are hooked in the module of the actor, which imports their classes: those of a class at the end of a file
-# without a final newline, which no line can follow, and those whose hook would close an import cycle.
+# Some definitions are hooked in the module of the actor, which imports them: those of a class at the end of a file
+# without a final newline, which no line can follow; those whose hook would close an import cycle; and entries of a
+# registry in which upstream's own modules, imported after it, would register the same key again.
 _LATER_MODULE = "mindspeed_rl.workers.actor_hybrid_worker"
 _IMPORTS_LATER_MODULE = "coca_mindspeed.mindspeed.stages.actor_worker"
 _OURS = "coca_mindspeed"
@@ -70,11 +71,10 @@ def patched_hooks(manifest: Manifest, root: Path) -> set[Hook]:
     found: set[Hook] = set()
     missing: list[str] = []
     for hook in hooks:
-        module = hook.target.partition(":")[0]
-        for name in (module, _LATER_MODULE):
-            path = module_path(root, name)
-            texts.setdefault(name, path.read_text(encoding="utf-8") if path.is_file() else "")
-        if any("\n".join(hook_lines(hook, name)) in texts[name] for name in (module, _LATER_MODULE)):
+        module = _module_to_patch(hook, root)
+        if module not in texts:
+            texts[module] = module_path(root, module).read_text(encoding="utf-8")
+        if "\n".join(hook_lines(hook, module)) in texts[module]:
             found.add(hook)
         else:
             missing.append(hook.target)
@@ -90,6 +90,8 @@ def patched_hooks(manifest: Manifest, root: Path) -> set[Hook]:
 def _module_to_patch(hook: Hook, root: Path) -> str:
     module, _, name = hook.target.partition(":")
     if module.startswith("mindspeed_rl.models.") and str(hook.replacement).startswith(_IMPORTS_LATER_MODULE):
+        return _LATER_MODULE
+    if hook.kind == "register" and "." in name:
         return _LATER_MODULE
     path = module_path(root, module)
     last = ast.parse(path.read_text(encoding="utf-8")).body[-1]

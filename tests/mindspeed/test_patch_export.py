@@ -17,7 +17,8 @@ CHECKOUTS = {"2.3.0": "MINDSPEED_RL_HOME", "master": "MINDSPEED_RL_MASTER_HOME"}
 FILES = {  # the second has no final newline, and the class that is hooked is at its end
     "mindspeed_rl/workers/actor_hybrid_worker.py": "from mindspeed_rl.base import Base\n\n\nclass A(Base): ...\n",
     "mindspeed_rl/base.py": "from math import sqrt\n\n\nclass Base:\n    def step(self):\n        return 1",
-    "cli/run.py": "def run():\n    return 1\n\n\nif __name__ == '__main__':\n    run()\n",
+    "cli/run.py": "class Table:\n    entries = {}\n\n\n"
+    "def run():\n    return 1\n\n\nif __name__ == '__main__':\n    run()\n",
 }
 TARGETS = {"mindspeed_rl.base:Base.step": "wrap", "mindspeed_rl.base:sqrt": "replace", "cli.run:run": "wrap"}
 
@@ -37,6 +38,12 @@ def fake(tmp_path: Path) -> tuple[Manifest, Path]:
         Hook(target, kind, "both", "a reason", fingerprint(root, target), replacement=f"tests.ours:hook{number}")
         for number, (target, kind) in enumerate(TARGETS.items())
     ]
+    hooks += [
+        Hook(
+            target := "cli.run:Table.entries", "register", "both", "a reason", fingerprint(root, target),
+            replacement="tests.ours:entry", key="loss",
+        )
+    ]  # fmt: skip
     host = replace(hooks[0], platform="host", replacement="tests.ours:host")
     return Manifest(tmp_path / "m.yaml", "1.0", "abc", (*hooks, host)), root
 
@@ -47,12 +54,14 @@ def test_a_patch_changes_only_what_the_hooks_name(fake: tuple[Manifest, Path], t
     (tmp_path / "a.patch").write_text(export_patch(manifest, root))
     apply_patch(tmp_path / "a.patch", root)
     assert all(finding.matches for finding in examine(manifest, root))
-    assert patched_hooks(manifest, root) == set(manifest.hooks[:3])  # platform host is hooked at run time
+    assert patched_hooks(manifest, root) == set(manifest.hooks[:4])  # platform host is hooked at run time
     texts = {name: (root / name).read_text() for name in FILES}
     for name, before in FILES.items():
         assert texts[name] != before
         compile(texts[name], name, "exec")
     assert texts["cli/run.py"].index("run = _coca_hook2(run)") < texts["cli/run.py"].index("if __name__")
+    # Other modules register the same key behind the registry's own module.
+    assert '_coca_Table.entries["loss"] = _coca_entry' in texts["mindspeed_rl/workers/actor_hybrid_worker.py"]
     assert "_coca_Base.step = _coca_hook0(_coca_Base.step)" in texts["mindspeed_rl/workers/actor_hybrid_worker.py"]
     apply_patch(tmp_path / "a.patch", root, "-R")
     assert {name: (root / name).read_text() for name in FILES} == FILES
