@@ -1,4 +1,4 @@
-"""``coca-mindspeed data``: prepare data sets, look into them, export them for MindSpeed-RL."""
+"""``coca-mindspeed data``: prepare data sets, look into them, export them for verl."""
 
 import argparse
 

@@ -123,14 +123,11 @@ def _cpu_shim(c: HookConfig) -> Iterator[Condition]:
 
 
 def _columns(c: HookConfig) -> Iterator[Condition]:
-    path, key = c.get(c.actor_key("data_path")), c.actor_key("dataset_additional_keys")
-    names = list(c.get(key) or [])
-    if isinstance(path, str):
-        wanted, other = (columns.RECORD, None) if columns.is_record_file(path) else ("labels", columns.RECORD)
-        matches = wanted in names and other not in names
-        yield "data-columns", key, matches, f"must be [{wanted}], the column of {path}"
-    validates = not c.settings.eval_interval or columns.RECORD in names
-    yield "validation-column", "coca.eval_interval", validates, f"needs {columns.RECORD} in {key}, found {names}"
+    path, key = c.actor_key("data_path"), c.actor_key("dataset_additional_keys")
+    if c.get(path) is not None:
+        fix = "prepare records with coca-mindspeed data prepare; packed data sets are not read"
+        yield "record-file", path, str(c.get(path)).endswith(".jsonl"), "must be a file of records (.jsonl)", fix
+        yield "data-columns", key, columns.RECORD in list(c.get(key) or []), f"must be [{columns.RECORD}]"
 
 
 def _numbers(c: HookConfig) -> Iterator[Problem]:

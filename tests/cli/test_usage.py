@@ -32,7 +32,7 @@ def usage_error(capsys, *arguments):
         (["config", "show", "demo", "--resume"], "coca-mindspeed config show"),
         (["train", "demo", "--output", "x", "--outptu", "x"], "coca-mindspeed train"),
         (["data", "inspect", "a", "b"], "coca-mindspeed data inspect"),
-        (["data", "export", "mindspeed-rl", "--inputs"], "coca-mindspeed data export mindspeed-rl"),
+        (["data", "export", "verl", "--inputs"], "coca-mindspeed data export verl"),
         (["doctor", "--onlyproblems"], "coca-mindspeed doctor"),
         (["trian"], "coca-mindspeed"),
         (["train", "demo", "--output", ""], "coca-mindspeed train"),

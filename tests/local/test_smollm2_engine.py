@@ -9,11 +9,9 @@ import torch
 from coca_mindspeed.algorithm.boundary import confidence_segment_lengths
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT, ResponseParser
 from coca_mindspeed.config.schema import ModelConfig
-from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.policy import load_policy
-from coca_mindspeed.mindspeed.export import LAYOUTS
 from coca_mindspeed.scoring.responses import ResponseScorer
 from coca_mindspeed.utils.tokenization import _byte_level, token_text
 from experiments.real_world.families import real_world_records
@@ -86,15 +84,6 @@ def test_prompts_are_laid_out_by_the_files_own_template(policy):
         assert text.startswith(f"<|im_start|>system\n{CONFIDENCE_FIRST_PROMPT}<|im_end|>\n<|im_start|>user\n")
         assert record.question in text
         assert text.endswith("<|im_end|>\n<|im_start|>assistant\n")
-
-
-def test_the_export_for_mindspeed_rl_lays_out_the_same_tokens(policy):
-    """By the response_format of Qwen, which is SmolLM2's as well."""
-    response_format = LAYOUTS["qwen"]
-    for record in real_world_records("train", 2):
-        system, user = (m["content"] for m in prompt_messages(record, CONFIDENCE_FIRST_PROMPT))
-        (wanted,) = policy.encode_prompts([record], CONFIDENCE_FIRST_PROMPT, 256)
-        assert response_format.encode(policy.tokenizer, response_format.template(system, ""), user, "") == wanted
 
 
 def test_shared_prompts_give_the_log_probs_and_gradients_of_plain_ones(policy):

@@ -79,12 +79,8 @@ def test_mindspeed_keys_pass_through_untouched() -> None:
             *("data-columns", "actor_config.dataset_additional_keys"),
         ),
         (
-            *("megatron_training", {"data_path": "prefix", "dataset_additional_keys": ["labels", "coca_record"]}),
-            *("data-columns", "megatron_training.dataset_additional_keys"),
-        ),
-        (
-            *("coca", {"eval_interval": 50, "eval_data": "e.jsonl", "output_dir": "o"}),
-            *("validation-column", "coca.eval_interval"),
+            *("megatron_training", {"data_path": "prefix", "dataset_additional_keys": ["coca_record"]}),
+            *("record-file", "megatron_training.data_path"),
         ),
         ("coca", {"method": {"name": "cocoa"}}, "value_error", "coca.method.name"),
         ("coca", {"method": {"advantage_eps": "0.05"}}, "float_type", "coca.method.advantage_eps"),
@@ -110,7 +106,6 @@ def test_refused_keys(section: str, values: dict[str, Any], code: str, key: str)
         ({"actor_config": {"stage": "ray_grpo"}, "megatron_training": {"stage": "ray_dapo"}}, []),
         ({"rl_config": {"data_strategy": "dock", "partial_rollout_max_split": 1}}, []),
         ({"rl_config": {**ORDERED, "actor_resource": {"num_npus": 2}}}, []),
-        ({"megatron_training": {"data_path": "prefix", "dataset_additional_keys": ["labels"]}}, []),
         (
             {
                 "megatron_training": {"data_path": "a.jsonl", "dataset_additional_keys": ["coca_record"]},

@@ -4,18 +4,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import yaml
 
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.mindspeed.plan import make_plan
-from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.dataset import load_prompts
-from coca_mindspeed.mindspeed.stages.dock import Rows
-from coca_mindspeed.mindspeed.stages.reward_worker import RecordLookup
-from coca_mindspeed.mindspeed.start.record_files import record_files, with_digests
+from coca_mindspeed.mindspeed.start.record_files import read_run_records, record_files, with_digests
 from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, write_run_file
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 from coca_mindspeed.utils.files import file_sha256
@@ -30,17 +26,16 @@ def write_sums(path: Path, *answers: str) -> Path:
 def test_a_node_with_another_file_is_refused_before_it_judges_by_its_answers(tmp_path: Path) -> None:
     path = write_sums(tmp_path / "train.jsonl", "1", "2")
     planned = {str(path): file_sha256(path)}
-    rows = Rows({columns.RECORD: [torch.tensor([1])]}, [0])
-    assert [found.answer for found in RecordLookup(str(path), None, [columns.RECORD], planned)(rows)] == ["2"]
+    assert [found.answer for found in read_run_records(path, planned)] == ["1", "2"]
     write_sums(path, "2", "1")  # as many records, in another order
     for digests in (planned, {**planned, "another": "0"}):
         with pytest.raises(DataError, match=r"train\.jsonl: .*SHA-256"):
-            RecordLookup(str(path), None, [columns.RECORD], digests)
+            read_run_records(path, digests)
         settings = CocaSettings(data_sha256=digests)
         with pytest.raises(DataError, match=r"train\.jsonl"):
             load_prompts(path, None, settings, 100)
     # A file that was not planned by its content is taken as it is.
-    assert [found.answer for found in RecordLookup(str(path), None, [columns.RECORD], {})(rows)] == ["1"]
+    assert [found.answer for found in read_run_records(path, {})] == ["2", "1"]
 
 
 def test_the_settings_carry_the_digests_of_the_files(tmp_path: Path) -> None:
@@ -57,7 +52,7 @@ def test_the_settings_carry_the_digests_of_the_files(tmp_path: Path) -> None:
     train.unlink()  # this may be a machine that only starts the run
     held_out.unlink()
     assert with_digests(planned, files) == planned
-    assert record_files("a/prefix/of/mindspeed_rl", None) == []
+    assert record_files(None, None) == []
 
 
 def test_a_run_is_not_resumed_on_other_questions_of_the_same_name(tmp_path: Path) -> None:

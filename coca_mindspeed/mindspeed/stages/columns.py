@@ -16,11 +16,6 @@ RECORD = "coca_record"  # int32 [1], index of the question's record; comes with 
 REWARD_COLUMNS = (CONFIDENCE, CONFIDENCE_LENGTH, GRADABLE)
 
 
-def is_record_file(path: str) -> bool:
-    """Whether ``megatron_training.data_path`` names a file of records rather than the prefix of a data set."""
-    return path.endswith(".jsonl")
-
-
 def training_columns(asked: Sequence[str], *, reference: bool, rollout_log_probs: bool) -> list[str]:
     """Add our columns to those that MindSpeed-RL's update reads, and remove the reference's if there is none."""
     wanted = [column for column in asked if reference or column != "ref_log_prob"]

@@ -10,7 +10,7 @@ from torch.utils.data import Dataset
 
 from coca_mindspeed.data.prompts import bounded_prompt_tokens
 from coca_mindspeed.data.records import Record
-from coca_mindspeed.errors import ConfigError, DataError
+from coca_mindspeed.errors import DataError
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.start.process import process_settings
 from coca_mindspeed.mindspeed.start.prompt_template import prepare_template
@@ -66,18 +66,11 @@ def load_prompts(
 
 
 def record_datasets(original: Any) -> Any:
-    """Wrap ``build_train_valid_test_datasets``: use our data set if ``data_path`` ends in .jsonl."""
+    """Replace ``build_train_valid_test_datasets``: the training set is a file of records."""
 
     def build_train_valid_test_datasets(**arguments: Any) -> Any:
         (data_path,) = arguments["data_prefix"]
-        if not columns.is_record_file(data_path):
-            return original(**arguments)
         config = arguments["extra_param"]
-        if columns.RECORD not in config.dataset_additional_keys:
-            raise ConfigError(
-                f"megatron_training.dataset_additional_keys: {data_path} holds records, so expected "
-                f"[{columns.RECORD}], found {list(config.dataset_additional_keys)}"
-            )
         from transformers import AutoTokenizer
 
         tokenizer = AutoTokenizer.from_pretrained(config.tokenizer_name_or_path)

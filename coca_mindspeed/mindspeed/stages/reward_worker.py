@@ -4,7 +4,7 @@ It replaces MindSpeed-RL's ``RuleReward``: one actor per node, with the same met
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,27 +23,6 @@ from coca_mindspeed.mindspeed.start.record_files import read_run_records
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 from coca_mindspeed.scoring.responses import ResponseScorer, ScoredResponses, response_scorer
 from coca_mindspeed.utils.tokenization import token_text
-
-
-class RecordLookup:
-    """Finds the record of each row: by its index in a file of records, or from MindSpeed-RL's own ``labels``."""
-
-    def __init__(
-        self, data_path: str, tokenizer: Any, additional_keys: Sequence[str], digests: Mapping[str, str]
-    ) -> None:
-        by_index = columns.RECORD in additional_keys
-        self._records = read_run_records(Path(data_path), digests) if by_index else None
-        self._tokenizer = tokenizer
-
-    def __call__(self, rows: Rows) -> list[Record]:
-        if self._records is not None:
-            return [self._records[index] for index in rows.scalars(columns.RECORD).tolist()]
-        labels = [row.tolist() for row in rows.columns["labels"]]
-        answers = self._tokenizer.batch_decode(labels, skip_special_tokens=True)
-        return [
-            Record(id=str(index), dataset="labels", category="math", question="", answer=answer)
-            for index, answer in zip(rows.indexes, answers, strict=True)
-        ]
 
 
 class RewardWorker:
@@ -75,10 +54,9 @@ class RewardWorker:
         self._settings, self._rl_config, self._node = settings, rl_config, node
         self._global_batch_size = megatron_config.global_batch_size
         self._columns = ["responses", "response_length", *megatron_config.dataset_additional_keys]
-        self._tokenizer = tokenizer.tokenizer
         self._responses = response_scorer(
             settings.method,
-            token_text(self._tokenizer, int(megatron_config.padded_vocab_size or 0)),
+            token_text(tokenizer.tokenizer, int(megatron_config.padded_vocab_size or 0)),
             build_verifier(rl_config, settings.grader, settings.grading),
         )
         self._training_responses = (
@@ -86,8 +64,7 @@ class RewardWorker:
             if settings.require_evaluated
             else self._responses
         )
-        keys = megatron_config.dataset_additional_keys
-        self._records = RecordLookup(megatron_config.data_path, self._tokenizer, keys, settings.data_sha256)
+        self._records = read_run_records(Path(megatron_config.data_path), settings.data_sha256)
 
     def init_transfer_dock(self, td: Any, *_others: Any) -> None:
         """Set the dock."""
@@ -148,7 +125,7 @@ class RewardWorker:
             GradingError: as :meth:`compute_rm_score`.
         """
         self._check_initialised()
-        records = RecordLookup(eval_data, self._tokenizer, [columns.RECORD], self._settings.data_sha256)
+        records = read_run_records(Path(eval_data), self._settings.data_sha256)
         scored = self._score(Rows(columns_, indexes), self._responses, records)
         names = ("correct", "gradable", "confidence", "confidence_lengths")
         return {name: getattr(scored, name) for name in names}
@@ -157,9 +134,10 @@ class RewardWorker:
         if self._failure is not None:
             raise GradingError(f"the reward worker could not be initialised: {self._failure}") from self._failure
 
-    def _score(self, rows: Rows, responses: ResponseScorer, records: RecordLookup) -> ScoredResponses:
+    def _score(self, rows: Rows, responses: ResponseScorer, records: Sequence[Record]) -> ScoredResponses:
         lengths = rows.scalars("response_length").to(torch.int64)
-        return responses(rows.padded("responses").to(torch.int64), lengths, records(rows))
+        of_rows = [records[index] for index in rows.scalars(columns.RECORD).tolist()]
+        return responses(rows.padded("responses").to(torch.int64), lengths, of_rows)
 
     def _assigned_rows(self, count: int) -> list[list[int]]:
         from mindspeed_rl.utils.utils import get_current_dp_range_indexes, get_node_nums

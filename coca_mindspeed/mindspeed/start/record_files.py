@@ -10,15 +10,13 @@ from pathlib import Path
 
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import ConfigError, DataError
-from coca_mindspeed.mindspeed.stages.columns import is_record_file
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 from coca_mindspeed.utils.files import file_sha256
 
 
 def record_files(data_path: str | None, eval_data: str | Path | None) -> list[Path]:
-    """Those of the two that hold records; ``data_path`` may be a prefix of MindSpeed-RL's preprocessed data."""
-    train = data_path if data_path is not None and is_record_file(data_path) else None
-    return [Path(path) for path in (train, eval_data) if path is not None]
+    """Those of the two that are given."""
+    return [Path(path) for path in (data_path, eval_data) if path is not None]
 
 
 def digests(paths: Iterable[Path]) -> dict[str, str]:

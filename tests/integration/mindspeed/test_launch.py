@@ -6,6 +6,8 @@ down to the tiny model.
 
 import json
 import math
+import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
+from transformers import AutoTokenizer
 
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import REPOSITORY, environment, free_port, needs_mindspeed
@@ -20,13 +23,23 @@ from tests.integration.mindspeed.runs import copy_of, finish, json_lines
 
 pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-SCRIPT = REPOSITORY / "launch" / "qwen25_1p5b_910b.sh"
+SMALLEST = "qwen25_1p5b_910b"
+# Script, overrides and ranks: packing, dynamic batches, balancing and sequence parallel are on in each, as shipped.
+SHIPPED_LAYOUTS = {
+    "3B at TP2": ("qwen25_3b_910b", (), 2),
+    "7B at TP2 x PP2": ("qwen25_7b_910b", ("parallel=tp2pp2",), 4),
+}
 
 
-def _launch(directory: Path, ray_directory: str, *arguments: str, **variables: str) -> subprocess.Popen[bytes]:
+def _launch(
+    directory: Path, ray_directory: str, *arguments: str, script: str = SMALLEST, **variables: str
+) -> subprocess.Popen[bytes]:
     with (directory / "log").open("ab") as log:
         return subprocess.Popen(
-            ["bash", str(SCRIPT), "--output", str(directory / "run"), *tiny.run_overrides(directory), *arguments],
+            [
+                *("bash", str(REPOSITORY / "launch" / f"{script}.sh"), "--output", str(directory / "run")),
+                *(*tiny.run_overrides(directory), *arguments),
+            ],
             stdout=log,
             stderr=subprocess.STDOUT,
             env=environment(
@@ -88,11 +101,44 @@ def test_a_run_that_was_stopped_is_resumed(warm: Path, tmp_path: Path, ray_direc
     (stage / "validation.jsonl").write_text("".join(json.dumps(row) + "\n" for row in validations) + '{"step": 8, "ev')
     finish(_launch(directory, ray_directory, "trainer.steps=8", "--resume"), directory)
     assert _iterations(stage) == list(range(1, 9))
-    again = json_lines(stage / "validation.jsonl")
-    assert [row["step"] for row in again] == [0, 2, 4, 6, 8]
-    assert abs(again[-1]["eval/accuracy"] - last["eval/accuracy"]) < 0.25
+    validated = json_lines(stage / "validation.jsonl")
+    assert [row["step"] for row in validated] == [0, 2, 4, 6, 8]
+    assert abs(validated[-1]["eval/accuracy"] - last["eval/accuracy"]) < 0.25
     finish(_launch(directory, ray_directory, "trainer.steps=8", "--resume"), directory)
     assert "every iteration" in (directory / "log").read_text()
+
+
+@pytest.mark.parametrize("layout", SHIPPED_LAYOUTS)
+def test_a_shipped_layout_trains_and_resumes_after_a_killed_worker(
+    layout: str, warm: Path, tmp_path: Path, ray_directory: str
+) -> None:
+    """The pad token is not EOS here, as in Qwen2.5."""
+    script, overrides, ranks = SHIPPED_LAYOUTS[layout]
+    directory = copy_of(warm, tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(directory / "model")
+    tokenizer.pad_token = tiny.VOCABULARY_OF_64[0]
+    assert tokenizer.pad_token_id not in (0, tokenizer.eos_token_id)
+    tokenizer.save_pretrained(directory / "model")
+    arguments = (*overrides, f"hardware.npus_per_node={ranks}", "trainer.steps=6")
+    process = _launch(directory, ray_directory, *arguments, script=script)
+    checkpoints = directory / "run" / "stage0" / "checkpoints"
+    marker = checkpoints / "latest_checkpointed_iteration.txt"
+    deadline = time.monotonic() + 900
+    while not marker.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.2)
+    log = (directory / "log").read_text(errors="replace")
+    assert marker.exists(), log[-3000:]
+    workers = set(re.findall(r"\(ActorWithoutReference pid=(\d+)", log))
+    os.kill(int(max(workers)), signal.SIGKILL)
+    assert process.wait(timeout=180) == 1
+    finish(_launch(directory, ray_directory, *arguments, "--resume", script=script), directory)
+    rows = json_lines(directory / "run" / "stage0" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    norms = [row["actor/grad_norm"] for row in rows]
+    assert all(map(math.isfinite, norms)), norms
+    assert max(norms) > 0, norms
+    assert all(row["rollout/log_prob_gap"] < 1e-4 for row in rows)
+    assert all(row["rollout/invalid_share"] < 0.5 for row in rows)
 
 
 def test_two_nodes(warm: Path, tmp_path: Path, ray_directory: str) -> None:
