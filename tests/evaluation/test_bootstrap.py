@@ -7,8 +7,7 @@ import pytest
 from sklearn.metrics import brier_score_loss, roc_auc_score
 
 from coca_mindspeed.evaluation.intervals.bounds import shifted_percentiles
-from coca_mindspeed.evaluation.intervals.estimates import Estimates, paired_intervals, resample
-from coca_mindspeed.evaluation.intervals.influence import question_index
+from coca_mindspeed.evaluation.intervals.estimates import Estimates, paired_intervals, question_index, resample
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions, WeightedSample
 from coca_mindspeed.evaluation.predictions import Outcomes

@@ -10,8 +10,13 @@ from sklearn.metrics import roc_auc_score
 
 from coca_mindspeed.evaluation.intervals.bounds import share_high, share_low
 from coca_mindspeed.evaluation.intervals.ece import Bins, ece_interval
-from coca_mindspeed.evaluation.intervals.estimates import Estimates, average_interval, has_interval, paired_intervals
-from coca_mindspeed.evaluation.intervals.influence import independent_units
+from coca_mindspeed.evaluation.intervals.estimates import (
+    Estimates,
+    average_interval,
+    has_interval,
+    independent_units,
+    paired_intervals,
+)
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
 from coca_mindspeed.evaluation.predictions import Outcomes

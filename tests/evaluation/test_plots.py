@@ -6,8 +6,8 @@ import sys
 import numpy as np
 import pytest
 
+from coca_mindspeed.evaluation.metrics.binning import risk_coverage, roc
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
-from coca_mindspeed.evaluation.metrics.curves import risk_coverage, roc
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.evaluation.reports.plots import (
     line_style,
@@ -83,8 +83,8 @@ def test_training_curves_of_one_and_of_several_runs():
         "Response length",
     ]
     assert all(axes.get_xlabel() == "training step" for axes in lone.axes)
-    several = training_curves({"coca": rows, "rlvr": [{"step": 1, "reward/answer": 0.4}]}, smooth=1)
-    assert [len(axes.lines) for axes in several.axes] == [1, 2, 1, 1]
+    several = training_curves({"coca": rows, "rlvr": [{"step": 1, "reward/answer": 0.4}]})
+    assert [len(axes.lines) for axes in several.axes] == [2, 3, 2, 2]  # a raw curve and a moving average
     assert len(several.axes[1].lines[0].get_xdata()) == 48
     [legend] = several.legends
     assert [text.get_text() for text in legend.get_texts()] == ["coca", "rlvr"]

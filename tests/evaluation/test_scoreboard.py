@@ -83,11 +83,10 @@ def test_data_sets_do_not_share_their_draws(board):
 
 def test_the_options_reach_every_figure():
     run = Run("coca", rows("mine", [(1.0, False), (0.9, True)]))
-    for epsilon, loss in ((1e-6, 13.8), (0.05, 3.0)):
-        board = Scoreboard([run], replicates=5, options=MetricOptions(log_epsilon=epsilon))
-        expected = (loss - math.log(0.9)) / 2
-        assert board.metrics["coca", "mine"].log_score == pytest.approx(expected, abs=0.05)
-        assert board.interval("coca", board.columns[0], "log_score").estimate == pytest.approx(expected, abs=0.05)
+    for bins, ece in ((10, 0.55), (2, 0.45)):  # in two bins both answers are in one
+        board = Scoreboard([run], replicates=5, options=MetricOptions(bins=bins))
+        assert board.metrics["coca", "mine"].ece == pytest.approx(ece)
+        assert board.interval("coca", board.columns[0], "ece").estimate == pytest.approx(ece)
 
 
 def test_what_a_calibrated_model_would_show_is_averaged_like_ece(board):
