@@ -1,6 +1,7 @@
 """Majority voting against clusters made by hand."""
 
 import random
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -80,7 +81,7 @@ def record(category: str, dataset: str, **metadata) -> Record:
 
 
 def test_each_category_has_its_own_equivalence():
-    with Equivalences() as equivalences:
+    with closing(Equivalences()) as equivalences:
         exact, factual = record("math", "arithmetic"), record("factual", "triviaqa", aliases=["x"])
         assert equivalences.final_answers(exact, [" 64 ", ""]) == ["64", None]
         assert equivalences.same(exact, [("64", "64"), ("64", "46")]) == [True, False]
@@ -90,7 +91,7 @@ def test_each_category_has_its_own_equivalence():
 
 def test_math_is_symbolic():
     math = record("math", "gsm8k")
-    with Equivalences() as equivalences:
+    with closing(Equivalences()) as equivalences:
         finals = equivalences.final_answers(math, [r"so \boxed{1/2}", r"\boxed{0.5}", r"\boxed{2}"])
         assert equivalences.same(math, [(finals[0], finals[1]), (finals[0], finals[2])]) == [True, False]
 
@@ -112,7 +113,7 @@ def test_programs_without_a_plain_call_in_their_tests_agree_by_their_text():
     check = "def check(candidate):\n    for x in ['a', 'b']:\n        assert candidate(x + x) == x\n"
     code = record("code", "humaneval", tests={"kind": "asserts", "code": check, "entry_point": "f"})
     assert program_inputs(code) == []
-    with Equivalences() as equivalences:
+    with closing(Equivalences()) as equivalences:
         pairs = [("def f(x): return x", "def f(x): return x"), ("def f(x): return x", "def f(y): return y")]
         assert equivalences.same(code, pairs) == [True, False]
 

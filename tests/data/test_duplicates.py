@@ -13,7 +13,6 @@ from coca_mindspeed.data.prepare.deduplication import (
     bands_for,
     digest,
     jaccard,
-    near_duplicates,
     ngram_hashes,
     normalise,
     numbers,
@@ -22,6 +21,13 @@ from coca_mindspeed.data.prepare.deduplication import (
     words,
 )
 from coca_mindspeed.data.records import Record
+
+
+def near_duplicates(records, threshold):
+    search = NearDuplicates(threshold)
+    for record in records:
+        search.add(record)
+    return search.repeats(lambda index: records[index].question)
 
 
 def question(text, answer="1"):
