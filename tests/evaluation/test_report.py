@@ -128,20 +128,6 @@ def test_the_same_runs_give_the_same_report(report, tmp_path):
     assert write_report(runs, tmp_path / "2")[0].read_bytes() == first
 
 
-def test_bins_closed_on_the_left(tmp_path):
-    rows = [Prediction(str(i), "mine", "q", "r", 0.1 + 0.05 * (i % 2), i < 2, 5) for i in range(8)]
-    write_predictions(tmp_path / "tenths.jsonl", rows)
-    shown = {}
-    for side in ("left", "right"):
-        out = tmp_path / side
-        arguments = [str(tmp_path / "tenths.jsonl"), "--output", str(out), "--replicates", "10", "--bins-closed", side]
-        assert main(["report", *arguments]) == 0
-        shown[side] = (out / "report.md").read_text(), (out / "figures" / "reliability_mine.png").read_bytes()
-        assert f"closed on the {side}" in shown[side][0]
-    # .1 and .15 share a bin only where its lower edge belongs to it, and then there is one bar instead of two.
-    assert shown["left"][1] != shown["right"][1]
-
-
 def test_undefined_says_why(tmp_path):
     run = Run("all right", [Prediction(str(i), "d", "q", "r", 0.9, True, None) for i in range(3)])
     text = write_report([run], tmp_path)[0].read_text()

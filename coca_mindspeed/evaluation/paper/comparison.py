@@ -115,7 +115,7 @@ def paper_report() -> str:
             for method in methods
         ]
         parts.append(f"## {setting}\n\n{markdown_table(header, rows)}")
-    cells = papers.disagreements()
+    cells = [cell for cell in by_cell.values() if not cell.agrees]
     listed = [
         [c.setting, c.method, METRIC_SPECS[c.metric].label, c.category, _figure(c.printed), _figure(c.rebuilt)]
         for c in cells
