@@ -182,7 +182,7 @@ def validation_metrics(predictions: Sequence[Prediction]) -> dict[str, float]:
     named = {"eval": list(predictions)} if predictions else {}
     if len(datasets) > 1:
         named |= {f"eval/{name}": [row for row in predictions if row.dataset == name] for name in datasets}
-    found = {}
+    found: dict[str, float] = {}
     for prefix, rows in named.items():
         metrics = held_out_metrics(
             torch.tensor([bool(row.correct) for row in rows]),

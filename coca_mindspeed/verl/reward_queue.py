@@ -90,8 +90,8 @@ class ScoringQueue:
             verdict = scored.verdicts[index]
             if self._evaluated is not None:
                 verdict = self._evaluated.look_again(record, scored.parsed[index].answer, verdict)
-            known = {"category": record.category, "gold": record.answer, "tokens": int(lengths[index])}
-            prediction = replace(prediction, method=self._method, **known)
+            prediction = replace(prediction, method=self._method, category=record.category, gold=record.answer)
+            prediction = replace(prediction, tokens=int(lengths[index]))
             report = {
                 "acc": float(bool(prediction.correct)),
                 "prediction": asdict(prediction),
