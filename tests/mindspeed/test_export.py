@@ -9,7 +9,6 @@ from coca_mindspeed.algorithm.parsing import ANSWER_FIRST_PROMPT, CONFIDENCE_FIR
 from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.mindspeed import export as mindspeed_export
-from tests.data.test_filters import OfRelease
 from tests.data.tokenizers import save_tokenizer
 
 MATH = [Record("a", "big_math", "math", "What is 1 + 1?", "2"), Record("b", "big_math", "math", "数学 3^2?\n", "9")]
@@ -95,20 +94,6 @@ def test_a_tokenizer_without_bos_is_not_llamas(tmp_path, capsys):
     tokenizer = save_tokenizer("qwen", tmp_path / "other")
     assert export(tmp_path, MATH, family="llama3", tokenizer=tokenizer) == 1
     assert "begins with a BOS token, and this tokenizer has none. Choose the --template" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("release", [4, 5])
-def test_prompts_are_compared_on_every_release_of_transformers(tmp_path, capsys, monkeypatch, release):
-    load = mindspeed_export.load_tokenizer
-
-    def of_release(directory):
-        tokenizer = OfRelease(load(directory), release)
-        tokenizer.bos_token_id = None
-        return tokenizer
-
-    monkeypatch.setattr(mindspeed_export, "load_tokenizer", of_release)
-    assert export(tmp_path, MATH) == 0
-    assert "all 2 prompts equal" in capsys.readouterr().out
 
 
 def test_what_can_be_known_is_known_before_the_records_are_read(tmp_path, capsys, monkeypatch):

@@ -21,7 +21,7 @@ RUN = "qwen25_7b_910b"
 GPU = "mindspeed_rl.generate_config.gpu_memory_utilization"
 
 
-def values_of(output: Path, *overrides: str, stage: int = 0, resume: bool = False):
+def values_of(output, *overrides, stage=0, resume=False):
     run = compose_run(RUN, overrides).run
     return mindspeed_values(run, make_plan(run), StageFiles(output, stage), resume=resume)
 
@@ -189,12 +189,12 @@ def test_config_get(capsys):
     assert main(["config", "get", RUN, "model.paths"]) == 2
 
 
-def arguments_of(direction: str, *overrides: str, output: Path = Path("runs/x")) -> list[str]:
+def arguments_of(direction, *overrides, output=Path("runs/x")):
     run = compose_run(RUN, overrides).run
     return conversion.converter_arguments(direction, run, resolve_config(run), output)
 
 
-def following(arguments: list[str], option: str) -> str:
+def following(arguments, option):
     return arguments[arguments.index(option) + 1]
 
 
@@ -260,7 +260,7 @@ def test_conversion_leaves_the_original_model_alone(tmp_path, monkeypatch):
     assert untouched(model)
 
 
-def converter_runs(output: Path, *, weights: bool = True) -> None:
+def converter_runs(output, *, weights=True):
     """What MindSpeed-LLM's converter does to its --save-dir: the new folder, and then the mode of every file."""
     frame = output / "hf.converting"
     if weights:
@@ -271,7 +271,7 @@ def converter_runs(output: Path, *, weights: bool = True) -> None:
             path.chmod(0o640)
 
 
-def untouched(model: Path) -> bool:
+def untouched(model):
     return all(path.read_text() == "old" and stat.S_IMODE(path.stat().st_mode) == 0o444 for path in model.iterdir())
 
 
@@ -311,7 +311,7 @@ def test_modes_are_given_back_when_the_converter_fails(trained, tmp_path):
     assert main_of_conversion("restore", tmp_path / "elsewhere", f"model.path={model}") == 0
 
 
-def main_of_conversion(phase: str, output: Path, *overrides: str) -> int:
+def main_of_conversion(phase, output, *overrides):
     return conversion.main([phase, "mcore2hf", RUN, *overrides, "--output", str(output)])
 
 
