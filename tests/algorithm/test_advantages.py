@@ -88,12 +88,6 @@ def test_advantages_of_stated_decimals_against_fractions(drawn):
         assert group_advantages(rewards)[0].tolist() == pytest.approx(expected, rel=1e-6, abs=1e-7)
 
 
-def test_groups_do_not_mix():
-    rewards = torch.randn(6, 4)
-    whole = group_advantages(rewards)
-    assert torch.equal(whole, torch.cat([group_advantages(row[None]) for row in rewards]))
-
-
 def test_tokens_get_their_own_segments_advantage():
     result = token_advantages(
         confidence=torch.tensor([1.0, 2.0, 3.0, 4.0]),

@@ -11,7 +11,7 @@ from coca_mindspeed.algorithm.objective import segment_objective
 AGGREGATIONS = ["sum", "token_mean", "segment_mean"]
 
 
-def batch(size: int = 6, width: int = 9, seed: int = 0):
+def batch(size=6, width=9, seed=0):
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, width + 1, (size,), generator=generator)
     confidence = torch.minimum(lengths, torch.randint(0, 5, (size,), generator=generator))

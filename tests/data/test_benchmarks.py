@@ -165,8 +165,3 @@ def test_triviaqa_rows_of_the_authors_test_files_have_no_answer_at_all():
 def test_triviaqa_answers_that_are_malformed(answer, message):
     with pytest.raises(RowError, match=message):
         benchmarks.triviaqa({"question": "q", "answer": answer}, 0)
-
-
-@pytest.mark.parametrize("name", [name for name in SOURCES if name != "records"])
-def test_every_data_set_says_where_the_hub_keeps_it(name):
-    assert "/" in SOURCES[name].hub.repository

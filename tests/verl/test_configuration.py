@@ -1,7 +1,5 @@
 """Configurations on verl where verl is not installed: composed, checked and laid out."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 
@@ -41,14 +39,14 @@ def test_every_key_of_ours_is_stated_with_its_default():
     assert stated == VerlSettings().model_dump(mode="json")
 
 
-def test_a_run_of_another_engine_is_none_of_verls(tmp_path: Path):
+def test_a_run_of_another_engine_is_none_of_verls(tmp_path):
     assert find_verl_run("qwen25_7b_910b") is None
     assert find_verl_run(str(tmp_path / "absent.yaml")) is None
     (tmp_path / "mine.yaml").write_text("defaults: [base, _self_]\n")
     assert find_verl_run(str(tmp_path / "mine.yaml")) is None
 
 
-def test_a_file_of_ones_own_may_stand_on_ours(tmp_path: Path):
+def test_a_file_of_ones_own_may_stand_on_ours(tmp_path):
     for name in ("coca_base", "coca_qwen25_3b"):
         file = find_verl_run("coca_qwen25_3b")
         assert file is not None
@@ -64,20 +62,20 @@ def test_a_file_of_ones_own_may_stand_on_ours(tmp_path: Path):
 
 
 @pytest.mark.parametrize("override", ["trainer.nnodes", "a.b=[1", "~trainer.nnodes"])
-def test_an_override_that_is_none_is_refused(override: str):
+def test_an_override_that_is_none_is_refused(override):
     file = find_verl_run("coca_qwen25_7b")
     assert file is not None
     with pytest.raises(UsageError, match=r"cannot be composed|only where verl is installed"):
         verl_configuration(file, [override])
 
 
-def test_a_broken_file_names_itself(tmp_path: Path):
+def test_a_broken_file_names_itself(tmp_path):
     (tmp_path / "mine.yaml").write_text("defaults: [ppo_trainer\n")
     with pytest.raises(ConfigError, match=r"mine\.yaml: cannot be read"):
         find_verl_run(str(tmp_path / "mine.yaml"))
 
 
-def test_check_prints_the_plan(capsys: pytest.CaptureFixture[str]):
+def test_check_prints_the_plan(capsys):
     assert cli.main(["check", "coca_qwen25_7b", "trainer.nnodes=2"]) == 0
     out = capsys.readouterr().out
     assert "16 on 2 nodes" in out
@@ -99,20 +97,20 @@ def test_check_prints_the_plan(capsys: pytest.CaptureFixture[str]):
         ("coca.method.name=sequential", "trainer.total_epochs=1"),
     ],
 )
-def test_check_names_key_and_value(override: str, said: str, capsys: pytest.CaptureFixture[str]):
+def test_check_names_key_and_value(override, said, capsys):
     assert cli.main(["check", "coca_qwen25_7b", override]) == 1
     found = capsys.readouterr().err
     assert said in found
     assert found.endswith("\n1 problem\n")
 
 
-def test_options_of_the_port_are_refused(capsys: pytest.CaptureFixture[str]):
+def test_options_of_the_port_are_refused(capsys):
     assert cli.main(["check", "coca_qwen25_7b", "--resume"]) == 2
     assert "--resume" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_a_node_has_one_reward_worker(nodes: int):
+def test_a_node_has_one_reward_worker(nodes):
     """Each starts grading processes for all CPUs of its node."""
     config = verl_configuration(find_verl_run("coca_qwen25_7b"), [f"trainer.nnodes={nodes}"])
     assert config["reward"]["num_workers"] == nodes
