@@ -1,6 +1,5 @@
 """Majority voting against clusters made by hand."""
 
-import random
 from contextlib import closing
 
 import pytest
@@ -68,7 +67,7 @@ def test_no_samples_is_an_error():
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=20), st.randoms())
-def test_the_share_does_not_depend_on_the_order(values, random_state: random.Random):
+def test_the_share_does_not_depend_on_the_order(values, random_state):
     finals = [str(v) for v in values]
     shuffled = random_state.sample(finals, len(finals))
     one, other = (vote(cluster(texts, by_value)) for texts in (finals, shuffled))
@@ -76,7 +75,7 @@ def test_the_share_does_not_depend_on_the_order(values, random_state: random.Ran
     assert finals.count(finals[one.winner]) == shuffled.count(shuffled[other.winner])
 
 
-def record(category: str, dataset: str, **metadata) -> Record:
+def record(category, dataset, **metadata):
     return Record("r", dataset, category, "q", "", metadata=metadata)
 
 

@@ -153,7 +153,7 @@ def test_the_command_line(tmp_path, capsys):
 
 
 @pytest.fixture
-def command(tmp_path) -> list[str]:
+def command(tmp_path):
     """A baseline whose results are there."""
     tiny_policy(tmp_path / "tiny")
     write_records(tmp_path / "data.jsonl", arithmetic_records(3, "evaluate", 0))
