@@ -233,13 +233,3 @@ def test_a_confidence_is_looked_for_where_the_method_asks_for_it(tmp_path, monke
     command += ["--data", str(tmp_path / "data.jsonl"), "--output", str(tmp_path / "out"), "--max-new-tokens", "4"]
     assert cli.main([*command, "--dtype", "float32", "--quiet"]) == 0
     assert set(positions) == {position}
-
-
-def test_devices(monkeypatch):
-    from coca_mindspeed.local.policy import choose_device
-
-    assert choose_device("cpu").type == "cpu"
-    with pytest.raises(ConfigError, match="abacus"):
-        choose_device("abacus")
-    with pytest.raises(ConfigError, match=r"npu"):
-        choose_device("npu")

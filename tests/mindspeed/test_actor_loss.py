@@ -31,14 +31,16 @@ class _FakeBase:
 
 @pytest.fixture
 def actor_loss(monkeypatch):
-    names = ["mindspeed_rl", "mindspeed_rl.models", "mindspeed_rl.models.loss", "mindspeed_rl.utils"]
-    for name in [
-        *names,
-        "mindspeed_rl.models.loss.base_loss_func",
-        "mindspeed_rl.utils.compute",
-        "mindspeed_rl.utils.utils",
-    ]:
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    for name in (
+        "",
+        ".models",
+        ".models.loss",
+        ".models.loss.base_loss_func",
+        ".utils",
+        ".utils.compute",
+        ".utils.utils",
+    ):
+        monkeypatch.setitem(sys.modules, f"mindspeed_rl{name}", types.ModuleType(name))
     sys.modules["mindspeed_rl.models.loss.base_loss_func"].BaseLossFunc = _FakeBase  # type: ignore[attr-defined]
     compute = sys.modules["mindspeed_rl.utils.compute"]
     compute.compute_kl_penalty = lambda a, b, kind: (a - b).square()  # type: ignore[attr-defined]
@@ -178,11 +180,8 @@ def test_entropies_by_segment_and_tensors_for_msprobe(actor_loss, monkeypatch, b
     lengths = batch["response_length"].flatten()
     masks = segment_masks(batch[columns.SEGMENT_LENGTH][:, 0].long(), lengths.long(), log_probs.shape[1])
     old = batch["old_log_prob"][:, : log_probs.shape[1]]
-    for name, mask in (
-        ("confidence", masks.confidence),
-        ("answer", masks.answer),
-        ("rollout", masks.confidence | masks.answer),
-    ):
+    every = masks.confidence | masks.answer
+    for name, mask in (("confidence", masks.confidence), ("answer", masks.answer), ("rollout", every)):
         assert means[f"{name}/entropy"] == pytest.approx(float(-old[mask].mean()), rel=1e-5), name
     (saved,) = sys.modules["mindspeed_rl.utils.utils"].MsProbe.saved
     assert set(saved) >= {"old_log_prob", "log_prob", "advantages", "loss"}
