@@ -186,14 +186,8 @@ def test_the_same_seed_gives_the_same_bytes_and_another_an_other_order(tmp_path)
     first, again = prepared(tmp_path, "a"), prepared(tmp_path, "b")
     other = prepared(tmp_path, "c", seed=2)
     assert first == again
-    assert sorted(first) == [
-        "coca-mindspeed.json",
-        "findings.jsonl",
-        "report.json",
-        "report.md",
-        "train.jsonl",
-        "validation.jsonl",
-    ]
+    names = ("coca-mindspeed.json", "findings.jsonl", "report.json", "report.md", "train.jsonl", "validation.jsonl")
+    assert tuple(sorted(first)) == names
     assert first["train.jsonl"] != other["train.jsonl"]
     lines = [sorted((files["train.jsonl"] + files["validation.jsonl"]).splitlines()) for files in (first, other)]
     assert lines[0] == lines[1]

@@ -12,20 +12,10 @@ from tests.data.source_rows import BIG_MATH, TACO_CALL, taco_row
 
 
 def test_big_math_row():
-    assert big_math(BIG_MATH[0], 7) == Record(
-        "big_math-7",
-        "big_math",
-        "math",
-        "What is $3^4$?",
-        "81",
-        None,
-        {
-            "source": "orca_math",
-            "domain": ["Mathematics -> Algebra -> Prealgebra"],
-            "solve_rate": 0.90625,
-            "difficulty": 0.09375,
-        },
-    )
+    metadata = {"source": "orca_math", "domain": ["Mathematics -> Algebra -> Prealgebra"]}
+    metadata |= {"solve_rate": 0.90625, "difficulty": 0.09375}
+    expected = Record("big_math-7", "big_math", "math", "What is $3^4$?", "81", None, metadata)
+    assert big_math(BIG_MATH[0], 7) == expected
     assert big_math(BIG_MATH[1], 8).metadata == {"source": "olympiads"}
 
 

@@ -25,20 +25,13 @@ def predictions(dataset, n, seed, method=None, bias=0.0):
     difficulty = rng.random(n)
     right = rng.random(n) < difficulty
     stated = np.round(np.clip(difficulty + bias, 0, 1), 2)
-    return [
-        Prediction(
-            str(i),
-            dataset,
-            f"question {i} {HOSTILE}",
-            f"<confidence>{stated[i]}</confidence> {HOSTILE}",
-            None if i % 40 == 0 else float(stated[i]),
-            bool(right[i]),
-            None if i % 40 == 0 else 10,
-            method=method,
-            gold="42",
-        )
-        for i in range(n)
-    ]
+    rows = []
+    for i in range(n):
+        question, response = f"question {i} {HOSTILE}", f"<confidence>{stated[i]}</confidence> {HOSTILE}"
+        confidence, tokens = (None, None) if i % 40 == 0 else (float(stated[i]), 10)
+        named = (str(i), dataset, question, response, confidence, bool(right[i]), tokens)
+        rows.append(Prediction(*named, method=method, gold="42"))
+    return rows
 
 
 def make_run(folder, name, datasets, n, method=None, bias=0.0, steps=20):

@@ -27,13 +27,8 @@ def test_the_newest_stay(tmp_path):
     (tmp_path / "release").mkdir()
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("150")
     prune_checkpoints(tmp_path, keep=2, newest=150)  # 1000 is of a save that was cut off
-    assert _left(tmp_path) == [
-        "iter_0000100",
-        "iter_0000150",
-        "iter_0001000",
-        "latest_checkpointed_iteration.txt",
-        "release",
-    ]
+    kept = [f"iter_{iteration:07d}" for iteration in (100, 150, 1000)]
+    assert _left(tmp_path) == [*kept, "latest_checkpointed_iteration.txt", "release"]
     prune_checkpoints(tmp_path / "of_another_node", keep=1, newest=150)
     prune_checkpoints(tmp_path, keep=5, newest=1000)
     assert len(_left(tmp_path)) == 5

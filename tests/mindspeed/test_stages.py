@@ -147,15 +147,10 @@ def test_an_ungradable_answer_earns_no_advantage_and_its_group_of_two_is_dropped
     assert metrics["rollout/gesr"] == 1.0
 
 
-def test_a_dispatch_that_cuts_groups_is_refused():
-    options = {"count": 3, "group_size": 2, "rows": 4, "guarantee_order": False, "sample_prompts": 0}
-    with pytest.raises(TrainingError, match="adv_dispatch_size 3"):
-        compute_advantages(_scored_dock(), CocaSettings(), **options)
-
-
-def test_a_stage_whose_rows_never_come_gives_up():
-    options = {"count": 2, "group_size": 2, "rows": 4, "guarantee_order": False, "sample_prompts": 0}
-    with pytest.raises(TrainingError, match="'compute_advantage'"):
+@pytest.mark.parametrize(("count", "named"), [(3, "adv_dispatch_size 3"), (2, "'compute_advantage'")])
+def test_cut_groups_and_rows_that_never_come_are_errors(count, named):
+    options = {"count": count, "group_size": 2, "rows": 4, "guarantee_order": False, "sample_prompts": 0}
+    with pytest.raises(TrainingError, match=named):
         compute_advantages(FakeDock(4, 2), CocaSettings(stall_timeout=0.2), **options)
 
 
