@@ -90,8 +90,11 @@ def _manifest(root):
     )
 
 
-def _importable(root):
+@pytest.fixture
+def manifest(root):
+    """Of a package that can be imported."""
     (root / "fake_rl" / "__init__.py").write_text("")
+    return _manifest(root)
 
 
 def _apply(manifest, root, processes=("worker",)):
@@ -103,9 +106,7 @@ def test_verifying_never_imports(root):
     assert "fake_rl" not in sys.modules
 
 
-def test_apply_and_revert(root):
-    _importable(root)
-    manifest = _manifest(root)
+def test_apply_and_revert(root, manifest):
     applied = _apply(manifest, root)
     import fake_rl.core as core
 
@@ -120,9 +121,7 @@ def test_apply_and_revert(root):
     assert core.Base().step() == "base"
 
 
-def test_two_hooks_may_wrap_one_definition(root):
-    _importable(root)
-    manifest = _manifest(root)
+def test_two_hooks_may_wrap_one_definition(root, manifest):
     twice = replace(manifest, hooks=(manifest.hooks[0], *manifest.hooks))
     applied = _apply(twice, root)
     import fake_rl.core as core
@@ -133,9 +132,7 @@ def test_two_hooks_may_wrap_one_definition(root):
 
 
 @pytest.mark.parametrize(("rollout", "score"), [("vllm", 30), (None, 30), ("transformers", 3)])
-def test_hooks_of_another_rollout_engine_are_left_out(root, rollout, score):
-    _importable(root)
-    manifest = _manifest(root)
+def test_hooks_of_another_rollout_engine_are_left_out(root, manifest, rollout, score):
     _apply(replace(manifest, hooks=(replace(manifest.hooks[0], rollout=rollout), *manifest.hooks[1:])), root)
     import fake_rl.core as core
 
@@ -143,9 +140,7 @@ def test_hooks_of_another_rollout_engine_are_left_out(root, rollout, score):
     assert core.Trainer().fit() == "our fit"
 
 
-def test_applying_again_changes_nothing(root):
-    _importable(root)
-    manifest = _manifest(root)
+def test_applying_again_changes_nothing(root, manifest):
     first = _apply(manifest, root)
     import fake_rl.core as core
 
@@ -153,9 +148,7 @@ def test_applying_again_changes_nothing(root):
     assert core.score(3) == 30
 
 
-def test_a_further_process_adds_its_own_hooks_only(root):
-    _importable(root)
-    manifest = _manifest(root)
+def test_a_further_process_adds_its_own_hooks_only(root, manifest):
     driver_hook = replace(manifest.hooks[1], process="driver")
     manifest = replace(manifest, hooks=(manifest.hooks[0], driver_hook))
     _apply(manifest, root)
@@ -167,17 +160,13 @@ def test_a_further_process_adds_its_own_hooks_only(root):
     assert core.score(1) == 10
 
 
-def test_another_release_is_refused_while_one_is_applied(root):
-    _importable(root)
-    manifest = _manifest(root)
+def test_another_release_is_refused_while_one_is_applied(root, manifest):
     _apply(manifest, root)
     with pytest.raises(ManifestError, match=r"1\.0 is already hooked"):
         _apply(replace(manifest, release="2.0"), root)
 
 
-def test_an_edited_definition_stops_everything(root):
-    _importable(root)
-    manifest = _manifest(root)
+def test_an_edited_definition_stops_everything(root, manifest):
     core_file = root / "fake_rl" / "core.py"
     core_file.write_text(FAKE.replace("return 0", "return 1"))
     with pytest.raises(ManifestError, match=r"fake_rl\.core:relied_upon"):
@@ -188,9 +177,7 @@ def test_an_edited_definition_stops_everything(root):
 
 
 @pytest.mark.parametrize("bad", ["tests.mindspeed.test_manifest:missing", "tests.mindspeed.no_such_module:x"])
-def test_a_replacement_that_cannot_be_found_changes_nothing(root, bad):
-    _importable(root)
-    manifest = _manifest(root)
+def test_a_replacement_that_cannot_be_found_changes_nothing(root, manifest, bad):
     broken = replace(manifest, hooks=(*manifest.hooks, replace(manifest.hooks[0], replacement=bad)))
     with pytest.raises((AttributeError, ModuleNotFoundError)):
         _apply(broken, root)
@@ -204,9 +191,7 @@ def failing(original):
     raise RuntimeError("no")
 
 
-def test_a_failure_half_way_takes_back_what_was_done(root):
-    _importable(root)
-    manifest = _manifest(root)
+def test_a_failure_half_way_takes_back_what_was_done(root, manifest):
     last = replace(manifest.hooks[1], replacement="tests.mindspeed.test_manifest:failing")
     with pytest.raises(RuntimeError, match="no"):
         _apply(replace(manifest, hooks=(manifest.hooks[0], manifest.hooks[2], last)), root)
@@ -216,9 +201,7 @@ def test_a_failure_half_way_takes_back_what_was_done(root):
     assert core.REGISTRY == {"old": 1}
 
 
-def test_a_package_imported_from_elsewhere_is_refused(root, tmp_path_factory):
-    _importable(root)
-    manifest = _manifest(root)
+def test_a_package_imported_from_elsewhere_is_refused(root, manifest, tmp_path_factory):
     verified = tmp_path_factory.mktemp("other")
     (verified / "fake_rl").mkdir()
     (verified / "fake_rl" / "core.py").write_text(FAKE)
