@@ -117,13 +117,7 @@ def test_token_advantages_are_the_masks_times_the_advantages(data):
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize(
     "rewards",
-    [
-        torch.zeros(3),
-        torch.zeros(3, 0),
-        torch.zeros(3, 1),
-        torch.zeros(2, 2, dtype=torch.int64),
-        torch.tensor([[torch.nan, 0.0]]),
-    ],
+    [*map(torch.zeros, (3, (3, 0), (3, 1))), torch.zeros(2, 2, dtype=torch.int64), torch.tensor([[torch.nan, 0.0]])],
 )
 def test_bad_rewards_are_refused(rewards):
     with pytest.raises(ValueError, match="rewards should"):

@@ -76,11 +76,7 @@ def test_another_run_is_not_resumed(tmp_path, capsys, override, message):
     # What the launch scripts ask first refuses it already.
     asked = ["check", RUN, "data.rows=90000", override, "--output", str(tmp_path), "--resume", "--quiet"]
     assert main([*asked, "--for-script", str(tmp_path / "asked")]) == 1
-    others = (
-        "checkpoint.interval=10",
-        "evaluation.interval=25",
-        "mindspeed_rl.generate_config.gpu_memory_utilization=0.6",
-    )
+    others = ("checkpoint.interval=10", "evaluation.interval=25", f"{GPU}=0.6")
     for _ in range(2):  # a run that was resumed is resumed again
         assert main([*check, *others, "--resume", "--write", str(file)]) == 0
 
@@ -223,10 +219,7 @@ def test_what_is_converted_is_the_last_stage_there_is(tmp_path):
     assert following(arguments_of("mcore2hf", output=tmp_path), "--load-dir") == str(tmp_path / "stage1/checkpoints")
 
 
-def test_conversion_leaves_the_original_model_alone(tmp_path, monkeypatch):
-    for variable, package in HOMES.items():
-        (tmp_path / variable / package).mkdir(parents=True)
-        monkeypatch.setenv(variable, str(tmp_path / variable))
+def test_conversion_leaves_the_original_model_alone(tmp_path, homes):
     model = tmp_path / "model"
     run = compose_run(RUN, [f"model.path={model}", f"model.megatron_path={tmp_path / 'mcore'}"]).run
     facts, output = resolve_config(run), tmp_path / "out"
@@ -276,11 +269,15 @@ def untouched(model):
 
 
 @pytest.fixture
-def trained(tmp_path, monkeypatch):
-    """A model of nobody's to change, and a finished run that started from it."""
+def homes(tmp_path, monkeypatch):
     for variable, package in HOMES.items():
         (tmp_path / variable / package).mkdir(parents=True)
         monkeypatch.setenv(variable, str(tmp_path / variable))
+
+
+@pytest.fixture
+def trained(tmp_path, homes):
+    """A read-only model, and a finished run that started from it."""
     model, output = tmp_path / "model", tmp_path / "out"
     for name in ("config.json", "tokenizer.json", "model-00001-of-00001.safetensors"):
         write(model / name, "old").chmod(0o444)
