@@ -195,3 +195,17 @@ def test_sixteen_runs_on_eight_data_sets(tmp_path):
     # Nearly all of it is matplotlib's: 17 s of CPU time on an AMD EPYC, 37 s on a Xeon at 2.5 GHz.
     assert time.process_time() - start < allowed(60)
     assert page.stat().st_size < 10_000_000
+
+
+def test_bins_closed_on_the_left(tmp_path):
+    rows = [Prediction(str(i), "mine", "q", "r", 0.1 + 0.05 * (i % 2), i < 2, 5) for i in range(8)]
+    write_predictions(tmp_path / "tenths.jsonl", rows)
+    shown = {}
+    for side in ("left", "right"):
+        out = tmp_path / side
+        arguments = [str(tmp_path / "tenths.jsonl"), "--output", str(out), "--replicates", "10", "--bins-closed", side]
+        assert main(["report", *arguments]) == 0
+        shown[side] = (out / "report.md").read_text(), (out / "figures" / "reliability_mine.png").read_bytes()
+        assert f"closed on the {side}" in shown[side][0]
+    # .1 and .15 share a bin only where its lower edge belongs to it, and then there is one bar instead of two.
+    assert shown["left"][1] != shown["right"][1]

@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 from coca_mindspeed.mindspeed.stages import no_reference as reference
-from coca_mindspeed.mindspeed.stages.no_reference import worker_groups
+from coca_mindspeed.mindspeed.stages.no_reference import NoReference, worker_groups
 
 
 class _Group:
@@ -63,3 +63,12 @@ def test_a_resumed_run_goes_on_behind_the_prompts_of_its_finished_iterations():
         worker=_worker("ActorHybridWorker"), megatron_config=SimpleNamespace(global_batch_size=8)
     )
     assert group.get_consumed_train_samples() == 50 * 8
+
+
+def test_no_reference_does_what_the_trainer_asks():
+    nothing = NoReference("config")
+    assert nothing.initialize() is nothing
+    nothing.sync_init_transfer_dock("dock", None)
+    nothing.compute_ref_log_prob(blocking=True)
+    nothing.wait_all_ref_objs_run_over()
+    assert nothing.megatron_config == "config"
