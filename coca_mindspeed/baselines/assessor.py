@@ -20,13 +20,7 @@ ASSESSOR_PROMPT = (
 
 @dataclass(frozen=True)
 class AssessorConfig:
-    """Settings of an assessor.
-
-    Attributes:
-        labels: single-token texts for correct and wrong; the confidence is the probability of the first of the two.
-        max_prompt_tokens: a longer question is an error.
-        fit: its training.
-    """
+    """Settings of an assessor; its confidence is the probability of the first of two single-token ``labels``."""
 
     labels: tuple[str, str] = ("1", "0")
     max_prompt_tokens: int = 2048
@@ -53,7 +47,7 @@ class Assessor:
         self._label_ids = [ids[0] for ids in encoded]
 
     def encode(self, records: Sequence[Record]) -> list[list[int]]:
-        """Encode the bare questions under the assessor's own system prompt."""
+        """Encode the questions, without answer instruction, under the assessor's own system prompt."""
         return self.policy.encode_prompts(bare_questions(records), ASSESSOR_PROMPT, self._config.max_prompt_tokens)
 
     def logits(self, prompts: Sequence[Sequence[int]]) -> Tensor:
@@ -89,12 +83,9 @@ def train_assessor(
     """
     assessor = Assessor(policy, config)
     prompts = assessor.encode(records)
-    fit = fit_with_early_stopping(
-        policy.model,
-        lambda rows: assessor.logits([prompts[i] for i in rows.tolist()]),
-        torch.tensor(correct),
-        config.fit,
-        seed,
-        progress,
-    )
-    return assessor, fit
+
+    def logits_of(rows: Tensor) -> Tensor:
+        return assessor.logits([prompts[i] for i in rows.tolist()])
+
+    labels = torch.tensor(correct)
+    return assessor, fit_with_early_stopping(policy.model, logits_of, labels, config.fit, seed, progress)

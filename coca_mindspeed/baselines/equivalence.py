@@ -6,7 +6,6 @@ not used.  Each program runs once in the code grader's sandbox, and outputs are 
 
 import ast
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from coca_mindspeed.data.records import Record
@@ -28,21 +27,14 @@ class Equivalences:
         self._opened: list[Grader] = []
         self._programs: ProgramEquivalence | None = None
 
-    def __enter__(self) -> "Equivalences":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         for grader in self._opened:
             grader.close()
 
     def final_answers(self, record: Record, answers: Sequence[str]) -> Sequence[str | None]:
         """Return the final answers of a record's responses, None where there is none."""
         name = grader_name(record)
-        if name == "code":
-            return self._code().final_answers(record, answers)
-        return self._of(name).final_answers(answers)
+        return self._code().final_answers(record, answers) if name == "code" else self._of(name).final_answers(answers)
 
     def same(self, record: Record, pairs: Sequence[tuple[str, str]]) -> Sequence[bool]:
         """Whether the final answers of each pair are equivalent."""

@@ -4,6 +4,7 @@ The confidence-weighted vote counts each sample by its stated confidence.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
@@ -92,17 +93,8 @@ def majority_predictions(
         weights = [each.confidence or 0.0 for each in parsed] if weighted else None
         result = vote(cluster(finals, partial(same, record)), weights)
         winner = index * k + result.winner
-        predictions.append(
-            Prediction(
-                id=record.id,
-                dataset=record.dataset,
-                question=record.question,
-                response=graded.judged.texts[winner],
-                confidence=result.share,
-                correct=graded.judged.verdicts[winner].correct_or_none,
-                tokens_to_confidence=lengths[index],
-                category=record.category,
-                tokens=lengths[index],
-            )
-        )
+        answer, correct = graded.judged.texts[winner], graded.judged.verdicts[winner].correct_or_none
+        named = (record.id, record.dataset, record.question)
+        prediction = Prediction(*named, answer, result.share, correct, lengths[index], record.category)
+        predictions.append(replace(prediction, tokens=lengths[index]))
     return predictions

@@ -17,13 +17,7 @@ from coca_mindspeed.utils.files import whole_directory, write_json
 
 @dataclass(frozen=True)
 class ProbeConfig:
-    """Settings of a probe.
-
-    Attributes:
-        layer: of the hidden states at the prompt's last token; see :func:`.target_model.prompt_states`.
-        width: hidden units.
-        fit: its training.
-    """
+    """Settings of a probe with ``width`` hidden units; ``layer`` as in :func:`.target_model.prompt_states`."""
 
     layer: int = -1
     width: int = 128

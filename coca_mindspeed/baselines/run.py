@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -42,10 +43,7 @@ class BaselineOptions:
         batch: questions per batch, and per part of a resumable run.
         samples: k of the votes.
         label: method name in the predictions; None for the baseline's own.
-        probe: its settings.
-        assessor: its settings.
         trained: directory of a trained probe or assessor; None trains one.
-        show_progress: draw progress bars.
     """
 
     batch: int = 64
@@ -75,13 +73,9 @@ def run_baseline(
 
     Args:
         name: one of :data:`BASELINES`.
-        target: the target model.
-        records: the evaluation questions.
         output: holds parts, trained predictors and predictions; existing ones are reused.
-        options: of the baseline.
         training_records: questions on which a probe or an assessor is trained.
         open_assessor: loads the assessor's model: the given directory, or for None the initial one.
-        answers: the target model's graded answers to ``records``, if they exist.
 
     Raises:
         ConfigError: the baseline is unknown, or an input is missing.
@@ -129,7 +123,7 @@ class _Work:
         return self._predictions(purpose, records, lambda part, chunk: self.target.answers(chunk, purpose, part))
 
     def votes(self, records: Sequence[Record], *, weighted: bool) -> list[Prediction]:
-        with Equivalences() as equivalences:
+        with closing(Equivalences()) as equivalences:
             compare = (self.options.samples, equivalences.final_answers, equivalences.same)
 
             def sample_and_vote(part: int, chunk: Sequence[Record]) -> list[Prediction]:

@@ -20,15 +20,7 @@ from coca_mindspeed.local.schedule import generator
 
 @dataclass(frozen=True)
 class TargetModel:
-    """A target model.
-
-    Attributes:
-        policy: the model; it is never changed.
-        grader: grades its answers.
-        method: prompt, and position and width of the stated confidence.
-        rollout: length limits and batch size of sampling.
-        seed: of its answers.
-    """
+    """A target model: ``policy`` is never changed, ``seed`` is of its answers."""
 
     policy: Policy
     grader: Grader

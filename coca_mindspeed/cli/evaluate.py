@@ -13,7 +13,7 @@ from coca_mindspeed.cli.options import at_least, json_object, place
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
 from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
 from coca_mindspeed.evaluation.metrics import specs
-from coca_mindspeed.evaluation.metrics.curves import risk_table
+from coca_mindspeed.evaluation.metrics.binning import risk_table
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
 from coca_mindspeed.evaluation.opencompass.output import read_opencompass
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions

@@ -35,10 +35,9 @@ class Kind(Protocol):
 
 @dataclass(frozen=True)
 class Generator:
-    """Generates the records of one data set, in equal parts of its kinds.
+    """Generates the records of one data set; ``stream`` makes the random numbers of data sets independent.
 
-    ``held_out`` is the fraction of the questions in the split ``evaluate``; ``stream`` makes the random numbers of data
-    sets independent.
+    ``held_out`` is the fraction of the questions in the split ``evaluate``.
     """
 
     dataset: str
@@ -103,13 +102,9 @@ def units_first(number: int, width: int = 1) -> str:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Questions of one difficulty.
+    """Questions of one difficulty; a one-digit operand may be 0.
 
-    Attributes:
-        operator: as written in the question.
-        digits: of the left and of the right operand; a one-digit operand may be 0.
-        compute: the answer.
-        commutes: the operands may be in either order; both orders are in the same split.
+    ``commutes``: the operands may be in either order, and both orders are in the same split.
     """
 
     operator: str

@@ -60,13 +60,6 @@ def _template_problem(tokenizer: Any, messages: Sequence[Mapping[str, str]], err
     )
 
 
-def many_prompt_tokens(tokenizer: Any, conversations: Sequence[Sequence[dict[str, str]]]) -> list[list[int]]:
-    """As :func:`prompt_tokens`, for many chats at once, which a fast tokenizer distributes over the CPUs."""
-    rendered = [render_chat(tokenizer, messages) for messages in conversations]
-    rows: list[list[int]] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
-    return rows
-
-
 def bounded_prompt_tokens(
     tokenizer: Any, records: Sequence[Record], system_prompt: str | None, max_tokens: int, key: str, where: str = ""
 ) -> Iterator[list[int]]:
@@ -79,7 +72,8 @@ def bounded_prompt_tokens(
     """
     for start in range(0, len(records), _BATCH):
         batch = records[start : start + _BATCH]
-        rows = many_prompt_tokens(tokenizer, [prompt_messages(record, system_prompt) for record in batch])
+        rendered = [render_chat(tokenizer, prompt_messages(record, system_prompt)) for record in batch]
+        rows: list[list[int]] = tokenizer(rendered, add_special_tokens=False)["input_ids"]
         for number, (record, ids) in enumerate(zip(batch, rows, strict=True), start=start + 1):
             if len(ids) > max_tokens:
                 place = f"{where} {number}: " if where else ""

@@ -15,7 +15,6 @@ class Record:
 
     Attributes:
         id: unique within its data set.
-        dataset: ``arithmetic``, ``gsm8k``, ...
         category: ``math``, ``code`` or ``factual`` in the paper's tables.
         question: the bare question, without system prompt or answer instruction.
         answer: the gold answer; empty where tests in ``metadata`` decide (code).

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +26,6 @@ class DataSource:
     """Conversion of one source's rows into records.
 
     Attributes:
-        name: the data set's name, also in the records.
         role: ``training`` sets are cleaned and shuffled by default; ``benchmark`` sets are kept whole, in order.
         convert: (row, number of the row from 0 over all files) -> record; raises
             :class:`~coca_mindspeed.data.sources.fields.RowError` or
@@ -56,6 +56,7 @@ def _own_record(row: Mapping[str, Any], number: int) -> Record:
 
 _TRIVIAQA_COLUMNS = frozenset({"question", "question_id", "question_source", "answer"})
 _BIG_MATH = HubDataset("SynthLabsAI/Big-Math-RL-Verified", None, "train")
+_AIME24 = HubDataset("HuggingFaceH4/aime_2024", None, "train")
 _MBPP = HubDataset("google-research-datasets/mbpp", "sanitized", "test")
 _TRIVIAQA = HubDataset("mandarjoshi/trivia_qa", "unfiltered.nocontext", "validation")
 _SOURCES: tuple[DataSource, ...] = (
@@ -65,8 +66,8 @@ _SOURCES: tuple[DataSource, ...] = (
     ),
     DataSource("gsm8k", "benchmark", benchmarks.gsm8k, HubDataset("openai/gsm8k", "main", "test")),
     DataSource("math500", "benchmark", benchmarks.math500, HubDataset("HuggingFaceH4/MATH-500", None, "test")),
-    DataSource("aime24", "benchmark", benchmarks.aime24, HubDataset("HuggingFaceH4/aime_2024", None, "train")),
-    DataSource("aime25", "benchmark", benchmarks.aime25, HubDataset("math-ai/aime25", None, "test")),
+    DataSource("aime24", "benchmark", partial(benchmarks.aime, "aime24"), _AIME24),
+    DataSource("aime25", "benchmark", partial(benchmarks.aime, "aime25"), HubDataset("math-ai/aime25", None, "test")),
     DataSource("mbpp_sanitized", "benchmark", benchmarks.mbpp_sanitized, _MBPP, outside=benchmarks.outside_mbpp_test),
     DataSource("humaneval", "benchmark", benchmarks.humaneval, HubDataset("openai/openai_humaneval", None, "test")),
     DataSource("simpleqa", "benchmark", benchmarks.simpleqa, HubDataset("basicv8vc/SimpleQA", None, "test")),

@@ -89,10 +89,8 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "correct": ("true, false, or null for an ungradable answer", lambda v: isinstance(v, bool)),
     "confidence": ("null or a number from 0 to 1", is_confidence),
     "sample": ("a whole number from 0", lambda v: _is_integer(v, 0)),
-    **{
-        name: ("null or a whole number from 0", lambda v: _is_integer(v, 0))
-        for name in ("tokens_to_confidence", "tokens")
-    },
+    "tokens_to_confidence": ("null or a whole number from 0", lambda v: _is_integer(v, 0)),
+    "tokens": ("null or a whole number from 0", lambda v: _is_integer(v, 0)),
     "seed": ("null or a whole number", _is_integer),
 }
 

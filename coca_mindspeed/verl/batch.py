@@ -5,7 +5,6 @@ failed sessions, and may hold padding rows.
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -29,13 +28,9 @@ class Groups(NamedTuple):
 
 
 def find_groups(keys: Sequence[str], tags: Sequence[Mapping[str, Any]], size: int, expected: int) -> Groups:
-    """Find the complete groups of a batch.
+    """Find the complete groups, of ``size`` responses, among the rows with these keys and tags.
 
-    Args:
-        keys: of the rows.
-        tags: of the rows; ``is_padding`` marks padding.
-        size: responses to each prompt.
-        expected: prompts of the batch; a prompt without any response counts as broken.
+    Rows whose tag ``is_padding`` is set are left out; of ``expected`` prompts, one without any response is broken.
 
     Raises:
         TrainingError: a malformed key, a second turn, a repeated sample, or too many prompts or responses.
@@ -73,12 +68,10 @@ def check_broken(broken: int, allowed: int, total: int, kind: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ScoredStep:
-    """The ``B`` scored responses of a step's complete groups, and their place among the ``rows`` of verl's batch.
+    """The ``B`` scored responses of a step's complete groups, group by group.
 
     Attributes:
-        scored: the responses, group by group.
-        order: int64 ``[B]``, their rows.
-        rows: of verl's batch, with padding and broken groups.
+        order: int64 ``[B]``, their rows among the ``rows`` of verl's batch, which has padding and broken groups too.
         broken: groups that lack a response.
         predictions: of each response, as the reward manager reports it.
         stage: of the method; None if it has only one.
@@ -125,17 +118,10 @@ def score_step(
     settings: VerlSettings,
     stage: int,
 ) -> ScoredStep:
-    """Compute the advantages of a batch of verl's.
+    """Compute the advantages of a batch of verl's, of whole groups among P ``prompts`` of G responses (``group``).
 
-    Args:
-        keys: of its rows.
-        tags: of its rows.
-        rows: the reward manager's report on each, see :meth:`.ScoringQueue.score`.
-        response_lengths: int ``[rows]`` on the CPU.
-        prompts: P of a whole step.
-        group: G.
-        settings: of the run.
-        stage: of the method.
+    ``keys``, ``tags`` and ``rows`` are of its rows, the last as :meth:`.ScoringQueue.score` reports them;
+    ``response_lengths`` is int ``[rows]`` on the CPU.
 
     Raises:
         TrainingError: more groups are broken than the settings allow, or no answer could be graded.
@@ -192,19 +178,17 @@ def validation_predictions(reports: Mapping[str, Sequence[Any]]) -> list[Predict
 
 def validation_metrics(predictions: Sequence[Prediction]) -> dict[str, float]:
     """The paper's six columns under ``eval/``; for several data sets also under ``eval/DATASET/``."""
-    by_set: dict[str, list[Prediction]] = defaultdict(list)
-    for prediction in predictions:
-        by_set[prediction.dataset].append(prediction)
-    named = {"eval": predictions} if predictions else {}
-    if len(by_set) > 1:
-        named |= {f"eval/{dataset}": rows for dataset, rows in by_set.items()}
-    return {f"{prefix}/{name}": value for prefix, rows in named.items() for name, value in _held_out(rows).items()}
-
-
-def _held_out(predictions: Sequence[Prediction]) -> dict[str, float]:
-    return held_out_metrics(
-        torch.tensor([bool(prediction.correct) for prediction in predictions]),
-        torch.tensor([prediction.correct is not None for prediction in predictions]),
-        _confidences([prediction.confidence for prediction in predictions]),
-        torch.tensor([prediction.tokens_to_confidence or 0 for prediction in predictions]),
-    )
+    datasets = list(dict.fromkeys(prediction.dataset for prediction in predictions))
+    named = {"eval": list(predictions)} if predictions else {}
+    if len(datasets) > 1:
+        named |= {f"eval/{name}": [row for row in predictions if row.dataset == name] for name in datasets}
+    found: dict[str, float] = {}
+    for prefix, rows in named.items():
+        metrics = held_out_metrics(
+            torch.tensor([bool(row.correct) for row in rows]),
+            torch.tensor([row.correct is not None for row in rows]),
+            _confidences([row.confidence for row in rows]),
+            torch.tensor([row.tokens_to_confidence or 0 for row in rows]),
+        )
+        found |= {f"{prefix}/{name}": value for name, value in metrics.items()}
+    return found

@@ -35,13 +35,9 @@ def value_of(config: Mapping[str, Any], key: str, default: Any) -> Any:
 
 
 class Requirement(NamedTuple):
-    """A key of verl's and the value that it must have.
+    """A key of verl's and the value, or one of a tuple of values, that it must have.
 
-    Attributes:
-        default: verl 0.9.1's, if the configuration omits the key.
-        wanted: the value, or a tuple of values.
-        because: the reason.
-        holds: the condition, if it is not equality.
+    ``default`` is verl 0.9.1's, if the configuration omits the key; ``holds`` the condition, if it is not equality.
     """
 
     code: str
@@ -51,16 +47,16 @@ class Requirement(NamedTuple):
     because: str
     holds: Callable[[Any], bool] | None = None
 
+    @property
+    def _values(self) -> tuple[Any, ...]:
+        return self.wanted if isinstance(self.wanted, tuple) else (self.wanted,)
+
     def accepts(self, found: Any) -> bool:
-        if self.holds is not None:
-            return self.holds(found)
-        wanted = self.wanted if isinstance(self.wanted, tuple) else (self.wanted,)
-        return any(_same(found, each) for each in wanted)
+        return any(_same(found, each) for each in self._values) if self.holds is None else self.holds(found)
 
     @property
     def expected(self) -> str:
-        wanted = self.wanted if isinstance(self.wanted, tuple) else (self.wanted,)
-        return f"must be {' or '.join(map(show_value, wanted))}: {self.because}"
+        return f"must be {' or '.join(map(show_value, self._values))}: {self.because}"
 
 
 def _same(found: Any, wanted: Any) -> bool:
@@ -141,17 +137,14 @@ def requirements(settings: VerlSettings) -> Iterator[Requirement]:
 
 
 def verl_problems(config: Mapping[str, Any], settings: VerlSettings) -> list[Problem]:
-    """All problems of a verl configuration.
-
-    Args:
-        config: resolved, as plain containers; verl's defaults hold for keys that it omits.
-        settings: its section ``coca``.
-    """
+    """All problems of a resolved verl configuration in plain containers, whose section ``coca`` is ``settings``."""
     run = _VerlRun(config, settings)
-    required = [problem for each in requirements(settings) if (problem := run.problem(each)) is not None]
+    found = []
+    for each in requirements(settings):
+        if not each.accepts(value := value_of(config, each.key, each.default)):
+            found.append(Problem(each.code, each.key, value, each.expected))
     conditions = [as_check(each, _VerlRun.value) for each in (_method, _batches)]
-    later = find_problems(run, (_counts,), (*conditions, _stages))
-    return [*required, *later]
+    return [*found, *find_problems(run, (_counts,), (*conditions, _stages))]
 
 
 class _VerlRun(NamedTuple):
@@ -160,10 +153,6 @@ class _VerlRun(NamedTuple):
 
     def value(self, key: str) -> Any:
         return value_of(self.config, key, _COUNTS.get(key))
-
-    def problem(self, required: Requirement) -> Problem | None:
-        found = value_of(self.config, required.key, required.default)
-        return None if required.accepts(found) else Problem(required.code, required.key, found, required.expected)
 
     @property
     def dynamic(self) -> bool:
@@ -271,15 +260,9 @@ VERLS_NEWEST = "latest_checkpointed_iteration.txt"
 
 
 def check_length(total_steps: int, steps_per_epoch: int, epochs: int) -> None:
-    """Refuse more steps than the epochs have: verl's loop would end without its last checkpoint and validation.
+    """Raise ``ConfigError`` for more steps than the epochs have.
 
-    Args:
-        total_steps: of the run.
-        steps_per_epoch: whole batches of the training questions.
-        epochs: ``trainer.total_epochs``.
-
-    Raises:
-        ConfigError: there are fewer.
+    verl's loop would end without its last checkpoint and validation.
     """
     if total_steps > (reached := steps_per_epoch * epochs):
         reason = f"trainer.total_epochs={epochs} of {steps_per_epoch} steps each end after {reached}"
@@ -290,12 +273,8 @@ def check_length(total_steps: int, steps_per_epoch: int, epochs: int) -> None:
 def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, resumed_step: int) -> None:
     """Compare with what is written beside the checkpoints, and write it for the next time.
 
-    Args:
-        directory: ``trainer.default_local_dir``.
-        settings: of this run.
-        total_steps: of this run; where a method has stages, they share it.
-        resumed_step: 0 where the run starts afresh; then what is written there is replaced, unless checkpoints lie
-            there still, which the next start would take for this run's.
+    ``directory`` is ``trainer.default_local_dir``; the stages of a method share ``total_steps``.  If ``resumed_step``
+    is 0, the file is replaced, unless there are checkpoints, which the next start would take for this run's.
 
     Raises:
         ConfigError: the checkpoints are those of another method, or of other choices.

@@ -17,17 +17,10 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from coca_mindspeed.config import model_size
 from coca_mindspeed.config.checks import Problem
 from coca_mindspeed.config.compose import config_directory
-from coca_mindspeed.config.model_size import (
-    BF16,
-    FP32,
-    GIB,
-    Part,
-    kv_bytes_per_token,
-    layer_parameters,
-    model_parameters,
-)
+from coca_mindspeed.config.model_size import BF16, FP32, GIB, Part, kv_bytes_per_token, model_parameters
 from coca_mindspeed.config.schema import ArchitectureConfig
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.utils.text_formats import YamlError, read_yaml
@@ -124,14 +117,10 @@ _ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 
 @dataclass(frozen=True, slots=True)
 class RunLayout:
-    """A run's plan.
+    """A run's plan: labels and values, and a device's memory.
 
-    Attributes:
-        rows: label and value.
-        training: a device's memory during the update; empty where the model's shape is not known.
-        rollout: a device's memory during the rollout, likewise.
-        limit_gib: memory of a device.
-        problems: of memory.
+    ``training`` and ``rollout`` are the memory during the update and the rollout, empty where the model's shape is not
+    known; ``problems`` are of memory.
     """
 
     rows: tuple[tuple[str, str], ...]
@@ -145,9 +134,16 @@ def run_layout(config: Mapping[str, Any], settings: VerlSettings) -> RunLayout:
     """Plan a run in which :func:`~coca_mindspeed.verl.checks.verl_problems` finds no problem."""
     numbers = _Numbers.of(config)
     shape = None if settings.device.model is None else model_shape(settings.device.model)
-    training = () if shape is None else _training(numbers, shape)
-    rollout = () if shape is None else _rollout(numbers, shape, settings.device.memory_gib)
     limit = settings.device.memory_gib
+    training: tuple[Part, ...] = ()
+    rollout: tuple[Part, ...] = ()
+    if shape is not None:
+        training, weights = _training(numbers, shape), BF16 * model_parameters(shape) / numbers.tensor
+        rest = numbers.share * limit * GIB - weights
+        rollout = (
+            Part("rollout weights", weights, "2 bytes x parameters / tensor parallel size"),
+            Part("KV cache", rest, "the rest of gpu_memory_utilization x memory"),
+        )
     problems = []
     if (needed := sum(part.gib for part in training)) > limit:
         reason = f"an update needs about {needed:.0f} GiB of each device"
@@ -250,7 +246,7 @@ def _rows(
 
 def _training(numbers: _Numbers, shape: ArchitectureConfig) -> tuple[Part, ...]:
     parameters = model_parameters(shape)
-    gathered = max(layer_parameters(shape), shape.vocab * shape.hidden)
+    gathered = max(model_size.layer_parameters(shape), shape.vocab * shape.hidden)
     kept = BF16 * numbers.tokens * (shape.hidden * shape.layers + 4 * shape.hidden + 3 * shape.ffn)
     logits = numbers.tokens * shape.vocab * (2 * BF16 + 2 * FP32)
     if numbers.megatron:
@@ -268,13 +264,4 @@ def _training(numbers: _Numbers, shape: ArchitectureConfig) -> tuple[Part, ...]:
         Part("gathered weights", 2 * BF16 * gathered, "the largest layer or embedding, and the next one's"),
         Part("activations", kept, f"{numbers.tokens} tokens, recomputed layer by layer"),
         Part("logits", logits, "12 bytes x tokens x vocabulary"),
-    )
-
-
-def _rollout(numbers: _Numbers, shape: ArchitectureConfig, memory_gib: float) -> tuple[Part, ...]:
-    weights = BF16 * model_parameters(shape) / numbers.tensor
-    share = numbers.share * memory_gib * GIB
-    return (
-        Part("rollout weights", weights, "2 bytes x parameters / tensor parallel size"),
-        Part("KV cache", share - weights, "the rest of gpu_memory_utilization x memory"),
     )

@@ -40,16 +40,9 @@ def record_of(extra_info: Any, where: str) -> Record:
 
 
 def export_for_verl(records: Path, output: Path, system_prompt: str | None, overwrite: bool = False) -> int:
-    """Write a file of records for verl, completely or not at all.
+    """Write a file of prepared records for verl, completely or not at all; return its number of rows.
 
-    Args:
-        records: prepared records (JSON Lines).
-        output: a file whose name ends in .jsonl, by which verl recognises the format.
-        system_prompt: the method's.
-        overwrite: replace an existing file.
-
-    Returns:
-        how many rows it has.
+    The name of ``output`` ends in .jsonl, by which verl recognises the format.
 
     Raises:
         DataError: a line is no record, there is none, or the output exists.
@@ -72,12 +65,8 @@ def check_rows(
 ) -> list[Record]:
     """Return the records of all rows of a data set that verl has read.
 
-    Args:
-        rows: verl's.
-        what: ``data.train_files`` or ``data.val_files``, for messages.
-        system_prompt: the training method's; a file made for another one is refused.
-        tokenizer: the model's.
-        max_tokens: ``data.max_prompt_length``; verl silently cuts a longer prompt.
+    ``what`` is ``data.train_files`` or ``data.val_files``; a file made for another ``system_prompt`` is refused.
+    ``max_tokens`` is ``data.max_prompt_length``; verl silently cuts a longer prompt.
 
     Raises:
         DataError: a row carries no record, another prompt, or one that is too long.
@@ -104,12 +93,7 @@ def check_prompts(
 ) -> None:
     """Check the prompts that the chat template renders; see ``check_template``.
 
-    Args:
-        records: the questions.
-        system_prompt: the method's.
-        tokenizer: the model's, with ``data.apply_chat_template_kwargs`` written into its template.
-        path: of the model, for messages.
-        settings: of the run.
+    ``data.apply_chat_template_kwargs`` is written into the template of ``tokenizer``; ``path`` is the model's.
     """
     keys = TemplateKeys(
         variables="data.apply_chat_template_kwargs",

@@ -36,12 +36,7 @@ class SegmentRewardManager(RewardManagerBase):
         self._queue = ScoringQueue(scorer, settings.method.name, settings.require_evaluated)
 
     async def run_single(self, data: Any) -> dict[str, Any]:
-        """Score one response; see :meth:`ScoringQueue.score`.
-
-        Args:
-            data: a ``DataProto`` of one row: ``responses``, and in ``non_tensor_batch`` its length and
-                ``extra_info`` with the record.
-        """
+        """Score one response, a ``DataProto`` of one row; see :meth:`ScoringQueue.score`."""
         if len(data) != 1:
             raise TrainingError(f"expected one turn a response, found {len(data)}")
         row = data[0]

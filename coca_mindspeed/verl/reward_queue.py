@@ -26,16 +26,13 @@ class _Waiting(NamedTuple):
 
 
 class ScoringQueue:
-    """Scores together the responses that arrive together, in one thread, since graders are not thread-safe."""
+    """Scores together the responses that arrive together, in one thread, since graders are not thread-safe.
+
+    ``method`` names the training method in the predictions; with ``require_evaluated``, a restated question earns
+    nothing in training.
+    """
 
     def __init__(self, scorer: ResponseScorer, method: str, require_evaluated: bool) -> None:
-        """Make an empty queue.
-
-        Args:
-            scorer: of the responses.
-            method: name of the training method, for the predictions.
-            require_evaluated: a restated question earns nothing in training.
-        """
         self._scorer, self._method = scorer, method
         self._evaluated = EvaluatedOnly(scorer.grader) if require_evaluated else None
         self._waiting: list[_Waiting] = []
@@ -43,11 +40,7 @@ class ScoringQueue:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="scoring")
 
     async def score(self, token_ids: Tensor, record: Record) -> dict[str, Any]:
-        """Score one response.
-
-        Args:
-            token_ids: int ``[tokens]``, without padding.
-            record: its question.
+        """Score one response: int ``[tokens]``, without padding.
 
         Returns:
             ``reward_score``, 1 for an answer that training rewards, else 0; and ``reward_extra_info``:
@@ -97,13 +90,8 @@ class ScoringQueue:
             verdict = scored.verdicts[index]
             if self._evaluated is not None:
                 verdict = self._evaluated.look_again(record, scored.parsed[index].answer, verdict)
-            prediction = replace(
-                prediction,
-                category=record.category,
-                method=self._method,
-                tokens=int(lengths[index]),
-                gold=record.answer,
-            )
+            prediction = replace(prediction, method=self._method, category=record.category, gold=record.answer)
+            prediction = replace(prediction, tokens=int(lengths[index]))
             report = {
                 "acc": float(bool(prediction.correct)),
                 "prediction": asdict(prediction),

@@ -19,9 +19,7 @@ _PREFIX = "segment_sums/"
 class SegmentLoss:
     """A loss function for verl's actor; its value and gradient are those of verl's ``ppo_loss``.
 
-    Args:
-        config: verl's ``ActorConfig``.
-        clip: epsilon of the ratio's trust region.
+    ``config`` is verl's ``ActorConfig``, ``clip`` the epsilon of the ratio's trust region.
     """
 
     def __init__(self, config: Any, clip: float) -> None:

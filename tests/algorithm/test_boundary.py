@@ -18,7 +18,7 @@ _AFTER = ["\n42", "\n\nLet me think", " x > 3", "答案是三", "🙂", "", ">\n
 _BEFORE = ["", " ", "\n", "    \n", "no: ", "🙂"]
 
 
-def brute_force(ids: list[int], table: list[bytes], parser: ResponseParser, max_tokens: int) -> int:
+def brute_force(ids, table, parser, max_tokens):
     """Decode every prefix of the ids: the segment ends with the first prefix that holds the whole closing tag."""
     text = b"".join(table[i] for i in ids)
     if parser(text.decode("utf-8", "replace")).confidence is None:
@@ -30,7 +30,7 @@ def brute_force(ids: list[int], table: list[bytes], parser: ResponseParser, max_
     return next(n for n, prefix in enumerate(prefixes) if prefix.count(tag) == text.count(tag))
 
 
-def bytes_table(tokenizer, size: int) -> list[bytes]:
+def bytes_table(tokenizer, size):
     """The bytes of each id, read back through the table's own decode."""
     table = token_text(tokenizer, size)
     ids = torch.arange(size)[:, None]
@@ -38,7 +38,7 @@ def bytes_table(tokenizer, size: int) -> list[bytes]:
     return [bytes(stream[owner == i].tolist()) for i in range(size)]
 
 
-def check(tokenizer, responses: list[list[int]], position="first", max_tokens=16, pad=0) -> torch.Tensor:
+def check(tokenizer, responses, position="first", max_tokens=16, pad=0):
     size = len(tokenizer)
     table = bytes_table_cached(tokenizer, size)
     text = token_text(tokenizer, size)
@@ -138,13 +138,6 @@ def test_a_confidence_behind_thousands_of_blanks_is_found():
     ids = torch.cat([blanks, torch.tensor([[1, 2, 3, 4]]).expand(3, 4)], dim=1)
     found = confidence_segment_lengths(ids, torch.tensor([4004, 4003, 10]), table, torch.tensor([True, True, False]))
     assert found.tolist() == [4003, 4003, 10]
-
-
-def test_answer_first_counts_from_the_start():
-    table = TokenText([b"a", b"<confidence>", b"1", b"</confidence>", b" "])
-    ids = torch.tensor([[0] * 100 + [1, 2, 3, 4]])
-    found = confidence_segment_lengths(ids, torch.tensor([104]), table, torch.tensor([True]), position="last")
-    assert found.tolist() == [103]
 
 
 @pytest.mark.parametrize(

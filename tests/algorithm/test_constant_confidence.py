@@ -14,13 +14,13 @@ GROUPS, GROUP = 4_000, 8
 NEVER_RIGHT, RATE_OF_OTHERS = 0.6, 0.8  # of ten groups six have no right answer; mean .32, median 0
 
 
-def settles_at(eps: float, spread: float = 0.2) -> float:
+def settles_at(eps, spread=0.2):
     """The centre from which advantages move a clipped normal's centre neither up nor down."""
     generator = torch.Generator().manual_seed(0)
     rates = (torch.arange(GROUPS) >= NEVER_RIGHT * GROUPS).double() * RATE_OF_OTHERS
     noise = torch.randn(GROUPS, GROUP, generator=generator, dtype=torch.float64)
 
-    def push(centre: float) -> float:
+    def push(centre):
         stated = (centre + spread * noise).clamp(0, 1)
         rewards = brier_reward(stated, rates[:, None])
         return float((group_advantages(rewards, eps=eps) * noise).mean())

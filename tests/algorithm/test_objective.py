@@ -11,7 +11,7 @@ from coca_mindspeed.algorithm.objective import segment_objective
 AGGREGATIONS = ["sum", "token_mean", "segment_mean"]
 
 
-def batch(size: int = 6, width: int = 9, seed: int = 0):
+def batch(size=6, width=9, seed=0):
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, width + 1, (size,), generator=generator)
     confidence = torch.minimum(lengths, torch.randint(0, 5, (size,), generator=generator))
@@ -77,18 +77,10 @@ def test_microbatches_add_up_to_the_batch(aggregation, size):
     whole = segment_objective(log_probs, old, advantages, masks, aggregation=aggregation)
     (gradient,) = torch.autograd.grad(whole.loss, log_probs)
     tokens = int((masks.confidence | masks.answer).sum())
-    parts = [
-        segment_objective(
-            log_probs[rows],
-            old[rows],
-            advantages[rows],
-            SegmentMasks(*(m[rows] for m in masks)),
-            aggregation=aggregation,
-            responses=6,
-            tokens=tokens,
-        )
-        for rows in torch.arange(6).split(size)
-    ]
+    parts = []
+    for rows in torch.arange(6).split(size):
+        part = (log_probs[rows], old[rows], advantages[rows], SegmentMasks(*(m[rows] for m in masks)))
+        parts.append(segment_objective(*part, aggregation=aggregation, responses=6, tokens=tokens))
     (sum_of_gradients,) = torch.autograd.grad(sum(p.loss for p in parts), log_probs)
     torch.testing.assert_close(sum_of_gradients, gradient)
     total = parts[0].confidence
@@ -186,14 +178,8 @@ def test_no_tokens_at_all(aggregation):
     nothing = torch.zeros(2, 3, dtype=torch.bool)
     log_probs = torch.zeros(2, 3, requires_grad=True)
     for tokens in (None, 0):
-        result = segment_objective(
-            log_probs,
-            torch.zeros(2, 3),
-            torch.ones(2, 3),
-            SegmentMasks(nothing, nothing),
-            aggregation=aggregation,
-            tokens=tokens,
-        )
+        given = (log_probs, torch.zeros(2, 3), torch.ones(2, 3), SegmentMasks(nothing, nothing))
+        result = segment_objective(*given, aggregation=aggregation, tokens=tokens)
         (gradient,) = torch.autograd.grad(result.loss, log_probs)
         assert result.loss.item() == 0
         assert gradient.tolist() == [[0.0] * 3] * 2

@@ -25,26 +25,16 @@ def test_plain_decimals_in_the_unit_interval_are_valid(number, value, space):
     [
         "",
         "42",
-        "<confidence></confidence> a",
-        "<confidence> </confidence> a",
-        "<confidence> 85% </confidence> a",
-        "<confidence> 1.01 </confidence> a",
-        "<confidence> 2 </confidence> a",
-        "<confidence> -0.5 </confidence> a",
-        "<confidence> +0.5 </confidence> a",
-        "<confidence> 1e-1 </confidence> a",
-        "<confidence> nan </confidence> a",
-        "<confidence> inf </confidence> a",
-        "<confidence> 0.5 0.6 </confidence> a",
-        "<confidence> 0.5.1 </confidence> a",
-        "<confidence> 0,5 </confidence> a",
-        "<confidence> . </confidence> a",
-        "<confidence> 1. </confidence> a",
-        "<confidence> 00.5 </confidence> a",
-        "<confidence> 0_5 </confidence> a",
-        "<confidence> ０.５ </confidence> a",  # full-width digits
-        "<confidence> ٠.٥ </confidence> a",  # Arabic-Indic digits, which float() would read
-        "<confidence>\u00a00.5</confidence> a",  # a no-break space is not ASCII white space
+        *(
+            f"<confidence>{inside}</confidence> a"
+            for inside in (
+                *("", " ", " 85% ", " 1.01 ", " 2 ", " -0.5 ", " +0.5 ", " 1e-1 ", " nan ", " inf ", " 0.5 0.6 "),
+                *(" 0.5.1 ", " 0,5 ", " . ", " 1. ", " 00.5 ", " 0_5 "),
+                " ０.５ ",  # full-width digits
+                " ٠.٥ ",  # Arabic-Indic digits, which float() would read
+                "\u00a00.5",  # a no-break space is not ASCII white space
+            )
+        ),
         "<confidence> 0.5 a",
         "0.5 </confidence> a",
         "<Confidence> 0.5 </Confidence> a",

@@ -1,6 +1,6 @@
 """Majority voting against clusters made by hand."""
 
-import random
+from contextlib import closing
 
 import pytest
 from hypothesis import given
@@ -67,7 +67,7 @@ def test_no_samples_is_an_error():
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=20), st.randoms())
-def test_the_share_does_not_depend_on_the_order(values, random_state: random.Random):
+def test_the_share_does_not_depend_on_the_order(values, random_state):
     finals = [str(v) for v in values]
     shuffled = random_state.sample(finals, len(finals))
     one, other = (vote(cluster(texts, by_value)) for texts in (finals, shuffled))
@@ -75,12 +75,12 @@ def test_the_share_does_not_depend_on_the_order(values, random_state: random.Ran
     assert finals.count(finals[one.winner]) == shuffled.count(shuffled[other.winner])
 
 
-def record(category: str, dataset: str, **metadata) -> Record:
+def record(category, dataset, **metadata):
     return Record("r", dataset, category, "q", "", metadata=metadata)
 
 
 def test_each_category_has_its_own_equivalence():
-    with Equivalences() as equivalences:
+    with closing(Equivalences()) as equivalences:
         exact, factual = record("math", "arithmetic"), record("factual", "triviaqa", aliases=["x"])
         assert equivalences.final_answers(exact, [" 64 ", ""]) == ["64", None]
         assert equivalences.same(exact, [("64", "64"), ("64", "46")]) == [True, False]
@@ -90,7 +90,7 @@ def test_each_category_has_its_own_equivalence():
 
 def test_math_is_symbolic():
     math = record("math", "gsm8k")
-    with Equivalences() as equivalences:
+    with closing(Equivalences()) as equivalences:
         finals = equivalences.final_answers(math, [r"so \boxed{1/2}", r"\boxed{0.5}", r"\boxed{2}"])
         assert equivalences.same(math, [(finals[0], finals[1]), (finals[0], finals[2])]) == [True, False]
 
@@ -112,7 +112,7 @@ def test_programs_without_a_plain_call_in_their_tests_agree_by_their_text():
     check = "def check(candidate):\n    for x in ['a', 'b']:\n        assert candidate(x + x) == x\n"
     code = record("code", "humaneval", tests={"kind": "asserts", "code": check, "entry_point": "f"})
     assert program_inputs(code) == []
-    with Equivalences() as equivalences:
+    with closing(Equivalences()) as equivalences:
         pairs = [("def f(x): return x", "def f(x): return x"), ("def f(x): return x", "def f(y): return y")]
         assert equivalences.same(code, pairs) == [True, False]
 

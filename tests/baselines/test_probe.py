@@ -11,7 +11,7 @@ from coca_mindspeed.errors import DataError
 HIDDEN = 32
 
 
-def planted(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+def planted(n, seed):
     """States of very different scales, and labels that a line through them decides, up to a little noise."""
     random = torch.Generator().manual_seed(seed)
     states = torch.randn(n, HIDDEN, generator=random)
@@ -22,7 +22,7 @@ def planted(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return states * scales + 5 * scales, labels
 
 
-def auroc(probe, states, labels) -> float:
+def auroc(probe, states, labels):
     return roc_auc_score(labels.numpy(), probe.confidence(states).numpy())
 
 

@@ -11,7 +11,7 @@ from tests.baselines.models_for_tests import random_policy, target_of, tiny_poli
 
 
 @torch.no_grad()
-def by_hand(policy, prompt: list[int], places: list[int]) -> float:
+def by_hand(policy, prompt, places):
     """The definition: run the text before each token by itself, and read that token's probability."""
     probabilities = [
         float(policy.model(torch.tensor([prompt[:i]])).logits[0, -1].softmax(-1)[prompt[i]]) for i in places

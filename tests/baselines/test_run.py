@@ -34,16 +34,8 @@ def run(name, tmp_path, output, **more):
     def open_assessor(path):
         return tiny_policy(tmp_path / "assessor_start", seed=1) if path is None else tiny_policy(tmp_path / "other", 2)
 
-    return run_baseline(
-        name,
-        target,
-        arithmetic_records(20, "evaluate", 0),
-        tmp_path / output,
-        OPTIONS,
-        training_records=arithmetic_records(24, "train", 0),
-        open_assessor=open_assessor,
-        **more,
-    )
+    records, more["training_records"] = arithmetic_records(20, "evaluate", 0), arithmetic_records(24, "train", 0)
+    return run_baseline(name, target, records, tmp_path / output, OPTIONS, open_assessor=open_assessor, **more)
 
 
 @pytest.mark.parametrize("name", baseline_run.BASELINES)
@@ -118,6 +110,8 @@ def test_parts_are_done_once_and_in_order(tmp_path):
     assert done == [(0, [0, 1, 2]), (1, [3, 4, 5]), (2, [6])]
     assert resumable_map(tmp_path, range(7), 3, work, title="x", show_progress=False) == rows
     assert len(done) == 3
+    with pytest.raises(ConfigError, match=r"part_000000\.jsonl: "):  # of other work
+        resumable_map(tmp_path, range(8), 4, work, title="x", show_progress=False)
 
 
 def test_a_directory_belongs_to_one_set_of_settings(tmp_path):
@@ -153,7 +147,7 @@ def test_the_command_line(tmp_path, capsys):
 
 
 @pytest.fixture
-def command(tmp_path) -> list[str]:
+def command(tmp_path):
     """A baseline whose results are there."""
     tiny_policy(tmp_path / "tiny")
     write_records(tmp_path / "data.jsonl", arithmetic_records(3, "evaluate", 0))
@@ -185,12 +179,6 @@ def test_two_processes_do_not_share_a_directory(command, tmp_path, capsys):
         assert cli.main(command) == 1
         other.communicate("")
     assert "out" in capsys.readouterr().err
-
-
-def test_a_part_with_another_number_of_rows_is_of_other_work(tmp_path):
-    resumable_map(tmp_path, "abc", 8, lambda part, items: [{"of": x} for x in items], title="x", show_progress=False)
-    with pytest.raises(ConfigError, match=r"part_000000\.jsonl: "):
-        resumable_map(tmp_path, "defgh", 8, lambda part, items: [], title="x", show_progress=False)
 
 
 def test_what_has_been_trained_on_a_question_does_not_judge_it(command, tmp_path, capsys):
@@ -233,13 +221,3 @@ def test_a_confidence_is_looked_for_where_the_method_asks_for_it(tmp_path, monke
     command += ["--data", str(tmp_path / "data.jsonl"), "--output", str(tmp_path / "out"), "--max-new-tokens", "4"]
     assert cli.main([*command, "--dtype", "float32", "--quiet"]) == 0
     assert set(positions) == {position}
-
-
-def test_devices(monkeypatch):
-    from coca_mindspeed.local.policy import choose_device
-
-    assert choose_device("cpu").type == "cpu"
-    with pytest.raises(ConfigError, match="abacus"):
-        choose_device("abacus")
-    with pytest.raises(ConfigError, match=r"npu"):
-        choose_device("npu")

@@ -21,7 +21,7 @@ BIG_MATH: list[dict[str, Any]] = [
 ]
 
 
-def taco_row(**changes: Any) -> dict[str, Any]:
+def taco_row(**changes):
     """A TACO row with these columns changed."""
     row = {
         "question": "Read two integers and print their sum.",
@@ -101,7 +101,7 @@ AIME = {
 }
 
 
-def mbpp_row(task_id: int = 11, **changes: Any) -> dict[str, Any]:
+def mbpp_row(task_id=11, **changes):
     """A row of sanitized MBPP."""
     row = {
         "source_file": "Benchmark Questions Verification V2.ipynb",

@@ -8,9 +8,7 @@ import itertools
 import random
 import string
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,7 +25,7 @@ SCHEMA = pa.schema(
 SOURCES = ("orca_math", "cn_k12", "olympiads", "math", "big_math")
 
 
-def rows(number: int, seed: int = 0) -> Iterator[dict[str, Any]]:
+def rows(number, seed=0):
     """``number`` rows, the same for the same seed."""
     rng = random.Random(seed)
     vocabulary = ["".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 10))) for _ in range(20_000)]
@@ -54,7 +52,7 @@ def rows(number: int, seed: int = 0) -> Iterator[dict[str, Any]]:
         }
 
 
-def _question(rng: random.Random, vocabulary: list[str], weights: list[float]) -> str:
+def _question(rng, vocabulary, weights):
     words = rng.choices(vocabulary, cum_weights=weights, k=rng.randint(12, 90))
     for place in range(0, len(words), 7):
         a, b = rng.randint(1, 99), rng.randint(1, 99)
@@ -62,7 +60,7 @@ def _question(rng: random.Random, vocabulary: list[str], weights: list[float]) -
     return " ".join(words)
 
 
-def _answer(rng: random.Random) -> str:
+def _answer(rng):
     kind = rng.random()
     a, b = rng.randint(1, 999), rng.randint(2, 99)
     if kind < 0.6:
@@ -72,7 +70,7 @@ def _answer(rng: random.Random) -> str:
     return f"{a}\\sqrt{{{b}}}+x^{rng.randint(1, 9)}" if kind < 0.99 else "\\text{"
 
 
-def write(number: int, path: Path, seed: int = 0) -> None:
+def write(number, path, seed=0):
     """Write ``number`` rows as Parquet, streamed."""
     remaining = rows(number, seed)
     with pq.ParquetWriter(path, SCHEMA) as writer:

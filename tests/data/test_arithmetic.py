@@ -8,7 +8,7 @@ from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.prompts import prompt_messages
 
 
-def solve(question: str) -> str:
+def solve(question):
     """Oracle: read units first, compute, write units first."""
     left, operator, right = int(question[:4][::-1]), question[4], int(question[5:][::-1])
     return str({"+": left + right, "*": left * right, "%": left % right if right else -1}[operator])[::-1]

@@ -149,10 +149,7 @@ def of_tests(**values):
         (of_tests(kind="call", cases=[{"arguments": [1], "expected": 2}]), "tests['entry_point']"),
         (of_tests(kind="asserts", code=["assert f()"]), "tests['code']"),
         (of_tests(kind="assert", code="x"), "'assert'"),
-        (
-            {**of_tests(kind="asserts", code="x"), "metadata": {"tests": ["assert f()"]}},
-            "found list",
-        ),
+        ({**of_tests(kind="asserts", code="x"), "metadata": {"tests": ["assert f()"]}}, "found list"),
         (
             {"question": "q", "answer": "", "category": "code"}
             | {"metadata": {"time_limit": "2 s", "tests": {"kind": "asserts", "code": "f()"}}},

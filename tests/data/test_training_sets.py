@@ -12,20 +12,10 @@ from tests.data.source_rows import BIG_MATH, TACO_CALL, taco_row
 
 
 def test_big_math_row():
-    assert big_math(BIG_MATH[0], 7) == Record(
-        "big_math-7",
-        "big_math",
-        "math",
-        "What is $3^4$?",
-        "81",
-        None,
-        {
-            "source": "orca_math",
-            "domain": ["Mathematics -> Algebra -> Prealgebra"],
-            "solve_rate": 0.90625,
-            "difficulty": 0.09375,
-        },
-    )
+    metadata = {"source": "orca_math", "domain": ["Mathematics -> Algebra -> Prealgebra"]}
+    metadata |= {"solve_rate": 0.90625, "difficulty": 0.09375}
+    expected = Record("big_math-7", "big_math", "math", "What is $3^4$?", "81", None, metadata)
+    assert big_math(BIG_MATH[0], 7) == expected
     assert big_math(BIG_MATH[1], 8).metadata == {"source": "olympiads"}
 
 
@@ -35,26 +25,39 @@ def test_big_math_prompt_is_the_papers():
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("convert", "changes", "named"),
     [
-        ({"problem": None}, "column 'problem' should be a string, found null"),
-        ({"problem": " \n"}, "column 'problem' is empty"),
-        ({"answer": ""}, "column 'answer' is empty"),
-        ({"answer": ["81"]}, "column 'answer' should be a string or a number, found list"),
-        ({"answer": True}, "column 'answer' should be a string or a number, found bool"),
-        ({"answer": float("inf")}, "column 'answer' should be finite"),
-        ({"llama8b_solve_rate": 64}, "should be between 0 and 1 or null, found int 64"),
-        ({"llama8b_solve_rate": "0.5"}, "should be between 0 and 1 or null, found str '0.5'"),
+        *(
+            (lambda changes: big_math({**BIG_MATH[0], **changes}, 0), {column: value}, column)
+            for column, values in {
+                "problem": (None, " \n"),
+                "answer": ("", ["81"], True, float("inf")),
+                "llama8b_solve_rate": (64, "0.5"),
+            }.items()
+            for value in values
+        ),
+        *(
+            (lambda changes: taco(taco_row(**changes), 0), {column: value}, named)
+            for column, value, named in (
+                ("input_output", "{", "input_output"),
+                ("input_output", "[1]", "found list"),
+                ("input_output", '{"inputs": ["1"], "outputs": []}', "lists of one length"),
+                ("input_output", '{"inputs": [1], "outputs": ["1"]}', "found int 1"),
+                ("input_output", '{"fn_name": 3, "inputs": [1], "outputs": [1]}', "fn_name"),
+                ("difficulty", "IMPOSSIBLE", "difficulty"),
+                ("time_limit", "soon", "time_limit"),
+                ("tags", "[1]", "tags"),
+                ("tags", "['a'", "tags"),
+                ("starter_code", 3, "starter_code"),
+                ("question", "", "question"),
+            )
+        ),
+        (lambda row: big_math(row, 0), {"problem": "q", "answer": "a"}, "llama8b_solve_rate' is missing"),
     ],
 )
-def test_big_math_rows_that_are_malformed(changes, message):
-    with pytest.raises(RowError, match=message):
-        big_math({**BIG_MATH[0], **changes}, 0)
-
-
-def test_a_missing_column_lists_those_there_are():
-    with pytest.raises(RowError, match="column 'llama8b_solve_rate' is missing; the row has 'problem', 'answer'"):
-        big_math({"problem": "q", "answer": "a"}, 0)
+def test_malformed_rows(convert, changes, named):
+    with pytest.raises(RowError, match=named):
+        convert(changes)
 
 
 def test_numbers_as_answers_lose_no_digits():
@@ -110,12 +113,6 @@ def test_taco_expected_values_lose_one_wrapping_or_none(outputs, expected):
     assert "a Python function named f" in record.metadata["instruction"]
 
 
-def test_taco_lists_of_lines_are_joined():
-    tests = {"inputs": [["1", "2"]], "outputs": ["3"]}
-    record = taco(taco_row(input_output=json.dumps(tests)), 0)
-    assert record.metadata["tests"]["cases"] == [{"input": "1\n2", "output": "3"}]
-
-
 @pytest.mark.parametrize(
     ("tests", "message"),
     [
@@ -130,31 +127,13 @@ def test_taco_rows_that_nothing_can_grade(tests, message):
         taco(taco_row(input_output=tests), 0)
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"input_output": "{"}, "'input_output'"),
-        ({"input_output": "[1]"}, "found list"),
-        ({"input_output": '{"inputs": ["1"], "outputs": []}'}, "lists of one length"),
-        ({"input_output": '{"inputs": [1], "outputs": ["1"]}'}, "found int 1"),
-        ({"input_output": '{"fn_name": 3, "inputs": [1], "outputs": [1]}'}, "'fn_name'"),
-        ({"difficulty": "IMPOSSIBLE"}, "'difficulty'"),
-        ({"time_limit": "soon"}, "'time_limit'"),
-        ({"tags": "[1]"}, "'tags'"),
-        ({"tags": "['a'"}, "'tags'"),
-        ({"starter_code": 3}, "'starter_code'"),
-        ({"question": ""}, "'question'"),
-    ],
-)
-def test_taco_rows_that_are_malformed(changes, message):
-    with pytest.raises(RowError, match=message):
-        taco(taco_row(**changes), 0)
-
-
 @pytest.mark.parametrize(("written", "seconds"), [("1 second", 1.0), ("0.5 s", 0.5), ("3", 3.0), (4, 4.0)])
 def test_taco_time_limits(written, seconds):
     assert taco(taco_row(time_limit=written), 0).metadata["time_limit"] == seconds
 
 
-def test_taco_unknown_difficulty_is_no_difficulty():
-    assert "difficulty" not in taco(taco_row(difficulty="UNKNOWN_DIFFICULTY"), 0).metadata
+def test_taco_lists_of_lines_and_an_unknown_difficulty():
+    tests = json.dumps({"inputs": [["1", "2"]], "outputs": ["3"]})
+    metadata = taco(taco_row(input_output=tests, difficulty="UNKNOWN_DIFFICULTY"), 0).metadata
+    assert metadata["tests"]["cases"] == [{"input": "1\n2", "output": "3"}]
+    assert "difficulty" not in metadata

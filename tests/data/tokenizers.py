@@ -1,8 +1,6 @@
 """Tokenizer directories with the chat layouts of Qwen2.5-Instruct and Llama-3-Instruct."""
 
 from functools import cache
-from pathlib import Path
-from typing import Any
 
 from tests.tokenizers_for_tests import llama3_like, qwen_like
 
@@ -22,7 +20,7 @@ CHAT_TEMPLATES = {
 
 
 @cache
-def _saved(family: str) -> Any:
+def _saved(family):
     tokenizer = {"qwen": qwen_like, "llama3": llama3_like}[family]()
     copy = type(tokenizer)(
         tokenizer_object=tokenizer.backend_tokenizer,
@@ -34,7 +32,7 @@ def _saved(family: str) -> Any:
     return copy
 
 
-def save_tokenizer(family: str, directory: Path) -> Path:
+def save_tokenizer(family, directory):
     """Write the tokenizer of a family (``qwen`` or ``llama3``) and return its directory."""
     _saved(family).save_pretrained(str(directory))
     return directory

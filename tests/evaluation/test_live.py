@@ -45,6 +45,14 @@ def test_scalars_and_reliability(run):
     assert line.rindex("█") < line.index("│", line.rindex("█")) < line.rindex("│")
 
 
+def test_a_run_that_has_just_begun(run, tmp_path_factory):
+    (run / "samples" / "step_000040.jsonl").unlink()
+    assert "no rollout samples yet" in show(run)
+    assert "waiting for the first step" in show(tmp_path_factory.mktemp("empty"))
+    assert [sparkline(values) for values in ([0, 1], [float("nan")], [1, 1])] == ["▁█", "", "▁▁"]
+    assert len(sparkline(range(1000), 30)) == 30
+
+
 def test_a_line_that_is_being_written_waits(run):
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"step": 41, "rew')
@@ -66,22 +74,6 @@ def test_how_far_it_is_and_how_long_it_will_take(run):
     assert "step 40 ─" in show(run)
     (run / "config.yaml").write_text("- 1\n")
     assert "step 40 ─" in show(run)
-
-
-def test_before_the_first_step(tmp_path):
-    assert "waiting for the first step" in show(tmp_path)
-
-
-def test_without_samples(run):
-    (run / "samples" / "step_000040.jsonl").unlink()
-    assert "no rollout samples yet" in show(run)
-
-
-def test_sparkline():
-    assert sparkline([0, 1]) == "▁█"
-    assert sparkline([float("nan")]) == ""
-    assert sparkline([1, 1]) == "▁▁"
-    assert len(sparkline(range(1000), 30)) == 30
 
 
 def test_command(run, capsys, monkeypatch):

@@ -7,23 +7,26 @@ import pytest
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.opencompass.output import correctness, read_judgement, read_opencompass
 
+GROUPED = [{"example_abbr": "x_0", "correct": [True, False]}, {"example_abbr": "x_1", "correct": [True, True]}]
+
 
 @pytest.mark.parametrize(
-    "result",
+    ("result", "expected"),
     [
-        {"accuracy": 50.0, "details": [{"correct": True}, {"correct": False}]},
-        {"score": 50.0, "details": {"1": {"is_correct": False}, "0": {"is_correct": True}}},
-        {"details": {"10": {"cascade_correct": False}, "2": {"cascade_correct": True}}},
-        {"accuracy": 100.0, "details": {"0": {"prediction": "A"}, "1": {"prediction": "NOT_ATTEMPTED"}}},
-        {
-            "accuracy": 50.0,
-            "details": [{"example_abbr": "x_0", "correct": [True]}, {"example_abbr": "x_1", "correct": [False]}],
-        },
+        ({"accuracy": 50.0, "details": [{"correct": True}, {"correct": False}]}, [True, False]),
+        ({"score": 50.0, "details": {"1": {"is_correct": False}, "0": {"is_correct": True}}}, [True, False]),
+        ({"details": {"10": {"cascade_correct": False}, "2": {"cascade_correct": True}}}, [True, False]),
+        ({"details": [{"correct": False, "cascade_correct": True}]}, [True]),
+        # A judge's total counts the A of NOT_ATTEMPTED.
+        (
+            {"accuracy": 100.0, "details": {"0": {"prediction": "A"}, "1": {"prediction": "NOT_ATTEMPTED"}}},
+            [True, False],
+        ),
+        ({"details": GROUPED}, [True, True, False, True]),  # replica by replica
     ],
-    ids=["list", "dict", "cascade, in numeric order", "judge that counts the A of ATTEMPTED", "grouped"],
 )
-def test_shapes(result):
-    assert correctness(result, 2, "x") == [True, False]
+def test_shapes(result, expected):
+    assert correctness(result, len(expected), "x") == expected
 
 
 def test_a_judge_that_gives_no_verdict_is_refused_unless_it_is_rare():
@@ -34,15 +37,6 @@ def test_a_judge_that_gives_no_verdict_is_refused_unless_it_is_rare():
     assert correctness(said(2), 200, "x") == [True] * 198 + [False] * 2
     with pytest.raises(DataError, match=r"3 of 200 .*197 .*'I cannot tell'"):
         correctness(said(3), 200, "x")
-
-
-def test_the_final_verdict_of_a_cascade_counts():
-    assert correctness({"details": [{"correct": False, "cascade_correct": True}]}, 1, "x") == [True]
-
-
-def test_grouped_samples_come_replica_by_replica():
-    details = [{"example_abbr": "x_0", "correct": [True, False]}, {"example_abbr": "x_1", "correct": [True, True]}]
-    assert correctness({"details": details}, 4, "x") == [True, True, False, True]
 
 
 @pytest.mark.parametrize(
@@ -106,44 +100,36 @@ def test_predictions(work_dir):
     assert (predictions[3].model, predictions[3].category) == ("model", "math")
 
 
-def test_external_confidence_wins(work_dir):
+def edited(work_dir, number, changes):
     path = work_dir / "predictions" / "model" / "gsm8k.json"
     rows = json.loads(path.read_text())
-    rows["0"] |= {"confidence": 0.77, "tokens_to_confidence": 160}
-    path.write_text(json.dumps(rows))
-    first, second, *_ = read_opencompass(work_dir)
-    assert (first.confidence, first.tokens_to_confidence) == (0.77, 160)
-    assert second.confidence == 0.1
+    rows[number] |= changes
+    path.write_text(json.dumps({n: {k: v for k, v in row.items() if v != "removed"} for n, row in rows.items() if row}))
+    return read_opencompass(work_dir)
+
+
+def test_external_confidence_wins(work_dir):
+    first, second, *_ = edited(work_dir, "0", {"confidence": 0.77, "tokens_to_confidence": 160})
+    assert (first.confidence, first.tokens_to_confidence, second.confidence) == (0.77, 160, 0.1)
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changes", "named"),
     [
         ({"confidence": 85}, r"gsm8k\.json, sample 3: .*'confidence'"),
         ({"confidence": 0.5, "tokens_to_confidence": -1}, "'tokens_to_confidence'"),
+        ({"prediction": "removed"}, r"gsm8k\.json, sample 3: .*'prediction'"),
     ],
 )
-def test_external_confidences_are_checked_like_all(work_dir, changed, message):
-    path = work_dir / "predictions" / "model" / "gsm8k.json"
-    rows = json.loads(path.read_text())
-    rows["3"] |= changed
-    path.write_text(json.dumps(rows))
-    with pytest.raises(DataError, match=message):
-        read_opencompass(work_dir)
+def test_predictions_are_checked_like_all(work_dir, changes, named):
+    with pytest.raises(DataError, match=named):
+        edited(work_dir, "3", changes)
 
 
-def test_predictions_with_gaps_or_without_a_response_are_refused(work_dir):
-    path = work_dir / "predictions" / "model" / "gsm8k.json"
-    rows = json.loads(path.read_text())
-    path.write_text(json.dumps({number: row for number, row in rows.items() if number != "3"}))
-    with pytest.raises(DataError, match=r"gsm8k\.json: .*'3'"):
-        read_opencompass(work_dir)
-    del rows["3"]["prediction"]
-    path.write_text(json.dumps(rows))
-    with pytest.raises(DataError, match=r"gsm8k\.json, sample 3: .*'prediction'"):
-        read_opencompass(work_dir)
-    path.write_text("[1]")
-    with pytest.raises(DataError, match=r"gsm8k\.json"):
+@pytest.mark.parametrize(("content", "named"), [('{"0": {"prediction": ""}, "2": {}}', "'1'"), ("[1]", "")])
+def test_predictions_with_gaps_are_refused(work_dir, content, named):
+    (work_dir / "predictions" / "model" / "gsm8k.json").write_text(content)
+    with pytest.raises(DataError, match=rf"gsm8k\.json: .*{named}"):
         read_opencompass(work_dir)
 
 

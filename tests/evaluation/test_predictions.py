@@ -32,10 +32,11 @@ def test_round_trip(tmp_path):
 
 def test_seven_keys_are_written_and_read(tmp_path):
     path = tmp_path / "p.jsonl"
-    path.write_text(json.dumps(ROW) + "\n")
+    path.write_text(json.dumps(ROW | {"confidence": 1}) + "\n")
     rows = read_predictions(path)
+    assert isinstance(rows[0].confidence, float)
     write_predictions(path, rows)
-    assert json.loads(path.read_text()) == ROW
+    assert json.loads(path.read_text()) == ROW | {"confidence": 1}
 
 
 def test_an_ungradable_answer_is_a_state_of_its_own_and_in_no_metric(tmp_path):
@@ -49,15 +50,10 @@ def test_an_ungradable_answer_is_a_state_of_its_own_and_in_no_metric(tmp_path):
     assert read_predictions(tmp_path / "p.jsonl") == rows
     assert [p.outcome for p in rows] == ["right", "ungradable", "wrong"]
     data = outcomes(rows)
-    assert (data.correct.tolist(), data.tokens_to_confidence.tolist()[:1]) == ([True, False], [10.0])
+    assert (len(data), data.correct.tolist()) == (2, [True, False])
+    np.testing.assert_equal([data.confidence, data.tokens_to_confidence], [[0.3, np.nan], [10.0, np.nan]])
     assert summary_metrics(rows)["n"] == 2
     assert summary_metrics(rows)["ungradable"] == 1
-
-
-def test_whole_number_confidence_becomes_a_float(tmp_path):
-    (tmp_path / "p.jsonl").write_text(json.dumps({**ROW, "confidence": 1}))
-    [row] = read_predictions(tmp_path / "p.jsonl")
-    assert isinstance(row.confidence, float)
 
 
 @pytest.mark.parametrize(
@@ -94,13 +90,3 @@ def test_missing_repeated_and_empty(tmp_path):
     path.write_text("")
     with pytest.raises(DataError, match="holds no predictions"):
         read_predictions(path)
-
-
-def test_outcomes():
-    arrays = outcomes(
-        [Prediction("a", "d", "q", "r", 0.25, True, 10), Prediction("b", "d", "q", "r", None, False, None)]
-    )
-    assert len(arrays) == 2
-    np.testing.assert_equal(arrays.confidence, [0.25, np.nan])
-    assert arrays.correct.tolist() == [True, False]
-    np.testing.assert_equal(arrays.tokens_to_confidence, [10.0, np.nan])

@@ -22,17 +22,8 @@ def predictions():
     with gzip.open(shared_data("rlcr_predictions.jsonl.gz"), "rt") as lines:
         rows = [json.loads(line) for line in lines]
     return [
-        Prediction(
-            str(row["row"]),
-            row["dataset"],
-            "q",
-            "r",
-            row["confidence"],
-            bool(row["correct"]),
-            None,
-            method=row["method"],
-        )
-        for row in rows
+        Prediction(str(r["row"]), r["dataset"], "q", "r", r["confidence"], bool(r["correct"]), None, method=r["method"])
+        for r in rows
     ]
 
 

@@ -25,20 +25,13 @@ def predictions(dataset, n, seed, method=None, bias=0.0):
     difficulty = rng.random(n)
     right = rng.random(n) < difficulty
     stated = np.round(np.clip(difficulty + bias, 0, 1), 2)
-    return [
-        Prediction(
-            str(i),
-            dataset,
-            f"question {i} {HOSTILE}",
-            f"<confidence>{stated[i]}</confidence> {HOSTILE}",
-            None if i % 40 == 0 else float(stated[i]),
-            bool(right[i]),
-            None if i % 40 == 0 else 10,
-            method=method,
-            gold="42",
-        )
-        for i in range(n)
-    ]
+    rows = []
+    for i in range(n):
+        question, response = f"question {i} {HOSTILE}", f"<confidence>{stated[i]}</confidence> {HOSTILE}"
+        confidence, tokens = (None, None) if i % 40 == 0 else (float(stated[i]), 10)
+        named = (str(i), dataset, question, response, confidence, bool(right[i]), tokens)
+        rows.append(Prediction(*named, method=method, gold="42"))
+    return rows
 
 
 def make_run(folder, name, datasets, n, method=None, bias=0.0, steps=20):
@@ -128,20 +121,6 @@ def test_the_same_runs_give_the_same_report(report, tmp_path):
     assert write_report(runs, tmp_path / "2")[0].read_bytes() == first
 
 
-def test_bins_closed_on_the_left(tmp_path):
-    rows = [Prediction(str(i), "mine", "q", "r", 0.1 + 0.05 * (i % 2), i < 2, 5) for i in range(8)]
-    write_predictions(tmp_path / "tenths.jsonl", rows)
-    shown = {}
-    for side in ("left", "right"):
-        out = tmp_path / side
-        arguments = [str(tmp_path / "tenths.jsonl"), "--output", str(out), "--replicates", "10", "--bins-closed", side]
-        assert main(["report", *arguments]) == 0
-        shown[side] = (out / "report.md").read_text(), (out / "figures" / "reliability_mine.png").read_bytes()
-        assert f"closed on the {side}" in shown[side][0]
-    # .1 and .15 share a bin only where its lower edge belongs to it, and then there is one bar instead of two.
-    assert shown["left"][1] != shown["right"][1]
-
-
 def test_undefined_says_why(tmp_path):
     run = Run("all right", [Prediction(str(i), "d", "q", "r", 0.9, True, None) for i in range(3)])
     text = write_report([run], tmp_path)[0].read_text()
@@ -216,3 +195,17 @@ def test_sixteen_runs_on_eight_data_sets(tmp_path):
     # Nearly all of it is matplotlib's: 17 s of CPU time on an AMD EPYC, 37 s on a Xeon at 2.5 GHz.
     assert time.process_time() - start < allowed(60)
     assert page.stat().st_size < 10_000_000
+
+
+def test_bins_closed_on_the_left(tmp_path):
+    rows = [Prediction(str(i), "mine", "q", "r", 0.1 + 0.05 * (i % 2), i < 2, 5) for i in range(8)]
+    write_predictions(tmp_path / "tenths.jsonl", rows)
+    shown = {}
+    for side in ("left", "right"):
+        out = tmp_path / side
+        arguments = [str(tmp_path / "tenths.jsonl"), "--output", str(out), "--replicates", "10", "--bins-closed", side]
+        assert main(["report", *arguments]) == 0
+        shown[side] = (out / "report.md").read_text(), (out / "figures" / "reliability_mine.png").read_bytes()
+        assert f"closed on the {side}" in shown[side][0]
+    # .1 and .15 share a bin only where its lower edge belongs to it, and then there is one bar instead of two.
+    assert shown["left"][1] != shown["right"][1]

@@ -6,9 +6,7 @@ MindSpeed-RL is a stub whose base class returns the log-probabilities.
 
 import sys
 import types
-from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -27,20 +25,22 @@ AGGREGATIONS = ("sum", "token_mean", "segment_mean")
 
 
 class _FakeBase:
-    def compute_log_probs(self, output: Tensor, batch: dict[str, Tensor], **_: Any) -> tuple[Tensor, Tensor]:
+    def compute_log_probs(self, output, batch, **_):
         return output, torch.zeros_like(output)
 
 
 @pytest.fixture
-def actor_loss(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    names = ["mindspeed_rl", "mindspeed_rl.models", "mindspeed_rl.models.loss", "mindspeed_rl.utils"]
-    for name in [
-        *names,
-        "mindspeed_rl.models.loss.base_loss_func",
-        "mindspeed_rl.utils.compute",
-        "mindspeed_rl.utils.utils",
-    ]:
-        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+def actor_loss(monkeypatch):
+    for name in (
+        "",
+        ".models",
+        ".models.loss",
+        ".models.loss.base_loss_func",
+        ".utils",
+        ".utils.compute",
+        ".utils.utils",
+    ):
+        monkeypatch.setitem(sys.modules, f"mindspeed_rl{name}", types.ModuleType(name))
     sys.modules["mindspeed_rl.models.loss.base_loss_func"].BaseLossFunc = _FakeBase  # type: ignore[attr-defined]
     compute = sys.modules["mindspeed_rl.utils.compute"]
     compute.compute_kl_penalty = lambda a, b, kind: (a - b).square()  # type: ignore[attr-defined]
@@ -55,7 +55,7 @@ def actor_loss(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop("coca_mindspeed.mindspeed.stages.actor_loss")
 
 
-def _loss(module: Any, monkeypatch: pytest.MonkeyPatch, *, reference: bool = False, **coca: Any) -> Any:
+def _loss(module, monkeypatch, *, reference=False, **coca):
     settings = SimpleNamespace(coca=CocaSettings(**coca), reference=reference)
     monkeypatch.setattr(module, "process_settings", lambda: settings)
     loss = module.SegmentActorLoss()
@@ -64,7 +64,7 @@ def _loss(module: Any, monkeypatch: pytest.MonkeyPatch, *, reference: bool = Fal
 
 
 @pytest.fixture
-def batch() -> dict[str, Tensor]:
+def batch():
     generator = torch.Generator().manual_seed(0)
     lengths = torch.randint(2, WIDTH + 1, (ROWS,), generator=generator)
     shape = (ROWS, WIDTH)
@@ -79,7 +79,7 @@ def batch() -> dict[str, Tensor]:
     }
 
 
-def _whole(batch: dict[str, Tensor], aggregation: Any) -> Tensor:
+def _whole(batch, aggregation):
     """Gradient of the objective of the whole batch with respect to the log-probabilities."""
     log_probs = batch["log_probs"].clone().requires_grad_()
     masks = segment_masks(batch[columns.SEGMENT_LENGTH][:, 0].long(), batch["response_length"][:, 0].long(), WIDTH)
@@ -90,9 +90,7 @@ def _whole(batch: dict[str, Tensor], aggregation: Any) -> Tensor:
     return log_probs.grad
 
 
-def _as_megatron(
-    module: Any, loss: Any, batch: dict[str, Tensor], ranks: list[list[list[int]]]
-) -> tuple[Tensor, list[dict[str, float]]]:
+def _as_megatron(module, loss, batch, ranks):
     """The gradient after Megatron's two averages; ``ranks`` lists the rows of every microbatch of every rank."""
     log_probs = batch["log_probs"].clone().requires_grad_()
     statistics = []
@@ -122,18 +120,14 @@ CUTS = {
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize("cut", CUTS)
-def test_the_gradient_does_not_depend_on_the_cut(
-    actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor], cut: str, aggregation: str
-) -> None:
+def test_the_gradient_does_not_depend_on_the_cut(actor_loss, monkeypatch, batch, cut, aggregation):
     loss = _loss(actor_loss, monkeypatch, method={"loss_aggregation": aggregation})
     gradient, _ = _as_megatron(actor_loss, loss, batch, CUTS[cut])
     torch.testing.assert_close(gradient, _whole(batch, aggregation))
 
 
-def test_statistics_of_microbatches_average_to_those_of_the_batch(
-    actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor]
-) -> None:
-    def averaged(cut: str) -> dict[str, float]:
+def test_statistics_of_microbatches_average_to_those_of_the_batch(actor_loss, monkeypatch, batch):
+    def averaged(cut):
         _, rows = _as_megatron(actor_loss, _loss(actor_loss, monkeypatch), batch, CUTS[cut])
         return finish({name: sum(row[name] for row in rows) / len(rows) for name in rows[0]})
 
@@ -148,9 +142,7 @@ def test_statistics_of_microbatches_average_to_those_of_the_batch(
     assert whole["rollout/log_prob_gap"] == pytest.approx(float(gap), rel=1e-5)
 
 
-def test_without_old_log_probs_the_ratio_is_one(
-    actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor]
-) -> None:
+def test_without_old_log_probs_the_ratio_is_one(actor_loss, monkeypatch, batch):
     without = {name: values for name, values in batch.items() if name != "old_log_prob"}
     gradient, (statistics,) = _as_megatron(actor_loss, _loss(actor_loss, monkeypatch), without, [[list(range(8))]])
     expected = _whole({**batch, "old_log_prob": batch["log_probs"]}, "sum")
@@ -158,9 +150,7 @@ def test_without_old_log_probs_the_ratio_is_one(
     assert statistics["answer/clip_fraction/numerator"] == 0
 
 
-def test_a_kl_term_is_averaged_over_the_mini_batchs_tokens(
-    actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor]
-) -> None:
+def test_a_kl_term_is_averaged_over_the_mini_batchs_tokens(actor_loss, monkeypatch, batch):
     loss = _loss(actor_loss, monkeypatch, reference=True)
     gradient, _ = _as_megatron(actor_loss, loss, batch, CUTS["uneven microbatches on ranks"])
     inside = torch.arange(WIDTH) < batch["response_length"]
@@ -169,14 +159,12 @@ def test_a_kl_term_is_averaged_over_the_mini_batchs_tokens(
     torch.testing.assert_close(gradient, _whole(batch, "sum") + penalty)
 
 
-def test_forward_only_gives_log_probs(
-    actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor]
-) -> None:
+def test_forward_only_gives_log_probs(actor_loss, monkeypatch, batch):
     loss = _loss(actor_loss, monkeypatch)
     assert loss.compute_loss(batch["log_probs"], batch, forward_only=True) is batch["log_probs"]
 
 
-def test_refusals_of_the_loss(actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor]) -> None:
+def test_refusals_of_the_loss(actor_loss, monkeypatch, batch):
     loss = _loss(actor_loss, monkeypatch)
     with pytest.raises(TrainingError, match="mini-batch"):
         loss.compute_loss(batch["log_probs"], batch, actual_micro_batch_size=8)
@@ -184,9 +172,7 @@ def test_refusals_of_the_loss(actor_loss: Any, monkeypatch: pytest.MonkeyPatch, 
         loss.add_loss_meta_info({"entropy_coeff": 0.1})
 
 
-def test_entropies_by_segment_and_tensors_for_msprobe(
-    actor_loss: Any, monkeypatch: pytest.MonkeyPatch, batch: dict[str, Tensor]
-) -> None:
+def test_entropies_by_segment_and_tensors_for_msprobe(actor_loss, monkeypatch, batch):
     loss = _loss(actor_loss, monkeypatch)
     log_probs = batch["log_probs"]
     _, statistics = loss._loss(log_probs.requires_grad_(), batch, actor_loss.MiniBatch(ROWS, 100, 1), 1)
@@ -194,11 +180,8 @@ def test_entropies_by_segment_and_tensors_for_msprobe(
     lengths = batch["response_length"].flatten()
     masks = segment_masks(batch[columns.SEGMENT_LENGTH][:, 0].long(), lengths.long(), log_probs.shape[1])
     old = batch["old_log_prob"][:, : log_probs.shape[1]]
-    for name, mask in (
-        ("confidence", masks.confidence),
-        ("answer", masks.answer),
-        ("rollout", masks.confidence | masks.answer),
-    ):
+    every = masks.confidence | masks.answer
+    for name, mask in (("confidence", masks.confidence), ("answer", masks.answer), ("rollout", every)):
         assert means[f"{name}/entropy"] == pytest.approx(float(-old[mask].mean()), rel=1e-5), name
     (saved,) = sys.modules["mindspeed_rl.utils.utils"].MsProbe.saved
     assert set(saved) >= {"old_log_prob", "log_prob", "advantages", "loss"}

@@ -1,7 +1,5 @@
 """CPUs of a cluster, against what MindSpeed-RL's placement groups ask for."""
 
-from typing import Any
-
 import pytest
 
 from coca_mindspeed.errors import TrainingError
@@ -16,7 +14,7 @@ from coca_mindspeed.mindspeed.start.cluster import WantedCpus, check_cpus, wante
         ({"num_cpus_for_placement_group": 4, "num_cpus_for_local_task": 2}, 1, WantedCpus(4, 15)),
     ],
 )
-def test_what_is_asked_for(rl_config: dict[str, Any], nodes: int, wanted: WantedCpus) -> None:
+def test_what_is_asked_for(rl_config, nodes, wanted):
     assert wanted_cpus(rl_config, nodes) == wanted
 
 
@@ -34,7 +32,7 @@ def test_what_is_asked_for(rl_config: dict[str, Any], nodes: int, wanted: Wanted
         ([(8, 8)], 0),
     ],
 )
-def test_too_few_are_refused_with_what_would_fit(nodes: list[tuple[int, int]], fits: int | None) -> None:
+def test_too_few_are_refused_with_what_would_fit(nodes, fits):
     cluster = [{"CPU": float(cpus), "NPU": float(npus)} for cpus, npus in nodes]
     if fits is None:
         check_cpus(cluster, WantedCpus(8, 13))

@@ -10,12 +10,12 @@ from coca_mindspeed.mindspeed.stages.dock import Rows, packed, unpacked
 
 
 @pytest.fixture(autouse=True)
-def _without_tensordict(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_tensordict(monkeypatch):
     tensor_dict = SimpleNamespace(from_dict=dict)
     monkeypatch.setitem(sys.modules, "tensordict", SimpleNamespace(TensorDict=tensor_dict))  # type: ignore[arg-type]
 
 
-def test_rows_are_padded_column_by_column_and_come_back() -> None:
+def test_rows_are_padded_column_by_column_and_come_back():
     columns = {
         "responses": [torch.tensor([5, 6, 7]), torch.tensor([8])],
         "scores": torch.tensor([[0.5], [1.0]]),
@@ -33,20 +33,20 @@ def test_rows_are_padded_column_by_column_and_come_back() -> None:
         assert rows[name][0].dtype == expected[0].dtype
 
 
-def test_rows_that_were_not_packed_are_returned_unchanged() -> None:
+def test_rows_that_were_not_packed_are_returned_unchanged():
     rows = {"prompts": [torch.tensor([1])]}
     assert unpacked(rows) is rows
     assert unpacked(None) == {}
 
 
-def test_a_batch_whose_lengths_are_not_its_rows_is_an_error() -> None:
+def test_a_batch_whose_lengths_are_not_its_rows_is_an_error():
     batch = packed({"scores": torch.ones(3, 1)})
     batch["original_length"] = batch["original_length"][:2]
     with pytest.raises(ValueError, match="zip"):
         unpacked(batch)
 
 
-def test_a_value_that_is_missing_is_not_zero() -> None:
+def test_a_value_that_is_missing_is_not_zero():
     rows = Rows({"scores": [torch.tensor([1.0]), torch.tensor([2.0])], "holes": [torch.ones(1), torch.ones(0)]}, [0, 1])
     assert rows.scalars("scores").tolist() == [1.0, 2.0]
     with pytest.raises(RuntimeError):

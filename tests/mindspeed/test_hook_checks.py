@@ -17,7 +17,7 @@ SEPARATE = {"use_integrated_worker": False}
 ORDERED = {"guarantee_order": True}
 
 
-def mindspeed_config(**changes: dict[str, Any]) -> Any:
+def mindspeed_config(**changes):
     config: dict[str, Any] = {
         "megatron_training": {"stage": "ray_grpo", "unknown_to_us": 7},
         "actor_config": {"save": "/somewhere"},
@@ -30,7 +30,7 @@ def mindspeed_config(**changes: dict[str, Any]) -> Any:
     return OmegaConf.create(config)
 
 
-def problems(**changes: dict[str, Any]) -> list[tuple[str, str]]:
+def problems(**changes):
     try:
         driver.split_config(mindspeed_config(**changes))
     except ConfigError as error:
@@ -38,7 +38,7 @@ def problems(**changes: dict[str, Any]) -> list[tuple[str, str]]:
     return []
 
 
-def test_mindspeed_keys_pass_through_untouched() -> None:
+def test_mindspeed_keys_pass_through_untouched():
     settings, rest = driver.split_config(mindspeed_config(coca={"method": {"name": "joint"}}))
     assert settings.method.name == "joint"
     assert "coca" not in rest
@@ -96,7 +96,7 @@ def test_mindspeed_keys_pass_through_untouched() -> None:
         ("coca", {"rollout": "transformers"}, "value_error", "coca.rollout"),
     ],
 )
-def test_refused_keys(section: str, values: dict[str, Any], code: str, key: str) -> None:
+def test_refused_keys(section, values, code, key):
     assert (code, key) in problems(**{section: values})
 
 
@@ -139,26 +139,26 @@ def test_refused_keys(section: str, values: dict[str, Any], code: str, key: str)
         ),
     ],
 )
-def test_combinations_of_sections(changes: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+def test_combinations_of_sections(changes, expected):
     assert problems(**changes) == expected
 
 
 @pytest.mark.parametrize(("temperature", "measured"), [(1.0, True), (0.7, False)])
-def test_log_probabilities_of_another_distribution_are_not_compared(temperature: float, measured: bool) -> None:
+def test_log_probabilities_of_another_distribution_are_not_compared(temperature, measured):
     sampling = {"sampling_config": {"temperature": temperature}}
     for coca, expected in (({}, measured), (HOST, True), ({**HOST, "rollout": "vllm"}, measured)):
         settings, _ = driver.split_config(mindspeed_config(generate_config=sampling, coca=coca))
         assert settings.rollout_log_probs == expected
 
 
-def test_rollout_engines() -> None:
+def test_rollout_engines():
     assert coca_settings({}).rollout_engine == "vllm"
     assert coca_settings(HOST).rollout_engine == "transformers"
     assert coca_settings({**HOST, "rollout": "vllm"}).rollout_engine == "vllm"
     assert coca_settings({"method": {"name": "sequential"}, "stage": 1}).stage == 1
 
 
-def test_ignored_keys() -> None:
+def test_ignored_keys():
     rl = {"adv_estimator": "gae", "use_kl_in_reward": True, "kl_penalty": "kl", "verifier_timeout": 30}
     rl |= {"clip_ratio": 0.3}
     own = mindspeed_config(rl_config=rl)

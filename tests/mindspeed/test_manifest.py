@@ -2,10 +2,8 @@
 
 import hashlib
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -43,13 +41,13 @@ def relied_upon():
 """
 
 
-def wrapping(original: Callable[[int], int]) -> Callable[[int], int]:
+def wrapping(original):
     return lambda x: 10 * original(x)
 
 
-def subclassing(original: Any) -> Any:
+def subclassing(original):
     class Sub(original):
-        def fit(self) -> str:
+        def fit(self):
             return "our " + str(super().fit())
 
     return Sub
@@ -59,7 +57,7 @@ REPLACEMENT = object()
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def root(tmp_path, monkeypatch):
     (tmp_path / "fake_rl").mkdir()
     (tmp_path / "fake_rl" / "__init__.py").write_text("raise RuntimeError('imported')\n")
     (tmp_path / "fake_rl" / "core.py").write_text(FAKE)
@@ -71,12 +69,12 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         sys.modules.pop(name, None)
 
 
-def _hook(root: Path, target: str, kind: str, **fields: Any) -> Hook:
+def _hook(root, target, kind, **fields):
     digest = hashlib.sha256(normalise(source_of(root, target)).encode()).hexdigest()
     return Hook(target=target, kind=kind, process="worker", reason="a test", sha256=digest, **fields)
 
 
-def _manifest(root: Path) -> Manifest:
+def _manifest(root):
     here = "tests.mindspeed.test_manifest:"
     return Manifest(
         path=root / "fake.yaml",
@@ -92,22 +90,23 @@ def _manifest(root: Path) -> Manifest:
     )
 
 
-def _importable(root: Path) -> None:
+@pytest.fixture
+def manifest(root):
+    """Of a package that can be imported."""
     (root / "fake_rl" / "__init__.py").write_text("")
+    return _manifest(root)
 
 
-def _apply(manifest: Manifest, root: Path, processes: tuple[str, ...] = ("worker",)) -> hooks.AppliedHooks:
+def _apply(manifest, root, processes=("worker",)):
     return hooks.apply(manifest, root, processes=processes, platform="npu", rollout="vllm")
 
 
-def test_verifying_never_imports(root: Path) -> None:
+def test_verifying_never_imports(root):
     assert all(finding.matches for finding in examine(_manifest(root), root))
     assert "fake_rl" not in sys.modules
 
 
-def test_apply_and_revert(root: Path) -> None:
-    _importable(root)
-    manifest = _manifest(root)
+def test_apply_and_revert(root, manifest):
     applied = _apply(manifest, root)
     import fake_rl.core as core
 
@@ -122,9 +121,7 @@ def test_apply_and_revert(root: Path) -> None:
     assert core.Base().step() == "base"
 
 
-def test_two_hooks_may_wrap_one_definition(root: Path) -> None:
-    _importable(root)
-    manifest = _manifest(root)
+def test_two_hooks_may_wrap_one_definition(root, manifest):
     twice = replace(manifest, hooks=(manifest.hooks[0], *manifest.hooks))
     applied = _apply(twice, root)
     import fake_rl.core as core
@@ -135,9 +132,7 @@ def test_two_hooks_may_wrap_one_definition(root: Path) -> None:
 
 
 @pytest.mark.parametrize(("rollout", "score"), [("vllm", 30), (None, 30), ("transformers", 3)])
-def test_hooks_of_another_rollout_engine_are_left_out(root: Path, rollout: str | None, score: int) -> None:
-    _importable(root)
-    manifest = _manifest(root)
+def test_hooks_of_another_rollout_engine_are_left_out(root, manifest, rollout, score):
     _apply(replace(manifest, hooks=(replace(manifest.hooks[0], rollout=rollout), *manifest.hooks[1:])), root)
     import fake_rl.core as core
 
@@ -145,9 +140,7 @@ def test_hooks_of_another_rollout_engine_are_left_out(root: Path, rollout: str |
     assert core.Trainer().fit() == "our fit"
 
 
-def test_applying_again_changes_nothing(root: Path) -> None:
-    _importable(root)
-    manifest = _manifest(root)
+def test_applying_again_changes_nothing(root, manifest):
     first = _apply(manifest, root)
     import fake_rl.core as core
 
@@ -155,9 +148,7 @@ def test_applying_again_changes_nothing(root: Path) -> None:
     assert core.score(3) == 30
 
 
-def test_a_further_process_adds_its_own_hooks_only(root: Path) -> None:
-    _importable(root)
-    manifest = _manifest(root)
+def test_a_further_process_adds_its_own_hooks_only(root, manifest):
     driver_hook = replace(manifest.hooks[1], process="driver")
     manifest = replace(manifest, hooks=(manifest.hooks[0], driver_hook))
     _apply(manifest, root)
@@ -169,17 +160,13 @@ def test_a_further_process_adds_its_own_hooks_only(root: Path) -> None:
     assert core.score(1) == 10
 
 
-def test_another_release_is_refused_while_one_is_applied(root: Path) -> None:
-    _importable(root)
-    manifest = _manifest(root)
+def test_another_release_is_refused_while_one_is_applied(root, manifest):
     _apply(manifest, root)
     with pytest.raises(ManifestError, match=r"1\.0 is already hooked"):
         _apply(replace(manifest, release="2.0"), root)
 
 
-def test_an_edited_definition_stops_everything(root: Path) -> None:
-    _importable(root)
-    manifest = _manifest(root)
+def test_an_edited_definition_stops_everything(root, manifest):
     core_file = root / "fake_rl" / "core.py"
     core_file.write_text(FAKE.replace("return 0", "return 1"))
     with pytest.raises(ManifestError, match=r"fake_rl\.core:relied_upon"):
@@ -190,9 +177,7 @@ def test_an_edited_definition_stops_everything(root: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", ["tests.mindspeed.test_manifest:missing", "tests.mindspeed.no_such_module:x"])
-def test_a_replacement_that_cannot_be_found_changes_nothing(root: Path, bad: str) -> None:
-    _importable(root)
-    manifest = _manifest(root)
+def test_a_replacement_that_cannot_be_found_changes_nothing(root, manifest, bad):
     broken = replace(manifest, hooks=(*manifest.hooks, replace(manifest.hooks[0], replacement=bad)))
     with pytest.raises((AttributeError, ModuleNotFoundError)):
         _apply(broken, root)
@@ -202,13 +187,11 @@ def test_a_replacement_that_cannot_be_found_changes_nothing(root: Path, bad: str
     assert core.REGISTRY == {"old": 1}
 
 
-def failing(original: Any) -> Any:
+def failing(original):
     raise RuntimeError("no")
 
 
-def test_a_failure_half_way_takes_back_what_was_done(root: Path) -> None:
-    _importable(root)
-    manifest = _manifest(root)
+def test_a_failure_half_way_takes_back_what_was_done(root, manifest):
     last = replace(manifest.hooks[1], replacement="tests.mindspeed.test_manifest:failing")
     with pytest.raises(RuntimeError, match="no"):
         _apply(replace(manifest, hooks=(manifest.hooks[0], manifest.hooks[2], last)), root)
@@ -218,9 +201,7 @@ def test_a_failure_half_way_takes_back_what_was_done(root: Path) -> None:
     assert core.REGISTRY == {"old": 1}
 
 
-def test_a_package_imported_from_elsewhere_is_refused(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    _importable(root)
-    manifest = _manifest(root)
+def test_a_package_imported_from_elsewhere_is_refused(root, manifest, tmp_path_factory):
     verified = tmp_path_factory.mktemp("other")
     (verified / "fake_rl").mkdir()
     (verified / "fake_rl" / "core.py").write_text(FAKE)
@@ -228,7 +209,7 @@ def test_a_package_imported_from_elsewhere_is_refused(root: Path, tmp_path_facto
         _apply(manifest, verified)
 
 
-def test_the_closest_release_is_named_where_none_matches(root: Path) -> None:
+def test_the_closest_release_is_named_where_none_matches(root):
     manifest = _manifest(root)
     other = replace(manifest, release="2.0", hooks=tuple(replace(h, sha256="0" * 64) for h in manifest.hooks))
     (root / "fake_rl" / "core.py").write_text(FAKE.replace("return x", "return -x"))
@@ -236,7 +217,7 @@ def test_the_closest_release_is_named_where_none_matches(root: Path) -> None:
         matching_manifest(root, [other, manifest])
 
 
-def test_a_skeleton_has_the_fingerprints_found(root: Path) -> None:
+def test_a_skeleton_has_the_fingerprints_found(root):
     manifest = _manifest(root)
     (root / "fake_rl" / "core.py").write_text(FAKE.replace("return x", "return -x").replace("class Trainer", "class T"))
     content = skeleton(manifest, root, "1.1", "def")
@@ -260,7 +241,7 @@ def test_a_skeleton_has_the_fingerprints_found(root: Path) -> None:
         ({"sha256": None}, "'sha256' is missing"),
     ],
 )
-def test_a_manifest_that_is_wrong_names_file_and_key(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_a_manifest_that_is_wrong_names_file_and_key(tmp_path, change, message):
     entry = {"target": "a:b", "kind": "wrap", "replacement": "c:d", "process": "both", "reason": "r", "sha256": "0"}
     entry = {k: v for k, v in {**entry, **change}.items() if v is not None}
     path = tmp_path / "m.yaml"
@@ -270,7 +251,7 @@ def test_a_manifest_that_is_wrong_names_file_and_key(tmp_path: Path, change: dic
     assert str(path) in str(caught.value)
 
 
-def test_the_shipped_manifests_are_whole() -> None:
+def test_the_shipped_manifests_are_whole():
     manifests = load_manifests()
     assert {m.release for m in manifests} == {"2.3.0", "master"}
     released, master = ({h.target: (h.kind, h.replacement) for h in m.hooks} for m in manifests)
@@ -286,7 +267,7 @@ def test_the_shipped_manifests_are_whole() -> None:
                 assert source_of(Path(__file__).parents[2], f"{module}:{name}")
 
 
-def test_the_command_says_what_differs(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_says_what_differs(root, capsys):
     import argparse
 
     (root / "mindspeed_rl").mkdir()

@@ -2,7 +2,6 @@
 
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -13,35 +12,33 @@ from coca_mindspeed.mindspeed.stages.no_reference import NoReference, worker_gro
 class _Group:
     """Stub of MindSpeed-RL's ``RayActorGroup``."""
 
-    def __init__(
-        self, worker: Any, megatron_config: Any, profiler_config: Any = None, msprobe_config: Any = None
-    ) -> None:
+    def __init__(self, worker, megatron_config, profiler_config=None, msprobe_config=None):
         self.worker, self.megatron_config = worker, megatron_config
         self.tools = (profiler_config, msprobe_config)
 
-    def get_iteration(self) -> int:
+    def get_iteration(self):
         return 50
 
 
-def _worker(name: str) -> Any:
+def _worker(name):
     return SimpleNamespace(__ray_actor_class__=type(name, (), {}))
 
 
 @pytest.fixture(params=[False, True])
-def with_reference(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+def with_reference(request, monkeypatch):
     monkeypatch.setattr(reference, "process_settings", lambda: SimpleNamespace(reference=request.param))
     return bool(request.param)
 
 
 @pytest.fixture(autouse=True)
-def _mindstudio(monkeypatch: pytest.MonkeyPatch) -> None:
+def _mindstudio(monkeypatch):
     module = ModuleType("mindspeed_rl.config_cls.mindstudio_config")
     for name in ("ProfilerConfig", "MsprobeConfig"):
         setattr(module, name, lambda values, role, name=name: (name, values, role))
     monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
-def test_only_the_reference_group_is_left_out(with_reference: bool) -> None:
+def test_only_the_reference_group_is_left_out(with_reference):
     groups = worker_groups(_Group)
     actor = groups(worker=_worker("ActorHybridWorker"), megatron_config=1)
     assert isinstance(actor, _Group)
@@ -51,7 +48,7 @@ def test_only_the_reference_group_is_left_out(with_reference: bool) -> None:
     assert group.megatron_config == 2
 
 
-def test_actors_that_are_given_no_profiler_get_one_that_is_off() -> None:
+def test_actors_that_are_given_no_profiler_get_one_that_is_off():
     groups = worker_groups(_Group)
     assert groups(worker=_worker("ActorHybridWorker"), megatron_config=1).tools == (
         ("ProfilerConfig", {}, "integrated"),
@@ -61,14 +58,14 @@ def test_actors_that_are_given_no_profiler_get_one_that_is_off() -> None:
     assert given.tools == ("p", "m")
 
 
-def test_a_resumed_run_goes_on_behind_the_prompts_of_its_finished_iterations() -> None:
+def test_a_resumed_run_goes_on_behind_the_prompts_of_its_finished_iterations():
     group = worker_groups(_Group)(
         worker=_worker("ActorHybridWorker"), megatron_config=SimpleNamespace(global_batch_size=8)
     )
     assert group.get_consumed_train_samples() == 50 * 8
 
 
-def test_no_reference_does_what_the_trainer_asks() -> None:
+def test_no_reference_does_what_the_trainer_asks():
     nothing = NoReference("config")
     assert nothing.initialize() is nothing
     nothing.sync_init_transfer_dock("dock", None)

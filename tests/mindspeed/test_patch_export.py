@@ -23,13 +23,13 @@ FILES = {  # the second has no final newline, and the class that is hooked is at
 TARGETS = {"mindspeed_rl.base:Base.step": "wrap", "mindspeed_rl.base:sqrt": "replace", "cli.run:run": "wrap"}
 
 
-def apply_patch(patch: Path, root: Path, *options: str) -> None:
+def apply_patch(patch, root, *options):
     command = ["git", "apply", "--unidiff-zero", *options, str(patch)]
     subprocess.run(command, cwd=root, check=True, env={**os.environ, "GIT_CEILING_DIRECTORIES": str(root.parent)})
 
 
 @pytest.fixture
-def fake(tmp_path: Path) -> tuple[Manifest, Path]:
+def fake(tmp_path):
     root = tmp_path / "checkout"
     for name, text in FILES.items():
         (root / name).parent.mkdir(parents=True, exist_ok=True)
@@ -48,7 +48,7 @@ def fake(tmp_path: Path) -> tuple[Manifest, Path]:
     return Manifest(tmp_path / "m.yaml", "1.0", "abc", (*hooks, host)), root
 
 
-def test_a_patch_changes_only_what_the_hooks_name(fake: tuple[Manifest, Path], tmp_path: Path) -> None:
+def test_a_patch_changes_only_what_the_hooks_name(fake, tmp_path):
     manifest, root = fake
     assert patched_hooks(manifest, root) == set()
     (tmp_path / "a.patch").write_text(export_patch(manifest, root))
@@ -68,7 +68,7 @@ def test_a_patch_changes_only_what_the_hooks_name(fake: tuple[Manifest, Path], t
 
 
 @pytest.mark.parametrize("lost", ["sqrt = _coca_hook1", "run = _coca_hook2(run)"])
-def test_a_part_of_a_patch_is_refused(fake: tuple[Manifest, Path], tmp_path: Path, lost: str) -> None:
+def test_a_part_of_a_patch_is_refused(fake, tmp_path, lost):
     manifest, root = fake
     (tmp_path / "a.patch").write_text(export_patch(manifest, root))
     apply_patch(tmp_path / "a.patch", root)
@@ -80,7 +80,7 @@ def test_a_part_of_a_patch_is_refused(fake: tuple[Manifest, Path], tmp_path: Pat
 
 
 @pytest.mark.parametrize("release", CHECKOUTS)
-def test_shipped_patches_only_insert_and_hold_every_hook(release: str) -> None:
+def test_shipped_patches_only_insert_and_hold_every_hook(release):
     (manifest,) = (manifest for manifest in load_manifests() if manifest.release == release)
     lines = (manifest_directory() / f"mindspeed_rl_{release}.patch").read_text().splitlines()
     kinds = {line[:1] for line in lines if not line.startswith(("--- a/", "+++ b/", "@@ -"))}
@@ -91,7 +91,7 @@ def test_shipped_patches_only_insert_and_hold_every_hook(release: str) -> None:
 
 
 @pytest.mark.parametrize("release", CHECKOUTS)
-def test_shipped_patches_are_regenerated_and_apply(release: str, tmp_path: Path) -> None:
+def test_shipped_patches_are_regenerated_and_apply(release, tmp_path):
     home = os.environ.get(CHECKOUTS[release])
     if not home:
         pytest.skip(f"needs a checkout: {CHECKOUTS[release]} is not set (docs/port.md)")

@@ -1,8 +1,5 @@
 """Rows carry the index of their record, so every process that looks one up has to read the file that was meant."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 import yaml
 
@@ -18,12 +15,12 @@ from coca_mindspeed.utils.files import file_sha256
 from tests.mindspeed.test_doctor import checkpoint
 
 
-def write_sums(path: Path, *answers: str) -> Path:
+def write_sums(path, *answers):
     write_records(path, [Record(answer, "sums", "math", f"What is {answer}?", answer) for answer in answers])
     return path
 
 
-def test_a_node_with_another_file_is_refused_before_it_judges_by_its_answers(tmp_path: Path) -> None:
+def test_a_node_with_another_file_is_refused_before_it_judges_by_its_answers(tmp_path):
     path = write_sums(tmp_path / "train.jsonl", "1", "2")
     planned = {str(path): file_sha256(path)}
     assert [found.answer for found in read_run_records(path, planned)] == ["1", "2"]
@@ -38,7 +35,7 @@ def test_a_node_with_another_file_is_refused_before_it_judges_by_its_answers(tmp
     assert [found.answer for found in read_run_records(path, {})] == ["2", "1"]
 
 
-def test_the_settings_carry_the_digests_of_the_files(tmp_path: Path) -> None:
+def test_the_settings_carry_the_digests_of_the_files(tmp_path):
     train = write_sums(tmp_path / "train.jsonl", "1", "2")
     held_out = write_sums(tmp_path / "held_out.jsonl", "3")
     files = record_files(str(train), held_out)
@@ -55,14 +52,14 @@ def test_the_settings_carry_the_digests_of_the_files(tmp_path: Path) -> None:
     assert record_files(None, None) == []
 
 
-def test_a_run_is_not_resumed_on_other_questions_of_the_same_name(tmp_path: Path) -> None:
+def test_a_run_is_not_resumed_on_other_questions_of_the_same_name(tmp_path):
     train = write_sums(tmp_path / "train.jsonl", *map(str, range(300)))
     held_out = write_sums(tmp_path / "held_out.jsonl", "3")
     overrides = (f"data.train={train}", f"data.evaluate={held_out}", "data.rows=90000")
     run = compose_run("qwen25_7b_910b", overrides).run
     files = StageFiles(tmp_path / "run")
 
-    def values(**options: Any) -> dict[str, Any]:
+    def values(**options):
         return mindspeed_values(run, make_plan(run), files, **options)
 
     begun = values()

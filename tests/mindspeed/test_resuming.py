@@ -5,8 +5,6 @@ MindSpeed-RL's trainer is stood in for by the calls of its ``fit``; the loop its
 
 import json
 import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -32,10 +30,10 @@ class Killed(BaseException):
 class UpstreamMetric:
     """MindSpeed-RL's ``Metric``, as far as ``fit`` uses it."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.metric: dict[str, Any] = {}
 
-    def update(self, key: str = "", value: Any = None, cumulate: bool = False) -> None:
+    def update(self, key="", value=None, cumulate=False):
         self.metric.update(value if isinstance(value, dict) else {key: value})
 
 
@@ -44,16 +42,16 @@ class UpstreamTrainer:
 
     saved = 0
 
-    def __init__(self, actor_worker: Any, ref_worker: Any, reward_list: Any, **kwargs: Any) -> None:
+    def __init__(self, actor_worker, ref_worker, reward_list, **kwargs):
         self.actor_worker, self.reward_list, self.train_iters = actor_worker, reward_list, 6
         self.num_cpus_for_local_task, self.tokenizer = 1, SimpleNamespace(tokenizer=None)
         self.die_at = kwargs["die_at"]
 
-    def event(self, name: str, iteration: int) -> None:
+    def event(self, name, iteration):
         if self.die_at == (name, iteration):
             raise Killed
 
-    def fit(self, data_iters: Iterator[Any]) -> None:
+    def fit(self, data_iters):
         iteration = self.actor_worker.get_iteration()
         self.metrics = stages_trainer.iteration_metrics(UpstreamMetric)()
         while iteration < self.train_iters:
@@ -65,13 +63,13 @@ class UpstreamTrainer:
             if iteration % 2 == 0:
                 self.save_checkpoint(iteration)
 
-    def save_checkpoint(self, iteration: int) -> None:
+    def save_checkpoint(self, iteration):
         self.event("save", iteration)
         UpstreamTrainer.saved = iteration
 
 
 @pytest.fixture
-def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+def start(tmp_path, monkeypatch):
     """Starts the trainer from the newest checkpoint; validations write a row each and may be where it dies."""
     settings = coca_settings({"eval_interval": 3, "eval_data": "e.jsonl", "output_dir": str(tmp_path)})
     process = SimpleNamespace(coca=settings, reference=True)
@@ -79,17 +77,17 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(stages_trainer, "process_settings", lambda: process)
     monkeypatch.setattr(UpstreamTrainer, "saved", 0)
 
-    def prepare(self: Any, settings: Any, trainer: Any) -> None:
+    def prepare(self, settings, trainer):
         self._log, self._trainer = settings.output_dir / "validation.jsonl", trainer
 
-    def validate(self: Any, iteration: int) -> None:
+    def validate(self, iteration):
         self._trainer.event("validation", iteration)
         append_line(self._log, {"step": iteration, "eval/accuracy": 0.5})
 
     monkeypatch.setattr(Validation, "__init__", prepare)
     monkeypatch.setattr(Validation, "run", validate)
 
-    def run(die_at: tuple[str, int] | None = None) -> None:
+    def run(die_at=None):
         worker = SimpleNamespace(get_iteration=lambda: UpstreamTrainer.saved)
         trainer = stages_trainer.grpo_trainer(UpstreamTrainer)(worker, None, [], die_at=die_at)
         if die_at is None:
@@ -101,7 +99,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return run
 
 
-def steps(path: Path) -> list[int]:
+def steps(path):
     return [row["step"] for _, row in read_json_lines(path)]
 
 
@@ -111,9 +109,7 @@ DEATHS += [("validation", 3), ("validation", 6)]
 
 @pytest.mark.parametrize("die_at", DEATHS, ids=str)
 @pytest.mark.parametrize("torn", [False, True])
-def test_every_iteration_and_every_validation_is_logged_once(
-    start: Any, tmp_path: Path, die_at: Any, torn: bool
-) -> None:
+def test_every_iteration_and_every_validation_is_logged_once(start, tmp_path, die_at, torn):
     start(die_at)
     if torn:
         for name in ("metrics.jsonl", "validation.jsonl"):
@@ -124,7 +120,7 @@ def test_every_iteration_and_every_validation_is_logged_once(
     assert steps(tmp_path / "validation.jsonl") == [0, 3, 6]
 
 
-def test_a_run_that_ends_in_its_last_validation_has_it_done_at_the_next_start(start: Any, tmp_path: Path) -> None:
+def test_a_run_that_ends_in_its_last_validation_has_it_done_at_the_next_start(start, tmp_path):
     start(("validation", 6))
     assert UpstreamTrainer.saved == 6
     assert steps(tmp_path / "validation.jsonl") == [0, 3]
@@ -137,7 +133,7 @@ def test_a_run_that_ends_in_its_last_validation_has_it_done_at_the_next_start(st
     assert (tmp_path / "metrics.jsonl").read_bytes() == metrics
 
 
-def test_samples_of_iterations_that_come_again_go(start: Any, tmp_path: Path) -> None:
+def test_samples_of_iterations_that_come_again_go(start, tmp_path):
     start(("metrics", 4))
     for iteration in (1, 2, 3):
         (tmp_path / "samples").mkdir(exist_ok=True)
@@ -149,7 +145,7 @@ def test_samples_of_iterations_that_come_again_go(start: Any, tmp_path: Path) ->
     ]
 
 
-def test_a_stage_is_done_once_its_last_weights_are_validated(tmp_path: Path) -> None:
+def test_a_stage_is_done_once_its_last_weights_are_validated(tmp_path):
     run = compose_run("qwen25_7b_910b", ["data.epochs=null", "trainer.steps=100", "evaluation.interval=50"]).run
     plan, files = make_plan(run), StageFiles(tmp_path)
     checkpoint(files.checkpoints, 4, iteration="100")
@@ -166,7 +162,7 @@ def test_a_stage_is_done_once_its_last_weights_are_validated(tmp_path: Path) -> 
     assert stages_to_do(shorter, make_plan(shorter), tmp_path, resume=True) == [], "there is nothing to validate it by"
 
 
-def test_a_line_has_what_fit_logs_of_its_iteration_alone(start: Any, tmp_path: Path) -> None:
+def test_a_line_has_what_fit_logs_of_its_iteration_alone(start, tmp_path):
     """Throughput comes last; what one iteration lacks is not the last one's."""
     start()
     rows = [row for _, row in read_json_lines(tmp_path / "metrics.jsonl")]
@@ -174,7 +170,7 @@ def test_a_line_has_what_fit_logs_of_its_iteration_alone(start: Any, tmp_path: P
     assert all(row["vllm_tps"] == 7.0 for row in rows)
 
 
-def test_ray_may_have_pickled_the_class_in_the_meantime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_may_have_pickled_the_class_in_the_meantime(tmp_path, monkeypatch):
     """Whatever Ray sends along with a class that is made in a function comes back into that very class, copied."""
     settings = coca_settings({"output_dir": str(tmp_path)})
     monkeypatch.setattr(stages_trainer, "process_settings", lambda: SimpleNamespace(coca=settings, reference=False))
@@ -189,9 +185,7 @@ def test_ray_may_have_pickled_the_class_in_the_meantime(tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("reference", [True, False])
-def test_no_time_is_reported_of_a_reference_that_is_not_there(
-    reference: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_time_is_reported_of_a_reference_that_is_not_there(reference, tmp_path, monkeypatch):
     """MindSpeed-RL reports it as 0."""
     process = SimpleNamespace(coca=coca_settings({"output_dir": str(tmp_path)}), reference=reference)
     monkeypatch.setattr(stages_trainer, "process_settings", lambda: process)
@@ -203,9 +197,7 @@ def test_no_time_is_reported_of_a_reference_that_is_not_there(
     assert row["timing/non_overlap_adv"] == 0.1
 
 
-def test_an_iteration_whose_answers_cannot_be_graded_is_warned_about(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_iteration_whose_answers_cannot_be_graded_is_warned_about(monkeypatch, capsys):
     process = SimpleNamespace(coca=coca_settings({}), reference=False)
     monkeypatch.setattr(stages_trainer, "process_settings", lambda: process)
     metrics = stages_trainer.iteration_metrics(UpstreamMetric)()

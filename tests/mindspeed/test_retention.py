@@ -1,9 +1,7 @@
 """Which checkpoints are kept: in one's own folder, in a shared one, and after a kill."""
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -11,7 +9,7 @@ from coca_mindspeed.mindspeed.weights import checkpoints
 from coca_mindspeed.mindspeed.weights.checkpoints import prune_after_save, prune_checkpoints
 
 
-def _save(directory: Path, *iterations: int) -> None:
+def _save(directory, *iterations):
     for iteration in iterations:
         for rank in range(4):
             folder = directory / f"iter_{iteration:07d}" / f"mp_rank_{rank:02d}"
@@ -20,38 +18,33 @@ def _save(directory: Path, *iterations: int) -> None:
                 (folder / f"part_{part}.pt").write_bytes(b"weights")
 
 
-def _left(directory: Path) -> list[str]:
+def _left(directory):
     return sorted(path.name for path in directory.iterdir())
 
 
-def test_the_newest_stay(tmp_path: Path) -> None:
+def test_the_newest_stay(tmp_path):
     _save(tmp_path, 50, 100, 1000, 150)
     (tmp_path / "release").mkdir()
     (tmp_path / "latest_checkpointed_iteration.txt").write_text("150")
     prune_checkpoints(tmp_path, keep=2, newest=150)  # 1000 is of a save that was cut off
-    assert _left(tmp_path) == [
-        "iter_0000100",
-        "iter_0000150",
-        "iter_0001000",
-        "latest_checkpointed_iteration.txt",
-        "release",
-    ]
+    kept = [f"iter_{iteration:07d}" for iteration in (100, 150, 1000)]
+    assert _left(tmp_path) == [*kept, "latest_checkpointed_iteration.txt", "release"]
     prune_checkpoints(tmp_path / "of_another_node", keep=1, newest=150)
     prune_checkpoints(tmp_path, keep=5, newest=1000)
     assert len(_left(tmp_path)) == 5
 
 
-def test_a_partly_removed_checkpoint_of_a_killed_process_is_removed(tmp_path: Path) -> None:
+def test_a_partly_removed_checkpoint_of_a_killed_process_is_removed(tmp_path):
     _save(tmp_path, 50, 100)
     (tmp_path / "iter_0000050").rename(tmp_path / "iter_0000050.removed")
     prune_checkpoints(tmp_path, keep=1, newest=100)
     assert _left(tmp_path) == ["iter_0000100"]
 
 
-def test_a_checkpoint_that_cannot_be_removed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_that_cannot_be_removed_is_an_error(tmp_path, monkeypatch):
     _save(tmp_path, 50, 100)
 
-    def refuse(*_arguments: Any, **_options: Any) -> None:
+    def refuse(*_arguments, **_options):
         raise PermissionError("read-only")
 
     monkeypatch.setattr(checkpoints.shutil.os, "unlink", refuse)
@@ -59,7 +52,7 @@ def test_a_checkpoint_that_cannot_be_removed_is_an_error(tmp_path: Path, monkeyp
         prune_checkpoints(tmp_path, keep=1, newest=100)
 
 
-def test_ranks_that_share_a_folder_prune_it_at_once(tmp_path: Path) -> None:
+def test_ranks_that_share_a_folder_prune_it_at_once(tmp_path):
     _save(tmp_path, *range(10, 210, 10))
     with ThreadPoolExecutor(8) as pool:
         ranks = [pool.submit(prune_checkpoints, tmp_path, 2, 200) for _ in range(8)]
@@ -69,9 +62,7 @@ def test_ranks_that_share_a_folder_prune_it_at_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("keep", "left"), [(1, 1), (2, 2), (None, 3)])
-def test_a_worker_prunes_after_it_has_saved(
-    keep: int | None, left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_prunes_after_it_has_saved(keep, left, tmp_path, monkeypatch):
     settings = SimpleNamespace(coca=SimpleNamespace(keep_checkpoints=keep))
     monkeypatch.setattr(checkpoints, "process_settings", lambda: settings)
     worker = SimpleNamespace(megatron_config=SimpleNamespace(save=str(tmp_path)))

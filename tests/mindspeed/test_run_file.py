@@ -21,7 +21,7 @@ RUN = "qwen25_7b_910b"
 GPU = "mindspeed_rl.generate_config.gpu_memory_utilization"
 
 
-def values_of(output: Path, *overrides: str, stage: int = 0, resume: bool = False):
+def values_of(output, *overrides, stage=0, resume=False):
     run = compose_run(RUN, overrides).run
     return mindspeed_values(run, make_plan(run), StageFiles(output, stage), resume=resume)
 
@@ -76,11 +76,7 @@ def test_another_run_is_not_resumed(tmp_path, capsys, override, message):
     # What the launch scripts ask first refuses it already.
     asked = ["check", RUN, "data.rows=90000", override, "--output", str(tmp_path), "--resume", "--quiet"]
     assert main([*asked, "--for-script", str(tmp_path / "asked")]) == 1
-    others = (
-        "checkpoint.interval=10",
-        "evaluation.interval=25",
-        "mindspeed_rl.generate_config.gpu_memory_utilization=0.6",
-    )
+    others = ("checkpoint.interval=10", "evaluation.interval=25", f"{GPU}=0.6")
     for _ in range(2):  # a run that was resumed is resumed again
         assert main([*check, *others, "--resume", "--write", str(file)]) == 0
 
@@ -189,12 +185,12 @@ def test_config_get(capsys):
     assert main(["config", "get", RUN, "model.paths"]) == 2
 
 
-def arguments_of(direction: str, *overrides: str, output: Path = Path("runs/x")) -> list[str]:
+def arguments_of(direction, *overrides, output=Path("runs/x")):
     run = compose_run(RUN, overrides).run
     return conversion.converter_arguments(direction, run, resolve_config(run), output)
 
 
-def following(arguments: list[str], option: str) -> str:
+def following(arguments, option):
     return arguments[arguments.index(option) + 1]
 
 
@@ -223,10 +219,7 @@ def test_what_is_converted_is_the_last_stage_there_is(tmp_path):
     assert following(arguments_of("mcore2hf", output=tmp_path), "--load-dir") == str(tmp_path / "stage1/checkpoints")
 
 
-def test_conversion_leaves_the_original_model_alone(tmp_path, monkeypatch):
-    for variable, package in HOMES.items():
-        (tmp_path / variable / package).mkdir(parents=True)
-        monkeypatch.setenv(variable, str(tmp_path / variable))
+def test_conversion_leaves_the_original_model_alone(tmp_path, homes):
     model = tmp_path / "model"
     run = compose_run(RUN, [f"model.path={model}", f"model.megatron_path={tmp_path / 'mcore'}"]).run
     facts, output = resolve_config(run), tmp_path / "out"
@@ -260,7 +253,7 @@ def test_conversion_leaves_the_original_model_alone(tmp_path, monkeypatch):
     assert untouched(model)
 
 
-def converter_runs(output: Path, *, weights: bool = True) -> None:
+def converter_runs(output, *, weights=True):
     """What MindSpeed-LLM's converter does to its --save-dir: the new folder, and then the mode of every file."""
     frame = output / "hf.converting"
     if weights:
@@ -271,16 +264,20 @@ def converter_runs(output: Path, *, weights: bool = True) -> None:
             path.chmod(0o640)
 
 
-def untouched(model: Path) -> bool:
+def untouched(model):
     return all(path.read_text() == "old" and stat.S_IMODE(path.stat().st_mode) == 0o444 for path in model.iterdir())
 
 
 @pytest.fixture
-def trained(tmp_path, monkeypatch):
-    """A model of nobody's to change, and a finished run that started from it."""
+def homes(tmp_path, monkeypatch):
     for variable, package in HOMES.items():
         (tmp_path / variable / package).mkdir(parents=True)
         monkeypatch.setenv(variable, str(tmp_path / variable))
+
+
+@pytest.fixture
+def trained(tmp_path, homes):
+    """A read-only model, and a finished run that started from it."""
     model, output = tmp_path / "model", tmp_path / "out"
     for name in ("config.json", "tokenizer.json", "model-00001-of-00001.safetensors"):
         write(model / name, "old").chmod(0o444)
@@ -311,7 +308,7 @@ def test_modes_are_given_back_when_the_converter_fails(trained, tmp_path):
     assert main_of_conversion("restore", tmp_path / "elsewhere", f"model.path={model}") == 0
 
 
-def main_of_conversion(phase: str, output: Path, *overrides: str) -> int:
+def main_of_conversion(phase, output, *overrides):
     return conversion.main([phase, "mcore2hf", RUN, *overrides, "--output", str(output)])
 
 

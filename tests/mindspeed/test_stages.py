@@ -2,10 +2,7 @@
 
 import json
 import math
-from collections.abc import Sequence
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -31,7 +28,7 @@ NAN = math.nan
 @pytest.mark.parametrize(
     ("indexes", "row"), [([0, 2], 1), ([1, 2], 0), ([0, 1, 3, 2], 2), ([0, 1, 2], None), ([2, 3, 0, 1], None)]
 )
-def test_broken_groups_are_an_error(indexes: list[int], row: int | None) -> None:
+def test_broken_groups_are_an_error(indexes, row):
     if indexes == [2, 3, 0, 1]:
         dock.check_groups(indexes, 2)  # groups may come in any order
         return
@@ -42,18 +39,16 @@ def test_broken_groups_are_an_error(indexes: list[int], row: int | None) -> None
 class FakeDock:
     """A transfer dock without Ray: rows become ready as columns are written; ``remote`` calls at once."""
 
-    def __init__(self, rows: int, group: int, shuffle: bool = False) -> None:
+    def __init__(self, rows, group, shuffle=False):
         self.data: dict[str, dict[int, Tensor]] = {}
         self.taken: dict[str, set[int]] = {}
         self.metrics: dict[str, list[float]] = {}
         self.rows, self.group, self.shuffle = rows, group, shuffle
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name):
         return SimpleNamespace(remote=object.__getattribute__(self, f"_{name}"))
 
-    def _get_experience(
-        self, consumer: str, wanted: list[str], count: int, indexes: list[int] | None = None, **_: Any
-    ) -> Any:
+    def _get_experience(self, consumer, wanted, count, indexes=None, **_):
         taken = self.taken.setdefault(consumer, set())
         if indexes is None:
             groups = range(0, self.rows, self.group)
@@ -67,24 +62,24 @@ class FakeDock:
         taken.update(indexes)
         return {c: [self.data[c][i] for i in indexes] for c in wanted}, indexes
 
-    def _put_experience(self, data_dict: dict[str, list[Tensor]], indexes: list[int]) -> None:
+    def _put_experience(self, data_dict, indexes):
         for name, rows in data_dict.items():
             assert len(rows) == len(indexes)
             assert all(row.dim() == 1 for row in rows)
             self.data.setdefault(name, {}).update(zip(indexes, rows, strict=True))
 
-    def _all_consumed(self, consumer: str) -> bool:
+    def _all_consumed(self, consumer):
         return len(self.taken.get(consumer, ())) == self.rows
 
-    def _update_metrics(self, value: dict[str, list[float]], cumulate: bool) -> None:
+    def _update_metrics(self, value, cumulate):
         assert cumulate
         for name, values in value.items():
             self.metrics.setdefault(name, []).extend(values)
 
 
 @pytest.fixture(autouse=True)
-def _without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    def put(target: Any, values: dict[str, Sequence[Tensor]], indexes: Sequence[int]) -> None:
+def _without_ray(monkeypatch):
+    def put(target, values, indexes):
         target.put_experience.remote(data_dict={k: list(v) for k, v in values.items()}, indexes=list(indexes))
 
     monkeypatch.setattr(dock, "fetch", lambda value, timeout=None: value)
@@ -93,7 +88,7 @@ def _without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reward_worker, "put", put)
 
 
-def _scored_dock(shuffle: bool = False, gradable: Sequence[int] = (1, 1, 1, 1)) -> FakeDock:
+def _scored_dock(shuffle=False, gradable=(1, 1, 1, 1)):
     """Two groups of two, scored."""
     filled = FakeDock(rows=4, group=2, shuffle=shuffle)
     for name, values in {
@@ -117,7 +112,7 @@ def _scored_dock(shuffle: bool = False, gradable: Sequence[int] = (1, 1, 1, 1)) 
 @pytest.mark.parametrize("guarantee_order", [False, True])
 @pytest.mark.parametrize("count", [2, 4])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_the_advantage_stage_does_not_depend_on_the_dispatch(guarantee_order: bool, count: int, shuffle: bool) -> None:
+def test_the_advantage_stage_does_not_depend_on_the_dispatch(guarantee_order, count, shuffle):
     filled, settings = _scored_dock(shuffle), CocaSettings(method=MethodConfig(advantage_eps=0.0))
     samples = compute_advantages(
         filled, settings, count=count, group_size=2, rows=4, guarantee_order=guarantee_order, sample_prompts=1
@@ -138,7 +133,7 @@ def test_the_advantage_stage_does_not_depend_on_the_dispatch(guarantee_order: bo
     assert finish(means)["reward/confidence"] == pytest.approx(-(0.04 + 0.25 + 0.01 + 1) / 4)
 
 
-def test_an_ungradable_answer_earns_no_advantage_and_its_group_of_two_is_dropped() -> None:
+def test_an_ungradable_answer_earns_no_advantage_and_its_group_of_two_is_dropped():
     filled = _scored_dock(gradable=(1, 0, 1, 1))
     samples = compute_advantages(
         filled, CocaSettings(), count=2, group_size=2, rows=4, guarantee_order=False, sample_prompts=1
@@ -152,26 +147,21 @@ def test_an_ungradable_answer_earns_no_advantage_and_its_group_of_two_is_dropped
     assert metrics["rollout/gesr"] == 1.0
 
 
-def test_a_dispatch_that_cuts_groups_is_refused() -> None:
-    options = {"count": 3, "group_size": 2, "rows": 4, "guarantee_order": False, "sample_prompts": 0}
-    with pytest.raises(TrainingError, match="adv_dispatch_size 3"):
-        compute_advantages(_scored_dock(), CocaSettings(), **options)
-
-
-def test_a_stage_whose_rows_never_come_gives_up() -> None:
-    options = {"count": 2, "group_size": 2, "rows": 4, "guarantee_order": False, "sample_prompts": 0}
-    with pytest.raises(TrainingError, match="'compute_advantage'"):
+@pytest.mark.parametrize(("count", "named"), [(3, "adv_dispatch_size 3"), (2, "'compute_advantage'")])
+def test_cut_groups_and_rows_that_never_come_are_errors(count, named):
+    options = {"count": count, "group_size": 2, "rows": 4, "guarantee_order": False, "sample_prompts": 0}
+    with pytest.raises(TrainingError, match=named):
         compute_advantages(FakeDock(4, 2), CocaSettings(stall_timeout=0.2), **options)
 
 
-def test_means_of_batches_are_averaged_over_their_entries() -> None:
+def test_means_of_batches_are_averaged_over_their_entries():
     """MindSpeed-RL averages what each batch reports; an undefined mean has no weight."""
     parts = [as_ratios({"ece": Mean(0.5, 1)}), as_ratios({"ece": Mean(0.1, 3)}), as_ratios({"ece": Mean(NAN, 0)})]
     averaged = {name: sum(part[name] for part in parts) / 3 for name in parts[0]}
     assert finish(averaged) == {"ece": pytest.approx(0.2)}
 
 
-def test_ratios_are_divided_after_averaging() -> None:
+def test_ratios_are_divided_after_averaging():
     # Two microbatches, 1 of 2 tokens and 1 of 8 clipped: 2 / 10, not the mean of 1/2 and 1/8.
     parts = [ratio("clip", 1, 2), ratio("clip", 1, 8)]
     averaged = {name: sum(part[name] for part in parts) / 2 for name in parts[0]}
@@ -180,14 +170,14 @@ def test_ratios_are_divided_after_averaging() -> None:
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
-def test_a_metric_that_is_not_finite_is_null(value: float, tmp_path: Path) -> None:
+def test_a_metric_that_is_not_finite_is_null(value, tmp_path):
     append_line(tmp_path / "metrics.jsonl", {"iteration": 3, "grad_norm": value, "actor/pg_loss": 0.5})
     (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
     assert json.loads(line) == {"iteration": 3, "grad_norm": None, "actor/pg_loss": 0.5}
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
-def test_settings_that_are_not_finite(value: float) -> None:
+def test_settings_that_are_not_finite(value):
     for key in ("stall_timeout", "method.advantage_eps", "method.invalid_reward"):
         given = -value if key == "method.invalid_reward" else value
         section, _, inner = key.partition(".")
@@ -199,7 +189,7 @@ def test_settings_that_are_not_finite(value: float) -> None:
     assert received == value or (math.isnan(received) and math.isnan(value))
 
 
-def test_a_reward_worker_that_could_not_start_says_why_when_it_is_used() -> None:
+def test_a_reward_worker_that_could_not_start_says_why_when_it_is_used():
     worker = RewardWorker()
     with pytest.raises(ConfigError, match="COCA_MINDSPEED_PROCESS"):
         worker.initialize(None, None, None)
@@ -212,14 +202,14 @@ def test_a_reward_worker_that_could_not_start_says_why_when_it_is_used() -> None
 class Lenient:
     """Calls every answer right, but cannot grade an empty one."""
 
-    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+    def grade(self, records, answers):
         return [Verdict(Outcome.RIGHT if answer else Outcome.UNGRADABLE) for answer in answers]
 
-    def close(self) -> None: ...
+    def close(self): ...
 
 
 @pytest.mark.parametrize("required", [True, False])
-def test_the_reward_stage(monkeypatch: pytest.MonkeyPatch, required: bool) -> None:
+def test_the_reward_stage(monkeypatch, required):
     """A restated question earns nothing in training, where that is required; in a validation it is right."""
     records = [Record("0", "d", "math", "Compute 1+1=", "2", metadata={"grader": "math"})]
     for name, stub in {
@@ -246,7 +236,7 @@ def test_the_reward_stage(monkeypatch: pytest.MonkeyPatch, required: bool) -> No
     worker.init_transfer_dock(filled)
     worker.compute_rm_score()
 
-    def written(column: str) -> list[float]:
+    def written(column):
         return [float(filled.data[column][row]) for row in range(3)]
 
     assert written("rm_scores") == [float(not required), 1.0, 0.0]
@@ -259,7 +249,7 @@ def test_the_reward_stage(monkeypatch: pytest.MonkeyPatch, required: bool) -> No
     assert validated["gradable"].tolist() == [True, True, False]
 
 
-def test_a_method_of_one_class_has_its_advantages(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_method_of_one_class_has_its_advantages(monkeypatch):
     monkeypatch.setitem(METHODS, "doubt", Doubt())
     filled, settings = _scored_dock(), CocaSettings(method=MethodConfig(name="doubt", advantage_eps=0.0))
     compute_advantages(filled, settings, count=2, group_size=2, rows=4, guarantee_order=False, sample_prompts=0)

@@ -1,7 +1,5 @@
 """Key names of a MindSpeed-RL, read from made-up config classes that have the real ones' form."""
 
-from pathlib import Path
-
 import pytest
 from omegaconf import OmegaConf
 
@@ -20,8 +18,8 @@ class {name}(BaseConfig):
 """
 
 
-def checkout(root: Path) -> Path:
-    def config_class(module: str, *classes: tuple[str, str]) -> None:
+def checkout(root):
+    def config_class(module, *classes):
         text = "\n".join(_FORM.format(name=name, body=body) for name, body in classes)
         write(root / "mindspeed_rl" / "config_cls" / f"{module}.py", text)
 
@@ -33,7 +31,7 @@ def checkout(root: Path) -> Path:
     return root
 
 
-def test_what_is_known_is_taken(tmp_path: Path) -> None:
+def test_what_is_known_is_taken(tmp_path):
     keys = read_upstream_keys(checkout(tmp_path))
     assert keys.sections["rl_config"] == {"use_dynamic_bsz", "actor_resource", "a", "b"}
     values = {
@@ -48,7 +46,7 @@ def test_what_is_known_is_taken(tmp_path: Path) -> None:
     assert keys.unknown(OmegaConf.create(values)) == []
 
 
-def test_what_is_not_is_named_with_the_nearest(tmp_path: Path) -> None:
+def test_what_is_not_is_named_with_the_nearest(tmp_path):
     keys = read_upstream_keys(checkout(tmp_path))
     found = keys.unknown(
         {
@@ -72,7 +70,7 @@ def test_what_is_not_is_named_with_the_nearest(tmp_path: Path) -> None:
     assert "'use_dynamic_bsz'" in found[1].expected
 
 
-def test_a_folder_that_is_no_mindspeed_rl(tmp_path: Path) -> None:
+def test_a_folder_that_is_no_mindspeed_rl(tmp_path):
     assert checkout_keys({}) is None
     with pytest.raises(ConfigError, match=r"MINDSPEED_RL_HOME: expected .* MegatronConfig in .*megatron_config.py"):
         checkout_keys({"MINDSPEED_RL_HOME": str(tmp_path)})
@@ -81,9 +79,7 @@ def test_a_folder_that_is_no_mindspeed_rl(tmp_path: Path) -> None:
         read_upstream_keys(tmp_path)
 
 
-def test_check_tells_unknown_keys_with_everything_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_tells_unknown_keys_with_everything_else(tmp_path, monkeypatch, capsys):
     overrides = ["rollout.prompts=127", "mindspeed_rl.rl_config.use_dynamic_bs=true"]
     monkeypatch.delenv("MINDSPEED_RL_HOME", raising=False)
     assert main(["check", "qwen25_7b_910b", overrides[1], "--quiet"]) == 0

@@ -5,10 +5,10 @@ from typing import Any
 
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.evaluation.predictions import Prediction
-from coca_mindspeed.grading.verdict import Outcome, Verdict
+from coca_mindspeed.grading.verdict import Verdict
 
 
-def configuration(changes: dict[str, Any] | None = None) -> dict[str, Any]:
+def configuration(changes=None):
     """What verl's own defaults need changed, and ``changes`` by dotted keys on top."""
     config: dict[str, Any] = {
         "coca": {"method": {"name": "coca"}},
@@ -40,14 +40,12 @@ def configuration(changes: dict[str, Any] | None = None) -> dict[str, Any]:
     return config
 
 
-def record(index: int = 0, **fields: Any) -> Record:
+def record(index=0, **fields):
     values = {"id": f"q{index}", "dataset": "sums", "category": "math", "question": f"{index}+1="}
     return Record(**{**values, "answer": str(index + 1), **fields})
 
 
-def columns(
-    confidence: float | None, outcome: Outcome, *, confidence_tokens: int = 3, tokens: int = 5, reason: str = ""
-) -> dict[str, Any]:
+def columns(confidence, outcome, *, confidence_tokens=3, tokens=5, reason=""):
     """The reward manager's report on one response."""
     prediction = Prediction(
         id="q",

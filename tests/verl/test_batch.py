@@ -9,16 +9,9 @@ import torch
 
 from coca_mindspeed.algorithm.objective import segment_objective
 from coca_mindspeed.errors import TrainingError
-from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.verdict import Outcome
 from coca_mindspeed.scoring.responses import credit_rule
-from coca_mindspeed.verl.batch import (
-    ScoredStep,
-    find_groups,
-    score_step,
-    validation_metrics,
-    validation_predictions,
-)
+from coca_mindspeed.verl.batch import find_groups, score_step, validation_metrics, validation_predictions
 from coca_mindspeed.verl.settings import VerlSettings
 from tests.verl.configurations import columns
 
@@ -67,7 +60,7 @@ def test_impossible_batches_are_refused(keys):
         find_groups(keys, [{}] * len(keys), 2, 1)
 
 
-def shuffled(seed: int = 0) -> tuple[list[str], list[dict[str, Any]], torch.Tensor]:
+def shuffled(seed=0):
     """Keys, reports of the reward manager and lengths of P * G responses, shuffled."""
     draw = random.Random(seed)
     rows = []
@@ -82,24 +75,18 @@ def shuffled(seed: int = 0) -> tuple[list[str], list[dict[str, Any]], torch.Tens
     return [key for key, _, _ in rows], [said for _, said, _ in rows], torch.tensor([n for _, _, n in rows])
 
 
-def step(settings: dict[str, Any] | None = None, stage: int = 0, **changes: Any) -> ScoredStep:
+def step(settings=None, stage=0, **changes):
     keys, rows, lengths = shuffled()
     arguments = {"keys": keys, "tags": [{}] * len(keys), "rows": rows, "response_lengths": lengths, **changes}
     arguments = {"prompts": P, "group": G, **arguments}
     return score_step(settings=VerlSettings.model_validate(settings or {}), stage=stage, **arguments)
 
 
-def one_group(*rows: dict[str, Any], **settings: Any) -> ScoredStep:
+def one_group(*rows, **settings):
     """One group of responses of five tokens."""
     n = len(rows)
     return step(
-        settings,
-        keys=KEYS[:n],
-        tags=[{}] * n,
-        rows=rows,
-        response_lengths=torch.tensor([5] * n),
-        prompts=1,
-        group=n,
+        settings, keys=KEYS[:n], tags=[{}] * n, rows=rows, response_lengths=torch.tensor([5] * n), prompts=1, group=n
     )
 
 
@@ -223,7 +210,7 @@ def test_the_dump():
 def test_the_metrics_of_a_validation():
     said = [columns(0.5, RIGHT), columns(0.5, WRONG), columns(None, WRONG)]
 
-    def found() -> list[Prediction]:
+    def found():
         lists = {name: [each[name] for each in said] for name in said[0]}
         return validation_predictions(lists | {"reward": [each["acc"] for each in said]})
 

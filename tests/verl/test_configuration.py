@@ -1,7 +1,5 @@
 """Configurations on verl where verl is not installed: composed, checked and laid out."""
 
-from pathlib import Path
-
 import pytest
 import yaml
 
@@ -41,14 +39,14 @@ def test_every_key_of_ours_is_stated_with_its_default():
     assert stated == VerlSettings().model_dump(mode="json")
 
 
-def test_a_run_of_another_engine_is_none_of_verls(tmp_path: Path):
+def test_a_run_of_another_engine_is_none_of_verls(tmp_path):
     assert find_verl_run("qwen25_7b_910b") is None
     assert find_verl_run(str(tmp_path / "absent.yaml")) is None
     (tmp_path / "mine.yaml").write_text("defaults: [base, _self_]\n")
     assert find_verl_run(str(tmp_path / "mine.yaml")) is None
 
 
-def test_a_file_of_ones_own_may_stand_on_ours(tmp_path: Path):
+def test_a_file_of_ones_own_may_stand_on_ours(tmp_path):
     for name in ("coca_base", "coca_qwen25_3b"):
         file = find_verl_run("coca_qwen25_3b")
         assert file is not None
@@ -64,20 +62,20 @@ def test_a_file_of_ones_own_may_stand_on_ours(tmp_path: Path):
 
 
 @pytest.mark.parametrize("override", ["trainer.nnodes", "a.b=[1", "~trainer.nnodes"])
-def test_an_override_that_is_none_is_refused(override: str):
+def test_an_override_that_is_none_is_refused(override):
     file = find_verl_run("coca_qwen25_7b")
     assert file is not None
     with pytest.raises(UsageError, match=r"cannot be composed|only where verl is installed"):
         verl_configuration(file, [override])
 
 
-def test_a_broken_file_names_itself(tmp_path: Path):
+def test_a_broken_file_names_itself(tmp_path):
     (tmp_path / "mine.yaml").write_text("defaults: [ppo_trainer\n")
     with pytest.raises(ConfigError, match=r"mine\.yaml: cannot be read"):
         find_verl_run(str(tmp_path / "mine.yaml"))
 
 
-def test_check_prints_the_plan(capsys: pytest.CaptureFixture[str]):
+def test_check_prints_the_plan(capsys):
     assert cli.main(["check", "coca_qwen25_7b", "trainer.nnodes=2"]) == 0
     out = capsys.readouterr().out
     assert "16 on 2 nodes" in out
@@ -99,20 +97,54 @@ def test_check_prints_the_plan(capsys: pytest.CaptureFixture[str]):
         ("coca.method.name=sequential", "trainer.total_epochs=1"),
     ],
 )
-def test_check_names_key_and_value(override: str, said: str, capsys: pytest.CaptureFixture[str]):
+def test_check_names_key_and_value(override, said, capsys):
     assert cli.main(["check", "coca_qwen25_7b", override]) == 1
     found = capsys.readouterr().err
     assert said in found
     assert found.endswith("\n1 problem\n")
 
 
-def test_options_of_the_port_are_refused(capsys: pytest.CaptureFixture[str]):
+def test_options_of_the_port_are_refused(capsys):
     assert cli.main(["check", "coca_qwen25_7b", "--resume"]) == 2
     assert "--resume" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
-def test_a_node_has_one_reward_worker(nodes: int):
+def test_a_node_has_one_reward_worker(nodes):
     """Each starts grading processes for all CPUs of its node."""
     config = verl_configuration(find_verl_run("coca_qwen25_7b"), [f"trainer.nnodes={nodes}"])
     assert config["reward"]["num_workers"] == nodes
+
+
+def test_a_configuration_without_the_section_is_told_how_to_write_one():
+    for config in ({}, {"coca": None}, {"coca": "coca"}):
+        with pytest.raises(ConfigError, match=r"^coca: .*coca\.method\.name=coca"):
+            verl_settings(config)
+    assert verl_settings({"coca": {}}).method.name == "coca"
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"metod": {}}, r"coca\.metod: "),
+        ({"method": {"name": "cocoa"}}, r"coca\.method\.name=.*did you mean 'coca'"),
+        ({"grader": "maths"}, r"coca\.grader=.*did you mean 'math'"),
+        ({"broken_groups": -1}, r"coca\.broken_groups=-1"),
+    ],
+)
+def test_a_wrong_key_is_named_with_its_value(section, message):
+    with pytest.raises(ConfigError, match=message):
+        verl_settings({"coca": section})
+
+
+def test_dumps_come_at_their_interval():
+    settings = VerlSettings(samples_interval=4)
+    assert [step for step in range(1, 10) if settings.dumps(step)] == [1, 4, 8]
+    assert not any(VerlSettings(samples_interval=0).dumps(step) for step in range(1, 10))
+
+
+def test_the_stages_of_a_method_share_a_run_equally():
+    sequential = VerlSettings.model_validate({"method": {"name": "sequential"}})
+    assert [sequential.stage(step, 6) for step in range(1, 7)] == [0, 0, 0, 1, 1, 1]
+    assert [VerlSettings().stage(step, 3) for step in (1, 2, 3)] == [0, 0, 0]
+    assert sequential.stage(7, 6) == 1, "a step beyond the last stays in the last stage"

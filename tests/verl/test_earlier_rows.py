@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,7 +13,7 @@ class Killed(BaseException):
     """The process is gone."""
 
 
-def start(log: Path, step: int, until: int, killed: str = "") -> None:
+def start(log, step, until, killed=""):
     """One start of a run: in verl's order, from the checkpoint of ``step`` to the row of step ``until``."""
     earlier = EarlierRows(log, step)
     if killed == "before verl opens its log":
@@ -23,7 +22,7 @@ def start(log: Path, step: int, until: int, killed: str = "") -> None:
         if killed == "with an empty log":
             raise Killed
 
-        def write(data: Any, number: int) -> None:
+        def write(data, number):
             if killed == f"while step {number} is logged again":
                 file.write(b'{"step": ')
                 raise Killed
@@ -36,7 +35,7 @@ def start(log: Path, step: int, until: int, killed: str = "") -> None:
             write({"reward/confidence": -0.1 * number, "eval/ece": None}, number)
 
 
-def steps(log: Path) -> list[int]:
+def steps(log):
     return [json.loads(line)["step"] for line in log.read_text().splitlines()]
 
 

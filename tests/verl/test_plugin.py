@@ -25,7 +25,7 @@ def test_loading_the_plugin_imports_neither_verl_nor_anything_heavy():
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_a_registry_is_filled_right_after_its_module_is_imported(tmp_path: Path):
+def test_a_registry_is_filled_right_after_its_module_is_imported(tmp_path):
     for name in (*REGISTRIES, *REGISTRIES.values()):
         path = tmp_path.joinpath(*name.split("."))
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +58,7 @@ def test_the_shipped_manifest_is_whole():
     assert not [m.release for m in load_manifests() if m.package == "verl"], "the port's own are apart"
 
 
-def test_a_resumed_run_is_the_same_run(tmp_path: Path):
+def test_a_resumed_run_is_the_same_run(tmp_path):
     check_same_run(tmp_path, VerlSettings(), 10, 0)
     check_same_run(tmp_path, VerlSettings(), 20, 5)  # longer is the same run, but for a method with stages
     changed = VerlSettings.model_validate({"method": {"name": "joint", "clip": 0.1}})

@@ -3,14 +3,12 @@
 import copy
 import json
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from coca_mindspeed import cli
 from coca_mindspeed.algorithm.rewards import training_method
-from coca_mindspeed.data.records import Record, write_records
+from coca_mindspeed.data.records import write_records
 from coca_mindspeed.errors import ConfigError, DataError
 from coca_mindspeed.local.tiny_model import tiny_tokenizer
 from coca_mindspeed.verl.records import check_prompts, check_rows, export_for_verl, record_of, verl_row
@@ -27,7 +25,7 @@ RECORDS = [
 
 
 @pytest.mark.parametrize("original", RECORDS, ids=lambda r: r.category)
-def test_a_row_carries_its_record_back(original: Record):
+def test_a_row_carries_its_record_back(original):
     row = json.loads(json.dumps(verl_row(original, "be sure", 7)))
     assert record_of(row["extra_info"], "here") == original
     assert row["extra_info"]["index"] == 7
@@ -41,12 +39,12 @@ def test_the_prompt_is_that_of_every_engine():
 
 
 @pytest.mark.parametrize("extra", [None, {"index": 1}, {"record": "{"}, {"record": "[]"}, {"record": "{}"}])
-def test_a_row_without_a_record_is_refused(extra: Any):
+def test_a_row_without_a_record_is_refused(extra):
     with pytest.raises(DataError, match=r"^here"):
         record_of(extra, "here")
 
 
-def write(tmp_path: Path, *, prompt: str = "confidence-first", records: list[Record] | None = None) -> list[Any]:
+def write(tmp_path, *, prompt="confidence-first", records=None):
     write_records(tmp_path / "records.jsonl", records or [record(i) for i in range(5)])
     out = tmp_path / "verl.jsonl"
     arguments = ["--input", str(tmp_path / "records.jsonl"), "--output", str(out), "--prompt", prompt, "--overwrite"]
@@ -54,20 +52,20 @@ def write(tmp_path: Path, *, prompt: str = "confidence-first", records: list[Rec
     return [json.loads(line) for line in out.read_text().splitlines()]
 
 
-def test_the_command_writes_what_the_trainer_accepts(tmp_path: Path):
+def test_the_command_writes_what_the_trainer_accepts(tmp_path):
     rows = write(tmp_path)
     found = check_rows(rows, "data.train_files", training_method("coca").system_prompt, tiny_tokenizer(), 400)
     assert [each.id for each in found] == [f"q{i}" for i in range(5)]
 
 
-def test_a_file_for_another_method_is_refused(tmp_path: Path):
+def test_a_file_for_another_method_is_refused(tmp_path):
     rows = write(tmp_path, prompt="answer-first")
     with pytest.raises(DataError, match=r"^data.val_files: row 1: record 'q0'"):
         check_rows(rows, "data.val_files", training_method("coca").system_prompt, tiny_tokenizer(), 400)
     check_rows(rows, "data.val_files", training_method("rlcr").system_prompt, tiny_tokenizer(), 400)
 
 
-def test_a_prompt_that_verl_would_cut_is_refused(tmp_path: Path):
+def test_a_prompt_that_verl_would_cut_is_refused(tmp_path):
     rows = write(tmp_path, records=[record(1), replace(record(2), question="2" * 60)])
     with pytest.raises(DataError, match=r"row 2: record 'q2' .* data.max_prompt_length is 40"):
         check_rows(rows, "data.train_files", training_method("coca").system_prompt, _Characters(), 40)
@@ -83,7 +81,7 @@ def test_a_prompt_that_verl_would_cut_is_refused(tmp_path: Path):
         ("{{ strftime_now('%Y') }}" + QWEN_TEMPLATE, {}, "data.apply_chat_template_kwargs"),
     ],
 )
-def test_prompts_that_cannot_be_trained_on_are_refused(template: str, settings: dict[str, Any], key: str | None):
+def test_prompts_that_cannot_be_trained_on_are_refused(template, settings, key):
     tokenizer = copy.deepcopy(qwen_like())
     tokenizer.chat_template = template
     arguments = ([record(1)], training_method("coca").system_prompt, tokenizer, "DIR", VerlSettings(**settings))
@@ -98,14 +96,14 @@ def test_prompts_that_cannot_be_trained_on_are_refused(template: str, settings: 
 class _Characters:
     """Sees the question alone, a token a character."""
 
-    def apply_chat_template(self, messages: Any, **_options: Any) -> str:
+    def apply_chat_template(self, messages, **_options):
         return str(messages[-1]["content"].split(" ")[0])
 
-    def __call__(self, texts: list[str], **_options: Any) -> dict[str, list[list[int]]]:
+    def __call__(self, texts, **_options):
         return {"input_ids": [[0] * len(text) for text in texts]}
 
 
-def test_an_export_is_complete_or_absent_and_replaces_only_on_request(tmp_path: Path):
+def test_an_export_is_complete_or_absent_and_replaces_only_on_request(tmp_path):
     source, out = tmp_path / "records.jsonl", tmp_path / "out.jsonl"
     write_records(source, [record(1)])
     export_for_verl(source, out, None)

@@ -3,15 +3,12 @@
 import asyncio
 import shutil
 import threading
-from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 import torch
 
 from coca_mindspeed.algorithm.boundary import TokenText
 from coca_mindspeed.algorithm.parsing import ResponseParser
-from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.exact import ExactGrader
 from coca_mindspeed.grading.fault_tolerant import FaultTolerantGrader
 from coca_mindspeed.grading.registry import build_grader
@@ -27,20 +24,20 @@ TOKENIZER = tiny_tokenizer("$")
 RIGHT = "<confidence>0.8</confidence>2"
 
 
-def tokens(text: str) -> torch.Tensor:
+def tokens(text):
     return torch.tensor(TOKENIZER(text, add_special_tokens=False)["input_ids"])
 
 
 class Fake:
     """Grades by ``verdict`` (exactly by default) and keeps how many answers came at once; waits for ``go``."""
 
-    def __init__(self, verdict: Callable[[Record], Verdict] | None = None) -> None:
+    def __init__(self, verdict=None):
         self.batches: list[int] = []
         self.started, self.go = threading.Event(), threading.Event()
         self.go.set()
         self._verdict = verdict
 
-    def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
+    def grade(self, records, answers):
         self.batches.append(len(records))
         self.started.set()
         assert self.go.wait(240)
@@ -48,17 +45,17 @@ class Fake:
             return ExactGrader().grade(records, answers)
         return [self._verdict(each) for each in records]
 
-    def close(self) -> None:
+    def close(self):
         pass
 
 
-def queue_of(grader: Any, *, require_evaluated: bool = False, text: TokenText | None = None) -> ScoringQueue:
+def queue_of(grader, *, require_evaluated=False, text=None):
     text = text or token_text(TOKENIZER, len(TOKENIZER))
     return ScoringQueue(ResponseScorer(text, ResponseParser(), grader, 16), "coca", require_evaluated)
 
 
-def scored(queue: ScoringQueue, *asked: tuple[torch.Tensor, Record]) -> list[dict[str, Any]]:
-    async def all_together() -> list[dict[str, Any]]:
+def scored(queue, *asked):
+    async def all_together():
         return await asyncio.wait_for(asyncio.gather(*(queue.score(ids, question) for ids, question in asked)), 240)
 
     reports = asyncio.run(all_together())
@@ -86,7 +83,7 @@ def test_responses_that_arrive_while_others_are_graded_are_graded_together(cance
     grader.go.clear()
     queue = queue_of(grader)
 
-    async def arrive() -> list[Any]:
+    async def arrive():
         ask = (tokens(RIGHT), record(1))
         requests = [asyncio.create_task(queue.score(*ask))]
         await asyncio.to_thread(grader.started.wait, 240)
@@ -110,7 +107,7 @@ def test_the_queue_waits_a_moment_for_further_responses(monkeypatch):
     grader = Fake()
     queue = queue_of(grader)
 
-    async def later() -> None:
+    async def later():
         first = asyncio.create_task(queue.score(tokens(RIGHT), record(1)))
         await asyncio.sleep(0.05)
         await asyncio.gather(first, queue.score(tokens(RIGHT), record(1)))
@@ -121,7 +118,7 @@ def test_the_queue_waits_a_moment_for_further_responses(monkeypatch):
 
 
 def test_a_grader_that_fails_at_one_answer_makes_it_ungradable():
-    def verdict(asked: Record) -> Verdict:
+    def verdict(asked):
         if asked.id == "q3":
             raise ValueError("three")
         return Verdict(Outcome.RIGHT)
@@ -145,7 +142,7 @@ def test_training_may_be_stricter_than_an_evaluation(required, reward):
 def test_a_batch_that_fails_does_not_end_the_queue():
     queue = queue_of(Fake())
 
-    async def both() -> dict[str, Any]:
+    async def both():
         with pytest.raises((IndexError, ValueError)):
             await queue.score(torch.tensor([10_000]), record(1))
         return await queue.score(tokens(RIGHT), record(1))

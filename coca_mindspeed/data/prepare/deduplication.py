@@ -6,7 +6,7 @@ Hashes are 64-bit and depend on the text alone, so results are the same on every
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -125,10 +125,8 @@ def bands_for(threshold: float, permutations: int = _PERMUTATIONS) -> tuple[int,
 class NearDuplicates:
     """Finds records that repeat an earlier one, by MinHash.
 
-    Memory: 8 bytes per record and band, and the shingles of colliding records.
-
-    Args:
-        threshold: Jaccard similarity of token trigrams, in (0.3, 1].
+    Memory: 8 bytes per record and band, and the shingles of colliding records.  ``threshold`` is the Jaccard
+    similarity of token trigrams, in (0.3, 1].
     """
 
     def __init__(self, threshold: float) -> None:
@@ -171,19 +169,22 @@ class NearDuplicates:
     def repeats(self, questions: Callable[[int], str]) -> dict[int, tuple[int, float]]:
         """Return ``{index: (earlier index, similarity)}`` of the records that repeat an earlier kept one.
 
-        Args:
-            questions: index in the order of :meth:`add` -> question.
+        ``questions`` returns the question of an index in the order of :meth:`add`.
         """
         self._flush()
         if not self._keys:
             return {}
         keys = np.concatenate(self._keys)
-        groups = _collisions(keys)
+        shared = np.zeros(keys.shape, dtype=bool)  # keys that another record has too
+        for band in range(self._bands):
+            _, inverse, counts = np.unique(keys[:, band], return_inverse=True, return_counts=True)
+            shared[:, band] = counts[inverse] > 1
         members: dict[tuple[int, int], list[int]] = {}
         sets: dict[int, Hashes] = {}
         found: dict[int, tuple[int, float]] = {}
-        for index, bands in groups:
+        for index in np.flatnonzero(shared.any(axis=1)).tolist():
             mine = shingles(questions(index))
+            bands = np.flatnonzero(shared[index]).tolist()
             buckets = [members.setdefault((band, int(keys[index, band])), []) for band in bands]
             for earlier in sorted({other for bucket in buckets for other in bucket}):
                 if (similarity := jaccard(mine, sets[earlier])) >= self._threshold:
@@ -194,25 +195,6 @@ class NearDuplicates:
                 for bucket in buckets:
                     bucket.append(index)
         return found
-
-
-def _collisions(keys: npt.NDArray[np.uint64]) -> Iterator[tuple[int, Sequence[int]]]:
-    """Yield ``(record, bands in which its key is not unique)`` in the order of records."""
-    shared = np.zeros(keys.shape, dtype=bool)
-    for band in range(keys.shape[1]):
-        _, inverse, counts = np.unique(keys[:, band], return_inverse=True, return_counts=True)
-        shared[:, band] = counts[inverse] > 1
-    for index in np.flatnonzero(shared.any(axis=1)):
-        yield int(index), np.flatnonzero(shared[index]).tolist()
-
-
-def near_duplicates(records: Iterable[Record], threshold: float) -> dict[int, tuple[int, float]]:
-    """Run :class:`NearDuplicates` on records in memory."""
-    search, questions = NearDuplicates(threshold), []
-    for record in records:
-        search.add(record)
-        questions.append(record.question)
-    return search.repeats(questions.__getitem__)
 
 
 SHORTEST = 6  # words

@@ -104,10 +104,7 @@ MathProblems = Callable[[Sequence[str]], Sequence[str]]
 def label_checker(math: MathProblems) -> LabelChecker:
     """Return the label check of all records: the grader's requirements, and that mathematics parses.
 
-    Args:
-        math: :meth:`~coca_mindspeed.grading.math.grader.MathGrader.gold_problems`, called once for all math records of
-            a
-            batch, because it parses in processes of its own.
+    ``math`` is called once for all math records of a batch, because it parses in processes of its own.
     """
 
     def check(records: Sequence[Record]) -> list[str]:

@@ -2,11 +2,11 @@
 
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from coca_mindspeed.data.prepare.deduplication import EvaluationIndex, ExactDuplicates, NearDuplicates, digest
@@ -31,12 +31,7 @@ class RecordBuffer:
         self._offsets, self._files, self._rows = array("Q"), array("L"), array("Q")
         self._end = 0
 
-    def __enter__(self) -> "RecordBuffer":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._file.close()
         self._path.unlink(missing_ok=True)
 
@@ -59,18 +54,13 @@ class RecordBuffer:
         self._file.seek(self._offsets[index])
         return self._file.readline()
 
-    def values(self, index: int) -> dict[str, Any]:
-        values: dict[str, Any] = json.loads(self.line(index))
-        return values
-
-    def copy(self, indices: Iterable[int], target: Path) -> None:
-        """Write these records, in this order, as JSON Lines."""
-        with target.open("wb") as out:
-            out.writelines(map(self.line, indices))
+    def value(self, index: int, field: str) -> str:
+        return str(json.loads(self.line(index))[field])
 
 
 GoldMode = Literal["drop", "report", "off"]
 _GOLD_BATCH = 512  # records
+_REPORTED = ("skip_bad", "gold", "drop_duplicates", "near_duplicates", "validation", "shuffle", "seed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +68,8 @@ class Preparation:
     """All settings that decide the output.
 
     Attributes:
-        check_labels: returns why each record of a batch cannot be graded.
         skip_bad: number of malformed rows to skip; one more stops the run.
-        evaluation: for decontamination, or None.
+        evaluation: for decontamination.
         gold: treatment of records whose gold answer cannot be graded.
         near_duplicates: drop questions of at least this similarity to an earlier one; None: keep them.
         validation: fraction of the records, in [0, 1), for ``validation.jsonl``.
@@ -133,8 +122,8 @@ def prepare(
     """
     with (
         output_directory(output, overwrite) as directory,
-        RecordBuffer(directory / "buffer") as records,
-        FindingLog(directory / "findings.jsonl") as log,
+        closing(RecordBuffer(directory / "buffer")) as records,
+        closing(FindingLog(directory / "findings.jsonl")) as log,
     ):
         cleaning = _Cleaning(preparation, records, log)
         for row in preparation.rows():
@@ -142,12 +131,15 @@ def prepare(
             on_row()
         kept = cleaning.kept()
         if not kept:
-            raise DataError(f"{preparation.source.name}: no row is left of {cleaning.rows_in}: {_why_empty(log)}")
+            reasons = [f"{stage}: {counts.total()}" for stage, counts in log.dropped.items()]
+            why = ", ".join(reasons) or "the input has no rows"
+            raise DataError(f"{preparation.source.name}: no row is left of {cleaning.rows_in}: {why}")
         outputs = _write(preparation, records, kept, directory)
+        options = {name: getattr(preparation, name) for name in _REPORTED}
         report = PreparationReport(
             dataset=preparation.source.name,
             inputs=cleaning.inputs(),
-            options=_options(preparation),
+            options=options | preparation.described,
             rows_in=cleaning.rows_in,
             dropped=log.dropped,
             reported=log.kept,
@@ -250,9 +242,7 @@ class _Cleaning:
         """Return the buffer indices of the records that remain after near duplicates are dropped."""
         if self._unchecked:
             self._check_labels()
-        repeats = (
-            {} if self._near is None else self._near.repeats(lambda index: self._records.values(index)["question"])
-        )
+        repeats = {} if self._near is None else self._near.repeats(lambda i: self._records.value(i, "question"))
         for index, (earlier, similarity) in repeats.items():
             file, row = self._records.origin(index)
             detail = f"{similarity:.3f} to {self._name(*self._records.origin(earlier))}"
@@ -281,8 +271,8 @@ def _write(
     """Write the splits; a record's position depends on the seed and its id alone."""
 
     def drawn(index: int) -> bytes:
-        identity = records.values(index)["id"]
-        return blake2b(f"{preparation.seed}\0{identity}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        identity = f"{preparation.seed}\0{records.value(index, 'id')}"
+        return blake2b(identity.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
     held_out = round(preparation.validation * len(kept))
     shuffled = sorted(kept, key=drawn) if preparation.shuffle or held_out else kept
@@ -292,16 +282,7 @@ def _write(
     outputs = {}
     for name, indices in splits.items():
         target = directory / f"{name}.jsonl"
-        records.copy(indices if preparation.shuffle else sorted(indices), target)
+        with target.open("wb") as out:
+            out.writelines(map(records.line, indices if preparation.shuffle else sorted(indices)))
         outputs[target.name] = {"rows": len(indices), "sha256": file_sha256(target)}
     return outputs
-
-
-def _options(preparation: Preparation) -> dict[str, Any]:
-    names = ("skip_bad", "gold", "drop_duplicates", "near_duplicates", "validation", "shuffle", "seed")
-    return {**{name: getattr(preparation, name) for name in names}, **preparation.described}
-
-
-def _why_empty(log: FindingLog) -> str:
-    reasons = [f"{stage}: {counts.total()}" for stage, counts in log.dropped.items()]
-    return ", ".join(reasons) or "the input has no rows"

@@ -4,7 +4,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from coca_mindspeed.utils.console import one_line
@@ -48,12 +47,7 @@ class FindingLog:
         self.kept: defaultdict[str, Counter[str]] = defaultdict(Counter)
         self.examples: defaultdict[str, list[Finding]] = defaultdict(list)
 
-    def __enter__(self) -> "FindingLog":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._file.close()
 
     def add(self, finding: Finding) -> None:

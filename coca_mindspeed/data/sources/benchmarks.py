@@ -50,15 +50,7 @@ def math500(row: Mapping[str, Any], number: int) -> Record:
     )
 
 
-def aime24(row: Mapping[str, Any], number: int) -> Record:
-    return _aime(row, number, "aime24")
-
-
-def aime25(row: Mapping[str, Any], number: int) -> Record:
-    return _aime(row, number, "aime25")
-
-
-def _aime(row: Mapping[str, Any], number: int, dataset: str) -> Record:
+def aime(dataset: str, row: Mapping[str, Any], number: int) -> Record:
     """Convert a problem and an integer; OpenCompass calls them ``origin_prompt`` and ``gold_answer``."""
     answer = scalar_text(row, "answer", "Answer", "gold_answer")
     match = _AIME_ANSWER.fullmatch(answer.strip("$ "))

@@ -95,8 +95,7 @@ def _high_student(bins: Bins, estimate: float, tail: float) -> float:
     """Largest upper bound by Student's t over all signs.
 
     The mean square of sign * (confidence - correct) is the Brier score for all signs, so the bound depends on the mean
-    m
-    alone: m + t sqrt((brier - m^2) / (units - 1)), which rises up to m = sqrt(brier / (1 + h)) and then falls.
+    m alone: m + t sqrt((brier - m^2) / (units - 1)), which rises up to m = sqrt(brier / (1 + h)) and then falls.
     """
     freedom = max(bins.units - 1, 1)
     h = float(student_t.ppf(1 - tail, freedom)) ** 2 / freedom

@@ -12,15 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from scipy.stats import norm
 
-from coca_mindspeed.evaluation.metrics.binning import (
-    BinScheme,
-    BinsClosed,
-    Floats,
-    bin_edges,
-    bin_index,
-    check_confidence,
-)
+from coca_mindspeed.evaluation.metrics import binning
+from coca_mindspeed.evaluation.metrics.binning import BinScheme, BinsClosed, Floats
 from coca_mindspeed.evaluation.metrics.specs import CONFIDENCE_METRICS
+
+# Confidences are clipped in the log score, which would be infinite for a wrong answer of confidence 1.
+LOG_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +25,10 @@ class MetricOptions:
     """How the metrics are computed.
 
     Attributes:
-        bins: number of bins of ECE and MCE.
-        scheme: ``equal_width`` (the paper's tables) or ``equal_mass`` bins.
+        scheme: ``equal_width`` (the paper's tables) or ``equal_mass`` bins, for ECE and MCE.
         closed: the side on which a bin includes its edge.
         debias: subtract the noise of each bin, E|N(gap, sd^2)| - |gap|, from ECE (Kumar, Liang and Ma, 2019).
         coverages: fractions of most confident answers for selective accuracy.
-        log_epsilon: confidences are clipped to [log_epsilon, 1 - log_epsilon] in the log score, which would otherwise
-            be
-            infinite for a wrong answer of confidence 1.
     """
 
     bins: int = 10
@@ -43,15 +36,12 @@ class MetricOptions:
     closed: BinsClosed = "right"
     debias: bool = False
     coverages: tuple[float, ...] = (0.25, 0.5, 0.75)
-    log_epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
         if self.bins < 1:
             raise ValueError(f"bins should be at least 1, found {self.bins}")
         if not all(0 < coverage <= 1 for coverage in self.coverages):
             raise ValueError(f"coverages should lie in (0, 1], found {self.coverages}")
-        if not 0 < self.log_epsilon < 0.5:
-            raise ValueError(f"log_epsilon should lie in (0, 0.5), found {self.log_epsilon}")
 
     @property
     def bins_text(self) -> str:
@@ -90,7 +80,7 @@ class WeightedSample:
         tokens_to_confidence: npt.NDArray[Any] | None,
         options: MetricOptions,
     ) -> None:
-        check_confidence(confidence)
+        binning.check_confidence(confidence)
         if correct.dtype != np.bool_:
             raise TypeError(f"correct should be bool, found {correct.dtype}")
         shapes = {"confidence": confidence.shape, "correct": correct.shape}
@@ -113,11 +103,12 @@ class WeightedSample:
         self.group_starts = np.flatnonzero(is_first)
         self.group_counts = np.diff(np.append(self.group_starts, self.n_valid)).astype(np.float64)
         values = ordered[self.group_starts]
-        groups_bin = bin_index(values, bin_edges(ordered, options.bins, options.scheme, options.closed), options.closed)
+        edges = binning.bin_edges(ordered, options.bins, options.scheme, options.closed)
+        groups_bin = binning.bin_index(values, edges, options.closed)
         self.bin_starts = np.flatnonzero(np.diff(groups_bin, prepend=-1))
         self.bin_ends = np.append(self.bin_starts, len(values))[1:] - 1
         self.values = values.astype(np.float64)
-        kept = np.clip(self.values, options.log_epsilon, 1 - options.log_epsilon)
+        kept = np.clip(self.values, LOG_EPSILON, 1 - LOG_EPSILON)
         self.loss_if_right, self.loss_if_wrong = -np.log(kept), -np.log1p(-kept)
         self.harmonic = harmonic_numbers(self.n)
 

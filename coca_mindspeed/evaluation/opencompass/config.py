@@ -86,13 +86,9 @@ def with_confidence(
 ) -> dict[str, Any]:
     """Add our system prompt to a data set's configuration and wrap its evaluator.
 
-    Args:
-        dataset: any generation data set of OpenCompass without few-shot examples, which contradict the response format.
-        position: where the model states its confidence.
-        system_prompt: replaces the position's own.
-        external: the confidence comes with the predictions; the model is not asked for one.
-        decimals: see :class:`ResponseParser`.
-        tokenizer_path: tokenizer that counts tokens to confidence.
+    ``dataset`` is any generation data set without few-shot examples, which contradict the response format.
+    ``system_prompt`` replaces the position's own.  With ``external``, the confidence comes with the predictions, and
+    the model is not asked for one.
     """
     config = deepcopy(dict(dataset))
     infer = config["infer_cfg"]

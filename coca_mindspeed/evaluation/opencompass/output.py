@@ -82,7 +82,8 @@ def correctness(result: Mapping[str, Any], count: int, where: str) -> list[bool]
     decisions = [_verdict(row, f"{where}, sample {index}") for index, row in enumerate(rows)]
     undecided = [index for index, decision in enumerate(decisions) if decision is None]
     if len(undecided) > max(1, _MAX_UNDECIDED * count):
-        said = str(_judgement(rows[undecided[0]]))
+        row = rows[undecided[0]]
+        said = str(row.get("llm_judge", row.get("prediction")))
         raise DataError(
             f"{where}: the judge gave no verdict on {len(undecided)} of {count} samples; on sample {undecided[0]} it "
             f"answered {said[:200]!r}, expected A, B, C or their words alone: use a judge that follows its "
@@ -99,17 +100,13 @@ def correctness(result: Mapping[str, Any], count: int, where: str) -> list[bool]
     return verdicts
 
 
-def _judgement(row: Mapping[str, Any]) -> Any:
-    return row.get("llm_judge", row.get("prediction"))
-
-
 def _verdict(row: Any, where: str) -> bool | None:
     """Correct or wrong; None where a judge's text is neither."""
     if isinstance(row, Mapping):
         for key in _CORRECT_KEYS:
             if row.get(key) is not None:
                 return bool(row[key])
-        if isinstance(judgement := _judgement(row), str):
+        if isinstance(judgement := row.get("llm_judge", row.get("prediction")), str):
             return read_judgement(judgement)
     raise DataError(f"{where}: expected one of {', '.join(_CORRECT_KEYS)} or a judgement, found {row!s:.200}")
 

@@ -36,12 +36,6 @@ def _result(records: Sequence[Record], programs: Sequence[str]) -> dict[str, Any
     return {"accuracy": 100 * sum(v.correct for v in verdicts) / max(1, len(verdicts)), "details": details}
 
 
-def _comparison_source() -> str:
-    """Source of OpenCompass's type-aware comparison, for the tests inside the sandbox."""
-    imports = "from collections.abc import Mapping\nfrom typing import Any\n"
-    return f"{imports}{inspect.getsource(type_aware_equal)}\n{TYPE_AWARE_EQUAL_NAME} = type_aware_equal\n"
-
-
 @ICL_EVALUATORS.register_module()
 class SandboxedMBPPEvaluator(BaseEvaluator):
     """OpenCompass's ``MBPPEvaluator``, with the programs run in the sandbox."""
@@ -49,18 +43,13 @@ class SandboxedMBPPEvaluator(BaseEvaluator):
     def score(self, predictions: list[str], references: list[str]) -> dict[str, Any]:
         """Grade answers to MBPP questions; a reference is the question's asserts."""
         stock = MBPPEvaluator()
-        comparison = _comparison_source()
-        records = [
-            Record(
-                str(index),
-                "mbpp_sanitized",
-                "code",
-                "MBPP",
-                "",
-                metadata={"tests": {"kind": "asserts", "code": comparison + make_assertions_type_aware(tests)}},
-            )
-            for index, tests in enumerate(references)
-        ]
+        # OpenCompass's comparison is part of the tests, which run inside the sandbox.
+        imports = "from collections.abc import Mapping\nfrom typing import Any\n"
+        comparison = f"{imports}{inspect.getsource(type_aware_equal)}\n{TYPE_AWARE_EQUAL_NAME} = type_aware_equal\n"
+        records = []
+        for index, tests in enumerate(references):
+            code = {"kind": "asserts", "code": comparison + make_assertions_type_aware(tests)}
+            records.append(Record(str(index), "mbpp_sanitized", "code", "MBPP", "", metadata={"tests": code}))
         return _result(records, [stock._process_answer(answer) for answer in predictions])
 
 
@@ -70,22 +59,11 @@ class SandboxedHumanEvalEvaluator(BaseEvaluator):
 
     def score(self, predictions: list[str], references: list[str], test_set: Any) -> dict[str, Any]:
         """Grade answers to HumanEval questions, whose prompts and tests are in ``test_set``."""
-        records = [
-            Record(
-                task,
-                "humaneval",
-                "code",
-                question["prompt"],
-                "",
-                metadata={
-                    "prompt": question["prompt"],
-                    "tests": {
-                        "kind": "asserts",
-                        "code": f"{question['test']}\n\ncheck({question['entry_point']})\n",
-                        "entry_point": question["entry_point"],
-                    },
-                },
-            )
-            for task, question in zip(references, test_set, strict=True)
-        ]
+        records = []
+        for task, question in zip(references, test_set, strict=True):
+            entry_point, prompt = question["entry_point"], question["prompt"]
+            code = f"{question['test']}\n\ncheck({entry_point})\n"
+            tests = {"kind": "asserts", "code": code, "entry_point": entry_point}
+            metadata = {"prompt": prompt, "tests": tests}
+            records.append(Record(task, "humaneval", "code", prompt, "", metadata=metadata))
         return _result(records, predictions)

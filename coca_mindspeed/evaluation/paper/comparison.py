@@ -7,24 +7,10 @@ from decimal import Decimal
 from itertools import product
 
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.evaluation.metrics.specs import (
-    HEADLINE_METRICS,
-    METRIC_SPECS,
-    UNDEFINED,
-    UNDER_CALIBRATION_LABEL,
-    show,
-    show_range,
-    show_under_calibration,
-)
-from coca_mindspeed.evaluation.paper.published import (
-    PaperFigure,
-    check_setting,
-    disagreements,
-    paper,
-    printed,
-    published,
-    rebuilt_cells,
-)
+from coca_mindspeed.evaluation.metrics import specs
+from coca_mindspeed.evaluation.metrics.specs import HEADLINE_METRICS, METRIC_SPECS, UNDEFINED, show, show_range
+from coca_mindspeed.evaluation.paper import published as papers
+from coca_mindspeed.evaluation.paper.published import PaperFigure, paper, printed, published
 from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.evaluation.runs import Run
 from coca_mindspeed.utils.markdown import markdown_cell, markdown_table
@@ -65,7 +51,7 @@ def compare_with_paper(board: Scoreboard, setting: str) -> PaperComparison:
         figures.append(show(metric, ours.estimate - theirs, signed=True))
         figures.append(show_range(metric, ours.low - theirs, ours.high - theirs, signed=True))
         found = board.ece_under_calibration(run.label, column) if metric == "ece" else None
-        figures.append("" if found is None else show_under_calibration(found.mean, found.high))
+        figures.append("" if found is None else specs.show_under_calibration(found.mean, found.high))
         rows.append([run.label, column.name, METRIC_SPECS[metric].label, *figures])
     if not rows:
         theirs_sets = [name for sets in paper().categories.values() for name in sets]
@@ -73,7 +59,7 @@ def compare_with_paper(board: Scoreboard, setting: str) -> PaperComparison:
             f"nothing to compare: the runs' data sets are {', '.join(board.datasets)}, the paper's "
             f"{', '.join(theirs_sets)}"
         )
-    header = ["run", "data", "metric", "ours", "paper", "difference", "95% interval", UNDER_CALIBRATION_LABEL]
+    header = ["run", "data", "metric", "ours", "paper", "difference", "95% interval", specs.UNDER_CALIBRATION_LABEL]
     return PaperComparison(setting, header, rows, list(_left_out(board)))
 
 
@@ -101,7 +87,7 @@ def _left_out(board: Scoreboard) -> Iterator[str]:
 
 
 def _method(run: Run, setting: str) -> str:
-    check_setting(setting)
+    papers.check_setting(setting)
     methods = paper().per_dataset[setting]
     for name in (run.method, run.label):
         if name in methods:
@@ -119,7 +105,7 @@ def _figure(value: Decimal | None) -> str:
 def paper_report() -> str:
     """Return the paper's category tables rebuilt from its per-dataset tables, and the cells that disagree."""
     tables = paper()
-    by_cell = {(c.setting, c.method, c.metric, c.category): c for c in rebuilt_cells()}
+    by_cell = {(c.setting, c.method, c.metric, c.category): c for c in papers.rebuilt_cells()}
     parts = ["# The paper's category tables, rebuilt from its per-dataset tables\n"]
     for setting, methods in tables.per_category.items():
         metrics = list(next(iter(methods.values())))
@@ -129,7 +115,7 @@ def paper_report() -> str:
             for method in methods
         ]
         parts.append(f"## {setting}\n\n{markdown_table(header, rows)}")
-    cells = disagreements()
+    cells = [cell for cell in by_cell.values() if not cell.agrees]
     listed = [
         [c.setting, c.method, METRIC_SPECS[c.metric].label, c.category, _figure(c.printed), _figure(c.rebuilt)]
         for c in cells

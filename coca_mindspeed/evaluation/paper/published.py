@@ -83,11 +83,6 @@ def rebuilt_cells() -> Iterator[PaperFigure]:
                         yield PaperFigure(setting, method, metric, category, figure, mean)
 
 
-def disagreements() -> list[PaperFigure]:
-    """Return the cells in which the paper's tables disagree."""
-    return [cell for cell in rebuilt_cells() if not cell.agrees]
-
-
 def check_setting(setting: str) -> None:
     """Raise UsageError unless the paper has this setting."""
     if setting not in (known := paper().per_dataset):

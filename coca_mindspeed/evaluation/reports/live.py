@@ -47,10 +47,6 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def metrics(self) -> list[dict[str, Any]]:
-        """Return the complete rows of metrics.jsonl."""
-        return self._rows("metrics.jsonl")
-
     def progress(self, done: int) -> str:
         """Return ``of 300, about 4 min left`` after step ``done``; empty if the run's configuration cannot be read."""
         path = self.path / "config.yaml"
@@ -59,7 +55,7 @@ class RunDirectory:
         except (OSError, YamlError, ConfigError, TypeError, AttributeError):  # not a run of this release
             return ""
         total = config.trainer.steps * len(config.method.training_method.stages)
-        timing = self._rows("timing.jsonl")[-max(STEPS, config.evaluation.interval) :]
+        timing = self.rows("timing.jsonl")[-max(STEPS, config.evaluation.interval) :]
         left = Pace.of_training(total, config.evaluation.interval, timing).left(done) if done < total else None
         return f" of {total}" + ("" if left is None else f", about {duration(left)} left")
 
@@ -68,7 +64,8 @@ class RunDirectory:
         paths = sorted((self.path / "samples").glob("*.jsonl"))[-_SAMPLE_FILES:]
         return [row for path in paths for _, row in read_json_lines(path)]
 
-    def _rows(self, name: str) -> list[dict[str, Any]]:
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """Return the complete rows of metrics.jsonl or timing.jsonl."""
         path = self.path / name
         return [row for _, row in read_complete_rows(path)] if path.exists() else []
 
@@ -86,10 +83,8 @@ def sparkline(values: Sequence[float], width: int = _WIDTH) -> str:
 
 def _scalars(rows: Sequence[Mapping[str, Any]]) -> Table:
     table = Table(box=None, padding=(0, 1))
-    table.add_column("metric")
-    table.add_column("first", justify="right")
-    table.add_column("last", justify="right")
-    table.add_column("course")
+    for name in ("metric", "first", "last", "course"):
+        table.add_column(name, justify="right" if name in ("first", "last") else "left")
     for key, label in _SCALARS:
         if values := [math.nan if row[key] is None else float(row[key]) for row in rows if key in row]:
             ends = [UNDEFINED if math.isnan(value) else f"{value:.3f}" for value in (values[0], values[-1])]
@@ -123,7 +118,7 @@ def _reliability(samples: Sequence[Mapping[str, Any]]) -> RenderableType:
 
 def dashboard(directory: RunDirectory) -> RenderableType:
     """Return the state of a run, for rich to print."""
-    rows = directory.metrics()
+    rows = directory.rows("metrics.jsonl")
     if not rows:
         return Panel(Text("waiting for the first step"), title=terminal_text(str(directory.path)))
     step = rows[-1].get("step", "?")

@@ -20,9 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 from matplotlib.ticker import LogLocator, NullLocator
 
-from coca_mindspeed.evaluation.metrics.binning import BinsClosed, bin_table
+from coca_mindspeed.evaluation.metrics.binning import BinsClosed, bin_table, risk_coverage, roc
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
-from coca_mindspeed.evaluation.metrics.curves import risk_coverage, roc
 from coca_mindspeed.evaluation.metrics.specs import metric_spec, show
 from coca_mindspeed.evaluation.predictions import Outcomes, Prediction, outcomes
 from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
@@ -115,21 +114,14 @@ def _glyphs(families: tuple[str, ...]) -> frozenset[int]:
 
 
 def png_bytes(figure: Figure, dpi: int = DPI) -> bytes:
-    """Return the figure as PNG; equal figures give equal bytes (no date, no software version)."""
+    """Return the figure as PNG without date and software version: equal figures give equal bytes."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
     return buffer.getvalue()
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    write_atomically(path, png_bytes(figure, DPI))
-
-
-def pixels(figure: Figure) -> npt.NDArray[np.uint8]:
-    """Return the figure as RGB, uint8 (height, width, 3)."""
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    return np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
+    write_atomically(path, png_bytes(figure))
 
 
 # Predictions, or their arrays (confidence, correct).
@@ -155,9 +147,9 @@ def arrays(data: PlotData) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
     return data.confidence, data.correct
 
 
-def _draw_reliability(axes: Axes, counts: Axes, label: str, data: PlotData, bins: int, closed: BinsClosed) -> None:
+def _draw_reliability(axes: Axes, counts: Axes, label: str, data: PlotData) -> None:
     confidence, correct = arrays(data)
-    table = bin_table(confidence, correct, bins=bins, closed=closed)
+    table = bin_table(confidence, correct)
     full = table.count > 0
     middle, width = (table.edges[:-1] + table.edges[1:])[full] / 2, np.diff(table.edges)[full]
     accuracy, stated, count = table.accuracy[full], table.confidence[full], table.count[full]
@@ -170,7 +162,7 @@ def _draw_reliability(axes: Axes, counts: Axes, label: str, data: PlotData, bins
     axes.errorbar(middle, accuracy, errors, fmt="none", ecolor="black", capsize=3, linewidth=1.2, label="95% interval")
     axes.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1.2, label="perfect calibration")
     axes.set(xlim=(0, 1), ylim=(0, 1.02))
-    metrics = calibration_metrics(confidence, correct, bins=bins, closed=closed)
+    metrics = calibration_metrics(confidence, correct)
     shown = "   ".join(f"{metric_spec(m).label} {show(m, metrics.values()[m])}" for m in ("ece", "auroc", "accuracy"))
     axes.set_title(f"{plot_text(label)}\n{shown}", fontsize=10)
     if not full.any():
@@ -184,7 +176,7 @@ def _draw_reliability(axes: Axes, counts: Axes, label: str, data: PlotData, bins
     tidy(counts, xlabel=f"stated confidence ({metrics.n_valid} of {metrics.n} valid)", ylabel="answers")
 
 
-def reliability_diagram(groups: Mapping[str, PlotData], *, bins: int = 10, closed: BinsClosed = "right") -> Figure:
+def reliability_diagram(groups: Mapping[str, PlotData]) -> Figure:
     """Draw reliability diagrams next to each other, with the number of answers in each bin below.
 
     ``groups`` is title -> predictions or arrays, such as ``{"before": ..., "after": ...}``.
@@ -193,7 +185,7 @@ def reliability_diagram(groups: Mapping[str, PlotData], *, bins: int = 10, close
         raise ValueError("reliability_diagram needs at least one group")
     figure, axes = new_figure(2, len(groups), (4.4 * len(groups), 5.6), height_ratios=[3, 1])
     for column, (label, data) in enumerate(groups.items()):
-        _draw_reliability(axes[0][column], axes[1][column], label, data, bins, closed)
+        _draw_reliability(axes[0][column], axes[1][column], label, data)
     _legend(figure, axes[0][:1], columns=2 if len(groups) == 1 else 4)
     return figure
 
@@ -202,7 +194,9 @@ def reliability_image(
     confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_], *, title: str
 ) -> npt.NDArray[np.uint8]:
     """Return a reliability diagram for TensorBoard (``dataformats="HWC"``): uint8 (height, width, 3)."""
-    return pixels(reliability_diagram({title: (confidence, correct)}))
+    canvas = FigureCanvasAgg(reliability_diagram({title: (confidence, correct)}))
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[:, :, :3].copy()
 
 
 def _curve(rows: MetricRows, keys: Sequence[str]) -> tuple[list[float], list[float]]:
@@ -226,21 +220,21 @@ def moving_average(values: Sequence[float], window: int) -> npt.NDArray[np.float
         return np.asarray((sums[ends] - sums[starts]) / (counts[ends] - counts[starts]))
 
 
-def training_curves(rows: MetricRows | Mapping[str, MetricRows], *, smooth: int | None = None) -> Figure:
+def training_curves(rows: MetricRows | Mapping[str, MetricRows]) -> Figure:
     """Draw confidence reward, answer reward, ECE and response length over training steps.
 
-    ``rows`` are the objects of a run's metrics.jsonl, or label -> objects.  ``smooth`` is the window in steps of the
-    moving average drawn over the faint raw curve (default: a twentieth of the run).
+    ``rows`` are the objects of a run's metrics.jsonl, or label -> objects.  The moving average over a twentieth of the
+    run is drawn over the faint raw curve.
     """
     runs = rows if isinstance(rows, Mapping) else {"": rows}
-    figure, grid = new_figure(2, 2, (9.0, 6.0))
-    panels = [axes for row in grid for axes in row]
+    figure, [first, second] = new_figure(2, 2, (9.0, 6.0))
+    panels = [*first, *second]
     for axes, (title, unit, keys) in zip(panels, TRAINING_PANELS, strict=True):
         for index, (label, run) in enumerate(runs.items()):
             steps, values = _curve(run, keys)
             if not steps:
                 continue
-            window = max(1, len(steps) // 20) if smooth is None else smooth
+            window = max(1, len(steps) // 20)
             style = line_style(index) | {"markevery": max(1, len(steps) // 8), "markersize": 5, "linewidth": 1.6}
             if window > 1:
                 axes.plot(steps, values, color=style["color"], alpha=0.25, linewidth=0.8)

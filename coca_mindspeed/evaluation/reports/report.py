@@ -1,9 +1,8 @@
 """Reports: a self-contained HTML page, and Markdown with separate plots."""
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -65,36 +64,21 @@ def _pictures(board: Scoreboard, runs: Sequence[Run]) -> list[Picture]:
         caption = "Bars are 95% intervals of accuracy. Up and to the left is better."
         add("cost", "Accuracy against tokens to confidence", caption, plots.cost_scatter(board, [*averages, *lone]))
     closed = board.options.closed
-    drawings: list[tuple[str, str, str, Callable[..., Figure]]] = [
-        (
-            "reliability",
-            "Reliability",
-            "Filled: fraction correct; hatched: gap to the stated confidence; vertical lines: 95% intervals; "
-            f"dashed: perfect calibration; above each bar its number of answers. Bins are closed on the {closed}.",
-            partial(plots.reliability_grid, closed=closed),
-        ),
-        (
-            "histogram",
-            "Confidence by correctness",
-            "Answers by stated confidence: correct ones filled above the line, wrong ones hatched below it.",
-            partial(plots.histogram_grid, closed=closed),
-        ),
-        (
-            "thresholds",
-            "Risk-coverage and ROC curves",
-            "Left: error rate when only the most confident answers are given. Right: the area is AUROC.",
-            plots.threshold_curves,
-        ),
-    ]
+    reliability = (
+        "Filled: fraction correct; hatched: gap to the stated confidence; vertical lines: 95% intervals; "
+        f"dashed: perfect calibration; above each bar its number of answers. Bins are closed on the {closed}."
+    )
+    histogram = "Answers by stated confidence: correct ones filled above the line, wrong ones hatched below it."
+    thresholds = "Left: error rate when only the most confident answers are given. Right: the area is AUROC."
     for dataset in board.datasets:
         groups = {run.label: outcomes(rows) for run in board.runs if (rows := run.by_dataset().get(dataset))}
-        for name, heading, caption, draw in drawings:
-            add(f"{name}_{_slug(dataset)}", f"{heading}: {dataset}", caption, draw(groups))
+        slug = "".join(c if c.isalnum() else "_" for c in dataset)
+        add(f"reliability_{slug}", f"Reliability: {dataset}", reliability, plots.reliability_grid(groups, closed))
+        heading = f"Confidence by correctness: {dataset}"
+        add(f"histogram_{slug}", heading, histogram, plots.histogram_grid(groups, closed))
+        heading = f"Risk-coverage and ROC curves: {dataset}"
+        add(f"thresholds_{slug}", heading, thresholds, plots.threshold_curves(groups))
     return pictures
-
-
-def _slug(text: str) -> str:
-    return "".join(c if c.isalnum() else "_" for c in text)
 
 
 def most_miscalibrated(run: Run, count: int) -> list[Sample]:

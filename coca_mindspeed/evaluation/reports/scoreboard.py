@@ -9,14 +9,10 @@ from zlib import crc32
 import numpy as np
 
 from coca_mindspeed.evaluation.calibration.maps import transfer_matrix
+from coca_mindspeed.evaluation.intervals import estimates
 from coca_mindspeed.evaluation.intervals.bounds import UNDEFINED_INTERVAL, Interval
 from coca_mindspeed.evaluation.intervals.ece import EceUnderCalibration
-from coca_mindspeed.evaluation.intervals.estimates import (
-    Estimates,
-    average_interval,
-    average_under_calibration,
-    paired_intervals,
-)
+from coca_mindspeed.evaluation.intervals.estimates import Estimates
 from coca_mindspeed.evaluation.metrics.calibration import CalibrationMetrics
 from coca_mindspeed.evaluation.metrics.specs import metric_spec, round_half_up
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
@@ -92,12 +88,12 @@ class Scoreboard:
         A category's average is the plain mean over its data sets without those where the metric is undefined.
         """
         cells = self._defined(run, column, metric)
-        return average_interval(cells, metric) if cells else UNDEFINED_INTERVAL
+        return estimates.average_interval(cells, metric) if cells else UNDEFINED_INTERVAL
 
     def ece_under_calibration(self, run: str, column: Column) -> EceUnderCalibration | None:
         """Return the ECE under perfect calibration; None where ECE is undefined."""
         cells = self._defined(run, column, "ece")
-        return average_under_calibration(cells) if cells else None
+        return estimates.average_under_calibration(cells) if cells else None
 
     def _defined(self, run: str, column: Column, metric: str) -> list[Estimates]:
         """The estimates behind a figure; empty if the run lacks one of the data sets."""
@@ -136,7 +132,7 @@ class Scoreboard:
         intervals: dict[str, Interval] = {}
         if shared:
             before, after = (self._estimates([group[key] for key in shared], dataset) for group in (ours, theirs))
-            intervals = paired_intervals(before, after)
+            intervals = estimates.paired_intervals(before, after)
         return PairedDifference(len(shared), len(ours), len(theirs), intervals)
 
 

@@ -10,8 +10,8 @@ from rich.table import Table as RichTable
 
 from coca_mindspeed.evaluation.calibration.maps import STATED
 from coca_mindspeed.evaluation.metrics import specs
+from coca_mindspeed.evaluation.metrics.binning import THRESHOLDS, RiskRow, risk_table
 from coca_mindspeed.evaluation.metrics.calibration import HEADLINE, calibration_metrics
-from coca_mindspeed.evaluation.metrics.curves import THRESHOLDS, RiskRow, risk_table
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes
 from coca_mindspeed.evaluation.reports.scoreboard import Column, Scoreboard
 from coca_mindspeed.evaluation.runs import Run

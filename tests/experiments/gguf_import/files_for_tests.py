@@ -1,7 +1,6 @@
 """Tiny GGUF files by gguf's own writer, from Hugging Face models whose answers are known."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import gguf
@@ -28,7 +27,7 @@ _NAMES = {
 _OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def smollm_like() -> PreTrainedTokenizerFast:
+def smollm_like():
     """GPT-2's cuts after digits one by one; the control tokens come first, as in SmolLM2's vocabulary."""
     tokenizer = kinds._byte_level_bpe(r"\p{N}", [], 300)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -48,7 +47,7 @@ def smollm_like() -> PreTrainedTokenizerFast:
     return fast
 
 
-def qwen2_like() -> PreTrainedTokenizerFast:
+def qwen2_like():
     """As published, Qwen2's tokenizer composes characters first (NFC)."""
     from tokenizers import normalizers
 
@@ -60,7 +59,7 @@ def qwen2_like() -> PreTrainedTokenizerFast:
     return fast
 
 
-def llama3_like() -> PreTrainedTokenizerFast:
+def llama3_like():
     """As published, Llama 3's tokenizer takes a piece that is a token as it stands, without merges."""
     state = json.loads(kinds.llama3_like().backend_tokenizer.to_str())
     state["model"]["ignore_merges"] = True
@@ -73,7 +72,7 @@ def llama3_like() -> PreTrainedTokenizerFast:
 TOKENIZERS = {"smollm": smollm_like, "qwen2": qwen2_like, "llama-bpe": llama3_like}
 
 
-def random_model(architecture: str, vocabulary: int, *, tied: bool, heads: int = 4, groups: int = 2) -> Any:
+def random_model(architecture, vocabulary, *, tied, heads=4, groups=2):
     """A random Llama or Qwen2 whose logits are far from uniform."""
     torch.manual_seed(len(architecture) + tied)
     kind, of = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}[architecture]
@@ -96,7 +95,7 @@ def random_model(architecture: str, vocabulary: int, *, tied: bool, heads: int =
     return model
 
 
-def write_gguf(path: Path, model: Any, tokenizer: Any, pre: str, **changed: Any) -> Path:
+def write_gguf(path, model, tokenizer, pre, **changed):
     """Write the model and its tokenizer as llama.cpp's converter does.
 
     Args:
@@ -134,7 +133,14 @@ def write_gguf(path: Path, model: Any, tokenizer: Any, pre: str, **changed: Any)
     return path
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def smollm_file(path, **changed):
+    """A random Llama with SmolLM2's kind of tokenizer, as a GGUF file."""
+    tokenizer = smollm_like()
+    model = random_model("llama", len(tokenizer), tied=True)
+    return write_gguf(path, model, tokenizer, "smollm", **changed)
+
+
+def _add(writer, key, value):
     if isinstance(value, list):
         writer.add_array(key, value)
     elif isinstance(value, bool):
@@ -147,7 +153,7 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_uint32(key, value)
 
 
-def tokenizer_metadata(tokenizer: Any, vocabulary: int, pre: str) -> dict[str, Any]:
+def tokenizer_metadata(tokenizer, vocabulary, pre):
     """The entries that describe a tokenizer; the vocabulary is padded by unused tokens."""
     state = json.loads(tokenizer.backend_tokenizer.to_str())
     tokens = {index: token for token, index in tokenizer.get_vocab().items()}
@@ -170,7 +176,7 @@ def tokenizer_metadata(tokenizer: Any, vocabulary: int, pre: str) -> dict[str, A
     }
 
 
-def tensors(model: Any) -> dict[str, np.ndarray[Any, Any]]:
+def tensors(model):
     """Weights under GGUF's names; Llama's queries and keys in the order of its rotary embedding."""
     config, found = model.config, {}
     for key, value in model.state_dict().items():
@@ -191,6 +197,6 @@ def tensors(model: Any) -> dict[str, np.ndarray[Any, Any]]:
     return found
 
 
-def inner_of(name: str) -> str:
+def inner_of(name):
     """The last part of a tensor's name."""
     return name.rpartition(".")[2]

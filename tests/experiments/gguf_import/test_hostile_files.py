@@ -24,16 +24,14 @@ STRING, ARRAY, UINT8 = 8, 9, 0
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
-    tokenizer = files.smollm_like()
-    model = files.random_model("llama", len(tokenizer), tied=True)
-    return files.write_gguf(tmp_path_factory.mktemp("good") / "good.gguf", model, tokenizer, "smollm")
+    return files.smollm_file(tmp_path_factory.mktemp("good") / "good.gguf")
 
 
-def entry(key: str, kind: int, value: bytes) -> bytes:
+def entry(key, kind, value):
     return struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", kind) + value
 
 
-def header(tensors: int, entries: int, rest: bytes = b"") -> bytes:
+def header(tensors, entries, rest=b""):
     return b"GGUF" + struct.pack("<IQQ", 3, tensors, entries) + rest
 
 
@@ -89,7 +87,7 @@ def test_a_hostile_file_takes_no_memory(tmp_path):
         "print(after.ru_maxrss - before.ru_maxrss, after.ru_utime - before.ru_utime)\n"
     )
 
-    def limit() -> None:
+    def limit():
         resource.setrlimit(resource.RLIMIT_CPU, (120, 120))
 
     done = subprocess.run(
@@ -155,9 +153,7 @@ REFUSED = {
 @pytest.mark.parametrize("name", REFUSED)
 def test_unsupported_files_are_refused(tmp_path, name):
     changed, message = REFUSED[name]
-    tokenizer = files.smollm_like()
-    model = files.random_model("llama", len(tokenizer), tied=True)
-    path = files.write_gguf(tmp_path / "m.gguf", model, tokenizer, "smollm", **changed)
+    path = files.smollm_file(tmp_path / "m.gguf", **changed)
     with pytest.raises(DataError, match=message):
         import_gguf(path, tmp_path / "hf")
     assert [path.name for path in tmp_path.iterdir()] == ["m.gguf"]
@@ -165,13 +161,10 @@ def test_unsupported_files_are_refused(tmp_path, name):
 
 def test_an_unknown_tensor_is_refused(tmp_path, monkeypatch):
     """Transformers ignores them; Llama 3.1 has its scaled frequencies in one."""
-    tokenizer = files.smollm_like()
-    model = files.random_model("llama", len(tokenizer), tied=True)
     plain = files.tensors
     for name, message in (("rope_freqs.weight", "scaled rotary"), ("blk.0.attn_q.bias", "more than its architecture")):
-        extra = plain(model)["output_norm.weight"]
-        monkeypatch.setattr(files, "tensors", lambda m, name=name, extra=extra: {**plain(m), name: extra})
-        path = files.write_gguf(tmp_path / "m.gguf", model, tokenizer, "smollm")
+        monkeypatch.setattr(files, "tensors", lambda m, name=name: plain(m) | {name: plain(m)["output_norm.weight"]})
+        path = files.smollm_file(tmp_path / "m.gguf")
         with pytest.raises(DataError, match=message):
             import_gguf(path, tmp_path / "hf")
 

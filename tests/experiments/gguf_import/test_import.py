@@ -101,9 +101,8 @@ def test_special_tokens(tmp_path):
 def test_eos_is_the_end_of_turn_of_the_chat_template(tmp_path, named):
     """Files often name the token that ends a document, which chat models do not sample."""
     tokenizer = files.smollm_like()
-    model = files.random_model("llama", len(tokenizer), tied=True)
     index = None if named is None else tokenizer.convert_tokens_to_ids(named)
-    file = files.write_gguf(tmp_path / "m.gguf", model, tokenizer, "smollm", tokenizer__ggml__eos_token_id=index)
+    file = files.smollm_file(tmp_path / "m.gguf", tokenizer__ggml__eos_token_id=index)
     assert import_gguf(file, tmp_path / "hf").end_of_turn == "<|im_end|>"
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     for name in ("config.json", "generation_config.json"):
@@ -111,9 +110,7 @@ def test_eos_is_the_end_of_turn_of_the_chat_template(tmp_path, named):
 
 
 def test_a_file_without_a_chat_template(tmp_path, capsys):
-    tokenizer = files.smollm_like()
-    model = files.random_model("llama", len(tokenizer), tied=True)
-    file = files.write_gguf(tmp_path / "m.gguf", model, tokenizer, "smollm", tokenizer__chat_template=None)
+    file = files.smollm_file(tmp_path / "m.gguf", tokenizer__chat_template=None)
     assert main(["gguf_import", str(file), str(tmp_path / "hf")]) == 0
     assert "chat template" in capsys.readouterr().out
 
@@ -130,9 +127,7 @@ def test_bos(tmp_path):
 
 @pytest.fixture
 def good(tmp_path):
-    tokenizer = files.smollm_like()
-    model = files.random_model("llama", len(tokenizer), tied=True)
-    return files.write_gguf(tmp_path / "good.gguf", model, tokenizer, "smollm")
+    return files.smollm_file(tmp_path / "good.gguf")
 
 
 def test_an_existing_output(tmp_path, good, capsys):

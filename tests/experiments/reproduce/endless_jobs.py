@@ -15,11 +15,11 @@ class EndlessJob(NamedTuple):
     name: str
     needs: tuple[str, ...] = ()
 
-    def done(self, output: Path) -> bool:
+    def done(self, output):
         return False
 
 
-def endless(place: SimpleNamespace, job: EndlessJob) -> float:
+def endless(place, job):
     (place.output / f"running_{job.name}").touch()
     if job.name == "busy":
         return float(9**9**9)  # one bytecode: no Python signal handler would run
@@ -27,12 +27,12 @@ def endless(place: SimpleNamespace, job: EndlessJob) -> float:
     return 0.0
 
 
-def main(plan: str, output: Path) -> int:
+def main(plan, output):
     from experiments.__main__ import main as run_command
     from experiments.reproduce import __main__ as reproduce
     from experiments.reproduce import job, questions, scheduler
 
-    def announce() -> None:
+    def announce():
         while len(list(output.glob("running_*"))) < 2:
             time.sleep(0.05)
         print("running", flush=True)

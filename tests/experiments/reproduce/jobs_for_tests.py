@@ -1,13 +1,10 @@
 """Finished cells made by hand."""
 
 import json
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
 
 from coca_mindspeed.evaluation.predictions import Prediction, prediction_to_json
-from experiments.reproduce.plan import Job, Plan, SettingPlan, jobs_of
-from experiments.reproduce.results import Results, collect
+from experiments.reproduce.plan import Plan, SettingPlan, jobs_of
+from experiments.reproduce.results import collect
 
 PLAN = Plan(
     title="By hand",
@@ -28,13 +25,13 @@ PLAN = Plan(
 )
 
 
-def _write(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def _write(path, rows):
     """Plain writing: hundreds of files would wait for the disk otherwise."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def finish(output: Path, cell: Job, **metrics: float | None) -> None:
+def finish(output, cell, **metrics):
     """Write a cell's results: two data sets of math whose accuracies differ by 0.2, one of facts."""
     values = {"accuracy": 0.5, "auroc": 0.5, "ece": 0.3, "brier": 0.3, "tokens_to_confidence": 6.0, **metrics}
     directory = cell.directory(output)
@@ -66,7 +63,7 @@ def finish(output: Path, cell: Job, **metrics: float | None) -> None:
     _write(directory / "cell.json", [{**summary, "datasets": datasets} if cell.kind != "start" else summary])
 
 
-def finished(output: Path, seeds: int = 3, **by_method: list[dict[str, float | None]]) -> Results:
+def finished(output, seeds=3, **by_method):
     """All cells of :data:`PLAN`; ``by_method[name][seed]`` replaces metrics."""
     cells = jobs_of(PLAN, range(seeds))
     for cell in cells:

@@ -65,7 +65,7 @@ def test_the_miniature(tmp_path, capsys, monkeypatch):
     assert "plan.samples=3" in capsys.readouterr().err
 
 
-def real_world_plan(directory: Path) -> Path:
+def real_world_plan(directory):
     """The SmolLM2 plan on a random model, with few questions and two steps."""
     write_random_model(directory / "model", "llama")
     plan = yaml.safe_load(plan_path("smollm2").read_text(encoding="utf-8"))

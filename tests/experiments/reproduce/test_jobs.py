@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from coca_mindspeed.data.arithmetic import arithmetic_records
 from coca_mindspeed.data.records import write_records
@@ -17,8 +16,8 @@ from coca_mindspeed.local.interrupt import InterruptedRunError
 from experiments.__main__ import main
 from experiments.reproduce import provenance
 from experiments.reproduce.job import Workplace
-from experiments.reproduce.plan import Job, Plan, jobs_of
-from experiments.reproduce.provenance import check_made_from, machine, made_from
+from experiments.reproduce.plan import Plan, jobs_of
+from experiments.reproduce.provenance import check_made_from, made_from
 from experiments.reproduce.scheduler import run_jobs
 from tests.experiments.reproduce.jobs_for_tests import PLAN, finish
 from tests.grading.dying_trainer import descendants, end_survivors
@@ -27,7 +26,7 @@ from tests.local.models_for_tests import write_random_model
 TINY = str(Path(__file__).with_name("tiny_plan.yaml"))
 
 
-def note(place: Workplace, job: Job) -> float:
+def note(place, job):
     """Replaces a job's work; picklable."""
     for need in job.needs:
         assert job.other(need).done(place.output), f"{job} ran before {need}"
@@ -37,7 +36,7 @@ def note(place: Workplace, job: Job) -> float:
     return 1.0
 
 
-def fail_at_joint(place: Workplace, job: Job) -> float:
+def fail_at_joint(place, job):
     if job.name == "joint":
         job.directory(place.output).mkdir(parents=True)
         (job.directory(place.output) / "predictions.jsonl").write_text("half a li")
@@ -45,13 +44,13 @@ def fail_at_joint(place: Workplace, job: Job) -> float:
     return note(place, job)
 
 
-def die_at_joint(place: Workplace, job: Job) -> float:
+def die_at_joint(place, job):
     if job.name == "joint":
         os._exit(9)
     return note(place, job)
 
 
-def log(output: Path) -> list[str]:
+def log(output):
     return (output / "log").read_text().splitlines()
 
 
@@ -126,7 +125,7 @@ def test_an_interrupted_job_in_this_process(tmp_path, monkeypatch, capsys):
     assert "--resume" not in message
 
 
-def plan_on(records: Path, *overrides: str) -> Plan:
+def plan_on(records, *overrides):
     files = [f"data.train={records}", f"data.evaluate={records}"]
     setting = {"title": "Sums", "run": "demo", "overrides": ["data.name=records", *files, *overrides]}
     return Plan.model_validate({"title": "T", "settings": {"sums": {**setting, "trained": {"coca": ["method=coca"]}}}})
@@ -179,10 +178,6 @@ def test_weights_are_compared_by_content(tmp_path):
     weights.write_bytes(content)
     provenance._weights.cache_clear()
     assert made_from(plan, job, tmp_path)["weights"] not in (None, before)
-
-
-def test_the_machine():
-    assert f"PyTorch {torch.__version__}" in machine()
 
 
 def test_a_second_process_is_refused(tmp_path):

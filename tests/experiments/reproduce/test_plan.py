@@ -1,7 +1,6 @@
 """Plans are validated, and questions that cannot be graded are refused before the first job."""
 
 import json
-from pathlib import Path
 
 import pytest
 import yaml
@@ -20,19 +19,19 @@ from tests.experiments.reproduce.jobs_for_tests import finish
 SUM = Record("a", "sums", "math", "1+1", "2")
 
 
-def plan_of(*overrides: str, **setting) -> Plan:
+def plan_of(*overrides, **setting):
     own = {"title": "S", "run": "demo", "trained": {}, "baselines": ["instruct"], "overrides": [*overrides], **setting}
     return Plan.model_validate({"title": "T", "settings": {"s": own}, "train_questions": 100, "evaluate_questions": 8})
 
 
-def with_records(directory: Path, *overrides: str, records=(SUM,), **setting) -> Plan:
+def with_records(directory, *overrides, records=(SUM,), **setting):
     for name in ("train", "evaluate"):
         write_records(directory / f"{name}.jsonl", records)
     named = [f"data.{name}={directory}/{name}.jsonl" for name in ("train", "evaluate")]
     return plan_of("data.name=records", "data.grader=auto", *named, *overrides, **setting)
 
 
-def reproduce(plan: Plan, directory: Path) -> int:
+def reproduce(plan, directory):
     file = directory / "plan.yaml"
     file.write_text(plan.model_dump_json())
     return main(["reproduce", "--plan", str(file), "--seeds", "1", "--jobs", "1", "--output", str(directory / "out")])
