@@ -145,11 +145,11 @@ lock-verl: $(STAMP)  ## resolve requirements/verl.in anew
 clean:  ## remove the environment, caches and runs
 	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) $(MINDSPEED_VLLM_VENV) $(VERL_VENV) $(VLLM_VENV) .venv-trl .venv-ms-swift runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
-docs: $(STAMP)  ## renew the references of keys in docs/configuration.md, docs/coca_section.md and docs/verl.md
-	sed -i '1,/<!-- keys -->/!d' docs/configuration.md docs/coca_section.md docs/verl.md
+docs: $(STAMP)  ## renew the references of keys in docs/configuration.md, docs/port.md and docs/verl.md
+	sed -i '1,/<!-- keys -->/!d' docs/configuration.md docs/port.md docs/verl.md
 	{ echo; $(BIN)/coca-mindspeed config keys; } >> docs/configuration.md
-	{ echo; $(BIN)/coca-mindspeed config keys coca; } >> docs/coca_section.md
-	{ echo; $(BIN)/coca-mindspeed config keys verl; } >> docs/verl.md
+	{ echo; $(BIN)/coca-mindspeed config keys coca | grep -v 'coca\.method\.'; } >> docs/port.md
+	{ echo; $(BIN)/coca-mindspeed config keys verl | grep -v 'coca\.method\.'; } >> docs/verl.md
 
 .venv-trl/.installed: requirements/benchmark-trl.txt
 	$(PYTHON) -m venv .venv-trl

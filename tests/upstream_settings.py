@@ -1,4 +1,4 @@
-"""The last table of docs/port.md, and what it has to say by the configurations themselves."""
+"""The table of docs/port.md that compares our configuration with MindSpeed-RL's, and the values of both sides."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -54,7 +54,7 @@ def _shown(value: Any) -> str:
 def rows() -> dict[str, tuple[str, str]]:
     """``section.key`` to upstream's value and ours, as the page has them; each row gives a reason."""
     found = {}
-    for line in PAGE.read_text(encoding="utf-8").split(HEADING)[1].splitlines():
+    for line in PAGE.read_text(encoding="utf-8").split(HEADING)[1].split("\n## ")[0].splitlines():
         if line.startswith("| `"):
             key, upstream, own, reason = (cell.strip() for cell in line.strip("|").split("|"))
             assert reason, line

@@ -201,14 +201,12 @@ def test_refused_layouts(seven, changes, code, field):
     assert (code, field) in found
 
 
-def test_every_code_is_tested_and_documented():
-    """A new check needs a case in one of the tables and a row in docs/ascend.md."""
+def test_every_code_is_tested():
+    """A new check needs a case in one of the tables."""
     sources = "".join(Path(str(module.__file__)).read_text() for module in (checks, hook_checks))
     codes = set(re.findall(r'(?:yield|Problem\(|\[\()\s*"([a-z0-9-]+)", ', sources))
     tests = "".join(path.read_text() for path in Path(__file__).parent.glob("*s.tsv"))
     tests += "".join(path.read_text() for path in Path(__file__).parent.glob("test_*checks.py"))
-    page = (Path(__file__).parents[2] / "docs" / "ascend.md").read_text()
-    assert {code for code in codes if f"| `{code}` |" not in page} == set()
     assert len(codes) > 50
     assert {code for code in codes if not re.search(rf"(?<![\w-]){code}(?![\w-])", tests)} == set()
 
