@@ -309,7 +309,7 @@ def main() -> None:
     parser.add_argument("--max-num-seqs", type=int, default=engine.max_num_seqs, help=f"({engine.max_num_seqs})")
     parser.add_argument("--kv-tokens", type=int, default=engine.kv_tokens, help=f"of an engine ({engine.kv_tokens})")
     parser.add_argument(
-        "--decode", default=DECODE_7B, type=_table, metavar="SIZE:SECONDS,...", help="seconds of a step"
+        "--decode", default=DECODE_7B, type=parse_decode, metavar="SIZE:SECONDS,...", help="seconds of a step"
     )
     parser.add_argument("--seeds", type=int, default=5, help="rollouts, each with lengths of its own (5)")
     options = parser.parse_args()
@@ -333,7 +333,7 @@ def main() -> None:
         )
 
 
-def _table(text: str) -> tuple[tuple[int, float], ...]:
+def parse_decode(text: str) -> tuple[tuple[int, float], ...]:
     return tuple((int(size), float(seconds)) for size, _, seconds in (pair.partition(":") for pair in text.split(",")))
 
 
