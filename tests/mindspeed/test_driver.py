@@ -175,7 +175,7 @@ def driven(
         (tmp_path / variable / package).mkdir(parents=True)
         monkeypatch.setenv(variable, str(tmp_path / variable))
     monkeypatch.setattr(driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0"))
-    known = SimpleNamespace(unknown=lambda _config: [])
+    known = SimpleNamespace(problems=lambda _config: [])
     monkeypatch.setattr(driver, "read_upstream_keys", lambda _root: known)
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
     envs = tmp_path / "MINDSPEED_RL_HOME/configs/envs"

@@ -274,7 +274,7 @@ def train(
     settings, config = split_config(compose_config(path, overrides, checkouts["MINDSPEED_RL_HOME"]))
     process = for_processes(settings, config, checkouts)
     check_cpu_shim(process)
-    refuse(read_upstream_keys(process.mindspeed_rl_home).unknown(config))
+    refuse(read_upstream_keys(process.mindspeed_rl_home).problems(config))
     for ignored in ignored_keys(config, reference=process.reference):
         print(f"coca-mindspeed: {ignored}", flush=True)
     check_weights(config, reference=process.reference)
