@@ -142,9 +142,9 @@ def _has_type(value: Any, kind: str) -> bool:
         return kind == "bool" and isinstance(value, bool)
     if kind in ("int", "float"):
         return isinstance(value, int | float) and (kind == "float" or float(value).is_integer())
-    return isinstance(value, {"str": str, "list": Sequence, "dict": Mapping}[kind]) and (
-        kind != "list" or not isinstance(value, str)
-    )
+    if kind == "list":
+        return isinstance(value, Sequence) and not isinstance(value, str)
+    return isinstance(value, str if kind == "str" else Mapping)
 
 
 def _type(value: ast.expr | None, defaults: Mapping[str, ast.expr | None]) -> str:
