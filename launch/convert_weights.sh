@@ -4,7 +4,7 @@
 #   bash launch/convert_weights.sh hf2mcore|mcore2hf RUN [--dry-run] [--output DIR] [KEY=VALUE ...]
 #
 # hf2mcore reads model.path and writes model.megatron_path.  mcore2hf reads the newest checkpoint of the run in DIR
-# (default: runs/RUN) and writes a Hugging Face directory, DIR/hf.
+# (default: runs/RUN) and writes a Hugging Face directory, DIR/hf.  RUN may be the path of a YAML file of one's own.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
@@ -21,9 +21,10 @@ convert_weights() {
   if "$SMOKE" || "$RESUME"; then
     misuse "a conversion has neither --smoke nor --resume"
   fi
-  local direction=${WORDS[0]} run=${WORDS[1]}
+  local direction=${WORDS[0]} run output
   [[ $direction == hf2mcore || $direction == mcore2hf ]] || misuse "expected hf2mcore or mcore2hf, found $direction"
-  local output=${OUTPUT:-runs/$run}
+  find_run "${WORDS[1]}"
+  run=$RUN output=${OUTPUT:-runs/$NAME}
   local -a command
   cd "$REPOSITORY"
   find_python

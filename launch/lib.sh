@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # What every launch script does; a script itself only names its run.  docs/ascend.md is the guide.
 #
-#   launch RUN [--dry-run|--smoke] [--resume] [--output DIR] [KEY=VALUE ...]
+#   launch RUN [--dry-run|--smoke] [--resume] [--output DIR] [KEY=VALUE ...]     RUN "": the first word that was typed
 #
 # Several nodes: the same command on each, with NNODES, NODE_RANK (0 is the head) and MASTER_ADDR set.
 
@@ -24,13 +24,20 @@ misuse() {
 }
 
 usage() {
+  local run=${1:-RUN} word='' explained=''
+  if [[ -z $1 ]]; then
+    word=' RUN'
+    explained='  RUN           the path of a YAML file of your own, or a ready-made run of coca-mindspeed config list
+'
+  fi
   cat <<EOF
-usage: bash ${0} [--dry-run | --smoke] [--resume] [--output DIR] [KEY=VALUE ...]
+usage: bash ${0}$word [--dry-run | --smoke] [--resume] [--output DIR] [KEY=VALUE ...]
 
+$explained\
   --dry-run     print the plan and every command, start nothing
   --smoke       a few steps of the same configuration on the tiny model, on this machine's CPU or GPU
   --resume      go on from the newest checkpoint in DIR
-  --output DIR  where the run goes (default: runs/$1; --smoke: runs/smoke/$1-TIME)
+  --output DIR  where the run goes (default: runs/$run; --smoke: runs/smoke/$run-TIME)
   KEY=VALUE     change the configuration, e.g. method=joint data.epochs=0.5 rollout.prompts=64; of a smoke run
                 everything but its model and its data
 
@@ -75,6 +82,16 @@ parse_command_line() {
   if "$SMOKE" && "$RESUME"; then
     misuse "--smoke starts afresh; it has nothing to resume"
   fi
+}
+
+#   find_run WORD
+#
+# Sets RUN to a name, or to the absolute path of a YAML file, and NAME to what its output is called.
+find_run() {
+  RUN=$1 NAME=$(basename "$1" .yaml)
+  [[ $1 == *.yaml ]] || return 0
+  [[ -f $1 ]] || misuse "$1: no such configuration file"
+  RUN=$(cd "$(dirname "$1")" && pwd)/$NAME.yaml
 }
 
 #   read_nodes KEY
@@ -192,7 +209,7 @@ print(Machine().libgomp_of_scikit_learn() or "")')
 }
 
 smoke() {
-  local run=$1 output=${OUTPUT:-runs/smoke/$1-$(date +%Y%m%d-%H%M%S)}
+  local run=$1 output=${OUTPUT:-runs/smoke/$NAME-$(date +%Y%m%d-%H%M%S)}
   # The run's own YAML, scaled down; what is not named here is as in the run.  These make it a smoke run:
   local -a fixed=(model.path=null model.compute_dtype=float32
     data.name=arithmetic data.train=null data.evaluate=null data.grader=exact 'data.grader_options={}'
@@ -313,13 +330,19 @@ train_stages() {
 launch() {
   local run=$1
   shift
-  parse_command_line "$(usage "$run")" 0 "$@"
+  if [[ -n $run ]]; then
+    parse_command_line "$(usage "$run")" 0 "$@"
+  else
+    parse_command_line "$(usage "")" 1 "$@"
+    ((${#WORDS[@]})) || misuse "which RUN? (--help explains)"
+  fi
+  find_run "${run:-${WORDS[0]}}"
   cd "$REPOSITORY" || exit
   find_python
   if "$SMOKE"; then
-    smoke "$run"
+    smoke "$RUN"
   else
-    train_on_ascend "$run" "${OUTPUT:-runs/$run}"
+    train_on_ascend "$RUN" "${OUTPUT:-runs/$NAME}"
   fi
 }
 
@@ -355,7 +378,7 @@ train_on_ascend() {
   echo "+ coca-mindspeed doctor $run ${OVERRIDES[*]}"
   if ! "$DRY_RUN" && [[ -z ${SKIP_DOCTOR:-} ]] && ! coca doctor "$run" "${OVERRIDES[@]}" --output "$output" --only-problems; then
     fail "this machine is not ready for $run (above: what is missing and how to get it).
-Without NPUs, the same configuration runs on the tiny model:  bash ${0} --smoke"
+Without NPUs, the same configuration runs on the tiny model:  bash ${0}${WORDS[*]:+ ${WORDS[*]}} --smoke"
   fi
 
   local -a of_ray=("--resources={\"NPU\": $npus}")

@@ -28,6 +28,12 @@ find_verls_python() {
   find_python
 }
 
+require_verl() {
+  "$DRY_RUN" || "$PYTHON" -c 'import importlib.util; raise SystemExit(importlib.util.find_spec("verl") is None)' ||
+    fail "verl is not installed for $PYTHON.
+    $PYTHON -m pip install '.[verl]'     # besides torch, vLLM and the rest of verl's own guide: docs/verl.md"
+}
+
 # Hydra's own quotes, so that a path may hold anything but these.
 quoted() {
   [[ $2 != *[\'\\]* ]] || misuse "$1: a path with a quote or a backslash, which Hydra's overrides cannot hold"
@@ -71,16 +77,15 @@ launch_on_verl() {
   parse_command_line "$(usage)" 1 "$@"
   local run=${WORDS[0]:-} output=$OUTPUT
   [[ -n $run ]] || misuse "which RUN? (--help explains; configs/verl holds the ready-made ones)"
-  local file=$run name
-  name=$(basename "$run" .yaml)
-  [[ $run == *.yaml ]] || file=$REPOSITORY/configs/verl/$run.yaml
-  [[ -f $file ]] || misuse "$run: no such configuration: $file"
-  file=$(cd "$(dirname "$file")" && pwd)/$(basename "$file")
+  [[ $run == *.yaml ]] || run=$REPOSITORY/configs/verl/$run.yaml
+  find_run "$run"
+  local file=$RUN name=$NAME
   cd "$REPOSITORY" || exit
   find_verls_python
   if "$SMOKE"; then
     leave_alone actor_rollout_ref.model.path actor_rollout_ref.rollout.name data.train_files data.val_files
     : "${output:=$REPOSITORY/runs/smoke/$name-$(date +%Y%m%d-%H%M%S)}"
+    require_verl
     where_it_goes "$output"
     smoke_on_cpu "$file" "$output" "${WHERE[@]}" "${OVERRIDES[@]}"
     return
@@ -93,6 +98,7 @@ launch_on_verl() {
     "$RESUME" && fail "$output/checkpoints: no checkpoint to resume from"
   fi
   coca check "$file" "${OVERRIDES[@]}"
+  require_verl
   where_it_goes "$output" # Ray's processes have the environment that Ray was started in
   if ((NODE_RANK > 0)); then
     join_cluster # Ray finds the GPUs or NPUs by itself

@@ -12,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf, open_dict
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import InterpolationResolutionError, MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 from yaml import YAMLError
 
@@ -96,8 +96,20 @@ def compose_run(name: str, overrides: Sequence[str] = ()) -> ComposedConfig:
     file = directory / f"{stem}.yaml"
     _parse_yaml(file)
     hydra_overrides = [hydra_override(override, (directory, ours)) for override in overrides]
+    sources: tuple[Path, ...] = ()
     try:
-        values, defaults = _compose(directory, stem, hydra_overrides)
+        composed, defaults = _compose(directory, stem, hydra_overrides)
+        sources = tuple(
+            found for default in defaults for root in (directory, ours) if (found := root / f"{default}.yaml").is_file()
+        )
+        try:
+            values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+        except InterpolationResolutionError:
+            # If one of our sections holds a value of the wrong type, the error names its key, not the interpolation.
+            own = {str(key): composed[key] for key in composed if key != "mindspeed_rl"}
+            own = {k: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_config(v) else v for k, v in own.items()}
+            validate_run(own, sources or (file,), overrides)
+            raise
     except MissingMandatoryValue as error:
         key = error.full_key
         raise UsageError(f"{file}: {key}=???: needs a value; give it on the command line: {key}=...") from error
@@ -106,9 +118,6 @@ def compose_run(name: str, overrides: Sequence[str] = ()) -> ComposedConfig:
             typed = ", ".join(f"override {override!r}" for override in overrides)
             raise UsageError(f"{typed}: cannot be composed: {error}") from error
         raise ConfigError(f"{file}: cannot be composed: {error}") from error
-    sources = tuple(
-        found for default in defaults for root in (directory, ours) if (found := root / f"{default}.yaml").is_file()
-    )
     if not isinstance(values, dict):
         raise ConfigError(f"{file}: expected a mapping of keys, found {type(values).__name__}")
     return ComposedConfig(
@@ -116,8 +125,8 @@ def compose_run(name: str, overrides: Sequence[str] = ()) -> ComposedConfig:
     )
 
 
-def _compose(directory: Path, stem: str, overrides: Sequence[str]) -> tuple[Any, list[str]]:
-    """What Hydra makes of a file and overrides, and the files of its groups, without suffix, later ones winning."""
+def _compose(directory: Path, stem: str, overrides: Sequence[str]) -> tuple[DictConfig, list[str]]:
+    """Compose a file with overrides; also the files of its groups, without suffix, later ones winning."""
     search = [] if directory == config_directory() else [f"hydra.searchpath=['file://{_escaped(config_directory())}']"]
     with initialize_config_dir(str(directory), version_base="1.3"):
         composed = compose(stem, overrides=[*search, *overrides])
@@ -125,14 +134,13 @@ def _compose(directory: Path, stem: str, overrides: Sequence[str]) -> tuple[Any,
         defaults = loader.compute_defaults_list(stem, [*search, *overrides], RunMode.RUN).defaults
     _add_defaults(composed)
     _expand_home(composed)
-    values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-    return values, [default.config_path for default in defaults if default.config_path is not None]
+    return composed, [default.config_path for default in defaults if default.config_path is not None]
 
 
 def _composes(directory: Path, stem: str) -> bool:
     """Whether the file composes by itself, with or without keys that still need a value."""
     try:
-        _compose(directory, stem, ())
+        OmegaConf.to_container(_compose(directory, stem, ())[0], resolve=True, throw_on_missing=True)
     except MissingMandatoryValue:
         return True
     except (HydraException, OmegaConfBaseException, YAMLError):

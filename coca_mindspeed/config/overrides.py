@@ -26,6 +26,13 @@ REMOVED_KEYS: dict[str, tuple[Any, str]] = {
     "rollout.importance_cap": (None, _ROLLOUT_BY_VLLM),
     "rollout.vllm": ({"python": None, "dtype": "auto", "kv_cache_gib": 4.0, "eager": False}, _ROLLOUT_BY_VLLM),
 }
+#: MindSpeed-RL's keys of the parallel layout by the names that people type.
+_LAYOUT_KEYS = {
+    "tp": "mindspeed_rl.actor_config.tensor_model_parallel_size",
+    "pp": "mindspeed_rl.actor_config.pipeline_model_parallel_size",
+    "cp": "mindspeed_rl.actor_config.context_parallel_size",
+    "rollout_tp": "mindspeed_rl.generate_config.infer_tensor_parallel_size",
+}
 _QUOTED = re.compile(r"""\s*(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")\s*""", re.DOTALL)
 _KEY = re.compile(r"(?P<prefix>\+\+|\+|~|)(?P<key>[^=]*)(?P<equals>=?)(?P<value>.*)", re.DOTALL)
 
@@ -75,6 +82,9 @@ def unknown_key(section: str, name: str) -> str:
     """
     if (removed := REMOVED_KEYS.get(f"{section}.{name}")) is not None:
         return f"unknown key since it was removed: {removed[1]}"
+    layout = (key for short, key in _LAYOUT_KEYS.items() if name.lower() in (short, key.rpartition(".")[2]))
+    if not section and (key := next(layout, None)) is not None:
+        return f"unknown key, did you mean {key!r}?"
     known = known_keys(section)
     return f"unknown key{nearest(name, known)}; known: {', '.join(known)}"
 

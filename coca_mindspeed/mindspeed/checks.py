@@ -25,7 +25,7 @@ from coca_mindspeed.mindspeed.hook_checks import needs_reference
 from coca_mindspeed.mindspeed.memory_estimate import MemoryEstimate, estimate_memory
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
 from coca_mindspeed.mindspeed.start.driver import split_config
-from coca_mindspeed.mindspeed.upstream_keys import checkout_keys
+from coca_mindspeed.mindspeed.upstream_keys import known_keys
 
 _SHOWN = 3  # nearest values that a message names
 _SIZES = ("npus", "tp", "pp", "cp", "rollout_tp", "rollout_pp", "micro_batch", "mini_batch", "prompts", "group")
@@ -309,9 +309,8 @@ def _hooks(run: RunConfig, values: dict[str, Any]) -> Iterator[Problem]:
 
 
 def _upstream_keys(run: RunConfig) -> Iterator[Problem]:
-    if (keys := checkout_keys()) is not None:
-        for problem in keys.unknown(run.mindspeed_rl):
-            yield problem._replace(key=f"mindspeed_rl.{problem.key}")
+    for problem in known_keys().problems(run.mindspeed_rl):
+        yield problem._replace(key=f"mindspeed_rl.{problem.key}")
 
 
 # Candidates for the nearest value that works, by field; one value: the only one that is allowed.

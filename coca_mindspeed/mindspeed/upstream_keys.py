@@ -1,11 +1,15 @@
-"""Keys of MindSpeed-RL, read from the sources of its config classes without importing them.
+"""Keys of MindSpeed-RL and their types, read from the sources of its config classes without importing them.
 
-MindSpeed-RL refuses unknown keys only inside Ray, when the cluster is already up.
+MindSpeed-RL refuses unknown keys only inside Ray, when the cluster is already up. ``upstream_keys.json`` lists names
+and types for both releases; ``python -m coca_mindspeed.mindspeed.upstream_keys 2.3.0=CHECKOUT master=CHECKOUT`` writes
+it.
 """
 
 import ast
+import json
 import os
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,26 +31,43 @@ _CLASSES = {
 }
 #: Keys whose values are mappings that MindSpeed-RL checks too, against its own default.
 _NESTED = ("rl_config.actor_resource", "generate_config.sampling_config")
+_SHIPPED = Path(__file__).with_suffix(".json")
+_LENIENT = ("profile_ranks",)  # "all" or a list
+_ANY = "any"
+_EXPECTED = {
+    "bool": "must be true or false",
+    "int": "must be a whole number",
+    "float": "must be a number",
+    "str": "must be text",
+    "list": "must be a list",
+    "dict": "must be a mapping",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class UpstreamKeys:
-    """Keys by section; nested sections have dotted names."""
+    """Keys with the types of their defaults, by section; nested sections have dotted names."""
 
-    root: Path
-    sections: Mapping[str, frozenset[str]]
+    origin: str
+    sections: Mapping[str, Mapping[str, str]]
 
-    def unknown(self, values: Mapping[str, Any]) -> list[Problem]:
-        """A problem for each key that MindSpeed-RL would refuse."""
-        reason = f"must be a key of the MindSpeed-RL at {self.root}"
-        return [
-            Problem("unknown-key", f"{section}.{key}", value, f"{reason}{nearest(name, known)}")
-            for section, content, known in self._content(values)
-            for key, value in content.items()
-            if (name := str(key).replace("-", "_")) not in known
-        ]
+    def problems(self, values: Mapping[str, Any]) -> list[Problem]:
+        """A problem for each key that MindSpeed-RL would refuse, and for each value of another type than its default's.
 
-    def _content(self, values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], frozenset[str]]]:
+        ``null`` and the keys whose default is ``null`` have any type.
+        """
+        problems = []
+        for section, content, known in self._content(values):
+            for key, value in content.items():
+                name = str(key).replace("-", "_")
+                if name not in known:
+                    expected = f"must be a key of {self.origin}{nearest(name, known)}"
+                    problems.append(Problem("unknown-key", f"{section}.{key}", value, expected))
+                elif not _has_type(value, known[name]):
+                    problems.append(Problem("wrong-type", f"{section}.{key}", value, _EXPECTED[known[name]]))
+        return problems
+
+    def _content(self, values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, str]]]:
         models = set()
         for section, known in self.sections.items():
             content: Any = values
@@ -68,26 +89,81 @@ def read_upstream_keys(root: Path) -> UpstreamKeys:
     Raises:
         ConfigError: there is no config class where it should be.
     """
-    sections: dict[str, frozenset[str]] = {}
+    sections: dict[str, dict[str, str]] = {}
     for section, (module, name) in _CLASSES.items():
         path = root / "mindspeed_rl" / "config_cls" / f"{module}.py"
         defaults = _defaults(path, name)
-        known = frozenset(defaults)
-        sections[section] = known | {"model"} if module == "megatron_config" else known
+        known = {key: _ANY if key in _LENIENT else _type(value, defaults) for key, value in defaults.items()}
+        sections[section] = {**known, "model": _ANY} if module == "megatron_config" else known
         for nested in _NESTED:
             if nested.startswith(f"{section}."):
-                sections[nested] = _literal_keys(defaults.get(nested.removeprefix(f"{section}.")), path, nested)
-    return UpstreamKeys(root, sections)
+                sections[nested] = _literal_types(defaults.get(nested.removeprefix(f"{section}.")), path, nested)
+    return UpstreamKeys(f"the MindSpeed-RL at {root}", sections)
 
 
-def checkout_keys(environment: Mapping[str, str] = os.environ) -> UpstreamKeys | None:
-    """The keys of the MindSpeed-RL named by ``MINDSPEED_RL_HOME``, or None if it is not set.
+def known_keys(environment: Mapping[str, str] = os.environ) -> UpstreamKeys:
+    """The keys of the MindSpeed-RL named by ``MINDSPEED_RL_HOME``; if it is not set, those of both releases.
 
     Raises:
         ConfigError: it is not a MindSpeed-RL.
     """
     value = environment.get("MINDSPEED_RL_HOME", "")
-    return read_upstream_keys(Path(value)) if value else None
+    return read_upstream_keys(Path(value)) if value else shipped_keys()
+
+
+def shipped_keys() -> UpstreamKeys:
+    """The shipped keys of both releases together; a key whose releases differ in its type has any type."""
+    releases: dict[str, dict[str, dict[str, str]]] = json.loads(_SHIPPED.read_text(encoding="utf-8"))
+    sections: dict[str, dict[str, str]] = {}
+    for release in releases.values():
+        for section in (*_CLASSES, *_NESTED):
+            merged = sections.setdefault(section, {})
+            for key, kind in release[_list_of(section)].items():
+                merged[key] = kind if merged.get(key, kind) == kind else _ANY
+    return UpstreamKeys(f"MindSpeed-RL {' or '.join(releases)}", sections)
+
+
+def shipped_text(checkouts: Mapping[str, Path]) -> str:
+    """The text of the shipped list, from a checkout of each release."""
+    keys = {release: read_upstream_keys(root).sections for release, root in checkouts.items()}
+    lists = {release: {_list_of(name): sections[name] for name in sections} for release, sections in keys.items()}
+    return json.dumps(lists, indent=1, sort_keys=True) + "\n"
+
+
+def _list_of(section: str) -> str:
+    """The class of a section, whose keys are listed once, or the name of a nested section."""
+    return _CLASSES[section][1] if section in _CLASSES else section
+
+
+def _has_type(value: Any, kind: str) -> bool:
+    if value is None or kind == _ANY:
+        return True
+    if kind == "bool" or isinstance(value, bool):
+        return kind == "bool" and isinstance(value, bool)
+    if kind in ("int", "float"):
+        return isinstance(value, int | float) and (kind == "float" or float(value).is_integer())
+    if kind == "list":
+        return isinstance(value, Sequence) and not isinstance(value, str)
+    return isinstance(value, str if kind == "str" else Mapping)
+
+
+def _type(value: ast.expr | None, defaults: Mapping[str, ast.expr | None]) -> str:
+    """The type of a default; a reference to another attribute has that one's."""
+    match value:
+        case ast.Attribute(attr=name) if name in defaults:
+            return _type(defaults[name], {})
+        case ast.Call(func=ast.Attribute(attr="get"), args=[_, default]):  # config_dict.get(KEY, DEFAULT)
+            return _type(default, {})
+        case ast.BinOp(left=left):
+            return _type(left, {})
+        case ast.Dict():
+            return "dict"
+        case ast.List():
+            return "list"
+        case ast.Constant(value=bool() | int() | float() | str() as constant):
+            return type(constant).__name__
+        case _:
+            return _ANY
 
 
 def _defaults(path: Path, name: str) -> dict[str, ast.expr | None]:
@@ -120,10 +196,11 @@ def _is_update(call: ast.expr) -> bool:
     return isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "update"
 
 
-def _literal_keys(value: ast.expr | None, path: Path, name: str) -> frozenset[str]:
+def _literal_types(value: ast.expr | None, path: Path, name: str) -> dict[str, str]:
     if not isinstance(value, ast.Dict):
         raise ConfigError(f"MINDSPEED_RL_HOME: expected {name}'s default in {path} to be a mapping, found none")
-    return frozenset(str(key.value) for key in value.keys if isinstance(key, ast.Constant))
+    items = zip(value.keys, value.values, strict=True)
+    return {str(key.value): _type(default, {}) for key, default in items if isinstance(key, ast.Constant)}
 
 
 _ADVANTAGES = "advantages are CoCA's, of both segments"
@@ -155,3 +232,8 @@ def ignored_keys(config: Mapping[str, Any], *, reference: bool) -> Iterator[Prob
     for key, reason in reasons.items():
         if key in rl:
             yield Problem("ignored-key", f"rl_config.{key}", rl[key], f"has no effect: {reason}")
+
+
+if __name__ == "__main__":
+    named = (argument.partition("=") for argument in sys.argv[1:])
+    _SHIPPED.write_text(shipped_text({release: Path(root) for release, _, root in named}), encoding="utf-8")

@@ -8,7 +8,7 @@ import yaml
 from coca_mindspeed.config.compose import compose_run, config_directory, ready_made_runs
 from coca_mindspeed.config.reference import reference_markdown, section_table
 from coca_mindspeed.config.schema import RunConfig
-from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 from coca_mindspeed.verl.settings import VerlSettings
 
@@ -82,6 +82,35 @@ def test_local_needs_a_model_and_data():
 def test_mistakes_on_the_command_line(override, message):
     with pytest.raises(ConfigError, match=message):
         compose_run("demo", [override])
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [("rollout.prompts=abc", "rollout.prompts"), ("hardware.nodes=abc", "hardware.nodes"), ("seed=abc", "seed")],
+)
+def test_a_wrong_type_is_reported_on_its_key_and_not_on_an_interpolation(override, key):
+    """MindSpeed-RL's max_num_seqs, num_npus and seed are computed from these."""
+    with pytest.raises(UsageError) as caught:
+        compose_run("qwen25_7b_910b", [override])
+    assert [(problem.code, problem.key, problem.value) for problem in caught.value.problems] == [
+        ("int_type", key, "abc")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("tp=4", "actor_config.tensor_model_parallel_size"),
+        ("PP=2", "actor_config.pipeline_model_parallel_size"),
+        ("rollout_tp=2", "generate_config.infer_tensor_parallel_size"),
+        ("tensor_model_parallel_size=4", "actor_config.tensor_model_parallel_size"),
+    ],
+)
+def test_the_long_key_of_the_layout_is_suggested(override, key):
+    with pytest.raises(UsageError) as caught:
+        compose_run("qwen25_7b_910b", [override])
+    (problem,) = caught.value.problems
+    assert f"'mindspeed_rl.{key}'" in problem.expected
 
 
 def test_mistakes_in_a_file_name_the_file(tmp_path):

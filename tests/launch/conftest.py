@@ -23,6 +23,7 @@ case "$*" in
     until [[ -f "{tmp_path}/ray" ]]; do sleep 0.1; done ;;
   *mindspeed.start.driver*) echo "$RAY_ADDRESS ${{@: -1}}" >> "{tmp_path}/driver"
     [[ ${{DRIVER_SLEEPS:-}} ]] && sleep 60; exit "${{DRIVER_EXIT:-0}}" ;;
+  *'find_spec("verl")'*) ;;
   *) exec "{sys.executable}" "$@" ;;
 esac
 """

@@ -21,7 +21,9 @@ from tests.launch.scripts_for_tests import call, ended, until
 from tests.mindspeed.test_doctor import checkpoint, write
 
 ROOT = Path(__file__).parents[2]
-SCRIPTS = sorted(path for path in (ROOT / "launch").glob("*.sh") if path.stem not in ("lib", "convert_weights", "verl"))
+OTHERS = ("lib", "convert_weights", "run", "verl")
+SCRIPTS = sorted(path for path in (ROOT / "launch").glob("*.sh") if path.stem not in OTHERS)
+RUN = ROOT / "launch" / "run.sh"
 SEVEN = ROOT / "launch" / "qwen25_7b_910b.sh"
 CONVERT = ROOT / "launch" / "convert_weights.sh"
 
@@ -79,6 +81,57 @@ def test_smoke_trains_the_same_configuration_on_the_tiny_model(script, tmp_path)
         assert main(shown[2:]) == 0
     assert (tmp_path / "run" / "model" / "config.json").is_file()
     assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+@pytest.fixture
+def own_yaml(tmp_path):
+    """A YAML file of a user's own, called from another directory than the repository."""
+    write(tmp_path / "mine" / "longer.yaml", "defaults: [qwen25_3b_910b, _self_]\nrollout: {max_new_tokens: 6144}\n")
+
+    def run(script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = ["bash", str(script), *arguments]
+        environment = {**os.environ, "PYTHON": sys.executable}
+        return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=tmp_path, check=False)
+
+    return run
+
+
+def test_a_yaml_of_ones_own_is_launched(own_yaml, tmp_path):
+    shown = own_yaml(RUN, "--dry-run", "mine/longer.yaml", "rollout.prompts=64")
+    assert shown.returncode == 0, shown.stderr
+    doctor, ray, _, _, check, driver = commands(shown.stdout)
+    file = tmp_path / "mine/longer.yaml"
+    assert f"doctor {file} rollout.prompts=64" in doctor
+    assert "8\\}" in ray
+    assert f"check {file} rollout.prompts=64 --output runs/longer " in check
+    assert driver.endswith(" runs/longer/stage0/mindspeed_rl.yaml")
+    assert "2048 + 6144" in shown.stdout
+
+
+def test_a_yaml_of_ones_own_has_a_smoke_run(own_yaml, tmp_path):
+    options = ["--output", "run", "logging.tensorboard=false", "trainer.device=cpu"]
+    ran = own_yaml(RUN, "mine/longer.yaml", "--smoke", *options)
+    assert ran.returncode == 0, ran.stderr
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+    shown = own_yaml(RUN, "mine/longer.yaml", "--smoke", "--dry-run")
+    assert f"train {tmp_path}/mine/longer.yaml " in shown.stdout
+    assert " --output runs/smoke/longer-2" in shown.stdout
+
+
+def test_weights_of_a_yaml_of_ones_own_are_converted(own_yaml):
+    shown = own_yaml(CONVERT, "mcore2hf", "mine/longer.yaml", "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    assert "--output runs/longer" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [("", "RUN"), ("mine/other.yaml", "mine/other.yaml"), ("mine/longer.yaml x", "found x"), ("qwen", "qwen")],
+)
+def test_run_refuses_unknown_files(own_yaml, arguments, named):
+    refused = own_yaml(RUN, *arguments.split(), "--dry-run")
+    assert refused.returncode == 2
+    assert named in refused.stderr
 
 
 TWO_NODES = {"NNODES": "2", "MASTER_ADDR": "10.0.0.1"}
@@ -180,7 +233,7 @@ def test_a_signal_stops_everything_that_was_started(stand_in, where, sent):
         assert (folder / "ray").read_text().splitlines()[-1] == "stopped"
 
 
-@pytest.mark.parametrize("name", ["qwen25_7b_910b", "verl", "convert_weights"])
+@pytest.mark.parametrize("name", ["qwen25_7b_910b", "run", "verl", "convert_weights"])
 def test_help_is_printed_whatever_else_is_typed_before_it(name):
     shown = call(ROOT / "launch" / f"{name}.sh", "--resume", "a.b=1", "--help", PYTHON="/nowhere/python")
     assert shown.returncode == 0
@@ -427,10 +480,17 @@ def test_conversion_shows_its_commands(arguments, tp, pp):
         (2, "hf2mcore", {}),
         (2, "hf2mcore qwen25_3b_910b --smoke", {}),
         (2, "hf2mcore a b", {}),
-        (1, "hf2mcore qwen25_3b_910b", {"MINDSPEED_RL_HOME": ""}),
     ],
 )
-def test_conversion_refuses_unknown_words_and_missing_checkouts(code, arguments, environment):
+def test_conversion_refuses_unknown_words(code, arguments, environment):
     refused = call(CONVERT, *arguments.split(), **environment)
     assert refused.returncode == code
     assert refused.stderr
+
+
+def test_conversion_names_all_missing_checkouts_and_how_to_get_them():
+    refused = call(CONVERT, "hf2mcore", "qwen25_3b_910b", **dict.fromkeys(HOMES, ""))
+    assert refused.returncode == 1
+    assert all(variable in refused.stderr for variable in HOMES)
+    assert refused.stderr.count("git clone ") == len(HOMES)
+    assert "docs/ascend.md" in refused.stderr

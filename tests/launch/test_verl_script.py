@@ -1,8 +1,10 @@
 """launch/verl.sh without verl: its plan, its commands, and what it refuses."""
 
+import importlib.util
 import os
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -98,11 +100,20 @@ def test_a_signal_while_nodes_are_waited_for_is_acted_upon_at_once(stand_in):
     assert (folder / "ray").read_text().splitlines()[-1] == "stopped"
 
 
+@pytest.mark.parametrize("options", [[], ["--smoke"]])
+@pytest.mark.skipif(importlib.util.find_spec("verl") is not None, reason="verl is installed")
+def test_without_verl_its_install_command_and_guide_are_named(options, tmp_path):
+    refused = call(SCRIPT, "coca_qwen25_7b", *options, "--output", str(tmp_path / "run"))
+    assert refused.returncode == 1
+    assert all(text in refused.stderr for text in ("pip install '.[verl]'", "docs/verl.md", sys.executable))
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ((), "which RUN?"),
-        (("nope",), "nope: no such configuration"),
+        (("nope",), "configs/verl/nope.yaml"),
         (("coca_qwen25_7b", "again"), "expected KEY=VALUE, found again"),
         (("coca_qwen25_7b", "--fast"), "unknown option --fast"),
         (("coca_qwen25_7b", "--smoke", "--resume"), "nothing to resume"),

@@ -16,6 +16,7 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed import doctor
 from coca_mindspeed.mindspeed.machine import Machine, git_commit, megatron_version
 from coca_mindspeed.mindspeed.start.releases import CONVERTER, STACKS, UNPINNED, is_version
+from coca_mindspeed.mindspeed.upstream_keys import shipped_keys
 from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout, newest_iteration
 from coca_mindspeed.upstream.manifest import ManifestError
 
@@ -151,7 +152,7 @@ def test_good_machine(good):
 )
 def test_environment(good, monkeypatch, changes, code, key):
     machine, run = good
-    monkeypatch.setattr("coca_mindspeed.mindspeed.checks.checkout_keys", lambda: None)
+    monkeypatch.setattr("coca_mindspeed.mindspeed.checks.known_keys", shipped_keys)
     found = examine(replace(machine, environment={**machine.environment, **changes}), run)
     assert [(problem.code, problem.key) for problem in found.values()] == [(code, key)]
     assert found[key].fix

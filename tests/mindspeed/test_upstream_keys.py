@@ -1,12 +1,18 @@
-"""Key names of a MindSpeed-RL, read from made-up config classes that have the real ones' form."""
+"""Keys of a MindSpeed-RL, read from made-up config classes that have the real ones' form; and the shipped list."""
+
+import os
+from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
 from coca_mindspeed.cli import main
+from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.mindspeed.upstream_keys import checkout_keys, read_upstream_keys
+from coca_mindspeed.mindspeed import upstream_keys
+from coca_mindspeed.mindspeed.upstream_keys import known_keys, read_upstream_keys, shipped_keys, shipped_text
 from tests.mindspeed.test_doctor import write
+from tests.mindspeed.test_patch_export import CHECKOUTS
 
 _FORM = """raise SystemExit("is never imported")
 class BaseConfig: ...
@@ -33,22 +39,22 @@ def checkout(root):
 
 def test_what_is_known_is_taken(tmp_path):
     keys = read_upstream_keys(checkout(tmp_path))
-    assert keys.sections["rl_config"] == {"use_dynamic_bsz", "actor_resource", "a", "b"}
+    assert keys.sections["rl_config"] == {"use_dynamic_bsz": "bool", "actor_resource": "dict", "a": "int", "b": "int"}
     values = {
         "model": {"tiny": {"num-layers": 2}, "another": {"is_never_read": 1}},
         "megatron_training": {"model": "tiny", "lr": 1.0},
         "rl_config": {"use_dynamic_bsz": True, "actor_resource": {"num_npus": 8}},
         "generate_config": {"sampling_config": {"top_k": -1}},
-        "profiler_config": {"integrated": {"stage": "all"}},
+        "profiler_config": {"integrated": {"stage": 2}},
         "coca": {"ours": 1},
     }
-    assert keys.unknown(values) == []
-    assert keys.unknown(OmegaConf.create(values)) == []
+    assert keys.problems(values) == []
+    assert keys.problems(OmegaConf.create(values)) == []
 
 
 def test_what_is_not_is_named_with_the_nearest(tmp_path):
     keys = read_upstream_keys(checkout(tmp_path))
-    found = keys.unknown(
+    found = keys.problems(
         {
             "model": {"tiny": {"num_layer": 2}},
             "actor_config": {"model": "tiny", "made_of_the_others": 1},
@@ -70,10 +76,9 @@ def test_what_is_not_is_named_with_the_nearest(tmp_path):
     assert "'use_dynamic_bsz'" in found[1].expected
 
 
-def test_a_folder_that_is_no_mindspeed_rl(tmp_path):
-    assert checkout_keys({}) is None
+def test_a_folder_that_is_no_mindspeed_rl(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"MINDSPEED_RL_HOME: expected .* MegatronConfig in .*megatron_config.py"):
-        checkout_keys({"MINDSPEED_RL_HOME": str(tmp_path)})
+        known_keys({"MINDSPEED_RL_HOME": str(tmp_path)})
     write(checkout(tmp_path) / "mindspeed_rl/config_cls/rl_config.py", "class RLConfig:\n    x = 1\n")
     with pytest.raises(ConfigError, match=r"class RLConfig with an __init__ in .*rl_config.py, found none"):
         read_upstream_keys(tmp_path)
@@ -82,10 +87,45 @@ def test_a_folder_that_is_no_mindspeed_rl(tmp_path):
 def test_check_tells_unknown_keys_with_everything_else(tmp_path, monkeypatch, capsys):
     overrides = ["rollout.prompts=127", "mindspeed_rl.rl_config.use_dynamic_bs=true"]
     monkeypatch.delenv("MINDSPEED_RL_HOME", raising=False)
-    assert main(["check", "qwen25_7b_910b", overrides[1], "--quiet"]) == 0
+    assert main(["check", "qwen25_7b_910b", overrides[1], "--quiet"]) == 1
+    assert "'use_dynamic_bsz'" in capsys.readouterr().err
     monkeypatch.setenv("MINDSPEED_RL_HOME", str(checkout(tmp_path)))
     assert main(["check", "qwen25_7b_910b", *overrides, "--quiet"]) == 1
     told = capsys.readouterr().err
     assert "rollout.prompts=127" in told
     assert "mindspeed_rl.rl_config.use_dynamic_bs=true" in told
     assert told.endswith(" problems\n")
+
+
+@pytest.mark.parametrize(
+    ("setting", "code"),
+    [
+        ("rl_config.use_dynamic_bs=true", "unknown-key"),
+        ("generate_config.sampling_config.n=2", "unknown-key"),
+        ("rl_config.use_tensorboard=maybe", "wrong-type"),
+        ("rl_config.use_tensorboard=1", "wrong-type"),
+        ("rl_config.verifier_timeout=1.5", "wrong-type"),
+        ("rl_config.kl_target=abc", "wrong-type"),
+        ("rl_config.kl_ctrl_type=1", "wrong-type"),
+        ("megatron_training.dataset_additional_keys=coca_record", "wrong-type"),
+        ("rl_config.verifier_timeout=60.0", None),
+        ("rl_config.kl_target=50", None),
+        ("rl_config.kl_target=null", None),
+        ("actor_config.lora_r=4", None),  # of master only
+        ("actor_config.variable_seq_length=true", None),  # of 2.3.0 only
+        ("profiler_config.integrated.profile_ranks=[0]", None),
+        ("profiler_config.integrated.profile_ranks=all", None),
+    ],
+)
+def test_keys_are_checked_without_a_checkout(setting: str, code: str | None) -> None:
+    run = compose_run("qwen25_7b_910b", [f"mindspeed_rl.{setting}"]).run
+    found = [(problem.code, problem.key) for problem in shipped_keys().problems(run.mindspeed_rl)]
+    assert found == ([] if code is None else [(code, setting.partition("=")[0])])
+
+
+def test_the_shipped_list_is_that_of_the_sources() -> None:
+    homes = {release: os.environ.get(variable) for release, variable in CHECKOUTS.items()}
+    if not all(homes.values()):
+        pytest.skip(f"needs checkouts: {' and '.join(CHECKOUTS.values())} (docs/port.md)")
+    shipped = Path(upstream_keys.__file__).with_suffix(".json").read_text()
+    assert shipped_text({release: Path(str(home)) for release, home in homes.items()}) == shipped

@@ -39,6 +39,12 @@ HOMES = {
     "MINDSPEED_HOME": "mindspeed",
     "MINDSPEED_LLM_HOME": "mindspeed_llm",
 }
+_CLONES = {  # docs/ascend.md names the commits
+    "MINDSPEED_RL_HOME": "-b 2.3.0 https://gitcode.com/Ascend/MindSpeed-RL.git",
+    "MEGATRON_HOME": "-b core_v0.12.1 https://github.com/NVIDIA/Megatron-LM.git",
+    "MINDSPEED_HOME": "https://gitcode.com/Ascend/MindSpeed.git",
+    "MINDSPEED_LLM_HOME": "-b 2.3.0 https://gitcode.com/Ascend/MindSpeed-LLM.git",
+}
 _HOST_CPUS = 64  # MindSpeed-RL reserves tens of CPUs by number; without an NPU they need not exist
 _WORKER_SETUP = "coca_mindspeed.mindspeed.start.process.setup_worker"
 
@@ -47,22 +53,19 @@ def homes(environment: Mapping[str, str]) -> dict[str, Path]:
     """The checkouts that the environment names.
 
     Raises:
-        MissingDependencyError: a variable is not set, or its folder is not a checkout of that project.
+        MissingDependencyError: variables are not set, or their folders are not checkouts of those projects.
     """
-    found = {}
-    for variable, package in HOMES.items():
-        value = environment.get(variable, "")
-        if not value:
-            raise MissingDependencyError(
-                f"{variable} is not set; set it to the checkout that holds {package}/ (docs/port.md)"
-            )
-        path = Path(value).resolve()
-        if not (path / package).is_dir():
-            raise MissingDependencyError(
-                f"{variable}={value}: expected a checkout with a folder {package}/, found none"
-            )
-        found[variable] = path
-    return found
+    paths = {variable: environment.get(variable, "") for variable in HOMES}
+    missing = [
+        f"{variable}{f'={path}' * bool(path)}: expected a checkout with a folder {HOMES[variable]}/, found none\n"
+        f"    git clone {_CLONES[variable]}"
+        for variable, path in paths.items()
+        if not path or not (Path(path) / HOMES[variable]).is_dir()
+    ]
+    if missing:
+        guide = "The guide is docs/ascend.md, 1. Software."
+        raise MissingDependencyError("\n".join([*missing, guide]))
+    return {variable: Path(path).resolve() for variable, path in paths.items()}
 
 
 def compose_config(path: Path, overrides: Sequence[str], mindspeed_rl_home: Path) -> DictConfig:
@@ -271,7 +274,7 @@ def train(
     settings, config = split_config(compose_config(path, overrides, checkouts["MINDSPEED_RL_HOME"]))
     process = for_processes(settings, config, checkouts)
     check_cpu_shim(process)
-    refuse(read_upstream_keys(process.mindspeed_rl_home).unknown(config))
+    refuse(read_upstream_keys(process.mindspeed_rl_home).problems(config))
     for ignored in ignored_keys(config, reference=process.reference):
         print(f"coca-mindspeed: {ignored}", flush=True)
     check_weights(config, reference=process.reference)
