@@ -11,7 +11,7 @@ from pathlib import Path
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.cli.options import at_least, json_object, place
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
-from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
+from coca_mindspeed.evaluation.adapters import read_lm_eval, read_responses, read_rollouts
 from coca_mindspeed.evaluation.metrics import specs
 from coca_mindspeed.evaluation.metrics.curves import risk_table, suggested_threshold
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
@@ -32,6 +32,7 @@ _OPTIONS_OF = {
     "predictions": (),
     "rollouts": ("position", "decimals"),
     "opencompass": ("position", "decimals", "tokenizer"),
+    "lm_eval": ("position", "decimals", "tokenizer"),
     "responses": ("position", "decimals", "tokenizer", "gold", "grader", "grader_options"),
 }
 
@@ -44,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=tuple(_OPTIONS_OF),
         default="predictions",
-        help="predictions: our JSON Lines; opencompass: a run's time-stamped folder; rollouts: a dump of a training; "
+        help="predictions: our JSON Lines; opencompass: a run's time-stamped folder; lm_eval: samples_*.jsonl of "
+        "lm-evaluation-harness; rollouts: a dump of a training; "
         "responses: lines of id and response, graded against --gold (default: %(default)s)",
     )
     option("--gold", type=Path, help="records to grade responses by")
@@ -163,6 +165,8 @@ def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
     tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     if arguments.format == "opencompass":
         return read_opencompass(path, parser=parser, tokenizer=tokenizer)
+    if arguments.format == "lm_eval":
+        return read_lm_eval(path, parser=parser, tokenizer=tokenizer)
     grader = build_grader(arguments.grader or "auto", arguments.grader_options)
     try:
         return read_responses(path, arguments.gold, grader, parser=parser, tokenizer=tokenizer)
