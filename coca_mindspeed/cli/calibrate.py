@@ -1,7 +1,6 @@
 """``coca-mindspeed calibrate``: recalibrate confidences from labelled predictions, and certify an error."""
 
 import argparse
-import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import yaml
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli.options import at_least, json_object, number, place, within
@@ -20,6 +18,7 @@ from coca_mindspeed.evaluation.intervals.estimates import Estimates, paired_inte
 from coca_mindspeed.evaluation.metrics.binning import Floats
 from coca_mindspeed.evaluation.metrics.specs import METRIC_SPECS, show
 from coca_mindspeed.evaluation.predictions import Outcomes, Prediction, outcomes, read_predictions, write_predictions
+from coca_mindspeed.serving.config import as_tier_name, bands_from, tiers_yaml
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import write_json
 from coca_mindspeed.utils.markdown import markdown_table, print_markdown
@@ -92,6 +91,8 @@ def run(arguments: argparse.Namespace) -> int:
         folds = {"folds": arguments.folds, "seed": arguments.seed}
         after = maps.cross_fitted(stated, correct, domains, questions, identity, **folds, **options)
         text += _before_and_after(stated, after, correct, questions) + "\n"
+        if certificate is None or certificate.threshold is None:
+            certified += _suggested(after, correct, arguments.output, identity.model)
     except DataError as error:
         if len(set(questions)) < arguments.folds:
             raise
@@ -105,8 +106,21 @@ def _certified(certificate: Certificate, path: Path, model: str) -> str:
     """The certificate in words, and the tier of a serving configuration that uses it."""
     if certificate.threshold is None:
         return f"{certificate.sentence()}\n"
-    tier = {"name": re.sub(r"[^A-Za-z0-9._-]", "-", model), "backend": "BACKEND", "certificate": str(path)}
-    return f"{certificate.sentence()}\n\n{yaml.safe_dump({'tiers': [tier]}, sort_keys=False)}\n"
+    return f"{certificate.sentence()}\n\n{_tier(model, certificate=str(path))}\n"
+
+
+def _suggested(after: Floats, correct: npt.NDArray[np.bool_], path: Path, model: str) -> str:
+    """The tier that answers where an answer is more likely right than wrong, by the map."""
+    accepted = after >= 0.5
+    error = f", {1 - correct[accepted].mean():.1%} of them wrong" if accepted.any() else ""
+    return (
+        f"suggested: answer from recalibrated confidence 0.5 on, as {accepted.mean():.1%} of the valid labels "
+        f"do{error}\n\n{_tier(model, calibration=str(path), **bands_from(0.5))}\n"
+    )
+
+
+def _tier(model: str, **keys: object) -> str:
+    return f"```yaml\n{tiers_yaml({as_tier_name(model): keys})}```\n"
 
 
 def _check_one_per_question(predictions: list[Prediction]) -> None:

@@ -11,9 +11,9 @@ from pathlib import Path
 from coca_mindspeed.algorithm.parsing import ResponseParser
 from coca_mindspeed.cli.options import at_least, json_object, place
 from coca_mindspeed.errors import ConfigError, DataError, UsageError
-from coca_mindspeed.evaluation.adapters import read_responses, read_rollouts
+from coca_mindspeed.evaluation.adapters import read_lm_eval, read_responses, read_rollouts
 from coca_mindspeed.evaluation.metrics import specs
-from coca_mindspeed.evaluation.metrics.binning import risk_table
+from coca_mindspeed.evaluation.metrics.binning import risk_table, suggested_threshold
 from coca_mindspeed.evaluation.metrics.weighted import MetricOptions
 from coca_mindspeed.evaluation.opencompass.output import read_opencompass
 from coca_mindspeed.evaluation.predictions import Prediction, outcomes, write_predictions
@@ -22,6 +22,7 @@ from coca_mindspeed.evaluation.reports.tables import risk_tables, transfer_table
 from coca_mindspeed.evaluation.runs import Run, file_label, prediction_files, read_named, split_runs, unique_labels
 from coca_mindspeed.evaluation.tokens import TokenCounter
 from coca_mindspeed.grading.registry import GRADER_NAMES, build_grader
+from coca_mindspeed.serving.config import as_tier_name, bands_from, tiers_yaml
 from coca_mindspeed.utils.console import one_line, print_text
 from coca_mindspeed.utils.files import write_atomically, write_json
 from coca_mindspeed.utils.markdown import markdown_table, print_markdown
@@ -31,6 +32,7 @@ _OPTIONS_OF = {
     "predictions": (),
     "rollouts": ("position", "decimals"),
     "opencompass": ("position", "decimals", "tokenizer"),
+    "lm_eval": ("position", "decimals", "tokenizer"),
     "responses": ("position", "decimals", "tokenizer", "gold", "grader", "grader_options"),
 }
 
@@ -43,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--format",
         choices=tuple(_OPTIONS_OF),
         default="predictions",
-        help="predictions: our JSON Lines; opencompass: a run's time-stamped folder; rollouts: a dump of a training; "
+        help="predictions: our JSON Lines; opencompass: a run's time-stamped folder; lm_eval: samples_*.jsonl of "
+        "lm-evaluation-harness; rollouts: a dump of a training; "
         "responses: lines of id and response, graded against --gold (default: %(default)s)",
     )
     option("--gold", type=Path, help="records to grade responses by")
@@ -85,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         text += f"\nDifference to {name}, paired by question:\n\n{compared}"
     for table in (*risk_tables(board), *transfer_tables(board)):
         text += f"\n{table.heading}: {table.meaning}.\n\n{table.markdown()}"
+    text += _suggested(runs)
     write_predictions(arguments.output / "predictions.jsonl", predictions)
     write_json(arguments.output / "metrics.json", _json(board, arguments, differences))
     write_atomically(arguments.output / "metrics.md", text)
@@ -161,6 +165,8 @@ def _read(path: Path, arguments: argparse.Namespace) -> list[Prediction]:
     tokenizer = None if arguments.tokenizer is None else TokenCounter(arguments.tokenizer)
     if arguments.format == "opencompass":
         return read_opencompass(path, parser=parser, tokenizer=tokenizer)
+    if arguments.format == "lm_eval":
+        return read_lm_eval(path, parser=parser, tokenizer=tokenizer)
     grader = build_grader(arguments.grader or "auto", arguments.grader_options)
     try:
         return read_responses(path, arguments.gold, grader, parser=parser, tokenizer=tokenizer)
@@ -191,6 +197,23 @@ def _table(board: Scoreboard) -> str:
         shown += [bounds, specs.UNDEFINED if found is None else specs.show_under_calibration(found.mean, found.high)]
         rows.append([run.label, column.heading, board.count(run.label, column), *shown])
     return markdown_table(["run", "data", "n", *labels, "95% interval of ECE", specs.UNDER_CALIBRATION_LABEL], rows)
+
+
+def _suggested(runs: Sequence[Run]) -> str:
+    """The threshold of each run that tells right from wrong answers best, as tiers of `serve`."""
+    text, tiers = "", {}
+    for run in runs:
+        data = outcomes(run.predictions)
+        if found := suggested_threshold(data.confidence, data.correct):
+            tiers[as_tier_name(run.label)] = bands_from(found.threshold)
+            text += (
+                f"{run.label}: from {found.threshold:.6g} on, {found.coverage:.1%} of the answers are accepted and "
+                f"{found.risk:.1%} of these are wrong.\n"
+            )
+    if not tiers:
+        return ""
+    heading = "Suggested thresholds: where right answers exceed wrong ones by most; `calibrate --risk` certifies one."
+    return f"\n{heading}\n\n{text}\n```yaml\n{tiers_yaml(tiers)}```\n"
 
 
 def _differences(board: Scoreboard, base: Run, path: Path) -> tuple[dict[str, object], str]:

@@ -96,6 +96,63 @@ def read_rollouts(path: Path, *, dataset: str | None = None, parser: ResponsePar
     return predictions
 
 
+def read_lm_eval(
+    path: Path, *, parser: ResponseParser | None = None, tokenizer: TokenCounter | None = None
+) -> list[Prediction]:
+    """Read ``samples_TASK_TIME.jsonl`` of lm-evaluation-harness (``--log_samples``), graded by its task.
+
+    Each metric that is 0 or 1 for every answer is a verdict; ``method`` is ``METRIC,FILTER``, as in the harness's own
+    results.  The confidence is parsed from the unfiltered response.
+
+    Raises:
+        DataError: with file and line; no metric is a verdict, or a question has several responses.
+    """
+    parser = parser or ResponseParser()
+    rows = list(read_json_lines(path))
+    task = path.stem.removeprefix("samples_").rpartition("_")[0] or path.stem
+    for number, row in rows:
+        responses = row.get("resps")
+        if not (isinstance(responses, list) and len(responses) == 1 and isinstance(responses[0], list)):
+            raise DataError(f"{path}:{number}: expected 'resps' with one generated response, found {responses!r:.80}")
+        if len(responses[0]) != 1 or not isinstance(responses[0][0], str):
+            raise DataError(f"{path}:{number}: expected one response of text a question (repeats: 1)")
+        if not {"doc_id", "filter", "metrics"} <= row.keys():
+            raise DataError(f"{path}:{number}: expected 'doc_id', 'filter' and 'metrics', found {sorted(row)}")
+    values: dict[tuple[str, str], list[Any]] = {}
+    for _, row in rows:
+        for metric in row["metrics"]:
+            values.setdefault((metric, row["filter"]), []).append(row.get(metric))
+    verdicts = {
+        key for key, found in values.items() if all(isinstance(v, bool | int | float) and v in (0, 1) for v in found)
+    }
+    if not verdicts:
+        raise DataError(f"{path}: no metric is 0 or 1 for every answer, found {sorted({name for name, _ in values})}")
+    predictions = []
+    for number, row in rows:
+        response = row["resps"][0][0]
+        parsed = parser(response)
+        end = confidence_end(response, parsed, parser)
+        tokens = None if end is None or tokenizer is None else tokenizer.before(response, end)
+        question = row.get("arguments", {}).get("gen_args_0", {}).get("arg_0", "")
+        for metric in row["metrics"]:
+            if (metric, row["filter"]) not in verdicts:
+                continue
+            fields = {
+                "id": str(row["doc_id"]),
+                "dataset": task,
+                "question": question if isinstance(question, str) else json.dumps(question),
+                "response": response,
+                "confidence": parsed.confidence,
+                "correct": bool(row[metric]),
+                "tokens_to_confidence": tokens,
+                "method": f"{metric},{row['filter']}",
+                "model": path.resolve().parent.name,
+                "gold": str(row.get("target", "")),
+            }
+            predictions.append(prediction_from_json(fields, f"{path}:{number}"))
+    return predictions
+
+
 def read_responses(
     path: Path,
     gold: Path,

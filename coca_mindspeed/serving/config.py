@@ -1,10 +1,12 @@
 """The configuration of ``coca-mindspeed serve``: backends, tiers, thresholds, caps and limits."""
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
@@ -233,6 +235,23 @@ def read_serving_config(path: Path) -> ServingConfig:
                 problem = problem._replace(expected=reason)
             problems.append(problem)
         raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems), problems) from error
+
+
+def bands_from(threshold: float) -> dict[str, Any]:
+    """Keys of a tier that answers from ``threshold`` on and escalates below it."""
+    answer = [{"at_least": threshold, "action": "answer"}] if threshold > 0 else []
+    below = {"at_least": 0.0, "action": "escalate" if answer else "answer"}
+    return {"bands": [*answer, below], "invalid": "escalate"}
+
+
+def as_tier_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]", "-", name)
+
+
+def tiers_yaml(tiers: Mapping[str, Mapping[str, Any]], **sections: Any) -> str:
+    """YAML of ``sections`` and of tiers, name -> keys, whose backends have the same names."""
+    rows = [{"name": name, "backend": name, **keys} for name, keys in tiers.items()]
+    return yaml.safe_dump({**sections, "tiers": rows}, sort_keys=False)
 
 
 def _known_keys() -> list[str]:

@@ -1,15 +1,15 @@
 """The report of ``coca-mindspeed route``: tables, the policy as YAML, and a plot of cost against quality."""
 
 import math
-import re
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import yaml
 from matplotlib.figure import Figure
 
 from coca_mindspeed.evaluation.intervals.bounds import Interval
 from coca_mindspeed.evaluation.reports.plots import line_style, new_figure, plot_text, tidy
+from coca_mindspeed.serving.config import as_tier_name, bands_from, tiers_yaml
 from coca_mindspeed.serving.replay import GAPS, PolicyOutcome, Routed, Setting, Tiers, upper_hull
 from coca_mindspeed.utils.markdown import markdown_table
 
@@ -55,16 +55,13 @@ def share_sentence(setting: Setting) -> str:
 
 def policy_yaml(tiers: Tiers, setting: Setting) -> str:
     """A configuration of `serve` with the setting; its addresses are placeholders."""
-    names = [re.sub(r"[^A-Za-z0-9._-]", "-", name) for name in tiers.names]
+    names = list(map(as_tier_name, tiers.names))
     urls = {name: {"url": f"http://127.0.0.1:{8001 + i}/v1", "model": name} for i, name in enumerate(names)}
-    escalate = [{"at_least": setting.threshold, "action": "answer"}] if setting.threshold > 0 else []
-    escalate.append({"at_least": 0.0, "action": "escalate" if escalate else "answer"})
-    policies: list[dict[str, object]] = [{"bands": escalate, "invalid": "escalate"} for _ in names]
-    policies[-1] = {"bands": [{"at_least": 0.0, "action": "answer"}], "invalid": "answer"}
+    keys: dict[str, dict[str, Any]] = {name: bands_from(setting.threshold) for name in names}
+    keys[names[-1]] = {"bands": [{"at_least": 0.0, "action": "answer"}], "invalid": "answer"}
     if np.isnan(tiers.confidence[-1]).all():
-        policies[-1] = {"states_confidence": False}
-    rows = [{"name": name, "backend": name, **policy} for name, policy in zip(names, policies, strict=True)]
-    return yaml.safe_dump({"backends": urls, "tiers": rows}, sort_keys=False)
+        keys[names[-1]] = {"states_confidence": False}
+    return tiers_yaml(keys, backends=urls)
 
 
 def _shown(interval: Interval) -> str:

@@ -1,5 +1,6 @@
 """Answer a request: ask a tier, decide on its confidence, and escalate to the next tier."""
 
+import logging
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,8 @@ from coca_mindspeed.serving.output_stream import ConfidenceReader, OutputStream,
 from coca_mindspeed.serving.trace import Trace
 
 Messages = Sequence[Mapping[str, Any]]
+
+_LOG = logging.getLogger(__name__)
 
 
 class ClientSink:
@@ -172,6 +175,9 @@ class Router:
             try:
                 decision = await routed.ask(tier, rule, budget)
             except BackendError as error:
+                # A backend's own message may quote the prompt.
+                message = "it rejected the request" if error.kind == "rejected" else str(error)
+                _LOG.warning("backend %s failed, %s: %s; request %s", tier.backend.name, error.kind, message, trace.id)
                 trace.steps.append({"tier": tier.name, "failed": error.kind})
                 last = last or budget.escalations < 1 or routed.tokens_left() == 0
                 if last or self._config.on_error == "fail" or not sink.take_back():

@@ -8,6 +8,7 @@ import pytest
 from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import Record, write_records
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, write_predictions
+from coca_mindspeed.serving.config import read_serving_config
 
 
 @pytest.fixture
@@ -92,6 +93,15 @@ def test_what_people_decide_by(files, capsys):
     transfer = printed[printed.index("map fitted on") :]
     labels = [line.split("|")[1].strip() for line in transfer.splitlines()[1:] if line.startswith("| ")]
     assert labels == ["(as stated)", "aime24", "gsm8k"]
+
+
+def test_the_suggested_thresholds_are_tiers(files, capsys):
+    """Of 0.9 right, 0.8 wrong, 0.7 right, 0.2 wrong, the last that does not lose is the first."""
+    assert evaluate(files / "one.jsonl", "--output", files / "out", "--replicates", 50, "--method", "co ca") == 0
+    tiers = capsys.readouterr().out.partition("```yaml\n")[2].partition("```")[0]
+    (files / "serving.yaml").write_text(f"backends: {{co-ca: {{url: 'http://h/v1', model: m}}}}\n{tiers}")
+    [tier] = read_serving_config(files / "serving.yaml").tiers
+    assert (tier.name, tier.bands[0].at_least, tier.bands[0].action) == ("co-ca", 0.9, "answer")
 
 
 def test_a_difference_says_on_how_many_questions_it_is(files, capsys):

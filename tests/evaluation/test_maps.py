@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import yaml
 from scipy.optimize import minimize
 from sklearn.isotonic import IsotonicRegression
 
@@ -25,6 +24,8 @@ from coca_mindspeed.evaluation.calibration.maps import (
 )
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
 from coca_mindspeed.evaluation.predictions import Prediction, read_predictions, write_predictions
+from coca_mindspeed.serving.config import read_serving_config, tier_policies
+from coca_mindspeed.serving.decision import Budget, decide
 
 IDENTITY = Identity(model="m", prompt_sha256=prompt_hash("p"), temperature=1.0, data_sha256="d")
 
@@ -164,6 +165,29 @@ def test_the_command(tmp_path, capsys):
         assert message in capsys.readouterr().err
 
 
+def serving_config(printed, tmp_path):
+    """The configuration of `serve` with the printed tiers."""
+    tiers = printed.partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "serving.yaml").write_text(f"backends: {{m: {{url: 'http://h/v1', model: m}}}}\n{tiers}")
+    return read_serving_config(tmp_path / "serving.yaml")
+
+
+@pytest.mark.parametrize("risk", [[], ["--risk", "0.001"]])
+def test_a_tier_with_the_map_is_suggested(risk, tmp_path, capsys):
+    """It answers where an answer is more likely right than wrong; so too where nothing is certified."""
+    s, y = overconfident(400)
+    rows = [
+        Prediction(str(i), "d", "q", "r", float(a), bool(b), 8, model="m")
+        for i, (a, b) in enumerate(zip(s, y, strict=True))
+    ]
+    write_predictions(tmp_path / "a.jsonl", rows)
+    assert main(["calibrate", str(tmp_path / "a.jsonl"), "--output", str(tmp_path / "map.json"), *risk]) == 0
+    config = serving_config(capsys.readouterr().out, tmp_path)
+    [policy] = tier_policies(config)
+    accepted = np.array([decide(policy.recalibrate(c, "d"), policy.rule, Budget(1)).action == "answer" for c in s])
+    assert y[accepted].mean() > 0.5 > y[~accepted].mean()
+
+
 @pytest.mark.parametrize("wrong", [[], [7]])
 def test_labels_that_are_nearly_all_right_are_certified(wrong, tmp_path, capsys):
     """The easiest set to certify is the hardest to fit or to cross-fit a map to."""
@@ -175,7 +199,8 @@ def test_labels_that_are_nearly_all_right_are_certified(wrong, tmp_path, capsys)
     assert ("no cross-fitted figures" in printed) == bool(wrong)
     identity, certificate = read_certificate(tmp_path / "map.json")
     assert (identity.model, identity.sampling, certificate.threshold) == ("m", {"top_p": 0.9}, 0.0)
-    assert yaml.safe_load(printed[printed.index("tiers:") : printed.rindex("\n\n")])["tiers"][0]["name"] == "m"
+    [tier] = serving_config(printed, tmp_path).tiers
+    assert (tier.name, tier.certificate) == ("m", str(tmp_path / "map.json"))
     if not wrong:  # there is a certificate and no map
         with pytest.raises(ConfigError):
             read_map(tmp_path / "map.json")

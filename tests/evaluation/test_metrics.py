@@ -13,7 +13,7 @@ from scipy.stats import norm
 from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 from torchmetrics.functional.classification import binary_calibration_error
 
-from coca_mindspeed.evaluation.metrics.binning import risk_table
+from coca_mindspeed.evaluation.metrics.binning import risk_table, suggested_threshold
 from coca_mindspeed.evaluation.metrics.calibration import HEADLINE, calibration_metrics
 
 outcomes = st.lists(st.tuples(st.integers(0, 10), st.booleans()), min_size=1, max_size=40)
@@ -261,6 +261,20 @@ def test_excess_aurc(rows):
     orders = [o for o in itertools.permutations(rows) if all(a[0] >= b[0] for a, b in itertools.pairwise(o))]
     expected = np.mean([aurc(order) for order in orders]) - aurc(sorted(rows, key=lambda row: not row[1]))
     assert calibration_metrics(s, y).excess_aurc == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("stated", "right", "expected"),
+    [
+        ([0.9, 0.8, 0.8, 0.3, math.nan], [1, 1, 0, 0, 1], (0.9, 0.2, 0.0)),  # 0.8 is no better, and so 0.9
+        ([0.9, 0.8, 0.6, 0.3], [0, 1, 1, 0], (0.6, 0.75, 1 / 3)),
+        ([0.9, 0.3], [0, 1], None),
+        ([math.nan], [1], None),
+    ],
+)
+def test_the_suggested_threshold(stated, right, expected):
+    found = suggested_threshold(np.array(stated), np.array(right, dtype=bool))
+    assert found == (None if expected is None else pytest.approx(expected))
 
 
 def test_risk_table():

@@ -47,14 +47,20 @@ def timeouts(name):
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_without_a_fallback_it_is_an_error_in_openais_form(name):
+def test_without_a_fallback_it_is_an_error_in_openais_form(name, tmp_path, caplog):
+    """The proxy's own log has one line of it, which names backend, error and request, and holds no text."""
     fault, status = FAULTS[name]
-    with routed(FakeEngine(*SURE, **fault), small_backend=timeouts(name)) as (url, _):
+    log = {"directory": str(tmp_path)}
+    with routed(FakeEngine(*SURE, **fault), small_backend=timeouts(name), log=log) as (url, _):
         with pytest.raises(openai.APIStatusError) as error:
             ask(url)
         assert error.value.status_code == status
         assert set(error.value.response.json()["error"]) == {"message", "type", "param", "code"}
         assert error.value.response.headers.get("retry-after") == ("7" if name == "busy" else None)
+    [row] = logged(tmp_path)
+    [line] = [record.getMessage() for record in caplog.records if record.name.startswith("coca_mindspeed.serving")]
+    assert all(word in line for word in ("small", row["outcome"], row["id"]))
+    assert not any(text in line for text in (QUESTION[0]["content"], "too long"))
 
 
 @pytest.mark.parametrize("name", FAULTS)

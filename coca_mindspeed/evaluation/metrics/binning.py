@@ -183,3 +183,24 @@ def risk_table(
         RiskRow(float(threshold), int(count), *map(float, row))
         for threshold, count, *row in zip(thresholds, accepted, *columns, strict=True)
     ]
+
+
+class SuggestedThreshold(NamedTuple):
+    """The threshold that tells right from wrong answers best; no certificate, since these answers chose it."""
+
+    threshold: float
+    coverage: float  # accepted share of all answers, invalid confidences included
+    risk: float  # error of the accepted
+
+
+def suggested_threshold(confidence: npt.NDArray[Any], correct: npt.NDArray[np.bool_]) -> SuggestedThreshold | None:
+    """Return the threshold above which right answers exceed wrong ones by most; None where they never do.
+
+    Accepting from there on and rejecting below is right for most answers.  Of equal thresholds it is the highest.
+    """
+    accepted, right = _by_confidence(confidence, correct)
+    best = int(np.argmax(2 * right - accepted))
+    if best == 0:
+        return None
+    threshold = -np.unique(-confidence[~np.isnan(confidence)])[best - 1]
+    return SuggestedThreshold(float(threshold), accepted[best] / len(correct), 1 - right[best] / accepted[best])
