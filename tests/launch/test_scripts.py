@@ -1,6 +1,7 @@
 """Every launch script: shellcheck, --dry-run, --smoke; and the whole sequence with stubs for Ray and the driver."""
 
 import contextlib
+import json
 import os
 import select
 import shlex
@@ -78,7 +79,8 @@ def test_smoke_trains_the_same_configuration_on_the_tiny_model(script, tmp_path)
     if script != SEVEN:
         assert main(shown[2:]) == 0
     assert (tmp_path / "run" / "model" / "config.json").is_file()
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+    steps = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in steps] == [0, 1, 2]
 
 
 TWO_NODES = {"NNODES": "2", "MASTER_ADDR": "10.0.0.1"}
