@@ -28,7 +28,12 @@ def write_run_report(run: LocalRun, introduction: str, notes: str = "") -> dict[
     after = run.predictions
     groups = {"before": run.before[: len(after)], "after": after} if run.before else {"after": after}
     scores = {name: summary_metrics(predictions) for name, predictions in groups.items()}
-    summary = {"seed": run.config.seed, "method": run.config.method.name, **scores, "seconds": run.seconds()}
+    summary: dict[str, Any] = {
+        "seed": run.config.seed,
+        "method": run.config.method.name,
+        **scores,
+        "seconds": run.seconds(),
+    }
     write_json(run.output / "summary.json", summary)
     metrics = [row for _, row in read_json_lines(run.output / "metrics.jsonl")]
     save_figure(reliability_diagram(groups), run.output / "reliability.png")
