@@ -76,6 +76,7 @@ def test_smoke_trains_the_same_configuration_on_the_tiny_model(script, tmp_path)
     assert ran.returncode == 0, ran.stderr
     shown = shlex.split(ran.stdout.splitlines()[0])
     assert shown[:4] == ["+", "coca-mindspeed", "train", script.stem]
+    assert ("smoke passed" in ran.stdout.splitlines()[-1]) == (script == SEVEN)
     if script != SEVEN:
         assert main(shown[2:]) == 0
     assert (tmp_path / "run" / "model" / "config.json").is_file()
