@@ -220,6 +220,7 @@ smoke() {
     rollout.prompts=8 rollout.group_size=4 rollout.max_prompt_tokens=64 rollout.max_new_tokens=24 \
     trainer.steps=2 trainer.minibatches=1 trainer.threads=1 evaluation.interval=0 checkpoint.interval=0 \
     logging.samples_interval=1 logging.wandb=null logging.swanlab=null "${OVERRIDES[@]}" --output "$output" --quiet
+  "$DRY_RUN" || echo "smoke passed: configuration, rewards, update, export"
 }
 
 # Where packets are dropped, the system would go on trying for two minutes.

@@ -32,6 +32,7 @@ from coca_mindspeed.serving.replay import (
 )
 from coca_mindspeed.utils.console import print_text
 from coca_mindspeed.utils.files import write_atomically, write_json
+from coca_mindspeed.utils.markdown import print_markdown
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -122,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
             "policy": None if policy is None else {k: None if v != v else v for k, v in asdict(policy).items()},
         },
     )
-    sys.stdout.write(f"{text}\n{output / 'route.md'}\n")
+    print_markdown(f"{text}\n{output / 'route.md'}")
     return 0
 
 

@@ -1,15 +1,14 @@
 """``coca-mindspeed train``: the local engine on any causal LM directory."""
 
 import argparse
-import time
+import shlex
 from pathlib import Path
 
 from coca_mindspeed.cli.config import add_run_arguments
 from coca_mindspeed.cli.options import place
 from coca_mindspeed.config.checks import CHECKS, find_problems, missing_data, missing_model, refuse
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.evaluation.reports.tables import print_metrics, summary_metrics
-from coca_mindspeed.utils.files import write_json
+from coca_mindspeed.config.schema import RunConfig
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,18 +21,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     composed = compose_run(arguments.run_name, arguments.overrides)
     output: Path = arguments.output
-    started = time.perf_counter()
     model = () if arguments.resume else (missing_model,)
     refuse(find_problems(composed.run, CHECKS, (missing_data, *model)))
-    from coca_mindspeed.local.setup import LocalRun  # torch and transformers take seconds to import
+    from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import
+    from coca_mindspeed.local.setup import LocalRun
 
     with LocalRun(composed, output, resume=arguments.resume, show_progress=not arguments.quiet) as run:
-        run.execute(run.train, run.evaluate)
-    if run.predictions:
-        after = summary_metrics(run.predictions)
-        summary = {"seed": composed.run.seed, "method": composed.run.method.name, "after": after}
-        write_json(output / "summary.json", {**summary, "seconds": {"total": time.perf_counter() - started}})
-        print_metrics({"held-out questions": after})
+        run.execute(run.evaluate_before, run.train, run.evaluate)
     # print instead of rich: a wrapped path cannot be copied.
+    if run.predictions:
+        write_run_report(run, _introduction(run.config))
     print(f"model: {output / 'model'} (a Hugging Face directory)\nmetrics: {output / 'metrics.jsonl'}")
+    print(f"next: {shlex.join(['coca-mindspeed', 'report', str(output), '--output', str(output / 'report')])}")
+    print(f"      {shlex.join(['coca-mindspeed', 'serve', '--model', str(output / 'model')])}")
     return 0
+
+
+def _introduction(config: RunConfig) -> str:
+    model = "The built-in tiny model" if config.model.path is None else f"`{config.model.path}`"
+    when = "the training" if config.warm_up.records is None else "the RL training, with the warm-up already done"
+    return (
+        f"{model} was trained for {config.trainer.steps} steps per stage. Each held-out question is answered once at "
+        f'temperature 1.\n"before" is before {when}.'
+    )

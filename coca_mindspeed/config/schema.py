@@ -390,7 +390,7 @@ class EvaluationConfig(Section):
     interval: int = Field(0, ge=0, description="steps between evaluations; 0: none while training")
     questions: int | None = Field(None, ge=1, description="held-out questions used while training; null: all")
     final_questions: int | None = Field(
-        None, ge=0, description="held-out questions answered after training (demo: and before); null: all; 0: none"
+        None, ge=0, description="held-out questions answered before and after training; null: all; 0: none"
     )
 
 

@@ -48,7 +48,7 @@ class RunLog:
         self._closers: list[Callable[[], None]] = []
         self.tensorboard: Any = None
         for path in (self.metrics_path, self._directory / "timing.jsonl"):
-            cut_back(path, resume_step)
+            cut_back(path, resume_step or -1)  # the row of step 0 is written again with that of step 1
         samples = directory / "samples"
         for path in samples.glob("step_*.jsonl") if samples.is_dir() else ():
             if int(path.stem.removeprefix("step_")) > resume_step:
@@ -75,13 +75,13 @@ class RunLog:
         return self._directory / "metrics.jsonl"
 
     def last_rows(self, count: int) -> list[dict[str, float | None]]:
-        """Metrics and timing of the last ``count`` steps, the newest last."""
+        """Metrics and timing of the last ``count`` steps, the newest last, without the baseline's."""
         paths = (self.metrics_path, self._directory / "timing.jsonl")
         metrics, timing = (
             [row for _, row in read_json_lines(path)][-count:] if path.exists() else [] for path in paths
         )
         seconds = {row["step"]: row for row in timing}
-        return [{**row, **seconds.get(row["step"], {})} for row in metrics]
+        return [{**row, **seconds.get(row["step"], {})} for row in metrics if row["step"]]
 
     def write(self, step: int, metrics: Scalars, timing: Scalars) -> None:
         """Append one step's row to each log; NaN is null in JSON and omitted elsewhere.
@@ -113,8 +113,8 @@ class RunLog:
         from torch.utils.tensorboard import SummaryWriter
 
         directory = self._directory / "tensorboard"
-        # A run that died before its first checkpoint starts again at step 1, beside the curves of its first try.
-        purge = resume_step + 1 if directory.exists() else None
+        # A run that died before its first checkpoint starts again, beside the curves of its first try.
+        purge = (resume_step and resume_step + 1) if directory.exists() else None
         writer: Any = SummaryWriter(str(directory), purge_step=purge)
         self.tensorboard = writer
 

@@ -51,6 +51,7 @@ ENTRIES = (
     "predictions_before.jsonl",
     "predictions_after.jsonl",
     "summary.json",
+    "seconds.json",
     "report.md",
     "reliability.png",
     "training_curves.png",

@@ -2,9 +2,11 @@
 
 import datetime
 import hashlib
+import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,9 @@ from coca_mindspeed.local.sft import WARMED_UP, read_warm_up_records, run_sft_wa
 from coca_mindspeed.local.tiny_model import check_readable, tiny_config, tiny_tokenizer, write_tiny_model
 from coca_mindspeed.local.trainer import Trainer
 from coca_mindspeed.utils.console import print_text
+from coca_mindspeed.utils.files import read_json_lines, write_json
+
+_SECONDS = "seconds.json"  # wall time of each stage, summed over sessions
 
 #: Takes the policy that the stage before it returned.
 Stage = Callable[[Policy], Policy]
@@ -65,6 +70,7 @@ class LocalRun:
 
     Attributes:
         config: the resolved configuration.
+        before: answers to the held-out questions before the first step, once :meth:`evaluate_before` has run.
         predictions: answers to the held-out questions, once :meth:`evaluate` has run.
     """
 
@@ -87,6 +93,7 @@ class LocalRun:
             show_progress: draw progress bars.
         """
         self.config, self.output = composed.run, output
+        self.before: list[Prediction] = []
         self.predictions: list[Prediction] = []
         self._flags = {"resume": resume, "overwrite": overwrite}
         self._show_progress = show_progress
@@ -124,9 +131,11 @@ class LocalRun:
             DataError: a record that cannot be asked or graded.
             GradingError: the grader cannot be made.
         """
+        started = time.perf_counter()
         self.check()
-        policy = self.load()
-        for stage in (self.sft_warm_up, self.start_confidences, *stages):
+        policy = self.start_confidences(self.sft_warm_up(self.load()))
+        self._add_seconds("warm_up", started)
+        for stage in stages:
             policy = stage(policy)
         return policy
 
@@ -205,15 +214,59 @@ class LocalRun:
         )
         return self._with_adapters(policy)
 
+    def evaluate_before(self, policy: Policy, *, log: bool = True) -> Policy:
+        """Answer the held-out questions before the first step; ``log`` their metrics as step 0.
+
+        A resumed run keeps its earlier answers; without them it has none, because its policy is already trained.
+        """
+        with self._timed("evaluate"):
+            trainer = self.trainer(policy)
+            self.before = trainer.initial_evaluation(self.resume_from, keep=self._flags["resume"])
+            trainer.baseline = self.before if log else ()
+        return policy
+
     def train(self, policy: Policy) -> Policy:
         """Train to the last step; see :meth:`Trainer.run`."""
-        self.trainer(policy).run(self.resume_from)
+        with self._timed("train"):
+            self.trainer(policy).run(self.resume_from)
         return policy
 
     def evaluate(self, policy: Policy) -> Policy:
         """Answer the held-out questions; see :meth:`Trainer.final_evaluation`."""
-        self.predictions = self.trainer(policy).final_evaluation()
+        with self._timed("evaluate"):
+            self.predictions = self.trainer(policy).final_evaluation()
         return policy
+
+    def seconds(self) -> dict[str, float]:
+        """Wall time of the stages and in total, all sessions of a resumed run together.
+
+        A killed session has not written its time; its steps are counted by ``timing.jsonl``.
+        """
+        known = {"warm_up": 0.0, "evaluate": 0.0, "train": 0.0, **self._stored_seconds()}
+        timing = self.output / "timing.jsonl"
+        steps = [row for _, row in read_json_lines(timing) if row["step"]] if timing.exists() else []
+        taken = sum(value for row in steps for name, value in row.items() if name.startswith("seconds/"))
+        known["train"] = max(known["train"], taken)
+        return {**known, "total": sum(known.values())}
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._add_seconds(stage, started)
+
+    def _add_seconds(self, stage: str, started: float) -> None:
+        known = self._stored_seconds()
+        known[stage] = known.get(stage, 0.0) + time.perf_counter() - started
+        with suppress(OSError):  # of a full disk; it would hide the stage's own error
+            write_json(self.output / _SECONDS, known)
+
+    def _stored_seconds(self) -> dict[str, float]:
+        path = self.output / _SECONDS
+        stored: dict[str, float] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        return stored
 
     def trainer(self, policy: Policy) -> Trainer:
         """The trainer of the loaded policy."""

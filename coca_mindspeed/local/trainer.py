@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -14,7 +13,13 @@ from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import TrainingError
 from coca_mindspeed.evaluation.metrics.calibration import calibration_metrics
-from coca_mindspeed.evaluation.predictions import UNGRADABLE_SHARE, Prediction, outcomes, write_predictions
+from coca_mindspeed.evaluation.predictions import (
+    UNGRADABLE_SHARE,
+    Prediction,
+    outcomes,
+    read_predictions,
+    write_predictions,
+)
 from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import MeasuredGrader
 from coca_mindspeed.local.checkpoint import Checkpoint, export_model, list_checkpoints, save_checkpoint
@@ -57,6 +62,7 @@ class Trainer:
         output: the run's directory.
         run_id: the same when the run is resumed.
         show_progress: draw a progress bar.
+        baseline: answers before the first step; their metrics are logged as step 0, together with step 1.
     """
 
     config: RunConfig
@@ -67,6 +73,7 @@ class Trainer:
     output: Path
     run_id: str
     show_progress: bool = True
+    baseline: Sequence[Prediction] = ()
 
     def __post_init__(self) -> None:
         self.method = self.config.method.training_method
@@ -100,6 +107,8 @@ class Trainer:
                         optimizer = build_optimizer(self.policy, self.config.optimizer)
                     try:
                         metrics, timing = self._step(step, stage, stage_step, optimizer, log)
+                        if step == 0 and self.baseline:
+                            log.write(0, self._evaluation_metrics(self.baseline, 0, log), {})
                         log.write(step + 1, metrics, timing)
                     except NoDistributionError as error:
                         raise TrainingError(f"step {step + 1}: {error}\n{self._resume_hint()}") from error
@@ -130,7 +139,7 @@ class Trainer:
                 raise
             log.close()
         if start < self.total_steps:  # results of an earlier, shorter run
-            for stale in (self.predictions_after, self.output / "summary.json"):
+            for stale in (self.predictions_after, self.output / "summary.json", self.output / "report.md"):
                 stale.unlink(missing_ok=True)
         try:
             export_model(self.policy, self.output / "model")
@@ -164,6 +173,30 @@ class Trainer:
             replace(prediction, method=label, category=record.category, seed=self.config.seed)
             for prediction, record in zip(predictions, records, strict=True)
         ]
+
+    def initial_evaluation(self, resume_from: Checkpoint | None, *, keep: bool) -> list[Prediction]:
+        """Answer :attr:`final_records` before the first step and write ``predictions_before.jsonl``.
+
+        Args:
+            resume_from: the checkpoint of :attr:`policy`, which can then no longer answer as before the training.
+            keep: use the answers of an earlier session.
+
+        Raises:
+            InterruptedRunError: Ctrl-C or SIGTERM; the answers are not saved.
+        """
+        path = self.output / "predictions_before.jsonl"
+        if not self.final_records:
+            return []
+        if path.exists() and (keep or resume_from is not None):
+            known = read_predictions(path)
+            if resume_from is not None or len(known) == len(self.final_records):
+                return known
+        if resume_from is not None:
+            return []
+        with interruptible("stopped before the training; a warmed-up model is saved; --resume continues"):
+            predictions = self.evaluate(self.final_records, "before", method="instruct")
+        write_predictions(path, predictions)
+        return predictions
 
     def final_evaluation(self) -> list[Prediction]:
         """Answer :attr:`final_records` and write ``predictions_after.jsonl``; does nothing without records.
@@ -217,8 +250,7 @@ class Trainer:
             log.write_samples(step + 1, sample_rows(experience, config.logging.samples_prompts))
         if self.evaluate_records and self._due(config.evaluation.interval, step):
             started = time.perf_counter()
-            scores = self._evaluate_while_training(step, log)
-            metrics |= {f"eval/{k}": math.nan if v is None else float(v) for k, v in scores.items()}
+            metrics |= self._evaluate_while_training(step, log)
             timing["seconds/evaluation"] = time.perf_counter() - started
         return metrics, timing
 
@@ -230,7 +262,7 @@ class Trainer:
         except NotFiniteError as error:
             raise TrainingError(f"step {step + 1}: {error}; {self._last_good_checkpoint()}") from error
 
-    def _evaluate_while_training(self, step: int, log: RunLog) -> dict[str, Any]:
+    def _evaluate_while_training(self, step: int, log: RunLog) -> dict[str, float]:
         questions = self.evaluate_records[: self.config.evaluation.questions]
         # The same seed each time, so that only the policy changes between evaluations.
         title = f"step {step + 1}, evaluating"
@@ -239,14 +271,20 @@ class Trainer:
             "evaluate while training",
             lambda done: self._progress.busy(f"{title} {done}/{len(questions)}"),
         )
+        return self._evaluation_metrics(answers, step + 1, log)
+
+    def _evaluation_metrics(self, answers: Sequence[Prediction], step: int, log: RunLog) -> dict[str, float]:
+        """Metrics of the answers to the first ``evaluation.questions`` questions, by the names of metrics.jsonl."""
+        answers = answers[: self.config.evaluation.questions]
         data = outcomes(answers)
         if log.tensorboard is not None:
             from coca_mindspeed.evaluation.reports.plots import reliability_image  # matplotlib, only where it draws
 
-            image = reliability_image(data.confidence, data.correct, title=f"step {step + 1}")
-            log.tensorboard.add_image("eval/reliability", image, step + 1, dataformats="HWC")
+            image = reliability_image(data.confidence, data.correct, title=f"step {step}")
+            log.tensorboard.add_image("eval/reliability", image, step, dataformats="HWC")
         found = calibration_metrics(data.confidence, data.correct, data.tokens_to_confidence)
-        return {**found.headline(), UNGRADABLE_SHARE: 1 - len(data) / len(answers)}
+        scores = {**found.headline(), UNGRADABLE_SHARE: 1 - len(data) / len(answers)}
+        return {f"eval/{name}": math.nan if value is None else float(value) for name, value in scores.items()}
 
     def _last_good_checkpoint(self) -> str:
         saved = list_checkpoints(self.checkpoints)

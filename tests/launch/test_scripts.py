@@ -1,6 +1,7 @@
 """Every launch script: shellcheck, --dry-run, --smoke; and the whole sequence with stubs for Ray and the driver."""
 
 import contextlib
+import json
 import os
 import select
 import shlex
@@ -77,10 +78,12 @@ def test_smoke_trains_the_same_configuration_on_the_tiny_model(script, tmp_path)
     assert ran.returncode == 0, ran.stderr
     shown = shlex.split(ran.stdout.splitlines()[0])
     assert shown[:4] == ["+", "coca-mindspeed", "train", script.stem]
+    assert ("smoke passed" in ran.stdout.splitlines()[-1]) == (script == SEVEN)
     if script != SEVEN:
         assert main(shown[2:]) == 0
     assert (tmp_path / "run" / "model" / "config.json").is_file()
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+    steps = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(row)["step"] for row in steps] == [0, 1, 2]
 
 
 @pytest.fixture

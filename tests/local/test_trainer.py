@@ -171,7 +171,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, number):
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     (saved,) = list_checkpoints(output / "checkpoints")
-    assert saved.step == len(rows(output / "metrics.jsonl")) >= 3
+    assert saved.step == rows(output / "metrics.jsonl")[-1]["step"] >= 2
     assert f"step {saved.step}" in errors
     assert f"{saved.path}" in errors
     assert "--resume" in errors
@@ -384,7 +384,7 @@ def test_any_hugging_face_directory_and_jsonl_data(tmp_path, architecture, capsy
     before = AutoModelForCausalLM.from_pretrained(model)
     after = AutoModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     # Nobody is right and nobody states a confidence: there is nothing to learn, and nothing moves.
-    row = rows(tmp_path / "run" / "metrics.jsonl")[0]
+    row = rows(tmp_path / "run" / "metrics.jsonl")[1]
     assert row["rollout/invalid_share"] == 1.0
     assert row["group/no_answer_variance_share"] == 1.0
     assert all(torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True))

@@ -1,0 +1,78 @@
+"""The end of a run: ``summary.json``, ``report.md`` with its pictures, and the table of metrics before and after."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from coca_mindspeed.evaluation.metrics.calibration import HEADLINE
+from coca_mindspeed.evaluation.predictions import Prediction
+from coca_mindspeed.evaluation.reports.plots import reliability_diagram, save_figure, training_curves
+from coca_mindspeed.evaluation.reports.tables import column_title, print_metrics, shown_value, summary_metrics
+from coca_mindspeed.local.setup import LocalRun
+from coca_mindspeed.utils.files import read_json_lines, write_atomically, write_json
+from coca_mindspeed.utils.markdown import markdown_table
+
+_LONGEST_TEXT = 300  # characters of a question or response in the report
+
+
+def write_run_report(run: LocalRun, introduction: str, notes: str = "") -> dict[str, Any]:
+    """Write the report of an evaluated run and print its table.
+
+    Args:
+        run: its predictions after the training are needed, those before are not.
+        introduction: a paragraph below the title.
+        notes: lines below the table of responses.
+
+    Returns:
+        The content of ``summary.json``.
+    """
+    after = run.predictions
+    groups = {"before": run.before[: len(after)], "after": after} if run.before else {"after": after}
+    scores = {name: summary_metrics(predictions) for name, predictions in groups.items()}
+    summary: dict[str, Any] = {
+        "seed": run.config.seed,
+        "method": run.config.method.name,
+        **scores,
+        "seconds": run.seconds(),
+    }
+    write_json(run.output / "summary.json", summary)
+    metrics = [row for _, row in read_json_lines(run.output / "metrics.jsonl")]
+    save_figure(reliability_diagram(groups), run.output / "reliability.png")
+    save_figure(training_curves(metrics), run.output / "training_curves.png")
+    rows = [[name, *(shown_value(key, found[key]) for key in HEADLINE)] for name, found in scores.items()]
+    results = markdown_table(["", *map(column_title, HEADLINE)], rows, numbers=range(1, len(HEADLINE) + 1))
+    text = f"""# Confidence before answering, by `{summary["method"]}`, seed {summary["seed"]}
+
+{introduction}
+
+{results}
+## Does the confidence mean what it says?
+
+![Reliability {" and ".join(groups)}: accuracy against stated confidence, with the number of answers](reliability.png)
+
+## How it got there
+
+![Confidence reward, answer reward, ECE and response length over the training steps](training_curves.png)
+
+## What it says now
+
+{_sample_table(after)}
+{notes}Training took {summary["seconds"]["train"]:.0f} s of {summary["seconds"]["total"]:.0f} s in all.
+"""
+    write_atomically(run.output / "report.md", text)
+    print_metrics(scores)
+    print(f"{summary['seconds']['total']:.0f} s; pictures and samples: {run.output / 'report.md'}")
+    return summary
+
+
+def _sample_table(predictions: Sequence[Prediction], count: int = 8) -> str:
+    """Some responses, from the most to the least confident."""
+    ranked = sorted((p for p in predictions if p.confidence is not None), key=lambda p: -(p.confidence or 0.0))
+    chosen = [ranked[i * (len(ranked) - 1) // max(1, count - 1)] for i in range(min(count, len(ranked)))]
+    rows = [(_code(p.question), _code(p.response), f"{p.confidence:.2f}", p.outcome) for p in chosen]
+    return markdown_table(("question", "response", "confidence", "answer"), rows, numbers=(2,))
+
+
+def _code(text: str) -> str:
+    """Text as inline code, shortened; a backtick would end it."""
+    text = text.replace("`", "'")
+    return f"`{text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + '...'}`"

@@ -1,0 +1,121 @@
+"""``coca-mindspeed train``: the held-out questions before and after, and early refusals."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from coca_mindspeed.cli import main
+from coca_mindspeed.local import trainer as trainer_module
+from tests.local.runs_for_tests import SMALL, rows
+
+
+def train(output: Path, *more: str, command: str = "train") -> int:
+    run = ["train", "demo", "seed=1"] if command == "train" else ["demo", "--seed", "1"]
+    return main([*run, "--output", str(output), "--quiet", *SMALL, *more])
+
+
+@pytest.fixture
+def evaluated(monkeypatch) -> list[int]:
+    """The number of questions of each evaluation outside the steps."""
+    counts: list[int] = []
+    evaluate = trainer_module.Trainer.evaluate
+
+    def counted(self, records, *more, **named):
+        counts.append(len(records))
+        return evaluate(self, records, *more, **named)
+
+    monkeypatch.setattr(trainer_module.Trainer, "evaluate", counted)
+    return counts
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    output = tmp_path_factory.mktemp("whole") / "run"
+    assert train(output) == 0
+    return output
+
+
+def test_a_run_shows_before_and_after(tmp_path, capsys, evaluated):
+    output = tmp_path / "run"
+    assert train(output) == 0
+    assert evaluated == [35, 35]
+    summary = json.loads((output / "summary.json").read_text())
+    assert list(summary) == ["seed", "method", "before", "after", "seconds"]
+    assert summary["before"]["n"] == summary["after"]["n"] == 35
+    assert sorted(summary["seconds"]) == ["evaluate", "total", "train", "warm_up"]
+    [first, *others] = rows(output / "metrics.jsonl")
+    assert first["step"] == 0
+    # evaluation.questions=20: the baseline is on the questions of the later evaluations.
+    before = [row["correct"] for row in rows(output / "predictions_before.jsonl")]
+    assert first["eval/accuracy"] == sum(before[:20]) / 20
+    assert set(first) - {"step"} == {key for key in others[-1] if key.startswith("eval/")}
+    report = (output / "report.md").read_text()
+    for picture in ("reliability.png", "training_curves.png"):
+        assert f"({picture})" in report
+        assert (output / picture).read_bytes().startswith(b"\x89PNG")
+    shown = capsys.readouterr().out
+    assert "before" in shown
+    assert f"coca-mindspeed report {output}" in shown
+    assert f"coca-mindspeed serve --model {output / 'model'}" in shown
+
+
+def test_a_demo_is_the_same_run_without_the_baseline_row(tmp_path, whole, evaluated):
+    assert train(tmp_path / "demo", command="demo") == 0
+    assert evaluated == [35, 35]
+    for name in ("predictions_before.jsonl", "predictions_after.jsonl", "model/model.safetensors"):
+        assert (tmp_path / "demo" / name).read_bytes() == (whole / name).read_bytes()
+    baseline, rest = (whole / "metrics.jsonl").read_bytes().split(b"\n", 1)
+    assert b'"step": 0' in baseline
+    assert (tmp_path / "demo" / "metrics.jsonl").read_bytes() == rest
+
+
+def test_no_final_questions_no_evaluation(tmp_path, evaluated):
+    output = tmp_path / "run"
+    assert train(output, "evaluation.final_questions=0") == 0
+    assert evaluated == []
+    assert rows(output / "metrics.jsonl")[0]["step"] == 1
+    assert not [name for name in ("summary.json", "report.md", "predictions_before.jsonl") if (output / name).exists()]
+    assert train(output, "--resume") == 0  # the model before the training is gone
+    assert evaluated == [35]
+    summary = json.loads((output / "summary.json").read_text())
+    assert list(summary) == ["seed", "method", "after", "seconds"]
+
+
+@pytest.mark.parametrize("stopped_in_step", [1, 2, 4])  # the first checkpoint is that of step 2
+def test_a_resumed_run_keeps_its_baseline(tmp_path, whole, monkeypatch, evaluated, stopped_in_step):
+    output, update, steps = tmp_path / "run", trainer_module.update_policy, []
+
+    def stopped(*arguments):
+        steps.append(1)
+        if len(steps) == stopped_in_step:
+            raise KeyboardInterrupt
+        return update(*arguments)
+
+    monkeypatch.setattr(trainer_module, "update_policy", stopped)
+    assert train(output) == 130
+    monkeypatch.setattr(trainer_module, "update_policy", update)
+    seconds = json.loads((output / "seconds.json").read_text())
+    (output / "seconds.json").write_text(json.dumps({**seconds, "warm_up": 1000.0}))
+    assert train(output, "--resume") == 0
+    assert evaluated == [35, 35]
+    for name in ("metrics.jsonl", "predictions_before.jsonl", "predictions_after.jsonl", "model/model.safetensors"):
+        assert (output / name).read_bytes() == (whole / name).read_bytes()
+    seconds = json.loads((output / "summary.json").read_text())["seconds"]
+    assert seconds["warm_up"] > 1000
+    assert seconds["total"] == pytest.approx(sum(seconds[name] for name in ("warm_up", "evaluate", "train")))
+
+
+def test_a_baseline_of_other_settings_is_not_kept(tmp_path, whole, monkeypatch, evaluated):
+    output = tmp_path / "run"
+
+    def stopped(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer_module, "update_policy", stopped)
+        assert train(output, "warm_up.lr=1e-4") == 130
+        assert train(output, "evaluation.final_questions=7") == 130
+    assert train(output, "--resume") == 0
+    assert evaluated == [35, 7, 35, 35]
+    assert (output / "predictions_before.jsonl").read_bytes() == (whole / "predictions_before.jsonl").read_bytes()
