@@ -55,7 +55,7 @@ def test_a_directory_of_locks_that_somebody_else_made_is_not_used(
     elsewhere.mkdir()
     elsewhere.chmod(0o777)
     monkeypatch.setattr(sandbox_module, "Path", lambda name: tmp_path if name == "/run" else Path(name))
-    monkeypatch.setattr(sandbox_module.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     with pytest.raises(GradingError, match="can be used"), locked_user_id():
         pass
 
