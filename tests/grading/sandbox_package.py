@@ -16,7 +16,7 @@ from coca_mindspeed.errors import GradingError
 
 REPOSITORY = Path(__file__).parents[2]
 NOBODY = 65534
-_PARTS = ("__init__", *(f"code/{name}" for name in ("__init__", "sandbox", "bubblewrap")))
+_PARTS = ("__init__", *(f"code/{name}" for name in ("__init__", "sandbox")))
 
 
 def sandbox_problem() -> str:

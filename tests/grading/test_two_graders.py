@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 
 from coca_mindspeed.errors import GradingError
-from coca_mindspeed.grading.code import bubblewrap as user_ids
 from coca_mindspeed.grading.code import sandbox as sandbox_module
-from coca_mindspeed.grading.code.bubblewrap import locked_user_id
-from coca_mindspeed.grading.code.sandbox import Sandbox
+from coca_mindspeed.grading.code.sandbox import Sandbox, locked_user_id
 from tests.grading.sandbox_package import script_of
 from tests.grading.test_sandbox import PROBLEM
 
@@ -31,7 +29,7 @@ def test_programs_that_use_all_their_processes_stay_right(user: str) -> None:
 
 @needs_root
 def test_a_user_id_is_taken_until_the_last_holder_of_its_lock_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(user_ids, "_RANGES", ((1_900_000_000, 2),))
+    monkeypatch.setattr(sandbox_module, "_RANGES", ((1_900_000_000, 2),))
     with locked_user_id() as (first, lock):
         with locked_user_id() as (second, _):
             assert {first, second} == {1_900_000_000, 1_900_000_001}
@@ -56,8 +54,8 @@ def test_a_directory_of_locks_that_somebody_else_made_is_not_used(
     elsewhere = tmp_path / "coca-mindspeed-user-ids"
     elsewhere.mkdir()
     elsewhere.chmod(0o777)
-    monkeypatch.setattr(user_ids, "Path", lambda name: tmp_path if name == "/run" else Path(name))
-    monkeypatch.setattr(user_ids.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(sandbox_module, "Path", lambda name: tmp_path if name == "/run" else Path(name))
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     with pytest.raises(GradingError, match="can be used"), locked_user_id():
         pass
 

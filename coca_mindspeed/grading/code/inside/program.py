@@ -6,13 +6,51 @@ can write to both descriptors and replace all code here; see ``remote.py``.
 
 import importlib
 import json
+import re
 import sys
 import types
 from typing import Any
 
 sys.path.insert(0, __file__.rpartition("/")[0])
-prelude = importlib.import_module("prelude")
 values = importlib.import_module("values")
+
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+_TYPING = dict.fromkeys(
+    (
+        "Any", "Callable", "DefaultDict", "Deque", "Dict", "FrozenSet", "Generator", "Generic", "Hashable", "Iterable",
+        "Iterator", "List", "Literal", "Mapping", "MutableMapping", "NamedTuple", "Optional", "Sequence", "Set",
+        "Sized", "Tuple", "Type", "TypeVar", "Union",
+    ),
+    "typing",
+)  # fmt: skip
+_LEETCODE = {
+    **dict.fromkeys(("Counter", "OrderedDict", "defaultdict", "deque"), "collections"),
+    **dict.fromkeys(("heapify", "heappop", "heappush", "heappushpop", "heapreplace", "nlargest", "nsmallest"), "heapq"),
+    **dict.fromkeys(("bisect_left", "bisect_right", "insort"), "bisect"),
+    **dict.fromkeys(("cache", "cmp_to_key", "lru_cache", "reduce"), "functools"),
+    **dict.fromkeys(
+        ("accumulate", "chain", "combinations", "groupby", "pairwise", "permutations", "product", "zip_longest"),
+        "itertools",
+    ),
+    **dict.fromkeys(("ceil", "comb", "factorial", "floor", "gcd", "inf", "isqrt", "lcm", "log2", "sqrt"), "math"),
+}
+_LEETCODE_MODULES = (
+    "bisect", "collections", "functools", "heapq", "itertools", "math", "operator", "random", "re", "string",
+)  # fmt: skip
+
+
+def names_for(source: str) -> dict[str, Any]:
+    """Names that the program finds defined without importing them, if its source mentions them.
+
+    Functions get names of typing, which decorate signatures; a class ``Solution`` (LeetCode) gets LeetCode's.
+    """
+    mentioned = set(_NAME.findall(source))
+    origins = {**_TYPING, **(_LEETCODE if "Solution" in mentioned else {})}
+    names = {name: getattr(importlib.import_module(origins[name]), name) for name in sorted(mentioned & origins.keys())}
+    if "Solution" in mentioned:
+        names |= {name: importlib.import_module(name) for name in _LEETCODE_MODULES if name in mentioned}
+    return names
 
 
 class Server:
@@ -25,7 +63,7 @@ class Server:
     def load(self, request: dict[str, Any]) -> dict[str, Any]:
         sys.modules["program"] = self._module  # dataclasses look their module up
         names = self._module.__dict__
-        provided = prelude.names_for(request["source"])
+        provided = names_for(request["source"])
         names.update(provided)
         exec(compile(request["source"], "<program>", "exec"), names)  # noqa: S102  # the sandbox's point
         if (entry_point := request.get("entry_point")) and entry_point not in names:
