@@ -190,7 +190,7 @@ def test_rollouts_and_opencompass(files):
         (["one.jsonl", "--gold", "x"], "--format responses", 2),
         (["one.jsonl", "--grader-options", "{}"], "--grader-options: ", 2),
         (["one.jsonl", "--grader", "auto"], "--grader: ", 2),
-        (["one.jsonl", "--decimals", "2"], "--format rollouts or opencompass or responses", 2),
+        (["one.jsonl", "--decimals", "2"], "--format rollouts", 2),
         (["one.jsonl", "--position", "last", "--tokenizer", "t"], "--position, --tokenizer: ", 2),
         (["one.jsonl", "--format", "rollouts", "--gold", "x"], "--gold: ", 2),
         (["one.jsonl", "--format", "opencompass", "--grader", "math"], "--grader: ", 2),
