@@ -9,6 +9,7 @@ from coca_mindspeed import cli
 COMMANDS = {
     "reproduce": "run every method of the paper over several seeds and make its tables",
     "real_world": "write questions about places, languages and sums, without a download",
+    "expected_confidence": "compare a stated confidence, the mean of several, and the expectation",
     "gguf_import": "make a Hugging Face directory of a model in a GGUF file",
 }
 
