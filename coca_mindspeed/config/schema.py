@@ -225,6 +225,8 @@ class MethodConfig(Section):
         if self.name not in METHODS:
             near = nearest(self.name, METHODS)
             raise ValueError(f"name: unknown training method {self.name!r}{near}; known methods: {', '.join(METHODS)}")
+        if self.entropy_bonus and self.name != "coca":
+            raise ValueError(f"entropy_bonus: has an effect with coca only, found name={self.name}; set it to 0")
         return self
 
     @property

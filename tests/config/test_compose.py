@@ -75,6 +75,7 @@ def test_local_needs_a_model_and_data():
         ("trainer.minibatches=7", r"trainer.minibatches=7: 7 does not divide .* the nearest value that does is 8"),
         ("trainer.device=tpu", "trainer.device='tpu'"),
         ("data.name=records", "data.train=null: name 'records' needs the path"),
+        ("method={name: joint, entropy_bonus: 0.1}", "entropy_bonus"),
         ("method=cocoa", r"no such method, did you mean 'coca'\?"),
         ("rollout.prompts", "expected KEY=VALUE"),
     ],
