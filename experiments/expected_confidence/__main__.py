@@ -26,7 +26,7 @@ from coca_mindspeed.utils.markdown import print_markdown
 if TYPE_CHECKING:
     from coca_mindspeed.local.policy import Policy
 
-_STATED = re.compile(r"(\s*<confidence>\s*)\d[\d.]*(\s*</confidence>)")
+_STATED = re.compile(r"(\s*<confidence>\s*)\d[\d.]*\s*</confidence>")
 DRAWS = (1, 4, 8, 16)
 _REPETITIONS = 50  # of the draws, whose metrics are averaged
 Floats = npt.NDArray[np.float64]
@@ -87,43 +87,46 @@ def table(values: Floats, probabilities: Floats, correct: npt.NDArray[np.bool_])
     return "\n".join([title, "", *lines])
 
 
-def usual_form(responses: Iterable[str]) -> tuple[str, str]:
-    """The most frequent texts before and behind the number in responses that begin with a confidence.
+def usual_form(responses: Iterable[str]) -> str:
+    """The most frequent text before the number in responses that begin with a confidence.
 
     Raises:
         DataError: none does.
     """
-    found = Counter(match.groups() for response in responses if (match := _STATED.match(response)))
+    found = Counter(match[1] for response in responses if (match := _STATED.match(response)))
     if not found:
         raise DataError("no response begins with <confidence> NUMBER </confidence>; train the format first")
-    ((before, behind), _count), *_others = found.most_common()
-    return before, behind
+    return found.most_common(1)[0][0]
 
 
 def distribution(policy: "Policy", prompt: Sequence[int], texts: Sequence[str]) -> Floats:
     """The policy's probabilities ``[N]`` of beginning its response with each text, normalised over the texts.
 
-    The last token is left out, since a tokenizer may merge it with what follows.
+    The prompt and the texts' beginnings, which are few, are run once.
 
     Raises:
         DataError: the tokenizer does not reproduce a text from its tokens.
     """
     import torch
 
-    from coca_mindspeed.local.log_probs import response_log_probs
-
     rows = [policy.tokenizer.encode(text, add_special_tokens=False) for text in texts]
     for text, row in zip(texts, rows, strict=True):
         if policy.tokenizer.decode(row) != text:
             raise DataError(f"the tokenizer decodes {row} to {policy.tokenizer.decode(row)!r}, expected {text!r}")
-    rows = [row[:-1] for row in rows]
-    width = max(map(len, rows))
-    tokens = torch.tensor([row + [policy.pad_id] * (width - len(row)) for row in rows], device=policy.device)
-    inside = torch.tensor([[True] * len(row) + [False] * (width - len(row)) for row in rows], device=policy.device)
-    with torch.no_grad():
-        log_probs = response_log_probs(policy, [prompt], tokens, temperature=1.0)
-    totals = torch.where(inside, log_probs, 0.0).sum(1).double()
-    result: Floats = totals.softmax(0).cpu().numpy()
+    parents = list(dict.fromkeys(tuple(row[:-1]) for row in rows))
+    width = max(map(len, parents))
+    tokens = torch.tensor([[prompt[-1], *parent, *[0] * (width - len(parent))] for parent in parents])
+    with torch.no_grad(), policy.autocast():
+        cache = policy.model(torch.tensor([prompt[:-1]], device=policy.device), use_cache=True).past_key_values
+        cache.batch_repeat_interleave(len(parents))
+        logits = policy.model(tokens.to(policy.device), past_key_values=cache).logits
+    log_probs = policy.logits_of_policy(logits, 1.0).log_softmax(-1).double().cpu()
+    totals = []
+    for row in rows:
+        at = parents.index(tuple(row[:-1]))
+        totals.append(sum(float(log_probs[at, place, token]) for place, token in enumerate(row)))
+    weights = np.exp(np.array(totals) - max(totals))
+    result: Floats = weights / weights.sum()
     return result
 
 
@@ -151,8 +154,8 @@ def _measure(
         raise DataError(f"{arguments.records}: {missing} answers could not be graded")
     prompt = config.method.training_method.system_prompt
     prompts = policy.encode_prompts(records, prompt, config.rollout.max_prompt_tokens)
-    before, behind = usual_form(prediction.response for prediction in found)
-    texts = [f"{before}{value:.{arguments.decimals}f}{behind}" for value in values]
+    before = usual_form(prediction.response for prediction in found)
+    texts = [f"{before}{value:.{arguments.decimals}f}" for value in values]
     rows = []
     with StepProgress(len(records), True, title="confidences") as bar:
         for tokens in prompts:

@@ -46,11 +46,11 @@ def test_the_expectation_ranks_what_draws_hide():
 
 
 def test_the_distribution_is_that_of_the_whole_strings(tiny_policy):
-    texts = [f"<confidence>{value / 10:.1f}</confidence>" for value in range(11)]
+    texts = [f"<confidence>{value / 10:.1f}" for value in range(11)]
     (prompt,) = tiny_policy.encode_prompts(arithmetic_records(1, "train", 0), "", 64)
     expected = []
     for text in texts:
-        row = tiny_policy.tokenizer.encode(text, add_special_tokens=False)[:-1]
+        row = tiny_policy.tokenizer.encode(text, add_special_tokens=False)
         with torch.no_grad():
             logits = tiny_policy.model(torch.tensor([[*prompt, *row]])).logits[0, len(prompt) - 1 : -1]
         logits[:, tiny_policy.pad_id] = -torch.inf  # never sampled
@@ -63,7 +63,7 @@ def test_the_distribution_is_that_of_the_whole_strings(tiny_policy):
 
 def test_the_form_is_that_of_most_responses():
     responses = ["<confidence> 0.8 </confidence> 4", "<confidence>1</confidence>", "<confidence> 0 </confidence>", "4"]
-    assert usual_form(responses) == ("<confidence> ", " </confidence>")
+    assert usual_form(responses) == "<confidence> "
     with pytest.raises(DataError):
         usual_form(["4"])
 
@@ -71,7 +71,13 @@ def test_the_form_is_that_of_most_responses():
 def test_the_command_writes_a_row_for_each_question(tmp_path, capsys):
     """Warmed up for a moment: an untrained model states no confidence."""
     keys = ["rollout.max_new_tokens=16", "rollout.max_prompt_tokens=64", "data.grader=exact"]
-    warm_up = ["warm_up.steps=150", "trainer.steps=1", "evaluation.final_questions=0", "checkpoint.interval=0"]
+    warm_up = [
+        "warm_up.steps=200",
+        "warm_up.batch=16",
+        "trainer.steps=1",
+        "evaluation.final_questions=0",
+        "checkpoint.interval=0",
+    ]
     assert cli.main(["train", "demo", *warm_up, "--output", str(tmp_path / "run"), "--quiet"]) == 0
     write_records(tmp_path / "records.jsonl", arithmetic_records(6, "evaluate", 0))
     output = tmp_path / "rows.jsonl"
