@@ -1,5 +1,6 @@
 """The reference of all keys, made from the schema so that it cannot lag behind it."""
 
+import inspect
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, TypeGuard, get_args, get_origin
@@ -11,15 +12,15 @@ from pydantic_core import PydanticUndefined
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.utils.markdown import markdown_table
 
-_HEADER = ("key", "type", "default", "range", "meaning")
+_HEADER = ("key", "type and range", "default", "meaning")
 
 
 def reference_markdown() -> str:
-    """A Markdown table for each section of a run: key, type, default, range and meaning."""
+    """A Markdown table for each section of a run: key, type and range, default, meaning."""
     sections = []
     for name, field in RunConfig.model_fields.items():
         if _is_section(field.annotation):
-            about = (field.annotation.__doc__ or "").strip()
+            about = inspect.cleandoc(field.annotation.__doc__ or "")
             sections.append(f"### {name}\n\n{about}\n\n{section_table(name, field.annotation)}")
         else:
             sections.append(f"### {name}\n\n{_table([_row(name, field)])}")
@@ -50,10 +51,10 @@ def _rows(name: str, section: type[BaseModel]) -> Iterator[Sequence[object]]:
 
 def _row(key: str, field: FieldInfo) -> Sequence[object]:
     default = field.get_default(call_default_factory=True)
-    shown = "" if default is PydanticUndefined else json.dumps(default)
+    shown = "" if default is PydanticUndefined else f"`{json.dumps(default)}`"
     ranges = [_range(constraint) for constraint in [*field.metadata, *_inner_constraints(field.annotation)]]
-    meaning = field.description or ""
-    return f"`{key}`", _type_name(field.annotation), f"`{shown}`", " ".join(filter(None, ranges)), meaning
+    type_and_range = " ".join(filter(None, [_type_name(field.annotation), *ranges]))
+    return f"`{key}`", type_and_range, shown, field.description or ""
 
 
 def _inner_constraints(annotation: Any) -> list[Any]:

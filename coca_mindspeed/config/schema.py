@@ -67,30 +67,30 @@ class ArchitectureConfig(Section):
     kv_groups: int = Field(ge=1, description="key/value heads")
     ffn: int = Field(ge=1, description="inner size of the gated MLP")
     vocab: int = Field(ge=1, description="rows of the embedding")
-    untied_embeddings: bool = Field(description="the output layer has weights of its own")
-    qkv_bias: bool = Field(description="biases in the query, key and value projections")
+    untied_embeddings: bool = Field(description="separate weights for the output layer")
+    qkv_bias: bool = Field(description="biases of the QKV projections")
     rope_theta: int = Field(ge=1, description="base of the rotary embedding")
     norm_eps: float = Field(gt=0, description="epsilon of RMSNorm")
     context: int = Field(ge=1, description="longest sequence, in tokens")
 
 
 class LoraConfig(Section):
-    """Adapters that are trained in the place of the model, by peft (the extra ``lora``); docs/training.md."""
+    """LoRA adapters, by peft (the extra ``lora``); docs/training.md."""
 
-    rank: int | None = Field(None, ge=1, description="rank of the adapters; null: none, the whole model is trained")
-    alpha: float = Field(32.0, gt=0, description="what the adapters add is multiplied by alpha / rank")
+    rank: int | None = Field(None, ge=1, description="rank of the adapters; null: full training")
+    alpha: float = Field(32.0, gt=0, description="adapters are scaled by alpha / rank")
     targets: str = Field(
         "all-linear",
         min_length=1,
-        description="the layers that get one: all-linear, or a regular expression that whole module names match",
+        description="layers with adapters: all-linear, or a regular expression that matches whole module names",
     )
     base_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="of the frozen weights; bfloat16 halves them, the adapters stay float32"
+        "float32", description="dtype of the frozen weights; adapters are float32"
     )
 
 
 class ModelConfig(Section):
-    """Which model is trained."""
+    """The model."""
 
     path: str | None = Field(
         None, min_length=1, description="Hugging Face directory of a causal LM; null: the built-in tiny model"
@@ -98,33 +98,30 @@ class ModelConfig(Section):
     megatron_path: str | None = Field(
         None,
         min_length=1,
-        description="Ascend: its weights in Megatron's form, cut for the run's TP and PP (launch/convert_weights.sh)",
+        description="Ascend: Megatron weights for the run's TP and PP (launch/convert_weights.sh)",
     )
     architecture: ArchitectureConfig | None = Field(
-        None, description="Ascend: its shape; null: read from path by the local engine, which needs nothing else"
+        None, description="Ascend: shape of the model; the local engine reads it from path"
     )
     compute_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="bfloat16: autocast; the weights stay float32, which lr 1e-6 needs to have any effect"
+        "float32", description="bfloat16: autocast with float32 weights"
     )
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention implementation")
     trust_remote_code: bool = Field(False, description="run Python code found in the model's directory")
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict,
-        description="variables of the chat template, {enable_thinking: false} for example; they are written into the "
-        "template that is saved with the trained model",
+        description="variables of the chat template, for example {enable_thinking: false}; saved with the model",
     )
     prompt_date: str | None = Field(
         None,
-        description="YYYY-MM-DD, the date for a chat template that puts today's into the prompt; null: the day on "
-        "which the run starts (local engine; on Ascend such a template is refused)",
+        description="YYYY-MM-DD for a chat template with today's date; null: day of the start (refused on Ascend)",
     )
     allow_open_thinking: bool = Field(
         False,
-        description="accept a chat template whose prompt ends inside an open <think>; a response has to begin with "
-        "its confidence",
+        description="accept a chat template whose prompt ends inside an open <think>",
     )
     lora: LoraConfig = LoraConfig()
-    gradient_checkpointing: bool = Field(False, description="recompute each layer's activations in the backward pass")
+    gradient_checkpointing: bool = Field(False, description="recompute activations in the backward pass")
 
     @field_validator("chat_template_kwargs")
     @classmethod
@@ -149,42 +146,37 @@ class ModelConfig(Section):
 
 
 class WarmUpConfig(Section):
-    """Supervised warm-up into a model that keeps to the format, but is sure of everything.
+    """SFT warm-up on the response format, with high confidences.
 
-    The built-in tiny model always has one, on its training questions; a model of your own where ``records`` is set.
+    The built-in tiny model always has one, on its training questions; another model only if ``records`` is set.
     """
 
     records: str | None = Field(
         None,
         min_length=1,
-        description="records that teach a model of your own the format (JSON Lines), apart from those that it is "
-        "trained on; null: none for model.path",
+        description="separate records (JSON Lines) for the warm-up of model.path; null: no warm-up",
     )
     steps: int = Field(700, ge=1, description="updates")
     batch: int = Field(128, ge=1, description="responses in an update")
     lr: float = Field(4e-3, gt=0, le=1, description="peak learning rate, with cosine decay")
     wrong_answers: float = Field(0.1, ge=0, le=1, description="share of answers shown with one digit changed")
-    question_weight: float = Field(0.0, ge=0, description="weight of the questions' own tokens in the loss")
+    question_weight: float = Field(0.0, ge=0, description="weight of question tokens in the loss")
     overconfident: float = Field(0.85, ge=0, le=1, description="share of confidences near 1; the others are uniform")
 
 
 class ConfidenceStartConfig(Section):
-    """Supervised start of the confidences on sampled success rates: an option of ours, not the paper's.
-
-    It comes behind the warm-up and before the first step; docs/training.md.  The policy itself samples.
-    """
+    """SFT of the confidences on sampled success rates, after the warm-up; not in the paper (docs/training.md)."""
 
     questions: int = Field(
         0,
         ge=0,
-        description="training questions that are asked, rollout.group_size times each, for their success rates; "
-        "10 or more; 0: no such start",
+        description="training questions, rollout.group_size samples of each; at least 10; 0: off",
     )
     steps: int = Field(100, ge=1, description="updates")
-    batch: int = Field(32, ge=1, description="responses in an update, each with its question's success rate")
-    lr: float = Field(5e-5, gt=0, le=1, description="peak learning rate; it rises for 20 updates, then cosine decay")
+    batch: int = Field(32, ge=1, description="responses in an update")
+    lr: float = Field(5e-5, gt=0, le=1, description="peak learning rate; 20 updates of warm-up, then cosine decay")
     confidence_weight: float = Field(
-        1.0, gt=0, le=1000, description="of the confidence's tokens in the loss; that of the answer's is 1"
+        1.0, gt=0, le=1000, description="weight of confidence tokens in the loss (answer tokens: 1)"
     )
 
     @model_validator(mode="after")
@@ -195,7 +187,7 @@ class ConfidenceStartConfig(Section):
 
 
 class MethodConfig(Section):
-    """Which training method, and the choices that the paper leaves open (docs/method.md)."""
+    """Training method (docs/method.md)."""
 
     name: str = Field("coca", description="coca, rlvr, joint, sequential or rlcr")
     invalid_reward: float = Field(
@@ -203,17 +195,18 @@ class MethodConfig(Section):
     )
     separate_format: bool = Field(
         True,
-        description="coca: Brier scores are compared among valid responses only, and being valid earns an advantage of "
-        "its own; false: invalid_reward takes part in the group's mean and deviation (the paper's form)",
+        description="coca: normalise Brier scores among valid responses and add an advantage for being valid; "
+        "false: the paper's form",
     )
     entropy_bonus: float = Field(
         0.0,
         ge=0,
         le=1,
-        description="coca, local engine: weight of the confidence segment's entropy in its reward; keeps a short run "
-        "from stating one confidence everywhere",
+        description="coca, local engine: weight of the confidence segment's entropy in its reward",
     )
-    max_confidence_tokens: int = Field(16, ge=1, description="tokens that stand for an invalid response's confidence")
+    max_confidence_tokens: int = Field(
+        16, ge=1, description="tokens that the reward of an invalid confidence applies to"
+    )
     confidence_decimals: int | None = Field(None, ge=1, le=6, description="exact digits after the point; null: any")
     advantage_ddof: Literal[0, 1] = Field(1, description="1: sample deviation, 0: population deviation")
     advantage_eps: float = Field(1e-6, ge=0, le=1, description="added to the deviation of a group's rewards")
@@ -239,36 +232,29 @@ class MethodConfig(Section):
 
 
 class DataConfig(Section):
-    """Questions to train on and to evaluate on."""
+    """Questions for training and evaluation."""
 
     name: Literal["arithmetic", "records"] = Field(
-        "arithmetic", description="arithmetic: the embedded data; records: JSON Lines files of records"
+        "arithmetic", description="arithmetic: built-in questions; records: JSON Lines"
     )
-    train: str | None = Field(None, min_length=1, description="records to train on (JSON Lines), for name: records")
-    evaluate: str | None = Field(None, min_length=1, description="held-out records (JSON Lines), for name: records")
+    train: str | None = Field(None, min_length=1, description="training records (JSON Lines)")
+    evaluate: str | None = Field(None, min_length=1, description="held-out records (JSON Lines)")
     train_size: int = Field(50_000, ge=1, description="arithmetic: number of training questions")
     evaluate_size: int = Field(2_000, ge=1, description="arithmetic: number of held-out questions")
     epochs: float | None = Field(
         None,
         gt=0,
         le=1e6,
-        description="passes over the training questions of each stage, 0.5 too; null: trainer.steps decides",
+        description="passes over the training questions in each stage, may be a fraction; null: see trainer.steps",
     )
-    rows: int | None = Field(
-        None, ge=1, description="records: how many to expect in train; a file that is there is counted instead"
-    )
-    grader: str = Field("auto", description="how answers are graded; see docs/grading.md")
-    grader_options: dict[str, Any] = Field(
-        default_factory=dict, description="the grader's own options; docs/grading.md"
-    )
+    rows: int | None = Field(None, ge=1, description="number of training records, if the file is not on this machine")
+    grader: str = Field("auto", description="grader; docs/grading.md")
+    grader_options: dict[str, Any] = Field(default_factory=dict, description="options of the grader; docs/grading.md")
     require_evaluated: bool = Field(
         True,
-        description="in training, a mathematical answer that leaves its work undone or restates the question's "
-        "expression earns nothing; evaluations grade by value alone; docs/grading.md",
+        description="training gives no reward to an unevaluated mathematical answer; docs/grading.md",
     )
-    seed: int = Field(
-        0, ge=0, le=_LARGEST_SEED, description="draws the embedded data; the run's seed draws the order of questions"
-    )
+    seed: int = Field(0, ge=0, le=_LARGEST_SEED, description="seed of the built-in questions")
 
     @field_validator("grader_options")
     @classmethod
@@ -302,19 +288,19 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
 
 
 class RolloutConfig(Section):
-    """How responses are sampled.  No top-k and no nucleus: s must speak of the policy's own distribution."""
+    """Sampling of responses, without top-k and top-p."""
 
-    prompts: int = Field(128, ge=1, le=1_000_000, description="prompts a step")
-    group_size: int = Field(16, ge=2, le=100_000, description="G, responses to each prompt")
+    prompts: int = Field(128, ge=1, le=1_000_000, description="prompts per step")
+    group_size: int = Field(16, ge=2, le=100_000, description="G, responses per prompt")
     temperature: float = Field(
         1.0,
         ge=0.01,  # vLLM, which samples on clusters, takes a smaller number for 0.01
         le=100,
-        description="divides the logits, in sampling and in training alike",
+        description="divides the logits in sampling and training",
     )
-    max_prompt_tokens: int = Field(2048, ge=1, description="a longer prompt is an error, never cut")
-    max_new_tokens: int = Field(4096, ge=1, description="a response is cut off here and graded as it is")
-    batch_responses: int | None = Field(None, ge=1, description="responses sampled at once; null: all of the step's")
+    max_prompt_tokens: int = Field(2048, ge=1, description="a longer prompt is an error")
+    max_new_tokens: int = Field(4096, ge=1, description="a longer response is cut off and graded")
+    batch_responses: int | None = Field(None, ge=1, description="responses sampled at once; null: all of a step")
 
 
 class OptimizerConfig(Section):
@@ -322,8 +308,7 @@ class OptimizerConfig(Section):
 
     name: Literal["adamw", "adamw_8bit"] = Field(
         "adamw",
-        description="adamw: moments in float32; adamw_8bit: in eight bits, by bitsandbytes (the extra adamw-8bit); "
-        "docs/training.md",
+        description="adamw_8bit: 8-bit moments, by bitsandbytes (the extra adamw-8bit); docs/training.md",
     )
     lr: float = Field(1e-6, gt=0, le=1, description="peak learning rate")
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = Field(
@@ -336,7 +321,7 @@ class OptimizerConfig(Section):
         description="AdamW's eps",
     )
     weight_decay: float = Field(0.0, ge=0, description="decoupled weight decay")
-    grad_clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
+    grad_clip: float = Field(1.0, gt=0, description="maximum gradient norm")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         "constant", description="decay after the warm-up, to zero"
     )
@@ -362,19 +347,18 @@ class OptimizerConfig(Section):
 class TrainerConfig(Section):
     """The training loop of the local engine."""
 
-    steps: int = Field(300, ge=1, description="steps of each stage; sequential has two stages, the others one")
-    minibatches: int = Field(1, ge=1, description="updates into which a step's prompts are split, groups whole")
+    steps: int = Field(300, ge=1, description="steps of each stage (two stages: sequential)")
+    minibatches: int = Field(1, ge=1, description="updates per pass; groups stay whole")
     epochs: int = Field(1, ge=1, description="passes over a step's responses")
-    microbatch_prompts: int | None = Field(None, ge=1, description="prompts in one backward pass; null: a minibatch's")
+    microbatch_prompts: int | None = Field(None, ge=1, description="prompts in one backward pass; null: a minibatch")
     microbatch_tokens: int | None = Field(
         None,
         ge=1,
-        description="tokens in one backward pass, prompts and padding included, instead of microbatch_prompts; groups "
-        "may be split",
+        description="tokens in one backward pass with prompts and padding, instead of microbatch_prompts",
     )
-    share_prompts: bool = Field(True, description="run each prompt once for its whole group in the update")
+    share_prompts: bool = Field(True, description="compute each prompt once per group in the update")
     device: str = Field("auto", pattern=DEVICE_PATTERN, description="auto, cpu, cuda, cuda:N, npu or npu:N")
-    threads: int | None = Field(None, ge=1, description="CPU threads; null: as PyTorch likes")
+    threads: int | None = Field(None, ge=1, description="CPU threads; null: PyTorch's default")
 
     @model_validator(mode="after")
     def _one_kind_of_microbatch(self) -> "TrainerConfig":
@@ -387,48 +371,48 @@ class TrainerConfig(Section):
 
 
 class EvaluationConfig(Section):
-    """Evaluation on held-out questions while training: one sample of each; on Ascend, a whole group of each."""
+    """Evaluation on held-out questions: one sample of each; on Ascend, a group of each."""
 
     interval: int = Field(0, ge=0, description="steps between evaluations; 0: none while training")
     questions: int | None = Field(None, ge=1, description="held-out questions used while training; null: all")
     final_questions: int | None = Field(
-        None, ge=0, description="held-out questions answered before and after training; null: all; 0: none"
+        None, ge=0, description="the same before and after training; null: all; 0: none"
     )
 
 
 class CheckpointConfig(Section):
-    """When checkpoints are written, and how many are kept."""
+    """Checkpoints."""
 
-    interval: int = Field(50, ge=0, description="steps between checkpoints; 0: only the last step's")
+    interval: int = Field(50, ge=0, description="steps between checkpoints; 0: last step only")
     keep: int = Field(2, ge=1, description="newest checkpoints kept")
 
 
 class LoggingConfig(Section):
-    """Where metrics and samples go, besides metrics.jsonl."""
+    """Loggers and samples, besides metrics.jsonl."""
 
-    tensorboard: bool = Field(True, description="event files in OUTPUT/tensorboard; on Ascend in ./runs")
-    wandb: str | None = Field(None, description="Weights & Biases project (needs the extra 'wandb')")
-    swanlab: str | None = Field(None, description="SwanLab project (needs the extra 'swanlab')")
-    samples_interval: int = Field(10, ge=0, description="steps between dumps of rollout samples; 0: none")
-    samples_prompts: int = Field(4, ge=1, description="prompts of a dump, with all their responses")
+    tensorboard: bool = Field(True, description="event files in OUTPUT/tensorboard (Ascend: ./runs)")
+    wandb: str | None = Field(None, description="Weights & Biases project (the extra wandb)")
+    swanlab: str | None = Field(None, description="SwanLab project (the extra swanlab)")
+    samples_interval: int = Field(10, ge=0, description="steps between sample dumps; 0: none")
+    samples_prompts: int = Field(4, ge=1, description="prompts per dump, with all responses")
 
 
 class HardwareConfig(Section):
-    """What the run is for: this machine, or a cluster of NPUs."""
+    """This machine, or a cluster of NPUs."""
 
     platform: Literal["local", "npu", "host"] = Field(
-        "local", description="local: one CPU or GPU; npu: MindSpeed-RL on Ascend; host: MindSpeed-RL without an NPU"
+        "local", description="local: one CPU or GPU; npu: MindSpeed-RL; host: MindSpeed-RL on CPUs"
     )
     nodes: int = Field(1, ge=1, description="machines")
-    npus_per_node: int = Field(1, ge=1, description="NPUs in each; a 910C counts as two, one for each die")
+    npus_per_node: int = Field(1, ge=1, description="NPUs per machine; a 910C counts as two")
     memory_gib: float = Field(64.0, gt=0, description="memory of one NPU")
-    reserved_gib: float = Field(4.0, ge=0, description="of which CANN, HCCL's buffers and fragments take, by estimate")
+    reserved_gib: float = Field(4.0, ge=0, description="of these for CANN, HCCL buffers and fragmentation (estimate)")
 
 
 class RunConfig(Section):
     """A whole run."""
 
-    seed: int = Field(0, ge=0, le=_LARGEST_SEED, description="seed of everything that is drawn")
+    seed: int = Field(0, ge=0, le=_LARGEST_SEED, description="random seed")
     model: ModelConfig = ModelConfig()
     warm_up: WarmUpConfig = WarmUpConfig()
     confidence_start: ConfidenceStartConfig = ConfidenceStartConfig()
@@ -441,9 +425,7 @@ class RunConfig(Section):
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
     hardware: HardwareConfig = HardwareConfig()
-    mindspeed_rl: dict[str, Any] = Field(
-        default_factory=dict, description="MindSpeed-RL's own keys, passed to it untouched; the local engine reads none"
-    )
+    mindspeed_rl: dict[str, Any] = Field(default_factory=dict, description="keys of MindSpeed-RL, passed unchanged")
 
     @field_validator("mindspeed_rl")
     @classmethod

@@ -21,11 +21,11 @@ class EngineSection(BaseModel):
 class ScoringSettings(EngineSection):
     """Method and grading."""
 
-    method: MethodConfig = Field(MethodConfig(), description="the training method and its choices, as everywhere")
-    grader: str = Field("auto", description="grader of the answers; auto: every record's own; docs/grading.md")
-    grading: dict[str, Any] = Field(default_factory=dict, description="options of the graders; see docs/grading.md")
-    allow_open_thinking: bool = Field(False, description="accept prompts that end inside an open <think>")
-    require_evaluated: bool = Field(True, description="a restated question earns nothing in training; docs/grading.md")
+    method: MethodConfig = Field(MethodConfig(), description="the training method")
+    grader: str = Field("auto", description="grader; auto: by record; docs/grading.md")
+    grading: dict[str, Any] = Field(default_factory=dict, description="options of the graders; docs/grading.md")
+    allow_open_thinking: bool = Field(False, description="see model.allow_open_thinking")
+    require_evaluated: bool = Field(True, description="see data.require_evaluated")
 
     @field_validator("grader")
     @classmethod

@@ -17,7 +17,7 @@ class DeviceSettings(EngineSection):
 
     memory_gib: float = Field(80.0, gt=0, description="memory of one GPU or NPU")
     model: str | None = Field(
-        None, description="NAME of configs/model/NAME.yaml, whose shape the plan uses; null: no memory in the plan"
+        None, description="NAME in configs/model/NAME.yaml for the memory estimate; null: no estimate"
     )
 
 
@@ -27,11 +27,10 @@ class VerlSettings(ScoringSettings):
     broken_groups: int = Field(
         0,
         ge=0,
-        description="groups of a step (and held-out questions of a validation) that may lack responses because a "
-        "rollout failed; they are left out and counted; more of them end the run",
+        description="allowed incomplete groups per step (and questions per validation); more end the run",
     )
-    samples_interval: int = Field(10, ge=0, description="steps between dumps into trainer.rollout_data_dir; 0: none")
-    samples_prompts: int = Field(4, ge=1, description="questions of a dump, with all their responses")
+    samples_interval: int = Field(10, ge=0, description="steps between sample dumps; 0: none")
+    samples_prompts: int = Field(4, ge=1, description="questions per dump, with all responses")
     device: DeviceSettings = DeviceSettings()
 
     def stage(self, step: int, total_steps: int) -> int:

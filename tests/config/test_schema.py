@@ -90,5 +90,5 @@ def test_a_path_is_not_empty_and_is_a_key():
 
 
 def test_the_reference_shows_the_ranges_of_pairs():
-    assert "| `optimizer.betas` | tuple[float, float] | `[0.9, 0.95]` | >= 0 < 1 |" in reference_markdown()
+    assert "| `optimizer.betas` | tuple[float, float] >= 0 < 1 | `[0.9, 0.95]` |" in reference_markdown()
     assert Annotated.__name__ not in reference_markdown()

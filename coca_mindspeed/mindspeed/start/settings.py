@@ -23,40 +23,35 @@ METRICS, VALIDATION = "metrics.jsonl", "validation.jsonl"
 class HostSettings(EngineSection):
     """Only for ``platform: host``."""
 
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="dtype of weights and activations")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="weights and activations")
     initial_weights: Path | None = Field(
-        None, description="Hugging Face directory whose weights training starts from; null: Megatron's own draw"
+        None, description="Hugging Face directory of the initial weights; null: random weights"
     )
 
 
 class CocaSettings(ScoringSettings):
     """The section ``coca``."""
 
-    chat_template_kwargs: dict[str, Any] = Field(
-        default_factory=dict, description="variables of the chat template; see model.chat_template_kwargs"
-    )
-    prompt_date: str | None = Field(None, description="date for a chat template; see model.prompt_date")
-    stage: int = Field(0, ge=0, description="stage of the method; only sequential has more than one")
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, description="see model.chat_template_kwargs")
+    prompt_date: str | None = Field(None, description="see model.prompt_date")
+    stage: int = Field(0, ge=0, description="stage of the method (sequential: 0, 1)")
 
-    eval_data: Path | None = Field(None, description="held-out records (JSON Lines) for validation while training")
+    eval_data: Path | None = Field(None, description="held-out records (JSON Lines) for validation")
     eval_interval: int = Field(0, ge=0, description="iterations between validations; 0: none")
-    samples_interval: int = Field(0, ge=0, description="iterations between dumps of samples; 0: none")
-    samples_prompts: int = Field(2, ge=1, description="prompts of a dump, with all their responses")
-    output_dir: Path | None = Field(None, description="where samples and validation results are written")
-    data_sha256: dict[str, str] = Field(
-        {}, description="SHA-256 of the files of records, by path, when the run was planned; every node's are compared"
-    )
+    samples_interval: int = Field(0, ge=0, description="iterations between sample dumps; 0: none")
+    samples_prompts: int = Field(2, ge=1, description="prompts per dump, with all responses")
+    output_dir: Path | None = Field(None, description="directory of samples and validation results")
+    data_sha256: dict[str, str] = Field({}, description="SHA-256 of record files by path; compared on every node")
     keep_checkpoints: int | None = Field(None, ge=1, description="newest checkpoints kept; null: all")
-    metrics_file: bool = Field(True, description="write every iteration's metrics to output_dir/metrics.jsonl")
+    metrics_file: bool = Field(True, description="write output_dir/metrics.jsonl")
 
-    rollout_log_probs: bool = Field(True, description="measure the gap between rollout and training log-probabilities")
-    stall_timeout: float = Field(3600.0, gt=0, description="seconds without any progress after which a stage gives up")
+    rollout_log_probs: bool = Field(True, description="measure the gap of log-probs between rollout and training")
+    stall_timeout: float = Field(3600.0, gt=0, description="seconds without progress until a stage fails")
 
-    platform: Literal["npu", "host"] = Field("npu", description="npu, or host: on a CPU (docs/port.md)")
+    platform: Literal["npu", "host"] = Field("npu", description="npu, or host (CPU)")
     rollout: Literal["auto", "vllm", "transformers"] = Field(
         "auto",
-        description="rollout engine: vllm (on platform host its CPU build) or, on host only, transformers; "
-        "auto: vllm on npu, transformers on host",
+        description="rollout engine; auto: vllm on npu, transformers on host (vllm there: its CPU build)",
     )
     host: HostSettings = HostSettings()
 
