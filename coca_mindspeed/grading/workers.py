@@ -102,19 +102,10 @@ class Failure(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class TaskResult(Generic[Result]):
-    """The result of one task.
-
-    Attributes:
-        value: return value of the function; None if it failed.
-        failure: None if it returned.
-        detail: description of a failure.
-        seconds: wall time of the function; the limit after a timeout; 0 if it raised or its process died.
-    """
-
-    value: Result | None
+    value: Result | None  # None if the function failed
     failure: Failure | None = None
     detail: str = ""
-    seconds: float = 0.0
+    seconds: float = 0.0  # wall time of the function; the limit after a timeout; 0 if it raised or its process died
 
 
 def in_order(
@@ -206,8 +197,6 @@ def _run(function: Callable[[Item], Result], item: Item, seconds: float) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A submitted task: its future, its pool, and how often it was starved before."""
-
     function: Callable[[Any], Any]
     item: Any
     future: Any
@@ -216,7 +205,6 @@ class _Task:
 
 
 def _has_result(future: Any) -> bool:
-    """Whether the task itself ended, not only its pool."""
     return future.done() and not isinstance(future.exception(), BrokenProcessPool)
 
 
@@ -265,7 +253,7 @@ class Workers:
         """Run ``function`` on every item; results come in order, and a limited number of tasks is in flight.
 
         Args:
-            function: importable, of one picklable argument; its result must be picklable.
+            function: importable; its argument and result must be picklable.
             items: may be a stream; taken as tasks are finished.
         """
         waiting: deque[_Task] = deque()
@@ -281,7 +269,6 @@ class Workers:
                 self._discard_pool()
 
     def _finish(self, waiting: "deque[_Task]") -> TaskResult[Any]:
-        """The result of the first task."""
         rebuilds = 0
         while True:
             task = waiting[0]
@@ -363,7 +350,6 @@ class Workers:
             self._pool = None
 
     def close(self) -> None:
-        """Stop every worker and wait for it; may be called twice."""
         if self._closed:
             return
         self._closed = True

@@ -1,5 +1,3 @@
-"""Grades programs: runs them against their tests in the sandbox."""
-
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -19,7 +17,7 @@ _MAX_PROGRAM_CHARACTERS = 200_000
 
 
 class CodeGrader:
-    """Right if and only if the program passes all of its tests.
+    """Right if and only if the program passes all of its tests. Raises ``GradingError`` without a sandbox.
 
     Args:
         seconds: limit for one run of a program (one case, or one set of asserts) if the record sets none: wall time
@@ -29,9 +27,6 @@ class CodeGrader:
         memory_mib: for each process, and for all processes of a program together.
         processes: processes and threads of a program at one time.
         allow_unsandboxed: see :class:`~coca_mindspeed.grading.code.sandbox.Sandbox`.
-
-    Raises:
-        GradingError: there is no sandbox.
     """
 
     def __init__(
@@ -56,18 +51,13 @@ class CodeGrader:
 
     @staticmethod
     def check(records: Sequence[Record]) -> None:
-        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: every record has tests that can be run."""
         for record in records:
             build_job(record, "")
             check_asserts(record)
             time_limit(record, default=1.0)
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        """See :class:`~coca_mindspeed.grading.verdict.Grader`.
-
-        Raises:
-            RecordError: a record's tests are malformed; no program runs then.
-        """
+        """Run no program if a record's tests are malformed (``RecordError``)."""
         started = time.perf_counter()
         jobs = [self._job(record, answer) for record, answer in zip(records, answers, strict=True)]
         reports = list(self._reports(jobs))
@@ -77,11 +67,7 @@ class CodeGrader:
         return verdicts
 
     def outputs(self, jobs: Sequence[Job]) -> list[tuple[str | None, ...]]:
-        """Run jobs of the kind ``outputs``: for each a digest of the program's result on each input.
-
-        Raises:
-            GradingError: a program could not be run.
-        """
+        """Digests of each program's result on each input; ``GradingError`` if a program could not be run."""
         found = []
         for report, _ in self._reports([{**job, "seconds": self._seconds} for job in jobs]):
             if report.outcome == Outcome.UNGRADABLE.value:

@@ -24,8 +24,6 @@ from coca_mindspeed.grading.workers import in_order
 
 
 class Grade(str, Enum):
-    """The judge's grade of an answer."""
-
     CORRECT = "CORRECT"
     INCORRECT = "INCORRECT"
     NOT_ATTEMPTED = "NOT_ATTEMPTED"
@@ -58,7 +56,7 @@ _OUTCOMES = {Grade.CORRECT: Outcome.RIGHT, Grade.INCORRECT: Outcome.WRONG, Grade
 
 
 def parse_grade(reply: str) -> Grade | None:
-    """The grade if the reply is nothing else, or None."""
+    """The grade, or None if the reply is anything else."""
     match = _REPLY.fullmatch(reply)
     return Grade(match[1].upper().replace(" ", "_")) if match else None
 
@@ -68,7 +66,6 @@ class JudgeGrader:
 
     Args:
         url: base URL of the endpoint, such as ``http://127.0.0.1:8000/v1``.
-        model: name of the model.
         key_variable: environment variable with the key; None if the endpoint needs none.
         concurrency: number of simultaneous requests.
         retries: further attempts, with exponential backoff, on connection errors, rate limits, server errors and
@@ -130,23 +127,18 @@ class JudgeGrader:
             self._cache = diskcache.Cache(str(cache), disk=diskcache.JSONDisk)
         self._tally = Tally()
         self._replies = 0
-        # By question and reference: whether the judge can grade the reference as an answer; asked after a failure.
+        # By question and reference: whether the judge can grade the reference as an answer; for all its answers.
         self._grades_reference: dict[tuple[str, str], asyncio.Future[bool]] = {}
 
     @staticmethod
     def check(records: Sequence[Record]) -> None:
-        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: there is a reference; asks no endpoint."""
         refuse_empty(records)
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        """See :class:`~coca_mindspeed.grading.verdict.Grader`.
-
-        A request that is refused for its content, or a reply that is no grade, makes the answer wrong, or ungradable if
-        the same happens to the reference in its place (asked once).
+        """A refused request, or a reply that is no grade, makes the answer wrong, or ungradable if the reference fails.
 
         Raises:
-            GradingError: the endpoint has refused everything so far, or fails after all retries. Earlier grades are
-                cached.
+            GradingError: the endpoint refuses everything, or fails after all retries. Earlier grades are cached.
         """
         started = time.perf_counter()
         submitted: list[Future[Verdict]] = []
@@ -216,7 +208,6 @@ class JudgeGrader:
         """Wrong if the judge can grade the reference as an answer, else ungradable."""
         key = (record.question, record.answer)
         if key not in self._grades_reference:
-            # Shared by all answers to the question.
             self._grades_reference[key] = asyncio.ensure_future(self._is_graded(record))
         try:
             graded = await asyncio.shield(self._grades_reference[key])
@@ -240,7 +231,6 @@ class JudgeGrader:
         return {**self._request, "messages": messages}
 
     async def _ask(self, request: Mapping[str, Any]) -> str:
-        """The text of the judge's reply."""
         deadline = time.monotonic() + self._total_seconds
         for attempt in range(self._retries + 1):
             pause = min(_FIRST_PAUSE_SECONDS * 2**attempt, _LONGEST_PAUSE_SECONDS)
@@ -286,11 +276,7 @@ class JudgeGrader:
 
 
 class _RefusedError(GradingError):
-    """The endpoint refused one request.
-
-    Attributes:
-        outcome: of the answer in the request.
-    """
+    """The endpoint refused one request; ``outcome`` is that of its answer."""
 
     outcome = Outcome.UNGRADABLE
 

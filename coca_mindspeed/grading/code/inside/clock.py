@@ -25,25 +25,13 @@ _SWITCHES = b"\nvoluntary_ctxt_switches:"
 
 
 class Sample(NamedTuple):
-    """One sample of the process tree.
-
-    Attributes:
-        wall: seconds of the monotonic clock.
-        cpu: processor seconds of all processes, including ended and waited-for ones.
-        runnable: voluntary context switches of each runnable thread.
-    """
-
-    wall: float
-    cpu: float
-    runnable: dict[int, int]
+    wall: float  # seconds of the monotonic clock
+    cpu: float  # processor seconds of all processes, including ended and waited-for ones
+    runnable: dict[int, int]  # voluntary context switches of each runnable thread
 
 
 class Clock:
-    """Seconds charged to a tree of processes.
-
-    Args:
-        processes: returns the ids of all processes of the tree.
-    """
+    """Seconds charged to the processes whose ids ``processes`` returns."""
 
     def __init__(self, processes: Callable[[], Iterable[int]]) -> None:
         self._processes = processes
@@ -51,11 +39,7 @@ class Clock:
         self._late = self._charged = 0.0
 
     def now(self, look: bool = False) -> float:
-        """Seconds charged since the clock was made.
-
-        Args:
-            look: take a sample, even within the interval.
-        """
+        """Seconds charged since the clock was made; ``look`` takes a sample even within the interval."""
         if look or time.monotonic() - self._last.wall >= _INTERVAL_SECONDS:
             last, self._last = self._last, self._sample()
             cpu = max(0.0, self._last.cpu - last.cpu)
@@ -70,7 +54,6 @@ class Clock:
         self._late += max(0.0, seconds)
 
     def deadline(self, seconds: float) -> "Deadline":
-        """A limit that starts now."""
         return Deadline(self, self.now() + seconds, time.monotonic() + WALL_FACTOR * seconds)
 
     def _sample(self) -> Sample:
@@ -88,8 +71,6 @@ class Clock:
 
 
 class Deadline:
-    """The end of a limit, in charged seconds and in wall time."""
-
     def __init__(self, clock: Clock, charged: float, wall: float) -> None:
         self.clock, self.charged, self.wall = clock, charged, wall
 
@@ -101,7 +82,6 @@ class Deadline:
         return min(charged, self.wall - time.monotonic())
 
     def starved(self) -> bool:
-        """Whether the wall time ended before the charged time."""
         return time.monotonic() >= self.wall and self.clock.now() < self.charged
 
     def sooner(self, seconds: float) -> "Deadline":
@@ -112,7 +92,6 @@ class Deadline:
 
 @functools.cache
 def program_clock() -> Clock:
-    """The clock of this process and its descendants."""
     own = os.getpid()
     return Clock(lambda: descendants(own))
 

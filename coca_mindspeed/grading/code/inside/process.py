@@ -24,7 +24,7 @@ def hold(descriptor: int) -> None:
 
 
 def release(descriptor: int) -> None:
-    """Forget the descriptor; call this before closing it."""
+    """Forget the descriptor, before it is closed."""
     _held.discard(descriptor)
 
 
@@ -81,7 +81,7 @@ class TooManyFilesError(Exception):
 
 
 def limit_files(directory: str, count: int) -> None:
-    """Limit the number of files in the file system of ``directory``; checked by :func:`until_ready`."""
+    """Limit the files in the file system of ``directory``; checked by :func:`until_ready`."""
     _file_limits[directory] = count
 
 
@@ -96,11 +96,7 @@ def poll(reading: list[int], writing: list[int], seconds: float) -> tuple[list[i
 
 
 def until_ready(reading: list[int], writing: list[int], deadline: Any) -> tuple[list[int], list[int]]:
-    """Like :func:`poll`, until a ``Deadline`` of ``clock.py``.
-
-    Raises:
-        TooManyFilesError: see :func:`limit_files`.
-    """
+    """Like :func:`poll`, until a ``Deadline``; raises :class:`TooManyFilesError`."""
     while True:
         for directory, count in _file_limits.items():
             found = os.statvfs(directory)

@@ -68,11 +68,7 @@ _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 
 
 def filter_program(machine: str) -> list[tuple[int, int, int, int]]:
-    """The filter as classic BPF instructions ``(code, jump if true, jump if false, operand)``.
-
-    Raises:
-        ValueError: the machine's system call numbers are not known here.
-    """
+    """BPF instructions ``(code, jump if true, jump if false, operand)``; ``ValueError`` for another machine."""
     if machine not in _MACHINES:
         raise ValueError(f"no system call filter for {machine}; there is one for {' and '.join(_MACHINES)}")
     column = _MACHINES.index(machine)
@@ -128,12 +124,7 @@ def filter_program(machine: str) -> list[tuple[int, int, int, int]]:
 
 
 def install() -> None:
-    """Filter this process and everything that it starts, for good.
-
-    Raises:
-        OSError: the kernel refuses.
-        ValueError: the machine is not known.
-    """
+    """Filter this process and everything that it starts; ``OSError`` if the kernel refuses."""
     instructions = b"".join(struct.pack("=HBBI", *instruction) for instruction in filter_program(platform.machine()))
     code = ctypes.create_string_buffer(instructions, len(instructions))
     # struct sock_fprog: a 16-bit count, padding, a pointer.
