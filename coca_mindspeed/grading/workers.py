@@ -28,7 +28,7 @@ from pebble.pool.process import PoolManager
 
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.code.inside import process as processes
-from coca_mindspeed.grading.code.inside.clock import WALL_FACTOR
+from coca_mindspeed.grading.code.inside.process import WALL_FACTOR
 
 # Wait until no worker is sending; a worker that died while sending blocks the others.
 _SILENCE_SECONDS = 1.0
@@ -81,7 +81,6 @@ class _ReadingFirst(PoolManager):
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Pending = TypeVar("Pending")
 
 _MAX_REBUILDS = 3
 # Tasks in flight per worker: enough for the others while one waits for its time limit.
@@ -106,22 +105,6 @@ class TaskResult(Generic[Result]):
     failure: Failure | None = None
     detail: str = ""
     seconds: float = 0.0  # wall time of the function; the limit after a timeout; 0 if it raised or its process died
-
-
-def in_order(
-    submit: Callable[[Item], Pending], items: Iterable[Item], in_flight: int
-) -> Iterator[tuple[Item, Pending]]:
-    """Submit items lazily, at most ``in_flight`` unanswered, and yield pending results in order.
-
-    A yielded result may still be running; the caller waits for it.
-    """
-    window: deque[tuple[Item, Pending]] = deque()
-    for item in items:
-        window.append((item, submit(item)))
-        if len(window) >= in_flight:
-            yield window.popleft()
-    while window:
-        yield window.popleft()
 
 
 class _Popen(multiprocessing.popen_spawn_posix.Popen):

@@ -1,9 +1,11 @@
 """What a machine with too much to do may cost is time: no right answer's reward, and no wrong one gets any."""
 
+import importlib
 import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,14 +18,14 @@ import pytest
 from coca_mindspeed.grading.code import sandbox as sandboxes
 from coca_mindspeed.grading.code.grader import CodeGrader
 from coca_mindspeed.grading.code.inside import process as processes
-from coca_mindspeed.grading.code.inside import scripts
-from coca_mindspeed.grading.code.inside.clock import descendants
 from coca_mindspeed.grading.code.sandbox import Sandbox
 from coca_mindspeed.grading.verdict import Outcome
 from tests.grading.competitors import one_processor
 from tests.grading.sandbox_package import sandbox_problem
 from tests.grading.test_code import asserts, grade, record
 
+sys.path.insert(0, str(Path(processes.__file__).parent))  # as inside
+jobs = importlib.import_module("jobs")
 PROBLEM = sandbox_problem()
 needs_sandbox = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
 
@@ -121,7 +123,7 @@ def test_all_calls_of_a_program_share_its_time(kind: str) -> None:
 def test_what_ended_in_time_counts_where_its_reader_was_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text("print(42)")
-    until_ready, start = processes.until_ready, scripts.remote.start
+    until_ready, start = processes.until_ready, jobs.remote.start
     started: list[subprocess.Popen[bytes]] = []
 
     def remember(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
@@ -134,9 +136,9 @@ def test_what_ended_in_time_counts_where_its_reader_was_late(monkeypatch: pytest
         time.sleep(max(0.0, deadline.left() + 0.1))
         return until_ready(reading, writing, deadline)
 
-    monkeypatch.setattr(scripts.remote, "start", remember)
-    monkeypatch.setattr(scripts.processes, "until_ready", late)
-    assert scripts.run_script(str(script), b"", 100, seconds=0.5).output == b"42\n"
+    monkeypatch.setattr(jobs.remote, "start", remember)
+    monkeypatch.setattr(jobs.processes, "until_ready", late)
+    assert jobs.run_script(str(script), b"", 100, seconds=0.5).output == b"42\n"
 
 
 FLOOD = """
@@ -161,11 +163,11 @@ def test_children_that_write_on_win_no_time(monkeypatch: pytest.MonkeyPatch, tmp
         time.sleep(0.01)  # so that there is always something left to read
         return until_ready(*arguments)
 
-    monkeypatch.setattr(scripts.processes, "until_ready", slow)
+    monkeypatch.setattr(jobs.processes, "until_ready", slow)
     script = tmp_path / "program.py"
     script.write_text(FLOOD)
     started = time.monotonic()
-    assert scripts.run_script(str(script), b"", 100, seconds=1.0).timed_out
+    assert jobs.run_script(str(script), b"", 100, seconds=1.0).timed_out
     assert time.monotonic() - started < 3.5
 
 
@@ -254,7 +256,7 @@ def test_a_sandbox_that_is_stopped_from_outside_costs_no_verdict(sandbox: Sandbo
     with ThreadPoolExecutor(1) as thread:
         pending = thread.submit(report_of, sandbox, "asserts", COMPUTE.format(1.0), 2.0)
         time.sleep(0.7)
-        below = [each for each in descendants(os.getpid()) if "/inside/" in command(each)]
+        below = [each for each in processes.descendants(os.getpid()) if "/inside/" in command(each)]
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for each in below:
                 os.kill(each, number)

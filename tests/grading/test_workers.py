@@ -16,7 +16,7 @@ from pebble.pool.process import PoolManager
 
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading import workers as workers_module
-from coca_mindspeed.grading.workers import Failure, Workers, in_order
+from coca_mindspeed.grading.workers import Failure, Workers
 from tests.grading.competitors import one_processor
 from tests.grading.dying_trainer import descendants, end_survivors
 from tests.grading.sandbox_package import sandbox_problem
@@ -313,20 +313,6 @@ def test_workers_do_not_import_torch_or_the_callers_main(tmp_path: Path) -> None
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["False", "True", "True"]
-
-
-def test_items_are_taken_as_room_comes_free() -> None:
-    taken: list[int] = []
-
-    def stream() -> Iterator[int]:
-        for n in range(100):
-            taken.append(n)
-            yield n
-
-    pending = in_order(lambda n: n, stream(), in_flight=7)
-    assert next(pending) == (0, 0)
-    assert len(taken) == 7
-    assert [n for n, _ in pending] == list(range(1, 100))
 
 
 @pytest.mark.parametrize(("count", "seconds"), [(0, 1.0), (1, 0.0), (1, -1.0)])

@@ -8,7 +8,6 @@ from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.code.extraction import MAX_ANSWER_CHARACTERS, Job, build_job, check_asserts, time_limit
 from coca_mindspeed.grading.code.sandbox import Limits, Report, Sandbox
 from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
-from coca_mindspeed.grading.workers import in_order
 from coca_mindspeed.utils.cpus import usable_cpus
 
 _MAX_WORKERS = 64
@@ -46,7 +45,6 @@ class CodeGrader:
         self._seconds, self._total_seconds = seconds, total_seconds
         self._sandbox = Sandbox(Limits(memory_bytes=memory_mib << 20, processes=processes), allow_unsandboxed)
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="sandbox")
-        self._count = count
         self._tally = Tally()
 
     @staticmethod
@@ -94,9 +92,7 @@ class CodeGrader:
         """The report and seconds of each job, in order; ending the iteration early ends all jobs."""
         stop = threading.Event()
         try:
-            pending = in_order(lambda job: self._threads.submit(self._run, job, stop), jobs, in_flight=4 * self._count)
-            for _, future in pending:
-                yield future.result()
+            yield from self._threads.map(lambda job: self._run(job, stop), jobs)
         finally:
             stop.set()
 

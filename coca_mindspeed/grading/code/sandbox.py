@@ -29,7 +29,7 @@ from typing import Any
 
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.code.inside import process as processes
-from coca_mindspeed.grading.code.inside.clock import WALL_FACTOR
+from coca_mindspeed.grading.code.inside.process import WALL_FACTOR
 
 _INSIDE = Path(__file__).with_name("inside")
 _MAX_REPORT_BYTES = 1 << 20
@@ -97,7 +97,7 @@ class Sandbox:
 
         Args:
             job: ``kind``, ``source`` and the fields of that kind; see :mod:`.extraction`.
-            total_seconds: limit as ``inside/clock.py`` counts; ``WALL_FACTOR`` times that is the limit in wall time.
+            total_seconds: limit as ``inside/process.py`` counts; ``WALL_FACTOR`` times that is the limit in wall time.
             stop: ends the job early, as ungradable, when it is set.
         """
         if 0 <= (cpu_limit := resource.getrlimit(resource.RLIMIT_CPU)[1]) <= total_seconds:

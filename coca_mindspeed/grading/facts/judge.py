@@ -6,11 +6,13 @@ A reply must be exactly one of three grades. (A search for the first of the lett
 
 import asyncio
 import hashlib
+import itertools
 import json
 import os
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from enum import Enum
@@ -20,7 +22,6 @@ from typing import Any
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict, refuse_empty
-from coca_mindspeed.grading.workers import in_order
 
 
 class Grade(str, Enum):
@@ -141,26 +142,24 @@ class JudgeGrader:
             GradingError: the endpoint refuses everything, or fails after all retries. Earlier grades are cached.
         """
         started = time.perf_counter()
-        submitted: list[Future[Verdict]] = []
-
-        def submit(pair: tuple[Record, str]) -> "Future[Verdict]":
-            submitted.append(asyncio.run_coroutine_threadsafe(self._verdict(*pair), self._loop))
-            return submitted[-1]
-
         pairs, in_flight = zip(records, answers, strict=True), 4 * self._concurrency
+        pending: deque[Future[Verdict]] = deque()
         verdicts: list[Verdict] = []
         refusals: list[_RefusedError] = []
         try:
-            for _, future in in_order(submit, pairs, in_flight):
+            while self._replies or len(refusals) < in_flight:
+                for pair in itertools.islice(pairs, in_flight - len(pending)):
+                    pending.append(asyncio.run_coroutine_threadsafe(self._verdict(*pair), self._loop))
+                if not pending:
+                    break
                 try:
-                    verdicts.append(future.result())
+                    verdicts.append(pending[0].result())
                 except _RefusedError as refusal:
                     refusals.append(refusal)
                     verdicts.append(Verdict(refusal.outcome, str(refusal)))
-                if len(refusals) >= in_flight and not self._replies:
-                    break
+                pending.popleft()
         finally:
-            for future in submitted:
+            for future in pending:
                 future.cancel()
         if refusals and not self._replies:  # it has refused every request so far
             raise refusals[0]

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-sys.path.insert(0, __file__.rpartition("/")[0])
-clock = importlib.import_module("clock")
 names = importlib.import_module("names")
 values = importlib.import_module("values")
 process = importlib.import_module("process")
@@ -48,7 +46,7 @@ class UnavailableError(CannotTestError):
 
 class StarvedError(CannotTestError):
     def __init__(self, seconds: float) -> None:
-        wall = clock.WALL_FACTOR * seconds
+        wall = process.WALL_FACTOR * seconds
         super().__init__(f"the machine was too busy: in {wall:g} s the program did not get its {seconds:g} s")
 
 
@@ -88,7 +86,7 @@ class RemoteProgram:
     Args:
         entry_point: the function under test, or None.
         wanted: names of the program that the tests use; no other name is accepted from it.
-        seconds: time limit for loading and for each request, as ``clock.py`` counts.
+        seconds: time limit for loading and for each request, as ``process.py`` counts.
         total_seconds: time limit for all of it.
 
     Attributes:
@@ -100,7 +98,7 @@ class RemoteProgram:
     ) -> None:
         self.failure: ProgramError | CannotTestError | None = None
         self._seconds, self._total_seconds = seconds, total_seconds
-        self._deadline = clock.program_clock().deadline(total_seconds)
+        self._deadline = process.program_clock().deadline(total_seconds)
         requests, requests_writer = os.pipe()
         answers, answers_writer = os.pipe()
         script = __file__.replace("remote.py", "program.py")

@@ -27,7 +27,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "io_setup": (206, 0), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     "fanotify_init": (300, 262), "fanotify_mark": (301, 263), "inotify_init": (253, None), "inotify_init1": (294, 26),
     "inotify_add_watch": (254, 27),
-    # A program with a lower share of the processors would appear starved (clock.py).
+    # A program with a lower share of the processors would appear starved (process.py).
     "setpriority": (141, 140), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
     "sched_setaffinity": (203, 122), "sched_setattr": (314, 274), "ioprio_set": (251, 30), "mbind": (237, 235),
     "get_mempolicy": (239, 236), "set_mempolicy": (238, 237), "set_mempolicy_home_node": (450, 450),
