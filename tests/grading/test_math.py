@@ -155,10 +155,9 @@ def test_gold_answers_that_cannot_be_used_are_named(grader: MathGrader) -> None:
     golds = ["7", r"\frac{1}{2}", "x^2+1", r"\text{Tuesday}", "(C)"]
     bad = ["", r"2n+1, n\in\mathbb{Z}", r"\frac{1", "9" * 3_000]
     assert [bool(problem) for problem in grader.gold_problems(golds + bad)] == [False] * 5 + [True] * 4
-
-
-def test_a_gold_answer_may_be_boxed(grader: MathGrader) -> None:
-    assert grader.grade([record(r"\boxed{7}")], [r"\boxed{7}"])[0].correct
+    for gold in ("", "  "):
+        with pytest.raises(DataError, match="it is empty"):
+            grader.grade([record(gold)], ["7"])
 
 
 def test_boxed_only_takes_no_other_answer() -> None:
@@ -272,15 +271,3 @@ def test_what_is_too_deep_or_too_long_is_wrong_as_an_answer_and_an_error_as_a_go
     assert impatient_grader.gold_problems([text])[0]
     with pytest.raises(DataError, match=r"record '1' of 'test': the gold answer .* cannot be used: it"):
         impatient_grader.grade([record("7"), record(text, 1)], ["7", "7"])
-
-
-@pytest.mark.parametrize("gold", ["", "  "])
-def test_an_empty_gold_answer_is_an_error(impatient_grader: MathGrader, gold: str) -> None:
-    with pytest.raises(DataError, match="it is empty"):
-        impatient_grader.grade([record(gold)], ["7"])
-
-
-def test_long_integers_are_compared_in_the_workers(grader: MathGrader) -> None:
-    # Over 4,300 digits Python refuses to write an integer in decimal unless told otherwise.
-    assert outcomes(grader, [("2^{20000}", "4^{10000}"), ("2^{20000}", "2^{20000}+1")]) == ["right", "wrong"]
-    assert outcomes(grader, [("2^{20000}x", "x 4^{10000}"), ("2^{20000}x", "2^{20001}x")]) == ["right", "wrong"]
