@@ -21,13 +21,11 @@ from coca_mindspeed.grading.code.inside import process as processes
 from coca_mindspeed.grading.code.sandbox import Sandbox
 from coca_mindspeed.grading.verdict import Outcome
 from tests.grading.competitors import one_processor
-from tests.grading.sandbox_package import sandbox_problem
+from tests.grading.sandbox_package import needs_sandbox
 from tests.grading.test_code import asserts, grade, record
 
 sys.path.insert(0, str(Path(processes.__file__).parent))  # as inside
 jobs = importlib.import_module("jobs")
-PROBLEM = sandbox_problem()
-needs_sandbox = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
 
 
 @pytest.fixture(scope="module")

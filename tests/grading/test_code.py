@@ -10,11 +10,10 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError
 from coca_mindspeed.grading.code.grader import CodeGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from tests.grading.sandbox_package import sandbox_problem
+from tests.grading.sandbox_package import needs_sandbox
 from tests.grading.tables import read_programs
 
-PROBLEM = sandbox_problem()
-pytestmark = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
+pytestmark = needs_sandbox
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from coca_mindspeed.grading import workers as workers_module
 from coca_mindspeed.grading.workers import Failure, Workers
 from tests.grading.competitors import one_processor
 from tests.grading.dying_trainer import descendants, end_survivors
-from tests.grading.sandbox_package import sandbox_problem
+from tests.grading.sandbox_package import needs_sandbox
 
 
 def double(number: int) -> int:
@@ -250,10 +250,8 @@ def run_tasks():
 """
 
 
-@pytest.mark.parametrize("task", ["run_tasks", "grade_programs"])
+@pytest.mark.parametrize("task", ["run_tasks", pytest.param("grade_programs", marks=needs_sandbox)])
 def test_an_interrupt_ends_grading_and_the_process(task: str) -> None:
-    if task == "grade_programs" and (problem := sandbox_problem()):
-        pytest.skip(f"no sandbox here: {problem:.120}")
     code = INTERRUPTED.format(repository=str(Path(__file__).parents[2]), task=task)
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
