@@ -33,8 +33,16 @@ def sandbox() -> Sandbox:
     return Sandbox()
 
 
-def job(source: str, seconds: float) -> dict[str, Any]:
-    return {"kind": "stdio", "source": source, "cases": [{"input": "", "output": "42"}], "seconds": seconds}
+JOBS = {
+    "asserts": {"kind": "asserts", "tests": "assert f() == 42", "prompt": None, "entry_point": None},
+    "call": {"kind": "call", "entry_point": "f", "cases": [{"arguments": [], "expected": 42}]},
+    "stdio": {"kind": "stdio", "cases": [{"input": "", "output": "42"}]},
+}
+
+
+def report_of(sandbox: Sandbox, kind: str, source: str, seconds: float) -> sandboxes.Report:
+    ending = "print(42)" if kind == "stdio" else "def f(): return 42"
+    return sandbox.run({**JOBS[kind], "source": f"{source}\n{ending}", "seconds": seconds}, total_seconds=seconds)
 
 
 @needs_sandbox
@@ -46,8 +54,7 @@ def test_a_sandbox_that_starts_late_leaves_a_program_its_time(
     assert sandbox._prefix is not None
     late = ["sh", "-c", 'sleep 3.5; exec "$@"', "sh", *sandbox._prefix]
     monkeypatch.setattr(sandbox, "_prefix", late)
-    program = "import time; time.sleep(0.8); print(42)"
-    assert sandbox.run(job(program, 3.0), total_seconds=3.0).outcome == "right"
+    assert report_of(sandbox, "stdio", "import time; time.sleep(0.8)", 3.0).outcome == "right"
 
 
 @needs_sandbox
@@ -58,7 +65,7 @@ def test_a_sandbox_that_does_not_start_is_nobodys_wrong_answer(
     monkeypatch.setattr(sandboxes, "_PAUSE_SECONDS", 0.01)
     assert sandbox._prefix is not None
     monkeypatch.setattr(sandbox, "_prefix", ["sh", "-c", "sleep 60", "sh"])
-    report = sandbox.run(job("print(42)", 1.0), total_seconds=1.0)
+    report = report_of(sandbox, "stdio", "", 1.0)
     assert (report.outcome, report.timed_out) == ("ungradable", False)
     assert "did not start within 0.3 s" in report.reason
 
@@ -79,7 +86,7 @@ def test_a_process_that_is_refused_is_asked_for_again(
         return start(*arguments, **options)
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    report = sandbox.run(job("print(42)", 5.0), total_seconds=5.0)
+    report = report_of(sandbox, "stdio", "", 5.0)
     assert report.outcome == ("right" if refusals == 2 else "ungradable"), report
 
 
@@ -97,7 +104,7 @@ def many_files() -> Iterator[None]:
 @needs_sandbox
 @pytest.mark.usefixtures("many_files")
 def test_a_caller_with_many_open_files_grades_as_well(sandbox: Sandbox) -> None:
-    assert sandbox.run(job("print(42)", 5.0), total_seconds=5.0).outcome == "right"
+    assert report_of(sandbox, "stdio", "", 5.0).outcome == "right"
 
 
 @needs_sandbox
@@ -187,20 +194,10 @@ def test_a_verdict_that_is_read_late_counts(sandbox: Sandbox, monkeypatch: pytes
         return found
 
     monkeypatch.setattr(sandboxes.processes, "poll", late)
-    assert sandbox.run(job("print(42)", 2.0), total_seconds=2.0).outcome == "right"
+    assert report_of(sandbox, "stdio", "", 2.0).outcome == "right"
 
 
 COMPUTE = "import time\nwhile time.process_time() < {}: pass\n"
-JOBS = {
-    "asserts": {"kind": "asserts", "tests": "assert f() == 42", "prompt": None, "entry_point": None},
-    "call": {"kind": "call", "entry_point": "f", "cases": [{"arguments": [], "expected": 42}]},
-    "stdio": {"kind": "stdio", "cases": [{"input": "", "output": "42"}]},
-}
-
-
-def report_of(sandbox: Sandbox, kind: str, source: str, seconds: float) -> sandboxes.Report:
-    ending = "print(42)" if kind == "stdio" else "def f(): return 42"
-    return sandbox.run({**JOBS[kind], "source": f"{source}\n{ending}", "seconds": seconds}, total_seconds=seconds)
 
 
 @needs_sandbox

@@ -10,6 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pebble.pool.process import PoolManager
@@ -57,10 +58,6 @@ def die_while_sending(first: str) -> bytes:
     return b"x" * 100_000
 
 
-def nap_or_die_while_sending(task: str | float) -> object:
-    return die_while_sending(task) if isinstance(task, str) else nap(task)
-
-
 def fail(_: int) -> None:
     raise KeyError("nothing there")
 
@@ -89,9 +86,14 @@ def imported(name: str) -> bool:
     return name in sys.modules
 
 
-def dispatch(task: tuple[str, float]) -> float:
+TASKS: dict[str, Any] = {
+    "double": double, "hang": hang_in_one_bytecode, "die": die, "die while sending": die_while_sending, "nap": nap,
+}  # fmt: skip
+
+
+def dispatch(task: tuple[str, Any]) -> Any:
     name, value = task
-    return {"double": double, "hang": hang_in_one_bytecode, "die": die, "nap": nap}[name](value)  # type: ignore[operator]
+    return TASKS[name](value)
 
 
 @pytest.fixture(scope="module")
@@ -168,8 +170,8 @@ def test_a_worker_that_dies_while_it_sends_costs_nobody_a_result(tmp_path: Path)
     """It keeps the lock of the pipe, and what it has sent never ends."""
     with closing(Workers(count=2, seconds=5.0)) as workers:
         started = time.perf_counter()
-        tasks = [str(tmp_path / "died"), 1.0, 0.0, 0.5]
-        assert [result.value for result in workers.map(nap_or_die_while_sending, tasks)] == [b"whole", 1.0, 0.0, 0.5]
+        tasks = [("die while sending", str(tmp_path / "died")), ("nap", 1.0), ("nap", 0.0), ("nap", 0.5)]
+        assert [result.value for result in workers.map(dispatch, tasks)] == [b"whole", 1.0, 0.0, 0.5]
         assert workers.restarts == 1
         assert time.perf_counter() - started < 50.0  # pebble's lock would time out after 60
 
