@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -26,26 +27,17 @@ def record(gold: str, number: int = 0) -> Record:
     return Record(id=str(number), dataset="test", category="math", question="?", answer=gold)
 
 
-@pytest.fixture(scope="module")
-def grader() -> Iterator[MathGrader]:
-    grader = MathGrader(seconds=5.0, workers=2)
-    yield grader
-    grader.close()
+def grader_with(seconds: float) -> Any:
+    @pytest.fixture(scope="module")
+    def grader() -> Iterator[MathGrader]:
+        with closing(MathGrader(seconds=seconds, workers=2)) as grader:
+            yield grader
+
+    return grader
 
 
-@pytest.fixture(scope="module")
-def patient_grader() -> Iterator[MathGrader]:
-    """Its limit is far above what any pair but a bomb needs, on a machine that is busy with other work too."""
-    grader = MathGrader(seconds=60.0, workers=2)
-    yield grader
-    grader.close()
-
-
-@pytest.fixture(scope="module")
-def impatient_grader() -> Iterator[MathGrader]:
-    grader = MathGrader(seconds=1.0, workers=2)
-    yield grader
-    grader.close()
+# The patient one's limit is far above what any pair but a bomb needs, on a machine that is busy with other work too.
+grader, patient_grader, impatient_grader = map(grader_with, (5.0, 60.0, 1.0))
 
 
 def outcomes(grader: MathGrader, pairs: Sequence[tuple[str, ...]]) -> list[str]:
@@ -141,13 +133,8 @@ def test_metrics_count_every_outcome() -> None:
     with closing(MathGrader(seconds=1.0, workers=1)) as grader:
         grader.grade([record("7")] * 4, [r"\boxed{7}", r"\boxed{8}", "", r"\boxed{9^{9^{9^9}}}"])
         metrics = grader.metrics()
-    assert {k: metrics[k] for k in ("right", "wrong", "ungradable", "timeouts", "restarts")} == {
-        "right": 1,
-        "wrong": 3,
-        "ungradable": 0,
-        "timeouts": 1,
-        "restarts": 1,
-    }
+    expected = {"right": 1, "wrong": 3, "ungradable": 0, "timeouts": 1, "restarts": 1}
+    assert {name: metrics[name] for name in expected} == expected
     assert metrics["seconds"] >= 1.0
 
 
