@@ -15,7 +15,6 @@ class ExactGrader:
 
     @staticmethod
     def check(records: Sequence[Record]) -> None:
-        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: a gold answer is not blank."""
         refuse_empty(records)
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:

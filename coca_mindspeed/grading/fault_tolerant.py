@@ -1,5 +1,3 @@
-"""A grader that returns a verdict even if another grader fails, for training loops."""
-
 import logging
 from collections.abc import Sequence
 
@@ -16,18 +14,14 @@ class FaultTolerantGrader:
     """Wraps a grader; an exception becomes a verdict with the exception as the reason.
 
     If the exception is neither the grader's own nor the system's, and the gold answer can be graded, the answer is
-    wrong: a policy must not gain by breaking the grader. Otherwise it is ungradable. Permanent failures are to be found
-    before training, by building the grader and by its ``check``.
+    wrong: a policy must not gain by breaking the grader. Otherwise it is ungradable.
     """
 
     def __init__(self, grader: Grader) -> None:
         self._grader = grader
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        """See :class:`~coca_mindspeed.grading.verdict.Grader`; a failing answer does not affect the others.
-
-        It is found by bisection: at most twice as many calls as answers.
-        """
+        """Find a failing answer by bisection: at most twice as many calls as answers."""
         if not records:
             return []
         try:
@@ -42,12 +36,10 @@ class FaultTolerantGrader:
             return [Verdict(outcome, f"the grader failed: {type(failure).__name__}: {failure}")]
 
     def _grades(self, record: Record) -> bool:
-        """Whether the wrapped grader has a verdict on the record's gold answer."""
         try:
             return self._grader.grade([record], [record.answer])[0].outcome is not Outcome.UNGRADABLE
         except Exception:  # noqa: BLE001  # as above
             return False
 
     def close(self) -> None:
-        """Close the wrapped grader."""
         self._grader.close()

@@ -12,7 +12,6 @@ def check_records(grader: MeasuredGrader, sources: Mapping[Path | str, Sequence[
     """Check all records of a run at once.
 
     Args:
-        grader: will grade their answers.
         sources: records by file, or by the name of their set if they come from no file.
 
     Raises:

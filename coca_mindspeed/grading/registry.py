@@ -27,31 +27,19 @@ _BY_CATEGORY = {"math": "math", "code": "code", "factual": "factual"}
 
 
 def known_grader(name: str) -> str:
-    """Return ``name`` if it is one of ``GRADER_NAMES``.
-
-    Raises:
-        GradingError: it is not.
-    """
+    """Return ``name``, or raise ``GradingError`` if it is not one of ``GRADER_NAMES``."""
     return _known(name, GRADER_NAMES, "grader")
 
 
 def grader_class(name: str) -> type[Any]:
-    """The class of a grader; ``check`` is a static method except for ``math`` and ``auto``.
-
-    Raises:
-        GradingError: an unknown name.
-    """
+    """The class of a grader; ``check`` is a static method except for ``math`` and ``auto``."""
     module, _, cls = _GRADERS[known_grader(name)].partition(":")
     grader: type[Any] = getattr(importlib.import_module(module), cls)
     return grader
 
 
 def build_grader(name: str, config: Mapping[str, Any] | None = None) -> MeasuredGrader:
-    """Make a grader.
-
-    Args:
-        name: one of ``GRADER_NAMES``.
-        config: its options (see its class); for ``auto``, options of the others by name.
+    """Make a grader from its options (for ``auto``, options of the others by name).
 
     Raises:
         GradingError: an unknown name or option, or something that the grader needs is missing.
@@ -65,11 +53,7 @@ def build_grader(name: str, config: Mapping[str, Any] | None = None) -> Measured
 
 
 def grader_name(record: Record) -> str:
-    """The grader for a record.
-
-    Raises:
-        GradingError: the record names an unknown grader, or nothing determines one.
-    """
+    """The name of the record's grader; ``GradingError`` if it is unknown or nothing determines one."""
     where = f"record {record.id!r} of {record.dataset!r}: grader"
     if (named := record.metadata.get("grader")) is not None:
         if not isinstance(named, str):
@@ -97,12 +81,11 @@ class AutoGrader:
         self._graders: dict[str, MeasuredGrader] = {}
 
     def check(self, records: Sequence[Record]) -> None:
-        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`; makes the graders that the records need."""
         for name, indices in self._places(records).items():
             self._graders[name].check([records[i] for i in indices])
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        """See :class:`~coca_mindspeed.grading.verdict.Grader`; grades nothing if any record has no grader."""
+        """Grade nothing if any record has no grader."""
         if len(records) != len(answers):
             raise ValueError(f"{len(records)} records and {len(answers)} answers")
         places = self._places(records)

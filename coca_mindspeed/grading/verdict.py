@@ -23,17 +23,9 @@ class Outcome(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """One answer's grade.
-
-    Attributes:
-        outcome: right, wrong or ungradable.
-        reason: description; always set if ungradable.
-        seconds: wall time of grading; 0 if not measured.
-    """
-
     outcome: Outcome
-    reason: str = ""
-    seconds: float = 0.0
+    reason: str = ""  # always set if ungradable
+    seconds: float = 0.0  # wall time of grading; 0 if not measured
 
     @property
     def correct(self) -> bool:
@@ -75,11 +67,7 @@ class MeasuredGrader(Grader, Protocol):
 
 
 def refuse_empty(records: Sequence[Record]) -> None:
-    """Refuse blank gold answers.
-
-    Raises:
-        RecordError: for the first one.
-    """
+    """Raise ``RecordError`` for the first blank gold answer."""
     for record in records:
         if not record.answer.strip():
             raise RecordError(record, "the gold answer is empty; correct the record, or take it out")
@@ -100,8 +88,6 @@ class Equivalence(Protocol):
 
 @dataclass(slots=True)
 class Tally:
-    """Running totals of a grader's verdicts."""
-
     seconds: float = 0.0
     timeouts: int = 0
     restarts: int = 0

@@ -28,7 +28,7 @@ from pebble.pool.process import PoolManager
 
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.code.inside import process as processes
-from coca_mindspeed.grading.code.inside.clock import WALL_FACTOR
+from coca_mindspeed.grading.code.inside.process import WALL_FACTOR
 
 # Wait until no worker is sending; a worker that died while sending blocks the others.
 _SILENCE_SECONDS = 1.0
@@ -81,7 +81,6 @@ class _ReadingFirst(PoolManager):
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-Pending = TypeVar("Pending")
 
 _MAX_REBUILDS = 3
 # Tasks in flight per worker: enough for the others while one waits for its time limit.
@@ -102,35 +101,10 @@ class Failure(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class TaskResult(Generic[Result]):
-    """The result of one task.
-
-    Attributes:
-        value: return value of the function; None if it failed.
-        failure: None if it returned.
-        detail: description of a failure.
-        seconds: wall time of the function; the limit after a timeout; 0 if it raised or its process died.
-    """
-
-    value: Result | None
+    value: Result | None  # None if the function failed
     failure: Failure | None = None
     detail: str = ""
-    seconds: float = 0.0
-
-
-def in_order(
-    submit: Callable[[Item], Pending], items: Iterable[Item], in_flight: int
-) -> Iterator[tuple[Item, Pending]]:
-    """Submit items lazily, at most ``in_flight`` unanswered, and yield pending results in order.
-
-    A yielded result may still be running; the caller waits for it.
-    """
-    window: deque[tuple[Item, Pending]] = deque()
-    for item in items:
-        window.append((item, submit(item)))
-        if len(window) >= in_flight:
-            yield window.popleft()
-    while window:
-        yield window.popleft()
+    seconds: float = 0.0  # wall time of the function; the limit after a timeout; 0 if it raised or its process died
 
 
 class _Popen(multiprocessing.popen_spawn_posix.Popen):
@@ -206,8 +180,6 @@ def _run(function: Callable[[Item], Result], item: Item, seconds: float) -> tupl
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """A submitted task: its future, its pool, and how often it was starved before."""
-
     function: Callable[[Any], Any]
     item: Any
     future: Any
@@ -216,7 +188,6 @@ class _Task:
 
 
 def _has_result(future: Any) -> bool:
-    """Whether the task itself ended, not only its pool."""
     return future.done() and not isinstance(future.exception(), BrokenProcessPool)
 
 
@@ -265,7 +236,7 @@ class Workers:
         """Run ``function`` on every item; results come in order, and a limited number of tasks is in flight.
 
         Args:
-            function: importable, of one picklable argument; its result must be picklable.
+            function: importable; its argument and result must be picklable.
             items: may be a stream; taken as tasks are finished.
         """
         waiting: deque[_Task] = deque()
@@ -281,7 +252,6 @@ class Workers:
                 self._discard_pool()
 
     def _finish(self, waiting: "deque[_Task]") -> TaskResult[Any]:
-        """The result of the first task."""
         rebuilds = 0
         while True:
             task = waiting[0]
@@ -363,7 +333,6 @@ class Workers:
             self._pool = None
 
     def close(self) -> None:
-        """Stop every worker and wait for it; may be called twice."""
         if self._closed:
             return
         self._closed = True

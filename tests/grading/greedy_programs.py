@@ -31,15 +31,7 @@ def main() -> None:
     sandbox = Sandbox()
 
     def grade(source: str) -> tuple[str, str]:
-        tests = "assert f() == 1"
-        job = {
-            "kind": "asserts",
-            "source": source,
-            "tests": tests,
-            "prompt": None,
-            "entry_point": None,
-            "seconds": 30.0,
-        }
+        job = {"kind": "asserts", "source": source, "tests": "assert f() == 1", "prompt": None, "entry_point": None}
         report = sandbox.run({**job, "seconds": 30.0}, 30.0)
         return report.outcome, report.reason
 

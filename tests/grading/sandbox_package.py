@@ -43,6 +43,9 @@ def python_for_everybody() -> str | None:
     return None
 
 
+needs_sandbox = pytest.mark.skipif(bool(problem := sandbox_problem()), reason=f"no sandbox here: {problem:.120}")
+
+
 @contextmanager
 def copied_package(*scripts: str) -> Iterator[Path]:
     """A directory that holds the sandbox's modules as the package, and scripts of these tests beside them."""

@@ -1,9 +1,11 @@
 """What a machine with too much to do may cost is time: no right answer's reward, and no wrong one gets any."""
 
+import importlib
 import os
 import resource
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,16 +18,14 @@ import pytest
 from coca_mindspeed.grading.code import sandbox as sandboxes
 from coca_mindspeed.grading.code.grader import CodeGrader
 from coca_mindspeed.grading.code.inside import process as processes
-from coca_mindspeed.grading.code.inside import scripts
-from coca_mindspeed.grading.code.inside.clock import descendants
 from coca_mindspeed.grading.code.sandbox import Sandbox
 from coca_mindspeed.grading.verdict import Outcome
 from tests.grading.competitors import one_processor
-from tests.grading.sandbox_package import sandbox_problem
+from tests.grading.sandbox_package import needs_sandbox
 from tests.grading.test_code import asserts, grade, record
 
-PROBLEM = sandbox_problem()
-needs_sandbox = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
+sys.path.insert(0, str(Path(processes.__file__).parent))  # as inside
+jobs = importlib.import_module("jobs")
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +33,16 @@ def sandbox() -> Sandbox:
     return Sandbox()
 
 
-def job(source: str, seconds: float) -> dict[str, Any]:
-    return {"kind": "stdio", "source": source, "cases": [{"input": "", "output": "42"}], "seconds": seconds}
+JOBS = {
+    "asserts": {"kind": "asserts", "tests": "assert f() == 42", "prompt": None, "entry_point": None},
+    "call": {"kind": "call", "entry_point": "f", "cases": [{"arguments": [], "expected": 42}]},
+    "stdio": {"kind": "stdio", "cases": [{"input": "", "output": "42"}]},
+}
+
+
+def report_of(sandbox: Sandbox, kind: str, source: str, seconds: float) -> sandboxes.Report:
+    ending = "print(42)" if kind == "stdio" else "def f(): return 42"
+    return sandbox.run({**JOBS[kind], "source": f"{source}\n{ending}", "seconds": seconds}, total_seconds=seconds)
 
 
 @needs_sandbox
@@ -46,8 +54,7 @@ def test_a_sandbox_that_starts_late_leaves_a_program_its_time(
     assert sandbox._prefix is not None
     late = ["sh", "-c", 'sleep 3.5; exec "$@"', "sh", *sandbox._prefix]
     monkeypatch.setattr(sandbox, "_prefix", late)
-    program = "import time; time.sleep(0.8); print(42)"
-    assert sandbox.run(job(program, 3.0), total_seconds=3.0).outcome == "right"
+    assert report_of(sandbox, "stdio", "import time; time.sleep(0.8)", 3.0).outcome == "right"
 
 
 @needs_sandbox
@@ -58,7 +65,7 @@ def test_a_sandbox_that_does_not_start_is_nobodys_wrong_answer(
     monkeypatch.setattr(sandboxes, "_PAUSE_SECONDS", 0.01)
     assert sandbox._prefix is not None
     monkeypatch.setattr(sandbox, "_prefix", ["sh", "-c", "sleep 60", "sh"])
-    report = sandbox.run(job("print(42)", 1.0), total_seconds=1.0)
+    report = report_of(sandbox, "stdio", "", 1.0)
     assert (report.outcome, report.timed_out) == ("ungradable", False)
     assert "did not start within 0.3 s" in report.reason
 
@@ -79,7 +86,7 @@ def test_a_process_that_is_refused_is_asked_for_again(
         return start(*arguments, **options)
 
     monkeypatch.setattr(subprocess, "Popen", refuse)
-    report = sandbox.run(job("print(42)", 5.0), total_seconds=5.0)
+    report = report_of(sandbox, "stdio", "", 5.0)
     assert report.outcome == ("right" if refusals == 2 else "ungradable"), report
 
 
@@ -97,7 +104,7 @@ def many_files() -> Iterator[None]:
 @needs_sandbox
 @pytest.mark.usefixtures("many_files")
 def test_a_caller_with_many_open_files_grades_as_well(sandbox: Sandbox) -> None:
-    assert sandbox.run(job("print(42)", 5.0), total_seconds=5.0).outcome == "right"
+    assert report_of(sandbox, "stdio", "", 5.0).outcome == "right"
 
 
 @needs_sandbox
@@ -121,7 +128,7 @@ def test_all_calls_of_a_program_share_its_time(kind: str) -> None:
 def test_what_ended_in_time_counts_where_its_reader_was_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "program.py"
     script.write_text("print(42)")
-    until_ready, start = processes.until_ready, scripts.remote.start
+    until_ready, start = processes.until_ready, jobs.remote.start
     started: list[subprocess.Popen[bytes]] = []
 
     def remember(*arguments: Any, **options: Any) -> "subprocess.Popen[bytes]":
@@ -134,9 +141,9 @@ def test_what_ended_in_time_counts_where_its_reader_was_late(monkeypatch: pytest
         time.sleep(max(0.0, deadline.left() + 0.1))
         return until_ready(reading, writing, deadline)
 
-    monkeypatch.setattr(scripts.remote, "start", remember)
-    monkeypatch.setattr(scripts.processes, "until_ready", late)
-    assert scripts.run_script(str(script), b"", 100, seconds=0.5).output == b"42\n"
+    monkeypatch.setattr(jobs.remote, "start", remember)
+    monkeypatch.setattr(jobs.processes, "until_ready", late)
+    assert jobs.run_script(str(script), b"", 100, seconds=0.5).output == b"42\n"
 
 
 FLOOD = """
@@ -161,11 +168,11 @@ def test_children_that_write_on_win_no_time(monkeypatch: pytest.MonkeyPatch, tmp
         time.sleep(0.01)  # so that there is always something left to read
         return until_ready(*arguments)
 
-    monkeypatch.setattr(scripts.processes, "until_ready", slow)
+    monkeypatch.setattr(jobs.processes, "until_ready", slow)
     script = tmp_path / "program.py"
     script.write_text(FLOOD)
     started = time.monotonic()
-    assert scripts.run_script(str(script), b"", 100, seconds=1.0).timed_out
+    assert jobs.run_script(str(script), b"", 100, seconds=1.0).timed_out
     assert time.monotonic() - started < 3.5
 
 
@@ -187,20 +194,10 @@ def test_a_verdict_that_is_read_late_counts(sandbox: Sandbox, monkeypatch: pytes
         return found
 
     monkeypatch.setattr(sandboxes.processes, "poll", late)
-    assert sandbox.run(job("print(42)", 2.0), total_seconds=2.0).outcome == "right"
+    assert report_of(sandbox, "stdio", "", 2.0).outcome == "right"
 
 
 COMPUTE = "import time\nwhile time.process_time() < {}: pass\n"
-JOBS = {
-    "asserts": {"kind": "asserts", "tests": "assert f() == 42", "prompt": None, "entry_point": None},
-    "call": {"kind": "call", "entry_point": "f", "cases": [{"arguments": [], "expected": 42}]},
-    "stdio": {"kind": "stdio", "cases": [{"input": "", "output": "42"}]},
-}
-
-
-def report_of(sandbox: Sandbox, kind: str, source: str, seconds: float) -> sandboxes.Report:
-    ending = "print(42)" if kind == "stdio" else "def f(): return 42"
-    return sandbox.run({**JOBS[kind], "source": f"{source}\n{ending}", "seconds": seconds}, total_seconds=seconds)
 
 
 @needs_sandbox
@@ -254,7 +251,7 @@ def test_a_sandbox_that_is_stopped_from_outside_costs_no_verdict(sandbox: Sandbo
     with ThreadPoolExecutor(1) as thread:
         pending = thread.submit(report_of, sandbox, "asserts", COMPUTE.format(1.0), 2.0)
         time.sleep(0.7)
-        below = [each for each in descendants(os.getpid()) if "/inside/" in command(each)]
+        below = [each for each in processes.descendants(os.getpid()) if "/inside/" in command(each)]
         for number in (signal.SIGSTOP, signal.SIGCONT):
             for each in below:
                 os.kill(each, number)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from coca_mindspeed.grading.code.inside.clock import WALL_FACTOR, Clock, descendants
+from coca_mindspeed.grading.code.inside.process import WALL_FACTOR, Clock, descendants
 
 PROCESSOR = min(os.sched_getaffinity(0))
 COMPETITORS = 5

@@ -10,11 +10,10 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError, GradingError
 from coca_mindspeed.grading.code.grader import CodeGrader
 from coca_mindspeed.grading.verdict import Outcome, Verdict
-from tests.grading.sandbox_package import sandbox_problem
+from tests.grading.sandbox_package import needs_sandbox
 from tests.grading.tables import read_programs
 
-PROBLEM = sandbox_problem()
-pytestmark = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
+pytestmark = needs_sandbox
 
 
 @pytest.fixture(scope="module")
@@ -46,31 +45,6 @@ def test_the_table_of_programs(grader: CodeGrader, name: str, outcome: str, test
     assert verdict.correct or verdict.reason
 
 
-def test_tests_that_cannot_cross_processes_are_ungradable_not_wrong(grader: CodeGrader) -> None:
-    verdict = grade(grader, asserts("assert f(lambda x: x + 1) == 2"), "def f(g): return g(1)")
-    assert verdict.outcome is Outcome.UNGRADABLE
-    assert "function" in verdict.reason
-
-
-def test_tests_that_do_not_compile_are_ungradable_not_wrong(grader: CodeGrader) -> None:
-    verdict = grade(grader, asserts("assert f( == 2"), "def f(): return 2")
-    assert verdict.outcome is Outcome.UNGRADABLE
-    assert "do not compile" in verdict.reason
-
-
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import nowhere.at_all\nassert f() == 1",
-        "def check(candidate):\n    from nowhere import something\n    assert candidate() == 1\ncheck(f)",
-    ],
-)
-def test_tests_that_need_a_module_which_is_not_there_are_ungradable_not_wrong(grader: CodeGrader, code: str) -> None:
-    verdict = grade(grader, asserts(code), "def f(): return 1")
-    assert verdict.outcome is Outcome.UNGRADABLE
-    assert "which the sandbox's Python does not have" in verdict.reason
-
-
 def test_tests_see_the_packages_that_programs_see(grader: CodeGrader) -> None:
     interpreter = getattr(sys, "_base_executable", sys.executable)
     there = subprocess.run([interpreter, "-I", "-c", "import pip"], capture_output=True, check=False).returncode == 0
@@ -87,18 +61,6 @@ def test_a_prompt_that_does_not_run_is_ungradable_not_wrong(grader: CodeGrader) 
         Outcome.UNGRADABLE,
         "the prompt does not run: ModuleNotFoundError: No module named 'nowhere'",
     )
-
-
-@pytest.mark.parametrize("error", ["ImportError", "ModuleNotFoundError"])
-def test_a_program_that_fails_like_an_import_is_wrong(grader: CodeGrader, error: str) -> None:
-    program = f"def f(): raise {error}('No module named nowhere')"
-    assert grade(grader, asserts("assert f() == 1"), program).outcome is Outcome.WRONG
-    assert grade(grader, asserts("assert f() == 1"), "import nowhere\ndef f(): return 1").outcome is Outcome.WRONG
-
-
-def test_tests_may_do_without_a_module_that_they_ask_for(grader: CodeGrader) -> None:
-    code = "try:\n    import nowhere\nexcept ImportError:\n    nowhere = None\nassert f() == 1 and nowhere is None"
-    assert grade(grader, asserts(code), "def f(): return 1").correct
 
 
 PROMPT = (
@@ -163,21 +125,16 @@ def test_stdio_takes_large_input_and_output(grader: CodeGrader) -> None:
     assert grade(grader, record({"kind": "stdio", "cases": cases}), "print('ok')").correct
 
 
-@pytest.mark.parametrize(
-    ("expected", "printed", "right"),
-    [
-        ("0.5", "0.5000000001", True),
-        ("0.5", "0.51", False),
-        ("1 2\n3", "1 2 3", True),
-        ("16030", "16030.0", False),
-        ("YES", "Yes", False),
-        ("1.0 2", "1.0", False),
-        ("1.0", "nan", False),
-    ],
-)
-def test_stdio_compares_words(grader: CodeGrader, expected: str, printed: str, right: bool) -> None:
-    cases = [{"input": "", "output": expected}]
-    assert grade(grader, record({"kind": "stdio", "cases": cases}), f"print({printed!r})").correct is right
+OUTPUTS = {
+    ("0.5", "0.5000000001"): True, ("0.5", "0.51"): False, ("1 2\n3", "1 2 3"): True, ("16030", "16030.0"): False,
+    ("YES", "Yes"): False, ("1.0 2", "1.0"): False, ("1.0", "nan"): False,
+}  # fmt: skip
+
+
+def test_stdio_compares_words(grader: CodeGrader) -> None:
+    records = [record({"kind": "stdio", "cases": [{"input": "", "output": expected}]}) for expected, _ in OUTPUTS]
+    verdicts = grader.grade(records, [f"print({printed!r})" for _, printed in OUTPUTS])
+    assert dict(zip(OUTPUTS, [verdict.correct for verdict in verdicts], strict=True)) == OUTPUTS
 
 
 @pytest.mark.parametrize(

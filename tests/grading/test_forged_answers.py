@@ -8,9 +8,9 @@ from coca_mindspeed.data.records import Record
 from coca_mindspeed.grading.code.grader import CodeGrader
 from coca_mindspeed.grading.code.inside.names import undefined
 from coca_mindspeed.grading.verdict import Outcome
-from tests.grading.test_code import PROBLEM
+from tests.grading.sandbox_package import needs_sandbox
 
-pytestmark = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
+pytestmark = needs_sandbox
 
 # Speaks the protocol itself: announces what it likes and answers 0 to everything, whatever the tests call.
 SERVER = """

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.grading.sandbox_package import sandbox_problem
+from tests.grading.sandbox_package import needs_sandbox
 
 REPOSITORY = Path(__file__).parents[2]
 _PR_CAPBSET_DROP, _CAP_SYS_RESOURCE = 24, 24
@@ -84,13 +84,13 @@ def test_mathematics_is_graded_under_inherited_limits(name: str) -> None:
     run(GRADE, name, LIMITS[name])
 
 
-@pytest.mark.skipif(bool(problem := sandbox_problem()), reason=f"no sandbox here: {problem:.120}")
+@needs_sandbox
 @pytest.mark.parametrize("name", LIMITS)
 def test_programs_are_graded_under_inherited_limits(name: str) -> None:
     run(GRADE_PROGRAMS, name, LIMITS[name])
 
 
-@pytest.mark.skipif(bool(problem), reason=f"no sandbox here: {problem:.120}")
+@needs_sandbox
 def test_an_inherited_limit_below_a_programs_makes_it_ungradable_not_wrong() -> None:
     code = """
 from coca_mindspeed.grading.code.sandbox import Sandbox

@@ -11,13 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coca_mindspeed.grading.math.final_answer import final_answer
-from coca_mindspeed.grading.math.grader import plain_verdict
-from coca_mindspeed.grading.math.quantity import read_answer
 from coca_mindspeed.grading.verdict import Outcome
 from tests.grading.tables import read_table
+from tests.grading.test_symbols import outcome
 
-compare = pytest.importorskip("coca_mindspeed.grading.math.symbolic").compare
 math_verify = pytest.importorskip("math_verify")
 
 integers = st.integers(min_value=-(10**6), max_value=10**6)
@@ -25,14 +22,6 @@ small = st.integers(min_value=-30, max_value=30)
 units = st.sampled_from([r"\text{ cm}", r"\text{ square units}", " apples", r"\ \text{dollars}", r"\,\mathrm{kg}"])
 names = st.sampled_from(["Alice", "Tuesday", "even", "Yes", "north", "isosceles", "Zürich", "Bob Smith", "no solution"])
 choices = st.sampled_from("ABCDE")
-
-
-def outcome(gold: str, answer: str) -> Outcome:
-    final = final_answer(rf"So it is \boxed{{{answer}}}.")
-    assert final is not None
-    wanted, given_ = read_answer(gold), read_answer(final)
-    verdict = plain_verdict(wanted, given_)
-    return compare((wanted.body, given_.body))[0] if verdict is None else verdict.outcome
 
 
 def fraction(value: Fraction) -> str:

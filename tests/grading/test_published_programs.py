@@ -12,11 +12,10 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.data.sources.benchmarks import mbpp_sanitized
 from coca_mindspeed.grading.code.grader import CodeGrader
-from tests.grading.sandbox_package import sandbox_problem
+from tests.grading.sandbox_package import needs_sandbox
 from tests.shared_data import shared_data
 
-PROBLEM = sandbox_problem()
-pytestmark = [pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}"), pytest.mark.slow]
+pytestmark = [needs_sandbox, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,7 @@ from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.code import sandbox as sandbox_module
 from coca_mindspeed.grading.code.sandbox import Sandbox
 from tests.grading import sandbox_attacks
-from tests.grading.sandbox_package import REPOSITORY, sandbox_problem, script_of
-
-PROBLEM = sandbox_problem()
-needs_sandbox = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
+from tests.grading.sandbox_package import REPOSITORY, needs_sandbox, script_of
 
 
 @pytest.fixture(scope="module")

@@ -7,10 +7,7 @@ import sys
 import pytest
 
 from tests.grading.dying_trainer import descendants, end_survivors
-from tests.grading.sandbox_package import REPOSITORY, script_of
-from tests.grading.test_sandbox import PROBLEM
-
-needs_sandbox = pytest.mark.skipif(bool(PROBLEM), reason=f"no sandbox here: {PROBLEM:.120}")
+from tests.grading.sandbox_package import REPOSITORY, needs_sandbox, script_of
 
 WORKERS = """
 import sys, threading, time

@@ -32,14 +32,7 @@ def extract_program(answer: str, wanted: Collection[str] = ()) -> str:
     """Return the program of an answer: one of its Python blocks, else one of its fenced blocks, else the whole text.
 
     Of several blocks it is the last one that defines a name of ``wanted``; else the last one that does more than use
-    definitions of an earlier block.
-
-    Args:
-        answer: the answer segment of a response.
-        wanted: names of which the tests call at least one.
-
-    Raises:
-        ValueError: the answer is longer than ``MAX_ANSWER_CHARACTERS``.
+    definitions of an earlier block. Raises ``ValueError`` over ``MAX_ANSWER_CHARACTERS``.
     """
     if len(answer) > MAX_ANSWER_CHARACTERS:
         raise ValueError(f"an answer of {len(answer)} characters; at most {MAX_ANSWER_CHARACTERS} are looked at")
@@ -85,11 +78,7 @@ def _fenced_blocks(answer: str) -> Iterator[tuple[str, str]]:
 
 
 def build_job(record: Record, answer: str) -> Job:
-    """The harness's job for one answer, without limits.
-
-    Raises:
-        RecordError: the record's tests are not in one of the forms above.
-    """
+    """The harness's job for one answer, without limits. Raises ``RecordError`` for malformed tests."""
     tests = record.metadata.get("tests")
     if not isinstance(tests, Mapping):
         raise RecordError(record, f"metadata['tests'] should be an object, found {type(tests).__name__}")
@@ -114,11 +103,7 @@ def build_job(record: Record, answer: str) -> Job:
 
 
 def check_asserts(record: Record) -> None:
-    """Refuse test code that cannot test any program; other kinds of tests are not code.
-
-    Raises:
-        RecordError: it does not compile, or uses nothing of the program.
-    """
+    """Raise ``RecordError`` for test code that does not compile or uses nothing of the program."""
     tests = record.metadata.get("tests")
     if not isinstance(tests, Mapping) or tests.get("kind") != "asserts":
         return
@@ -150,11 +135,7 @@ def _called(code: str) -> frozenset[str]:
 
 
 def time_limit(record: Record, default: float) -> float:
-    """Time limit in seconds for one run of the record's program.
-
-    Raises:
-        RecordError: ``metadata["time_limit"]`` is not a positive number.
-    """
+    """Time limit in seconds for one run; ``RecordError`` if the record's is not a positive number."""
     seconds = record.metadata.get("time_limit")
     if seconds is None:
         return default

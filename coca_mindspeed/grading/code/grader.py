@@ -1,5 +1,3 @@
-"""Grades programs: runs them against their tests in the sandbox."""
-
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -10,7 +8,6 @@ from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.code.extraction import MAX_ANSWER_CHARACTERS, Job, build_job, check_asserts, time_limit
 from coca_mindspeed.grading.code.sandbox import Limits, Report, Sandbox
 from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict
-from coca_mindspeed.grading.workers import in_order
 from coca_mindspeed.utils.cpus import usable_cpus
 
 _MAX_WORKERS = 64
@@ -19,7 +16,7 @@ _MAX_PROGRAM_CHARACTERS = 200_000
 
 
 class CodeGrader:
-    """Right if and only if the program passes all of its tests.
+    """Right if and only if the program passes all of its tests. Raises ``GradingError`` without a sandbox.
 
     Args:
         seconds: limit for one run of a program (one case, or one set of asserts) if the record sets none: wall time
@@ -29,9 +26,6 @@ class CodeGrader:
         memory_mib: for each process, and for all processes of a program together.
         processes: processes and threads of a program at one time.
         allow_unsandboxed: see :class:`~coca_mindspeed.grading.code.sandbox.Sandbox`.
-
-    Raises:
-        GradingError: there is no sandbox.
     """
 
     def __init__(
@@ -51,23 +45,17 @@ class CodeGrader:
         self._seconds, self._total_seconds = seconds, total_seconds
         self._sandbox = Sandbox(Limits(memory_bytes=memory_mib << 20, processes=processes), allow_unsandboxed)
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="sandbox")
-        self._count = count
         self._tally = Tally()
 
     @staticmethod
     def check(records: Sequence[Record]) -> None:
-        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: every record has tests that can be run."""
         for record in records:
             build_job(record, "")
             check_asserts(record)
             time_limit(record, default=1.0)
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        """See :class:`~coca_mindspeed.grading.verdict.Grader`.
-
-        Raises:
-            RecordError: a record's tests are malformed; no program runs then.
-        """
+        """Run no program if a record's tests are malformed (``RecordError``)."""
         started = time.perf_counter()
         jobs = [self._job(record, answer) for record, answer in zip(records, answers, strict=True)]
         reports = list(self._reports(jobs))
@@ -77,11 +65,7 @@ class CodeGrader:
         return verdicts
 
     def outputs(self, jobs: Sequence[Job]) -> list[tuple[str | None, ...]]:
-        """Run jobs of the kind ``outputs``: for each a digest of the program's result on each input.
-
-        Raises:
-            GradingError: a program could not be run.
-        """
+        """Digests of each program's result on each input; ``GradingError`` if a program could not be run."""
         found = []
         for report, _ in self._reports([{**job, "seconds": self._seconds} for job in jobs]):
             if report.outcome == Outcome.UNGRADABLE.value:
@@ -108,9 +92,7 @@ class CodeGrader:
         """The report and seconds of each job, in order; ending the iteration early ends all jobs."""
         stop = threading.Event()
         try:
-            pending = in_order(lambda job: self._threads.submit(self._run, job, stop), jobs, in_flight=4 * self._count)
-            for _, future in pending:
-                yield future.result()
+            yield from self._threads.map(lambda job: self._run(job, stop), jobs)
         finally:
             stop.set()
 

@@ -29,7 +29,7 @@ from typing import Any
 
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.code.inside import process as processes
-from coca_mindspeed.grading.code.inside.clock import WALL_FACTOR
+from coca_mindspeed.grading.code.inside.process import WALL_FACTOR
 
 _INSIDE = Path(__file__).with_name("inside")
 _MAX_REPORT_BYTES = 1 << 20
@@ -50,51 +50,29 @@ _USER_ID_ATTEMPTS = 1_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Resource limits of one sandbox.
-
-    Attributes:
-        memory_bytes: address space of each process, and resident memory of all of them together.
-        processes: processes and threads at one time.
-        file_bytes: size of one file, and of everything in ``/tmp`` together.
-        open_files: descriptors of each process.
-        files: files and directories in each writable file system; checked 20 times a second.
-    """
-
-    memory_bytes: int = 1 << 30
-    processes: int = 32
-    file_bytes: int = 32 << 20
-    open_files: int = 128
-    files: int = 4_096
+    memory_bytes: int = 1 << 30  # address space of each process, and resident memory of all of them together
+    processes: int = 32  # processes and threads at one time
+    file_bytes: int = 32 << 20  # size of one file, and of everything in /tmp together
+    open_files: int = 128  # descriptors of each process
+    files: int = 4_096  # in each writable file system, with directories; checked 20 times a second
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The result of a job.
-
-    Attributes:
-        outcome: ``right``, ``wrong`` or ``ungradable``.
-        reason: for people.
-        timed_out: whether a time limit ended it.
-        outputs: of a job of the kind ``outputs``: a digest for each input; None equals nothing.
-    """
-
-    outcome: str
+    outcome: str  # right, wrong or ungradable
     reason: str
     timed_out: bool = False
-    outputs: tuple[str | None, ...] = ()
+    outputs: tuple[str | None, ...] = ()  # of a job of the kind "outputs": a digest for each input; None equals nothing
 
 
 @dataclass(slots=True)
 class Sandbox:
-    """Runs jobs. Thread-safe.
+    """Runs jobs; thread-safe. Raises ``GradingError`` if bubblewrap does not work.
 
     Args:
         limits: of one job.
         allow_unsandboxed: without a working bubblewrap, run the harness as an ordinary process of this user, which can
             read and write all of this user's files. Resource and time limits still hold.
-
-    Raises:
-        GradingError: there is no working sandbox, and running without one is not allowed.
     """
 
     limits: Limits = field(default_factory=Limits)
@@ -118,9 +96,8 @@ class Sandbox:
         """Run one job of the harness.
 
         Args:
-            job: ``kind``, ``source`` and what that kind needs; see :mod:`.extraction`.
-            total_seconds: limit for all of it, as ``inside/clock.py`` counts: wall time without waiting for a
-                processor. ``WALL_FACTOR`` times that is the limit in wall time.
+            job: ``kind``, ``source`` and the fields of that kind; see :mod:`.extraction`.
+            total_seconds: limit as ``inside/process.py`` counts; ``WALL_FACTOR`` times that is the limit in wall time.
             stop: ends the job early, as ungradable, when it is set.
         """
         if 0 <= (cpu_limit := resource.getrlimit(resource.RLIMIT_CPU)[1]) <= total_seconds:
@@ -181,7 +158,6 @@ class Sandbox:
 
     @contextmanager
     def _user(self) -> Iterator[tuple[int | None, list[int]]]:
-        """The user id for the harness, and the descriptors that lock it."""
         if self.sandboxed and os.geteuid() == 0:
             with locked_user_id() as (uid, lock):
                 yield uid, [lock]
@@ -199,7 +175,6 @@ class Sandbox:
         return self.limits.processes + _threads_of_user(os.getuid())
 
     def _start_problem(self) -> str:
-        """Run a first program; return why that fails, or ``""``."""
         bwrap = shutil.which("bwrap")
         if bwrap is None:
             return "bwrap is not installed"
@@ -353,12 +328,7 @@ def _threads_of_user(uid: int) -> int:
 
 
 def sandbox_command(bwrap: str, file_bytes: int) -> list[str]:
-    """Bubblewrap's command up to the Python inside.
-
-    Args:
-        bwrap: path of bubblewrap.
-        file_bytes: size of each of the two writable file systems.
-    """
+    """Bubblewrap's command up to the Python inside; ``file_bytes`` limits each of two writable file systems."""
     # As root, bubblewrap mounts as root (Python may be in /root) and makes no user namespace, which would map to root;
     # the harness then drops root, for which it needs two capabilities. Other users need a user namespace.
     root = os.geteuid() == 0
@@ -398,12 +368,7 @@ def sandbox_command(bwrap: str, file_bytes: int) -> list[str]:
 
 
 def environment(home: str, libraries: str) -> dict[str, str]:
-    """The environment variables of a harness and its program.
-
-    Args:
-        home: a writable directory.
-        libraries: search path for Python's own libraries; empty for the default.
-    """
+    """The environment variables of a harness and its program; ``libraries`` is for Python's own, or empty."""
     # One thread for numerical libraries: threads count as processes.
     return {
         "HOME": home,
@@ -419,11 +384,7 @@ def environment(home: str, libraries: str) -> dict[str, str]:
 
 @contextmanager
 def locked_user_id() -> Iterator[tuple[int, int]]:
-    """A free user id and the descriptor of its lock, which is held until all that inherit it have ended.
-
-    Raises:
-        GradingError: no id is free.
-    """
+    """A free user id and the descriptor of its lock, held until all that inherit it have ended."""
     first, count = next(((first, count) for first, count in _RANGES if _mapped(first, count)), _RANGES[-1])
     directory = _lock_directory()
     for _ in range(_USER_ID_ATTEMPTS):

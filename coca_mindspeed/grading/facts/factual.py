@@ -57,14 +57,12 @@ MatchRule = Literal["exact", "contains"]
 
 
 def normalise(text: str) -> str:
-    """TriviaQA's normal form of an answer."""
     lowered = unicodedata.normalize("NFC", text).lower()
     plain = _with_numbers_kept(lowered) if _MAY_HOLD_SIGNS.search(lowered) else lowered.translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", plain).split())
 
 
 def _with_numbers_kept(text: str) -> str:
-    """Replace punctuation by blanks, except in numbers and short names."""
     for sign, words in _SIGNS:
         text = sign.sub(words, text)
     pieces = _KEPT.split(_without_thousands_commas(text))  # every other one is a decimal number or a name
@@ -114,16 +112,10 @@ class FactualGrader:
 
     @staticmethod
     def check(records: Sequence[Record]) -> None:
-        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: every record has aliases."""
         for record in records:
             aliases_of(record)
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        """See :class:`~coca_mindspeed.grading.verdict.Grader`.
-
-        Raises:
-            DataError: a record has no aliases.
-        """
         started = time.perf_counter()
         verdicts = [
             self._verdict({normalise(alias) for alias in aliases_of(record)} - {""}, answer)
@@ -190,11 +182,7 @@ def _is_candidate(line: str, aliases: set[str]) -> bool:
 
 
 def aliases_of(record: Record) -> list[str]:
-    """The aliases of the gold answer.
-
-    Raises:
-        RecordError: there are none.
-    """
+    """The aliases of the gold answer; ``RecordError`` if there are none."""
     aliases = record.metadata.get("aliases")
     if not isinstance(aliases, list) or not aliases or not all(isinstance(alias, str) for alias in aliases):
         raise RecordError(record, f"metadata['aliases'] should be a list of at least one string, found {aliases!r:.80}")

@@ -6,11 +6,13 @@ A reply must be exactly one of three grades. (A search for the first of the lett
 
 import asyncio
 import hashlib
+import itertools
 import json
 import os
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from enum import Enum
@@ -20,12 +22,9 @@ from typing import Any
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import GradingError
 from coca_mindspeed.grading.verdict import Outcome, Tally, Verdict, refuse_empty
-from coca_mindspeed.grading.workers import in_order
 
 
 class Grade(str, Enum):
-    """The judge's grade of an answer."""
-
     CORRECT = "CORRECT"
     INCORRECT = "INCORRECT"
     NOT_ATTEMPTED = "NOT_ATTEMPTED"
@@ -58,7 +57,7 @@ _OUTCOMES = {Grade.CORRECT: Outcome.RIGHT, Grade.INCORRECT: Outcome.WRONG, Grade
 
 
 def parse_grade(reply: str) -> Grade | None:
-    """The grade if the reply is nothing else, or None."""
+    """The grade, or None if the reply is anything else."""
     match = _REPLY.fullmatch(reply)
     return Grade(match[1].upper().replace(" ", "_")) if match else None
 
@@ -68,7 +67,6 @@ class JudgeGrader:
 
     Args:
         url: base URL of the endpoint, such as ``http://127.0.0.1:8000/v1``.
-        model: name of the model.
         key_variable: environment variable with the key; None if the endpoint needs none.
         concurrency: number of simultaneous requests.
         retries: further attempts, with exponential backoff, on connection errors, rate limits, server errors and
@@ -130,45 +128,38 @@ class JudgeGrader:
             self._cache = diskcache.Cache(str(cache), disk=diskcache.JSONDisk)
         self._tally = Tally()
         self._replies = 0
-        # By question and reference: whether the judge can grade the reference as an answer; asked after a failure.
+        # By question and reference: whether the judge can grade the reference as an answer; for all its answers.
         self._grades_reference: dict[tuple[str, str], asyncio.Future[bool]] = {}
 
     @staticmethod
     def check(records: Sequence[Record]) -> None:
-        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: there is a reference; asks no endpoint."""
         refuse_empty(records)
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        """See :class:`~coca_mindspeed.grading.verdict.Grader`.
-
-        A request that is refused for its content, or a reply that is no grade, makes the answer wrong, or ungradable if
-        the same happens to the reference in its place (asked once).
+        """A refused request, or a reply that is no grade, makes the answer wrong, or ungradable if the reference fails.
 
         Raises:
-            GradingError: the endpoint has refused everything so far, or fails after all retries. Earlier grades are
-                cached.
+            GradingError: the endpoint refuses everything, or fails after all retries. Earlier grades are cached.
         """
         started = time.perf_counter()
-        submitted: list[Future[Verdict]] = []
-
-        def submit(pair: tuple[Record, str]) -> "Future[Verdict]":
-            submitted.append(asyncio.run_coroutine_threadsafe(self._verdict(*pair), self._loop))
-            return submitted[-1]
-
         pairs, in_flight = zip(records, answers, strict=True), 4 * self._concurrency
+        pending: deque[Future[Verdict]] = deque()
         verdicts: list[Verdict] = []
         refusals: list[_RefusedError] = []
         try:
-            for _, future in in_order(submit, pairs, in_flight):
+            while self._replies or len(refusals) < in_flight:
+                for pair in itertools.islice(pairs, in_flight - len(pending)):
+                    pending.append(asyncio.run_coroutine_threadsafe(self._verdict(*pair), self._loop))
+                if not pending:
+                    break
                 try:
-                    verdicts.append(future.result())
+                    verdicts.append(pending[0].result())
                 except _RefusedError as refusal:
                     refusals.append(refusal)
                     verdicts.append(Verdict(refusal.outcome, str(refusal)))
-                if len(refusals) >= in_flight and not self._replies:
-                    break
+                pending.popleft()
         finally:
-            for future in submitted:
+            for future in pending:
                 future.cancel()
         if refusals and not self._replies:  # it has refused every request so far
             raise refusals[0]
@@ -216,7 +207,6 @@ class JudgeGrader:
         """Wrong if the judge can grade the reference as an answer, else ungradable."""
         key = (record.question, record.answer)
         if key not in self._grades_reference:
-            # Shared by all answers to the question.
             self._grades_reference[key] = asyncio.ensure_future(self._is_graded(record))
         try:
             graded = await asyncio.shield(self._grades_reference[key])
@@ -240,7 +230,6 @@ class JudgeGrader:
         return {**self._request, "messages": messages}
 
     async def _ask(self, request: Mapping[str, Any]) -> str:
-        """The text of the judge's reply."""
         deadline = time.monotonic() + self._total_seconds
         for attempt in range(self._retries + 1):
             pause = min(_FIRST_PAUSE_SECONDS * 2**attempt, _LONGEST_PAUSE_SECONDS)
@@ -286,11 +275,7 @@ class JudgeGrader:
 
 
 class _RefusedError(GradingError):
-    """The endpoint refused one request.
-
-    Attributes:
-        outcome: of the answer in the request.
-    """
+    """The endpoint refused one request; ``outcome`` is that of its answer."""
 
     outcome = Outcome.UNGRADABLE
 

@@ -95,15 +95,10 @@ _COMPOSED = (_Sum, _Product, _Power)
 
 
 def equal(a: sympy.Expr, b: sympy.Expr, rounding: Any = None) -> bool | None:
-    """Whether two scalar expressions of real symbols are equal for all values of the symbols.
+    """Whether two scalar expressions of real symbols are equal for all values; None if neither has a value.
 
     Args:
-        a: one side.
-        b: the other side.
         rounding: relative tolerance if one of two numbers is a rounded decimal; None compares exactly.
-
-    Returns:
-        None if neither has a value that could be compared.
     """
     if a in _INFINITE or b in _INFINITE:
         return bool(a == b) and a not in (sympy.zoo, sympy.nan)
@@ -172,7 +167,6 @@ def _exactly(a: sympy.Expr, b: sympy.Expr, point: Point, draw: random.Random) ->
 
 
 def _prime(draw: random.Random) -> _Prime:
-    """A random prime and a square root of -1 modulo it."""
     prime = sympy.nextprime(draw.getrandbits(126) | 1 << 126)
     while prime % 4 == 3:
         prime = sympy.nextprime(prime)
@@ -200,12 +194,7 @@ class _Algebraic:
         self.independent, self.piecewise, self.rescaled = True, False, False
 
     def number(self, expression: Any) -> Any:
-        """The value of an expression at the point.
-
-        Raises:
-            _UndecidedError: it is too large.
-            _NoValueError: it divides by zero.
-        """
+        """The value at the point; ``_UndecidedError`` if too large, ``_NoValueError`` on a division by zero."""
         if expression.is_Rational:
             return self.constant(expression)
         if expression == sympy.I:
@@ -269,7 +258,6 @@ class _Algebraic:
         )
 
     def _turn(self, exponent: Fraction) -> Any:
-        """A power of -1."""
         if self._prime is None:
             return _root_of_unity(exponent)
         if exponent.denominator > 2:
@@ -352,7 +340,6 @@ class _Algebraic:
         return total if base == sympy.E else total / sympy.log(base)
 
     def _circular(self, argument: Any) -> tuple[Any, Any]:
-        """Cosine and sine."""
         cosine, sine = self._halves(self._exp(sympy.Mul(sympy.I, argument)))
         return cosine, _product([sine, self.constant(0, -1)])
 
@@ -584,11 +571,7 @@ def _root_of_unity(exponent: Fraction) -> Any:
 
 
 def _is_zero(number: Any) -> bool:
-    """Whether an algebraic number is zero.
-
-    Raises:
-        _UndecidedError: that takes too many bits.
-    """
+    """Whether an algebraic number is zero; ``_UndecidedError`` if that takes too many bits."""
     if not isinstance(number, _COMPOSED):
         return not number
     bits = _separation_bits(number)
@@ -642,7 +625,6 @@ def _log2(value: int) -> float:
 
 
 def _numeric(number: Any) -> Any:
-    """The value in mpmath's precision."""
     if QQ_I.of_type(number):
         x, y = (mpmath.mpf(int(part.numerator)) / int(part.denominator) for part in (number.x, number.y))
         return mpmath.mpc(x, y)

@@ -19,7 +19,6 @@ _ZERO_WIDTH = dict.fromkeys(map(ord, "\u00ad\u034f\u061c\u180e\u2060\ufeff")) | 
 
 
 def _raised_or_lowered(kind: str) -> dict[str, str]:
-    """Unicode's small digits and letters (``super`` or ``sub``) and their plain forms."""
     names = {chr(code): unicodedata.decomposition(chr(code)).split() for code in range(0xB2, 0x2C7E) if code != 0xBA}
     return {
         character: "".join(chr(int(code, 16)) for code in name[1:]).replace("−", "-")
@@ -98,7 +97,6 @@ def last_boxed(text: str) -> str | None:
 
 
 def is_cut_off(response: str) -> bool:
-    """Whether a response ends inside an unclosed box."""
     boxes, unclosed = _boxes(response)
     return unclosed is not None and (not boxes or last_boxed(response) is None)
 
@@ -114,15 +112,11 @@ def without_boxes(text: str) -> str:
 
 
 def final_answer(response: str, boxed_only: bool = False) -> str | None:
-    r"""Return the final answer of a response, or None.
+    r"""Return the final answer of a response (without its confidence), or None.
 
     In this order: the last complete ``\boxed{}``, or ``<answer>`` after it; the last statement such as ``#### 5`` or
     "the answer is 5"; the value of the last sentence that has one (:mod:`.statements`). The last two read the last
     2,000 characters only, and only if no box was left open.
-
-    Args:
-        response: the answer segment of a response.
-        boxed_only: accept only a box.
     """
     tagged = None if boxed_only else last_tagged(response)
     if tagged is not None:

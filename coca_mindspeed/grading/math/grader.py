@@ -37,7 +37,7 @@ _RIGHT, _WRONG = Verdict(Outcome.RIGHT), Verdict(Outcome.WRONG)
 
 
 def _compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
-    # Imported in the worker only: sympy is slow to import.
+    # In the worker only: sympy is slow to import.
     from coca_mindspeed.grading.math.symbolic import compare
 
     return compare(pair)
@@ -76,7 +76,6 @@ class MathGrader:
         self._tally = Tally()
 
     def check(self, records: Sequence[Record]) -> None:
-        """See :class:`~coca_mindspeed.grading.verdict.MeasuredGrader`: every gold answer can be parsed."""
         golds = list(dict.fromkeys(record.answer for record in records))
         problems: dict[str, str] = {}
         progress = SlowProgress("checking gold answers", len(golds))
@@ -87,11 +86,7 @@ class MathGrader:
         _refuse(records, problems)
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        """Grade responses, or bare final answers; see :class:`~coca_mindspeed.grading.verdict.Grader`.
-
-        Raises:
-            DataError: a gold answer is empty, too long or too deeply nested; nothing is graded then.
-        """
+        """Grade responses, or bare final answers; ``DataError`` for an empty, too long or too deep gold answer."""
         started = time.perf_counter()
         golds = {record.answer for record in records}
         _refuse(records, {gold: _unreadable(gold) or ("" if gold.strip() else "it is empty") for gold in golds})
@@ -112,7 +107,7 @@ class MathGrader:
         return [verdict.correct for verdict in self._verdicts([(min(pair), max(pair)) for pair in pairs])]
 
     def gold_problems(self, golds: Sequence[str]) -> list[str]:
-        """Return for each gold answer why it cannot be used, or ``""``."""
+        """For each gold answer, why it cannot be used, or ``""``."""
         problems: dict[str, str] = {}
         bodies: dict[str, str] = {}
         for gold in dict.fromkeys(golds):
@@ -189,11 +184,7 @@ class MathGrader:
 
 
 def _refuse(records: Sequence[Record], problems: Mapping[str, str]) -> None:
-    """Raise for the first record with a bad gold answer; the message counts all and shows some.
-
-    Raises:
-        RecordError: at least one gold answer has a problem.
-    """
+    """Raise ``RecordError`` for the first record with a bad gold answer; the message counts all."""
     bad = [record for record in records if problems[record.answer]]
     if not bad:
         return
@@ -236,7 +227,6 @@ def _plain_gold_problem(gold: str) -> str | None:
 
 
 def plain_verdict(gold: Answer, answer: Answer) -> Verdict | None:
-    """Right or wrong if that is decided without algebra, else None."""
     if not answer.body or not gold.body:
         return Verdict(Outcome.UNGRADABLE, "the gold answer is empty") if not gold.body else _WRONG
     if not same_unit(gold.unit, answer.unit):

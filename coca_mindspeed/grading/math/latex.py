@@ -41,11 +41,7 @@ _PLAIN_STYLES = ("text", "textit", "textbf", "textnormal", "mathrm", "mathit", "
 
 
 class Parser(_Latex2Sympy):
-    """Parses normalised LaTeX once; symbols are real and keep their names.
-
-    Args:
-        full: use ANTLR's full-context prediction, which is slower and rejects less.
-    """
+    """Parses normalised LaTeX once; ``full`` uses ANTLR's full-context prediction (slower, rejects less)."""
 
     def __init__(self, full: bool) -> None:
         super().__init__(is_real=True, config=_CONVERSION)
@@ -119,7 +115,6 @@ def _letter_name(atom_expr: Any) -> str:
 
 
 def _index_name(text: str) -> str:
-    """An index without braces and text commands."""
     index = _TEXT_COMMAND.sub(r"\1", text.removeprefix("_"))
     return index[1:-1] if index.startswith("{") and index.endswith("}") else index
 

@@ -1,7 +1,6 @@
 """The exact path of math grading: numbers and their units, without evaluating anything.
 
-Most answers are integers, decimals and simple fractions. They are compared as exact rationals in the calling process,
-in time linear in their length; everything else is left to :mod:`.symbolic`.
+Numbers are compared as exact rationals in the calling process, in linear time; all else is left to :mod:`.symbolic`.
 """
 
 import math
@@ -53,7 +52,6 @@ _PERCENT = re.compile(
 )
 _CURRENCY = re.compile(r"^([-+]?)\s*(\\\$|[$€£¥₹]|(?:USD|EUR|GBP|Rs)(?![a-zA-Z])\.?)\s*", re.IGNORECASE)
 _CURRENCY_IN_TEXT = re.compile(r"^\\text\s*\{\s*(\\?\$|[€£¥₹]|USD|EUR|GBP|Rs\.?)\s*\}\s*", re.IGNORECASE)
-# Introduces a value without changing it.
 _LEAD_WORDS = r"(?:about|approximately|approx\.?|roughly|around|nearly|exactly|equals|therefore|thus|hence|so|is)"
 _LEAD = re.compile(
     rf"^(?:=|~(?=\s*[-+\d$])|\\(?:approx|simeq|therefore|implies|Rightarrow)(?![a-zA-Z])|\\text\s*\{{\s*{_LEAD_WORDS}\s*,?\s*\}}"
@@ -104,7 +102,6 @@ class Answer:
 
 
 def read_answer(text: str) -> Answer:
-    """Parse a final answer; never raises."""
     whole = body = clean_latex(text)
     percent = False
     unit: str | None = None
@@ -199,7 +196,6 @@ def _split_words(body: str) -> tuple[str, str | None, bool]:
 
 
 def _exact(body: str) -> tuple[Fraction | None, bool]:
-    """The number that the text is, and whether it was written as a decimal."""
     if len(body) > _MAX_DIGITS:
         return None, False
     if (scaled := _SCALED.match(body)) and (value := _exact(scaled[1].strip())[0]) is not None:

@@ -51,13 +51,7 @@ _EQUALS = re.compile(r"(?<![<>!\\])=")
 
 
 def left_undone(question: str, gold: str, response: str) -> str:
-    """Return why a right answer is unevaluated or restates the question, or an empty string.
-
-    Args:
-        question: the question's text.
-        gold: the gold answer; its form is always accepted.
-        response: a response, or a bare final answer.
-    """
+    """Return why a right response (or bare answer) is unevaluated or restates the question, or ``""``."""
     final = final_answer(response)
     wanted, given = read_answer(gold), read_answer(response if final is None else final)
     if _plain_form(wanted) is not None and _plain_form(wanted) == _plain_form(given):
@@ -129,29 +123,20 @@ def _tokens(text: str) -> list[str]:
 
 
 class EvaluatedOnly:
-    """Wraps a grader for training: a right math answer is wrong if :func:`left_undone` gives a reason.
-
-    The wrapped grader is not changed and may be used for evaluation.
-
-    Attributes:
-        unevaluated: number of verdicts that were changed.
-    """
+    """Wraps a grader for training: a right math answer is wrong if :func:`left_undone` gives a reason."""
 
     def __init__(self, grader: Grader) -> None:
         self._grader = grader
         self.unevaluated = 0
 
     def grade(self, records: Sequence[Record], answers: Sequence[str]) -> list[Verdict]:
-        """See :class:`~coca_mindspeed.grading.verdict.Grader`."""
         verdicts = self._grader.grade(records, answers)
         return [self.look_again(*each) for each in zip(records, answers, verdicts, strict=True)]
 
     def close(self) -> None:
-        """Close the wrapped grader."""
         self._grader.close()
 
     def look_again(self, record: Record, answer: str, verdict: Verdict) -> Verdict:
-        """The verdict on one answer, given that of the wrapped grader."""
         named = record.metadata.get("grader")
         if not verdict.correct or (record.category != "math" if named is None else named != "math"):
             return verdict

@@ -71,7 +71,6 @@ _REMAINDER = re.compile(r"(\d{1,50})\s*\\?b?mod(?:ulo)?(?![a-zA-Z])\s*\{?(\d{1,5
 
 
 def standard_spelling(text: str) -> str:
-    """Return the answer in the spelling that the parser reads."""
     if "\\" in text or "^" in text:
         text = _COMMAND.sub(lambda match: _COMMANDS[match[0]], text)
         text = _ROMAN.sub(r"\\mathrm{\1}", text)
@@ -186,7 +185,6 @@ def _in_standard_digits(text: str) -> str:
 
 
 def _standard_set(text: str) -> str:
-    """Conditions and intervals in one spelling each."""
     if match := _SET_OF_SOLUTIONS.fullmatch(text):
         variable, condition = match[1], match[2].strip()
         if re.search(_RELATION, condition) and variable in condition:

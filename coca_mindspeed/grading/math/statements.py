@@ -175,27 +175,16 @@ _NO_SUBJECT = re.compile(r"\b(?:not|no|never|false|wrong|incorrect|if|whether|th
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A number, formula or calculation in a sentence.
-
-    Attributes:
-        start: offset of the first character in the sentence.
-        end: offset after the last one.
-        stated: whether "is", "=" or the like precedes it.
-        adjunct: whether a preposition or an article precedes it (``after 3 days``).
-    """
+    """A number, formula or calculation in ``sentence[start:end]``."""
 
     start: int
     end: int
-    stated: bool
-    adjunct: bool
+    stated: bool  # "is", "=" or the like precedes it
+    adjunct: bool  # a preposition or an article precedes it (after 3 days)
 
 
 def stated_answer(text: str) -> str | None:
-    """Return the value that the end of a response states outside of boxes, or None.
-
-    Args:
-        text: the end of a response, after :func:`~.final_answer.plain_characters`.
-    """
+    """The value that the end of a response (as plain characters) states outside of boxes, or None."""
     for markup in (_CALCULATOR, _LIST_MARKER, _HASHES_IN_FORMULA, _BOLD):
         text = markup.sub("", text)
     text = _NEGATIVE.sub("-", _without_text_command(text))
@@ -222,11 +211,7 @@ def _inside(formula: re.Match[str]) -> str:
 
 
 def boxed_statement(content: str) -> str:
-    r"""The value that a sentence in a box states (``\text{The sum is } 5``); other contents are returned as they are.
-
-    Args:
-        content: of a box, after :func:`~.final_answer.plain_characters`.
-    """
+    r"""The value that a sentence in a box states (``\text{The sum is } 5``); other contents are unchanged."""
     if not _VERB.search(content):
         return content
     sentence = _without_text_command(content).strip(" .")
@@ -235,7 +220,6 @@ def boxed_statement(content: str) -> str:
 
 
 def _without_text_command(text: str) -> str:
-    r"""Unwrap ``\text{}`` outside of formulas."""
     pieces, position = [], 0
     for match in _TEXT.finditer(_masked(text)):
         pieces += [text[position : match.start()], " ", match[1], " "]
@@ -336,10 +320,7 @@ def _values(sentence: str, masked: str) -> list[_Value]:
 def _read(sentence: str, values: list[_Value], *, explicit: bool) -> str:
     """The value that a sentence states, or ``""`` if it is denied, bounded, one of several or in doubt.
 
-    Args:
-        sentence: with at least one value.
-        values: the values in the sentence.
-        explicit: whether the sentence is a statement of the answer; in other sentences the last value counts.
+    ``explicit``: the sentence is a statement of the answer; in other sentences the last value counts.
     """
     masked = _masked(sentence)
     value = _chosen(masked, values, explicit)
@@ -410,7 +391,6 @@ def _before(remark: re.Pattern[str], masked: str, values: list[_Value]) -> list[
 
 
 def _leads(masked: str) -> bool:
-    """Whether a sentence begins with a value."""
     return bool(_VALUE.match(masked, len(masked) - len(masked.lstrip(_MARKUP + "(="))))
 
 

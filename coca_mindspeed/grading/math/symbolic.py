@@ -31,7 +31,6 @@ _SEVERAL = re.compile(r"\\pm|\\mp|[(\[]|(?<![a-z])(?:or|and)(?![a-z])")
 
 
 def gold_problem(text: str) -> str:
-    """Return why a gold answer cannot be used, or an empty string."""
     gold = parse_latex(text)
     if gold is None:
         return "it cannot be parsed as mathematics"
@@ -44,7 +43,7 @@ def gold_problem(text: str) -> str:
 
 
 def compare(pair: tuple[str, str]) -> tuple[Outcome, str]:
-    """Compare ``(gold, answer)``, both LaTeX without units; return the outcome and the reason, if there is one."""
+    """Compare ``(gold, answer)``, both LaTeX without units."""
     gold_text, answer_text = pair
     if Counter(_DROPPED.findall(answer_text)) - Counter(_DROPPED.findall(gold_text)):
         return Outcome.WRONG, "it has characters that the parser ignores and the gold answer lacks"
@@ -71,7 +70,6 @@ def _repetitions_differ(gold: Any, gold_text: str, answer_text: str) -> bool:
 
 
 def _paired(elements: Sequence[Any], others: Sequence[Any], same: Callable[[Any, Any], bool] | None = None) -> bool:
-    """Whether the elements match the others one to one, in any order."""
     left = list(others)
     for element in elements:
         place = next((n for n, other in enumerate(left) if (same or _same)(element, other)), None)
@@ -250,7 +248,6 @@ def _value_named(relation: Any) -> Any | None:
 
 
 def _solutions(relation: Any) -> sympy.Set | None:
-    """The solution set of relations in one unknown, or None."""
     if len(relation.free_symbols) != 1 or not all(isinstance(side, sympy.Expr) for side in _sides(_parts(relation))):
         return None
     try:

@@ -55,7 +55,6 @@ def _entries(table: str) -> list[list[str]]:
 
 
 def _names() -> dict[str, str]:
-    """Canonical name of a unit by each of its names."""
     names: dict[str, str] = {}
     for symbol, *words in _entries(_WITH_PREFIXES):
         prefixes = _PREFIXES | (_SMALL_PREFIXES if symbol in ("m", "g", "L") else {})

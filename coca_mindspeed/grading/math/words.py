@@ -39,7 +39,6 @@ def plain_text(body: str) -> str:
 
 
 def is_words(body: str) -> bool:
-    """Whether an answer consists of words that are not mathematics."""
     return _WORDS.fullmatch(body) is not None and _MATH_WORDS.search(body) is None
 
 
@@ -78,7 +77,6 @@ def _may_be_symbols(token: str) -> bool:
 
 
 def choice(body: str) -> str | None:
-    """The letter of an answer that is a single letter, else None."""
     match = _CHOICE.fullmatch(body)
     return match[1] if match else None
 

@@ -16,18 +16,12 @@ import sys
 from typing import Any
 
 sys.path.insert(0, __file__.rpartition("/")[0])
+jobs = importlib.import_module("jobs")
 process = importlib.import_module("process")
 remote = importlib.import_module("remote")
 seccomp = importlib.import_module("seccomp")
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE = 1, 4
-# Module and function of each kind of job; only one is imported, for speed.
-_KINDS = {
-    "asserts": ("asserts", "run_asserts"),
-    "call": ("asserts", "run_calls"),
-    "stdio": ("scripts", "run_stdio"),
-    "outputs": ("outputs", "collect"),
-}
 
 
 def main() -> None:
@@ -35,9 +29,8 @@ def main() -> None:
     job = json.loads(sys.stdin.buffer.readline())
     confine(job["limits"])
     send(report, job, ready=True)
-    module, function = _KINDS[job["kind"]]
     try:
-        result = getattr(importlib.import_module(module), function)(job)
+        result = jobs.KINDS[job["kind"]](job)
     except remote.ProgramError as error:
         result = remote.JobResult(remote.WRONG, f"the program {error}", error.timed_out)
     except remote.UnavailableError as error:

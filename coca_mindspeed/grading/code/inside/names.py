@@ -25,33 +25,22 @@ _OTHER_MODULES = {"np": "numpy", "numpy": "numpy", "pd": "pandas", "pandas": "pa
 
 
 class Names(NamedTuple):
-    """Names that the tests leave undefined, except builtins.
+    """Names that the tests leave undefined, except builtins."""
 
-    Attributes:
-        program: the program's functions, classes and constants.
-        called: those of ``program`` that the tests call.
-        standard: modules and their attributes by name, as ``(module, attribute or None)``.
-    """
-
-    program: frozenset[str]
-    called: frozenset[str]
-    standard: dict[str, tuple[str, str | None]]
+    program: frozenset[str]  # the program's functions, classes and constants
+    called: frozenset[str]  # those of program that the tests call
+    standard: dict[str, tuple[str, str | None]]  # modules and their attributes by name, as (module, attribute or None)
 
 
 def undefined(tests: str, given: Collection[str] = (), entry_point: str | None = None) -> Names:
-    """Sort the names that test code uses and does not define.
+    """Sort the names that test code uses and does not define. Raises ``SyntaxError``.
 
     A builtin or standard name (``Counter``, ``math.``) is the program's only if it is the entry point, or if there is
-    no
-    entry point and it is the one function that the tests call without wrapping another call (MBPP tests a ``sum``).
+    no entry point and it is the one function that the tests call without wrapping another call (MBPP tests a ``sum``).
 
     Args:
-        tests: Python source.
         given: names that are defined for the tests, such as the prompt's.
         entry_point: the function under test, if known; always the program's.
-
-    Raises:
-        SyntaxError: ``tests`` is not Python.
     """
     free = {name for name in _free(symtable.symtable(tests, "<tests>", "exec")) if not is_dunder(name)}
     called, wrapping, bases = _uses(ast.parse(tests))
@@ -77,11 +66,7 @@ def undefined(tests: str, given: Collection[str] = (), entry_point: str | None =
 
 
 def imported(tests: str) -> frozenset[str]:
-    """Top-level modules that test code imports, except in a ``try``, which may do without.
-
-    Raises:
-        SyntaxError: ``tests`` is not Python.
-    """
+    """Top-level modules that test code imports, except in a ``try``, which may do without. Raises ``SyntaxError``."""
     nodes: list[ast.AST] = [ast.parse(tests)]
     found: set[str] = set()
     while nodes:
@@ -96,7 +81,6 @@ def imported(tests: str) -> frozenset[str]:
 
 
 def is_dunder(name: str) -> bool:
-    """Whether the name is one of Python's own, such as ``__builtins__``."""
     return name.startswith("__")
 
 

@@ -10,8 +10,6 @@ import sys
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-sys.path.insert(0, __file__.rpartition("/")[0])
-clock = importlib.import_module("clock")
 names = importlib.import_module("names")
 values = importlib.import_module("values")
 process = importlib.import_module("process")
@@ -19,26 +17,15 @@ process = importlib.import_module("process")
 _MAX_ANSWER_BYTES = 64 << 20
 _ENDS_LOOPS = (StopIteration, StopAsyncIteration)
 
-
 RIGHT, WRONG, UNGRADABLE = "right", "wrong", "ungradable"
 UNAVAILABLE, STARVED = "unavailable", "starved"
 
 
 class JobResult(NamedTuple):
-    """The harness's report on a job.
-
-    Attributes:
-        outcome: one of the five above. Another attempt may succeed after ``unavailable`` (no process available) and
-            ``starved`` (too little processor time).
-        reason: for people.
-        timed_out: whether a time limit ended the program.
-        outputs: of a job of the kind ``outputs``: a digest for each input.
-    """
-
-    outcome: str
+    outcome: str  # after UNAVAILABLE (no process) or STARVED (too little processor time) another attempt may succeed
     reason: str = ""
     timed_out: bool = False
-    outputs: tuple[str | None, ...] = ()
+    outputs: tuple[str | None, ...] = ()  # of a job of the kind "outputs": a digest for each input
 
 
 class ProgramError(Exception):
@@ -58,19 +45,13 @@ class UnavailableError(CannotTestError):
 
 
 class StarvedError(CannotTestError):
-    """The program got too little processor time; another attempt may succeed."""
-
     def __init__(self, seconds: float) -> None:
-        wall = clock.WALL_FACTOR * seconds
+        wall = process.WALL_FACTOR * seconds
         super().__init__(f"the machine was too busy: in {wall:g} s the program did not get its {seconds:g} s")
 
 
 def expired(deadline: Any, seconds: float) -> bool:
-    """Whether a program has used up its time limit.
-
-    Raises:
-        StarvedError: it has not, but there is no more wall time for it.
-    """
+    """Whether the limit is used up; ``StarvedError`` if only the wall time is."""
     if deadline.left() > 0:
         return False
     if deadline.starved():
@@ -87,11 +68,7 @@ class LoadError(ProgramError):
 
 
 def load(job: dict[str, Any], wanted: Collection[str]) -> "RemoteProgram":
-    """Start the program of a job; see :class:`RemoteProgram`.
-
-    Raises:
-        LoadError: the program raised an exception.
-    """
+    """Start the program of a job; ``LoadError`` if it raises an exception."""
     try:
         return RemoteProgram(job["source"], job["entry_point"], wanted, job["seconds"], job["total_seconds"])
     except (ProgramError, CannotTestError):
@@ -103,15 +80,13 @@ def load(job: dict[str, Any], wanted: Collection[str]) -> "RemoteProgram":
 class RemoteProgram:
     """The model's program in a process of its own.
 
-    The program shares that process with the server, so it may forge any answer, early or twice. An answer is therefore
-    only
-    data, or an exception, for the one pending request.
+    The program shares that process with the server and may forge any answer, early or twice. An answer is therefore
+    only data, or an exception, for the one pending request.
 
     Args:
-        source: Python source.
         entry_point: the function under test, or None.
         wanted: names of the program that the tests use; no other name is accepted from it.
-        seconds: time limit for loading and for each request, as ``clock.py`` counts.
+        seconds: time limit for loading and for each request, as ``process.py`` counts.
         total_seconds: time limit for all of it.
 
     Attributes:
@@ -123,7 +98,7 @@ class RemoteProgram:
     ) -> None:
         self.failure: ProgramError | CannotTestError | None = None
         self._seconds, self._total_seconds = seconds, total_seconds
-        self._deadline = clock.program_clock().deadline(total_seconds)
+        self._deadline = process.program_clock().deadline(total_seconds)
         requests, requests_writer = os.pipe()
         answers, answers_writer = os.pipe()
         script = __file__.replace("remote.py", "program.py")
@@ -150,7 +125,6 @@ class RemoteProgram:
         self.exports: dict[str, Any] = exports
 
     def value_of(self, name: str) -> Any:
-        """The program's value of an exported name, or ``KeyError``."""
         return self._decode(self.exports[name])
 
     def request(self, target: int, operation: str, arguments: Any, keywords: dict[str, Any] | None = None) -> Any:
@@ -249,7 +223,6 @@ class RemoteProgram:
 
 
 def start(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
-    """Start a process of the program."""
     try:
         return subprocess.Popen(command, **options)
     except OSError as error:

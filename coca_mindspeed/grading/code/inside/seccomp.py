@@ -27,7 +27,7 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "io_setup": (206, 0), "io_uring_setup": (425, 425), "io_uring_enter": (426, 426), "io_uring_register": (427, 427),
     "fanotify_init": (300, 262), "fanotify_mark": (301, 263), "inotify_init": (253, None), "inotify_init1": (294, 26),
     "inotify_add_watch": (254, 27),
-    # A program with a lower share of the processors would appear starved (clock.py).
+    # A program with a lower share of the processors would appear starved (process.py).
     "setpriority": (141, 140), "sched_setparam": (142, 118), "sched_setscheduler": (144, 119),
     "sched_setaffinity": (203, 122), "sched_setattr": (314, 274), "ioprio_set": (251, 30), "mbind": (237, 235),
     "get_mempolicy": (239, 236), "set_mempolicy": (238, 237), "set_mempolicy_home_node": (450, 450),
@@ -68,11 +68,7 @@ _PR_SET_NO_NEW_PRIVS, _PR_SET_SECCOMP, _SECCOMP_MODE_FILTER = 38, 22, 2
 
 
 def filter_program(machine: str) -> list[tuple[int, int, int, int]]:
-    """The filter as classic BPF instructions ``(code, jump if true, jump if false, operand)``.
-
-    Raises:
-        ValueError: the machine's system call numbers are not known here.
-    """
+    """BPF instructions ``(code, jump if true, jump if false, operand)``; ``ValueError`` for another machine."""
     if machine not in _MACHINES:
         raise ValueError(f"no system call filter for {machine}; there is one for {' and '.join(_MACHINES)}")
     column = _MACHINES.index(machine)
@@ -128,12 +124,7 @@ def filter_program(machine: str) -> list[tuple[int, int, int, int]]:
 
 
 def install() -> None:
-    """Filter this process and everything that it starts, for good.
-
-    Raises:
-        OSError: the kernel refuses.
-        ValueError: the machine is not known.
-    """
+    """Filter this process and everything that it starts; ``OSError`` if the kernel refuses."""
     instructions = b"".join(struct.pack("=HBBI", *instruction) for instruction in filter_program(platform.machine()))
     code = ctypes.create_string_buffer(instructions, len(instructions))
     # struct sock_fprog: a 16-bit count, padding, a pointer.
