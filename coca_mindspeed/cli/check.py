@@ -214,6 +214,7 @@ def _common_rows(config: RunConfig) -> list[tuple[str, str]]:
 def _layout_rows(plan: ClusterPlan, config: RunConfig) -> list[tuple[str, str]]:
     r = plan.resolved
     dp, engines, slots = (r.dp, r.rollout_dp, _slots(plan)) if r.fills_npus else ("?", "?", "?")
+    host = f"{host_gib(r):.0f}" if r.fills_npus else "?"
     iterations = "unknown: data.train does not exist and data.rows is null"
     if plan.iterations is not None:
         rows = f" ({plan.rows:,} questions by {plan.rows_from})" if plan.rows else ""
@@ -233,8 +234,8 @@ def _layout_rows(plan: ClusterPlan, config: RunConfig) -> list[tuple[str, str]]:
         ("microbatches", f"up to {r.update_tokens} tokens" if r.dynamic_batch else f"{r.micro_batch} responses"),
         ("tokens", tokens),
         ("iterations", iterations),
-        ("time", _time(plan, config)),
-        ("host memory", f"about {host_gib(r):.0f} GiB a node, without Ray's object store and the data"),
+        ("time", _time(plan, config) if r.npus > 0 else "?"),
+        ("host memory", f"about {host} GiB a node, without Ray's object store and the data"),
         ("validation", f"every {config.evaluation.interval} iterations" if config.evaluation.interval else "none"),
         ("checkpoints", f"{checkpoints}, up to {(keep + 1) * size:.0f} GB while one is written"),
     ]

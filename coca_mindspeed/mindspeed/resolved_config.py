@@ -128,7 +128,8 @@ class ResolvedConfig:
     @property
     def fills_npus(self) -> bool:
         """Whether whole copies of the model fill the NPUs, in training and in rollout."""
-        return self.npus % self.model_parallel == 0 and self.npus % (self.rollout_tp * self.rollout_pp) == 0
+        copies = (self.model_parallel, self.rollout_tp * self.rollout_pp)
+        return self.npus > 0 and all(npus > 0 and self.npus % npus == 0 for npus in copies)
 
     @property
     def responses(self) -> int:
