@@ -30,6 +30,11 @@ from coca_mindspeed.verl.configuration import find_verl_run, run_layout, verl_co
 from coca_mindspeed.verl.settings import verl_settings
 
 _CLUSTER_OPTIONS = ("write", "output", "stage", "resume", "for_script")
+_GRAPH_MODE = (
+    "graph mode (enforce_eager=false), not tried on an NPU: the run sets TASK_QUEUE_ENABLE=1; every wake-up of vLLM "
+    "repeats the capture, and may replay graphs with addresses of freed weights: rollout/log_prob_gap must stay as in "
+    "eager mode (docs/ascend.md, graph mode)"
+)
 _MOMENTS = {"adamw": "float32", "adamw_8bit": "one byte each, with scales; the embedding's float32"}
 
 
@@ -170,6 +175,8 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
             ]
             held = f"{need.longest_responses:.0f} sequences of {plan.resolved.max_model_len} tokens"
             notes = [f"KV cache per rollout engine: {held}; estimates, not measured on an NPU (docs/ascend.md)"]
+        if not plan.resolved.enforce_eager:
+            notes.append(_GRAPH_MODE)
         _print(composed.name, [*_common_rows(config), *_layout_rows(plan, config)], memory, notes)
     refuse(plan.problems, f"{composed.name} cannot run:")
     output = arguments.output or Path("runs") / Path(composed.name).stem

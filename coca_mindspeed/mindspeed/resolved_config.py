@@ -96,6 +96,7 @@ class ResolvedConfig:
     max_batched_tokens: int = _key("generate.max_num_batched_tokens", 2048)
     max_sequences: int = _key("generate.max_num_seqs", 1)
     memory_utilization: float = _key("generate.gpu_memory_utilization", 0.5)
+    enforce_eager: bool = _key("generate.enforce_eager", True)
     rollout_dtype: str | None = _key("generate.dtype", "bfloat16")
     temperature: float = _key("sampling.temperature", 1.0)
     sampling_seed: int | None = _key("sampling.seed", None)

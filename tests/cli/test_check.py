@@ -42,6 +42,15 @@ def test_the_last_line_is_the_verdict(arguments, code, verdict, capsys):
     assert (captured.err or captured.out).splitlines()[-1] == verdict
 
 
+@pytest.mark.parametrize("name", ["qwen25_7b_910b", "qwen25_7b_910c"])
+def test_a_note_on_graph_mode(name, capsys):
+    key = "mindspeed_rl.generate_config.enforce_eager"
+    assert main(["check", name, f"{key}=false"]) == 0
+    assert "TASK_QUEUE_ENABLE=1" in capsys.readouterr().out
+    assert main(["check", name, f"{key}=true"]) == 0
+    assert "TASK_QUEUE_ENABLE" not in capsys.readouterr().out
+
+
 def test_train_refuses_missing_files_before_torch_is_imported(tmp_path):
     code = (
         "import sys; from coca_mindspeed.cli import main; code = main(sys.argv[1:]); assert 'torch' not in sys.modules"
