@@ -51,6 +51,54 @@ def test_a_note_on_graph_mode(name, capsys):
     assert "TASK_QUEUE_ENABLE" not in capsys.readouterr().out
 
 
+BUDGET = ["check", "qwen25_7b_910c", "--quiet", "--budget"]
+
+
+@pytest.mark.parametrize(
+    ("days", "overrides", "found"),
+    [
+        ("25", [], []),
+        ("25", ["hardware.nodes=2"], ["hardware.nodes=1"]),
+        ("19", ["method=sequential"], ["hardware.nodes=4"]),  # two stages
+        ("1.3", [], ["hardware.nodes=16", "mindspeed_rl.generate_config.infer_tensor_parallel_size=2"]),
+    ],
+)
+def test_the_smallest_layout_for_a_budget(days, overrides, found, capsys):
+    assert main([*BUDGET, days, *overrides]) == 0
+    last = capsys.readouterr().out.splitlines()[-1].split()
+    assert [word for word in last if "=" in word] == found
+    assert main(["check", "qwen25_7b_910c", "--quiet", *overrides, *found]) == 0  # they can be pasted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "problem"),
+    [
+        ([*BUDGET, "0.1"], 1, "[budget]"),
+        ([*BUDGET, "25", "data.rows=null"], 1, "[budget-iterations]"),
+        ([*BUDGET, "25", "optimizer.eps=0.1"], 1, "[optimizer-eps]"),
+        ([*BUDGET, "0"], 2, "--budget"),
+        (["check", "demo", "--budget", "1"], 2, "--budget"),
+        (["check", "qwen25_7b_910b", "hardware=host", "--budget", "1"], 2, "--budget"),
+    ],
+)
+def test_no_layout_for_a_budget(arguments, code, problem, capsys):
+    try:
+        found = main(arguments)
+    except SystemExit as ended:
+        found = ended.code
+    assert found == code
+    assert problem in capsys.readouterr().err
+
+
+def test_nodes_that_the_prompts_cannot_be_split_over(capsys):
+    """Three nodes would do in 7 days; 128 prompts are split over four."""
+    assert main([*BUDGET, "7"]) == 0
+    shown = capsys.readouterr().out
+    assert "rollout.prompts=128" in shown
+    assert "144" in shown  # a multiple of three nodes' 48 rollout engines
+    assert shown.splitlines()[-1].split()[-1] == "hardware.nodes=4"
+
+
 def test_train_refuses_missing_files_before_torch_is_imported(tmp_path):
     code = (
         "import sys; from coca_mindspeed.cli import main; code = main(sys.argv[1:]); assert 'torch' not in sys.modules"
