@@ -4,6 +4,7 @@ The last line is the verdict: ``OK`` (exit code 0) or the number of problems (1,
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,13 +13,21 @@ from typing import NamedTuple
 from rich.table import Table
 
 from coca_mindspeed.cli.config import add_run_arguments
-from coca_mindspeed.cli.options import at_least, place
-from coca_mindspeed.config.checks import CHECKS, find_problems, missing_data, missing_model, refuse
+from coca_mindspeed.cli.options import above, at_least, place
+from coca_mindspeed.config.checks import CHECKS, Problem, find_problems, missing_data, missing_model, refuse
 from coca_mindspeed.config.compose import ComposedConfig, compose_run
 from coca_mindspeed.config.model_size import GIB, Part, model_parameters
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import CocaError, ConfigError, UsageError
-from coca_mindspeed.mindspeed.cost import host_gib, run_time
+from coca_mindspeed.mindspeed.checks import explained_layout_problems
+from coca_mindspeed.mindspeed.cost import (
+    MOST_NODES,
+    fastest_layout,
+    host_gib,
+    layout_overrides,
+    layouts_for_budget,
+    run_time,
+)
 from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes
 from coca_mindspeed.mindspeed.plan import ClusterPlan, make_plan
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
@@ -29,7 +38,12 @@ from coca_mindspeed.verl.checks import verl_problems
 from coca_mindspeed.verl.configuration import find_verl_run, run_layout, verl_configuration
 from coca_mindspeed.verl.settings import verl_settings
 
-_CLUSTER_OPTIONS = ("write", "output", "stage", "resume", "for_script")
+_CLUSTER_OPTIONS = ("write", "output", "stage", "resume", "for_script", "budget")
+_GRAPH_MODE = (
+    "graph mode (enforce_eager=false), not tried on an NPU: the run sets TASK_QUEUE_ENABLE=1; every wake-up of vLLM "
+    "repeats the capture, and may replay graphs with addresses of freed weights: rollout/log_prob_gap must stay as in "
+    "eager mode (docs/ascend.md, graph mode)"
+)
 _MOMENTS = {"adamw": "float32", "adamw_8bit": "one byte each, with scales; the embedding's float32"}
 
 
@@ -42,6 +56,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="resume from the newest checkpoint in DIR")
     script = "write the facts that the launch scripts read: platform, NPUs, CPUs, and each stage as fresh or resume"
     parser.add_argument("--for-script", type=Path, metavar="FILE", help=script)
+    budget = "find the smallest layout that runs in DAYS by estimate, and print its overrides"
+    parser.add_argument("--budget", type=above(0), metavar="DAYS", help=budget)
     parser.add_argument("--quiet", action="store_true", help="print problems only")
 
 
@@ -170,7 +186,11 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
             ]
             held = f"{need.longest_responses:.0f} sequences of {plan.resolved.max_model_len} tokens"
             notes = [f"KV cache per rollout engine: {held}; estimates, not measured on an NPU (docs/ascend.md)"]
+        if not plan.resolved.enforce_eager:
+            notes.append(_GRAPH_MODE)
         _print(composed.name, [*_common_rows(config), *_layout_rows(plan, config)], memory, notes)
+    if arguments.budget is not None:
+        _find_layout(composed, plan, arguments)
     refuse(plan.problems, f"{composed.name} cannot run:")
     output = arguments.output or Path("runs") / Path(composed.name).stem
     if arguments.for_script is not None:
@@ -184,6 +204,46 @@ def _check_cluster(composed: ComposedConfig, arguments: argparse.Namespace) -> N
             raise ConfigError(f"--write {file}: is a directory; name a file in it")
         write_run_file(file, values, composed.name)
         print_text(f"written: {file}")
+
+
+def _find_layout(composed: ComposedConfig, plan: ClusterPlan, arguments: argparse.Namespace) -> None:
+    """Print the smallest layout that runs in ``--budget`` days; refuse if there is none."""
+    days, resolved, title = arguments.budget, plan.resolved, f"{composed.name} cannot run in {arguments.budget:g} days:"
+    if composed.run.hardware.platform != "npu":
+        raise UsageError("--budget: is for hardware.platform npu; times on the CPU shim are not estimated")
+    of_layout = {(problem.code, problem.key) for problem in explained_layout_problems(resolved)}
+    others = [p for p in plan.problems if (p.code, p.key) not in of_layout and not p.code.startswith("memory-")]
+    refuse(others, f"{composed.name} cannot run:")
+    if plan.iterations is None:
+        reason, fix = "the number of questions is unknown", "set data.rows, or data.train to an existing file"
+        refuse([Problem("budget-iterations", "data.rows", composed.run.data.rows, reason, fix)], title)
+    iterations = (plan.iterations or 0) * len(composed.run.method.training_method.stages)
+    for layout in layouts_for_budget(resolved, iterations, days):
+        changes = layout_overrides(resolved, layout)
+        # Keys that are interpolated from the layout follow only in the composed configuration.
+        if make_plan(compose_run(arguments.run_name, [*arguments.overrides, *changes]).run).problems:
+            continue
+        for nodes in range(1, layout.nodes):
+            fewer = resolved.vary("nodes", nodes)
+            if (run_time(fewer, iterations).days or 0) <= days:
+                for problem in explained_layout_problems(fewer):
+                    print_text(f"{_nodes(nodes)} would be enough, but: {problem}")
+        shape = f"TP {layout.tp} x PP {layout.pp}, rollout TP {layout.rollout_tp}"
+        print_text(f"{_nodes(layout.nodes)}, {shape}: about {run_time(layout, iterations).days:.1f} days; overrides:")
+        print_text(f"    {' '.join(changes) or 'none'}")
+        return
+    fastest, fix = fastest_layout(resolved), ""
+    if fastest is not None:
+        least = math.ceil(100 * (run_time(fastest, iterations).days or 0)) / 100
+        fix = (
+            f"nearest that works: --budget {least:g}, by {' '.join(layout_overrides(resolved, fastest)) or 'this run'}"
+        )
+    reason = f"no layout of up to {MOST_NODES} nodes runs in {days:g} days"
+    refuse([Problem("budget", "hardware.nodes", resolved.nodes, reason, fix)], title)
+
+
+def _nodes(count: int) -> str:
+    return f"{count} node{'s' * (count > 1)}"
 
 
 def _write_for_script(config: RunConfig, plan: ClusterPlan, output: Path, arguments: argparse.Namespace) -> None:
@@ -214,6 +274,7 @@ def _common_rows(config: RunConfig) -> list[tuple[str, str]]:
 def _layout_rows(plan: ClusterPlan, config: RunConfig) -> list[tuple[str, str]]:
     r = plan.resolved
     dp, engines, slots = (r.dp, r.rollout_dp, _slots(plan)) if r.fills_npus else ("?", "?", "?")
+    host = f"{host_gib(r):.0f}" if r.fills_npus else "?"
     iterations = "unknown: data.train does not exist and data.rows is null"
     if plan.iterations is not None:
         rows = f" ({plan.rows:,} questions by {plan.rows_from})" if plan.rows else ""
@@ -223,7 +284,7 @@ def _layout_rows(plan: ClusterPlan, config: RunConfig) -> list[tuple[str, str]]:
     updates = r.prompts // max(1, r.mini_batch) * r.epochs
     tokens = f"{r.max_prompt} + {r.max_new} at most; {r.responses * r.max_new:,} new ones per iteration"
     return [
-        ("NPUs", f"{r.npus} on {r.nodes} node{'s' * (r.nodes > 1)}, {r.memory_gib:g} GiB each"),
+        ("NPUs", f"{r.npus} on {_nodes(r.nodes)}, {r.memory_gib:g} GiB each"),
         ("model", f"{model_parameters(r) / 1e9:.2f} billion parameters, {r.layers} layers"),
         ("training", f"TP {r.tp} x PP {r.pp} x CP {r.cp} x DP {dp}"),
         ("rollout", f"{engines} engines of TP {r.rollout_tp}"),
@@ -233,8 +294,8 @@ def _layout_rows(plan: ClusterPlan, config: RunConfig) -> list[tuple[str, str]]:
         ("microbatches", f"up to {r.update_tokens} tokens" if r.dynamic_batch else f"{r.micro_batch} responses"),
         ("tokens", tokens),
         ("iterations", iterations),
-        ("time", _time(plan, config)),
-        ("host memory", f"about {host_gib(r):.0f} GiB a node, without Ray's object store and the data"),
+        ("time", _time(plan, config) if r.npus > 0 else "?"),
+        ("host memory", f"about {host} GiB a node, without Ray's object store and the data"),
         ("validation", f"every {config.evaluation.interval} iterations" if config.evaluation.interval else "none"),
         ("checkpoints", f"{checkpoints}, up to {(keep + 1) * size:.0f} GB while one is written"),
     ]

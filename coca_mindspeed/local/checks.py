@@ -29,6 +29,7 @@ from coca_mindspeed.local.model_files import (
     render_prompts,
 )
 from coca_mindspeed.local.progress import StepProgress
+from coca_mindspeed.utils.cgroup import memory_limit
 from coca_mindspeed.utils.console import print_text
 
 _CHUNK = 1000  # prompts checked at a time; small enough to show progress
@@ -297,11 +298,7 @@ def device_bytes(device: torch.device) -> int:
         npu: Any = torch.npu  # type: ignore[attr-defined]  # torch_npu puts it there
         return int(npu.get_device_properties(device).total_memory)
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-    except OSError:
-        return total
-    return min(total, int(limit)) if limit.isdecimal() else total
+    return min(total, memory_limit() or total)
 
 
 def process_bytes(device: torch.device) -> int:

@@ -245,7 +245,7 @@ def run_problems(
         *CHECKS,
         as_check(_run_conditions),
         lambda run: _counts(run, resolved),
-        lambda run: _layout(resolved),
+        lambda run: explained_layout_problems(resolved),
         lambda run: () if memory is None else _memory(resolved, memory),
         lambda run: _hooks(run, file_values()),
         _upstream_keys,
@@ -253,7 +253,8 @@ def run_problems(
     return find_problems(run, checks)
 
 
-def _layout(resolved: ResolvedConfig) -> Iterator[Problem]:
+def explained_layout_problems(resolved: ResolvedConfig) -> Iterator[Problem]:
+    """Problems of the layout under configuration keys, with the nearest values that work."""
     for problem in layout_problems(resolved):
         yield problem._replace(key=KEYS[problem.key], fix=_set_to(resolved, problem.key))
 

@@ -3,12 +3,14 @@
 Neither was measured by us on an NPU.
 """
 
-import math
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import product
 
 from coca_mindspeed.config.model_size import BF16, FP32, GIB, model_parameters
 from coca_mindspeed.mindspeed.checks import layout_problems
-from coca_mindspeed.mindspeed.resolved_config import ResolvedConfig
+from coca_mindspeed.mindspeed.memory_estimate import estimate_memory
+from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
 
 #: Tokens of prompts and responses that an NPU trains on in a second, all stages together.  MindSpeed-RL 2.3.0 publishes
 #: (docs/algorithms/grpo.md) 220 for a card of an Atlas A3, which is two NPUs: Qwen2.5-7B, 32 prompts x 8 responses,
@@ -16,7 +18,8 @@ from coca_mindspeed.mindspeed.resolved_config import ResolvedConfig
 TOKENS_PER_SECOND = 110.0
 #: Mean tokens of a prompt with its response, where no earlier run says it.
 TOKENS_PER_RESPONSE = 750.0
-_LARGEST = 64  # nodes that are tried for a budget
+MOST_NODES = 64  #: that are tried for a budget
+_LAYOUT = ("nodes", "tp", "pp", "rollout_tp")
 _SECONDS_PER_DAY = 86_400
 
 
@@ -57,17 +60,45 @@ def run_time(
     return RunTime(seconds, days, tokens_per_response, tokens_per_second)
 
 
-def nodes_for_budget(resolved: ResolvedConfig, estimate: RunTime, budget_days: float) -> int | None:
-    """The smallest number of nodes that runs the same batch within a number of days; None where none does.
+def layouts_for_budget(resolved: ResolvedConfig, iterations: int, budget_days: float) -> Iterator[ResolvedConfig]:
+    """Layouts that run the same batch within a number of days: fewest nodes first, then fewest changes.
 
     Args:
-        resolved: the run, with any number of nodes.
-        estimate: of the run as it is, with a known number of days.
-        budget_days: what it may take.
+        resolved: the run, with any layout.
+        iterations: of all stages together.
+        budget_days: upper limit of the estimated time.
     """
-    assert estimate.days is not None
-    at_least = max(1, math.ceil(estimate.days * resolved.nodes / budget_days))
-    return next((n for n in range(at_least, _LARGEST + 1) if not any(layout_problems(resolved.vary("nodes", n)))), None)
+    for nodes in range(1, MOST_NODES + 1):
+        if (run_time(resolved.vary("nodes", nodes), iterations).days or 0) <= budget_days:
+            yield from _layouts(resolved, nodes)
+
+
+def fastest_layout(resolved: ResolvedConfig) -> ResolvedConfig | None:
+    """The layout with most nodes that runs the same batch; None if none does."""
+    return next((layout for nodes in range(MOST_NODES, 0, -1) for layout in _layouts(resolved, nodes)), None)
+
+
+def _layouts(resolved: ResolvedConfig, nodes: int) -> list[ResolvedConfig]:
+    """Values of TP, PP and rollout TP that work on a number of nodes."""
+    scaled, found = resolved.vary("nodes", nodes), []
+    if scaled.prompts % nodes:
+        return []
+    inside = [size for size in range(1, scaled.npus // nodes + 1) if scaled.npus // nodes % size == 0]
+    stages = [pp for pp in inside if scaled.layers % pp == 0]
+    follows = resolved.fills_npus and resolved.max_sequences == resolved.responses // resolved.rollout_dp
+    for tp, pp, rollout_tp in product(inside, stages, inside):
+        layout = replace(scaled, tp=tp, pp=pp, rollout_tp=rollout_tp)
+        if follows and layout.fills_npus:  # as the interpolation of max_num_seqs in configs/hardware/ascend.yaml
+            layout = replace(layout, max_sequences=layout.responses // layout.rollout_dp)
+        if not layout_problems(layout) and estimate_memory(layout).fits:
+            found.append(layout)
+    return sorted(found, key=lambda layout: (len(layout_overrides(resolved, layout)), layout.model_parallel, layout.tp))
+
+
+def layout_overrides(resolved: ResolvedConfig, layout: ResolvedConfig) -> list[str]:
+    """Overrides ``key=value`` of nodes, TP, PP and rollout TP that turn a run into ``layout``."""
+    changed = (name for name in _LAYOUT if getattr(layout, name) != getattr(resolved, name))
+    return [f"{KEYS[name]}={getattr(layout, name)}" for name in changed]
 
 
 def host_gib(resolved: ResolvedConfig) -> float:

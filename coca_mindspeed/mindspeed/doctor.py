@@ -10,14 +10,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from coca_mindspeed.config.checks import Problem, missing_data, missing_model, problems_of
+from coca_mindspeed.config.model_size import GIB
 from coca_mindspeed.config.schema import ArchitectureConfig, RunConfig
 from coca_mindspeed.data.prepare.filters import PromptCounter
 from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import CocaError
+from coca_mindspeed.mindspeed.checks import layout_problems
+from coca_mindspeed.mindspeed.cost import host_gib
 from coca_mindspeed.mindspeed.machine import Machine, git_commit, megatron_version
 from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes
 from coca_mindspeed.mindspeed.plan import ClusterPlan, make_plan
+from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
 from coca_mindspeed.mindspeed.stages.verifiers import OWN_VERIFIER, try_verifier
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
 from coca_mindspeed.mindspeed.start.driver import HOMES
@@ -28,6 +32,7 @@ from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout
 from coca_mindspeed.upstream.manifest import ManifestError, matching_manifest
 
 _OPEN_FILES = 32768  # Ray opens a few hundred sockets per worker, and zmq one for each pair of ranks
+_OBJECT_STORE = 10**10  # Ray's REQUIRE_SHM_SIZE_THRESHOLD: with less in /dev/shm, its object store is put into /tmp
 # A token stands for at least one byte. Chat templates add a few dozen bytes per message, some a default system prompt.
 _TEMPLATE_BYTES = 512
 _SCRIPTS = "nothing to do for the launch scripts, which"
@@ -226,6 +231,8 @@ def run_findings(machine: Machine, run: RunConfig, output: Path) -> Iterator[Fin
         if run.hardware.platform == "npu" or run.mindspeed_rl["actor_config"].get("load"):
             yield _weights(run, plan)
         yield _disk(machine, run, plan, output)
+        if plan.memory is not None:
+            yield from _host_memory(machine, run, plan.resolved)
     named = {"data.train": run.data.train, "data.evaluate": run.data.evaluate}
     files = {key: Path(path) for key, path in named.items() if path is not None and Path(path).is_file()}
     yield _grader(run, list(files.values()))
@@ -290,6 +297,33 @@ def _disk(machine: Machine, run: RunConfig, plan: ClusterPlan, output: Path) -> 
     wanted = f"{needed / 1e9:.0f} GB or more for {more} checkpoints"
     fix = f"free space at {output}, choose another --output, or lower checkpoint.keep ({run.checkpoint.keep})"
     return _item("disk", "free space", f"{free / 1e9:.0f} GB", free >= needed, wanted, fix)
+
+
+def _host_memory(machine: Machine, run: RunConfig, resolved: ResolvedConfig) -> Iterator[Finding]:
+    """A node's memory, as of the machine and of its container, and the space of Ray's object store."""
+    needed, total, limit = host_gib(resolved), machine.memory_bytes(), machine.memory_limit()
+    wanted = f"{needed:.0f} GiB or more by estimate, without Ray's object store and the data"
+    for code, key, size, absent, fix in (
+        ("host-memory", "host memory", total, "unknown", "use nodes with more memory, or more nodes"),
+        ("cgroup-memory", "cgroup memory limit", limit, "none found", "raise the limit (docker run --memory)"),
+    ):
+        ok = size is None or size >= needed * GIB
+        shown = absent if size is None else f"{size / GIB:.0f} GiB"
+        less = None if ok else _rollout_tp_within(resolved, (size or 0) / GIB, run.hardware.npus_per_node)
+        yield _item(code, key, shown, ok, wanted, fix if less is None else f"{fix}, or set {less}")
+    shm = machine.shared_memory_bytes()
+    shown, wanted = "unknown" if shm is None else f"{shm / 1e9:.1f} GB", f"{_OBJECT_STORE / 1e9:.0f} GB or more for Ray"
+    fix = "enlarge it (docker run --shm-size=64g, or mount -o remount,size=64G /dev/shm): Ray would use /tmp instead"
+    yield _item("shared-memory", "/dev/shm", shown, shm is None or shm >= _OBJECT_STORE, wanted, fix)
+
+
+def _rollout_tp_within(resolved: ResolvedConfig, gib: float, most: int) -> str | None:
+    """The override of the smallest greater rollout TP with which the run needs at most ``gib`` of host memory."""
+    for value in range(resolved.rollout_tp + 1, most + 1):
+        varied = resolved.vary("rollout_tp", value)
+        if host_gib(varied) <= gib and not layout_problems(varied):
+            return f"{KEYS['rollout_tp']}={value} ({host_gib(varied):.0f} GiB)"
+    return None
 
 
 def _grader(run: RunConfig, files: list[Path]) -> Finding:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from coca_mindspeed.utils.cgroup import memory_limit
 from coca_mindspeed.utils.cpus import usable_cpus
 
 
@@ -39,6 +40,20 @@ class Machine:
         """Free bytes at ``path``, or at its nearest existing parent."""
         path = path.absolute()
         return shutil.disk_usage(next(place for place in (path, *path.parents) if place.exists())).free
+
+    def memory_bytes(self) -> int | None:
+        """Host memory; None if unknown."""
+        kib = _value(self.root / "proc" / "meminfo", r"^MemTotal:\s+(\d+) kB")
+        return int(kib) * 1024 if kib else None
+
+    def memory_limit(self) -> int | None:
+        """Limit of the control group (a container's); None if there is none."""
+        return memory_limit(self.root)
+
+    def shared_memory_bytes(self) -> int | None:
+        """Size of ``/dev/shm``; None if it does not exist."""
+        path = self.root / "dev" / "shm"
+        return shutil.disk_usage(path).total if path.is_dir() else None
 
     def architecture(self) -> str:
         return platform.machine()

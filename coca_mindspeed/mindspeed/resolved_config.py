@@ -96,6 +96,7 @@ class ResolvedConfig:
     max_batched_tokens: int = _key("generate.max_num_batched_tokens", 2048)
     max_sequences: int = _key("generate.max_num_seqs", 1)
     memory_utilization: float = _key("generate.gpu_memory_utilization", 0.5)
+    enforce_eager: bool = _key("generate.enforce_eager", True)
     rollout_dtype: str | None = _key("generate.dtype", "bfloat16")
     temperature: float = _key("sampling.temperature", 1.0)
     sampling_seed: int | None = _key("sampling.seed", None)
@@ -128,7 +129,8 @@ class ResolvedConfig:
     @property
     def fills_npus(self) -> bool:
         """Whether whole copies of the model fill the NPUs, in training and in rollout."""
-        return self.npus % self.model_parallel == 0 and self.npus % (self.rollout_tp * self.rollout_pp) == 0
+        copies = (self.model_parallel, self.rollout_tp * self.rollout_pp)
+        return self.npus > 0 and all(npus > 0 and self.npus % npus == 0 for npus in copies)
 
     @property
     def responses(self) -> int:

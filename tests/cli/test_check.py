@@ -28,6 +28,9 @@ def test_it_says_what_it_wrote(tmp_path, capsys):
         (["qwen25_7b_910b"], 0, "OK"),
         (["qwen25_7b_910b", "rollout.prompts=127", "optimizer.eps=0.1"], 1, "2 problems"),
         (["local", "model.path=/nowhere", "data.train=/x"], 1, "2 problems"),
+        # no whole copy of the model fits the NPUs: a plan without its numbers, and the problem
+        (["qwen25_7b_910b", "mindspeed_rl.actor_config.tensor_model_parallel_size=16"], 1, "1 problem"),
+        (["qwen25_7b_910b", "mindspeed_rl.actor_config.tensor_model_parallel_size=0"], 1, "1 problem"),
         (["demo", "rollout.prompt=1"], 2, "1 problem"),
         (["demo", "--resume"], 2, "1 problem"),
         (["nowhere.yaml"], 2, "1 problem"),
@@ -37,6 +40,63 @@ def test_the_last_line_is_the_verdict(arguments, code, verdict, capsys):
     assert main(["check", *arguments]) == code
     captured = capsys.readouterr()
     assert (captured.err or captured.out).splitlines()[-1] == verdict
+
+
+@pytest.mark.parametrize("name", ["qwen25_7b_910b", "qwen25_7b_910c"])
+def test_a_note_on_graph_mode(name, capsys):
+    key = "mindspeed_rl.generate_config.enforce_eager"
+    assert main(["check", name, f"{key}=false"]) == 0
+    assert "TASK_QUEUE_ENABLE=1" in capsys.readouterr().out
+    assert main(["check", name, f"{key}=true"]) == 0
+    assert "TASK_QUEUE_ENABLE" not in capsys.readouterr().out
+
+
+BUDGET = ["check", "qwen25_7b_910c", "--quiet", "--budget"]
+
+
+@pytest.mark.parametrize(
+    ("days", "overrides", "found"),
+    [
+        ("25", [], []),
+        ("25", ["hardware.nodes=2"], ["hardware.nodes=1"]),
+        ("19", ["method=sequential"], ["hardware.nodes=4"]),  # two stages
+        ("1.3", [], ["hardware.nodes=16", "mindspeed_rl.generate_config.infer_tensor_parallel_size=2"]),
+    ],
+)
+def test_the_smallest_layout_for_a_budget(days, overrides, found, capsys):
+    assert main([*BUDGET, days, *overrides]) == 0
+    last = capsys.readouterr().out.splitlines()[-1].split()
+    assert [word for word in last if "=" in word] == found
+    assert main(["check", "qwen25_7b_910c", "--quiet", *overrides, *found]) == 0  # they can be pasted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "problem"),
+    [
+        ([*BUDGET, "0.1"], 1, "[budget]"),
+        ([*BUDGET, "25", "data.rows=null"], 1, "[budget-iterations]"),
+        ([*BUDGET, "25", "optimizer.eps=0.1"], 1, "[optimizer-eps]"),
+        ([*BUDGET, "0"], 2, "--budget"),
+        (["check", "demo", "--budget", "1"], 2, "--budget"),
+        (["check", "qwen25_7b_910b", "hardware=host", "--budget", "1"], 2, "--budget"),
+    ],
+)
+def test_no_layout_for_a_budget(arguments, code, problem, capsys):
+    try:
+        found = main(arguments)
+    except SystemExit as ended:
+        found = ended.code
+    assert found == code
+    assert problem in capsys.readouterr().err
+
+
+def test_nodes_that_the_prompts_cannot_be_split_over(capsys):
+    """Three nodes would do in 7 days; 128 prompts are split over four."""
+    assert main([*BUDGET, "7"]) == 0
+    shown = capsys.readouterr().out
+    assert "rollout.prompts=128" in shown
+    assert "144" in shown  # a multiple of three nodes' 48 rollout engines
+    assert shown.splitlines()[-1].split()[-1] == "hardware.nodes=4"
 
 
 def test_train_refuses_missing_files_before_torch_is_imported(tmp_path):

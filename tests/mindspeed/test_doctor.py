@@ -325,6 +325,63 @@ def test_cpus(good, monkeypatch, cpus, keys):
     assert set(examine(machine, run)) == keys
 
 
+def with_memory(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, total: float, limit: float | str, shm: float
+) -> None:
+    """Sizes in GiB; a text: the content of the file."""
+    write(machine.root / "proc/meminfo", f"MemTotal:       {int(total * 2**20)} kB\nMemFree:  1 kB\n")
+    write(machine.root / "proc/self/cgroup", "0::/\n")
+    value = limit if isinstance(limit, str) else str(int(limit * 2**30))
+    write(machine.root / "sys/fs/cgroup/memory.max", f"{value}\n")
+    monkeypatch.setattr(FakeMachine, "shared_memory_bytes", lambda _self: int(shm * 2**30))
+
+
+@pytest.mark.parametrize(
+    ("total", "limit", "shm", "found"),
+    [
+        (226.0, "max", 64.0, {"host memory": "host-memory"}),
+        (228.0, "max", 64.0, {}),
+        (1024.0, 226.0, 64.0, {"cgroup memory limit": "cgroup-memory"}),
+        (1024.0, 228.0, 64.0, {}),
+        (1024.0, "max", 9.0, {"/dev/shm": "shared-memory"}),
+        (226.0, 128.0, 0.0625, {"host memory": "host-memory", "cgroup memory limit": "cgroup-memory"}),
+    ],
+)
+def test_host_memory(good, monkeypatch, total, limit, shm, found):
+    """The run fills 227 GiB of a node; Ray moves its object store to /tmp if /dev/shm has less than 10 GB."""
+    machine, run = good
+    with_memory(machine, monkeypatch, total, limit, shm)
+    if shm < 1:
+        found = {**found, "/dev/shm": "shared-memory"}
+    problems = examine(machine, run)
+    assert {key: problem.code for key, problem in problems.items()} == found
+    assert all("227 GiB" in problem.expected for key, problem in problems.items() if key != "/dev/shm")
+    assert examine(machine, on_host(run)) == {}  # the estimate is of NPUs
+
+
+def test_a_higher_rollout_tp_saves_host_memory(good, monkeypatch):
+    """7.62e9 parameters: 12 + 8 x 2 / 4 bytes, and 8 x 2 / rollout TP: 227 GiB, 170 GiB at TP 2, 142 GiB at TP 4."""
+    machine, run = good
+    key = "mindspeed_rl.generate_config.infer_tensor_parallel_size"
+    for total, proposed in ((180.0, f"{key}=2"), (150.0, f"{key}=4"), (140.0, None)):
+        with_memory(machine, monkeypatch, total, "max", 64.0)
+        fix = examine(machine, run)["host memory"].fix
+        assert proposed in fix if proposed else key not in fix
+
+
+def test_unknown_host_memory_is_no_problem(good):
+    machine, run = good
+    shown = {f.problem.key: f for f in doctor.examine_machine(machine, run)}
+    for key in ("host memory", "/dev/shm"):
+        assert shown[key].ok
+        assert shown[key].problem.value == "unknown"
+    assert shown["cgroup memory limit"].problem.value == "none found"
+
+
+def test_memory_of_this_machine():
+    assert (Machine().memory_bytes() or 0) > 2**20
+
+
 def test_disk(good, monkeypatch, tmp_path):
     machine, run = good
     monkeypatch.setattr(FakeMachine, "free_bytes", lambda _self, _path: 3 * 14 * 7_615_616_512 - 1)

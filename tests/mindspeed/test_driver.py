@@ -151,6 +151,37 @@ def test_variables_of_rays_workers(
     assert _variables(tmp_path, exported, release, **changes) == expected
 
 
+GRAPHS = {"generate_config": {"enforce_eager": False}}
+
+
+@pytest.mark.parametrize(
+    ("changes", "exported", "expected"),
+    [
+        ({}, {}, "2"),
+        ({}, {"TASK_QUEUE_ENABLE": "0"}, "0"),
+        ({"generate_config": {"enforce_eager": True}}, {}, "2"),
+        (GRAPHS, {}, "1"),
+        (GRAPHS, {"TASK_QUEUE_ENABLE": "1"}, "1"),
+        (GRAPHS, {"TASK_QUEUE_ENABLE": "2"}, None),
+    ],
+)
+@pytest.mark.parametrize("release", ["2.3.0", "master"])
+def test_task_queue_of_graph_mode(
+    tmp_path: Path, release: str, changes: Any, exported: dict[str, str], expected: str | None
+) -> None:
+    """MindSpeed-RL's file says 2, its page on graph mode 1."""
+    file = tmp_path / "configs/envs/runtime_env.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text("env_vars: {TASK_QUEUE_ENABLE: '2'}\n")
+    settings, config = _process(home=tmp_path, release=release), _config(**changes)
+    if expected is None:
+        with pytest.raises(ConfigError) as refused:
+            driver.worker_variables(settings, config, exported)
+        assert [(p.code, p.key, p.value) for p in refused.value.problems] == [("task-queue", "TASK_QUEUE_ENABLE", "2")]
+    else:
+        assert driver.worker_variables(settings, config, exported)["TASK_QUEUE_ENABLE"][0] == expected
+
+
 def test_every_ray_process_gets_the_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     process = _process(home=tmp_path)
     runtime = driver.runtime_environment(process, {"HCCL_BUFFSIZE": ("256", "a file")})

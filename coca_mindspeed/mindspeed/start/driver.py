@@ -18,7 +18,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from coca_mindspeed.config.checks import refuse
+from coca_mindspeed.config.checks import Problem, refuse
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, TrainingError
 from coca_mindspeed.mindspeed.hook_checks import check_mindspeed_keys, needs_reference
 from coca_mindspeed.mindspeed.stages.verifiers import try_verifier
@@ -131,7 +131,7 @@ def worker_variables(
     over a worker's own environment, so a value that is exported where the driver starts is put in their place.
 
     Raises:
-        ConfigError: the file cannot be read.
+        ConfigError: the file cannot be read, or an exported value contradicts the configuration.
     """
     rl, generate = config.get("rl_config") or {}, config.get("generate_config") or {}
     path = process.mindspeed_rl_home / rl.get("runtime_env_path", "configs/envs/runtime_env.yaml")
@@ -149,6 +149,13 @@ def worker_variables(
     if process.release == "2.3.0" and top_k <= 0 and float(sampling.get("top_p", 1.0)) == 1.0:
         # Its vLLM-Ascend would sort the whole vocabulary at every step, although nothing is cut.
         found["VLLM_ASCEND_ENABLE_TOPK_OPTIMIZE"] = "0", "no top_k or top_p"
+    if not generate.get("enforce_eager", True):
+        # MindSpeed-RL's page on graph mode (docs/zh/features/acl_graph.md); its file says 2, for eager mode.
+        value, source = environment.get("TASK_QUEUE_ENABLE", "1"), "generate_config.enforce_eager=false"
+        if value != "1":
+            reason, fix = f"must be 1 for {source}", "unset TASK_QUEUE_ENABLE; the run sets it"
+            refuse([Problem("task-queue", "TASK_QUEUE_ENABLE", value, reason, fix)])
+        found["TASK_QUEUE_ENABLE"] = value, source
     for key, (value, source) in found.items():
         if environment.get(key, value) != value:
             found[key] = environment[key], f"exported; {value} by {source}"
