@@ -23,7 +23,7 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.checkpoint import Checkpoint, check_saveable, check_space, export_model, remove_leftovers
+from coca_mindspeed.local.checkpoint import check_saveable, check_space, export_model, remove_leftovers
 from coca_mindspeed.local.checks import (
     LengthLimits,
     check_lengths,
@@ -42,6 +42,7 @@ from coca_mindspeed.local.optimizer import require_optimizer
 from coca_mindspeed.local.policy import Policy, choose_device, load_policy
 from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import (
+    Checkpoint,
     FoundRun,
     check_same_prompt,
     check_same_run,
