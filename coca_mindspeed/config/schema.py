@@ -103,8 +103,10 @@ class ModelConfig(Section):
     architecture: ArchitectureConfig | None = Field(
         None, description="Ascend: its shape; null: read from path by the local engine, which needs nothing else"
     )
-    compute_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="bfloat16: autocast; the weights stay float32, which lr 1e-6 needs to have any effect"
+    compute_dtype: Literal["float32", "bfloat16", "auto"] = Field(
+        "float32",
+        description="bfloat16: autocast; the weights stay float32, which lr 1e-6 needs to have any effect; auto (local "
+        "engine): bfloat16 if the device has the instructions, else float32; a resumed run keeps its value",
     )
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention implementation")
     trust_remote_code: bool = Field(False, description="run Python code found in the model's directory")

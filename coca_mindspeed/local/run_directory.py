@@ -281,6 +281,11 @@ def stored_prompt_date(found: FoundRun) -> str | None:
     return date
 
 
+def stored_compute_dtype(found: FoundRun) -> str | None:
+    """The compute dtype of the run to resume; None: a new run."""
+    return None if found.marker is None or not found.config_path.exists() else _saved(found).model.compute_dtype
+
+
 def _check_same_length(found: FoundRun, saved: RunConfig, config: RunConfig) -> None:
     before, now = saved.trainer.steps, config.trainer.steps
     if before == now:
