@@ -41,7 +41,9 @@ def checkpoint_activations(model: Any) -> None:
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
-        raise ValueError(f"a {type(model).__name__} has no layers that can be recomputed")
+        raise ValueError(
+            f"a {type(model).__name__} has no layers that can be recomputed; set model.gradient_checkpointing=false"
+        )
     for layer in layers:
         layer.forward = functools.partial(_checkpointed, layer.forward)
 
@@ -198,7 +200,7 @@ def choose_device(name: str, *, where: str = "trainer.device") -> torch.device:
 def has_bfloat16(device: torch.device) -> bool:
     """Whether the device has bfloat16 instructions; False for a processor whose features PyTorch does not report."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     if device.type != "cpu":
         return True
     features = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
