@@ -50,7 +50,10 @@ def _seconds(way: str, model: Path, tokens: int, steps: int) -> list[float]:
             f"rollout.prompts={PROMPTS}",
             f"rollout.group_size={GROUP}",
             f"rollout.max_new_tokens={tokens}",
+            "rollout.batch_responses=64",
             "trainer.minibatches=1",
+            "trainer.microbatch_tokens=null",
+            "trainer.microbatch_prompts=1",
             f"model.gradient_checkpointing={str(way == RECOMPUTING).lower()}",
         ],
     ).run

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from coca_mindspeed.cli.options import at_least, place
 from coca_mindspeed.errors import UsageError
+from coca_mindspeed.local.demo import run_demo
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,8 +24,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if any(re.match(r"\+{0,2}seed=", override) for override in arguments.overrides):
         raise UsageError("demo: set the seed by --seed N, not by seed=")
-    from coca_mindspeed.local.demo import run_demo  # torch and transformers, which --help does without
-
     run_demo(
         arguments.seed,
         arguments.output,

@@ -9,6 +9,7 @@ from coca_mindspeed.cli.options import place
 from coca_mindspeed.config.checks import CHECKS, find_problems, missing_data, missing_model, refuse
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
+from coca_mindspeed.local.run_directory import find_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,6 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     composed = compose_run(arguments.run_name, arguments.overrides)
     output: Path = arguments.output
+    find_run(output, resume=arguments.resume)
     model = () if arguments.resume else (missing_model,)
     refuse(find_problems(composed.run, CHECKS, (missing_data, *model)))
     from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import

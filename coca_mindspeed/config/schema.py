@@ -103,8 +103,10 @@ class ModelConfig(Section):
     architecture: ArchitectureConfig | None = Field(
         None, description="Ascend: shape of the model; the local engine reads it from path"
     )
-    compute_dtype: Literal["float32", "bfloat16"] = Field(
-        "float32", description="bfloat16: autocast with float32 weights"
+    compute_dtype: Literal["float32", "bfloat16", "auto"] = Field(
+        "float32",
+        description="bfloat16: autocast with float32 weights; auto (local engine): bfloat16 if the device has the "
+        "instructions, else float32; a resumed run keeps its value",
     )
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field("sdpa", description="attention implementation")
     trust_remote_code: bool = Field(False, description="run Python code found in the model's directory")

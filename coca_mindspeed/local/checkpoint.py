@@ -9,7 +9,6 @@ import re
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,51 +18,25 @@ from coca_mindspeed.errors import ConfigError, TrainingError
 from coca_mindspeed.local.lora import merged_weights, save_adapters
 from coca_mindspeed.local.optimizer import moments_bytes
 from coca_mindspeed.local.policy import Policy
+from coca_mindspeed.local.run_directory import Checkpoint, list_checkpoints
 from coca_mindspeed.utils.files import whole_directory
 
-_NAME = re.compile(r"step_(\d{6,})")
 
+def load_optimizer_state(checkpoint: Checkpoint, device: torch.device) -> dict[str, Any]:
+    """The optimizer's state, read without executing code from the file.
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """One checkpoint on disk, after ``step`` updates."""
-
-    path: Path
-    step: int
-
-    @property
-    def model(self) -> Path:
-        """A Hugging Face directory; absent if adapters are trained."""
-        return self.path / "model"
-
-    @property
-    def adapters(self) -> Path:
-        """Adapters in peft's format, if they are trained."""
-        return self.path / "adapters"
-
-    def optimizer_state(self, device: torch.device) -> dict[str, Any]:
-        """The optimizer's state, read without executing code from the file.
-
-        Raises:
-            TrainingError: the file is damaged.
-        """
-        file = self.path / "optimizer.pt"
-        try:
-            state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
-        except Exception as error:
-            # torch raises many kinds, and its own message would advise to load the file unsafely.
-            raise TrainingError(
-                f"{file}: is damaged or not an optimizer's state; remove {self.path} to resume from an older one"
-            ) from error
-        return state
-
-
-def list_checkpoints(directory: Path) -> list[Checkpoint]:
-    """Complete checkpoints, oldest first."""
-    if not directory.is_dir():
-        return []
-    found = [Checkpoint(path, int(match[1])) for path in directory.iterdir() if (match := _NAME.fullmatch(path.name))]
-    return sorted(found, key=lambda checkpoint: checkpoint.step)
+    Raises:
+        TrainingError: the file is damaged.
+    """
+    file = checkpoint.path / "optimizer.pt"
+    try:
+        state: dict[str, Any] = torch.load(file, map_location=device, weights_only=True)
+    except Exception as error:
+        # torch raises many kinds, and its own message would advise to load the file unsafely.
+        raise TrainingError(
+            f"{file}: is damaged or not an optimizer's state; remove {checkpoint.path} to resume from an older one"
+        ) from error
+    return state
 
 
 def save_model(policy: Policy, directory: Path) -> None:

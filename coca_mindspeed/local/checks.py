@@ -28,6 +28,7 @@ from coca_mindspeed.local.model_files import (
     read_model_config,
     render_prompts,
 )
+from coca_mindspeed.local.policy import has_bfloat16
 from coca_mindspeed.local.progress import StepProgress
 from coca_mindspeed.utils.cgroup import memory_limit
 from coca_mindspeed.utils.console import print_text
@@ -57,8 +58,7 @@ def emulated_dtype(model: ModelConfig, device: torch.device) -> Problem | None:
     """
     if model.compute_dtype != "bfloat16" or device.type != "cpu" or not hasattr(torch.cpu, "get_capabilities"):
         return None
-    processor = torch.cpu.get_capabilities()
-    if processor.get("architecture") != "x86_64" or processor.get("avx512_bf16") or processor.get("amx_bf16"):
+    if torch.cpu.get_capabilities().get("architecture") != "x86_64" or has_bfloat16(device):
         return None
     reason = "is emulated: this processor has no bfloat16 instructions"
     fix = "model.compute_dtype=float32 is several times faster"

@@ -7,8 +7,7 @@ from typing import Any
 
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.report import write_run_report
-from coca_mindspeed.local.setup import LocalRun
+from coca_mindspeed.local.run_directory import find_run
 
 _INTRODUCTION = """\
 A tiny model was warmed up to answer arithmetic with a confidence that means nothing, then trained. Each held-out
@@ -49,6 +48,10 @@ def run_demo(
             f"confidence_start.questions={composed.run.confidence_start.questions}: the demo starts from a model whose "
             "confidences mean nothing; train demo ... has such a start"
         )
+    find_run(output, resume=resume, overwrite=overwrite)
+    from coca_mindspeed.local.report import write_run_report  # torch and transformers take seconds to import
+    from coca_mindspeed.local.setup import LocalRun
+
     with LocalRun(composed, output, resume=resume, overwrite=overwrite, show_progress=show_progress) as run:
         run.execute(functools.partial(run.evaluate_before, log=False), run.train, run.evaluate)
     return write_run_report(run, _INTRODUCTION, _NOTES)

@@ -33,7 +33,7 @@ from coca_mindspeed.local.lm_head import add_embedding_gradients
 from coca_mindspeed.local.log_probs import ResponseBatch
 from coca_mindspeed.local.lora import add_adapters
 from coca_mindspeed.local.optimizer import moments_bytes, step_bytes
-from coca_mindspeed.local.policy import Policy, checkpoint_activations, choose_device
+from coca_mindspeed.local.policy import Policy, checkpoint_activations, choose_device, resolve_dtype
 from coca_mindspeed.local.sampler import Decoder, draw
 from coca_mindspeed.local.update import largest_group_sizes
 
@@ -247,7 +247,7 @@ def _fake_policy(config: RunConfig, architecture: Any) -> Policy:
         add_embedding_gradients(model, device)
         model.eval()
         text: Any = None  # not used
-        policy = Policy(model, None, text, (1,), 0, getattr(torch, config.model.compute_dtype))
+        policy = Policy(model, None, text, (1,), 0, getattr(torch, resolve_dtype(config.model, device)))
         if config.model.gradient_checkpointing:
             checkpoint_activations(model)
         add_adapters(policy, config.model.lora, seed=0)

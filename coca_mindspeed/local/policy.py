@@ -41,7 +41,9 @@ def checkpoint_activations(model: Any) -> None:
     """
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
-        raise ValueError(f"a {type(model).__name__} has no layers that can be recomputed")
+        raise ValueError(
+            f"a {type(model).__name__} has no layers that can be recomputed; set model.gradient_checkpointing=false"
+        )
     for layer in layers:
         layer.forward = functools.partial(_checkpointed, layer.forward)
 
@@ -195,6 +197,23 @@ def choose_device(name: str, *, where: str = "trainer.device") -> torch.device:
     return device
 
 
+def has_bfloat16(device: torch.device) -> bool:
+    """Whether the device has bfloat16 instructions; False for a processor whose features PyTorch does not report."""
+    if device.type == "cuda":
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    if device.type != "cpu":
+        return True
+    features = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return any(features.get(name) for name in ("avx512_bf16", "amx_bf16"))
+
+
+def resolve_dtype(config: ModelConfig, device: torch.device) -> Literal["float32", "bfloat16"]:
+    """Resolve ``compute_dtype: auto``; flash attention needs bfloat16."""
+    if config.compute_dtype != "auto":
+        return config.compute_dtype
+    return "bfloat16" if config.attention == "flash_attention_2" or has_bfloat16(device) else "float32"
+
+
 def _npu_count() -> int:
     """NPUs that PyTorch sees; it sees none without torch_npu."""
     if importlib.util.find_spec("torch_npu") is None:
@@ -254,7 +273,7 @@ def load_policy(
     pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else eos_ids[0]
     try:
         text = token_text(tokenizer, len(LMHead.of(model).head.weight))
-        policy = Policy(model, tokenizer, text, eos_ids, pad_id, getattr(torch, config.compute_dtype))
+        policy = Policy(model, tokenizer, text, eos_ids, pad_id, getattr(torch, resolve_dtype(config, device)))
         if config.gradient_checkpointing:
             checkpoint_activations(model)
         _choose_computation(policy, config, f"{where}={path}")

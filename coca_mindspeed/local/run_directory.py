@@ -1,11 +1,12 @@
 """The output directory of a run: its marker, its lock, and which settings may change when it is resumed.
 
 The marker ``coca-mindspeed.json`` (id, data digests, prompt hash) is written after all checks, so a failed start leaves
-nothing behind.
+nothing behind.  This module does not import torch, so that an occupied directory is refused at once.
 """
 
 import hashlib
 import json
+import re
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,6 @@ from coca_mindspeed.config.overrides import REMOVED_KEYS
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.data.records import Record, record_to_json
 from coca_mindspeed.errors import ConfigError
-from coca_mindspeed.local.checkpoint import Checkpoint, list_checkpoints
 from coca_mindspeed.local.schedule import learning_rate
 from coca_mindspeed.utils.files import (
     MARKER,
@@ -33,6 +33,7 @@ from coca_mindspeed.utils.text_formats import YamlError, read_yaml
 
 _KIND = "run"
 _LOCK = ".lock"
+_CHECKPOINT = re.compile(r"step_(\d{6,})")
 # Everything that a run writes: must not exist before, and is removed by --overwrite.
 ENTRIES = (
     "config.yaml",
@@ -63,6 +64,33 @@ ENTRIES = (
 # Only these sections may change when a run is resumed.
 _MAY_CHANGE = ("evaluation", "checkpoint", "logging")
 _LENGTH = (("trainer", "steps"), ("data", "epochs"))  # may change if the steps taken do not depend on them
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One checkpoint on disk, after ``step`` updates."""
+
+    path: Path
+    step: int
+
+    @property
+    def model(self) -> Path:
+        """A Hugging Face directory; absent if adapters are trained."""
+        return self.path / "model"
+
+    @property
+    def adapters(self) -> Path:
+        """Adapters in peft's format, if they are trained."""
+        return self.path / "adapters"
+
+
+def list_checkpoints(directory: Path) -> list[Checkpoint]:
+    """Complete checkpoints, oldest first."""
+    if not directory.is_dir():
+        return []
+    matches = [(path, _CHECKPOINT.fullmatch(path.name)) for path in directory.iterdir()]
+    found = [Checkpoint(path, int(match[1])) for path, match in matches if match]
+    return sorted(found, key=lambda checkpoint: checkpoint.step)
 
 
 @dataclass(frozen=True)
@@ -251,6 +279,11 @@ def stored_prompt_date(found: FoundRun) -> str | None:
     """The date that the run uses in its chat template; None: it uses none."""
     date: str | None = (found.marker or {}).get("prompt", {}).get("date")
     return date
+
+
+def stored_compute_dtype(found: FoundRun) -> str | None:
+    """The compute dtype of the run to resume; None: a new run."""
+    return None if found.marker is None or not found.config_path.exists() else _saved(found).model.compute_dtype
 
 
 def _check_same_length(found: FoundRun, saved: RunConfig, config: RunConfig) -> None:

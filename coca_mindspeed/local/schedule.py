@@ -3,12 +3,15 @@
 import hashlib
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from coca_mindspeed.config.schema import OptimizerConfig
 from coca_mindspeed.data.records import Record
+
+if TYPE_CHECKING:
+    import torch
 
 
 def derived_seed(seed: int, *purpose: object) -> int:
@@ -17,8 +20,10 @@ def derived_seed(seed: int, *purpose: object) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def generator(device: torch.device, seed: int, *purpose: object) -> torch.Generator:
+def generator(device: "torch.device", seed: int, *purpose: object) -> "torch.Generator":
     """A random generator for one purpose."""
+    import torch  # run_directory.py needs the learning rates before torch is imported
+
     return torch.Generator(device).manual_seed(derived_seed(seed, *purpose))
 
 

@@ -23,7 +23,7 @@ from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.checkpoint import Checkpoint, check_saveable, check_space, export_model, remove_leftovers
+from coca_mindspeed.local.checkpoint import check_saveable, check_space, export_model, remove_leftovers
 from coca_mindspeed.local.checks import (
     LengthLimits,
     check_lengths,
@@ -39,9 +39,10 @@ from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapt
 from coca_mindspeed.local.memory import tune_malloc
 from coca_mindspeed.local.model_files import context_limit, load_tokenizer, reads_date, render_prompts
 from coca_mindspeed.local.optimizer import require_optimizer
-from coca_mindspeed.local.policy import Policy, choose_device, load_policy
+from coca_mindspeed.local.policy import Policy, choose_device, load_policy, resolve_dtype
 from coca_mindspeed.local.progress import SFTProgress
 from coca_mindspeed.local.run_directory import (
+    Checkpoint,
     FoundRun,
     check_same_prompt,
     check_same_run,
@@ -50,6 +51,7 @@ from coca_mindspeed.local.run_directory import (
     find_run,
     lock_run,
     records_digest,
+    stored_compute_dtype,
     stored_prompt_date,
 )
 from coca_mindspeed.local.schedule import derived_seed
@@ -154,6 +156,7 @@ class LocalRun:
         if self._device.type == "cpu":
             tune_malloc()
         require_optimizer(config.optimizer, self._device)
+        config = self._with_dtype(config, found)
         if slow := emulated_dtype(config.model, self._device):
             print_text(f"warning: {slow}", sys.stderr)
         train, evaluate = self._train_records, self._evaluate_records = load_data(config.data)
@@ -180,6 +183,13 @@ class LocalRun:
         # Another process may have run in between, and a checkpoint may have been restored.
         self._found = find_run(output, **self._flags)
         check_same_run(self._found, config, self._digests)
+
+    def _with_dtype(self, config: RunConfig, found: FoundRun) -> RunConfig:
+        """The same run with the compute dtype of the run to resume, or of this device, in place of ``auto``."""
+        if config.model.compute_dtype != "auto":
+            return config
+        stored = stored_compute_dtype(found) if self._flags["resume"] else None
+        return _with_model(config, compute_dtype=stored or resolve_dtype(config.model, self._device))
 
     def load(self) -> Policy:
         """Load the checkpoint, the model of ``model.path`` or the warmed-up tiny model; write the run's marker."""
@@ -360,7 +370,11 @@ def _with_prompt_date(config: RunConfig, found: FoundRun, records: Sequence[Reco
         if not reads_date(config.model, records[0], config.method.training_method.system_prompt):
             return config
         day = datetime.date.today().isoformat()
-    return config.model_copy(update={"model": config.model.model_copy(update={"prompt_date": day})})
+    return _with_model(config, prompt_date=day)
+
+
+def _with_model(config: RunConfig, **changes: str) -> RunConfig:
+    return config.model_copy(update={"model": config.model.model_copy(update=changes)})
 
 
 def _check_prompts(config: RunConfig, found: FoundRun, records: Sequence[Record], show_progress: bool) -> str:

@@ -19,7 +19,7 @@ from coca_mindspeed.algorithm.rewards import TrainingMethod
 from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig, RunConfig, TrainerConfig, WarmUpConfig
 from coca_mindspeed.data.records import Record, read_records
 from coca_mindspeed.errors import DataError, TrainingError
-from coca_mindspeed.local.checkpoint import export_model, list_checkpoints, save_checkpoint
+from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
 from coca_mindspeed.local.interrupt import InterruptedRunError, interruptible, stop_request
 from coca_mindspeed.local.log_probs import response_log_probs
 from coca_mindspeed.local.lora import dtype_of_weights, load_adapters
@@ -27,6 +27,7 @@ from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy, load_policy
 from coca_mindspeed.local.prefill import shared_start
 from coca_mindspeed.local.progress import SFTProgress
+from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.schedule import derived_seed, learning_rate
 from coca_mindspeed.local.update import microbatches
 
@@ -208,7 +209,7 @@ class SFTStage:
         resume = None
         if found := list_checkpoints(checkpoints):
             newest = found[-1]
-            resume = newest.step, newest.optimizer_state(policy.device)
+            resume = newest.step, load_optimizer_state(newest, policy.device)
             if policy.adapters is not None:
                 load_adapters(policy, newest.adapters)
             else:

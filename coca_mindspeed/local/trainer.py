@@ -22,7 +22,7 @@ from coca_mindspeed.evaluation.predictions import (
 )
 from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.grading.verdict import MeasuredGrader
-from coca_mindspeed.local.checkpoint import Checkpoint, export_model, list_checkpoints, save_checkpoint
+from coca_mindspeed.local.checkpoint import export_model, load_optimizer_state, save_checkpoint
 from coca_mindspeed.local.experience import (
     Experience,
     experience_metrics,
@@ -36,6 +36,7 @@ from coca_mindspeed.local.logging import LogError, RunLog
 from coca_mindspeed.local.optimizer import build_optimizer
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.progress import MEAN_OF, StepProgress, TrainingProgress
+from coca_mindspeed.local.run_directory import Checkpoint, list_checkpoints
 from coca_mindspeed.local.sampler import NoDistributionError
 from coca_mindspeed.local.schedule import generator, learning_rate, records_of_step
 from coca_mindspeed.local.update import NotFiniteError, update_policy
@@ -93,7 +94,7 @@ class Trainer:
         start = resume_from.step if resume_from else 0
         optimizer = build_optimizer(self.policy, self.config.optimizer)
         if resume_from is not None and start % self.config.trainer.steps:  # a new stage starts with a new optimizer
-            optimizer.load_state_dict(resume_from.optimizer_state(self.policy.device))
+            optimizer.load_state_dict(load_optimizer_state(resume_from, self.policy.device))
         settings = self.config.model_dump(mode="json")
         log = RunLog(self.output, self.config.logging, settings, self.run_id, resume_step=start)
         interval = self.config.evaluation.interval if self.evaluate_records else 0

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from coca_mindspeed.config.compose import compose_run
-from coca_mindspeed.local.checkpoint import Checkpoint
+from coca_mindspeed.local.run_directory import Checkpoint
 from coca_mindspeed.local.setup import LocalRun
 from coca_mindspeed.local.trainer import Trainer
 

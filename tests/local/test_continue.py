@@ -24,8 +24,9 @@ from coca_mindspeed.evaluation.predictions import read_predictions
 from coca_mindspeed.evaluation.reports.live import RunDirectory, dashboard
 from coca_mindspeed.evaluation.reports.tables import metrics_table
 from coca_mindspeed.local import checkpoint as checkpoint_module
-from coca_mindspeed.local.checkpoint import list_checkpoints, remove_leftovers
+from coca_mindspeed.local.checkpoint import remove_leftovers
 from coca_mindspeed.local.logging import RunLog
+from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.utils.files import MARKER, is_ours, remove_entries, write_marker
 from tests.local.runs_for_tests import SMALL, result, rows, small_session, train
 

@@ -8,9 +8,10 @@ from transformers import AutoModelForCausalLM
 
 from coca_mindspeed.config.schema import LoraConfig, ModelConfig
 from coca_mindspeed.errors import ConfigError, TrainingError
-from coca_mindspeed.local.checkpoint import checkpoint_bytes, export_model, list_checkpoints
+from coca_mindspeed.local.checkpoint import checkpoint_bytes, export_model
 from coca_mindspeed.local.lora import add_adapters, dtype_of_weights, load_adapters, save_adapters
 from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.run_directory import list_checkpoints
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import result, small_session, train
 

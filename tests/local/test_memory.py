@@ -41,6 +41,9 @@ SMALL = (
     "rollout.max_prompt_tokens=12",
     "rollout.max_new_tokens=50",
     "evaluation.interval=0",
+    "model.gradient_checkpointing=false",
+    "trainer.microbatch_tokens=null",
+    "trainer.microbatch_prompts=1",
 )
 
 
@@ -411,6 +414,35 @@ def test_sft_stages_are_listed(tmp_path, capsys, monkeypatch):
     assert "format.jsonl" in rows[0]
 
 
+_SMOLLM2_135M = LlamaConfig(
+    num_hidden_layers=30,
+    hidden_size=576,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    intermediate_size=1536,
+    vocab_size=49_152,
+    tie_word_embeddings=True,
+)
+_QWEN25_05B = Qwen2Config(
+    num_hidden_layers=24,
+    hidden_size=896,
+    num_attention_heads=14,
+    num_key_value_heads=2,
+    intermediate_size=4864,
+    vocab_size=151_936,
+    tie_word_embeddings=True,
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("architecture", "gib"), [(_SMOLLM2_135M, 6), (_QWEN25_05B, 16)], ids=["135M", "0.5B"])
+def test_the_defaults_of_local_fit_small_machines(architecture, gib):
+    run = compose_run("local", ["model.path=x", "data.train=x", "data.evaluate=y", "trainer.device=cpu"]).run
+    dtype = {"compute_dtype": "float32"}  # needs more than bfloat16
+    need = estimate_memory(run.model_copy(update={"model": run.model.model_copy(update=dtype)}), architecture)
+    assert max(need.update_peak, need.rollout_peak) < gib * GIB
+
+
 MEASURED = """
 import json, sys, torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -460,7 +492,8 @@ def test_the_estimate_is_within_15_percent_of_the_peak_of_a_process(hidden, laye
         "num_key_value_heads": 4,
     }
     overrides = ["rollout.max_prompt_tokens=64", "rollout.max_new_tokens=128", "rollout.group_size=8"]
-    overrides += ["trainer.microbatch_prompts=4", "model.compute_dtype=float32"]
+    overrides += ["trainer.microbatch_tokens=null", "trainer.microbatch_prompts=4"]
+    overrides += ["model.compute_dtype=float32", "model.gradient_checkpointing=false"]
     run = compose_run("local", ["model.path=x", "data.train=x", *overrides]).run
     need = estimate_memory(run, AutoConfig.for_model(**shape))
     code = [sys.executable, "-c", MEASURED, json.dumps([shape, overrides])]

@@ -13,10 +13,11 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import ModelConfig, OptimizerConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.local import optimizer as optimizer_module
-from coca_mindspeed.local.checkpoint import list_checkpoints
+from coca_mindspeed.local.checkpoint import load_optimizer_state
 from coca_mindspeed.local.memory import estimate_memory
 from coca_mindspeed.local.optimizer import build_optimizer, moments_bytes, require_optimizer, step_bytes
 from coca_mindspeed.local.policy import load_policy
+from coca_mindspeed.local.run_directory import list_checkpoints
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import result, rows, small_session, train
 from tests.local.test_memory import LLAMA, run_of
@@ -152,7 +153,7 @@ def finished(tmp_path_factory):
 def test_a_resumed_run_ends_with_the_same_bytes(finished, tmp_path):
     shutil.copytree(finished[0], tmp_path / "run")
     newest = list_checkpoints(tmp_path / "run" / "checkpoints")[-1]
-    saved = newest.optimizer_state(CPU)
+    saved = load_optimizer_state(newest, CPU)
     assert any(torch.uint8 in {value.dtype for value in _tensors(state)} for state in saved["state"].values())
     shutil.rmtree(newest.path)
     shutil.rmtree(tmp_path / "run" / "model")

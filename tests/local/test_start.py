@@ -29,7 +29,7 @@ from coca_mindspeed.local.model_files import (
     read_model_config,
     render_prompts,
 )
-from coca_mindspeed.local.policy import choose_device, load_policy
+from coca_mindspeed.local.policy import choose_device, load_policy, resolve_dtype
 from coca_mindspeed.local.sampler import sample_responses
 from coca_mindspeed.local.setup import _asking_no_more_than
 from coca_mindspeed.utils.files import MARKER
@@ -421,6 +421,46 @@ def test_whoever_would_compute_in_an_imitated_dtype_is_told(processor, warned, m
     assert (emulated_dtype(bfloat16, CPU) is not None) == warned
     assert emulated_dtype(ModelConfig(), CPU) is None
     assert emulated_dtype(bfloat16, torch.device("cuda")) is None
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [({}, "float32"), ({"avx512_bf16": True}, "bfloat16"), ({"avx512_bf16": False, "amx_bf16": True}, "bfloat16")],
+)
+def test_auto_is_bfloat16_where_the_processor_has_it(features, expected, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: features, raising=False)
+    assert resolve_dtype(ModelConfig(compute_dtype="auto"), CPU) == expected
+    assert resolve_dtype(ModelConfig(compute_dtype="bfloat16"), CPU) == "bfloat16"
+    assert resolve_dtype(ModelConfig(compute_dtype="float32"), CPU) == "float32"
+    assert resolve_dtype(ModelConfig(compute_dtype="auto", attention="flash_attention_2"), CPU) == "bfloat16"
+
+
+@pytest.mark.parametrize("supported", [True, False])
+def test_auto_asks_cuda_for_instructions(supported, monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda **options: asked.append(options) or supported)
+    expected = "bfloat16" if supported else "float32"
+    assert resolve_dtype(ModelConfig(compute_dtype="auto"), torch.device("cuda")) == expected
+    assert asked == [{"including_emulation": False}]
+
+
+def test_a_resumed_run_keeps_the_compute_dtype_of_its_first_machine(tmp_path, monkeypatch):
+    for features, expected in (({}, "float32"), ({"avx512_bf16": True}, "float32")):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=features: found, raising=False)
+        session = small_session(tmp_path / "run", "model.compute_dtype=auto", "trainer.steps=2", resume=True)
+        session.trainer.run(session.resume_from)
+        session.close()
+        assert session.run.config.model.compute_dtype == expected
+        saved = compose_run(str(tmp_path / "run" / "config.yaml")).run
+        assert saved.model.compute_dtype == expected
+    session = small_session(tmp_path / "new", "model.compute_dtype=auto", "trainer.steps=2")
+    session.close()
+    assert session.run.config.model.compute_dtype == "bfloat16"
+
+
+def test_the_local_run_takes_auto_and_the_demo_float32():
+    assert compose_run("local", ["model.path=m", "data.train=t"]).run.model.compute_dtype == "auto"
+    assert compose_run("demo").run.model.compute_dtype == "float32"
 
 
 def test_the_warning_is_printed_before_the_run_starts(tmp_path, model, capsys, monkeypatch):

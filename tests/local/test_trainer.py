@@ -26,7 +26,7 @@ from coca_mindspeed.errors import ConfigError, DataError, TrainingError
 from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.local import checkpoint as checkpoint_module
 from coca_mindspeed.local import trainer as trainer_module
-from coca_mindspeed.local.checkpoint import list_checkpoints
+from coca_mindspeed.local.run_directory import list_checkpoints
 from coca_mindspeed.local.update import NotFiniteError, update_policy
 from tests.local.models_for_tests import write_random_model
 from tests.local.runs_for_tests import SMALL, open_session, result, rows, small_session, train
