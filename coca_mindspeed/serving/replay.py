@@ -41,9 +41,7 @@ class Tiers:
 
 
 def join_tiers(
-    tiers: Mapping[str, Sequence[Prediction]],
-    prices: Sequence[float],
-    count_tokens: Callable[[str], int] | None = None,
+    tiers: Mapping[str, Sequence[Prediction]], prices: Sequence[float], count_tokens: Callable[[str], int] | None = None
 ) -> Tiers:
     """Pair the tiers' predictions by data set, question and sample; ungraded answers are left out.
 
