@@ -84,6 +84,30 @@ def test_without_a_key_it_warns_where_others_can_reach_it(host, key, warned, tmp
     assert ("listen.api_key_env" in capsys.readouterr().err) == (key is None)
 
 
+def test_the_server_gets_the_options_of_the_file(tmp_path, monkeypatch):
+    found = []
+
+    class Recorder:
+        def __init__(self, app, shutdown, **options):
+            found.append(options)
+
+        def run(self):
+            pass
+
+    config = {
+        "listen": {"host": "127.0.0.2", "port": 8123},
+        "limits": {"connections": 7, "drain_s": 3.0},
+        "backends": {"a": {"url": "http://127.0.0.1:9/v1", "model": "m"}},
+        "tiers": [{"name": "t", "backend": "a", "bands": [{"at_least": 0.0, "action": "answer"}]}],
+    }
+    (tmp_path / "serving.yaml").write_text(json.dumps(config))
+    monkeypatch.setattr("coca_mindspeed.serving.http_server.Server", Recorder)
+    assert main(["serve", str(tmp_path / "serving.yaml")]) == 0
+    assert main(["serve", str(tmp_path / "serving.yaml"), "--port", "8124"]) == 0
+    assert found[0] == {"host": "127.0.0.2", "port": 8123, "connections": 7, "drain_s": 3.0}
+    assert found[1]["port"] == 8124
+
+
 def test_it_is_decided_by_the_recalibrated_confidence(tmp_path):
     small_map(tmp_path / "map.json")
     tier = {"temperature": 1.0, "calibration": str(tmp_path / "map.json")}
