@@ -45,9 +45,6 @@ class BackendConfig(Section):
     dialect: Literal["openai", "vllm"] = Field(
         "openai", description="vllm: also vLLM-Ascend and our own server; token ids are asked for"
     )
-    context_tokens: int | None = Field(
-        None, ge=1, description="longest sequence, prompt included, where /v1/models does not name max_model_len"
-    )
     first_token_s: float = Field(60.0, gt=0, description="longest wait for the first token, the connection included")
     between_tokens_s: float = Field(30.0, gt=0, description="longest wait between two tokens")
 

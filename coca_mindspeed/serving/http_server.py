@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from coca_mindspeed.serving.openai_api import ApiError, event, to_json
+from coca_mindspeed.serving.openai_api import ApiError, check_model, event, to_json
 
 _HEADER_BYTES, _HEADERS = 1 << 16, 100
 
@@ -120,19 +120,17 @@ class Server(uvicorn.Server):
         drain_s: float = 30.0,
         header_s: float = 10.0,
     ) -> None:
-        config = uvicorn.Config(
-            app,
-            host=host,
-            port=port,
-            http=limited_protocol(connections, header_s),
-            ws="none",
-            log_level="warning",
-            access_log=False,
-            proxy_headers=False,
-            backlog=2048,
-            timeout_graceful_shutdown=math.ceil(drain_s) + 5,
+        protocol, most_s = limited_protocol(connections, header_s), math.ceil(drain_s) + 5
+        plain: dict[str, Any] = {
+            "ws": "none",
+            "log_level": "warning",
+            "access_log": False,
+            "proxy_headers": False,
+            "backlog": 2048,
+        }
+        super().__init__(
+            uvicorn.Config(app, host=host, port=port, http=protocol, timeout_graceful_shutdown=most_s, **plain)
         )
-        super().__init__(config)
         self._shutdown, self._drain_s = shutdown, drain_s
 
     async def shutdown(self, sockets: Any = None) -> None:
@@ -182,6 +180,14 @@ def _is_address(host: str) -> bool:
         return name == "localhost" or bool(ipaddress.ip_address(name.strip("[]")))
     except ValueError:
         return False
+
+
+def models_response(request: Request, served: str, *, thresholds: bool = False, **fields: Any) -> Response:
+    """The list of models, or the one in the path; ApiError 404 for another one."""
+    name = request.path_params.get("name", served)
+    check_model(name, served, thresholds=thresholds)
+    entry = {"id": name, "object": "model", "created": 0, "owned_by": "coca-mindspeed", **fields}
+    return JSONResponse(entry if "name" in request.path_params else {"object": "list", "data": [entry]})
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:

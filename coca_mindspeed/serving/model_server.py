@@ -27,6 +27,7 @@ from coca_mindspeed.serving.http_server import (
     Shutdown,
     StreamingEndpoint,
     error_handlers,
+    models_response,
     read_body,
     until_client_leaves,
 )
@@ -38,8 +39,6 @@ from coca_mindspeed.serving.openai_api import (
     ChatRequest,
     CompletionRequest,
     Envelope,
-    model_entry,
-    no_such_model,
     read_request,
     usage,
 )
@@ -83,7 +82,7 @@ class ModelServer:
                 Route("/v1/chat/completions", StreamingEndpoint(chat), methods=["POST"]),
                 Route("/v1/completions", StreamingEndpoint(completion), methods=["POST"]),
                 Route("/v1/models", self._models, methods=["GET"]),
-                Route("/v1/models/{name}", self._model, methods=["GET"]),
+                Route("/v1/models/{name}", self._models, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
                 Route("/health", self._health, methods=["GET"]),
             ],
@@ -91,12 +90,7 @@ class ModelServer:
         )
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [model_entry(self.name, max_model_len=self._context)]})
-
-    async def _model(self, request: Request) -> Response:
-        if request.path_params["name"] != self.name:
-            raise no_such_model(request.path_params["name"], self.name)
-        return JSONResponse(model_entry(self.name, max_model_len=self._context))
+        return models_response(request, self.name, max_model_len=self._context)
 
     async def _metrics(self, request: Request) -> Response:
         return Response(generate_latest(self.registry), media_type="text/plain; version=0.0.4")
@@ -160,7 +154,7 @@ class ModelServer:
             prompt,
             temperature=1.0 if request.temperature is None else request.temperature,
             generator=generator,
-            top=request.alternatives or 0,
+            top=(request.top_logprobs or 0) if isinstance(request, ChatRequest) else 0,
         )
         await writer.begin()
         for count in range(1, limit + 1):
@@ -175,9 +169,10 @@ class _Writer:
 
     def __init__(self, request: AnyRequest, prompt: Sequence[int], model: str, reply: Reply, policy: Policy) -> None:
         self._request, self._prompt, self._reply, self._policy = request, prompt, reply, policy
-        self._chat = isinstance(request, ChatRequest)
-        id_ = f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}"
-        self._envelope = Envelope(id_, model, chat=self._chat, usage=request.stream_usage)
+        chat = isinstance(request, ChatRequest)
+        self._named = isinstance(request, ChatRequest) and bool(request.logprobs)
+        id_ = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self._envelope = Envelope(id_, model, chat=chat, usage=request.stream_usage)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopStrings(request.stops, include=bool(request.include_stop_str_in_output))
         self._text = ""
@@ -198,7 +193,7 @@ class _Writer:
             text += self._stops.feed(self._decoder.decode(b"", final=True)) + self._stops.finish()
         reason = "stop" if token.ended or self._stops.stopped else "length" if last else None
         self._ids.append(token.id)
-        entries = [] if self._request.alternatives is None else [self._entry(token, written)]
+        entries = [self._entry(token, written)] if self._named else []
         if self._request.stream:
             choice = self._choice([token.id], entries)
             await self._reply.send(self._envelope.chunk(text, finish_reason=reason, choice=choice))
@@ -214,12 +209,7 @@ class _Writer:
 
     def _choice(self, ids: Sequence[int], entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         choice: dict[str, Any] = {"token_ids": list(ids)} if self._request.return_token_ids else {}
-        if self._request.alternatives is None:
-            return choice
-        if self._chat:
-            return {**choice, "logprobs": {"content": list(entries)}}
-        tokens, log_probs = [entry["token"] for entry in entries], [entry["logprob"] for entry in entries]
-        return {**choice, "logprobs": {"tokens": tokens, "token_logprobs": log_probs}}
+        return {**choice, "logprobs": {"content": list(entries)}} if self._named else choice
 
     def _entry(self, token: SampledToken, written: bytes) -> dict[str, Any]:
         entry = _named(written, token.log_prob)

@@ -26,6 +26,7 @@ from coca_mindspeed.serving.http_server import (
     Shutdown,
     StreamingEndpoint,
     error_handlers,
+    models_response,
     read_body,
     until_client_leaves,
 )
@@ -33,8 +34,6 @@ from coca_mindspeed.serving.metrics import DriftAlarm, ServingMetrics
 from coca_mindspeed.serving.openai_api import (
     ApiError,
     ChatRequest,
-    model_entry,
-    no_such_model,
     read_json_body,
     read_request,
     threshold_of,
@@ -141,12 +140,7 @@ class Proxy:
 
     async def _models(self, request: Request) -> Response:
         self._access.check(request)
-        name, served = request.path_params.get("name"), self.config.name
-        if name is None:
-            return JSONResponse({"object": "list", "data": [model_entry(served)]})
-        if name != served and not name.startswith(f"{served}@"):
-            raise no_such_model(name, served)
-        return JSONResponse(model_entry(name))
+        return models_response(request, self.config.name, thresholds=True)
 
     async def _metrics(self, request: Request) -> Response:
         self._access.check(request, admin=True)

@@ -273,10 +273,7 @@ class _RoutedRequest:
         await output.send()
         if not output.has_ended():
             limit = least(self.request.limit, self.tokens_left())
-            if limit is None:  # without a limit a completion ends after 16 tokens, unlike a chat's
-                limit = await tier.backend.context_tokens() - len(chosen.ids)
-            sampling = tier.sampling(self.request)
-            resumed = Generate(prompt_ids=chosen.ids, max_tokens=max(1, limit), sampling=sampling)
+            resumed = Generate(prompt_ids=chosen.ids, max_tokens=limit, sampling=tier.sampling(self.request))
             async with tier.backend.stream(resumed) as blocks:
                 async for block in blocks:
                     for chunk in block:
