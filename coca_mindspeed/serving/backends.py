@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -254,22 +254,14 @@ class Backend:
         return BackendError("failed", f"backend {self.name} answered with status {status}")
 
 
-async def gather(*calls: Callable[[], Awaitable[T]]) -> list[T]:
-    """Run all calls at once; returns the results of those that succeed, or raises the first BackendError."""
-    outcomes: list[T | BackendError | None] = [None] * len(calls)
-
-    async def run(index: int, call: Callable[[], Awaitable[T]]) -> None:
-        try:
-            outcomes[index] = await call()
-        except BackendError as error:
-            outcomes[index] = error
-
-    async with anyio.create_task_group() as group:
-        for index, call in enumerate(calls):
-            group.start_soon(run, index, call)
-    if isinstance(outcomes[0], BackendError) and all(isinstance(outcome, BackendError) for outcome in outcomes):
-        raise outcomes[0]
-    return [outcome for outcome in outcomes if outcome is not None and not isinstance(outcome, BackendError)]
+async def gather(*calls: Awaitable[T]) -> list[T]:
+    """Await all calls at once; returns the results of those that succeed, or raises the first BackendError."""
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    unexpected = [error for error in failed if not isinstance(error, BackendError)]
+    if unexpected or len(failed) == len(outcomes):
+        raise (unexpected or failed)[0]
+    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
 
 def _retry_after(value: str | None) -> float | None:

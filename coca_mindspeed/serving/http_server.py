@@ -120,16 +120,19 @@ class Server(uvicorn.Server):
         drain_s: float = 30.0,
         header_s: float = 10.0,
     ) -> None:
-        protocol, most_s = limited_protocol(connections, header_s), math.ceil(drain_s) + 5
-        plain: dict[str, Any] = {
-            "ws": "none",
-            "log_level": "warning",
-            "access_log": False,
-            "proxy_headers": False,
-            "backlog": 2048,
-        }
         super().__init__(
-            uvicorn.Config(app, host=host, port=port, http=protocol, timeout_graceful_shutdown=most_s, **plain)
+            uvicorn.Config(
+                app,
+                host=host,
+                port=port,
+                http=limited_protocol(connections, header_s),
+                ws="none",
+                log_level="warning",
+                access_log=False,
+                proxy_headers=False,
+                backlog=2048,
+                timeout_graceful_shutdown=math.ceil(drain_s) + 5,
+            )
         )
         self._shutdown, self._drain_s = shutdown, drain_s
 
@@ -157,20 +160,16 @@ class Access:
         shown = request.headers.get("authorization", "").removeprefix("Bearer ")
         if key is not None and not hmac.compare_digest(shown.encode(), key.encode()):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
-        if key is None:
-            self._check_host_and_origin(request)
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if request.method == "POST" and kind != "application/json":
-            raise ApiError(415, f"content-type: expected application/json, found {kind!r}", param="content-type")
-
-    def _check_host_and_origin(self, request: Request) -> None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        if not _is_address(host) and host.rpartition(":")[0] not in self.hosts and host not in self.hosts:
+        if key is None and not (_is_address(host) or {host, host.rpartition(":")[0]} & set(self.hosts)):
             raise ApiError(
                 403, f"host {host!r} is not served without a key; see listen.hosts, --allow-host", code="forbidden_host"
             )
-        if origin is not None and origin not in self.origins:
+        if key is None and origin is not None and origin not in self.origins:
             raise ApiError(403, f"origin {origin!r} may not ask; see listen.origins", code="forbidden_origin")
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if request.method == "POST" and kind != "application/json":
+            raise ApiError(415, f"content-type: expected application/json, found {kind!r}", param="content-type")
 
 
 def _is_address(host: str) -> bool:
@@ -298,21 +297,15 @@ _INTERNAL = ApiError(500, "internal error; the server's log has it", code="inter
 def error_handlers(refused: Callable[[int], None] = lambda status: None) -> Mapping[Any, Any]:
     """An application's ``exception_handlers``; ``refused`` is told the status, except for unknown paths."""
 
-    def answer(error: ApiError) -> Response:
-        refused(error.status)
-        return JSONResponse(error.body(), error.status, error.headers())
+    async def answer(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            found = ApiError(error.status_code, f"{request.method} {request.url.path} is not served here")
+        else:
+            found = error if isinstance(error, ApiError) else _INTERNAL
+            refused(found.status)
+        return JSONResponse(found.body(), found.status, found.headers())
 
-    async def api_error(request: Request, error: ApiError) -> Response:
-        return answer(error)
-
-    async def internal_error(request: Request, error: Exception) -> Response:
-        return answer(_INTERNAL)
-
-    async def no_route(request: Request, error: HTTPException) -> Response:
-        found = ApiError(error.status_code, f"{request.method} {request.url.path} is not served here")
-        return JSONResponse(found.body(), error.status_code)
-
-    return {ApiError: api_error, HTTPException: no_route, Exception: internal_error}
+    return dict.fromkeys((ApiError, HTTPException, Exception), answer)
 
 
 async def _no_more() -> Any:

@@ -5,13 +5,13 @@ The result does not depend on how the text is cut into chunks.
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache
 from typing import Literal
 
 import regex
 
 from coca_mindspeed.algorithm.parsing import ResponseParser
 
+_GRAMMAR = regex.compile(ResponseParser().grammar)
 MAX_CHARACTERS = 512  # of a confidence segment, white space included; a longer one is invalid
 
 
@@ -23,12 +23,8 @@ class ConfidenceReader:
         confidence: s in [0, 1] once the state is ``valid``, else None.
     """
 
-    def __init__(self, parser: ResponseParser | None = None, max_characters: int = MAX_CHARACTERS) -> None:
-        parser = parser or ResponseParser()
-        if parser.position != "first":
-            raise ValueError("a confidence that stands last is known only at the end; use ResponseParser")
-        self._pattern = _compiled(parser.grammar)
-        self._held, self._limit = "", max_characters
+    def __init__(self) -> None:
+        self._held = ""
         self.state: Literal["reading", "valid", "invalid"] = "reading"
         self.confidence: float | None = None
 
@@ -37,11 +33,11 @@ class ConfidenceReader:
         if self.state != "reading":
             return text
         self._held += text
-        match = self._pattern.match(self._held, partial=True)
-        if match is not None and match.partial and len(self._held) <= self._limit:
+        match = _GRAMMAR.match(self._held, partial=True)
+        if match is not None and match.partial and len(self._held) <= MAX_CHARACTERS:
             return ""
         held, self._held = self._held, ""
-        if match is None or match.partial or match.end() > self._limit:
+        if match is None or match.partial or match.end() > MAX_CHARACTERS:
             self.state = "invalid"
             return held
         self.state, self.confidence = "valid", float(match[1])
@@ -53,11 +49,6 @@ class ConfidenceReader:
             self.state = "invalid"
         held, self._held = self._held, ""
         return held
-
-
-@lru_cache
-def _compiled(grammar: str) -> regex.Pattern[str]:
-    return regex.compile(grammar)  # regex's own cache takes longer than the match of a chunk
 
 
 def mean_confidence(stated: Sequence[float | None]) -> float | None:

@@ -100,7 +100,7 @@ class Proxy:
                 failed=self.metrics.log_errors.inc,
             )
         self._running = 0
-        self._router: Router
+        self._tiers: list[Tier] = []
 
     def app(self) -> Starlette:
         return Starlette(
@@ -124,7 +124,7 @@ class Proxy:
                 for name, backend in self.config.backends.items()
             }
             tiers = zip(self.config.tiers, self._policies, strict=True)
-            self._router = Router(self.config, [Tier(tier, backends[tier.backend], policy) for tier, policy in tiers])
+            self._tiers = [Tier(tier, backends[tier.backend], policy) for tier, policy in tiers]
             yield
         if self._log is not None:
             self._log.close()
@@ -182,7 +182,8 @@ class Proxy:
             if domain is not None and not _DOMAIN.fullmatch(domain):
                 raise ApiError(400, "x-coca-domain: expected up to 64 letters, digits, '.', '_' or '-'")
             threshold = threshold_of(chat)
-            self._router.check(chat, threshold)
+            for tier in self._tiers:
+                tier.check(chat, threshold)
             await self._answer(chat, threshold, Trace(f"chatcmpl-{uuid.uuid4().hex}", domain), reply, receive)
         finally:
             self._running -= 1
@@ -203,7 +204,7 @@ class Proxy:
 
         async def work() -> None:
             nonlocal logged
-            await self._router.answer(chat, threshold, trace, sink)
+            await Router(self.config, self._tiers, chat, threshold, trace, sink).answer()
             logged = True
             note("ok")  # before the client has the whole answer, and so can label it
             await sink.end()

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from scipy.integrate import trapezoid
-from scipy.stats import beta
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.intervals.bounds import Interval, shifted_percentiles
+from coca_mindspeed.evaluation.metrics.binning import clopper_pearson
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.serving.decision import Budget, ThresholdRule, decide
 
@@ -214,9 +214,7 @@ def setting_of_share(tiers: Tiers, share: float) -> Setting:
         raise DataError("no tier but the last states a valid confidence, so that there is no threshold")
     best = int(np.argmin(np.abs(shares - share)))
     n = int(tiers.question.max()) + 1  # samples of one question count once
-    reached = float(shares[best]) * n
-    low = float(beta.ppf(0.025, reached, n - reached + 1)) if reached > 0 else 0.0
-    high = float(beta.ppf(0.975, reached + 1, n - reached)) if reached < n else 1.0
+    low, high = map(float, clopper_pearson(float(shares[best]) * n, n))
     quality, cost = float(curve.correct[best].mean()), float(curve.cost[best].mean())
     return Setting(float(thresholds[best]), float(shares[best]), low, high, quality, cost)
 
