@@ -105,7 +105,6 @@ class TierConfig(Section):
 
     @property
     def prompt(self) -> str:
-        """The system prompt."""
         return CONFIDENCE_FIRST_PROMPT if self.system_prompt is None else self.system_prompt
 
 

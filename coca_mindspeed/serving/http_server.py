@@ -248,18 +248,15 @@ class Reply:
         self.begun = False
 
     async def begin_stream(self, headers: Mapping[str, str]) -> None:
-        """Send status 200 of an event stream."""
         self.begun = True
         pairs = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **headers}
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs.items()]
         await self._send({"type": "http.response.start", "status": 200, "headers": raw})
 
     async def send(self, data: bytes, *, more: bool = True) -> None:
-        """Send events."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def json(self, value: Mapping[str, Any], headers: Mapping[str, str]) -> None:
-        """Send a whole answer."""
         self.begun = True
         await JSONResponse(value, 200, dict(headers))(self._scope, _no_more, self._send)
 

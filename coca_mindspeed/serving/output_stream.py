@@ -109,19 +109,10 @@ class OutputStream:
         cut: whether a limit of the client's ended it, and not the engine.
     """
 
-    def __init__(
-        self,
-        begin: Callable[[str], Awaitable[None]],
-        send: Callable[[str], Awaitable[None]],
-        *,
-        stops: Sequence[str],
-        max_tokens: int | None,
-    ) -> None:
-        """``begin`` is called once, with the first text (maybe empty); ``max_tokens`` None: the engine's limit."""
-        self._begin, self._send = begin, send
-        self._stops, self._max_tokens = StopStrings(stops), max_tokens
-        self._begun = self.cut = False
-        self._waiting = ""
+    def __init__(self, write: Callable[[str], Awaitable[None]], stops: Sequence[str], max_tokens: int | None) -> None:
+        """``max_tokens`` None: the engine's limit."""
+        self._write, self._stops, self._max_tokens = write, StopStrings(stops), max_tokens
+        self._waiting, self.cut = "", False
         self.tokens = 0
         self.finish_reason: str | None = None
 
@@ -129,7 +120,6 @@ class OutputStream:
         return self.finish_reason is not None
 
     def feed(self, text: str, tokens: int, finish_reason: str | None = None) -> None:
-        """Add a chunk."""
         if self.has_ended():
             return
         self.tokens += tokens
@@ -142,15 +132,10 @@ class OutputStream:
             self.finish_reason, self.cut = "length", True
 
     async def send(self) -> None:
-        """Send the text that is certain; the first call begins the answer."""
+        """Send the text that is certain."""
         text, self._waiting = self._waiting, ""
-        if not self._begun:
-            self._begun = True
-            await self._begin(text)
-        elif text:
-            await self._send(text)
+        await self._write(text)
 
     async def close(self) -> None:
-        """Send the rest of the answer."""
         self._waiting += self._stops.finish()
         await self.send()

@@ -259,7 +259,7 @@ def router_scores(quality: Floats, cost: Floats, last: Floats, singles: tuple[Fl
         aiq = float(trapezoid(np.interp(grid, x, y), grid) / (high - low))
     gap = float(single_quality[-1] - single_quality[0])
     names = [f"{kind}_at_{share:g}" for kind in ("calls", "cost") for share in GAPS]
-    values = np.full(len(names), np.nan)
+    values: Floats = np.full(len(names), np.nan)
     if gap > 0:
         called, reached = upper_hull(np.append(last, [0.0, 1.0]), np.append(quality, single_quality[ends]))
         wanted = single_quality[0] + np.array(GAPS) * gap

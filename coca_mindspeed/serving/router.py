@@ -32,23 +32,18 @@ class ClientSink:
         self._text_chunk = self._envelope.text_chunks()
         self.given = ""
 
-    async def begin(self, text: str) -> None:
-        self._note(text)
-        if self._stream:
-            await self._reply.begin_stream(self._trace.headers())
-            first = self._envelope.chunk("", first=True, coca=self._trace.fields())
-            await self._reply.send(first + self._text_chunk(text) if text else first)
-
-    async def text(self, text: str) -> None:
-        self._note(text)
-        if self._stream:
-            await self._reply.send(self._text_chunk(text))
-
-    def _note(self, text: str) -> None:
+    async def write(self, text: str) -> None:
+        """Send text; the first call begins the answer, also with an empty text."""
         if text and self._trace.first_text is None:
             self._trace.first_text = time.monotonic()
         if self._keep or not self._stream:
             self.given += text
+        if self._stream and not self._reply.begun:
+            await self._reply.begin_stream(self._trace.headers())
+            first = self._envelope.chunk("", first=True, coca=self._trace.fields())
+            await self._reply.send(first + self._text_chunk(text) if text else first)
+        elif self._stream and text:
+            await self._reply.send(self._text_chunk(text))
 
     def take_back(self) -> bool:
         if not self._reply.begun:
@@ -182,7 +177,7 @@ class Router:
             if decision.action == "answer":
                 return
             if decision.action == "refuse":
-                await self.sink.begin(self.config.refusal)
+                await self.sink.write(self.config.refusal)
                 trace.finish_reason = "stop"
                 return
             budget = budget.spend_escalation()
@@ -197,8 +192,8 @@ class Router:
         trace.stated = trace.confidence = trace.tokens_to_confidence = trace.basis = None
         if rule is None:
             spent = budget.tokens == 0
-            decision = Decision("refuse", "the request's tokens are spent")
-            decision = decision if spent else Decision("answer", "the tier states no confidence")
+            answer, refuse = "the tier states no confidence", "the request's tokens are spent"
+            decision = Decision("refuse", refuse) if spent else Decision("answer", answer)
             trace.add_decision(tier.name, decision)
             return decision if spent else await self._stream(tier, None, budget)
         if tier.config.style == "stop_and_resume" or tier.config.confidence.source == "mean":
@@ -326,7 +321,7 @@ class Router:
 
     def _output(self, tier: Tier) -> OutputStream:
         limit = self.request.limit if tier.backend.config.dialect == "vllm" else None
-        return OutputStream(self.sink.begin, self.sink.text, stops=self.request.stops, max_tokens=limit)
+        return OutputStream(self.sink.write, self.request.stops, limit)
 
     async def _close(self, output: OutputStream) -> Decision:
         await output.close()
