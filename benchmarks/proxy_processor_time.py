@@ -1,4 +1,4 @@
-"""The proxy's processor time for a request and for a streamed chunk: ``python -m benchmarks.proxy_processor_time``.
+"""The proxy's processor time and memory, by request and by chunk: ``python -m benchmarks.proxy_processor_time``.
 
 Clients, proxy and a simulated engine are separate processes. Answers have two lengths; the line through both gives the
 cost of a request and of each chunk. Other work on the machine changes processor time less than latency.
@@ -7,6 +7,7 @@ cost of a request and of each chunk. Other work on the machine changes processor
 import asyncio
 import cProfile
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -66,7 +67,7 @@ def engine_process(port: int, pace_s: float) -> None:
 
 
 def proxy_process(port: int, path: str, profile: str | None) -> None:
-    """The proxy of a configuration; ``/processor_time`` says how many seconds of a processor it has used.
+    """The proxy of a configuration; ``/used`` names the seconds of a processor and the bytes of memory that it uses.
 
     ``profile`` is where that also leaves a profile of the whole process.
     """
@@ -79,31 +80,33 @@ def proxy_process(port: int, path: str, profile: str | None) -> None:
     profiler = None if profile is None else cProfile.Profile()
 
     async def timed(scope, receive, send):
-        if scope["type"] != "http" or scope["path"] != "/processor_time":
+        if scope["type"] != "http" or scope["path"] != "/used":
             await app(scope, receive, send)
             return
         if profiler is not None:
             profiler.dump_stats(profile)
             profiler.enable()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"connection", b"close")]})
-        await send({"type": "http.response.body", "body": repr(time.process_time()).encode()})
+        resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        await send({"type": "http.response.body", "body": f"{time.process_time()!r} {resident}".encode()})
 
     uvicorn.run(timed, port=port, log_level="critical", access_log=False)
 
 
-async def processor_time(port: int) -> float:
-    """Seconds that the proxy has used."""
+async def used_by_proxy(port: int) -> tuple[float, int]:
+    """Seconds of a processor, and resident bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(b"GET /processor_time HTTP/1.1\r\nhost: x\r\n\r\n")
+    writer.write(b"GET /used HTTP/1.1\r\nhost: x\r\n\r\n")
     answer = await reader.read()
     writer.close()
-    return float(answer.partition(b"\r\n\r\n")[2].split(b"\r\n")[1])  # the one chunk's data, behind its size
+    seconds, resident = answer.partition(b"\r\n\r\n")[2].split(b"\r\n")[1].split()  # behind the one chunk's size
+    return float(seconds), int(resident)
 
 
-async def load(port: int, clients: int, requests: int, pieces: int) -> None:
-    """Ask for ``requests`` streamed answers of ``pieces`` pieces, ``clients`` at once."""
+async def load(port: int, clients: int, requests: int, pieces: int, *, stream: bool) -> None:
+    """Ask for ``requests`` answers of ``pieces`` pieces, ``clients`` at once."""
     messages = [{"role": "user", "content": str(pieces)}]
-    body = json.dumps({"model": "coca", "messages": messages, "stream": True}).encode()
+    body = json.dumps({"model": "coca", "messages": messages, "stream": stream}).encode()
     head = "POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
     head = (head + f"content-length: {len(body)}\r\n\r\n").encode()
     left = iter(range(requests))
@@ -112,9 +115,11 @@ async def load(port: int, clients: int, requests: int, pieces: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 24)
         for _ in left:
             writer.write(head + body)
-            answer = await reader.readuntil(_END)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            size = int(answer.partition(b"content-length: ")[2].partition(b"\r\n")[0] or 0)
+            answer += await (reader.readuntil(_END) if stream else reader.readexactly(size))
             words = answer.count(b" word")
-            if not answer.startswith(b"HTTP/1.1 200") or b"data: [DONE]" not in answer or words != pieces:
+            if not answer.startswith(b"HTTP/1.1 200") or (b"data: [DONE]" in answer) != stream or words != pieces:
                 raise RuntimeError(f"no whole answer: {answer[-500:]!r}")
         writer.close()
 
@@ -122,13 +127,14 @@ async def load(port: int, clients: int, requests: int, pieces: int) -> None:
 
 
 def measure(clients: int, requests: int, rounds: int, pace_s: float, profile: str | None) -> dict[str, float]:
-    """Milliseconds of a processor that the proxy takes for a request, and microseconds for each piece."""
+    """Processor time of the proxy by request and by piece, and the memory that it holds after all requests."""
     engine, proxy = free_port(), free_port()
     config = {
         "backends": {"e": {"url": f"http://127.0.0.1:{engine}/v1", "model": "m", "dialect": "vllm"}},
         "tiers": [{"name": "t", "backend": "e", "bands": [{"at_least": 0.0, "action": "answer"}]}],
     }
-    used: dict[int, list[float]] = {pieces: [] for pieces in _LENGTHS}
+    used: dict[tuple[bool, int], list[float]] = {(s, n): [] for s in (False, True) for n in _LENGTHS}
+    result: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as directory, ExitStack() as stack:
         path = Path(directory) / "serving.yaml"
         path.write_text(yaml.safe_dump(config), encoding="utf-8")
@@ -136,19 +142,24 @@ def measure(clients: int, requests: int, rounds: int, pace_s: float, profile: st
         stack.enter_context(process(proxy_process, proxy, str(path), profile))
         wait_for(engine)
         wait_for(proxy)
-        asyncio.run(load(proxy, clients, 4 * clients, _LENGTHS[0]))  # warms up
+        asyncio.run(load(proxy, clients, 4 * clients, _LENGTHS[0], stream=True))  # warms up
+        resident = asyncio.run(used_by_proxy(proxy))[1]
         for _ in range(rounds):
-            for pieces in _LENGTHS:
-                before = asyncio.run(processor_time(proxy))
-                asyncio.run(load(proxy, clients, requests, pieces))
-                used[pieces].append((asyncio.run(processor_time(proxy)) - before) / requests)
-    short, long = (statistics.median(used[pieces]) for pieces in _LENGTHS)
-    piece = (long - short) / (_LENGTHS[1] - _LENGTHS[0])
-    return {
-        "ms a request, without its pieces": 1000 * (short - piece * _LENGTHS[0]),
-        "us a piece": 1e6 * piece,
-        "ms a request of 43 pieces": 1000 * (short + piece * (40 - _LENGTHS[0])),
-    }
+            for (stream, pieces), seconds in used.items():
+                before = asyncio.run(used_by_proxy(proxy))[0]
+                asyncio.run(load(proxy, clients, requests, pieces, stream=stream))
+                seconds.append((asyncio.run(used_by_proxy(proxy))[0] - before) / requests)
+        grown = asyncio.run(used_by_proxy(proxy))[1] - resident
+        result[f"MiB more after {rounds * len(used) * requests:,} requests"] = grown / 2**20
+    for stream, name in ((False, "whole"), (True, "streamed")):
+        short, long = (statistics.median(used[stream, pieces]) for pieces in _LENGTHS)
+        piece = (long - short) / (_LENGTHS[1] - _LENGTHS[0])
+        result |= {
+            f"{name}: ms a request, without its pieces": 1000 * (short - piece * _LENGTHS[0]),
+            f"{name}: us a piece": 1e6 * piece,
+            f"{name}: ms a request of 43 pieces": 1000 * (short + piece * (40 - _LENGTHS[0])),
+        }
+    return result
 
 
 def main() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
@@ -164,7 +164,6 @@ class Backend:
         self.name, self.config, self._session = name, config, session
         base = config.url.rstrip("/")
         self._chat, self._completions = URL(f"{base}/chat/completions"), URL(f"{base}/completions")
-        self._models, self._context = URL(f"{base}/models"), config.context_tokens
         self._headers = {"accept": "text/event-stream", "accept-encoding": "identity"}
         self._headers["content-type"] = "application/json"
         if key is not None:
@@ -197,28 +196,6 @@ class Backend:
         if scope.cancelled_caught:
             raise BackendError("timeout", f"backend {self.name} sent no token for {timeout.seconds:g} s")
 
-    async def context_tokens(self) -> int:
-        """The longest sequence, prompt included, which the server is asked for once. Raises BackendError."""
-        if self._context is None:
-            listed: Any = {}
-            try:
-                with anyio.fail_after(self.config.first_token_s):
-                    get = self._session.get(self._models, headers=self._headers, allow_redirects=False)
-                    async with get as response:
-                        listed = json.loads(await _head_of(response)) if response.status == 200 else {}
-            except (aiohttp.ClientError, OSError, TimeoutError) as error:
-                raise BackendError("unreachable", f"backend {self.name}: {type(error).__name__}") from error
-            except (ValueError, RecursionError):
-                pass
-            self._context = _longest_sequence(listed, self.config.model)
-        if self._context is None:
-            raise BackendError(
-                "rejected",
-                f"backend {self.name} does not name max_model_len in /v1/models; give max_tokens, or set "
-                f"backends.{self.name}.context_tokens",
-            )
-        return self._context
-
     def _body(self, generate: Generate) -> dict[str, Any]:
         body: dict[str, Any] = {"model": self.config.model, "stream": True, **generate.sampling}
         body["stream_options"] = {"include_usage": True}
@@ -226,8 +203,8 @@ class Backend:
             body["messages"] = list(generate.messages)
         else:
             body["prompt"] = list(generate.prompt_ids or ())
-        if generate.max_tokens is not None:
-            body["max_tokens"] = generate.max_tokens
+        if generate.max_tokens is not None or generate.prompt_ids is not None:
+            body["max_tokens"] = generate.max_tokens  # null: to the end of the context; absent: 16 of a completion
         if generate.stops:
             body["stop"] = list(generate.stops)
         if generate.log_probs:
@@ -266,7 +243,10 @@ class Backend:
             return BackendError("busy", f"backend {self.name} is busy", pause)
         try:
             with anyio.fail_after(self.config.between_tokens_s):
-                text = _error_message(await _head_of(response))
+                body = b""
+                while len(body) < 1 << 16 and (part := await response.content.readany()):
+                    body += part
+                text = _error_message(body)
         except (aiohttp.ClientError, OSError, TimeoutError):
             text = ""
         if status in (400, 413, 422):
@@ -274,30 +254,14 @@ class Backend:
         return BackendError("failed", f"backend {self.name} answered with status {status}")
 
 
-async def gather(*calls: Callable[[], Awaitable[T]]) -> list[T]:
-    """Run all calls at once; returns the results of those that succeed, or raises the first BackendError."""
-    outcomes: list[T | BackendError | None] = [None] * len(calls)
-
-    async def run(index: int, call: Callable[[], Awaitable[T]]) -> None:
-        try:
-            outcomes[index] = await call()
-        except BackendError as error:
-            outcomes[index] = error
-
-    async with anyio.create_task_group() as group:
-        for index, call in enumerate(calls):
-            group.start_soon(run, index, call)
-    if isinstance(outcomes[0], BackendError) and all(isinstance(outcome, BackendError) for outcome in outcomes):
-        raise outcomes[0]
-    return [outcome for outcome in outcomes if outcome is not None and not isinstance(outcome, BackendError)]
-
-
-def _longest_sequence(listed: Any, model: str) -> int | None:
-    models = listed.get("data") if isinstance(listed, dict) else None
-    for entry in models if isinstance(models, list) else []:
-        if isinstance(entry, dict) and entry.get("id") == model and type(entry.get("max_model_len")) is int:
-            return int(entry["max_model_len"])
-    return None
+async def gather(*calls: Awaitable[T]) -> list[T]:
+    """Await all calls at once; returns the results of those that succeed, or raises the first BackendError."""
+    outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    failed = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    unexpected = [error for error in failed if not isinstance(error, BackendError)]
+    if unexpected or len(failed) == len(outcomes):
+        raise (unexpected or failed)[0]
+    return [outcome for outcome in outcomes if not isinstance(outcome, BaseException)]
 
 
 def _retry_after(value: str | None) -> float | None:
@@ -310,13 +274,6 @@ def _retry_after(value: str | None) -> float | None:
         except (ValueError, OverflowError):
             return None
     return min(max(seconds, 0.0), _MAX_RETRY_AFTER_S) if math.isfinite(seconds) else None
-
-
-async def _head_of(response: aiohttp.ClientResponse, size: int = 1 << 16) -> bytes:
-    body = b""
-    while len(body) < size and (part := await response.content.readany()):
-        body += part
-    return body
 
 
 def _error_message(body: bytes) -> str:

@@ -45,9 +45,6 @@ class BackendConfig(Section):
     dialect: Literal["openai", "vllm"] = Field(
         "openai", description="vllm: also vLLM-Ascend and our own server; token ids are asked for"
     )
-    context_tokens: int | None = Field(
-        None, ge=1, description="longest sequence, prompt included, where /v1/models does not name max_model_len"
-    )
     first_token_s: float = Field(60.0, gt=0, description="longest wait for the first token, the connection included")
     between_tokens_s: float = Field(30.0, gt=0, description="longest wait between two tokens")
 
@@ -108,7 +105,6 @@ class TierConfig(Section):
 
     @property
     def prompt(self) -> str:
-        """The system prompt."""
         return CONFIDENCE_FIRST_PROMPT if self.system_prompt is None else self.system_prompt
 
 
@@ -191,26 +187,25 @@ def tier_policies(config: ServingConfig) -> list[TierPolicy]:
     Raises:
         ConfigError: a file cannot be read, belongs to another model, prompt or temperature, or certifies nothing.
     """
-    return [_policy(tier, config.backends[tier.backend].model) for tier in config.tiers]
-
-
-def _policy(tier: TierConfig, model: str) -> TierPolicy:
-    if not tier.states_confidence:
-        return TierPolicy(None)
-    where = f"tiers: {tier.name}"
-    if tier.certificate is not None:
-        identity, certificate = read_certificate(Path(tier.certificate))
-        if certificate.threshold is None:
-            raise ConfigError(f"{tier.certificate}: {certificate.sentence()}")
-        identity.require(model, tier.prompt, tier.temperature, where=where)
-        rule = answer_from(certificate.threshold, tier.invalid, strict=True)
-        return TierPolicy(rule, pinned=identity, risk=certificate.risk)
-    rule = ThresholdRule([Band(band.at_least, band.action) for band in tier.bands or ()], tier.invalid)
-    if tier.calibration is None:
-        return TierPolicy(rule)
-    fitted = read_map(Path(tier.calibration))
-    fitted.identity.require(model, tier.prompt, tier.temperature, where=where)
-    return TierPolicy(rule, fitted.apply_one, fitted.identity)
+    policies = []
+    for tier in config.tiers:
+        model, where = config.backends[tier.backend].model, f"tiers: {tier.name}"
+        policy = TierPolicy(None)
+        if tier.states_confidence and tier.certificate is not None:
+            identity, certificate = read_certificate(Path(tier.certificate))
+            if certificate.threshold is None:
+                raise ConfigError(f"{tier.certificate}: {certificate.sentence()}")
+            identity.require(model, tier.prompt, tier.temperature, where=where)
+            rule = answer_from(certificate.threshold, tier.invalid, strict=True)
+            policy = TierPolicy(rule, pinned=identity, risk=certificate.risk)
+        elif tier.states_confidence:
+            policy = TierPolicy(ThresholdRule([Band(b.at_least, b.action) for b in tier.bands or ()], tier.invalid))
+            if tier.calibration is not None:
+                fitted = read_map(Path(tier.calibration))
+                fitted.identity.require(model, tier.prompt, tier.temperature, where=where)
+                policy = TierPolicy(policy.rule, fitted.apply_one, fitted.identity)
+        policies.append(policy)
+    return policies
 
 
 def read_serving_config(path: Path) -> ServingConfig:
@@ -228,12 +223,14 @@ def read_serving_config(path: Path) -> ServingConfig:
     try:
         return ServingConfig.model_validate(values, context=path.parent)
     except ValidationError as error:
-        problems = []
-        for problem in validation_problems(error):
-            if problem.code == UNKNOWN_KEY:
-                reason = f"unknown key{nearest(problem.key.rpartition('.')[2], _known_keys())}"
-                problem = problem._replace(expected=reason)
-            problems.append(problem)
+        sections = [section for section in Section.__subclasses__() if section.__module__ == __name__]
+        known = sorted({key for section in sections for key in section.model_fields})
+        problems = [
+            problem._replace(expected=f"unknown key{nearest(problem.key.rpartition('.')[2], known)}")
+            if problem.code == UNKNOWN_KEY
+            else problem
+            for problem in validation_problems(error)
+        ]
         raise ConfigError("\n".join(f"{path}: {problem}" for problem in problems), problems) from error
 
 
@@ -252,8 +249,3 @@ def tiers_yaml(tiers: Mapping[str, Mapping[str, Any]], **sections: Any) -> str:
     """YAML of ``sections`` and of tiers, name -> keys, whose backends have the same names."""
     rows = [{"name": name, "backend": name, **keys} for name, keys in tiers.items()]
     return yaml.safe_dump({**sections, "tiers": rows}, sort_keys=False)
-
-
-def _known_keys() -> list[str]:
-    sections = [section for section in Section.__subclasses__() if section.__module__ == __name__]
-    return sorted({key for section in sections for key in section.model_fields})

@@ -16,7 +16,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from coca_mindspeed.serving.openai_api import ApiError, event, to_json
+from coca_mindspeed.serving.openai_api import ApiError, check_model, event, to_json
 
 _HEADER_BYTES, _HEADERS = 1 << 16, 100
 
@@ -120,19 +120,20 @@ class Server(uvicorn.Server):
         drain_s: float = 30.0,
         header_s: float = 10.0,
     ) -> None:
-        config = uvicorn.Config(
-            app,
-            host=host,
-            port=port,
-            http=limited_protocol(connections, header_s),
-            ws="none",
-            log_level="warning",
-            access_log=False,
-            proxy_headers=False,
-            backlog=2048,
-            timeout_graceful_shutdown=math.ceil(drain_s) + 5,
+        super().__init__(
+            uvicorn.Config(
+                app,
+                host=host,
+                port=port,
+                http=limited_protocol(connections, header_s),
+                ws="none",
+                log_level="warning",
+                access_log=False,
+                proxy_headers=False,
+                backlog=2048,
+                timeout_graceful_shutdown=math.ceil(drain_s) + 5,
+            )
         )
-        super().__init__(config)
         self._shutdown, self._drain_s = shutdown, drain_s
 
     async def shutdown(self, sockets: Any = None) -> None:
@@ -159,20 +160,16 @@ class Access:
         shown = request.headers.get("authorization", "").removeprefix("Bearer ")
         if key is not None and not hmac.compare_digest(shown.encode(), key.encode()):
             raise ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
-        if key is None:
-            self._check_host_and_origin(request)
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if request.method == "POST" and kind != "application/json":
-            raise ApiError(415, f"content-type: expected application/json, found {kind!r}", param="content-type")
-
-    def _check_host_and_origin(self, request: Request) -> None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
-        if not _is_address(host) and host.rpartition(":")[0] not in self.hosts and host not in self.hosts:
+        if key is None and not (_is_address(host) or {host, host.rpartition(":")[0]} & set(self.hosts)):
             raise ApiError(
                 403, f"host {host!r} is not served without a key; see listen.hosts, --allow-host", code="forbidden_host"
             )
-        if origin is not None and origin not in self.origins:
+        if key is None and origin is not None and origin not in self.origins:
             raise ApiError(403, f"origin {origin!r} may not ask; see listen.origins", code="forbidden_origin")
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if request.method == "POST" and kind != "application/json":
+            raise ApiError(415, f"content-type: expected application/json, found {kind!r}", param="content-type")
 
 
 def _is_address(host: str) -> bool:
@@ -182,6 +179,14 @@ def _is_address(host: str) -> bool:
         return name == "localhost" or bool(ipaddress.ip_address(name.strip("[]")))
     except ValueError:
         return False
+
+
+def models_response(request: Request, served: str, *, thresholds: bool = False, **fields: Any) -> Response:
+    """The list of models, or the one in the path; ApiError 404 for another one."""
+    name = request.path_params.get("name", served)
+    check_model(name, served, thresholds=thresholds)
+    entry = {"id": name, "object": "model", "created": 0, "owned_by": "coca-mindspeed", **fields}
+    return JSONResponse(entry if "name" in request.path_params else {"object": "list", "data": [entry]})
 
 
 async def read_body(request: Request, limit: int, seconds: float) -> bytes:
@@ -243,18 +248,15 @@ class Reply:
         self.begun = False
 
     async def begin_stream(self, headers: Mapping[str, str]) -> None:
-        """Send status 200 of an event stream."""
         self.begun = True
         pairs = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", **headers}
         raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs.items()]
         await self._send({"type": "http.response.start", "status": 200, "headers": raw})
 
     async def send(self, data: bytes, *, more: bool = True) -> None:
-        """Send events."""
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def json(self, value: Mapping[str, Any], headers: Mapping[str, str]) -> None:
-        """Send a whole answer."""
         self.begun = True
         await JSONResponse(value, 200, dict(headers))(self._scope, _no_more, self._send)
 
@@ -292,21 +294,15 @@ _INTERNAL = ApiError(500, "internal error; the server's log has it", code="inter
 def error_handlers(refused: Callable[[int], None] = lambda status: None) -> Mapping[Any, Any]:
     """An application's ``exception_handlers``; ``refused`` is told the status, except for unknown paths."""
 
-    def answer(error: ApiError) -> Response:
-        refused(error.status)
-        return JSONResponse(error.body(), error.status, error.headers())
+    async def answer(request: Request, error: Exception) -> Response:
+        if isinstance(error, HTTPException):
+            found = ApiError(error.status_code, f"{request.method} {request.url.path} is not served here")
+        else:
+            found = error if isinstance(error, ApiError) else _INTERNAL
+            refused(found.status)
+        return JSONResponse(found.body(), found.status, found.headers())
 
-    async def api_error(request: Request, error: ApiError) -> Response:
-        return answer(error)
-
-    async def internal_error(request: Request, error: Exception) -> Response:
-        return answer(_INTERNAL)
-
-    async def no_route(request: Request, error: HTTPException) -> Response:
-        found = ApiError(error.status_code, f"{request.method} {request.url.path} is not served here")
-        return JSONResponse(found.body(), error.status_code)
-
-    return {ApiError: api_error, HTTPException: no_route, Exception: internal_error}
+    return dict.fromkeys((ApiError, HTTPException, Exception), answer)
 
 
 async def _no_more() -> Any:

@@ -21,15 +21,7 @@ from starlette.types import Receive
 
 from coca_mindspeed.local.policy import Policy
 from coca_mindspeed.local.sampler import SampledToken, TokenStream
-from coca_mindspeed.serving.http_server import (
-    Access,
-    Reply,
-    Shutdown,
-    StreamingEndpoint,
-    error_handlers,
-    read_body,
-    until_client_leaves,
-)
+from coca_mindspeed.serving import http_server as server
 from coca_mindspeed.serving.openai_api import (
     DONE,
     NEUTRAL_SAMPLING,
@@ -38,8 +30,6 @@ from coca_mindspeed.serving.openai_api import (
     ChatRequest,
     CompletionRequest,
     Envelope,
-    model_entry,
-    no_such_model,
     read_request,
     usage,
 )
@@ -64,8 +54,8 @@ class ModelServer:
         request_bytes: int = 4_000_000,
     ) -> None:
         """Serve ``policy`` as ``name``; further requests than ``concurrent + waiting`` get 429."""
-        self._policy, self.name, self._access = policy, name, Access(key, hosts=hosts)
-        self.shutdown = Shutdown()
+        self._policy, self.name, self._access = policy, name, server.Access(key, hosts=hosts)
+        self.shutdown = server.Shutdown()
         self._waiting, self._max_tokens, self._request_bytes = waiting, max_tokens, request_bytes
         self._concurrent = concurrent
         self._limiter: anyio.CapacityLimiter | None = None
@@ -80,23 +70,18 @@ class ModelServer:
         chat, completion = partial(self._answer, ChatRequest), partial(self._answer, CompletionRequest)
         return Starlette(
             routes=[
-                Route("/v1/chat/completions", StreamingEndpoint(chat), methods=["POST"]),
-                Route("/v1/completions", StreamingEndpoint(completion), methods=["POST"]),
+                Route("/v1/chat/completions", server.StreamingEndpoint(chat), methods=["POST"]),
+                Route("/v1/completions", server.StreamingEndpoint(completion), methods=["POST"]),
                 Route("/v1/models", self._models, methods=["GET"]),
-                Route("/v1/models/{name}", self._model, methods=["GET"]),
+                Route("/v1/models/{name}", self._models, methods=["GET"]),
                 Route("/metrics", self._metrics, methods=["GET"]),
                 Route("/health", self._health, methods=["GET"]),
             ],
-            exception_handlers=error_handlers(),
+            exception_handlers=server.error_handlers(),
         )
 
     async def _models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [model_entry(self.name, max_model_len=self._context)]})
-
-    async def _model(self, request: Request) -> Response:
-        if request.path_params["name"] != self.name:
-            raise no_such_model(request.path_params["name"], self.name)
-        return JSONResponse(model_entry(self.name, max_model_len=self._context))
+        return server.models_response(request, self.name, max_model_len=self._context)
 
     async def _metrics(self, request: Request) -> Response:
         return Response(generate_latest(self.registry), media_type="text/plain; version=0.0.4")
@@ -104,9 +89,9 @@ class ModelServer:
     async def _health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    async def _answer(self, kind: type[AnyRequest], http: Request, reply: Reply, receive: Receive) -> None:
+    async def _answer(self, kind: type[AnyRequest], http: Request, reply: server.Reply, receive: Receive) -> None:
         self._access.check(http)
-        body = await read_body(http, self._request_bytes, _BODY_S)
+        body = await server.read_body(http, self._request_bytes, _BODY_S)
         request = read_request(body, kind, self.name)
         for name, value in request.sampling().items():
             if name != "temperature" and value != NEUTRAL_SAMPLING[name]:
@@ -128,7 +113,7 @@ class ModelServer:
                     finally:
                         self._running.dec()
 
-            await until_client_leaves(receive, work, self.shutdown)
+            await server.until_client_leaves(receive, work, self.shutdown)
         finally:
             self._accepted -= 1
 
@@ -148,7 +133,7 @@ class ModelServer:
             raise ApiError(400, f"the prompt has {len(prompt)} tokens, which leaves no room in the context{limit}")
         return prompt
 
-    async def _generate(self, request: AnyRequest, prompt: Sequence[int], reply: Reply) -> None:
+    async def _generate(self, request: AnyRequest, prompt: Sequence[int], reply: server.Reply) -> None:
         limit = self._max_tokens if request.limit is None else min(request.limit, self._max_tokens)
         if self._context is not None:
             limit = min(limit, self._context - len(prompt))
@@ -160,7 +145,7 @@ class ModelServer:
             prompt,
             temperature=1.0 if request.temperature is None else request.temperature,
             generator=generator,
-            top=request.alternatives or 0,
+            top=(request.top_logprobs or 0) if isinstance(request, ChatRequest) else 0,
         )
         await writer.begin()
         for count in range(1, limit + 1):
@@ -173,11 +158,14 @@ class ModelServer:
 class _Writer:
     """Writes one response, streamed or whole."""
 
-    def __init__(self, request: AnyRequest, prompt: Sequence[int], model: str, reply: Reply, policy: Policy) -> None:
+    def __init__(
+        self, request: AnyRequest, prompt: Sequence[int], model: str, reply: server.Reply, policy: Policy
+    ) -> None:
         self._request, self._prompt, self._reply, self._policy = request, prompt, reply, policy
-        self._chat = isinstance(request, ChatRequest)
-        id_ = f"{'chatcmpl' if self._chat else 'cmpl'}-{uuid.uuid4().hex}"
-        self._envelope = Envelope(id_, model, chat=self._chat, usage=request.stream_usage)
+        chat = isinstance(request, ChatRequest)
+        self._named = isinstance(request, ChatRequest) and bool(request.logprobs)
+        id_ = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
+        self._envelope = Envelope(id_, model, chat=chat, usage=request.stream_usage)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._stops = StopStrings(request.stops, include=bool(request.include_stop_str_in_output))
         self._text = ""
@@ -198,7 +186,7 @@ class _Writer:
             text += self._stops.feed(self._decoder.decode(b"", final=True)) + self._stops.finish()
         reason = "stop" if token.ended or self._stops.stopped else "length" if last else None
         self._ids.append(token.id)
-        entries = [] if self._request.alternatives is None else [self._entry(token, written)]
+        entries = [self._entry(token, written)] if self._named else []
         if self._request.stream:
             choice = self._choice([token.id], entries)
             await self._reply.send(self._envelope.chunk(text, finish_reason=reason, choice=choice))
@@ -214,12 +202,7 @@ class _Writer:
 
     def _choice(self, ids: Sequence[int], entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
         choice: dict[str, Any] = {"token_ids": list(ids)} if self._request.return_token_ids else {}
-        if self._request.alternatives is None:
-            return choice
-        if self._chat:
-            return {**choice, "logprobs": {"content": list(entries)}}
-        tokens, log_probs = [entry["token"] for entry in entries], [entry["logprob"] for entry in entries]
-        return {**choice, "logprobs": {"tokens": tokens, "token_logprobs": log_probs}}
+        return {**choice, "logprobs": {"content": list(entries)}} if self._named else choice
 
     def _entry(self, token: SampledToken, written: bytes) -> dict[str, Any]:
         entry = _named(written, token.log_prob)

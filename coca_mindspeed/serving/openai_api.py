@@ -26,20 +26,15 @@ NEUTRAL_SAMPLING: Mapping[str, Any] = {
 }  # fmt: skip
 
 
+@dataclass(eq=False)
 class ApiError(Exception):
     """An error in OpenAI's form; ``retry_after`` in seconds."""
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        retry_after: float | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.param, self.code, self.retry_after = status, message, param, code, retry_after
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: float | None = None
 
     def body(self) -> dict[str, Any]:
         kind = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}.get(
@@ -100,6 +95,11 @@ class _Sampling(_Body):
     return_token_ids: bool | None = None
 
     @property
+    def limit(self) -> int | None:
+        """Most tokens of the answer; None: the engine's limit."""
+        return self.max_tokens
+
+    @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
@@ -124,28 +124,13 @@ class ChatRequest(_Sampling):
 
     @property
     def limit(self) -> int | None:
-        """Most tokens of the answer; None: the engine's limit."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    @property
-    def alternatives(self) -> int | None:
-        """Alternatives to name beside each token; None: no log-probs."""
-        return (self.top_logprobs or 0) if self.logprobs else None
 
 
 class CompletionRequest(_Sampling):
     """The body of ``/v1/completions``: token ids to continue."""
 
     prompt: list[Annotated[int, Field(ge=0)]] = Field(min_length=1)
-    logprobs: int | None = Field(None, ge=0, le=20)
-
-    @property
-    def limit(self) -> int | None:
-        return self.max_tokens
-
-    @property
-    def alternatives(self) -> int | None:
-        return self.logprobs
 
 
 AnyRequest = ChatRequest | CompletionRequest
@@ -187,14 +172,15 @@ def read_request(
         _refuse_extra(request.stream_options, "stream_options.", {})
     if len(request.stops) > MAX_STOPS:
         raise ApiError(400, f"stop: more than {MAX_STOPS} strings", param="stop")
-    if request.model != served and not (thresholds and request.model.rpartition("@")[0] == served):
-        raise no_such_model(request.model, served)
+    check_model(request.model, served, thresholds=thresholds)
     return request
 
 
-def no_such_model(model: str, served: str) -> ApiError:
-    message = f"model {model!r} is not served here; {served!r} is"
-    return ApiError(404, message, param="model", code="model_not_found")
+def check_model(model: str, served: str, *, thresholds: bool) -> None:
+    """Raise ApiError 404 unless the model is served; with ``thresholds`` also as ``NAME@THRESHOLD``."""
+    if model != served and not (thresholds and model.rpartition("@")[0] == served):
+        message = f"model {model!r} is not served here; {served!r} is"
+        raise ApiError(404, message, param="model", code="model_not_found")
 
 
 def threshold_of(request: ChatRequest) -> float | None:
@@ -217,10 +203,6 @@ def _refuse_extra(body: _Body, where: str, neutral: Mapping[str, Sequence[Any]])
         if value is not None and name not in _IGNORED and value not in neutral.get(name, ()):
             message = f"parameter {where + name!r} is not supported here with this value"
             raise ApiError(400, message, param=where + name, code="unsupported_parameter")
-
-
-def model_entry(name: str, **fields: Any) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "coca-mindspeed", **fields}
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ The result does not depend on how the text is cut into chunks.
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from functools import lru_cache
 from typing import Literal
 
 import regex
 
 from coca_mindspeed.algorithm.parsing import ResponseParser
 
+_GRAMMAR = regex.compile(ResponseParser().grammar)
 MAX_CHARACTERS = 512  # of a confidence segment, white space included; a longer one is invalid
 
 
@@ -23,12 +23,8 @@ class ConfidenceReader:
         confidence: s in [0, 1] once the state is ``valid``, else None.
     """
 
-    def __init__(self, parser: ResponseParser | None = None, max_characters: int = MAX_CHARACTERS) -> None:
-        parser = parser or ResponseParser()
-        if parser.position != "first":
-            raise ValueError("a confidence that stands last is known only at the end; use ResponseParser")
-        self._pattern = _compiled(parser.grammar)
-        self._held, self._limit = "", max_characters
+    def __init__(self) -> None:
+        self._held = ""
         self.state: Literal["reading", "valid", "invalid"] = "reading"
         self.confidence: float | None = None
 
@@ -37,11 +33,11 @@ class ConfidenceReader:
         if self.state != "reading":
             return text
         self._held += text
-        match = self._pattern.match(self._held, partial=True)
-        if match is not None and match.partial and len(self._held) <= self._limit:
+        match = _GRAMMAR.match(self._held, partial=True)
+        if match is not None and match.partial and len(self._held) <= MAX_CHARACTERS:
             return ""
         held, self._held = self._held, ""
-        if match is None or match.partial or match.end() > self._limit:
+        if match is None or match.partial or match.end() > MAX_CHARACTERS:
             self.state = "invalid"
             return held
         self.state, self.confidence = "valid", float(match[1])
@@ -53,11 +49,6 @@ class ConfidenceReader:
             self.state = "invalid"
         held, self._held = self._held, ""
         return held
-
-
-@lru_cache
-def _compiled(grammar: str) -> regex.Pattern[str]:
-    return regex.compile(grammar)  # regex's own cache takes longer than the match of a chunk
 
 
 def mean_confidence(stated: Sequence[float | None]) -> float | None:
@@ -118,19 +109,10 @@ class OutputStream:
         cut: whether a limit of the client's ended it, and not the engine.
     """
 
-    def __init__(
-        self,
-        begin: Callable[[str], Awaitable[None]],
-        send: Callable[[str], Awaitable[None]],
-        *,
-        stops: Sequence[str],
-        max_tokens: int | None,
-    ) -> None:
-        """``begin`` is called once, with the first text (maybe empty); ``max_tokens`` None: the engine's limit."""
-        self._begin, self._send = begin, send
-        self._stops, self._max_tokens = StopStrings(stops), max_tokens
-        self._begun = self.cut = False
-        self._waiting = ""
+    def __init__(self, write: Callable[[str], Awaitable[None]], stops: Sequence[str], max_tokens: int | None) -> None:
+        """``max_tokens`` None: the engine's limit."""
+        self._write, self._stops, self._max_tokens = write, StopStrings(stops), max_tokens
+        self._waiting, self.cut = "", False
         self.tokens = 0
         self.finish_reason: str | None = None
 
@@ -138,7 +120,6 @@ class OutputStream:
         return self.finish_reason is not None
 
     def feed(self, text: str, tokens: int, finish_reason: str | None = None) -> None:
-        """Add a chunk."""
         if self.has_ended():
             return
         self.tokens += tokens
@@ -151,15 +132,10 @@ class OutputStream:
             self.finish_reason, self.cut = "length", True
 
     async def send(self) -> None:
-        """Send the text that is certain; the first call begins the answer."""
+        """Send the text that is certain."""
         text, self._waiting = self._waiting, ""
-        if not self._begun:
-            self._begun = True
-            await self._begin(text)
-        elif text:
-            await self._send(text)
+        await self._write(text)
 
     async def close(self) -> None:
-        """Send the rest of the answer."""
         self._waiting += self._stops.finish()
         await self.send()

@@ -17,28 +17,12 @@ from starlette.routing import Route
 from starlette.types import Receive
 
 from coca_mindspeed.errors import ConfigError
+from coca_mindspeed.serving import http_server as server
 from coca_mindspeed.serving.backends import Backend, http_session
 from coca_mindspeed.serving.chunks import BackendError
 from coca_mindspeed.serving.config import ServingConfig, tier_policies
-from coca_mindspeed.serving.http_server import (
-    Access,
-    Reply,
-    Shutdown,
-    StreamingEndpoint,
-    error_handlers,
-    read_body,
-    until_client_leaves,
-)
 from coca_mindspeed.serving.metrics import DriftAlarm, ServingMetrics
-from coca_mindspeed.serving.openai_api import (
-    ApiError,
-    ChatRequest,
-    model_entry,
-    no_such_model,
-    read_json_body,
-    read_request,
-    threshold_of,
-)
+from coca_mindspeed.serving.openai_api import ApiError, ChatRequest, read_json_body, read_request, threshold_of
 from coca_mindspeed.serving.request_log import LogError, RequestLog
 from coca_mindspeed.serving.router import ClientSink, Router, Tier
 from coca_mindspeed.serving.trace import Trace
@@ -70,43 +54,30 @@ class Proxy:
         listen = config.listen
         self.config = config
         self.metrics = ServingMetrics()
-        self.shutdown = Shutdown()
+        self.shutdown = server.Shutdown()
         named = {"listen.api_key_env": listen.api_key_env, "listen.admin_key_env": listen.admin_key_env}
         named |= {f"backends.{name}.api_key_env": backend.api_key_env for name, backend in config.backends.items()}
         for key, variable in named.items():
             if variable is not None and not environment.get(variable):
                 raise ConfigError(f"{key}: the environment variable {variable} is not set")
         self._keys = {key: variable and environment[variable] for key, variable in named.items()}
-        self._access = Access(
-            self._keys["listen.api_key_env"],
-            self._keys["listen.admin_key_env"],
-            [listen.host, *listen.hosts],
-            listen.origins,
-        )
+        shown = self._keys["listen.api_key_env"], self._keys["listen.admin_key_env"]
+        self._access = server.Access(*shown, [listen.host, *listen.hosts], listen.origins)
         self._policies = tier_policies(config)
-        self._risks = {
-            tier.name: policy.risk
-            for tier, policy in zip(config.tiers, self._policies, strict=True)
-            if policy.risk is not None
-        }
+        policies = zip(config.tiers, self._policies, strict=True)
+        self._risks = {tier.name: policy.risk for tier, policy in policies if policy.risk is not None}
         self._drift = DriftAlarm(config.drift.run_length, max(self._risks.values(), default=None))
         self._log: RequestLog | None = None
         if config.log is not None:
-            log = config.log
-            self._log = RequestLog(
-                Path(log.directory),
-                config.name,
-                texts=log.texts,
-                max_days=log.max_days,
-                failed=self.metrics.log_errors.inc,
-            )
+            directory, failed = Path(config.log.directory), self.metrics.log_errors.inc
+            self._log = RequestLog(directory, config.name, failed, texts=config.log.texts, max_days=config.log.max_days)
         self._running = 0
-        self._router: Router
+        self._tiers: list[Tier] = []
 
     def app(self) -> Starlette:
         return Starlette(
             routes=[
-                Route("/v1/chat/completions", StreamingEndpoint(self._chat, self._refused), methods=["POST"]),
+                Route("/v1/chat/completions", server.StreamingEndpoint(self._chat, self._refused), methods=["POST"]),
                 Route("/v1/models", self._models, methods=["GET"]),
                 Route("/v1/models/{name}", self._models, methods=["GET"]),
                 Route("/v1/coca/labels", self._labels, methods=["POST"]),
@@ -114,7 +85,7 @@ class Proxy:
                 Route("/health", self._health, methods=["GET"]),
             ],
             lifespan=self._lifespan,
-            exception_handlers=error_handlers(self._refused),
+            exception_handlers=server.error_handlers(self._refused),
         )
 
     @asynccontextmanager
@@ -125,7 +96,7 @@ class Proxy:
                 for name, backend in self.config.backends.items()
             }
             tiers = zip(self.config.tiers, self._policies, strict=True)
-            self._router = Router(self.config, [Tier(tier, backends[tier.backend], policy) for tier, policy in tiers])
+            self._tiers = [Tier(tier, backends[tier.backend], policy) for tier, policy in tiers]
             yield
         if self._log is not None:
             self._log.close()
@@ -141,12 +112,7 @@ class Proxy:
 
     async def _models(self, request: Request) -> Response:
         self._access.check(request)
-        name, served = request.path_params.get("name"), self.config.name
-        if name is None:
-            return JSONResponse({"object": "list", "data": [model_entry(served)]})
-        if name != served and not name.startswith(f"{served}@"):
-            raise no_such_model(name, served)
-        return JSONResponse(model_entry(name))
+        return server.models_response(request, self.config.name, thresholds=True)
 
     async def _metrics(self, request: Request) -> Response:
         self._access.check(request, admin=True)
@@ -157,7 +123,7 @@ class Proxy:
         self._access.check(request, admin=True)
         if self._log is None:
             raise ApiError(400, "labels need the section log")
-        label = read_json_body(await read_body(request, 10_000, self.config.limits.body_s), LabelRequest)
+        label = read_json_body(await server.read_body(request, 10_000, self.config.limits.body_s), LabelRequest)
         try:
             row = self._log.label(label.id, label.correct)
         except LogError as error:
@@ -171,7 +137,7 @@ class Proxy:
         self.metrics.observe_drift(self._drift)
         return JSONResponse({"drift": self._drift.alarms()})
 
-    async def _chat(self, request: Request, reply: Reply, receive: Receive) -> None:
+    async def _chat(self, request: Request, reply: server.Reply, receive: Receive) -> None:
         limits = self.config.limits
         self._access.check(request)
         if self._running >= limits.concurrent:
@@ -179,7 +145,7 @@ class Proxy:
         self._running += 1
         self.metrics.running.set(self._running)
         try:
-            body = await read_body(request, limits.request_bytes, limits.body_s)
+            body = await server.read_body(request, limits.request_bytes, limits.body_s)
             chat = read_request(body, ChatRequest, self.config.name, max_messages=limits.messages, thresholds=True)
             for name in ("logprobs", "return_token_ids", "include_stop_str_in_output"):
                 if getattr(chat, name):
@@ -188,14 +154,15 @@ class Proxy:
             if domain is not None and not _DOMAIN.fullmatch(domain):
                 raise ApiError(400, "x-coca-domain: expected up to 64 letters, digits, '.', '_' or '-'")
             threshold = threshold_of(chat)
-            self._router.check(chat, threshold)
+            for tier in self._tiers:
+                tier.check(chat, threshold)
             await self._answer(chat, threshold, Trace(f"chatcmpl-{uuid.uuid4().hex}", domain), reply, receive)
         finally:
             self._running -= 1
             self.metrics.running.set(self._running)
 
     async def _answer(
-        self, chat: ChatRequest, threshold: float | None, trace: Trace, reply: Reply, receive: Receive
+        self, chat: ChatRequest, threshold: float | None, trace: Trace, reply: server.Reply, receive: Receive
     ) -> None:
         log, question = self._log, chat.messages[-1].as_dict()["content"]
         sink = ClientSink(chat, trace, reply, keep=self.config.log is not None and self.config.log.texts)
@@ -209,13 +176,13 @@ class Proxy:
 
         async def work() -> None:
             nonlocal logged
-            await self._router.answer(chat, threshold, trace, sink)
+            await Router(self.config, self._tiers, chat, threshold, trace, sink).answer()
             logged = True
             note("ok")  # before the client has the whole answer, and so can label it
             await sink.end()
 
         try:
-            if not await until_client_leaves(receive, work, self.shutdown, self.config.limits.deadline_s):
+            if not await server.until_client_leaves(receive, work, self.shutdown, self.config.limits.deadline_s):
                 outcome = "client_gone"
         except BackendError as error:
             outcome = error.kind

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 from scipy.integrate import trapezoid
-from scipy.stats import beta
 
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.evaluation.intervals.bounds import Interval, shifted_percentiles
+from coca_mindspeed.evaluation.metrics.binning import clopper_pearson
 from coca_mindspeed.evaluation.predictions import Prediction
 from coca_mindspeed.serving.decision import Budget, ThresholdRule, decide
 
@@ -41,9 +41,7 @@ class Tiers:
 
 
 def join_tiers(
-    tiers: Mapping[str, Sequence[Prediction]],
-    prices: Sequence[float],
-    count_tokens: Callable[[str], int] | None = None,
+    tiers: Mapping[str, Sequence[Prediction]], prices: Sequence[float], count_tokens: Callable[[str], int] | None = None
 ) -> Tiers:
     """Pair the tiers' predictions by data set, question and sample; ungraded answers are left out.
 
@@ -216,9 +214,7 @@ def setting_of_share(tiers: Tiers, share: float) -> Setting:
         raise DataError("no tier but the last states a valid confidence, so that there is no threshold")
     best = int(np.argmin(np.abs(shares - share)))
     n = int(tiers.question.max()) + 1  # samples of one question count once
-    reached = float(shares[best]) * n
-    low = float(beta.ppf(0.025, reached, n - reached + 1)) if reached > 0 else 0.0
-    high = float(beta.ppf(0.975, reached + 1, n - reached)) if reached < n else 1.0
+    low, high = map(float, clopper_pearson(float(shares[best]) * n, n))
     quality, cost = float(curve.correct[best].mean()), float(curve.cost[best].mean())
     return Setting(float(thresholds[best]), float(shares[best]), low, high, quality, cost)
 
@@ -240,27 +236,18 @@ def upper_hull(x: Floats, y: Floats) -> tuple[Floats, Floats]:
     return hull[:, 0], hull[:, 1]
 
 
-class RouterScores(NamedTuple):
-    """Scores of one router.
-
-    Attributes:
-        aiq: mean quality over the costs from the cheapest tier's to the most expensive's (RouterBench's AIQ).
-        calls: share of questions sent to the last tier to close each of :data:`GAPS` of the gap in quality between the
-            first tier and the last (RouteLLM's call-performance thresholds).
-        cost: of closing it, as a share of the last tier's cost.
-    """
-
-    aiq: float
-    calls: tuple[float, ...]
-    cost: tuple[float, ...]
-
-
-def router_scores(quality: Floats, cost: Floats, last: Floats, singles: tuple[Floats, Floats]) -> RouterScores:
+def router_scores(quality: Floats, cost: Floats, last: Floats, singles: tuple[Floats, Floats]) -> dict[str, float]:
     """Scores of a router with G settings, which may be mixed with always asking the first or the last tier.
 
     Args:
         quality, cost, last: (G,) each; ``last`` is the share of questions sent to the last tier.
         singles: quality (T,) and cost (T,) of each tier alone.
+
+    Returns:
+        ``aiq``: mean quality over the costs from the cheapest tier's to the most expensive's (RouterBench's AIQ).
+        ``calls_at_GAP``: share of questions sent to the last tier to close a part of the gap in quality between the
+        first tier and the last (RouteLLM's call-performance thresholds). ``cost_at_GAP``: of closing it, as a share of
+        the last tier's cost. NaN where undefined.
     """
     single_quality, single_cost = singles
     ends = [0, len(single_quality) - 1]
@@ -271,16 +258,13 @@ def router_scores(quality: Floats, cost: Floats, last: Floats, singles: tuple[Fl
         grid = np.unique(np.concatenate([[low, high], x[(x > low) & (x < high)]]))
         aiq = float(trapezoid(np.interp(grid, x, y), grid) / (high - low))
     gap = float(single_quality[-1] - single_quality[0])
-    undefined = (float("nan"),) * len(GAPS)
-    if gap <= 0:
-        return RouterScores(aiq, undefined, undefined)
-    called, reached = upper_hull(np.append(last, [0.0, 1.0]), np.append(quality, single_quality[ends]))
-    wanted = [float(single_quality[0]) + share * gap for share in GAPS]
-    return RouterScores(
-        aiq,
-        tuple(float(np.interp(q, reached, called)) for q in wanted),
-        tuple(float(np.interp(q, y, x)) / high for q in wanted),
-    )
+    names = [f"{kind}_at_{share:g}" for kind in ("calls", "cost") for share in GAPS]
+    values: Floats = np.full(len(names), np.nan)
+    if gap > 0:
+        called, reached = upper_hull(np.append(last, [0.0, 1.0]), np.append(quality, single_quality[ends]))
+        wanted = single_quality[0] + np.array(GAPS) * gap
+        values = np.append(np.interp(wanted, reached, called), np.interp(wanted, y, x) / high)
+    return {"aiq": aiq, **dict(zip(names, values.tolist(), strict=True))}
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,10 +290,9 @@ def compare_routers(tiers: Tiers, curves: Mapping[str, Curve], *, replicates: in
             for start in range(0, replicates, _BLOCK)
             for scores in _scores(curve, singles, weights[start : start + _BLOCK])
         ]
-        flat = np.array([[s.aiq, *s.calls, *s.cost] for s in [point, *drawn]])
-        names = ["aiq", *(f"calls_at_{gap:g}" for gap in GAPS), *(f"cost_at_{gap:g}" for gap in GAPS)]
         intervals = {
-            score: shifted_percentiles(float(flat[0, i]), flat[1:, i], lower=0.0) for i, score in enumerate(names)
+            score: shifted_percentiles(value, np.array([scores[score] for scores in drawn]), lower=0.0)
+            for score, value in point.items()
         }
         results.append(Routed(name, curve.correct.mean(axis=1), curve.cost.mean(axis=1), intervals))
     return results
@@ -324,7 +307,7 @@ def _draws(question: npt.NDArray[np.intp], replicates: int, seed: int) -> Floats
     return weights[:, question].astype(np.float64)
 
 
-def _scores(curve: Curve, singles: Curve, weights: Floats) -> list[RouterScores]:
+def _scores(curve: Curve, singles: Curve, weights: Floats) -> list[dict[str, float]]:
     def means(values: Floats) -> Floats:
         return np.asarray(weights @ values.T / weights.sum(axis=1, keepdims=True))
 

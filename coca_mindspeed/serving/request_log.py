@@ -45,10 +45,10 @@ class RequestLog:
         self,
         directory: Path,
         model: str,
+        failed: Callable[[], None] = lambda: None,
         *,
         texts: bool = False,
         max_days: float = 90.0,
-        failed: Callable[[], None] = lambda: None,
     ) -> None:
         """Open ``requests.sqlite``; ``texts`` stores questions and answers, ``failed`` is called for a failed write.
 

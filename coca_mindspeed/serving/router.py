@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from coca_mindspeed.algorithm.parsing import CLOSE_TAG
@@ -33,23 +32,18 @@ class ClientSink:
         self._text_chunk = self._envelope.text_chunks()
         self.given = ""
 
-    async def begin(self, trace: Trace, text: str) -> None:
-        self._note(text)
-        if self._stream:
-            await self._reply.begin_stream(trace.headers())
-            first = self._envelope.chunk("", first=True, coca=trace.fields())
-            await self._reply.send(first + self._text_chunk(text) if text else first)
-
-    async def text(self, text: str) -> None:
-        self._note(text)
-        if self._stream:
-            await self._reply.send(self._text_chunk(text))
-
-    def _note(self, text: str) -> None:
+    async def write(self, text: str) -> None:
+        """Send text; the first call begins the answer, also with an empty text."""
         if text and self._trace.first_text is None:
             self._trace.first_text = time.monotonic()
         if self._keep or not self._stream:
             self.given += text
+        if self._stream and not self._reply.begun:
+            await self._reply.begin_stream(self._trace.headers())
+            first = self._envelope.chunk("", first=True, coca=self._trace.fields())
+            await self._reply.send(first + self._text_chunk(text) if text else first)
+        elif self._stream and text:
+            await self._reply.send(self._text_chunk(text))
 
     def take_back(self) -> bool:
         if not self._reply.begun:
@@ -144,73 +138,62 @@ class Segment:
     ended: bool  # whether the whole response ended with it
 
 
+@dataclass(frozen=True)
 class Router:
-    """Answers requests by the tiers of a configuration."""
+    """Answers one request by the tiers of a configuration: fills the trace and writes to the sink.
 
-    def __init__(self, config: ServingConfig, tiers: Sequence[Tier]) -> None:
-        self._config, self._tiers = config, tiers
+    Attributes:
+        threshold: the confidence from which each tier but the last answers; None: the configuration's.
+    """
 
-    def check(self, request: ChatRequest, threshold: float | None) -> None:
-        """Raise ApiError 400 for a request to which a tier's calibration or certificate does not apply."""
-        for tier in self._tiers:
-            tier.check(request, threshold)
+    config: ServingConfig
+    tiers: Sequence[Tier]
+    request: ChatRequest
+    threshold: float | None
+    trace: Trace
+    sink: ClientSink
 
-    async def answer(self, request: ChatRequest, threshold: float | None, trace: Trace, sink: ClientSink) -> None:
-        """Write the answer to ``sink`` and fill the trace.
-
-        ``threshold`` (None: the configuration's) is the confidence from which each tier but the last answers.
-
-        Raises:
-            BackendError: no tier that the policy allows gave a whole answer.
-        """
-        caps = self._config.caps
-        routed = _RoutedRequest(self._config, request, trace, sink)
-        budget = Budget(min(caps.escalations, len(self._tiers) - 1), caps.tokens, caps.exhausted)
-        for index, tier in enumerate(self._tiers):
-            last = index + 1 == len(self._tiers)
+    async def answer(self) -> None:
+        """Raise BackendError if no tier that the policy allows gave a whole answer."""
+        caps, trace = self.config.caps, self.trace
+        budget = Budget(min(caps.escalations, len(self.tiers) - 1), caps.tokens, caps.exhausted)
+        for index, tier in enumerate(self.tiers):
+            last = index + 1 == len(self.tiers)
             rule = tier.policy.rule
-            if threshold is not None and rule is not None and not last:
-                rule = answer_from(threshold, rule.invalid if rule.invalid != "answer" else "escalate")
-            budget = replace(budget, tokens=routed.tokens_left())
+            if self.threshold is not None and rule is not None and not last:
+                rule = answer_from(self.threshold, rule.invalid if rule.invalid != "answer" else "escalate")
+            budget = replace(budget, tokens=self.tokens_left())
             try:
-                decision = await routed.ask(tier, rule, budget)
+                decision = await self._ask(tier, rule, budget)
             except BackendError as error:
                 # A backend's own message may quote the prompt.
                 message = "it rejected the request" if error.kind == "rejected" else str(error)
                 _LOG.warning("backend %s failed, %s: %s; request %s", tier.backend.name, error.kind, message, trace.id)
                 trace.steps.append({"tier": tier.name, "failed": error.kind})
-                last = last or budget.escalations < 1 or routed.tokens_left() == 0
-                if last or self._config.on_error == "fail" or not sink.take_back():
+                last = last or budget.escalations < 1 or self.tokens_left() == 0
+                if last or self.config.on_error == "fail" or not self.sink.take_back():
                     raise
                 decision = Decision("escalate", f"{tier.name} failed: {error.kind}")
             if decision.action == "answer":
                 return
             if decision.action == "refuse":
-                await sink.begin(trace, self._config.refusal)
+                await self.sink.write(self.config.refusal)
                 trace.finish_reason = "stop"
                 return
             budget = budget.spend_escalation()
-
-
-@dataclass(frozen=True)
-class _RoutedRequest:
-    config: ServingConfig
-    request: ChatRequest
-    trace: Trace
-    sink: ClientSink
 
     def tokens_left(self) -> int | None:
         cap = self.config.caps.tokens
         return None if cap is None else max(0, cap - sum(self.trace.tokens.values()))
 
-    async def ask(self, tier: Tier, rule: ThresholdRule | None, budget: Budget) -> Decision:
+    async def _ask(self, tier: Tier, rule: ThresholdRule | None, budget: Budget) -> Decision:
         """Ask one tier; after the decision ``answer`` the answer has been given."""
         trace = self.trace
         trace.stated = trace.confidence = trace.tokens_to_confidence = trace.basis = None
         if rule is None:
             spent = budget.tokens == 0
-            decision = Decision("refuse", "the request's tokens are spent")
-            decision = decision if spent else Decision("answer", "the tier states no confidence")
+            answer, refuse = "the tier states no confidence", "the request's tokens are spent"
+            decision = Decision("refuse", refuse) if spent else Decision("answer", answer)
             trace.add_decision(tier.name, decision)
             return decision if spent else await self._stream(tier, None, budget)
         if tier.config.style == "stop_and_resume" or tier.config.confidence.source == "mean":
@@ -260,7 +243,7 @@ class _RoutedRequest:
         """Stop at the closing tag of one or several samples, decide, and resume from one of them."""
         trace, wanted, left = self.trace, tier.config.confidence.samples, self.tokens_left()
         each = least(tier.config.max_confidence_tokens, None if left is None else max(1, left // wanted))
-        segments = await gather(*(partial(self._open, tier, sample, each) for sample in range(wanted)))
+        segments = await gather(*(self._open(tier, sample, each) for sample in range(wanted)))
         trace.tokens_to_confidence = sum(segment.tokens for segment in segments)
         confidences = [segment.confidence for segment in segments]
         stated = mean_confidence(confidences) if wanted > 1 else confidences[0]
@@ -273,10 +256,7 @@ class _RoutedRequest:
         await output.send()
         if not output.has_ended():
             limit = least(self.request.limit, self.tokens_left())
-            if limit is None:  # without a limit a completion ends after 16 tokens, unlike a chat's
-                limit = await tier.backend.context_tokens() - len(chosen.ids)
-            sampling = tier.sampling(self.request)
-            resumed = Generate(prompt_ids=chosen.ids, max_tokens=max(1, limit), sampling=sampling)
+            resumed = Generate(prompt_ids=chosen.ids, max_tokens=limit, sampling=tier.sampling(self.request))
             async with tier.backend.stream(resumed) as blocks:
                 async for block in blocks:
                     for chunk in block:
@@ -340,10 +320,8 @@ class _RoutedRequest:
         return decision
 
     def _output(self, tier: Tier) -> OutputStream:
-        exact = tier.backend.config.dialect == "vllm"
-        begin, text = partial(self.sink.begin, self.trace), self.sink.text
-        limit = self.request.limit if exact else None
-        return OutputStream(begin, text, stops=self.request.stops, max_tokens=limit)
+        limit = self.request.limit if tier.backend.config.dialect == "vllm" else None
+        return OutputStream(self.sink.write, self.request.stops, limit)
 
     async def _close(self, output: OutputStream) -> Decision:
         await output.close()

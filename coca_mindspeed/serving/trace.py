@@ -51,7 +51,6 @@ class Trace:
         self.steps.append(step)
 
     def fields(self) -> dict[str, Any]:
-        """The field ``coca`` of an answer."""
         return {
             "confidence": self.confidence,
             "stated_confidence": self.stated,
@@ -73,7 +72,6 @@ class Trace:
         }
 
     def record(self, outcome: str, ended: float) -> dict[str, Any]:
-        """The row of the request log."""
         return {
             "id": self.id,
             "domain": self.domain,

@@ -22,7 +22,6 @@ _RIGHT = st.builds(
     st.text(" \n", max_size=2),
     st.text(max_size=8),
 )
-_PARSERS = st.sampled_from([ResponseParser(), ResponseParser(decimals=2)])
 
 
 def cut(text, places):
@@ -30,17 +29,16 @@ def cut(text, places):
     return [text[a:b] for a, b in itertools.pairwise(edges)]
 
 
-def read_whole(pieces, parser):
-    reader = ConfidenceReader(parser)
+def read_whole(pieces):
+    reader = ConfidenceReader()
     answer = "".join([*map(reader.feed, pieces), reader.finish()])
     return ParsedResponse(reader.confidence, answer)
 
 
 @settings(deadline=None)
-@given(st.one_of(_NEAR, _RIGHT), st.lists(st.integers(0, 200), max_size=8), _PARSERS)
-def test_any_cut_equals_the_parser_on_the_whole_text(text, places, parser):
-    assert read_whole(cut(text, places), parser) == parser(text)
-    assert read_whole(list(text), parser) == parser(text)
+@given(st.one_of(_NEAR, _RIGHT), st.lists(st.integers(0, 200), max_size=8))
+def test_any_cut_equals_the_parser_on_the_whole_text(text, places):
+    assert read_whole(cut(text, places)) == read_whole(list(text)) == ResponseParser()(text)
 
 
 @pytest.mark.parametrize(
@@ -68,19 +66,14 @@ def test_it_is_decided_at_the_first_character_that_decides_it(text, decided_by, 
 
 
 def test_an_endless_confidence_is_invalid_and_returned_as_text():
-    reader = ConfidenceReader(max_characters=40)
-    endless = "<confidence>0." + "3" * 100
+    reader = ConfidenceReader()
+    endless = "<confidence>0." + "3" * 600
     given_back = "".join(map(reader.feed, endless))
     assert (reader.state, given_back) == ("invalid", endless)
     # The limit holds also where all of it comes at once.
-    reader = ConfidenceReader(max_characters=40)
+    reader = ConfidenceReader()
     assert reader.feed(endless + "</confidence>x") == endless + "</confidence>x"
     assert reader.confidence is None
-
-
-def test_an_answer_first_parser_is_refused():
-    with pytest.raises(ValueError, match="stands last"):
-        ConfidenceReader(ResponseParser("last"))
 
 
 def test_the_mean_needs_half_of_them():

@@ -130,11 +130,12 @@ def test_labels_of_certified_answers_move_the_watch_on_their_risk(tmp_path):
 def test_a_file_of_another_tier_is_refused_at_the_start(file, tier, message, tmp_path):
     if file is not None:
         calibrated(tmp_path / "m.json", **file)
-    values = {
-        "backends": {"a": {"url": "http://127.0.0.1:9/v1", "model": "small"}},
-        "tiers": [{"name": "t", "backend": "a", "certificate": str(tmp_path / "m.json"), **tier}],
-    }
-    with pytest.raises(ConfigError, match=message):
-        tier_policies(ServingConfig.model_validate(values))
-    (tmp_path / "serving.yaml").write_text(json.dumps(values))
-    assert main(["serve", str(tmp_path / "serving.yaml"), "--check"]) == 1
+    for kind in KINDS if message.startswith("fitted") else ["certificate"]:
+        values = {
+            "backends": {"a": {"url": "http://127.0.0.1:9/v1", "model": "small"}},
+            "tiers": [{"name": "t", "backend": "a", **KINDS[kind], kind: str(tmp_path / "m.json"), **tier}],
+        }
+        with pytest.raises(ConfigError, match=message):
+            tier_policies(ServingConfig.model_validate(values))
+        (tmp_path / "serving.yaml").write_text(json.dumps(values))
+        assert main(["serve", str(tmp_path / "serving.yaml"), "--check"]) == 1

@@ -124,6 +124,17 @@ def test_keys_of_the_file(sections, model, messages, found):
     assert (answer["error"]["code"] if "error" in answer else answer["coca"]["action"]) == found
 
 
+@pytest.mark.parametrize(("limit", "tier"), [(20, "large"), (28, "small")])
+def test_keys_of_a_tier(limit, tier):
+    small = FakeEngine(*"<confidence>0.9</confidence>Forty-two.")  # 28 tokens of confidence
+    keys = {"system_prompt": "Say how sure you are.", "temperature": 0.3, "max_confidence_tokens": limit}
+    with routed(small, FakeEngine("LARGE"), small_tier=keys) as (url, _):
+        assert ask(url, temperature=1.0, max_tokens=100).coca["tier"] == tier
+    [body] = small.requests
+    assert body["messages"][0] == {"role": "system", "content": "Say how sure you are."}
+    assert (body["temperature"], body["max_tokens"]) == (0.3, 100 + limit)
+
+
 def test_the_log_holds_no_text_and_labels_make_predictions_of_it(tmp_path):
     with routed(FakeEngine(*SURE), FakeEngine("L"), log={"directory": str(tmp_path)}) as (url, _):
         ids = [ask(url, extra_headers={"x-coca-domain": "sums"}).id for _ in range(2)]

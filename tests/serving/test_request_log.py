@@ -56,14 +56,15 @@ def test_one_label_for_each_answer(tmp_path):
 
 
 def test_old_records_are_deleted(tmp_path):
-    log = RequestLog(tmp_path, "coca", max_days=1)
-    written(log, "old")
-    log.close()
-    with sqlite3.connect(tmp_path / "requests.sqlite") as database:
-        database.execute("UPDATE requests SET time = time - 90000")
-    log = RequestLog(tmp_path, "coca", max_days=1)
-    written(log, "new")
-    assert [row["id"] for row in logged(tmp_path)] == ["new"]
+    for days, kept in ((2, 2), (1, 1)):
+        log = RequestLog(tmp_path, "coca")
+        written(log, f"old{days}")
+        log.close()
+        with sqlite3.connect(tmp_path / "requests.sqlite") as database:
+            database.execute("UPDATE requests SET time = time - 90000")
+        with routed(FakeEngine(*SURE), log={"directory": str(tmp_path), "max_days": days}) as (url, _):
+            ask(url)
+        assert len(logged(tmp_path)) == kept
 
 
 class FullDisk:

@@ -26,12 +26,11 @@ tiers:
 """
 
 
-def small_map(path, model="small", temperature=1.0):
+def small_map(path):
     rng = np.random.default_rng(0)
     stated = rng.random(400)
-    identity = Identity(
-        model=model, prompt_sha256=prompt_hash(CONFIDENCE_FIRST_PROMPT), temperature=temperature, data_sha256="x"
-    )
+    prompt = prompt_hash(CONFIDENCE_FIRST_PROMPT)
+    identity = Identity(model="small", prompt_sha256=prompt, temperature=1.0, data_sha256="x")
     write_map(path, fit_map(stated, rng.random(400) < stated**3, ["d"] * 400, identity, kind="platt"))
 
 
@@ -43,10 +42,6 @@ def test_it_checks_before_it_listens(tmp_path, capsys):
     small_map(tmp_path / "map.json")
     assert main(["serve", str(config), "--check"]) == 0
     assert "can be served" in capsys.readouterr().out
-    for wrong in ({"model": "other"}, {"temperature": 0.5}):
-        small_map(tmp_path / "map.json", **wrong)
-        assert main(["serve", str(config), "--check"]) == 1
-        assert "the calibration map was fitted for" in capsys.readouterr().err
     for arguments in ([], [str(config), "--model", str(tmp_path)]):
         assert main(["serve", *arguments]) == 2
         assert "either a CONFIG of tiers or --model DIR" in capsys.readouterr().err
@@ -82,6 +77,30 @@ def test_without_a_key_it_warns_where_others_can_reach_it(host, key, warned, tmp
     # The command line may say otherwise than the file.
     assert main(["serve", str(tmp_path / "serving.yaml"), "--check", "--host", "0.0.0.0"]) == 0
     assert ("listen.api_key_env" in capsys.readouterr().err) == (key is None)
+
+
+def test_the_server_gets_the_options_of_the_file(tmp_path, monkeypatch):
+    found = []
+
+    class Recorder:
+        def __init__(self, app, shutdown, **options):
+            found.append(options)
+
+        def run(self):
+            pass
+
+    config = {
+        "listen": {"host": "127.0.0.2", "port": 8123},
+        "limits": {"connections": 7, "drain_s": 3.0},
+        "backends": {"a": {"url": "http://127.0.0.1:9/v1", "model": "m"}},
+        "tiers": [{"name": "t", "backend": "a", "bands": [{"at_least": 0.0, "action": "answer"}]}],
+    }
+    (tmp_path / "serving.yaml").write_text(json.dumps(config))
+    monkeypatch.setattr("coca_mindspeed.serving.http_server.Server", Recorder)
+    assert main(["serve", str(tmp_path / "serving.yaml")]) == 0
+    assert main(["serve", str(tmp_path / "serving.yaml"), "--port", "8124"]) == 0
+    assert found[0] == {"host": "127.0.0.2", "port": 8123, "connections": 7, "drain_s": 3.0}
+    assert found[1]["port"] == 8124
 
 
 def test_it_is_decided_by_the_recalibrated_confidence(tmp_path):
