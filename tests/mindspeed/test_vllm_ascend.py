@@ -1,0 +1,58 @@
+"""The manifests of vLLM-Ascend against its sources, which are parsed and not imported.
+
+``VLLM_ASCEND_HOME`` and ``VLLM_ASCEND_MASTER_HOME`` name checkouts of the commits that the install guides of
+MindSpeed-RL 2.3.0 and of its master pin.
+"""
+
+import ast
+import os
+from pathlib import Path
+
+import pytest
+
+from coca_mindspeed.upstream.manifest import load_manifests, matching_manifest
+
+#: Release of vLLM-Ascend -> variables with its checkout and that of the MindSpeed-RL which pins it.
+HOMES = {
+    "0.9.1": ("VLLM_ASCEND_HOME", "MINDSPEED_RL_HOME"),
+    "0.11.0": ("VLLM_ASCEND_MASTER_HOME", "MINDSPEED_RL_MASTER_HOME"),
+}
+
+
+def _checkout(variable: str) -> Path:
+    if variable not in os.environ:
+        pytest.skip(f"needs a checkout: {variable} not set (docs/port.md)")
+    return Path(os.environ[variable])
+
+
+def _manifests():
+    return {manifest.release: manifest for manifest in load_manifests(package="vllm_ascend")}
+
+
+def test_every_release_has_a_manifest_that_changes_nothing():
+    assert _manifests().keys() == HOMES.keys()
+    for manifest in _manifests().values():
+        assert not [hook.target for hook in manifest.hooks if hook.acts or len(hook.sha256) != 64]
+
+
+@pytest.mark.parametrize("release", HOMES)
+def test_the_pinned_sources_match(release):
+    root = _checkout(HOMES[release][0])
+    assert matching_manifest(root, package="vllm_ascend").release == release
+
+
+@pytest.mark.parametrize("release", HOMES)
+def test_the_manifest_lists_everything_that_upstream_imports(release):
+    root = _checkout(HOMES[release][1])
+    imported = {
+        f"{node.module}:{alias.name}"
+        for path in (root / "mindspeed_rl").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("vllm_ascend.")
+        for alias in node.names
+    }
+    imported -= {"vllm_ascend.patch:platform", "vllm_ascend.patch:worker"}  # imported for what their modules patch
+    listed = {hook.target for hook in _manifests()[release].hooks}
+    missing = {name for name in imported if not any(t == name or t.startswith(f"{name}.") for t in listed)}
+    assert imported
+    assert not missing
