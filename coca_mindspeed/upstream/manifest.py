@@ -1,7 +1,7 @@
 """Manifests: the definitions of an upstream release that an engine changes or relies on, with their fingerprints.
 
-A YAML file of ``patches/`` describes one release of MindSpeed-RL, verl or vLLM.  Nothing is applied to sources that
-differ from a manifest.
+A YAML file of ``patches/`` describes one release of MindSpeed-RL, verl, vLLM or vLLM-Ascend.  Nothing is applied to
+sources that differ from a manifest.
 """
 
 import importlib.resources
@@ -25,7 +25,7 @@ _REQUIRED = ("target", "kind", "process", "reason", "sha256")
 _OPTIONAL = ("replacement", "key", "platform", "rollout")
 
 #: The package whose definitions a manifest lists, and what people call it.
-PROGRAMS = {"mindspeed_rl": "MindSpeed-RL", "verl": "verl", "vllm": "vLLM"}
+PROGRAMS = {"mindspeed_rl": "MindSpeed-RL", "verl": "verl", "vllm": "vLLM", "vllm_ascend": "vLLM-Ascend"}
 
 
 class ManifestError(CocaError):

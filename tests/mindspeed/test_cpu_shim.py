@@ -1,5 +1,6 @@
 """The CPU shim without MindSpeed-RL: weight layouts, stubs, device names."""
 
+import inspect
 import pickle
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from coca_mindspeed.errors import ConfigError, MissingDependencyError
+from tests.support import torch_npu_signatures
 from tests.support.mindspeed_host import operators, stubs
 from tests.support.mindspeed_host.weights import Layout, Shard, local_shard
 
@@ -65,6 +67,41 @@ def test_operators_by_hand():
     torch.testing.assert_close(normal, torch.tensor([[3.0, 8.0]]) * 12.5**-0.5)
     cos, sin = torch.zeros(4), torch.ones(4)  # a quarter turn
     torch.testing.assert_close(operators.npu_rotary_mul(x, cos, sin), torch.tensor([[-3.0, -4.0, 1.0, 2.0]]))
+
+
+def _shape(signature):
+    return [(p.name, p.kind, p.default is p.empty) for p in signature.parameters.values()]
+
+
+@pytest.mark.parametrize("name", operators.OPERATORS)
+def test_operators_have_the_parameters_of_torch_npu(name):
+    (real,) = torch_npu_signatures.signatures()[name.removeprefix("torch_npu.")]
+    assert _shape(inspect.signature(operators.OPERATORS[name])) == _shape(real)
+
+
+@pytest.mark.parametrize(
+    ("operator", "args", "kwargs"),
+    [
+        ("npu_rms_norm", 2, {"eps": 1e-6}),
+        ("npu_rms_norm", 1, {}),
+        ("npu_rotary_mul", 1, {"cos": 0, "sin": 0}),
+        ("npu_fusion_attention", 5, {"pre_tokens": 1}),
+        ("npu_fusion_attention", 4, {"scale": 1.0}),
+        ("npu_swiglu", 3, {}),
+    ],
+)
+def test_arguments_that_torch_npu_refuses_are_refused(operator, args, kwargs):
+    values = [torch.ones(2, 2)] * args
+    with pytest.raises(TypeError):
+        getattr(operators, operator)(*values, **kwargs)
+    with pytest.raises(TypeError):
+        torch_npu_signatures.bind(operator, values, kwargs)
+
+
+@pytest.mark.parametrize("refused", [{"keep_prob": 0.9}, {"pse": torch.ones(1)}, {"prefix": [1]}])
+def test_attention_that_is_not_written_out_is_refused(refused):
+    with pytest.raises(ValueError, match="npu_fusion_attention"):
+        operators.npu_fusion_attention(*[torch.ones(1, 1, 2, 2)] * 3, 1, "BNSD", **refused)
 
 
 def test_packed_attention_is_causal_attention_of_each_sequence():

@@ -1,29 +1,33 @@
-"""NPU operators that MindSpeed calls, written out in PyTorch; their arguments are torch_npu's."""
+"""NPU operators that MindSpeed calls, written out in PyTorch, with the parameters of torch_npu 2.5.1.
+
+``tests/mindspeed/test_cpu_shim.py`` compares the parameters with ``tests/support/torch_npu_signatures.json``.
+"""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 
-def npu_swiglu(x: Tensor, dim: int = -1) -> Tensor:
-    """``silu(a) * b`` for the two halves of ``x`` along ``dim``."""
-    gate, up = x.chunk(2, dim=dim)
+def npu_swiglu(self: Tensor, dim: int = -1) -> Tensor:
+    """``silu(a) * b`` for the two halves of ``self`` along ``dim``."""
+    gate, up = self.chunk(2, dim=dim)
     return torch.nn.functional.silu(gate) * up
 
 
-def npu_rms_norm(x: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
+def npu_rms_norm(self: Tensor, gamma: Tensor, epsilon: float = 1e-6) -> tuple[Tensor, Tensor]:
     """RMS normalisation, computed in float32, and the reciprocal of the root mean square."""
-    wide = x.float()
+    wide = self.float()
     reciprocal = torch.rsqrt(wide.square().mean(-1, keepdim=True) + epsilon)
-    return (wide * reciprocal).to(x.dtype) * gamma, reciprocal
+    return (wide * reciprocal).to(self.dtype) * gamma, reciprocal
 
 
-def npu_rotary_mul(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding in the layout of two halves."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
+def npu_rotary_mul(self: Tensor, r1: Tensor, r2: Tensor, rotary_mode: str = "half") -> Tensor:
+    """Rotary position embedding in the layout of two halves; ``r1`` is the cosine, ``r2`` the sine."""
+    if rotary_mode != "half":
+        raise ValueError(f"npu_rotary_mul on the host: rotary_mode {rotary_mode!r} is not written out")
+    first, second = self.chunk(2, dim=-1)
+    return self * r1 + torch.cat([-second, first], dim=-1) * r2
 
 
 def npu_fusion_attention(
@@ -32,11 +36,20 @@ def npu_fusion_attention(
     value: Tensor,
     head_num: int,
     input_layout: str,
-    *,
-    scale: float,
+    pse: Tensor | None = None,
+    padding_mask: Tensor | None = None,
     atten_mask: Tensor | None = None,
+    scale: float = 1.0,
+    keep_prob: float = 1.0,
+    pre_tockens: int = 2**31 - 1,
+    next_tockens: int = 2**31 - 1,
+    inner_precise: int = 0,
+    prefix: Sequence[int] | None = None,
     actual_seq_qlen: Sequence[int] | None = None,
-    **_others: Any,
+    actual_seq_kvlen: Sequence[int] | None = None,
+    sparse_mode: int = 0,
+    gen_mask_parallel: bool = True,
+    sync: bool = False,
 ) -> tuple[Tensor]:
     """Attention as MindSpeed asks for it: causal where a mask is given, whatever its (compressed) form.
 
@@ -49,7 +62,13 @@ def npu_fusion_attention(
         scale: of the scores.
         atten_mask: None for attention in both directions.
         actual_seq_qlen: for ``TND``, where each sequence ends.
+
+    Raises:
+        ValueError: for a layout, bias, padding mask, prefix or dropout that is not written out. The other arguments
+            select the form of the mask or the kernel and are not read.
     """
+    if keep_prob != 1 or any(argument is not None for argument in (pse, padding_mask, prefix)):
+        raise ValueError("npu_fusion_attention on the host: pse, padding_mask, prefix and dropout are not written out")
     causal = atten_mask is not None
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:  # [batch, heads, tokens, head size]
