@@ -15,6 +15,9 @@ NO_SYSTEM_PROMPT = "{#- no system prompt -#}"
 _DIRECTIVES = (*(f"%-{x}" for x in "dmHIMSj"), "%e", *(f"%{x}" for x in "aAbBcdDfFHIjmMpSTuUVwWxXyYzZ"))
 # <think>, </think>, [THINK], <seed:think>, <|START_THINKING|>, <|end_of_thought|>, <reasoning>
 _THOUGHT_TAG = re.compile(r"[<\[]\|?(?P<name>/?[\w:]*(?:think|thought|reason)\w*)\|?[>\]]", re.IGNORECASE)
+_CLOCK_READ = "the template reads the clock"
+# A macro: transformers 5 turns a function given as a variable into text.
+_REFUSED_CLOCK = f"{{% macro strftime_now(format) %}}{{{{ raise_exception({_CLOCK_READ!r}) }}}}{{% endmacro %}}"
 _MAX_PROMPTS = 1000  # rendered for the checks
 
 
@@ -62,14 +65,13 @@ def _on(day: date, directive: str) -> str:
 
 def reads_clock(tokenizer: Any, messages: Sequence[Mapping[str, str]]) -> bool:
     """Whether the template asks for the time when it renders ``messages``."""
-    asked = []
-
-    def strftime_now(format: str) -> str:
-        asked.append(format)
-        return date(2000, 1, 1).strftime(format)
-
-    render_chat(tokenizer, messages, strftime_now=strftime_now)
-    return bool(asked)
+    try:
+        render_chat(tokenizer, messages, chat_template=_REFUSED_CLOCK + tokenizer.get_chat_template())
+    except ConfigError as error:
+        if str(error.__cause__) == _CLOCK_READ:
+            return True
+        raise
+    return False
 
 
 @dataclass(frozen=True, slots=True)

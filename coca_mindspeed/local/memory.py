@@ -6,6 +6,7 @@ every mode and costs seconds and no memory at any size.
 
 import bisect
 import contextlib
+import copy
 import ctypes
 import functools
 import math
@@ -237,6 +238,8 @@ class _AllocationCounter(TorchDispatchMode):
 
 def _fake_policy(config: RunConfig, architecture: Any) -> Policy:
     """The policy as it is loaded, on the meta device."""
+    architecture = copy.deepcopy(architecture)
+    architecture._experts_implementation = "eager"  # transformers 5: its grouped products have no fake float32 kernel
     with torch.device("meta"):
         with suggest_eager_attention(config.model.attention, f"model.path={config.model.path}"):
             model = AutoModelForCausalLM.from_config(

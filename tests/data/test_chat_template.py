@@ -2,10 +2,12 @@
 
 import copy
 import datetime
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from transformers.utils import chat_template_utils
 
 from coca_mindspeed.data.chat_template import (
     NO_SYSTEM_PROMPT,
@@ -124,12 +126,14 @@ def test_a_template_that_asks_for_no_date_stays_as_it_is():
 
 
 @pytest.mark.parametrize(("template", "clock"), [(QWEN3, False), (LLAMA31, True), (SMOLLM3, True)])
-def test_the_clock_is_found_and_replaced_by_a_day(template, clock):
+def test_the_clock_is_found_and_replaced_by_a_day(template, clock, monkeypatch):
     made = tokenizer(template)
     assert reads_clock(made, CHAT) == clock
     if not clock:
         return
-    expected = render_chat(made, CHAT, strftime_now=DAY.strftime)
+    with monkeypatch.context() as patched:
+        patched.setattr(chat_template_utils, "datetime", SimpleNamespace(now=lambda: DAY))
+        expected = render_chat(made, CHAT)
     assert render_chat(made, CHAT) != expected
     write_into_template(made, {}, DAY)
     assert render_chat(made, CHAT) == expected

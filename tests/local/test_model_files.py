@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoTokenizer, __version__
 
 from coca_mindspeed.algorithm.parsing import CONFIDENCE_FIRST_PROMPT
 from coca_mindspeed.cli import main
@@ -160,6 +160,7 @@ def set_generation(path, **values):
     return path
 
 
+@pytest.mark.skipif(not __version__.startswith("4."), reason="transformers 5 saves such a file")
 @pytest.mark.parametrize("in_config", [False, True], ids=["generation_config.json", "config.json"])
 def test_a_configuration_that_cannot_be_saved_is_refused_before_the_first_step(tmp_path, model, capsys, in_config):
     """In config.json, transformers would move it into generation_config.json, and then refuse to save that."""

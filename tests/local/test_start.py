@@ -109,22 +109,22 @@ def test_more_tokens_than_the_model_has_positions_are_refused_at_the_start(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("config", "found"),
+    "config",
     [
-        ({"model_type": "qwen3_next"}, "found qwen3_next with layers of type linear_attention;"),
-        ({"model_type": "jamba"}, "found jamba with layers of type mamba;"),
-        ({"model_type": "lfm2", "full_attn_idxs": [0]}, "found lfm2 with layers of type conv;"),
-        ({"model_type": "recurrent_gemma"}, "found recurrent_gemma with layers of type recurrent;"),
-        ({"model_type": "falcon_h1"}, "found falcon_h1 with a running state;"),
-        ({"model_type": "mamba"}, "found mamba with a running state;"),
+        {"model_type": "qwen3_next"},
+        {"model_type": "jamba"},
+        {"model_type": "lfm2", "full_attn_idxs": [0]},
+        {"model_type": "recurrent_gemma"},
+        {"model_type": "falcon_h1"},
+        {"model_type": "mamba"},
     ],
+    ids=lambda config: config["model_type"],
 )
-def test_a_model_with_a_running_state_is_refused_before_its_weights_are_read(tmp_path, model, config, found):
+def test_a_model_with_a_running_state_is_refused_before_its_weights_are_read(tmp_path, model, config):
     directory = set_config(model, tmp_path / "model")
     (directory / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ConfigError, match="expected a model whose layers are full or windowed attention, ") as refusal:
+    with pytest.raises(ConfigError, match="full or windowed attention, found " + config["model_type"]):
         check_prompts(directory, ModelConfig(), records(), SYSTEM, LengthLimits(64, 8))
-    assert found in str(refusal.value)
 
 
 @pytest.mark.parametrize(
