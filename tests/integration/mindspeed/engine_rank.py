@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
 from tests.integration.mindspeed.tiny import padded
+from tests.support.collectives import Call, RecordCollectives
 
 
 def main(job: dict[str, Any]) -> None:
@@ -31,8 +32,11 @@ def main(job: dict[str, Any]) -> None:
     worker = build_worker(OmegaConf.create(job["config"]))
     engine = worker.actor_hybrid.train_actor
     found: dict[str, torch.Tensor] = {}
+    calls: dict[str, list[Call]] = {}
     for name, path in job["batches"].items():
-        found |= {f"{name}/{key}": value for key, value in gradient_of(worker, engine, load_file(path)).items()}
+        gradient, calls[name] = gradient_of(worker, engine, load_file(path))
+        found |= {f"{name}/{key}": value for key, value in gradient.items()}
+    Path(f"{job['output']}.calls.{torch.distributed.get_rank()}.json").write_text(json.dumps(calls))
     if job.get("prompts"):
         found |= rollout_and_log_probs(worker, engine, job["prompts"])
     found["reference_models"] = torch.tensor(count_reference_models(worker))
@@ -63,8 +67,11 @@ def build_worker(config: Any) -> Any:
     return worker
 
 
-def gradient_of(worker: Any, engine: Any, batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The gradient of one mini-batch in Hugging Face's names, joined over ranks; nothing is updated."""
+def gradient_of(worker: Any, engine: Any, batch: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], list[Call]]:
+    """The gradient of one mini-batch in Hugging Face's names, joined over ranks, and this rank's collectives.
+
+    Nothing is updated.
+    """
     from tests.support.mindspeed_host.weights import Layout, Shard, _named_parameters
 
     parallel = worker.parallel_state
@@ -75,7 +82,8 @@ def gradient_of(worker: Any, engine: Any, batch: dict[str, torch.Tensor]) -> dic
     for chunk in engine.model:
         chunk.train()
         chunk.zero_grad_buffer()
-    statistics = engine._forward_backward_batch(mine)
+    with RecordCollectives() as record:
+        statistics = engine._forward_backward_batch(mine)
     gradients = {name: parameter.main_grad.clone() for name, parameter in _named_parameters(engine.model)}
     shard = Shard(parallel.get_tensor_model_parallel_rank(), gradients)
     shards: list[Any] = [None] * torch.distributed.get_world_size(parallel.get_model_parallel_group())
@@ -84,7 +92,7 @@ def gradient_of(worker: Any, engine: Any, batch: dict[str, torch.Tensor]) -> dic
     joined = layout.join(shards)
     joined.pop("lm_head.weight", None)
     losses = torch.tensor([row["actor/pg_loss"] for row in statistics] or [float("nan")])
-    return {**joined, "loss": losses.mean()}
+    return {**joined, "loss": losses.mean()}, record.calls
 
 
 def rollout_and_log_probs(worker: Any, engine: Any, prompts: list[list[int]]) -> dict[str, torch.Tensor]:

@@ -29,6 +29,7 @@ from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, coca_settings
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import needs_mindspeed, run_ranks
+from tests.support.collectives import differences
 
 pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -164,9 +165,11 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradient_is_that_of_the_local_engine(case: Case, layout: str) -> None:
     ranks, aggregation, changes = LAYOUTS[layout]
-    found = _engine(case, layout.replace(", ", "_").replace(" ", "_"), ranks, aggregation, changes)
+    output = _engine(case, layout.replace(", ", "_").replace(" ", "_"), ranks, aggregation, changes)
+    found = load_file(output)
     assert int(found["reference_models"]) == 0
     assert float(found["rollout_gap"]) < 1e-4
+    _assert_ranks_issue_the_same_collectives(output, ranks)
     for segment in SEGMENTS:
         wanted = _reference(case, segment, aggregation)
         total = torch.cat([g.flatten() for g in wanted.values()]).norm()
@@ -176,9 +179,7 @@ def test_gradient_is_that_of_the_local_engine(case: Case, layout: str) -> None:
             assert difference < 1e-4, (segment, name, float(difference))
 
 
-def _engine(
-    case: Case, name: str, ranks: int, aggregation: str, changes: dict[str, dict[str, Any]]
-) -> dict[str, torch.Tensor]:
+def _engine(case: Case, name: str, ranks: int, aggregation: str, changes: dict[str, dict[str, Any]]) -> Path:
     directory = case.directory / name
     directory.mkdir()
     config = tiny.configuration(case.directory)
@@ -208,4 +209,13 @@ def _engine(
         directory / "log",
         **{VARIABLE: settings.model_dump_json()},
     )
-    return load_file(output)
+    return output
+
+
+def _assert_ranks_issue_the_same_collectives(output: Path, ranks: int) -> None:
+    of_ranks = [json.loads(Path(f"{output}.calls.{rank}.json").read_text()) for rank in range(ranks)]
+    for segment in SEGMENTS:
+        calls = [of_rank[segment] for of_rank in of_ranks]
+        assert not differences(calls), segment
+        if ranks > 1:
+            assert all(any(len(members) > 1 for _, members, _ in own) for own in calls), segment
