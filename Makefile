@@ -8,7 +8,7 @@ OPENCOMPASS_VENV ?= .venv-opencompass
 VLLM_VENV ?= .venv-vllm
 
 .PHONY: help real demo demo-real reproduce-real reproduce test test-mindspeed test-vllm test-opencompass test-serving
-.PHONY: test-verl test-verl-learning test-trl test-ms-swift test-8bit lint bench bench-trl bench-check bench-baselines clean
+.PHONY: test-verl test-verl-learning test-trl test-ms-swift test-8bit test-transformers5 lint bench bench-trl bench-check bench-baselines clean
 .PHONY: lock lock-opencompass lock-verl docs .venv
 
 help:  ## list the targets
@@ -59,6 +59,17 @@ lint: $(STAMP)  ## ruff and mypy
 TEST_PROCESSES ?= 2
 test: lint  ## lint and every test
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist worksteal
+
+.venv-transformers5/.installed: requirements/cpu.txt requirements/transformers5.txt setup.py
+	$(PYTHON) -m venv .venv-transformers5
+	.venv-transformers5/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/cpu.txt
+	.venv-transformers5/bin/python -m pip install --quiet --disable-pip-version-check -r requirements/transformers5.txt
+	.venv-transformers5/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+test-transformers5: .venv-transformers5/.installed  ## the tests that load models and tokenizers, on transformers 5, in an environment of its own
+	OMP_NUM_THREADS=1 .venv-transformers5/bin/python -m pytest -m 'not slow' -n $(TEST_PROCESSES) --dist worksteal \
+	  tests/baselines tests/data tests/evaluation tests/local tests/scoring tests/serving/test_model_server.py tests/verl
 
 MINDSPEED_VENV ?= .venv-mindspeed
 $(MINDSPEED_VENV)/.installed: requirements/mindspeed-host.txt
@@ -143,7 +154,7 @@ lock-verl: $(STAMP)  ## resolve requirements/verl.in anew
 	  -o requirements/verl.txt
 
 clean:  ## remove the environment, caches and runs
-	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) $(MINDSPEED_VLLM_VENV) $(VERL_VENV) $(VLLM_VENV) .venv-trl .venv-ms-swift runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(OPENCOMPASS_VENV) $(MINDSPEED_VENV) $(MINDSPEED_VLLM_VENV) $(VERL_VENV) $(VLLM_VENV) .venv-trl .venv-ms-swift .venv-transformers5 runs build *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 
 docs: $(STAMP)  ## renew the references of keys in docs/configuration.md, docs/port.md and docs/verl.md
 	sed -i '1,/<!-- keys -->/!d' docs/configuration.md docs/port.md docs/verl.md
