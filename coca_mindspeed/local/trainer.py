@@ -184,6 +184,7 @@ class Trainer:
 
         Raises:
             InterruptedRunError: Ctrl-C or SIGTERM; the answers are not saved.
+            TrainingError: the policy's probabilities are not finite.
         """
         path = self.output / "predictions_before.jsonl"
         if not self.final_records:
@@ -195,7 +196,10 @@ class Trainer:
         if resume_from is not None:
             return []
         with interruptible("stopped before the training; a warmed-up model is saved; --resume continues"):
-            predictions = self.evaluate(self.final_records, "before", method="instruct")
+            try:
+                predictions = self.evaluate(self.final_records, "before", method="instruct")
+            except NoDistributionError as error:
+                raise TrainingError(f"evaluation before step 1: {error}") from error
         write_predictions(path, predictions)
         return predictions
 
