@@ -115,7 +115,8 @@ def test_a_yaml_of_ones_own_has_a_smoke_run(own_yaml, tmp_path):
     options = ["--output", "run", "logging.tensorboard=false", "trainer.device=cpu"]
     ran = own_yaml(RUN, "mine/longer.yaml", "--smoke", *options)
     assert ran.returncode == 0, ran.stderr
-    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 2
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2]
     shown = own_yaml(RUN, "mine/longer.yaml", "--smoke", "--dry-run")
     assert f"train {tmp_path}/mine/longer.yaml " in shown.stdout
     assert " --output runs/smoke/longer-2" in shown.stdout
