@@ -89,7 +89,7 @@ class Request:
 
 @dataclass(slots=True)
 class EngineRun:
-    """What an engine did.
+    """Counts and times of one engine.
 
     Attributes:
         finished: seconds at which each request ended; inf: not within the time.

@@ -53,7 +53,7 @@ def write_run_report(run: LocalRun, introduction: str, notes: str = "") -> dict[
 
 ![Confidence reward, answer reward, ECE and response length over the training steps](training_curves.png)
 
-## What it says now
+## Responses after training
 
 {_sample_table(after)}
 {notes}Training took {summary["seconds"]["train"]:.0f} s of {summary["seconds"]["total"]:.0f} s in all.
