@@ -65,7 +65,7 @@ def load_prompts(
     return records, prompt_token_ids(records, tokenizer, settings.method.training_method.system_prompt, max_tokens)
 
 
-def record_datasets(original: Any) -> Any:
+def record_datasets(_original: Any) -> Any:
     """Replace ``build_train_valid_test_datasets``: the training set is a file of records."""
 
     def build_train_valid_test_datasets(**arguments: Any) -> Any:
