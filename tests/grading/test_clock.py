@@ -1,5 +1,6 @@
 """The clock of programs: waiting for a processor is free, everything else counts."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -38,7 +39,8 @@ def start(source: str) -> "subprocess.Popen[bytes]":
 def stop(processes: "list[subprocess.Popen[bytes]]") -> None:
     for process in processes:
         for each in descendants(process.pid)[::-1]:
-            os.kill(each, 9)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, 9)
         process.communicate()
 
 
@@ -59,8 +61,12 @@ def processor_seconds() -> float:
 
 def tree_seconds(root: int) -> float:
     """Processor time of the processes and of the children that they have waited for."""
-    stats = [Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split() for process in descendants(root)]
-    return sum(int(value) for fields in stats for value in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+    ticks = 0
+    for process in descendants(root):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a child that lives for a moment
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(int(value) for value in fields[11:15])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def measure(source: str) -> tuple[float, float]:
