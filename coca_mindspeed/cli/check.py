@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rich.table import Table
 
@@ -37,6 +37,9 @@ from coca_mindspeed.utils.files import write_atomically
 from coca_mindspeed.verl.checks import verl_problems
 from coca_mindspeed.verl.configuration import find_verl_run, run_layout, verl_configuration
 from coca_mindspeed.verl.settings import verl_settings
+
+if TYPE_CHECKING:
+    from coca_mindspeed.local.policy import Policy
 
 _CLUSTER_OPTIONS = ("write", "output", "stage", "resume", "for_script", "budget")
 _GRAPH_MODE = (
@@ -119,7 +122,7 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
     from coca_mindspeed.local.memory import NotEstimatedError
     from coca_mindspeed.local.model_files import read_model_config
     from coca_mindspeed.local.optimizer import require_optimizer
-    from coca_mindspeed.local.policy import choose_device
+    from coca_mindspeed.local.policy import choose_device, load_policy
     from coca_mindspeed.local.sft import sft_microbatch_tokens
     from coca_mindspeed.local.tiny_model import tiny_config
 
@@ -163,6 +166,24 @@ def _check_local(config: RunConfig, name: str, quiet: bool) -> None:
         process = f"{check.process / GIB:.2f} GiB of {check.device / GIB:.2f} are Python and the libraries"
         _print(f"{name} on {device}", rows, phases, [f"for {lengths}, the longest; {process}"])
     refuse(memory_problems(check, config, architecture), f"{name} does not fit:")
+    if not quiet and path is not None:
+        _print_hours(config, load_policy(Path(path), config.model, device))
+
+
+def _print_hours(config: RunConfig, policy: "Policy") -> None:
+    """Print the estimated hours of a run at its longest lengths, and at an eighth of them."""
+    from coca_mindspeed.local.step_time import measure_passes, step_seconds
+
+    passes, rollout = measure_passes(policy, config), config.rollout
+    steps = config.trainer.steps * len(config.method.training_method.stages)
+    for part in (8, 1):
+        prompt, response = -(-rollout.max_prompt_tokens // part), -(-rollout.max_new_tokens // part)
+        step = step_seconds(config, passes, prompt, response)
+        print_text(
+            f"about {sum(step) * steps / 3600:.1f} hours for {steps} steps of {sum(step):.0f} s (rollout "
+            f"{step.rollout:.0f}, update {step.update:.0f}) if prompts have {prompt} and responses {response} tokens"
+        )
+    print_text("hours are measured by three short passes on this machine, and leave out evaluations and grading")
 
 
 def _sft_stages(config: RunConfig) -> Iterator[str]:

@@ -346,7 +346,7 @@ def responses_of(policy: Policy, microbatch: LargestMicrobatch, config: RunConfi
     return ResponseBatch(
         policy,
         _prompts(len(microbatch.group_sizes), microbatch.prompt),
-        torch.ones(sum(microbatch.group_sizes), microbatch.response, dtype=torch.long),
+        torch.ones(sum(microbatch.group_sizes), microbatch.response, dtype=torch.long, device=policy.device),
         temperature=config.rollout.temperature,
         share_prompts=config.trainer.share_prompts,
         group_sizes=microbatch.group_sizes,

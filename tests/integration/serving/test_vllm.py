@@ -138,7 +138,8 @@ def test_two_hundred_answers_that_are_not_wanted_stop_the_engine(vllm, unaborted
 def test_two_hundred_clients_that_leave_stop_the_engine(vllm, unaborted, stream):
     before, finished = vllm.generated, vllm.finished
     slowest = most_after = 0.0
-    with proxy(vllm) as url:
+    # An invalid response is answered too: a refused one would stop before its client leaves.
+    with proxy(vllm, invalid="answer") as url:
         host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
 
         def connect(index):
@@ -154,7 +155,9 @@ def test_two_hundred_clients_that_leave_stop_the_engine(vllm, unaborted, stream)
         for start in range(0, 200, 8):
             last = vllm.generated
             connections = [connect(index) for index in range(start, start + 8)]
+            deadline = time.monotonic() + 60
             while vllm.running < 8 or vllm.generated < last + 8 * 10:  # all are in the middle of their answers
+                assert time.monotonic() < deadline, f"{vllm.running:g} answers are running, expected 8"
                 time.sleep(0.01)
             for connection in connections:
                 connection.close()
