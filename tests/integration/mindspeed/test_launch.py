@@ -15,8 +15,12 @@ import time
 from pathlib import Path
 
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from coca_mindspeed.algorithm.rewards import training_method
+from coca_mindspeed.data.arithmetic import arithmetic_records
+from coca_mindspeed.local.model_files import render_prompts
 from tests.integration.mindspeed import tiny
 from tests.integration.mindspeed.environment import REPOSITORY, environment, free_port, needs_mindspeed
 from tests.integration.mindspeed.runs import copy_of, finish, json_lines
@@ -139,6 +143,40 @@ def test_a_shipped_layout_trains_and_resumes_after_a_killed_worker(
     assert max(norms) > 0, norms
     assert all(row["rollout/log_prob_gap"] < 1e-4 for row in rows)
     assert all(row["rollout/invalid_share"] < 0.5 for row in rows)
+
+
+def _often_end_by_the_pad_token(model: Path) -> None:
+    """Let "#" pad and also end responses, as Qwen2.5's <|endoftext|>; a quarter of the responses begin with it."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.pad_token = tiny.VOCABULARY_OF_64[0]
+    tokenizer.save_pretrained(model)
+    policy = AutoModelForCausalLM.from_pretrained(model)
+    policy.generation_config.eos_token_id = [tokenizer.eos_token_id, tokenizer.pad_token_id]
+    policy.generation_config.pad_token_id = tokenizer.pad_token_id
+    [record] = arithmetic_records(1, "train", 0)
+    [prompt] = render_prompts(tokenizer, [record], training_method("coca").system_prompt)
+    with torch.no_grad():
+        logits = policy(torch.tensor([tokenizer(prompt, add_special_tokens=False)["input_ids"]])).logits[0, -1]
+        first = int(logits.argmax())
+        weights = policy.get_output_embeddings().weight
+        weights[tokenizer.pad_token_id] = weights[first] * (1 + math.log(1 / 3) / float(logits[first]))
+    policy.save_pretrained(model)
+
+
+def test_responses_that_end_by_the_pad_token_and_empty_ones(warm: Path, tmp_path: Path, ray_directory: str) -> None:
+    """Upstream cuts a response at its first pad token, so that one which begins with it is empty."""
+    directory = copy_of(warm, tmp_path)
+    _often_end_by_the_pad_token(directory / "model")
+    finish(_launch(directory, ray_directory, "trainer.steps=3"), directory)
+    stage = directory / "run" / "stage0"
+    rows = json_lines(stage / "metrics.jsonl")
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert all(math.isfinite(row["actor/grad_norm"]) and row["rollout/log_prob_gap"] < 1e-4 for row in rows)
+    samples = [row for file in sorted((stage / "samples").iterdir()) for row in json_lines(file)]
+    empty = [row for row in samples if not row["response"]]
+    assert 0.1 < len(empty) / len(samples) < 0.5
+    assert all(row["confidence"] is None and not row["correct"] for row in empty)
+    assert 0.1 < rows[0]["rollout/invalid_share"] < 0.8
 
 
 def test_two_nodes(warm: Path, tmp_path: Path, ray_directory: str) -> None:

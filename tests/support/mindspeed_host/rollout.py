@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.stages.rollout_seeding import next_seed
@@ -45,7 +45,9 @@ class HostRolloutEngine:
                 )
         self.hf_config = AutoConfig.from_pretrained(tokenizer_name_or_path)
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_name_or_path)
-        self.eos_token_id = tokenizer.eos_token_id
+        # vLLM also stops at what the generation config names, for Qwen2.5 the pad token.
+        named = GenerationConfig.from_pretrained(tokenizer_name_or_path).eos_token_id
+        self.eos_ids = sorted({tokenizer.eos_token_id, *(named if isinstance(named, list) else [named])} - {None})
         self.pad_token_id = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self.sampling = dict(sampling_config)
         if float(self.sampling.get("min_p", 0.0)):
@@ -106,7 +108,7 @@ class HostRolloutEngine:
                 top_p=float(settings.get("top_p", 1.0)),
                 top_k=max(0, int(settings.get("top_k", 0))),
                 max_new_tokens=int(settings["max_tokens"]),
-                eos_token_id=self.eos_token_id,
+                eos_token_id=self.eos_ids,
                 pad_token_id=self.pad_token_id,
                 return_dict_in_generate=True,
                 output_scores=True,
@@ -121,7 +123,7 @@ class HostRolloutEngine:
             ],
             dim=1,
         )
-        ended = sampled == self.eos_token_id
+        ended = torch.isin(sampled, torch.tensor(self.eos_ids, device=device))
         lengths = torch.where(ended.any(1), ended.int().argmax(1) + 1, sampled.shape[1]).tolist()
         return (
             [row[:length].cpu() for row, length in zip(sampled, lengths, strict=True)],
