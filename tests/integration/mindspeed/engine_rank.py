@@ -31,6 +31,8 @@ def main(job: dict[str, Any]) -> None:
     setup_driver()
     worker = build_worker(OmegaConf.create(job["config"]))
     engine = worker.actor_hybrid.train_actor
+    if job["offload"]:
+        offload_and_load(worker, engine)
     found: dict[str, torch.Tensor] = {}
     calls: dict[str, list[Call]] = {}
     for name, path in job["batches"].items():
@@ -65,6 +67,35 @@ def build_worker(config: Any) -> Any:
     )
     worker.initialize()
     return worker
+
+
+def offload_and_load(worker: Any, engine: Any) -> None:
+    """Move gradients, parameters and optimizer state out and in again by MindSpeed-RL's own off-loader.
+
+    The worker's is replaced on a CPU, where nothing has to move; the storages are emptied and filled all the same.
+    """
+    from megatron.core.optimizer import DistributedOptimizer
+    from mindspeed.op_builder import AlgorithmOpBuilder
+    from mindspeed_rl.workers.resharding.megatron_off_loader import MegatronOffLoader
+
+    # Compiled against CANN, and called with reuse_fp32_param only.
+    AlgorithmOpBuilder.load = lambda _: SimpleNamespace(reuse_data_ptr=None)
+    loader = MegatronOffLoader(
+        megatron_model=engine.model,
+        optimizer=worker.optimizer,
+        megatron_config=worker.megatron_config,
+        distributed_optimizer=DistributedOptimizer,
+    )
+    buffers = [buffer for chunk in engine.model for buffer in chunk.buffers]
+    loader.offload_grad()
+    loader.offload_optimizer()
+    loader.offload_param()
+    assert buffers
+    for buffer in buffers:
+        assert buffer.grad_data.untyped_storage().size() == buffer.param_data.untyped_storage().size() == 0
+    loader.onload_param()
+    loader.onload_optimizer()
+    loader.onload_grad()
 
 
 def gradient_of(worker: Any, engine: Any, batch: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], list[Call]]:

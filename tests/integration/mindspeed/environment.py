@@ -29,12 +29,13 @@ needs_mindspeed = [
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """For a child process: one thread, no bytecode in the read-only checkouts, and our package found first."""
+    """For a child process: one thread, bytecode beside the read-only checkouts, and our package found first."""
     paths = [str(REPOSITORY), *(os.environ[name] for name in HOMES)]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
-        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONDONTWRITEBYTECODE": "",
+        "PYTHONPYCACHEPREFIX": str(REPOSITORY / ".pytest_cache" / "bytecode"),  # compiled once for all processes
         "OMP_NUM_THREADS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_prestart_worker_first_driver": "0",

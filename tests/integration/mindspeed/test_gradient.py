@@ -149,6 +149,7 @@ LAYOUTS: dict[str, tuple[int, str, dict[str, Any]]] = {
     "TP2": (2, "sum", {"actor_config": {"tensor_model_parallel_size": 2}}),
     "PP2": (2, "token_mean", {"actor_config": {"pipeline_model_parallel_size": 2, "micro_batch_size": 8}}),
     "DP2": (2, "segment_mean", {"actor_config": {"micro_batch_size": 16}}),
+    "off-loaded and back": (1, "sum", {"actor_config": {"use_distributed_optimizer": True}}),
     "CP2": (2, "sum", {"actor_config": ULYSSES, "megatron_training": FLASH}),
     "CP2, packed": (
         2,
@@ -201,7 +202,8 @@ def _engine(case: Case, name: str, ranks: int, aggregation: str, changes: dict[s
     job = directory / "job.json"
     output = directory / "found.safetensors"
     prompts = [list(p) for p in case.experiences["both"].graded.samples.prompts]
-    job.write_text(json.dumps({"config": config, "batches": batches, "prompts": prompts, "output": str(output)}))
+    facts = {"config": config, "batches": batches, "prompts": prompts, "output": str(output)}
+    job.write_text(json.dumps({**facts, "offload": "off-loaded" in name}))
     run_ranks(
         "tests.integration.mindspeed.engine_rank",
         job,
