@@ -16,13 +16,19 @@ DRIVER = "coca_mindspeed.mindspeed.start.driver"
 
 
 def start_driver(
-    directory: Path, config: dict[str, Any], ray_directory: str, *, module: str = DRIVER, **variables: str
+    directory: Path,
+    config: dict[str, Any],
+    ray_directory: str,
+    *,
+    module: str = DRIVER,
+    python: str = sys.executable,
+    **variables: str,
 ) -> subprocess.Popen[bytes]:
     """Start the driver, or a module that is called like it, on ``config``, its output appended to ``directory/log``."""
     path = tiny.write_configuration(directory / "run.yaml", config)
     with (directory / "log").open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", module, str(path)],
+            [python, "-m", module, str(path)],
             cwd=REPOSITORY,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -64,7 +70,7 @@ def going_on(config: dict[str, Any], directory: Path) -> dict[str, Any]:
 
 
 def run_and_check(
-    warm: Path, directory: Path, ray_directory: str, changes: dict[str, dict[str, Any]], **home: str
+    warm: Path, directory: Path, ray_directory: str, changes: dict[str, dict[str, Any]], **start: str
 ) -> list[dict[str, float]]:
     """Three iterations with validation and samples, from a copy of a warmed-up folder; what each must have left.
 
@@ -81,7 +87,7 @@ def run_and_check(
             "coca": {**validated, **changes.get("coca", {})},
         },
     )
-    log = finish(start_driver(directory, config, ray_directory, **home), directory)
+    log = finish(start_driver(directory, config, ray_directory, **start), directory)
     rows = metrics_of(directory)
     assert [row["step"] for row in rows] == [1, 2, 3]
     for row in rows:

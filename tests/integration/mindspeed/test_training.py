@@ -19,6 +19,7 @@ from tests.integration.mindspeed.runs import copy_of, finish, going_on, metrics_
 
 pytestmark = [*needs_mindspeed, pytest.mark.slow, pytest.mark.timeout(1800)]
 
+PINNED = "MINDSPEED_PINNED_PYTHON"  # an interpreter with Python 3.10, torch 2.5.1, Ray 2.42.1, transformers 4.52.1
 MASTER = "MINDSPEED_RL_MASTER_HOME"
 LEARNING_ITERATIONS = 100
 
@@ -119,6 +120,13 @@ def test_it_learns_to_say_how_sure_it_is(seed: int, tmp_path: Path, ray_director
 @pytest.mark.skipif(MASTER not in os.environ, reason=f"needs a checkout of MindSpeed-RL's master: {MASTER} not set")
 def test_the_loop_runs_on_master(warm: Path, tmp_path: Path, ray_directory: str) -> None:
     run_and_check(warm, tmp_path, ray_directory, {}, MINDSPEED_RL_HOME=os.environ[MASTER])
+
+
+@pytest.mark.skipif(
+    PINNED not in os.environ, reason=f"needs upstream's pinned packages (docs/port.md): {PINNED} not set"
+)
+def test_the_loop_runs_on_the_pinned_versions(warm: Path, tmp_path: Path, ray_directory: str) -> None:
+    run_and_check(warm, tmp_path, ray_directory, {}, python=os.environ[PINNED])
 
 
 def test_an_edited_mindspeed_rl_is_refused_before_anything_starts(warm: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def load_initial_weights(original: Any) -> Any:
 
             parallel = self.parallel_state
             layout = Layout.of(AutoConfig.from_pretrained(weights), parallel.get_tensor_model_parallel_world_size())
-            state = AutoModelForCausalLM.from_pretrained(weights, dtype="float32").state_dict()
+            state = AutoModelForCausalLM.from_pretrained(weights).float().state_dict()
             load_shard(model, state, layout, parallel.get_tensor_model_parallel_rank())
             optimizer.reload_model_params()
         return model, optimizer, scheduler
