@@ -17,9 +17,8 @@ from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.mindspeed.checks import layout_problems
-from coca_mindspeed.mindspeed.cost import host_gib
 from coca_mindspeed.mindspeed.machine import Machine, git_commit, megatron_version
-from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes
+from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, host_gib
 from coca_mindspeed.mindspeed.plan import ClusterPlan, make_plan
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
 from coca_mindspeed.mindspeed.stages.verifiers import OWN_VERIFIER, try_verifier

@@ -143,16 +143,6 @@ class ResolvedConfig:
         return self.responses // self.dp
 
     @property
-    def rollout_rank_responses(self) -> int:
-        """Responses per rollout engine and iteration."""
-        return self.responses // self.rollout_dp
-
-    @property
-    def node_responses(self) -> int:
-        """Responses that each node grades."""
-        return self.responses // self.nodes
-
-    @property
     def rank_minibatch(self) -> int:
         """Responses of a data-parallel rank in one update."""
         return self.mini_batch * self.group // self.dp
