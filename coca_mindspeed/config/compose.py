@@ -33,13 +33,7 @@ OmegaConf.register_new_resolver("is_set", lambda value: value is not None, repla
 
 @dataclass(frozen=True)
 class ComposedConfig:
-    """A run's configuration, and where each of its keys came from.
-
-    Attributes:
-        run: validated.
-        name: the run's name or the path of its YAML file.
-        sources: the YAML files in the order of composition (later ones win).
-    """
+    """A run's configuration, its name or path, and the YAML files it was composed of (later ones win)."""
 
     run: RunConfig
     name: str
@@ -71,15 +65,11 @@ def ready_made_runs() -> list[str]:
 
 
 def compose_run(name: str, overrides: Sequence[str] = ()) -> ComposedConfig:
-    """Compose and validate a run.
+    """Compose and validate a run: a ready-made one (``demo``), or the path of a YAML file that may name our groups.
 
-    Args:
-        name: a ready-made run (``demo``), or the path of a YAML file of your own, which may name our groups in its
-            ``defaults``.
-        overrides: Hydra's ``key=value``; ``method=joint`` chooses from a group, ``rollout.prompts=64`` sets a key.
+    ``overrides`` are Hydra's: ``method=joint`` chooses from a group, ``rollout.prompts=64`` sets a key.
 
-    Raises:
-        ConfigError: the name is unknown, the YAML cannot be composed, or a value is not valid.
+    Raises ConfigError if the name is unknown, the YAML cannot be composed, or a value is not valid.
     """
     path = Path(name).expanduser()
     ours = config_directory()
@@ -155,8 +145,7 @@ def _escaped(path: Path) -> str:
 def validate_run(values: dict[str, Any], sources: Sequence[Path] = (), overrides: Sequence[str] = ()) -> RunConfig:
     """Check a composed mapping against the schema.
 
-    Raises:
-        ConfigError: every problem, a line each, with its file (or override), key, value and nearest valid name.
+    Raises ConfigError with every problem, a line each, with its file (or override), key, value and nearest valid name.
     """
     try:
         return RunConfig.model_validate(values)

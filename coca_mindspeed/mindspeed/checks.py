@@ -232,14 +232,7 @@ def _run_conditions(run: RunConfig) -> Iterator[Condition]:
 def run_problems(
     run: RunConfig, resolved: ResolvedConfig, memory: MemoryEstimate | None, file_values: Callable[[], dict[str, Any]]
 ) -> list[Problem]:
-    """Find all problems of a cluster run.
-
-    Args:
-        run: the run.
-        resolved: its resolved configuration.
-        memory: its memory estimate; None: not checked.
-        file_values: makes the configuration that the driver reads.
-    """
+    """Find all problems of a cluster run; ``file_values`` makes the configuration that the driver reads."""
     checks: tuple[Check[RunConfig], ...] = (
         *CHECKS,
         as_check(_run_conditions),

@@ -62,11 +62,8 @@ def examine_machine(
 ) -> list[Finding]:
     """Examine a machine for a run; without one, examine the requirements of every run.
 
-    Args:
-        machine: the machine.
-        run: the run, or None; on the CPU shim, no item of an NPU is examined.
-        release: of MindSpeed-RL; None: that of ``MINDSPEED_RL_HOME``, or 2.3.0 if that is unknown.
-        output: output directory of the run; None: below ``runs``.
+    ``release`` None is that of ``MINDSPEED_RL_HOME``, or 2.3.0 if that is unknown; ``output`` None is below ``runs``.
+    No item of an NPU is examined for the CPU shim.
     """
     checkout, found_release = _mindspeed_rl(machine)
     stack = STACKS[release or found_release or "2.3.0"]
@@ -368,9 +365,6 @@ def too_long(
     """Ids and tokens of records whose prompt, chat template included, has more than ``limit`` tokens.
 
     The tokenizer in ``model`` is loaded only if a prompt has enough bytes to be too long.
-
-    Raises:
-        DataError: the file does not hold records, or the directory no tokenizer.
     """
     counter: PromptCounter | None = None
     found = {}

@@ -149,14 +149,9 @@ _CONDITIONS = (_hooks, _groups, _workers, _cpu_shim, _columns)
 
 
 def check_mindspeed_keys(config: DictConfig, settings: CocaSettings) -> None:
-    """Refuse values of MindSpeed-RL's keys that the hooks do not support.
+    """Raise ``ConfigError`` with all values of MindSpeed-RL's keys that the hooks do not support.
 
-    Args:
-        config: MindSpeed-RL's, without the section ``coca``.
-        settings: the section ``coca``.
-
-    Raises:
-        ConfigError: with all problems.
+    ``config`` is MindSpeed-RL's without the section ``coca``, ``settings`` that section.
     """
     subject = HookConfig(config, settings)
     checks = [as_check(conditions, HookConfig.get) for conditions in _CONDITIONS]

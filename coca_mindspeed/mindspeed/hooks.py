@@ -51,19 +51,11 @@ _applied: AppliedHooks | None = None
 def apply(manifest: Manifest, root: Path, *, processes: tuple[str, ...], platform: str, rollout: str) -> AppliedHooks:
     """Verify every fingerprint below ``root``, then put the hooks of these processes in place.
 
-    Hooks that the checkout contains as a patch are skipped.  Applying the same manifest again adds the hooks of further
-    processes only.
+    Hooks of another platform or rollout engine are skipped, and those that the checkout contains as a patch.  Applying
+    the same manifest again adds the hooks of further processes only.
 
-    Args:
-        manifest: the release's.
-        root: the checkout that ``import mindspeed_rl`` finds.
-        processes: of :data:`~coca_mindspeed.upstream.manifest.PROCESSES`.
-        platform: hooks of other platforms are skipped.
-        rollout: hooks of other rollout engines are skipped.
-
-    Raises:
-        ManifestError: a definition differs, a patch is incomplete, another manifest is in place, or Python imports
-            another MindSpeed-RL.
+    Raises ManifestError if a definition differs, a patch is incomplete, another manifest is in place, or Python imports
+    another MindSpeed-RL than the one below ``root``.
     """
     global _applied
     if _applied is not None and _applied.manifest != manifest:

@@ -22,7 +22,7 @@ class MemoryEstimate:
         training: parts during the update, on the pipeline stage that needs most.
         rollout: parts during sampling; ``KV cache`` is the rest of vLLM's share.
         limit_gib: of an NPU, without the reserve.
-        longest_responses: how many sequences of ``max_model_len`` tokens the KV cache of a rollout engine holds.
+        longest_responses: sequences of ``max_model_len`` tokens in the KV cache of a rollout engine.
     """
 
     training: tuple[Part, ...]

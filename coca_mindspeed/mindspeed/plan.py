@@ -33,10 +33,8 @@ _SECONDS_PER_DAY = 86_400
 class ClusterPlan:
     """The plan of a run; ``memory`` is None on the CPU shim and if the layout has problems.
 
-    Attributes:
-        rows: training questions; None if unknown.
-        rows_from: origin of that number.
-        iterations: of each stage; None if the number of questions is unknown.
+    ``rows`` is the number of training questions, ``rows_from`` its origin, ``iterations`` that of each stage; None if
+    unknown.
     """
 
     resolved: ResolvedConfig
@@ -50,9 +48,7 @@ class ClusterPlan:
 def make_plan(run: RunConfig) -> ClusterPlan:
     """Plan a run for Ascend.
 
-    Raises:
-        ConfigError: the run is not for a cluster, or a key has a value of the wrong type.
-        DataError: the training file exists and cannot be read.
+    Raises ConfigError if it is for no cluster or a key has the wrong type, DataError for an unreadable training file.
     """
     resolved = resolve_config(run)
     fits_layout = run.hardware.platform == "npu" and not any(layout_problems(resolved))

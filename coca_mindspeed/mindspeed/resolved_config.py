@@ -201,8 +201,7 @@ _TYPES: dict[Any, tuple[str, Callable[[Any], bool]]] = {
 def resolve_config(run: RunConfig) -> ResolvedConfig:
     """Read the resolved configuration of a run for Ascend.
 
-    Raises:
-        ConfigError: the run is not for a cluster, or keys of MindSpeed-RL have values of the wrong type.
+    Raises ConfigError if it is not for a cluster, or keys of MindSpeed-RL have values of the wrong type.
     """
     theirs, platform = run.mindspeed_rl, run.hardware.platform
     if platform == "local" or not theirs.get("actor_config"):

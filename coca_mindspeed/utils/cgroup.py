@@ -6,11 +6,7 @@ _NO_LIMIT = 2**60  # version 1 writes the greatest multiple of a page below 2**6
 
 
 def memory_limit(root: Path = Path("/")) -> int | None:
-    """Bytes that this process may use by the limits of its group and of the groups above; None: no limit found.
-
-    Args:
-        root: of the file system.
-    """
+    """Bytes that this process may use by the limits of its group and of the groups above; None: no limit found."""
     try:
         lines = (root / "proc" / "self" / "cgroup").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -274,10 +274,8 @@ def check_same_run(directory: Path, settings: VerlSettings, total_steps: int, re
     """Compare with what is written beside the checkpoints, and write it for the next time.
 
     ``directory`` is ``trainer.default_local_dir``; the stages of a method share ``total_steps``.  If ``resumed_step``
-    is 0, the file is replaced, unless there are checkpoints, which the next start would take for this run's.
-
-    Raises:
-        ConfigError: the checkpoints are those of another method, or of other choices.
+    is 0, the file is replaced, unless there are checkpoints, which the next start would take for this run's.  Raises
+    ConfigError for checkpoints of another method, or of other choices.
     """
     ours: dict[str, Any] = settings.method.model_dump(mode="json")
     if len(settings.method.training_method.stages) > 1:

@@ -50,8 +50,7 @@ def find_verl_run(name: str) -> Path | None:
 def verl_configuration(file: Path, overrides: Sequence[str]) -> dict[str, Any]:
     """Compose a run with Hydra's overrides into plain containers, interpolations resolved.
 
-    Raises:
-        ConfigError: it cannot be composed; UsageError if there are overrides.
+    Raises ConfigError if it cannot be composed; UsageError if there are overrides.
     """
     verl = _verls_directory()
     try:

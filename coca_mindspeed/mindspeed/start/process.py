@@ -27,11 +27,7 @@ def process_settings() -> ProcessSettings:
 
 
 def check_cpu_shim(settings: ProcessSettings) -> None:
-    """Check before Ray starts that ``platform: host`` can run.
-
-    Raises:
-        CocaError: the CPU shim, or the CPU build of vLLM that it needs, is missing.
-    """
+    """Check before Ray starts that ``platform: host`` finds the CPU shim, and its vLLM if it needs one."""
     if settings.coca.platform == "host":
         shim = _cpu_shim()
         if settings.coca.rollout_engine == "vllm":
