@@ -42,14 +42,16 @@ def _finite(values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _template_variables(values: dict[str, Any]) -> dict[str, Any]:
+def template_variables(values: dict[str, Any]) -> dict[str, Any]:
+    """Check variables of a chat template: names that a template can use, finite numbers."""
     for name in values:
         if not name.isidentifier() or name in _RESERVED_VARIABLES:
             raise ValueError(f"{name}: expected the name of a variable of the chat template")
     return _finite(values)
 
 
-def _day(value: str | None) -> str | None:
+def template_day(value: str | None) -> str | None:
+    """Check a date for a chat template."""
     try:
         if value is not None and datetime.date.fromisoformat(value).isoformat() != value:
             raise ValueError
@@ -59,9 +61,8 @@ def _day(value: str | None) -> str | None:
 
 
 FreeForm = Annotated[dict[str, Any], AfterValidator(_finite)]
-#: Variables of a chat template: names that a template can use, finite numbers.
-TemplateVariables = Annotated[dict[str, Any], AfterValidator(_template_variables)]
-Day = Annotated[str | None, AfterValidator(_day)]
+TemplateVariables = Annotated[dict[str, Any], AfterValidator(template_variables)]
+Day = Annotated[str | None, AfterValidator(template_day)]
 
 
 class Section(BaseModel):

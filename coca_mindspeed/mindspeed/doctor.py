@@ -24,7 +24,7 @@ from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
 from coca_mindspeed.mindspeed.stages.verifiers import OWN_VERIFIER, try_verifier
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
 from coca_mindspeed.mindspeed.start.driver import HOMES
-from coca_mindspeed.mindspeed.start.prompt_template import try_template
+from coca_mindspeed.mindspeed.start.inputs import try_template
 from coca_mindspeed.mindspeed.start.releases import CONVERTER, STACKS, UNPINNED, SoftwareStack, is_version
 from coca_mindspeed.mindspeed.start.settings import coca_settings
 from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout
@@ -81,22 +81,20 @@ def _cann(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:
     new = driver is not None and _numbers(driver) >= _numbers(stack.driver)
     fix = "install Ascend-hdk-*-npu-driver, then the firmware"
     yield _item("driver", "NPU driver", driver, new, f"{stack.driver} or newer", fix)
-    cann, atb = machine.cann_version(), machine.environment.get("ATB_HOME_PATH")
-    for code, key, found, ok, wanted, install, scripts in (
-        (
-            "cann",
-            "CANN",
-            cann,
-            cann and is_version(cann, stack.cann),
-            stack.cann,
-            f"CANN {stack.cann} toolkit, kernels",
-            ("cann/set_env.sh", "ascend-toolkit/set_env.sh"),
-        ),
-        ("atb", "ATB (NNAL)", atb, atb, "ATB_HOME_PATH set", "Ascend-cann-nnal", ("nnal/atb/set_env.sh",)),
-    ):
-        script = machine.installed(*scripts) if found is None or code == "atb" else None
-        fix = f"install {install}; source its set_env.sh (the launch scripts do)"
-        yield _item(code, key, found, ok, wanted, fix if script is None else f"{_SCRIPTS} source {script}")
+    cann = machine.cann_version()
+    scripts = ("cann/set_env.sh", "ascend-toolkit/set_env.sh") if cann is None else ()
+    fix = _sourced(machine, f"CANN {stack.cann} toolkit, kernels", *scripts)
+    yield _item("cann", "CANN", cann, cann and is_version(cann, stack.cann), stack.cann, fix)
+    atb = machine.environment.get("ATB_HOME_PATH")
+    fix = _sourced(machine, "Ascend-cann-nnal", "nnal/atb/set_env.sh")
+    yield _item("atb", "ATB (NNAL)", atb, atb, "ATB_HOME_PATH set", fix)
+
+
+def _sourced(machine: Machine, package: str, *scripts: str) -> str:
+    """How to install a package of Ascend, or that the launch scripts source its script, if one is there."""
+    if (script := machine.installed(*scripts)) is not None:
+        return f"{_SCRIPTS} source {script}"
+    return f"install {package}; source its set_env.sh (the launch scripts do)"
 
 
 def _packages(machine: Machine, stack: SoftwareStack) -> Iterator[Finding]:

@@ -12,9 +12,8 @@ from coca_mindspeed.data.prompts import bounded_prompt_tokens
 from coca_mindspeed.data.records import Record
 from coca_mindspeed.errors import DataError
 from coca_mindspeed.mindspeed.stages import columns
+from coca_mindspeed.mindspeed.start.inputs import prepare_template, read_run_records
 from coca_mindspeed.mindspeed.start.process import process_settings
-from coca_mindspeed.mindspeed.start.prompt_template import prepare_template
-from coca_mindspeed.mindspeed.start.record_files import read_run_records
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 
 

@@ -18,8 +18,8 @@ from coca_mindspeed.grading.math.restated import EvaluatedOnly
 from coca_mindspeed.mindspeed.stages import columns
 from coca_mindspeed.mindspeed.stages.dock import Rows, batches, check_groups, put, report
 from coca_mindspeed.mindspeed.stages.verifiers import build_verifier
+from coca_mindspeed.mindspeed.start.inputs import read_run_records
 from coca_mindspeed.mindspeed.start.process import process_settings
-from coca_mindspeed.mindspeed.start.record_files import read_run_records
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 from coca_mindspeed.scoring.responses import ResponseScorer, ScoredResponses, response_scorer
 from coca_mindspeed.utils.tokenization import token_text

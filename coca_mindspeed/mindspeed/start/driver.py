@@ -22,9 +22,8 @@ from coca_mindspeed.config.checks import Problem, refuse
 from coca_mindspeed.errors import CocaError, ConfigError, MissingDependencyError, TrainingError
 from coca_mindspeed.mindspeed.hook_checks import check_mindspeed_keys, needs_reference
 from coca_mindspeed.mindspeed.stages.verifiers import try_verifier
+from coca_mindspeed.mindspeed.start.inputs import record_files, try_template, with_digests
 from coca_mindspeed.mindspeed.start.process import check_cpu_shim, setup_driver
-from coca_mindspeed.mindspeed.start.prompt_template import try_template
-from coca_mindspeed.mindspeed.start.record_files import record_files, with_digests
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys, read_upstream_keys
 from coca_mindspeed.mindspeed.weights.checkpoints import check_checkpoint, newest_iteration

@@ -13,7 +13,7 @@ import yaml
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError, UsageError
 from coca_mindspeed.mindspeed.hook_checks import needs_reference
-from coca_mindspeed.mindspeed.start.record_files import digests, record_files
+from coca_mindspeed.mindspeed.start.inputs import digests, record_files
 from coca_mindspeed.mindspeed.start.settings import VALIDATION
 from coca_mindspeed.mindspeed.weights.checkpoints import newest_iteration
 from coca_mindspeed.utils.files import write_atomically
