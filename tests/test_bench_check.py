@@ -118,10 +118,7 @@ def test_the_committed_baselines_are_of_the_figures_that_are_measured():
 def test_the_update_at_real_size_can_be_measured_in_each_way():
     """At a size that is none: nothing else calls it, and what it hands to the update is made by hand."""
     sizes = (2, 24, 500, 4300)
-    found = {
-        "by chunks": update_at_real_size.measure(*sizes),
-        "adapters": update_at_real_size.measure(*sizes, lora=2),
-    }
+    found = {"by chunks": update_at_real_size.measure(*sizes), "adapters": update_at_real_size.measure(*sizes, lora=2)}
     assert found["adapters"]["objective/grad_norm"] < found["by chunks"]["objective/grad_norm"]
     for figures in found.values():
         assert figures["seconds"] > 0

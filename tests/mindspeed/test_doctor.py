@@ -24,10 +24,7 @@ from coca_mindspeed.upstream.manifest import ManifestError
 class FakeMachine(Machine):
     """A machine with the packages of release 2.3.0."""
 
-    packages: ClassVar[dict[str, str]] = {
-        **STACKS["2.3.0"].packages,
-        **dict.fromkeys((*UNPINNED, *CONVERTER), "1.0"),
-    }
+    packages: ClassVar[dict[str, str]] = {**STACKS["2.3.0"].packages, **dict.fromkeys((*UNPINNED, *CONVERTER), "1.0")}
 
     def package_version(self, name: str) -> str | None:
         return self.packages.get(name)

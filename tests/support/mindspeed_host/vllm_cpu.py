@@ -105,10 +105,7 @@ def _name_shared_memory(_module: Any) -> None:
 
 #: Preparation for definitions of kind ``use``: the module after whose import it runs, and the function.
 _PREPARED: dict[str, tuple[str, Callable[[Any], None]]] = {
-    "vllm.transformers_utils.configs.ovis:AIMv2Config": (
-        "transformers.models.auto.configuration_auto",
-        _remove_aimv2,
-    ),
+    "vllm.transformers_utils.configs.ovis:AIMv2Config": ("transformers.models.auto.configuration_auto", _remove_aimv2),
     "vllm.distributed.device_communicators.cpu_communicator:_CPUSHMDistributed": (
         "vllm.distributed.device_communicators.cpu_communicator",
         _name_shared_memory,
