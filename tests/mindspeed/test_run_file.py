@@ -1,5 +1,6 @@
 """From a run to what the driver reads, stage by stage; resuming; and the converter's command line."""
 
+import dataclasses
 import re
 import stat
 from pathlib import Path
@@ -138,6 +139,11 @@ def test_iterations_must_be_known(tmp_path):
         values_of(tmp_path, "data.rows=null")
 
 
+def with_interval(run, interval):
+    coca = {**run.mindspeed_rl["coca"], "eval_interval": interval}
+    return run.model_copy(update={"mindspeed_rl": {**run.mindspeed_rl, "coca": coca}})
+
+
 def test_stages_still_to_do(tmp_path):
     run = compose_run(RUN, ["method=sequential", "data.epochs=null", "trainer.steps=100"]).run
     plan = make_plan(run)
@@ -149,8 +155,15 @@ def test_stages_still_to_do(tmp_path):
     with pytest.raises(ConfigError, match="--output"):
         stages_to_do(run, plan, tmp_path, resume=False)
     checkpoint(tmp_path / "stage0/checkpoints", 4, iteration="100")
-    assert stages_to_do(run, plan, tmp_path, resume=True) == [(0, True), (1, False)], "its validation is missing"
-    (tmp_path / "stage0/validation.jsonl").write_text('{"step": 100}\n')
+    for validated in (None, '{"step": 50}\n{"step": 100, "ev'):  # of the last weights it is missing
+        if validated is not None:
+            write(tmp_path / "stage0/validation.jsonl", validated)
+        assert stages_to_do(run, plan, tmp_path, resume=True) == [(0, True), (1, False)]
+    without = with_interval(run, 0)
+    assert stages_to_do(without, plan, tmp_path, resume=True) == [(1, False)]
+    shorter = dataclasses.replace(plan, iterations=60)
+    assert stages_to_do(run, shorter, tmp_path, resume=True) == [(1, False)], "there is nothing to validate it by"
+    write(tmp_path / "stage0/validation.jsonl", '{"step": 100}\n')
     assert stages_to_do(run, plan, tmp_path, resume=True) == [(1, False)]
     checkpoint(tmp_path / "stage1/checkpoints", 4, iteration="100")
     (tmp_path / "stage1/validation.jsonl").write_text('{"step": 100}\n')
