@@ -9,7 +9,6 @@ from omegaconf import OmegaConf
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.start import driver
-from coca_mindspeed.mindspeed.start.settings import coca_settings
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys
 from tests.tables import read_table
 
@@ -55,13 +54,7 @@ def test_log_probabilities_of_another_distribution_are_not_compared(temperature,
     for coca, expected in (({}, measured), (HOST, True), ({**HOST, "rollout": "vllm"}, measured)):
         settings, _ = driver.split_config(mindspeed_config(generate_config=sampling, coca=coca))
         assert settings.rollout_log_probs == expected
-
-
-def test_rollout_engines():
-    assert coca_settings({}).rollout_engine == "vllm"
-    assert coca_settings(HOST).rollout_engine == "transformers"
-    assert coca_settings({**HOST, "rollout": "vllm"}).rollout_engine == "vllm"
-    assert coca_settings({"method": {"name": "sequential"}, "stage": 1}).stage == 1
+        assert settings.rollout_engine == ("transformers" if coca == HOST else "vllm")
 
 
 def test_ignored_keys():

@@ -1,7 +1,6 @@
 """Rows carry the index of their record, so every process that looks one up has to read the file that was meant."""
 
 import pytest
-import yaml
 
 from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.data.records import Record, write_records
@@ -73,11 +72,5 @@ def test_a_run_is_not_resumed_on_other_questions_of_the_same_name(tmp_path):
     write_sums(train, *map(str, range(1, 301)))
     with pytest.raises(ConfigError, match=r"train\.jsonl"):
         values(resume=True)
-    # A run file of a version that did not write them down, and a machine without the file.
-    before = yaml.safe_load(written.read_text())
-    del before["coca"]["data_sha256"]
-    written.write_text(yaml.safe_dump(before))
-    assert values(resume=True)["actor_config"]["load"] == str(files.checkpoints)
-    write_run_file(written, begun, "a run")
-    train.unlink()
+    train.unlink()  # a machine without the file
     assert values(resume=True)["coca"]["data_sha256"] == {str(held_out): file_sha256(held_out)}
