@@ -17,7 +17,16 @@ from coca_mindspeed.data.prompts import prompt_messages
 from coca_mindspeed.data.records import read_records
 from coca_mindspeed.errors import CocaError
 from coca_mindspeed.mindspeed.checks import layout_problems
-from coca_mindspeed.mindspeed.machine import Machine, git_commit, megatron_version
+from coca_mindspeed.mindspeed.machine import (
+    CONVERTER,
+    STACKS,
+    UNPINNED,
+    Machine,
+    SoftwareStack,
+    git_commit,
+    is_version,
+    megatron_version,
+)
 from coca_mindspeed.mindspeed.memory_estimate import checkpoint_bytes, host_gib
 from coca_mindspeed.mindspeed.plan import ClusterPlan, make_plan
 from coca_mindspeed.mindspeed.resolved_config import KEYS, ResolvedConfig
@@ -25,7 +34,6 @@ from coca_mindspeed.mindspeed.stages.verifiers import OWN_VERIFIER, try_verifier
 from coca_mindspeed.mindspeed.start.cluster import wanted_cpus
 from coca_mindspeed.mindspeed.start.driver import HOMES
 from coca_mindspeed.mindspeed.start.inputs import try_template
-from coca_mindspeed.mindspeed.start.releases import CONVERTER, STACKS, UNPINNED, SoftwareStack, is_version
 from coca_mindspeed.mindspeed.start.settings import coca_settings
 from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout
 from coca_mindspeed.upstream.manifest import ManifestError, matching_manifest

@@ -16,8 +16,15 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.config.schema import RunConfig
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed import doctor
-from coca_mindspeed.mindspeed.machine import Machine, git_commit, megatron_version
-from coca_mindspeed.mindspeed.start.releases import CONVERTER, STACKS, UNPINNED, is_version
+from coca_mindspeed.mindspeed.machine import (
+    CONVERTER,
+    STACKS,
+    UNPINNED,
+    Machine,
+    git_commit,
+    is_version,
+    megatron_version,
+)
 from coca_mindspeed.mindspeed.upstream_keys import shipped_keys
 from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout, newest_iteration
 from coca_mindspeed.upstream.manifest import ManifestError

@@ -198,26 +198,26 @@ def test_a_skeleton_has_the_fingerprints_found(root):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "key"),
     [
-        ({"kind": "patch"}, "kind should be one of"),
-        ({"process": "all"}, "process should be one of"),
-        ({"platform": "cpu"}, "platform should be one of"),
-        ({"rollout": "verl"}, "rollout should be one of vllm, transformers, found 'verl'"),
-        ({"replacement": None}, "needs a replacement|needs replacement"),
-        ({"key": "x"}, "'key' belongs to"),
-        ({"colour": "red"}, "unknown key 'colour'"),
-        ({"sha256": None}, "'sha256' is missing"),
+        ({"kind": "patch"}, "kind='patch'"),
+        ({"process": "all"}, "process='all'"),
+        ({"platform": "cpu"}, "platform='cpu'"),
+        ({"rollout": "verl"}, "rollout='verl'"),
+        ({"replacement": None}, "replacement=null"),
+        ({"key": "x"}, "key='x'"),
+        ({"colour": "red"}, "colour='red'"),
+        ({"sha256": None}, "sha256=null"),
     ],
 )
-def test_a_manifest_that_is_wrong_names_file_and_key(tmp_path, change, message):
+def test_a_manifest_that_is_wrong_names_file_and_key(tmp_path, change, key):
     entry = {"target": "a:b", "kind": "wrap", "replacement": "c:d", "process": "both", "reason": "r", "sha256": "0"}
     entry = {k: v for k, v in {**entry, **change}.items() if v is not None}
     path = tmp_path / "m.yaml"
     path.write_text(yaml.safe_dump({"release": "1", "commit": "c", "hooks": [entry]}))
-    with pytest.raises(ManifestError, match=message) as caught:
+    with pytest.raises(ManifestError) as caught:
         load_manifest(path)
-    assert str(path) in str(caught.value)
+    assert f"{path}: hooks[0]: {key}: " in str(caught.value)
 
 
 def test_the_shipped_manifests_are_whole():

@@ -12,7 +12,7 @@ from coca_mindspeed.errors import ConfigError, GradingError
 from coca_mindspeed.grading.label_check import check_records
 from coca_mindspeed.grading.registry import build_grader
 from coca_mindspeed.grading.verdict import Grader, Outcome, Verdict
-from coca_mindspeed.utils.cpus import usable_cpus
+from coca_mindspeed.utils.limits import usable_cpus
 
 #: This project's grader, which ``coca.grader`` names.
 OWN_VERIFIER = "coca"

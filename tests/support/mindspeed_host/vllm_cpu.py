@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from coca_mindspeed.errors import MissingDependencyError
-from coca_mindspeed.mindspeed.start.releases import STACKS
+from coca_mindspeed.mindspeed.machine import STACKS
 from coca_mindspeed.upstream.after_import import after_import
 from coca_mindspeed.upstream.manifest import Hook, Manifest, load_manifests, matching_manifest
 
