@@ -30,15 +30,7 @@ _installed = False
 
 
 def known_vllm(release: str) -> Manifest:
-    """The manifest of the installed vLLM, found without importing it.
-
-    Args:
-        release: of MindSpeed-RL.
-
-    Raises:
-        MissingDependencyError: vLLM is missing, or its version has no manifest.
-        ManifestError: a definition differs from the vLLM that is known.
-    """
+    """The manifest of the installed vLLM, found without importing it; ``release`` is MindSpeed-RL's."""
     pin = STACKS[release].packages["vllm"]
     manifests = [manifest for manifest in load_manifests(package="vllm") if manifest.release == pin]
     if not manifests:
