@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from coca_mindspeed.config.checks import Problem
+from coca_mindspeed.config.checks import Problem, value_of
 from coca_mindspeed.errors import ConfigError, nearest
 from coca_mindspeed.mindspeed.stages.verifiers import OWN_VERIFIER
 
@@ -70,9 +70,7 @@ class UpstreamKeys:
     def _content(self, values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], Mapping[str, str]]]:
         models = set()
         for section, known in self.sections.items():
-            content: Any = values
-            for part in section.split("."):
-                content = content.get(part) if isinstance(content, Mapping) else None
+            content = value_of(values, section)
             if isinstance(content, Mapping):
                 yield section, content, known
                 if _CLASSES.get(section, ("",))[0] == "megatron_config" and "model" in content:

@@ -43,7 +43,8 @@ class Hook:
         replacement: ``package.module:Name`` of ours; put in place for ``replace`` and ``register``, called with the
             original for ``wrap`` and ``subclass``.
         key: the registry's key, for ``register``.
-        platform: only on this platform; None for both; ``rollout``: only with this rollout engine.
+        platform: only on this platform; None: on both.
+        rollout: only with this rollout engine; None: with both.
     """
 
     target: str

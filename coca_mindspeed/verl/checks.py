@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from coca_mindspeed.config.checks import Condition, Problem, as_check, find_problems, refuse, show_value
+from coca_mindspeed.config.checks import Condition, Problem, as_check, find_problems, refuse, show_value, value_of
 from coca_mindspeed.utils.files import write_json
 from coca_mindspeed.verl.settings import NAME, VerlSettings
 
@@ -22,16 +22,6 @@ ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MEGATRON = f"{ACTOR}.megatron"
 TOKENS = f"{ACTOR}.ppo_max_token_len_per_gpu"
 MINI_BATCH = f"{ACTOR}.ppo_mini_batch_size"
-
-
-def value_of(config: Mapping[str, Any], key: str, default: Any) -> Any:
-    """The value of a dotted key, or ``default`` if it or a section above it is absent."""
-    value: Any = config
-    for part in key.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return default
-        value = value[part]
-    return value
 
 
 class Requirement(NamedTuple):
@@ -208,12 +198,7 @@ _COUNTS = {
     "trainer.total_epochs": 30,
     "trainer.total_training_steps": None,
 }
-_DEFAULTS = {
-    **_COUNTS,
-    f"{ACTOR}.strategy": "fsdp",
-    f"{ACTOR}.ppo_epochs": 1,
-    f"{ROLLOUT}.gpu_memory_utilization": 0.5,
-}
+_DEFAULTS = {**_COUNTS, f"{ACTOR}.strategy": "fsdp", f"{ACTOR}.ppo_epochs": 1, f"{ROLLOUT}.gpu_memory_utilization": 0.5}
 
 
 def _counts(run: VerlRun) -> Iterator[Problem]:
