@@ -20,7 +20,7 @@ from coca_mindspeed.cli import main
 from coca_mindspeed.config.compose import ready_made_runs
 from coca_mindspeed.mindspeed.start.driver import HOMES
 from tests.launch.scripts_for_tests import ROOT, call, commands, ended, shell, until
-from tests.mindspeed.test_doctor import checkpoint, write
+from tests.mindspeed.builders import checkpoint, write
 
 OTHERS = ("lib", "convert_weights", "run", "verl")
 SCRIPTS = sorted(path for path in (ROOT / "launch").glob("*.sh") if path.stem not in OTHERS)

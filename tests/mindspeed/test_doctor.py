@@ -28,6 +28,7 @@ from coca_mindspeed.mindspeed.machine import (
 from coca_mindspeed.mindspeed.upstream_keys import shipped_keys
 from coca_mindspeed.mindspeed.weights.checkpoints import checkpoint_layout, newest_iteration
 from coca_mindspeed.upstream.manifest import ManifestError
+from tests.mindspeed.builders import checkpoint, write
 
 compose = functools.cache(lambda name, *overrides: compose_run(name, overrides).run)
 OVERRIDES = ("model.path=model", "model.megatron_path=weights", "data.train=train.jsonl", "data.evaluate=train.jsonl")
@@ -54,23 +55,6 @@ class FakeMachine(Machine):
 
     def open_files(self) -> tuple[int, int]:
         return 65536, 65536
-
-
-def write(path: Path | str, text: str = "") -> Path:
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
-    return path
-
-
-def checkpoint(directory: Path, tp: int, pp: int = 1, iteration: str = "release") -> Path:
-    folder = "release" if iteration == "release" else f"iter_{int(iteration):07d}"
-    write(directory / "latest_checkpointed_iteration.txt", iteration)
-    for t in range(tp):
-        for p in range(pp):
-            name = f"mp_rank_{t:02d}" if pp == 1 else f"mp_rank_{t:02d}_{p:03d}"
-            write(directory / folder / name / "model_optim_rng.pt")
-    return directory
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -26,8 +25,8 @@ from coca_mindspeed.mindspeed.stages.dataset import RecordPrompts, load_prompts,
 from coca_mindspeed.mindspeed.stages.verifiers import MindSpeedVerifier, build_verifier, check_names
 from coca_mindspeed.mindspeed.start import driver, process
 from coca_mindspeed.mindspeed.start.settings import VARIABLE, CocaSettings, ProcessSettings, coca_settings
-from tests.mindspeed.test_doctor import checkpoint, write
-from tests.mindspeed.test_hook_checks import mindspeed_config as _config
+from tests.mindspeed.builders import checkpoint, write
+from tests.mindspeed.builders import mindspeed_config as _config
 from tests.tokenizers_for_tests import QWEN_TEMPLATE, qwen_like
 
 
@@ -47,45 +46,37 @@ def test_platform_host_needs_the_repository(monkeypatch):
     process.check_cpu_shim(_process())
 
 
-def test_checkouts_are_looked_for_in_the_environment(tmp_path):
-    for variable, package in driver.HOMES.items():
-        (tmp_path / variable / package).mkdir(parents=True)
-    environment = {variable: str(tmp_path / variable) for variable in driver.HOMES}
-    assert driver.homes(environment)["MEGATRON_HOME"] == tmp_path / "MEGATRON_HOME"
+def test_checkouts_are_looked_for_in_the_environment(tmp_path, homes):
+    environment = {variable: str(path) for variable, path in homes.items()}
+    assert driver.homes(environment) == homes
     with pytest.raises(MissingDependencyError, match=r"^MINDSPEED_HOME: .*\n    git clone .*\n.*ascend.md.*$"):
         driver.homes({**environment, "MINDSPEED_HOME": ""})
     with pytest.raises(MissingDependencyError, match=r"^MEGATRON_HOME=/.* megatron/"):
         driver.homes({**environment, "MEGATRON_HOME": str(tmp_path)})
 
 
-def test_copies_of_the_others_in_mindspeed_rls_folder_do_not_win(tmp_path, monkeypatch):
+def test_copies_of_the_others_in_mindspeed_rls_folder_do_not_win(homes, monkeypatch):
     for variable, package in driver.HOMES.items():
-        (tmp_path / variable / package).mkdir(parents=True)
-        (tmp_path / variable / package / "__init__.py").write_text(f"home = {variable!r}\n")
-    for package in ("megatron", "mindspeed", "mindspeed_llm"):  # as MindSpeed-RL's guide has it
-        (tmp_path / "MINDSPEED_RL_HOME" / package).mkdir()
-        (tmp_path / "MINDSPEED_RL_HOME" / package / "__init__.py").write_text("home = 'a copy'\n")
-    checkouts = driver.homes({variable: str(tmp_path / variable) for variable in driver.HOMES})
+        for checkout in {homes[variable], homes["MINDSPEED_RL_HOME"]}:  # as MindSpeed-RL's guide has it
+            write(checkout / package / "__init__.py")
     monkeypatch.setattr(driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0"))
-    settings = driver.for_processes(CocaSettings(), _config(), checkouts)
+    settings = driver.for_processes(CocaSettings(), _config(), homes)
     monkeypatch.setenv(VARIABLE, settings.model_dump_json())
     monkeypatch.setattr(process, "process_settings", lambda: settings)
     monkeypatch.setattr(process, "apply", lambda *_arguments, **_options: None)
     # Ray has put the folder in front, say because it was started there.
-    monkeypatch.setattr(sys, "path", [str(tmp_path / "MINDSPEED_RL_HOME"), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(homes["MINDSPEED_RL_HOME"]), *sys.path])
     process.setup_worker()
     for variable, package in driver.HOMES.items():
         spec = importlib.machinery.PathFinder.find_spec(package)
         assert spec is not None
-        assert Path(str(spec.origin)).is_relative_to(tmp_path / variable), package
+        assert Path(str(spec.origin)).is_relative_to(homes[variable]), package
 
 
 def test_a_configuration_may_use_mindspeeds_own_groups(tmp_path):
-    groups = tmp_path / "rl" / "configs" / "model"
-    groups.mkdir(parents=True)
-    (groups / "tiny.yaml").write_text(yaml.safe_dump({"tiny": {"num_layers": 2}}))
-    path = tmp_path / "run.yaml"
-    path.write_text("defaults:\n  - model:\n      - tiny\n  - _self_\nrl_config: {epochs: 1}\n")
+    write(tmp_path / "rl/configs/model/tiny.yaml", "tiny: {num_layers: 2}\n")
+    defaults = "defaults:\n  - model:\n      - tiny\n  - _self_\n"
+    path = write(tmp_path / "run.yaml", f"{defaults}rl_config: {{epochs: 1}}\n")
     config = driver.compose_config(path, ["rl_config.epochs=2"], tmp_path / "rl")
     assert (config.model.tiny.num_layers, config.rl_config.epochs) == (2, 2)
     with pytest.raises(ConfigError, match=r"run.yaml: cannot be composed"):
@@ -164,18 +155,13 @@ def test_every_ray_process_gets_the_settings(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def driven(tmp_path, monkeypatch, capsys) -> Callable[[Mapping[str, Any], str], tuple[str, bool]]:
-    """Run the driver on one record with a grader, and whether it came to the start of Ray."""
-    for variable, package in driver.HOMES.items():
-        (tmp_path / variable / package).mkdir(parents=True)
-        monkeypatch.setenv(variable, str(tmp_path / variable))
+def driven(tmp_path, homes, monkeypatch, capsys):
+    """Run the driver on one record with a grader: its message, and whether it came to the start of Ray."""
     monkeypatch.setattr(driver, "matching_manifest", lambda _root: SimpleNamespace(release="2.3.0"))
     known = SimpleNamespace(problems=lambda _config: [])
     monkeypatch.setattr(driver, "read_upstream_keys", lambda _root: known)
     monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
-    envs = tmp_path / "MINDSPEED_RL_HOME/configs/envs"
-    envs.mkdir(parents=True)
-    (envs / "runtime_env.yaml").write_text("env_vars: {}\n")
+    write(homes["MINDSPEED_RL_HOME"] / "configs/envs/runtime_env.yaml", "env_vars: {}\n")
 
     def start_ray(*_arguments: Any):
         raise GradingError("Ray was started")

@@ -1,31 +1,17 @@
 """Conditions of the hooks on a MindSpeed-RL configuration, by code and key."""
 
 import json
-from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from coca_mindspeed.config.compose import compose_run, ready_made_runs
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.start import driver
 from coca_mindspeed.mindspeed.upstream_keys import ignored_keys
+from tests.mindspeed.builders import mindspeed_config
 from tests.tables import read_table
 
 HOST = {"platform": "host"}
-
-
-def mindspeed_config(**changes):
-    config: dict[str, Any] = {
-        "megatron_training": {"stage": "ray_grpo", "unknown_to_us": 7},
-        "actor_config": {"save": "/somewhere"},
-        "rl_config": {"verifier_function": ["coca"], "n_samples_per_prompt": 4, "init_kl_coef": 0.0},
-        "generate_config": {},
-        "coca": {},
-    }
-    for section, values in changes.items():
-        config[section] = {**config.get(section, {}), **values}
-    return OmegaConf.create(config)
 
 
 def problems(**changes):

@@ -11,7 +11,7 @@ from coca_mindspeed.mindspeed.start.inputs import read_run_records, record_files
 from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, write_run_file
 from coca_mindspeed.mindspeed.start.settings import CocaSettings
 from coca_mindspeed.utils.files import file_sha256
-from tests.mindspeed.test_doctor import checkpoint
+from tests.mindspeed.builders import checkpoint
 
 
 def write_sums(path, *answers):

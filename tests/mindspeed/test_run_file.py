@@ -14,10 +14,10 @@ from coca_mindspeed.config.compose import compose_run
 from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.resolved_config import resolve_config
-from coca_mindspeed.mindspeed.start.driver import HOMES, compose_config, split_config
+from coca_mindspeed.mindspeed.start.driver import compose_config, split_config
 from coca_mindspeed.mindspeed.start.run_file import RUN_FILE, StageFiles, mindspeed_values, stages_to_do, write_run_file
 from coca_mindspeed.mindspeed.weights import conversion
-from tests.mindspeed.test_doctor import checkpoint, write
+from tests.mindspeed.builders import checkpoint, write
 
 RUN = "qwen25_7b_910b"
 GPU = "mindspeed_rl.generate_config.gpu_memory_utilization"
@@ -292,13 +292,6 @@ def untouched(model):
 
 def main_of_conversion(phase, output, *overrides):
     return conversion.main([phase, "mcore2hf", RUN, *overrides, "--output", str(output)])
-
-
-@pytest.fixture
-def homes(tmp_path, monkeypatch):
-    for variable, package in HOMES.items():
-        (tmp_path / variable / package).mkdir(parents=True)
-        monkeypatch.setenv(variable, str(tmp_path / variable))
 
 
 @pytest.fixture

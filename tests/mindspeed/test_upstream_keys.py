@@ -11,7 +11,7 @@ from coca_mindspeed.errors import ConfigError
 from coca_mindspeed.mindspeed import upstream_keys
 from coca_mindspeed.mindspeed.plan import make_plan
 from coca_mindspeed.mindspeed.upstream_keys import known_keys, read_upstream_keys, shipped_keys, shipped_text
-from tests.mindspeed.test_doctor import write
+from tests.mindspeed.builders import write
 from tests.mindspeed.test_patch_export import CHECKOUTS
 
 _FORM = """raise SystemExit("is never imported")
