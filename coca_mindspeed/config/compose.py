@@ -169,8 +169,10 @@ def _add_defaults(composed: DictConfig) -> None:
             if section not in composed:
                 composed[section] = defaults
             elif isinstance(defaults, dict) and OmegaConf.is_dict(composed[section]):
-                for key in defaults.keys() - composed[section].keys():
-                    composed[section][key] = defaults[key]
+                present = composed[section].keys()  # `in` would be false for a key whose value is still missing
+                for key in defaults:
+                    if key not in present:
+                        composed[section][key] = defaults[key]
 
 
 def _expand_home(composed: DictConfig) -> None:

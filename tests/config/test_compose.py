@@ -34,6 +34,12 @@ def test_the_resolved_yaml_composes_to_itself(tmp_path):
     assert compose_run(str(tmp_path / "again.yaml")).run == composed.run
 
 
+def test_defaults_come_in_the_order_of_the_schema():
+    """The order of a set differs from process to process, and with it the bytes of the files that are written."""
+    run = compose_run("qwen25_7b_910b").run
+    assert list(run.mindspeed_rl["coca"]["method"]) == list(run.method.model_dump())
+
+
 def test_a_file_of_ones_own_may_build_on_ours(tmp_path):
     mine = tmp_path / "mine.yaml"
     mine.write_text("defaults:\n  - demo\n  - override method: rlvr\n  - _self_\nrollout:\n  group_size: 4\n")
